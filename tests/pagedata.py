@@ -16,7 +16,7 @@ from mldebug.hardware.gpu.readings import (
     NodeWatch,
     NvLink,
 )
-from mldebug.hardware.health.model import Action, Health, State
+from mldebug.hardware.health.model import SuggestedAction, ComponentHealth, HealthState
 from mldebug.hardware.host_memory.parse import Level, RankMemory
 from mldebug.hardware.host_memory.state import NodeMemory, judged
 from mldebug.hardware.kernel_log.attribution import RankEvent
@@ -175,9 +175,9 @@ def gpu(index: int, **changes: object) -> GpuReading:
     return replace(made, **changes)
 
 
-def _health(index: int | None, component: str, state: State = State.HEALTHY, action: Action = Action.NONE, reason: str = "") -> Health:  # fmt: skip
+def _health(index: int | None, component: str, state: HealthState = HealthState.HEALTHY, action: SuggestedAction = SuggestedAction.NONE, reason: str = "") -> ComponentHealth:  # fmt: skip
     uuid = "" if index is None else f"GPU-{index}"
-    return Health(component=component, state=state, action=action, reason=reason, uuid=uuid, gpu=index)  # fmt: skip
+    return ComponentHealth(component=component, state=state, action=action, reason=reason, uuid=uuid, gpu=index)  # fmt: skip
 
 
 def _event(line: str, seconds: float, rank: int | None) -> RankEvent:
@@ -198,10 +198,10 @@ def gpus() -> Snapshot:
     found = (gpu(0), sick, gpu(2), gpu(3), hot, gpu(6), bare)
     health = (
         *(_health(one.index, "gpu_power") for one in found),
-        _health(1, "gpu_ecc", State.UNHEALTHY, Action.RESET, "2 uncorrected ECC errors since the driver was loaded"),
-        _health(4, "gpu_clocks", State.DEGRADED, Action.CHECK_COOLING, "clocks are cut 38 % of the time by hw_thermal_slowdown"),
-        _health(7, "gpu_temperature", State.UNKNOWN, reason="not readable: temperature"),
-        _health(None, "gpu_count", State.UNHEALTHY, Action.REBOOT, "GPU 5 (00000000:6B:00.0, GPU-5) is missing: GPU is lost"),
+        _health(1, "gpu_ecc", HealthState.UNHEALTHY, SuggestedAction.RESET, "2 uncorrected ECC errors since the driver was loaded"),
+        _health(4, "gpu_clocks", HealthState.DEGRADED, SuggestedAction.CHECK_COOLING, "clocks are cut 38 % of the time by hw_thermal_slowdown"),
+        _health(7, "gpu_temperature", HealthState.UNKNOWN, reason="not readable: temperature"),
+        _health(None, "gpu_count", HealthState.UNHEALTHY, SuggestedAction.REBOOT, "GPU 5 (00000000:6B:00.0, GPU-5) is missing: GPU is lost"),
     )  # fmt: skip
     states = tuple(RankDevice(rank=one, uuid=f"GPU-{one}", index=one, state="collective_wait") for one in range(8))  # fmt: skip
     run = replace(moving(JOB, 8), name="llama-7b", gpus={one: f"GPU-{one}" for one in range(8)}, gpu_states=states)  # fmt: skip

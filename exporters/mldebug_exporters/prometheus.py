@@ -9,7 +9,7 @@ import msgspec
 from mldebug.core.plugins import load, names
 from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.collect import collect
-from mldebug_exporters.exposition.families import Metrics
+from mldebug_exporters.exposition.families import MetricGroup
 from mldebug_exporters.exposition.text import write
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
@@ -86,7 +86,7 @@ class Prometheus:
             return ready[2]
 
 
-def groups() -> dict[str, Metrics]:
+def groups() -> dict[str, MetricGroup]:
     """Every file of `metrics/` by name."""
     modules = {name: load("metrics", name) for name in names("metrics")}
     return {name: module.create(module.Options()) for name, module in modules.items()}

@@ -3,13 +3,19 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from mldebug.alerts.model import Alarm, Severity
-from mldebug.hardware.health.model import ACTION_WORDS, BAD, Action, Health, State
+from mldebug.hardware.health.model import (
+    ACTION_WORDS,
+    BAD,
+    ComponentHealth,
+    HealthState,
+    SuggestedAction,
+)
 from mldebug.hardware.health.sentences import GpuName, name_of
 
 HEALTH = "health/"
 
 
-def health_alarms(told: Iterable[Health], names: Mapping[str, GpuName]) -> Iterator[Alarm]:
+def health_alarms(told: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> Iterator[Alarm]:
     """One for each component that is not well; `names`: uuid -> how the GPU is called."""
     for one in told:
         if one.state not in BAD:
@@ -18,21 +24,21 @@ def health_alarms(told: Iterable[Health], names: Mapping[str, GpuName]) -> Itera
         yield Alarm(
             key=health_key(one),
             kind=one.component,
-            severity=Severity.CRITICAL if one.state is State.UNHEALTHY else Severity.WARNING,
+            severity=Severity.CRITICAL if one.state is HealthState.UNHEALTHY else Severity.WARNING,
             sentence=f"{name_of(one, names)} is {one.state.value}: {one.reason}",
             labels={"component": one.component, **gpu},
-            next_steps=() if one.action is Action.NONE else (ACTION_WORDS[one.action],),
+            next_steps=() if one.action is SuggestedAction.NONE else (ACTION_WORDS[one.action],),
             culprits=(name_of(one, names),) if one.uuid else (),
             verdict=one.reason_code,
-            confidence="high" if one.state is State.UNHEALTHY else "medium",
+            confidence="high" if one.state is HealthState.UNHEALTHY else "medium",
         )
 
 
-def healthy_keys(told: Iterable[Health]) -> Iterator[str]:
+def healthy_keys(told: Iterable[ComponentHealth]) -> Iterator[str]:
     """Keys of alarms that are over: a component that cannot be read is not known to be well."""
-    return (health_key(one) for one in told if one.state is State.HEALTHY)
+    return (health_key(one) for one in told if one.state is HealthState.HEALTHY)
 
 
-def health_key(one: Health) -> str:
+def health_key(one: ComponentHealth) -> str:
     """The same whatever is wrong with the component."""
     return f"{HEALTH}{one.component}/{one.uuid}"

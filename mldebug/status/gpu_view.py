@@ -9,7 +9,7 @@ from mldebug.hardware.gpu.expected import GpuCount
 from mldebug.hardware.gpu.figures import plain_sentence
 from mldebug.hardware.gpu.readings import LOST, LostGpu, NodeGpus, NodeWatch
 from mldebug.hardware.health.faults import fault_of_missing, faults_of_events, gpus_by_address
-from mldebug.hardware.health.model import Health
+from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.lines.reader import bus_id
@@ -43,7 +43,7 @@ class Glance(Noun, frozen=True, kw_only=True):
     states: dict[str, tuple[RankDevice, ...]] = {}  # job id -> the GPUs of its ranks, in figures
     count: GpuCount | None = None
     events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
-    health: tuple[Health, ...] = ()
+    health: tuple[ComponentHealth, ...] = ()
     no_library: bool = False  # no GPU of a vendor that we know, or no driver
     gpu_gap: Gap | None = None  # why the GPUs could not be read
     kernel_gap: Gap | None = None  # why the kernel's log could not be read

@@ -6,7 +6,7 @@ from mldebug.alerts.view import Events
 from mldebug.core.model import Gap, Noun, RankDevice, Remark, Role, Said
 from mldebug.hardware.gpu.expected import GpuCount
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
-from mldebug.hardware.health.model import Health
+from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.host_memory.state import NodeMemory
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.counts import KernelCounts
@@ -117,7 +117,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     memory: NodeMemory | None = None  # None: not looked at yet, or the look failed
     saves: tuple[SaveState, ...] = ()  # of the places of the configuration
     save_troubles: dict[str, int] = {}  # by code: looks at saves that were not whole, and why
-    health: tuple[Health, ...] = ()  # by component and GPU; empty: not looked at yet
+    health: tuple[ComponentHealth, ...] = ()  # by component and GPU; empty: not looked at yet
     storage: StorageState | None = None  # None: not looked at yet
     schedulers: tuple[SchedulerState, ...] = ()  # of the configuration
     orphans: tuple[Orphan, ...] | None = None  # None: not looked at

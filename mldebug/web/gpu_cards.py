@@ -8,7 +8,13 @@ from mldebug.core.redact import clean
 from mldebug.core.units import format_duration
 from mldebug.hardware.gpu.readings import ErrorType, GpuReading, GpuWatch, ecc_count
 from mldebug.hardware.health.heat_rules import HOT_EVENTS
-from mldebug.hardware.health.model import ACTION_WORDS, BAD, Action, Health, State
+from mldebug.hardware.health.model import (
+    ACTION_WORDS,
+    BAD,
+    ComponentHealth,
+    HealthState,
+    SuggestedAction,
+)
 from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.status.gpu_lines import Said
 from mldebug.status.gpu_table import Row, busy_of, missing, power_of, rows
@@ -76,7 +82,7 @@ def _key(index: int, bus: str) -> tuple[str, str]:
     return str(index), bus_id(bus) or "-"
 
 
-def _board(row: Row, gpu: GpuReading | None, watch: GpuWatch | None, health: Sequence[Health], doing: str) -> Board:  # fmt: skip
+def _board(row: Row, gpu: GpuReading | None, watch: GpuWatch | None, health: Sequence[ComponentHealth], doing: str) -> Board:  # fmt: skip
     index, bus, *_, user, state = row
     return Board(
         index=index,
@@ -151,11 +157,11 @@ def _errors(gpu: GpuReading) -> Iterator[Said]:
         yield Said(f"rows replaced: {(rows_.corrected or 0) + (rows_.uncorrected or 0):,}")
 
 
-def _complaint(one: Health) -> str:
-    todo = f" → {ACTION_WORDS[one.action]}" if one.action is not Action.NONE else ""
+def _complaint(one: ComponentHealth) -> str:
+    todo = f" → {ACTION_WORDS[one.action]}" if one.action is not SuggestedAction.NONE else ""
     return clean(f"{one.reason}{todo}", 400)
 
 
-def _unread(health: Sequence[Health]) -> str:
-    found = [one.component.removeprefix("gpu_").replace("_", " ") for one in health if one.state is State.UNKNOWN]  # fmt: skip
+def _unread(health: Sequence[ComponentHealth]) -> str:
+    found = [one.component.removeprefix("gpu_").replace("_", " ") for one in health if one.state is HealthState.UNKNOWN]  # fmt: skip
     return f"not readable: {', '.join(found)}" if found else ""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.hardware.kernel_log.model import Kind
+from mldebug.hardware.kernel_log.model import KernelEventKind
 from mldebug.hardware.kernel_log.reference import TIERS, page
 from mldebug.hardware.kernel_log.xids import Tier, catalogue
 
@@ -23,7 +23,7 @@ def test_the_page_is_up_to_date(request: pytest.FixtureRequest) -> None:
 def test_everything_stands_on_it() -> None:
     told = page(catalogue())
 
-    assert not [kind for kind in Kind if kind is not Kind.XID and f"| `{kind.value}` |" not in told]
+    assert not [kind for kind in KernelEventKind if kind is not KernelEventKind.XID and f"| `{kind.value}` |" not in told]
     assert not [row for row in catalogue().xids if f"| {row.xid} | `{row.name}` |" not in told]
     assert set(TIERS) == set(Tier)
 

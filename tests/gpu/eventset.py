@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mldebug_agents.hardware.gpu.nvml.events import KINDS, Events
+from mldebug_agents.hardware.gpu.nvml.events import KINDS, NvmlEvents
 from mldebug_agents.hardware.gpu.nvml.library import Library
 
 
@@ -10,7 +10,7 @@ def registered(library: Library) -> list[dict[str, Any]]:
     """For each GPU the kinds that it supports, and whether the set took it."""
     library.start()
     devices = [library.device(index) for index in range(library.count())]
-    events = Events(library.nvml)
+    events = NvmlEvents(library.nvml)
     events.join(devices)
     waiting = events.drain()
     found = []

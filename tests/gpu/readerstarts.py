@@ -14,14 +14,14 @@ from mldebug.config.schema import load_config
 from mldebug.core.errors import MldebugError
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.hardware.gpu.child.errors import GpuCrashedError
-from mldebug_agents.hardware.gpu.reader import Gpus
+from mldebug_agents.hardware.gpu.reader import VendorReader
 
 READS = 4
 
 
 def start(bench: Workbench) -> str:
     """One fresh reader: how it ended."""
-    gpus = Gpus(bench.spawner, bench.host)
+    gpus = VendorReader(bench.spawner, bench.host)
     try:
         for _ in range(READS):
             gpus.full()

@@ -19,7 +19,7 @@ from typing import Any
 
 from fakenvml.library import FakeNvml
 from mldebug.hardware.kernel_log.counts import KernelCounts, KindCount
-from mldebug.hardware.kernel_log.model import Kind
+from mldebug.hardware.kernel_log.model import KernelEventKind
 from mldebug.probes.history import Run, Series
 from mldebug.status.snapshot import RunState
 from mldebug.storage.filesystems.state import Measure, PartState, StorageState
@@ -128,7 +128,7 @@ def made(used: float) -> str:
         Measure(metric="mldebug_filesystem_quota_used_ratio", labels=("/work", "/dev/sda", "user", "1000"), value=used),
     )  # fmt: skip
     part = PartState(name="made", at=time.time(), measures=measures)
-    kinds = (KindCount(kind=Kind.OOM_KILL, count=1, last_at=time.time()),)
+    kinds = (KindCount(kind=KernelEventKind.OOM_KILL, count=1, last_at=time.time()),)
     seen = snapshot(storage=StorageState(parts=(part,)), kernel=KernelCounts(kinds=kinds))
     text = Renderer().render(seen, "text/plain")[0].decode()
     return "".join(line + "\n" for line in text.splitlines() if set(re.findall(r"mldebug_\w+", line)) & MADE)  # fmt: skip

@@ -19,7 +19,7 @@ import pytest
 from hung import wait_until
 from mldebug.core.model import Gap
 from mldebug.hardware.kernel_log.bursts import Burst
-from mldebug.hardware.kernel_log.model import Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEventKind, Origin
 from mldebug_agents.hardware.kernel_log import KernelLogSource
 
 KMSG = Path("/dev/kmsg")
@@ -115,7 +115,7 @@ def test_a_lost_gpu_whose_line_has_several_lines(address: str) -> None:
     KMSG.write_text(f"<3>NVRM: The NVIDIA GPU {address}.0\nNVRM: fallen off the bus (mldebug-test)\n")  # fmt: skip
 
     wait_until(lambda: ours(source, address), 10)
-    assert ours(source, address)[0].root.kind is Kind.GPU_LOST
+    assert ours(source, address)[0].root.kind is KernelEventKind.GPU_LOST
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.hardware.health.model import Action, Health, State
+from mldebug.hardware.health.model import SuggestedAction, ComponentHealth, HealthState
 from mldebug_exporters.prometheus import Prometheus as Exposition
 from processes.harness import wait_for
 from processes.test_metrics import Prometheus
@@ -82,7 +82,7 @@ def test_samples_of_dcgm_exporter_join_ours(tmp_path: Path, host: str) -> None:
     """The very query in the relabel file, in a real Prometheus that scrapes both."""
     file = FOLDER / "dcgm-relabel.yaml"
     assert JOIN in file.read_text(encoding="utf-8")
-    sick = Health(component="gpu_xid", state=State.UNHEALTHY, reason_code="xid_79", action=Action.REBOOT, uuid=BOARDS[1], gpu=1)  # fmt: skip
+    sick = ComponentHealth(component="gpu_xid", state=HealthState.UNHEALTHY, reason_code="xid_79", action=SuggestedAction.REBOOT, uuid=BOARDS[1], gpu=1)  # fmt: skip
     ours, _ = Exposition().render(snapshot(health=(sick,), at=time.time()), "text/plain")
     with web(dcgm(host)) as (theirs, _), web(ours) as (agent, _):
         jobs = [{"job_name": "dcgm", "static_configs": [{"targets": [f"127.0.0.1:{theirs}"]}], **load(file)},

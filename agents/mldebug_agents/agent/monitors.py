@@ -15,7 +15,7 @@ from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.alerts.action_runner.runner import Acting
 from mldebug_agents.alerts.notifier import Notices
 from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
-from mldebug_agents.hardware.monitor import Hardware
+from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.jobs.queue.monitor import QueueBoard
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.probes.history.monitor import ProbeBoard
@@ -51,7 +51,7 @@ class Boards:
         ledger: Ledger,
         inbox: "queue.SimpleQueue[Result | None]",
     ) -> None:
-        self.hardware = Hardware.of(bench, ledger, inbox, bench.gpus)
+        self.hardware = HardwareMonitor.of(bench, ledger, inbox, bench.gpus)
         self.notices = Notices(config, bench.node, ledger, inbox)
         self.acting = Acting(config, bench, ledger, self.notices.book, inbox)
         self._storage = Storage.of(bench, ledger, inbox)

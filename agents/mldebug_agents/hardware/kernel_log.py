@@ -17,7 +17,12 @@ from mldebug.core.model import Gap
 from mldebug.diagnosis.exits.kernel_lines import kernel_death
 from mldebug.diagnosis.exits.model import KernelDeath
 from mldebug.hardware.kernel_log.bursts import Burst, Folding
-from mldebug.hardware.kernel_log.counts import Counts, GpuName, KernelCounts, Losses
+from mldebug.hardware.kernel_log.counts import (
+    GpuLabel,
+    KernelCounts,
+    KernelEventCounter,
+    LostRecords,
+)
 from mldebug.hardware.kernel_log.lines.nvidia import gpu_named
 from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.parse import parse_event
@@ -42,7 +47,7 @@ PF_KTHREAD = 0x00200000
 LOOK_AT_CLOCK = 64  # records between two looks at the time
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ReadLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one round may take."""
 
     records: int = 20_000
@@ -72,7 +77,7 @@ class KernelLogSource:
         path: str = PATH,
         *,
         look_back: float = 6 * 3600.0,
-        limits: Limits | None = None,
+        limits: ReadLimits | None = None,
         user_space: bool = False,
         unix: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -80,7 +85,7 @@ class KernelLogSource:
         """`user_space`: also obey what programs write into the log; any root program can forge that, so for drills only."""
         self._path = path
         self._look_back = look_back
-        self._limits = limits or Limits()
+        self._limits = limits or ReadLimits()
         self._user_space = user_space
         self._unix, self._monotonic = unix, monotonic
         self._fd = -1
@@ -90,8 +95,8 @@ class KernelLogSource:
         self._oldest = 0.0  # unix: what is older is passed over
         self._clock = KernelClock()
         self._folding = Folding()
-        self._counts = Counts()
-        self._losses = Losses()
+        self._counts = KernelEventCounter()
+        self._losses = LostRecords()
         self._deaths: deque[KernelDeath] = deque(maxlen=MAX_DEATHS)
         self._named: dict[str, str] = {}
 
@@ -229,9 +234,9 @@ class KernelLogSource:
         self._counts.add(event, self._folding.add(event))
 
 
-def gpu_names(news: KernelNews) -> dict[str, GpuName]:
+def gpu_names(news: KernelNews) -> dict[str, GpuLabel]:
     """What the driver's own lines call the GPUs, for `named` where NVML does not answer."""
-    return {device: GpuName(uuid) for device, uuid in news.named.items()}
+    return {device: GpuLabel(uuid) for device, uuid in news.named.items()}
 
 
 def sees_kernel_pids(host: Host) -> bool:

@@ -22,10 +22,10 @@ from mldebug.hardware.gpu.hands_off import gaps as gaps_of
 from mldebug.hardware.gpu.rank_gpus import rank_devices
 from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.hardware.health.faults import faults_of_events, gpus_by_address
-from mldebug.hardware.health.model import BAD, Health
+from mldebug.hardware.health.model import BAD, ComponentHealth
 from mldebug.hardware.health.node_rules import node_health
 from mldebug.hardware.kernel_log.attribution import RankEvent, gpu_owners, join, process_owners
-from mldebug.hardware.kernel_log.counts import GpuName, KernelCounts, named
+from mldebug.hardware.kernel_log.counts import GpuLabel, KernelCounts, named
 from mldebug.hardware.kernel_log.hands_off import hands_off
 from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEvent
@@ -34,10 +34,10 @@ from mldebug.status.gpu_lines import rank_sentences
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
-from mldebug_agents.hardware.gpu.controller import BY_ITSELF, GpuDesk
+from mldebug_agents.hardware.gpu.controller import BY_ITSELF, GpuController
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.levels import Levels
-from mldebug_agents.hardware.gpu.monitor import GpuBoard
+from mldebug_agents.hardware.gpu.monitor import GpuMonitor
 from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads, GpuSource, gpu_slots
 from mldebug_agents.hardware.kernel_log import (
     KernelLogSource,
@@ -61,7 +61,7 @@ TRIES = 12  # full reads after which a rank whose GPU is not known has none
 STORE_EVERY = 30.0
 
 
-class Hardware:
+class HardwareMonitor:
     """GPUs and kernel log of this node."""
 
     def __init__(
@@ -79,17 +79,19 @@ class Hardware:
         `gpus`: who holds the GPUs open, for requests to let go of them.
         """
         self._node = node
-        self.desk = GpuDesk(gpus)
+        self.desk = GpuController(gpus)
         self._now = now
-        self._gpus = GpuBoard(memory, node)
+        self._gpus = GpuMonitor(memory, node)
         self._levels = Levels(memory)
         self._memory = memory
         self.workers = workers
         self._first_namespace = kernel_pids
         self._kernel: KernelNews | None = None
         self._events: tuple[RankEvent, ...] = ()
-        self._health: tuple[Health, ...] = ()
-        self._waiting: tuple[Health, ...] = ()  # why the agent let go of the GPUs by itself
+        self._health: tuple[ComponentHealth, ...] = ()
+        self._waiting: tuple[
+            ComponentHealth, ...
+        ] = ()  # why the agent let go of the GPUs by itself
         self._let_go_with: set[str] = set()  # runs that were here when it did
         self._untold: list[KernelEvent] = []  # Xids that NVML told, for the kernel worker
         self._tries: dict[str, int] = {}  # full reads since a run was found
@@ -301,5 +303,5 @@ class Hardware:
         if self._kernel is None:
             return None
         full = self._gpus.full
-        known = {bus_id(one.bus_id): GpuName(one.uuid, one.index) for one in full.gpus} if full else {}  # fmt: skip
+        known = {bus_id(one.bus_id): GpuLabel(one.uuid, one.index) for one in full.gpus} if full else {}  # fmt: skip
         return named(self._kernel.counts, gpu_names(self._kernel) | known)

@@ -16,11 +16,11 @@ from mldebug.core.model import Gap, Job, RankDevice
 from mldebug.core.ranksets import fold_ranks
 from mldebug.hardware.gpu.expected import ExpectedGpus, GpuCount
 from mldebug.hardware.gpu.rank_gpus import rank_devices, with_looks
-from mldebug.hardware.gpu.rank_join import Joined
+from mldebug.hardware.gpu.rank_join import RankGpuMap
 from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.hardware.health.faults import gpus_by_address
 from mldebug.hardware.health.gpu_rules import gpu_health
-from mldebug.hardware.health.model import Health
+from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.health.node_rules import node_health
 from mldebug.hardware.kernel_log.attribution import RankEvent, gpu_owners, join, process_owners
 from mldebug.hardware.kernel_log.hands_off import hands_off
@@ -53,7 +53,7 @@ class _Task(Generic[T]):
         return self._value[0] if self._value else None
 
 
-class OnceLooked:
+class OneShotReader:
     """Begins to look when made; `take` waits for what is left of its time. `agent`: what it told, where one answered."""
 
     def __init__(
@@ -170,13 +170,13 @@ def _states(part: GpuPart) -> dict[str, tuple[RankDevice, ...]]:
 
 
 def _events(
-    bench: Workbench, found: Discovery, joined: Mapping[str, Joined], kernel: KernelNews
+    bench: Workbench, found: Discovery, joined: Mapping[str, RankGpuMap], kernel: KernelNews
 ) -> tuple[RankEvent, ...]:
     below = {pid: _pids(some) for pid, some in found.children.items()}
     return join(
         kernel.bursts,
         process_owners(found.jobs, below),
-        gpu_owners([(job, joined.get(job.id, Joined())) for job in found.jobs]),
+        gpu_owners([(job, joined.get(job.id, RankGpuMap())) for job in found.jobs]),
         first_namespace=sees_kernel_pids(bench.host),
     )
 
@@ -193,7 +193,7 @@ def _count(full: NodeGpus | None, config: Config) -> GpuCount | None:
     return ExpectedGpus().look(full, configured=wanted)
 
 
-def _gpu_health(part: GpuPart, config: Config) -> Iterator[Health]:
+def _gpu_health(part: GpuPart, config: Config) -> Iterator[ComponentHealth]:
     if part.full.full is None:
         return
     first = part.before.full if part.before is not part.full else None
@@ -210,7 +210,7 @@ def _node_health(
     count: GpuCount | None,
     *,
     readable: bool,
-) -> tuple[Health, ...]:
+) -> tuple[ComponentHealth, ...]:
     return node_health(
         events,
         time.time(),
@@ -221,9 +221,9 @@ def _node_health(
     )
 
 
-def _users(jobs: Sequence[Job], joined: Mapping[str, Joined]) -> Iterator[GpuUser]:
+def _users(jobs: Sequence[Job], joined: Mapping[str, RankGpuMap]) -> Iterator[GpuUser]:
     for job in jobs:
-        for one in joined.get(job.id, Joined()).ranks:
+        for one in joined.get(job.id, RankGpuMap()).ranks:
             yield GpuUser(
                 uuid=one.uuid,
                 job_id=job.id,
@@ -234,12 +234,12 @@ def _users(jobs: Sequence[Job], joined: Mapping[str, Joined]) -> Iterator[GpuUse
             )
 
 
-def _unjoined(jobs: Sequence[Job], joined: Mapping[str, Joined]) -> tuple[str, ...]:
+def _unjoined(jobs: Sequence[Job], joined: Mapping[str, RankGpuMap]) -> tuple[str, ...]:
     """One line for each reason, and each remark once."""
     lines: list[str] = []
     remarks: list[str] = []
     for job in jobs:
-        told = joined.get(job.id, Joined())
+        told = joined.get(job.id, RankGpuMap())
         reasons: dict[str, list[int]] = {}
         for rank, why in told.unknown.items():
             reasons.setdefault(why, []).append(rank)

@@ -21,7 +21,7 @@ from mldebug.incidents.stored_evidence import ASKED
 from mldebug.jobs.known_issues.match import remarks
 from mldebug.status.gpu_view import Glance
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.incidents.report_writer import owner_of
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.web.nearest_agent import ask_nearest
@@ -104,10 +104,10 @@ def _nothing_found(found: Discovery, pid: int | None) -> MldebugError:
     )
 
 
-def look_beside(bench: Workbench, found: Discovery, *, here_only: bool) -> OnceLooked:
+def look_beside(bench: Workbench, found: Discovery, *, here_only: bool) -> OneShotReader:
     """Begin to look at GPUs and kernel log, while the ranks are captured: at most `BESIDE` seconds are waited for it."""
     state_dir = bench.config.agent.state_dir
-    return OnceLooked(
+    return OneShotReader(
         bench,
         found,
         BESIDE,
@@ -116,14 +116,16 @@ def look_beside(bench: Workbench, found: Discovery, *, here_only: bool) -> OnceL
     )
 
 
-def take(bench: Workbench, job: Job, found: Discovery, beside: OnceLooked | None = None) -> Taken:
+def take(
+    bench: Workbench, job: Job, found: Discovery, beside: OneShotReader | None = None
+) -> Taken:
     """Capture one job now and write the report; a state dir that cannot be written costs the file, not the report."""
     detected = time.time()
     return write_down(bench, look(bench, job, found, beside), detected)
 
 
 def look(
-    bench: Workbench, job: Job, found: Discovery, beside: OnceLooked | None = None
+    bench: Workbench, job: Job, found: Discovery, beside: OneShotReader | None = None
 ) -> NodeCapture:
     """Capture one job now."""
     traps = bench.traps.of(job, found.programs, read=False)  # it may hang: its settings must do

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 
 from mldebug.hardware.gpu.readings import NodeGpus
-from mldebug.hardware.health.model import State
+from mldebug.hardware.health.model import HealthState
 from mldebug.hardware.health.sentences import GpuName, complaints
 from mldebug.probes.baselines import Baselines
 from mldebug.probes.checks import Check
 from mldebug.probes.node_checks import stage_checks
 from mldebug.probes.ports import Port, ports_check, read_port
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.probes.child import Ended, Event
 from mldebug_agents.probes.measurement import Measurement, Telling, Wish
 from mldebug_agents.probes.session import Session
@@ -98,14 +98,14 @@ class NodeProbe:
 
     def _driver(self, bench: Workbench) -> None:
         begin = time.monotonic()
-        seen = OnceLooked(bench, bench.finder.find(), DRIVER_SECONDS, alone=True).take()
+        seen = OneShotReader(bench, bench.finder.find(), DRIVER_SECONDS, alone=True).take()
         seconds = time.monotonic() - begin
         count = self._answering = len(seen.gpus.gpus) if seen.gpus else 0
         wrong = [seen.gpu_gap.reason] if seen.gpu_gap and not seen.no_library else []
         wrong += [f"GPU {one.index} does not answer: {one.reason}" for one in (seen.gpus.lost if seen.gpus else ())]  # fmt: skip
         if self._wanted.gpus is not None and count < self._wanted.gpus:
             wrong.append(f"{count} of {self._wanted.gpus} GPUs answer")
-        unfit = [one for one in seen.health if one.state is State.UNHEALTHY]
+        unfit = [one for one in seen.health if one.state is HealthState.UNHEALTHY]
         wrong += complaints(unfit, _names(seen.gpus))
         if wrong:
             self._add(Check(stage="driver", state="failed", sentence=f"driver: {'; '.join(wrong)}", seconds=seconds))  # fmt: skip

@@ -28,7 +28,7 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
     yield from login_problems(options)
 
 
-class Webhook:
+class WebhookChannel:
     """The header Idempotency-Key is the message's id: a double has the same."""
 
     repeat = 0.0
@@ -50,6 +50,6 @@ class Webhook:
         )
 
 
-def create(options: Options) -> Webhook:
+def create(options: Options) -> WebhookChannel:
     """Build the channel."""
-    return Webhook(options)
+    return WebhookChannel(options)

@@ -7,7 +7,7 @@ import msgspec
 
 from mldebug.core.redact import clean
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Histogram, Importance, Metrics, Sample
+from mldebug_exporters.exposition.families import Family, Histogram, Importance, MetricGroup, Sample
 
 log = logging.getLogger("mldebug")
 
@@ -39,15 +39,15 @@ OWN = (SERIES, BUDGET, DROPPED, SUCCESS)
 Values = dict[tuple[str, ...], Sample]  # by cleaned label values
 
 
-class Page(msgspec.Struct, frozen=True):
+class MetricsPage(msgspec.Struct, frozen=True):
     """What is to be written: families in order, each with its samples by cleaned label values."""
 
     families: tuple[tuple[Family, Values], ...]
 
 
-def collect(groups: Mapping[str, Metrics], snapshot: Snapshot) -> Page:
+def collect(groups: Mapping[str, MetricGroup], snapshot: Snapshot) -> MetricsPage:
     """Collect all groups; one that fails is missing, and says so."""
-    book = _Book()
+    book = _SampleTable()
     for name, group in groups.items():
         book.declare(group.families)
         book.add(_one(SUCCESS, (name,), float(_fill(book, name, group, snapshot))))
@@ -59,7 +59,7 @@ def series(sample: Sample) -> int:
     return len(sample.value.counts) + 2 if isinstance(sample.value, Histogram) else 1
 
 
-class _Book:
+class _SampleTable:
     """Samples by family."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class _Book:
         return cleaned
 
 
-def _fill(book: _Book, name: str, group: Metrics, snapshot: Snapshot) -> bool:
+def _fill(book: _SampleTable, name: str, group: MetricGroup, snapshot: Snapshot) -> bool:
     try:
         for sample in group.samples(snapshot):
             book.add(sample)
@@ -100,7 +100,7 @@ def _fill(book: _Book, name: str, group: Metrics, snapshot: Snapshot) -> bool:
     return True
 
 
-def _within(book: _Book, budget: int) -> Page:
+def _within(book: _SampleTable, budget: int) -> MetricsPage:
     """Leave out whole families, the least important and last declared first, until the rest fits."""
     sizes = {name: sum(map(series, values.values())) for name, values in book.values.items()}
     dropped = {(name, "duplicate"): count for name, count in book.twice.items()}
@@ -117,7 +117,7 @@ def _within(book: _Book, budget: int) -> Page:
     book.add(_one(BUDGET, (), budget))
     for labels, count in sorted(dropped.items()):
         book.add(_one(DROPPED, labels, count))
-    return Page(tuple((book.families[name], values) for name, values in book.values.items()))
+    return MetricsPage(tuple((book.families[name], values) for name, values in book.values.items()))
 
 
 def _one(family: Family, labels: tuple[str, ...], value: float) -> Sample:

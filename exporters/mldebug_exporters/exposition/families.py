@@ -54,7 +54,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     exemplar: tuple[str, str] | None = None
 
 
-class Metrics(Protocol):
+class MetricGroup(Protocol):
     """What a file in `metrics/` creates: its families, and their samples in one snapshot."""
 
     families: tuple[Family, ...]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from mldebug_exporters.exposition.collect import OWN
-from mldebug_exporters.exposition.families import Family, Importance, Metrics
+from mldebug_exporters.exposition.families import Family, Importance, MetricGroup
 
 HEAD = """\
 # Metrics
@@ -33,7 +33,7 @@ MARKS = {
 }
 
 
-def page(groups: Mapping[str, Metrics], summaries: Mapping[str, str]) -> str:
+def page(groups: Mapping[str, MetricGroup], summaries: Mapping[str, str]) -> str:
     """The page in Markdown. `summaries` is the first line of each group's docstring."""
     lines = [HEAD]
     for name, group in groups.items():

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
-from mldebug_exporters.exposition.collect import Page, Values
+from mldebug_exporters.exposition.collect import MetricsPage, Values
 from mldebug_exporters.exposition.families import Family, Histogram
 
 EXEMPLAR_RUNES = 128  # names and values together, by the OpenMetrics standard
@@ -22,7 +22,7 @@ UNITS = ("seconds", "bytes")
 _ID = re.compile(r"[A-Za-z0-9._:/-]+")
 
 
-def write(page: Page, openmetrics: bool) -> bytes:
+def write(page: MetricsPage, openmetrics: bool) -> bytes:
     """Write all families in one of the formats."""
     collector = _Collector(page)
     if openmetrics:
@@ -33,7 +33,7 @@ def write(page: Page, openmetrics: bool) -> bytes:
 class _Collector(Collector):
     """What the library collects from."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: MetricsPage) -> None:
         self._page = page
 
     def collect(self) -> Iterator[Metric]:

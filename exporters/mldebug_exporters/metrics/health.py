@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.hardware.health.model import ACTION_WORDS, Action, State, worst_of
+from mldebug.hardware.health.model import ACTION_WORDS, HealthState, SuggestedAction, worst_of
 from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Importance, Sample
 
@@ -22,7 +22,7 @@ ACTION = Family(
     kind="info",
     help="What to do about a component that is not well, one action for each GPU and component, to join on `uuid`"
     " (empty for the node): "
-    + ", ".join(word for word in ACTION_WORDS if word is not Action.NONE)
+    + ", ".join(word for word in ACTION_WORDS if word is not SuggestedAction.NONE)
     + ".",
     labels=("component", "uuid", "action", "reason_code"),
     absent="while nothing is to be done",
@@ -42,10 +42,10 @@ class HealthMetrics:
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """All states of each component that was looked at, then the actions."""
         for component, state in sorted(worst_of(snapshot.health).items()):
-            for one in State:
+            for one in HealthState:
                 yield Sample(HEALTH, (component, one.value), int(one is state))
         for told in snapshot.health:
-            if told.action is not Action.NONE:
+            if told.action is not SuggestedAction.NONE:
                 labels = (told.component, told.uuid, told.action.value, told.reason_code)
                 yield Sample(ACTION, labels)
 

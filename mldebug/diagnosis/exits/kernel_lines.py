@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.model import KernelDeath
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.parse import parse_event
 from mldebug.hardware.kernel_log.records import parse_printed, parse_record
 
-_DEATHS = {Kind.OOM_KILL: "out_of_memory", Kind.CRASH: "crash"}
+_DEATHS = {KernelEventKind.OOM_KILL: "out_of_memory", KernelEventKind.CRASH: "crash"}
 
 
 def kernel_deaths(lines: Iterable[str]) -> tuple[KernelDeath, ...]:

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 from mldebug.hardware.gpu.readings import (
-    Activity,
     EccCount,
+    GpuActivity,
     GpuReading,
     LostGpu,
     NodeGpus,
     NvLink,
     RemappedRows,
 )
-from mldebug.hardware.gpu.total import NANOSECOND, SLACK, Total, Unit
+from mldebug.hardware.gpu.total import NANOSECOND, SLACK, TimeUnit, Total
 
 WORD = 2**32
 MAX_WATTS = 100_000.0  # no GPU is near it: what is beyond is a glitch
@@ -37,7 +37,7 @@ class Counters:
         self._totals: dict[tuple[object, ...], Total] = {}
         self._links = LinkErrors()
         self._raw: dict[tuple[str, str], int] = {}  # clock event counters of the last read
-        self._unit = Unit()
+        self._unit = TimeUnit()
         self._at: float | None = None
         self._driver = ""
 
@@ -59,7 +59,7 @@ class Counters:
         node = _distinct(node)
         seconds = node.at - self._at if self._at is not None else 0.0
         if node.driver_version != self._driver:
-            self._unit, self._driver = Unit(), node.driver_version
+            self._unit, self._driver = TimeUnit(), node.driver_version
         self._calibrate(node, seconds)
         self._at = node.at
         self._forget(node)
@@ -141,7 +141,7 @@ class Counters:
         return None if total.value is None else int(total.value)
 
 
-def _rate(activity: Activity | None, way: str) -> float | None:
+def _rate(activity: GpuActivity | None, way: str) -> float | None:
     found = getattr(activity, f"pcie_{way}_bytes_per_second", None)
     return float(found) if found is not None else None
 
@@ -184,7 +184,7 @@ def _distinct(node: NodeGpus) -> NodeGpus:
     return msgspec.structs.replace(node, gpus=clear, lost=(*node.lost, *more))
 
 
-class _Asked(msgspec.Struct):
+class _LinkErrorCounts(msgspec.Struct):
     """One link, as it was when its errors were asked for last."""
 
     at: float
@@ -201,7 +201,7 @@ class LinkErrors:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[str, int], _Asked] = {}
+        self._asked: dict[tuple[str, int], _LinkErrorCounts] = {}
 
     def take(self, gpu: GpuReading, at: float, count: Count) -> Iterator[NvLink]:
         """Its links with monotone errors, and what they grew by."""
@@ -219,7 +219,9 @@ class LinkErrors:
         self._asked = {key: one for key, one in self._asked.items() if key[0] in uuids}
 
 
-def _ask(link: NvLink, at: float, before: _Asked | None, count: Count) -> _Asked:
+def _ask(
+    link: NvLink, at: float, before: _LinkErrorCounts | None, count: Count
+) -> _LinkErrorCounts:
     seconds = max(0.0, at - before.at) if before else 0.0
     totals = {
         kind: count(f"nvlink {link.link} {kind}", told, seconds)
@@ -228,4 +230,4 @@ def _ask(link: NvLink, at: float, before: _Asked | None, count: Count) -> _Asked
     old = before.errors if before else {}
     more = {kind: total - old[kind] for kind, total in totals.items() if kind in old}
     grown = {kind: one for kind, one in more.items() if one}
-    return _Asked(at, totals, grown, seconds or None)
+    return _LinkErrorCounts(at, totals, grown, seconds or None)

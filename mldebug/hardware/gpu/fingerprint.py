@@ -49,7 +49,7 @@ class GpuState(StrEnum):
     UNKNOWN = "unknown"
 
 
-class GpuPrint(Noun, frozen=True, kw_only=True):
+class GpuFingerprint(Noun, frozen=True, kw_only=True):
     """One GPU in the fingerprint. `maybe`: what it may be as well, by what was read."""
 
     uuid: str
@@ -87,13 +87,13 @@ class Fingerprint(Noun, frozen=True, kw_only=True):
     """All GPUs of one run at one look."""
 
     at: float
-    gpus: tuple[GpuPrint, ...] = ()  # in the order of the signs
+    gpus: tuple[GpuFingerprint, ...] = ()  # in the order of the signs
 
-    def of_rank(self, rank: int) -> GpuPrint | None:
+    def of_rank(self, rank: int) -> GpuFingerprint | None:
         """The GPU of one rank."""
         return next((one for one in self.gpus if one.rank == rank), None)
 
-    def in_state(self, *states: GpuState) -> tuple[GpuPrint, ...]:
+    def in_state(self, *states: GpuState) -> tuple[GpuFingerprint, ...]:
         """GPUs in these states."""
         return tuple(one for one in self.gpus if one.state in states)
 
@@ -113,12 +113,12 @@ class RunLevels(msgspec.Struct, kw_only=True):
             del self.gpus[next(iter(self.gpus))]
         return tell(at, seen, world_size)
 
-    def _one(self, at: float, sign: GpuSign) -> GpuPrint:
+    def _one(self, at: float, sign: GpuSign) -> GpuFingerprint:
         known = self.gpus.setdefault(sign.uuid, Baseline())
         load = known.look(sign, at)
         rank, seen = sign.rank, sign.activity
         memory = finite(sign.memory_utilization_ratio)
-        return GpuPrint(
+        return GpuFingerprint(
             uuid=sign.uuid,
             index=sign.index,
             node=sign.node,
@@ -139,16 +139,16 @@ class RunLevels(msgspec.Struct, kw_only=True):
         )
 
 
-def tell(at: float, seen: Sequence[GpuPrint], world_size: int = 0) -> Fingerprint:
+def tell(at: float, seen: Sequence[GpuFingerprint], world_size: int = 0) -> Fingerprint:
     """The states of GPUs whose loads are known; pure, so that looks of several nodes can be told together."""
-    group = _Group(at, tuple(_beside(one, seen) for one in seen), world_size)
+    group = _GpuGroup(at, tuple(_beside(one, seen) for one in seen), world_size)
     return Fingerprint(at=at, gpus=tuple(group.tell(one) for one in group.seen))
 
 
 LIKE_A_QUIET_ONE = 1.3
 
 
-def _beside(one: GpuPrint, seen: Sequence[GpuPrint]) -> GpuPrint:
+def _beside(one: GpuFingerprint, seen: Sequence[GpuFingerprint]) -> GpuFingerprint:
     """A GPU without a baseline of its own that is busy, moves nothing and takes no more power than a quiet one beside it.
 
     So the agent that comes in the middle of a hang knows it as well.
@@ -166,10 +166,10 @@ def _beside(one: GpuPrint, seen: Sequence[GpuPrint]) -> GpuPrint:
     return msgspec.structs.replace(one, load=Load.SPINNING) if alike else one
 
 
-class _Group:
+class _GpuGroup:
     """The GPUs of a run side by side."""
 
-    def __init__(self, at: float, seen: tuple[GpuPrint, ...], world_size: int) -> None:
+    def __init__(self, at: float, seen: tuple[GpuFingerprint, ...], world_size: int) -> None:
         self.at = at
         self.seen = seen
         self.alone = world_size == 1
@@ -182,11 +182,11 @@ class _Group:
             one.load is Load.UNKNOWN and (one.busy_ratio or 0.0) >= BUSY for one in seen
         )
 
-    def tell(self, one: GpuPrint) -> GpuPrint:
+    def tell(self, one: GpuFingerprint) -> GpuFingerprint:
         state, *maybe = self._states(one)
         return msgspec.structs.replace(one, state=state, maybe=tuple(maybe))
 
-    def _states(self, one: GpuPrint) -> tuple[GpuState, ...]:
+    def _states(self, one: GpuFingerprint) -> tuple[GpuState, ...]:
         """The state, then what else it may be."""
         if one.load is Load.WORKING:
             return (GpuState.TRAINING,)
@@ -200,14 +200,14 @@ class _Group:
             return self._quiet(one)
         return (GpuState.UNKNOWN,)
 
-    def _spinning(self, one: GpuPrint) -> tuple[GpuState, ...]:
+    def _spinning(self, one: GpuFingerprint) -> tuple[GpuState, ...]:
         if self.alone or (one.sm_active_ratio or 0.0) >= ALL_SMS:
             return (GpuState.COMPUTE_SPIN,)
         if one.waiting or self.quiet or self.works:
             return (GpuState.COLLECTIVE_WAIT,)
         return (GpuState.UNKNOWN, GpuState.COLLECTIVE_WAIT, GpuState.COMPUTE_SPIN)
 
-    def _quiet(self, one: GpuPrint) -> tuple[GpuState, ...]:
+    def _quiet(self, one: GpuFingerprint) -> tuple[GpuState, ...]:
         writes = one.written_bytes_per_second
         if writes is not None and writes >= FAST:
             return (GpuState.CHECKPOINTING,)

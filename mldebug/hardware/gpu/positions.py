@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu
+from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap
 from mldebug.hardware.gpu.readings import GpuReading, LostGpu, NodeGpus, NodeWatch
 
 LOST = "its GPU does not answer"
@@ -62,14 +62,14 @@ def _place(one: LostGpu, node: NodeGpus) -> GpuReading:
     return GpuReading(uuid=uuid, index=one.index, bus_id=one.bus_id, name=like)
 
 
-def named(told: Joined) -> Joined:
+def named(told: RankGpuMap) -> RankGpuMap:
     """The same without ranks on a GPU that never told its name."""
     unnamed = {one.rank: LOST for one in told.ranks if one.uuid.startswith(_UNNAMED)}
     ranks = tuple(one for one in told.ranks if one.rank not in unnamed)
     return msgspec.structs.replace(told, ranks=ranks, unknown=told.unknown | unnamed)
 
 
-def remembering(now: Joined, before: Joined | None, present: Collection[str]) -> Joined:
+def remembering(now: RankGpuMap, before: RankGpuMap | None, present: Collection[str]) -> RankGpuMap:
     """What is told now, and of the same processes what was known better. `present`: uuids of all GPUs that answer.
 
     A GPU that is lost lists no process any more, and a convention must not move its ranks to others.
@@ -84,7 +84,7 @@ def remembering(now: Joined, before: Joined | None, present: Collection[str]) ->
     return msgspec.structs.replace(now, ranks=kept, unknown=unknown)
 
 
-def _same(rank: int, now: Joined, before: Joined) -> bool:
+def _same(rank: int, now: RankGpuMap, before: RankGpuMap) -> bool:
     """Is it the process of before?"""
     here = rank in now.unknown or now.of_rank(rank) is not None
     return here and now.processes.get(rank) == before.processes.get(rank)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from mldebug.core.model import GpuSample, RankDevice
-from mldebug.hardware.gpu.fingerprint import Fingerprint, GpuPrint
-from mldebug.hardware.gpu.rank_join import Joined, RankGpu
+from mldebug.hardware.gpu.fingerprint import Fingerprint, GpuFingerprint
+from mldebug.hardware.gpu.rank_join import RankGpu, RankGpuMap
 from mldebug.hardware.gpu.readings import GpuReading, GpuWatch, NodeGpus, NodeWatch
 from mldebug.hardware.gpu.samples import ratio, watts
 
@@ -34,7 +34,7 @@ def _joined(known: tuple[GpuSample, ...], at: float, one: GpuWatch) -> tuple[Gpu
 
 
 def rank_devices(
-    joined: Joined, samples: Samples, told: Fingerprint | None, full: NodeGpus | None
+    joined: RankGpuMap, samples: Samples, told: Fingerprint | None, full: NodeGpus | None
 ) -> tuple[RankDevice, ...]:
     """By rank; only GPUs of which there is a look. `told`: the run's fingerprint; `full`: the last full read."""
     read = {one.uuid: one for one in full.gpus} if full else {}
@@ -44,9 +44,9 @@ def rank_devices(
 
 
 def _devices(
-    joined: Joined,
+    joined: RankGpuMap,
     samples: Samples,
-    prints: Mapping[int | None, GpuPrint],
+    prints: Mapping[int | None, GpuFingerprint],
     read: Mapping[str, GpuReading],
     at: float,
 ) -> Iterator[RankDevice]:
@@ -58,7 +58,7 @@ def _devices(
 def _device(
     one: RankGpu,
     looks: tuple[GpuSample, ...],
-    told: GpuPrint | None,
+    told: GpuFingerprint | None,
     read: GpuReading | None,
     at: float,
 ) -> RankDevice:

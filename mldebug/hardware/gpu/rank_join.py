@@ -10,7 +10,13 @@ from enum import StrEnum
 from mldebug.core.model import Noun
 from mldebug.core.ranksets import fold_ranks
 from mldebug.hardware.gpu.readings import GpuReading
-from mldebug.hardware.gpu.visible_devices import CUDA, Sight, Visible, in_pci_order, sights
+from mldebug.hardware.gpu.visible_devices import (
+    CUDA,
+    VisibleDevice,
+    VisibleDevices,
+    in_pci_order,
+    sights,
+)
 
 
 class JoinEvidence(StrEnum):
@@ -51,7 +57,7 @@ class RankGpu(Noun, frozen=True, kw_only=True):
         return self.evidence is not JoinEvidence.ENVIRONMENT
 
 
-class Joined(Noun, frozen=True, kw_only=True):
+class RankGpuMap(Noun, frozen=True, kw_only=True):
     """All ranks of a node."""
 
     ranks: tuple[RankGpu, ...] = ()  # sorted by rank
@@ -72,13 +78,13 @@ class Joined(Noun, frozen=True, kw_only=True):
         return frozenset(one.rank for one in self.ranks if not one.sure)
 
 
-class _Claim(Noun, frozen=True, kw_only=True):
-    device: Visible
+class _GpuClaim(Noun, frozen=True, kw_only=True):
+    device: VisibleDevice
     evidence: JoinEvidence
     words: str
 
 
-def join(processes: Iterable[RankProcess], gpus: Sequence[GpuReading]) -> Joined:
+def join(processes: Iterable[RankProcess], gpus: Sequence[GpuReading]) -> RankGpuMap:
     """Give each rank the GPU that the strongest evidence names."""
     found: list[RankGpu] = []
     unknown: dict[int, str] = {}
@@ -92,7 +98,7 @@ def join(processes: Iterable[RankProcess], gpus: Sequence[GpuReading]) -> Joined
             unknown[process.rank] = problem or "nothing tells it"
     remarks += _foreign(ranks, gpus)
     remarks += _shared(found)
-    return Joined(
+    return RankGpuMap(
         ranks=tuple(found),
         unknown=unknown,
         remarks=tuple(remarks),
@@ -100,14 +106,14 @@ def join(processes: Iterable[RankProcess], gpus: Sequence[GpuReading]) -> Joined
     )
 
 
-def _claims(process: RankProcess, gpus: Sequence[GpuReading]) -> tuple[list[_Claim], str]:
+def _claims(process: RankProcess, gpus: Sequence[GpuReading]) -> tuple[list[_GpuClaim], str]:
     """All that is said of one rank, the strongest first; a problem of the weakest where nothing is."""
     claims = [*_by_driver(process, gpus), *_by_device(process, gpus)]
     claim, problem = _by_environment(process, gpus)
     return (claims if claim is None else [*claims, claim]), problem
 
 
-def _by_driver(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_Claim]:
+def _by_driver(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_GpuClaim]:
     """GPUs on which the driver counts it, the one with most of its memory first."""
     held = [
         (one.memory_bytes or 0, gpu)
@@ -117,7 +123,7 @@ def _by_driver(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_Claim]
     ]
     held.sort(key=lambda item: -item[0])
     return [
-        _Claim(
+        _GpuClaim(
             device=_device(gpu),
             evidence=JoinEvidence.COMPUTE_PROCESS,
             words=f"compute process {process.pid}"
@@ -127,13 +133,13 @@ def _by_driver(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_Claim]
     ]
 
 
-def _by_device(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_Claim]:
+def _by_device(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_GpuClaim]:
     minors = set(process.open_minors or ())
     if len(minors) != 1:
         return []
     (minor,) = minors
     return [
-        _Claim(
+        _GpuClaim(
             device=_device(gpu),
             evidence=JoinEvidence.OPEN_DEVICE,
             words=f"/dev/nvidia{minor} is the only one open",
@@ -143,7 +149,9 @@ def _by_device(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_Claim]
     ]
 
 
-def _by_environment(process: RankProcess, gpus: Sequence[GpuReading]) -> tuple[_Claim | None, str]:
+def _by_environment(
+    process: RankProcess, gpus: Sequence[GpuReading]
+) -> tuple[_GpuClaim | None, str]:
     """What the convention says, as far as the open devices allow it: a claim outside them is none."""
     if process.open_minors == ():
         return None, "it has no GPU open"
@@ -162,8 +170,8 @@ def _by_environment(process: RankProcess, gpus: Sequence[GpuReading]) -> tuple[_
 
 
 def _counted(
-    process: RankProcess, sight: Sight, gpus: Sequence[GpuReading]
-) -> tuple[_Claim | None, str]:
+    process: RankProcess, sight: VisibleDevices, gpus: Sequence[GpuReading]
+) -> tuple[_GpuClaim | None, str]:
     """The GPU that the local rank takes of those that it may use."""
     if not sight.devices:
         return None, sight.problem or f"{sight.told_by or 'the driver'} lets it see no GPU"
@@ -183,11 +191,13 @@ def _counted(
     return _claim(sight.devices[local], f"local rank {local} of {source}"), sight.problem
 
 
-def _claim(device: Visible, words: str) -> _Claim:
-    return _Claim(device=device, evidence=JoinEvidence.ENVIRONMENT, words=words)
+def _claim(device: VisibleDevice, words: str) -> _GpuClaim:
+    return _GpuClaim(device=device, evidence=JoinEvidence.ENVIRONMENT, words=words)
 
 
-def _choose(process: RankProcess, claims: Sequence[_Claim], gpus: Sequence[GpuReading]) -> RankGpu:
+def _choose(
+    process: RankProcess, claims: Sequence[_GpuClaim], gpus: Sequence[GpuReading]
+) -> RankGpu:
     first, *others = claims
     device = first.device
     buses = {gpu.uuid: gpu.bus_id for gpu in gpus}
@@ -214,8 +224,8 @@ def _choose(process: RankProcess, claims: Sequence[_Claim], gpus: Sequence[GpuRe
     )
 
 
-def _device(gpu: GpuReading) -> Visible:
-    return Visible(uuid=gpu.uuid, index=gpu.index)
+def _device(gpu: GpuReading) -> VisibleDevice:
+    return VisibleDevice(uuid=gpu.uuid, index=gpu.index)
 
 
 # --- what is odd -----------------------------------------------------------------------------------

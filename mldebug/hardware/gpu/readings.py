@@ -73,7 +73,7 @@ class NodeWatch(Noun, frozen=True, kw_only=True):
 # --- the full read -------------------------------------------------------------------------------
 
 
-class Activity(Noun, frozen=True, kw_only=True):
+class GpuActivity(Noun, frozen=True, kw_only=True):
     """Averages over `window_seconds` from the hardware's own sampling (GPM)."""
 
     window_seconds: float
@@ -151,7 +151,7 @@ class GpuReading(Noun, frozen=True, kw_only=True):
 
     utilization_ratio: float | None = None
     memory_utilization_ratio: float | None = None
-    activity: Activity | None = None
+    activity: GpuActivity | None = None
 
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None

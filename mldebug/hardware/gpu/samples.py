@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from mldebug.core.model import Noun
-from mldebug.hardware.gpu.readings import Activity, GpuWatch
+from mldebug.hardware.gpu.readings import GpuActivity, GpuWatch
 
 MOVES_RATIO = 0.005
 """Tensor or DRAM activity above this is work. A spinning collective was seen at 0.0007 at most, training at 0.09 and more."""
@@ -31,7 +31,7 @@ class GpuSign(Noun, frozen=True, kw_only=True):
     memory_utilization_ratio: float | None = None
     power_watts: float | None = None
     energy_joules: float | None = None  # counter; by turns, so not at every look
-    activity: Activity | None = None  # only where its window lies in this look
+    activity: GpuActivity | None = None  # only where its window lies in this look
     rank: RankSign | None = None
 
     @property
@@ -62,7 +62,7 @@ def sign_of(
     *,
     node: str = "",
     rank: RankSign | None = None,
-    activity: Activity | None = None,
+    activity: GpuActivity | None = None,
 ) -> GpuSign:
     """The watch read of one GPU, with what is known of its rank."""
     return GpuSign(

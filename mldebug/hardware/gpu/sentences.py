@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.hardware.gpu.baseline import Load
-from mldebug.hardware.gpu.fingerprint import Fingerprint, GpuPrint, GpuState
+from mldebug.hardware.gpu.fingerprint import Fingerprint, GpuFingerprint, GpuState
 
 _VERBS = {
     GpuState.COLLECTIVE_WAIT: ("waits in a collective", "wait in a collective"),
@@ -32,7 +32,7 @@ _RATIO_WORDS = (Load.SPINNING, Load.POWERED)
 
 def sentence(told: Fingerprint) -> str:
     """All GPUs in one sentence, those in one state together, who waits first; "" where there is none."""
-    groups: dict[tuple[str, GpuState, bool], list[GpuPrint]] = {}
+    groups: dict[tuple[str, GpuState, bool], list[GpuFingerprint]] = {}
     for one in told.gpus:
         groups.setdefault((one.node, one.state, _is_either(one)), []).append(one)
     ordered = sorted(groups.items(), key=lambda item: (_place(item[0][1]), item[1][0].index))
@@ -49,11 +49,11 @@ def _place(state: GpuState) -> int:
     return _ORDER.index(state) if state in _ORDER else -1
 
 
-def _is_either(one: GpuPrint) -> bool:
+def _is_either(one: GpuFingerprint) -> bool:
     return one.state is GpuState.UNKNOWN and GpuState.COLLECTIVE_WAIT in one.maybe
 
 
-def _say(node: str, group: Sequence[GpuPrint]) -> str:
+def _say(node: str, group: Sequence[GpuFingerprint]) -> str:
     many = len(group) > 1
     numbers = shorten_ranks(fold_ranks(one.index for one in group))
     where = f"{node}: " if node else ""
@@ -64,7 +64,7 @@ def _say(node: str, group: Sequence[GpuPrint]) -> str:
     return f"{said} ({figures})" if figures else said
 
 
-def _figures(group: Sequence[GpuPrint]) -> str:
+def _figures(group: Sequence[GpuFingerprint]) -> str:
     """`100 % busy, 125 W of usual 690 W, no memory traffic`: of the first, which stands for its like."""
     first = group[0]
     parts = []

@@ -90,7 +90,7 @@ class Total:
         return 0
 
 
-class Unit:
+class TimeUnit:
     """The unit of the clock event counters, which drivers disagree about: proved by their own movements, or unknown.
 
     No counter can grow faster than time. What is too fast for microseconds is nanoseconds: one movement proves it. That

@@ -20,7 +20,7 @@ VARIABLES = (CUDA, CONTAINER, ORDER)
 MAX_WORDS = 1024
 
 
-class Visible(Noun, frozen=True, kw_only=True):
+class VisibleDevice(Noun, frozen=True, kw_only=True):
     """One GPU, or one slice of it."""
 
     uuid: str
@@ -28,17 +28,17 @@ class Visible(Noun, frozen=True, kw_only=True):
     instance: str = ""  # uuid of the MIG slice
 
 
-class Sight(Noun, frozen=True, kw_only=True):
+class VisibleDevices(Noun, frozen=True, kw_only=True):
     """What a process may use, in its own order, and what is odd about how that is said."""
 
-    devices: tuple[Visible, ...] = ()
+    devices: tuple[VisibleDevice, ...] = ()
     told_by: str = ""  # the variable that decided; "" where none restricts it
     problem: str = ""
 
 
 def sights(
     environment: Mapping[str, str], gpus: Sequence[GpuReading], minors: Sequence[int] | None
-) -> tuple[Sight, ...]:
+) -> tuple[VisibleDevices, ...]:
     """What a process may use, by each way to count that fits its open devices; never empty.
 
     `minors`: N of each open /dev/nvidiaN; None: not readable, then nothing narrows what the environment says.
@@ -48,14 +48,18 @@ def sights(
         return (told,)
     opened = _opened(gpus, minors)
     if not opened:
-        return (Sight(problem="it has GPUs open that are not seen here"),)
+        return (VisibleDevices(problem="it has GPUs open that are not seen here"),)
     here = {gpu.uuid for gpu in opened}
     fitting = [one for one in (told, _inside(environment, opened)) if _fits(one, here)]
     if fitting:
         return tuple(fitting)
     if not told.devices:
         return (told,)
-    return (Sight(problem=f"{told.told_by or 'its environment'} names GPUs that it has not open"),)
+    return (
+        VisibleDevices(
+            problem=f"{told.told_by or 'its environment'} names GPUs that it has not open"
+        ),
+    )
 
 
 def _opened(gpus: Sequence[GpuReading], minors: Sequence[int]) -> tuple[GpuReading, ...]:
@@ -68,19 +72,19 @@ def _opened(gpus: Sequence[GpuReading], minors: Sequence[int]) -> tuple[GpuReadi
     return tuple(gpu for gpu in gpus if gpu.minor in minors or (gpu.minor is None and left))
 
 
-def _inside(environment: Mapping[str, str], opened: Sequence[GpuReading]) -> Sight:
+def _inside(environment: Mapping[str, str], opened: Sequence[GpuReading]) -> VisibleDevices:
     """Counted among the open GPUs alone: whoever narrowed them, CUDA sees no others."""
     if ":" in environment.get(CONTAINER, ""):
-        return Sight()  # slices by number: they are not counted as GPUs are
+        return VisibleDevices()  # slices by number: they are not counted as GPUs are
     told = visible({k: v for k, v in environment.items() if k != CONTAINER}, opened)
     return msgspec.structs.replace(told, told_by=told.told_by or "its open GPUs")
 
 
-def _fits(one: Sight, here: Collection[str]) -> bool:
+def _fits(one: VisibleDevices, here: Collection[str]) -> bool:
     return bool(one.devices) and all(device.uuid in here for device in one.devices)
 
 
-def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> Sight:
+def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> VisibleDevices:
     """The GPUs that a process with this environment uses as 0, 1, 2 …; `gpus` are all that the agent sees."""
     base, told_by = _in_container(environment.get(CONTAINER), gpus)
     text = environment.get(CUDA)
@@ -90,9 +94,9 @@ def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> Sight
             if base is not None
             else f"{_show(CONTAINER, environment[CONTAINER])} names GPUs that we cannot follow"
         )
-        return Sight(devices=base or (), told_by=told_by, problem=problem)
+        return VisibleDevices(devices=base or (), told_by=told_by, problem=problem)
     words = [word.strip() for word in text.split(",")][:MAX_WORDS]
-    found: list[Visible] = []
+    found: list[VisibleDevice] = []
     problem = ""
     for word in words:
         one = _named(word, base, gpus)
@@ -105,16 +109,18 @@ def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> Sight
             break
         found.append(one)
     if len({(one.uuid, one.instance) for one in found}) < len(found):
-        return Sight(told_by=CUDA, problem=f"{_show(CUDA, text)} names a GPU twice: CUDA uses none")
+        return VisibleDevices(
+            told_by=CUDA, problem=f"{_show(CUDA, text)} names a GPU twice: CUDA uses none"
+        )
     if not problem and _order_unknown(words, environment, gpus):
         problem = f"{ORDER} is not PCI_BUS_ID and the GPUs differ: which is {clean(words[0], 20)} is not known"
-        return Sight(told_by=CUDA, problem=problem)
-    return Sight(devices=tuple(found), told_by=CUDA, problem=problem)
+        return VisibleDevices(told_by=CUDA, problem=problem)
+    return VisibleDevices(devices=tuple(found), told_by=CUDA, problem=problem)
 
 
 def _in_container(
     text: str | None, gpus: Sequence[GpuReading]
-) -> tuple[tuple[Visible, ...] | None, str]:
+) -> tuple[tuple[VisibleDevice, ...] | None, str]:
     """The GPUs that the container has, in the driver's order; all where nothing narrows them.
 
     None: said in a way that cannot be followed. `void` leaves it to others who gets which (CDI), and the numbers of a list
@@ -131,7 +137,9 @@ def _in_container(
     return tuple(chosen[key] for key in sorted(chosen)), CONTAINER
 
 
-def _named(word: str, base: Sequence[Visible] | None, gpus: Sequence[GpuReading]) -> Visible | None:
+def _named(
+    word: str, base: Sequence[VisibleDevice] | None, gpus: Sequence[GpuReading]
+) -> VisibleDevice | None:
     """The GPU of one word: a number, a uuid or its beginning, a MIG slice. Without a base numbers mean nothing."""
     if word.isascii() and word.isdigit():
         number = int(word[:6])
@@ -143,12 +151,12 @@ def _named(word: str, base: Sequence[Visible] | None, gpus: Sequence[GpuReading]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _slice(word: str, gpus: Sequence[GpuReading]) -> Visible | None:
+def _slice(word: str, gpus: Sequence[GpuReading]) -> VisibleDevice | None:
     """`MIG-<uuid>`, or `MIG-GPU-<uuid>/1/0` as drivers before 470 name it."""
     for gpu in gpus:
         old = word.removeprefix("MIG-").partition("/")[0]
         if word in gpu.mig_instances or (gpu.uuid and old == gpu.uuid):
-            return Visible(uuid=gpu.uuid, index=gpu.index, instance=word)
+            return VisibleDevice(uuid=gpu.uuid, index=gpu.index, instance=word)
     return None
 
 
@@ -164,8 +172,8 @@ def in_pci_order(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> 
     return environment.get(ORDER) == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) < 2
 
 
-def _whole(gpu: GpuReading) -> Visible:
-    return Visible(uuid=gpu.uuid, index=gpu.index)
+def _whole(gpu: GpuReading) -> VisibleDevice:
+    return VisibleDevice(uuid=gpu.uuid, index=gpu.index)
 
 
 def _show(name: str, text: str) -> str:

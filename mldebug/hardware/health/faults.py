@@ -10,10 +10,18 @@ from mldebug.hardware.gpu.readings import GpuReading, LostGpu
 from mldebug.hardware.health.new_errors import NewErrors
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
 from mldebug.hardware.kernel_log.lines.reader import bus_id
-from mldebug.hardware.kernel_log.model import Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEventKind, Origin
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS, Tier, catalogue, xid_row
 
-_KINDS = frozenset({Kind.XID, Kind.SXID, Kind.GPU_LOST, Kind.GPU_INIT_FAILED, Kind.OOM_KILL})
+_KINDS = frozenset(
+    {
+        KernelEventKind.XID,
+        KernelEventKind.SXID,
+        KernelEventKind.GPU_LOST,
+        KernelEventKind.GPU_INIT_FAILED,
+        KernelEventKind.OOM_KILL,
+    }
+)
 
 Ranks = Mapping[str, Sequence[int]]
 """uuid of a GPU -> the ranks of the run that work, or worked, on it."""
@@ -40,14 +48,20 @@ def _of_event(event: RankEvent, gpus: Mapping[str, tuple[str, int]], node: str) 
     """Dated by the worst of its lines, which is what must fit the stall; the words tell how it began."""
     root, burst, worst = event.burst.root, event.burst, event.burst.worst
     uuid, index = gpus.get(bus_id(root.device), (root.uuid, None))
-    on_gpu = root.kind in (Kind.XID, Kind.GPU_LOST, Kind.GPU_INIT_FAILED)
+    on_gpu = root.kind in (
+        KernelEventKind.XID,
+        KernelEventKind.GPU_LOST,
+        KernelEventKind.GPU_INIT_FAILED,
+    )
     return Fault(
         kind=root.kind.value,
         at=worst.at if worst else burst.first_at,
         words=sentence(RankEvent(burst=burst)),
         code=f"{root.kind.value}_{worst.xid}" if worst else root.kind.value,
         tier=_tier(event).value,
-        catalogue=catalogue().version if burst.xids and root.kind is not Kind.SXID else "",
+        catalogue=catalogue().version
+        if burst.xids and root.kind is not KernelEventKind.SXID
+        else "",
         node=node,
         rank=event.rank,
         by=event.by,
@@ -62,13 +76,17 @@ def _of_event(event: RankEvent, gpus: Mapping[str, tuple[str, int]], node: str) 
 def _tier(event: RankEvent) -> Tier:
     """A GPU that does not start is told of at each look at it, for weeks: fatal only for the rank that needs it."""
     kind = event.burst.root.kind
-    if kind is Kind.GPU_INIT_FAILED:
+    if kind is KernelEventKind.GPU_INIT_FAILED:
         return Tier.FATAL if event.rank is not None else Tier.WARNING
-    return Tier.FATAL if kind in (Kind.GPU_LOST, Kind.OOM_KILL) else event.burst.tier
+    return (
+        Tier.FATAL
+        if kind in (KernelEventKind.GPU_LOST, KernelEventKind.OOM_KILL)
+        else event.burst.tier
+    )
 
 
 def _advice(event: RankEvent) -> str:
-    if event.burst.root.kind is Kind.GPU_INIT_FAILED:
+    if event.burst.root.kind is KernelEventKind.GPU_INIT_FAILED:
         return ACTION_WORDS["check_hardware"]
     worst = event.burst.worst
     return ACTION_WORDS[xid_row(worst.xid).action] if worst else ""

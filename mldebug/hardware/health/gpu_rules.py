@@ -12,29 +12,29 @@ from mldebug.hardware.health.link_rules import nvlink, pcie
 from mldebug.hardware.health.memory_rules import ecc, remapped, retired
 from mldebug.hardware.health.model import (
     FINE,
-    Action,
-    Found,
-    Health,
-    State,
+    ComponentHealth,
+    HealthState,
+    RuleFinding,
+    SuggestedAction,
     bad,
     combine,
     unread,
 )
-from mldebug.hardware.health.rule_input import Look, Rule
+from mldebug.hardware.health.rule_input import Rule, RuleInput
 from mldebug.hardware.health.thresholds import Thresholds
 
 _ASKED = {
-    "reset": (State.UNHEALTHY, Action.RESET),
-    "bus_reset": (State.UNHEALTHY, Action.RESET),
-    "drain_and_reset": (State.UNHEALTHY, Action.RESET),
-    "drain_p2p": (State.DEGRADED, Action.RESET_WHEN_IDLE),
-    "recover_imex": (State.DEGRADED, Action.CHECK_SETTINGS),
-    "reboot": (State.UNHEALTHY, Action.REBOOT),
-    "system_reboot": (State.UNHEALTHY, Action.REBOOT),
+    "reset": (HealthState.UNHEALTHY, SuggestedAction.RESET),
+    "bus_reset": (HealthState.UNHEALTHY, SuggestedAction.RESET),
+    "drain_and_reset": (HealthState.UNHEALTHY, SuggestedAction.RESET),
+    "drain_p2p": (HealthState.DEGRADED, SuggestedAction.RESET_WHEN_IDLE),
+    "recover_imex": (HealthState.DEGRADED, SuggestedAction.CHECK_SETTINGS),
+    "reboot": (HealthState.UNHEALTHY, SuggestedAction.REBOOT),
+    "system_reboot": (HealthState.UNHEALTHY, SuggestedAction.REBOOT),
 }
 
 
-def _recovery(look: Look) -> Iterator[Found]:
+def _recovery(look: RuleInput) -> Iterator[RuleFinding]:
     asked = look.now.recovery_action
     if asked == "none":
         yield FINE
@@ -46,7 +46,7 @@ def _recovery(look: Look) -> Iterator[Found]:
         yield unread("recovery action")
 
 
-def _driver(look: Look) -> Iterator[Found]:
+def _driver(look: RuleInput) -> Iterator[RuleFinding]:
     mode = look.now.persistence_mode
     if mode is None:
         yield unread("persistence mode")
@@ -54,7 +54,7 @@ def _driver(look: Look) -> Iterator[Found]:
         yield FINE
     else:
         told = "persistence mode is off: the driver is loaded anew for each job"
-        yield bad(State.DEGRADED, "persistence_off", told, Action.CHECK_SETTINGS)
+        yield bad(HealthState.DEGRADED, "persistence_off", told, SuggestedAction.CHECK_SETTINGS)
 
 
 RULES: dict[str, Rule] = {
@@ -77,12 +77,12 @@ def gpu_health(
     seconds: float,
     limits: Thresholds,
     links_once_up: Iterable[int] = (),
-) -> tuple[Health, ...]:
+) -> tuple[ComponentHealth, ...]:
     """Every component of one GPU. `before` and `seconds`: the read before, of the same GPU.
 
     `links_once_up`: NVLinks that were up at any read before.
     """
-    look = Look(now, before, seconds, limits, frozenset(links_once_up))
+    look = RuleInput(now, before, seconds, limits, frozenset(links_once_up))
     return tuple(
         combine(component, rule(look), now.uuid, now.index) for component, rule in RULES.items()
     )

@@ -3,8 +3,15 @@
 from collections.abc import Iterator
 
 from mldebug.hardware.gpu.readings import GpuReading
-from mldebug.hardware.health.model import FINE, Action, Found, State, bad, unread
-from mldebug.hardware.health.rule_input import Look
+from mldebug.hardware.health.model import (
+    FINE,
+    HealthState,
+    RuleFinding,
+    SuggestedAction,
+    bad,
+    unread,
+)
+from mldebug.hardware.health.rule_input import RuleInput
 from mldebug.hardware.health.thresholds import Thresholds
 
 HOT_EVENTS = (
@@ -16,7 +23,7 @@ HOT_EVENTS = (
 """Reasons that cut the clocks against the operator's will; power caps and idling are none of it."""
 
 
-def temperature(look: Look) -> Iterator[Found]:
+def temperature(look: RuleInput) -> Iterator[RuleFinding]:
     """The margin where the GPU tells it, else the temperatures and their limits; each by two reads that agree."""
     now = look.now
     slowdown = now.temperature_limits_celsius.get("slowdown")
@@ -27,7 +34,7 @@ def temperature(look: Look) -> Iterator[Found]:
         yield _heat(look.both(lambda one: one.memory_temperature_celsius), limit, "memory")
 
 
-def _told_twice(now: GpuReading, limits: Thresholds) -> Found | None:
+def _told_twice(now: GpuReading, limits: Thresholds) -> RuleFinding | None:
     """By the better of the last two answers; None where there is none, or one alone that is bad.
 
     The answers, and not those of two readings: what is remembered between its turns would confirm itself.
@@ -38,13 +45,13 @@ def _told_twice(now: GpuReading, limits: Thresholds) -> Found | None:
     return found if found is FINE or len(answers) > 1 else None
 
 
-def _margin(margin: float, limits: Thresholds) -> Found:
+def _margin(margin: float, limits: Thresholds) -> RuleFinding:
     words = f"{_away(margin)} the point where the clocks are cut"
     worst, poor = limits.temperature_margin_unhealthy, limits.temperature_margin_degraded
     if worst is not None and margin <= worst:
-        return bad(State.UNHEALTHY, "too_hot", words, Action.CHECK_COOLING)
+        return bad(HealthState.UNHEALTHY, "too_hot", words, SuggestedAction.CHECK_COOLING)
     if poor is not None and margin <= poor:
-        return bad(State.DEGRADED, "hot", words, Action.CHECK_COOLING)
+        return bad(HealthState.DEGRADED, "hot", words, SuggestedAction.CHECK_COOLING)
     return FINE
 
 
@@ -55,16 +62,18 @@ def _away(margin: float) -> str:
     return f"{-degrees} °C beyond" if degrees < 0 else f"{degrees} °C to"
 
 
-def _heat(value: float | None, limit: float | None, what: str) -> Found:
+def _heat(value: float | None, limit: float | None, what: str) -> RuleFinding:
     if value is None or limit is None:
         return unread(f"{what} temperature and its limit")
     if value < limit:
         return FINE
     words = f"{what} temperature {value:.0f} °C, its limit is {limit:.0f} °C"
-    return bad(State.UNHEALTHY, f"{what.lower()}_too_hot", words, Action.CHECK_COOLING)
+    return bad(
+        HealthState.UNHEALTHY, f"{what.lower()}_too_hot", words, SuggestedAction.CHECK_COOLING
+    )
 
 
-def power(look: Look) -> Iterator[Found]:
+def power(look: RuleInput) -> Iterator[RuleFinding]:
     """Power limit and power brake."""
     now, least = look.now, look.limits.power_limit_ratio
     limit, usual = now.power_limit_watts, now.power_limit_default_watts
@@ -72,7 +81,7 @@ def power(look: Look) -> Iterator[Found]:
         yield unread("power limit")
     elif least is not None and limit < least * usual:
         told = f"the power limit is {limit:.0f} W, by default {usual:.0f} W"
-        yield bad(State.DEGRADED, "power_limit_low", told, Action.CHECK_SETTINGS)
+        yield bad(HealthState.DEGRADED, "power_limit_low", told, SuggestedAction.CHECK_SETTINGS)
     else:
         yield FINE
     events = now.clock_events
@@ -80,12 +89,12 @@ def power(look: Look) -> Iterator[Found]:
         yield unread("power brake")
     elif "hw_power_brake_slowdown" in events:
         told = "the power supply asks the GPU to slow down (power brake)"
-        yield bad(State.DEGRADED, "power_brake", told, Action.CHECK_HARDWARE)
+        yield bad(HealthState.DEGRADED, "power_brake", told, SuggestedAction.CHECK_HARDWARE)
     else:
         yield FINE
 
 
-def clocks(look: Look) -> Iterator[Found]:
+def clocks(look: RuleInput) -> Iterator[RuleFinding]:
     """The share of the time with clocks cut, from the counters; without them, what is active at two reads in a row."""
     told = dict(_throttled(look))
     if told:
@@ -94,12 +103,16 @@ def clocks(look: Look) -> Iterator[Found]:
         before = look.before.clock_events or ()
         lasting = [name for name in HOT_EVENTS if name in look.now.clock_events and name in before]
         words = f"clocks are cut by {', '.join(lasting)}"
-        yield bad(State.DEGRADED, lasting[0], words, Action.CHECK_COOLING) if lasting else FINE
+        yield (
+            bad(HealthState.DEGRADED, lasting[0], words, SuggestedAction.CHECK_COOLING)
+            if lasting
+            else FINE
+        )
     else:
         yield unread("clock events over time")
 
 
-def _throttled(look: Look) -> Iterator[tuple[str, float]]:
+def _throttled(look: RuleInput) -> Iterator[tuple[str, float]]:
     if look.before is None or look.seconds <= 0:
         return
     for name in HOT_EVENTS:
@@ -108,12 +121,12 @@ def _throttled(look: Look) -> Iterator[tuple[str, float]]:
             yield name, min(1.0, (new - old) / look.seconds)
 
 
-def _worst_clock(told: dict[str, float], limits: Thresholds) -> Found:
+def _worst_clock(told: dict[str, float], limits: Thresholds) -> RuleFinding:
     name, share = max(told.items(), key=lambda item: item[1])
     words = f"clocks are cut {share:.0%} of the time by {name}".replace("%", " %")
-    action = Action.CHECK_HARDWARE if "power" in name else Action.CHECK_COOLING
+    action = SuggestedAction.CHECK_HARDWARE if "power" in name else SuggestedAction.CHECK_COOLING
     if limits.throttled_ratio_unhealthy is not None and share > limits.throttled_ratio_unhealthy:
-        return bad(State.UNHEALTHY, name, words, action)
+        return bad(HealthState.UNHEALTHY, name, words, action)
     if limits.throttled_ratio_degraded is not None and share > limits.throttled_ratio_degraded:
-        return bad(State.DEGRADED, name, words, action)
+        return bad(HealthState.DEGRADED, name, words, action)
     return FINE

@@ -2,26 +2,34 @@
 
 from collections.abc import Iterator
 
-from mldebug.hardware.health.model import FINE, OFF, Action, Found, State, bad, unread
-from mldebug.hardware.health.rule_input import Look
+from mldebug.hardware.health.model import (
+    FINE,
+    OFF,
+    HealthState,
+    RuleFinding,
+    SuggestedAction,
+    bad,
+    unread,
+)
+from mldebug.hardware.health.rule_input import RuleInput
 from mldebug.hardware.health.thresholds import Thresholds
 
 
-def pcie(look: Look) -> Iterator[Found]:
+def pcie(look: RuleInput) -> Iterator[RuleFinding]:
     """Width, generation under load, replays."""
     now = look.now
     if now.pcie_width is None or now.pcie_width_max is None:
         yield unread("PCIe width")
     elif now.pcie_width < now.pcie_width_max:
         told = f"the PCIe link has {now.pcie_width} of {now.pcie_width_max} lanes"
-        yield bad(State.DEGRADED, "pcie_width", told, Action.CHECK_HARDWARE)
+        yield bad(HealthState.DEGRADED, "pcie_width", told, SuggestedAction.CHECK_HARDWARE)
     else:
         yield FINE
     yield _generation(look)
     yield _replays(look)
 
 
-def _generation(look: Look) -> Found:
+def _generation(look: RuleInput) -> RuleFinding:
     """An idle link saves power at a lower generation: it only counts under load."""
     now, busy = look.now, look.limits.pcie_busy_ratio
     if now.pcie_generation is None or now.pcie_generation_max is None:
@@ -33,10 +41,10 @@ def _generation(look: Look) -> Found:
     if now.utilization_ratio < busy:
         return FINE
     words = f"the PCIe link runs at generation {now.pcie_generation} of {now.pcie_generation_max} under load"
-    return bad(State.DEGRADED, "pcie_generation", words, Action.CHECK_HARDWARE)
+    return bad(HealthState.DEGRADED, "pcie_generation", words, SuggestedAction.CHECK_HARDWARE)
 
 
-def _replays(look: Look) -> Found:
+def _replays(look: RuleInput) -> RuleFinding:
     more, now = look.since("pcie_replays"), look.now
     per_lane = look.limits.pcie_replays_per_lane_minute
     generation = now.pcie_generation_max or now.pcie_generation
@@ -50,10 +58,10 @@ def _replays(look: Look) -> Found:
     if rate <= -(-limit // 1) or more < 2:
         return FINE
     words = f"{rate:.0f} PCIe replays a minute (limit {-(-limit // 1):.0f})"
-    return bad(State.DEGRADED, "pcie_replays", words, Action.CHECK_HARDWARE)
+    return bad(HealthState.DEGRADED, "pcie_replays", words, SuggestedAction.CHECK_HARDWARE)
 
 
-def nvlink(look: Look) -> Iterator[Found]:
+def nvlink(look: RuleInput) -> Iterator[RuleFinding]:
     """Links that are down and were up once, and errors between the last two reads that asked for them."""
     links = look.now.nvlinks
     told = [link for link in links if link.up is not None]
@@ -66,27 +74,29 @@ def nvlink(look: Look) -> Iterator[Found]:
         return
     limits = look.limits
     yield _down([one.link for one in told if not one.up and one.link in wired], wired, limits)
-    yield _grown(look, "recovery", limits.nvlink_recoveries, State.UNHEALTHY, Action.RESET)
-    yield _grown(look, "replay", limits.nvlink_replays, State.DEGRADED, Action.WATCH)
+    yield _grown(
+        look, "recovery", limits.nvlink_recoveries, HealthState.UNHEALTHY, SuggestedAction.RESET
+    )
+    yield _grown(look, "replay", limits.nvlink_replays, HealthState.DEGRADED, SuggestedAction.WATCH)
     yield _flits(look)
 
 
-def _wired(look: Look) -> set[int]:
+def _wired(look: RuleInput) -> set[int]:
     """Links that are or were up; the others are not used on this board."""
     reads = (look.now, look.before) if look.before else (look.now,)
     return {link.link for read in reads for link in read.nvlinks if link.up} | look.links_once_up
 
 
-def _down(down: list[int], wired: set[int], limits: Thresholds) -> Found:
+def _down(down: list[int], wired: set[int], limits: Thresholds) -> RuleFinding:
     if limits.nvlink_down is None:
         return OFF
     if len(down) <= limits.nvlink_down:
         return FINE
     words = f"{len(down)} of {len(wired)} NVLinks are down ({', '.join(map(str, down[:18]))})"
-    return bad(State.UNHEALTHY, "nvlink_down", words, Action.CHECK_HARDWARE)
+    return bad(HealthState.UNHEALTHY, "nvlink_down", words, SuggestedAction.CHECK_HARDWARE)
 
 
-def _grown_by(look: Look, kind: str) -> list[tuple[int, float]]:
+def _grown_by(look: RuleInput, kind: str) -> list[tuple[int, float]]:
     """For each link whose errors were asked for twice: how many more, in how many seconds."""
     return [
         (link.grown.get(kind, 0), link.grown_seconds)
@@ -95,7 +105,9 @@ def _grown_by(look: Look, kind: str) -> list[tuple[int, float]]:
     ]
 
 
-def _grown(look: Look, kind: str, limit: int | None, state: State, action: Action) -> Found:
+def _grown(
+    look: RuleInput, kind: str, limit: int | None, state: HealthState, action: SuggestedAction
+) -> RuleFinding:
     told = _grown_by(look, kind)
     if not told:
         return unread(f"NVLink {kind} errors over time")
@@ -109,7 +121,7 @@ def _grown(look: Look, kind: str, limit: int | None, state: State, action: Actio
     return bad(state, f"nvlink_{kind}", words, action)
 
 
-def _flits(look: Look) -> Found:
+def _flits(look: RuleInput) -> RuleFinding:
     told, limits = _grown_by(look, "crc_flit"), look.limits
     if not told:
         return unread("NVLink crc_flit errors over time")
@@ -120,7 +132,7 @@ def _flits(look: Look) -> Found:
         limits.nvlink_crc_flit_per_second_degraded,
     )
     if worst is not None and rate >= worst:
-        return bad(State.UNHEALTHY, "nvlink_crc", words, Action.CHECK_HARDWARE)
+        return bad(HealthState.UNHEALTHY, "nvlink_crc", words, SuggestedAction.CHECK_HARDWARE)
     if poor is not None and rate >= poor:
-        return bad(State.DEGRADED, "nvlink_crc", words, Action.WATCH)
+        return bad(HealthState.DEGRADED, "nvlink_crc", words, SuggestedAction.WATCH)
     return FINE

@@ -3,14 +3,24 @@
 from collections.abc import Iterator
 
 from mldebug.hardware.gpu.readings import ErrorType, GpuReading, Scope, ecc_count
-from mldebug.hardware.health.model import FINE, OFF, Action, Found, State, bad, unread
-from mldebug.hardware.health.rule_input import Look
+from mldebug.hardware.health.model import (
+    FINE,
+    OFF,
+    HealthState,
+    RuleFinding,
+    SuggestedAction,
+    bad,
+    unread,
+)
+from mldebug.hardware.health.rule_input import RuleInput
 
 
-def ecc(look: Look) -> Iterator[Found]:
+def ecc(look: RuleInput) -> Iterator[RuleFinding]:
     """Memory errors that ECC saw."""
     if look.now.ecc_mode is False:
-        yield bad(State.DEGRADED, "ecc_off", "ECC is switched off", Action.CHECK_SETTINGS)
+        yield bad(
+            HealthState.DEGRADED, "ecc_off", "ECC is switched off", SuggestedAction.CHECK_SETTINGS
+        )
     limits = look.limits
     yield _count(
         look,
@@ -18,8 +28,8 @@ def ecc(look: Look) -> Iterator[Found]:
         "total",
         "volatile",
         limits.ecc_uncorrected_volatile,
-        State.UNHEALTHY,
-        Action.RESET,
+        HealthState.UNHEALTHY,
+        SuggestedAction.RESET,
     )
     yield _count(
         look,
@@ -27,8 +37,8 @@ def ecc(look: Look) -> Iterator[Found]:
         "sram",
         "aggregate",
         limits.ecc_sram_uncorrected_aggregate,
-        State.UNHEALTHY,
-        Action.REPLACE,
+        HealthState.UNHEALTHY,
+        SuggestedAction.REPLACE,
     )
     yield _count(
         look,
@@ -36,8 +46,8 @@ def ecc(look: Look) -> Iterator[Found]:
         "dram",
         "volatile",
         limits.ecc_dram_corrected_volatile,
-        State.DEGRADED,
-        Action.WATCH,
+        HealthState.DEGRADED,
+        SuggestedAction.WATCH,
     )
     yield _count(
         look,
@@ -45,20 +55,20 @@ def ecc(look: Look) -> Iterator[Found]:
         "sram",
         "volatile",
         limits.ecc_sram_corrected_volatile,
-        State.DEGRADED,
-        Action.WATCH,
+        HealthState.DEGRADED,
+        SuggestedAction.WATCH,
     )
 
 
 def _count(
-    look: Look,
+    look: RuleInput,
     kind: ErrorType,
     location: str,
     scope: Scope,
     limit: int | None,
-    state: State,
-    action: Action,
-) -> Found:
+    state: HealthState,
+    action: SuggestedAction,
+) -> RuleFinding:
     if limit is None:
         return OFF
     place = "" if location == "total" else f" {location.upper()}"
@@ -72,7 +82,7 @@ def _count(
     return bad(state, code, f"{count} {kind}{place} ECC errors {span} (limit {limit})", action)
 
 
-def remapped(look: Look) -> Iterator[Found]:
+def remapped(look: RuleInput) -> Iterator[RuleFinding]:
     """Rows replaced by spare ones, Ampere and newer."""
     rows, limits = look.now.remapped_rows, look.limits
     if rows is None:
@@ -82,26 +92,34 @@ def remapped(look: Look) -> Iterator[Found]:
         look.both(_failed),
         "row_remap_failed",
         "a bad row of memory could not be replaced",
-        State.UNHEALTHY,
-        Action.REPLACE,
+        HealthState.UNHEALTHY,
+        SuggestedAction.REPLACE,
     )
     yield _flag(
         rows.pending,
         "row_remap_pending",
         "a bad row of memory is replaced at the next reset",
-        State.DEGRADED,
-        Action.RESET_WHEN_IDLE,
+        HealthState.DEGRADED,
+        SuggestedAction.RESET_WHEN_IDLE,
     )
     replaced = look.both(_uncorrected)
     if replaced is not None and limits.remapped_rows_uncorrected is not None:
         many = replaced >= limits.remapped_rows_uncorrected
         told = f"{replaced} rows replaced after uncorrectable errors"
-        yield bad(State.UNHEALTHY, "row_remaps_uncorrected", told, Action.REPLACE) if many else FINE
+        yield (
+            bad(HealthState.UNHEALTHY, "row_remaps_uncorrected", told, SuggestedAction.REPLACE)
+            if many
+            else FINE
+        )
     empty = look.both(_without_spare)
     if empty is not None and limits.remap_banks_without_spare is not None:
         many = empty > limits.remap_banks_without_spare
         told = f"{empty} banks of memory have no spare row left"
-        yield bad(State.DEGRADED, "row_remap_no_spare", told, Action.WATCH) if many else FINE
+        yield (
+            bad(HealthState.DEGRADED, "row_remap_no_spare", told, SuggestedAction.WATCH)
+            if many
+            else FINE
+        )
 
 
 def _uncorrected(reading: GpuReading) -> int | None:
@@ -116,13 +134,15 @@ def _without_spare(reading: GpuReading) -> int | None:
     return reading.remapped_rows.banks.get("none") if reading.remapped_rows else None
 
 
-def _flag(value: int | None, code: str, reason: str, state: State, action: Action) -> Found:
+def _flag(
+    value: int | None, code: str, reason: str, state: HealthState, action: SuggestedAction
+) -> RuleFinding:
     if value is None:
         return unread(code.replace("_", " "))
     return bad(state, code, reason, action) if value else FINE
 
 
-def retired(look: Look) -> Iterator[Found]:
+def retired(look: RuleInput) -> Iterator[RuleFinding]:
     """Before Ampere; newer GPUs replace rows instead and tell nothing here."""
     pages, limits = look.now.retired_pages, look.limits
     if look.now.retired_pages_pending is not None:
@@ -131,8 +151,8 @@ def retired(look: Look) -> Iterator[Found]:
             look.now.retired_pages_pending,
             "page_retirement_pending",
             told,
-            State.DEGRADED,
-            Action.RESET_WHEN_IDLE,
+            HealthState.DEGRADED,
+            SuggestedAction.RESET_WHEN_IDLE,
         )
     if not pages:
         yield unread("retired pages")
@@ -141,13 +161,15 @@ def retired(look: Look) -> Iterator[Found]:
     double = look.both(lambda one: one.retired_pages.get("uncorrected")) or 0
     if limits.retired_pages is not None and (total or 0) >= limits.retired_pages:
         yield bad(
-            State.UNHEALTHY,
+            HealthState.UNHEALTHY,
             "retired_pages",
             f"{total} pages of memory taken out (limit {limits.retired_pages})",
-            Action.REPLACE,
+            SuggestedAction.REPLACE,
         )
     elif limits.retired_pages_uncorrected is not None and double > limits.retired_pages_uncorrected:
         told = f"{double} pages of memory taken out after uncorrectable errors"
-        yield bad(State.DEGRADED, "retired_pages_uncorrected", told, Action.CHECK_HARDWARE)
+        yield bad(
+            HealthState.DEGRADED, "retired_pages_uncorrected", told, SuggestedAction.CHECK_HARDWARE
+        )
     else:
         yield FINE

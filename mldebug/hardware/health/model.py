@@ -8,7 +8,7 @@ import msgspec
 from mldebug.core.model import Noun
 
 
-class State(StrEnum):
+class HealthState(StrEnum):
     """How a component does."""
 
     HEALTHY = "healthy"
@@ -17,10 +17,10 @@ class State(StrEnum):
     UNHEALTHY = "unhealthy"  # no job should start here
 
 
-BAD = (State.UNHEALTHY, State.DEGRADED)
+BAD = (HealthState.UNHEALTHY, HealthState.DEGRADED)
 
 
-class Action(StrEnum):
+class SuggestedAction(StrEnum):
     """What to do, from the least to the most; of several, only the greatest is told."""
 
     NONE = "none"
@@ -36,16 +36,16 @@ class Action(StrEnum):
 
 
 ACTION_WORDS = {
-    Action.NONE: "nothing to do",
-    Action.WATCH: "watch it",
-    Action.CHECK_JOB: "look at the job",
-    Action.CHECK_SETTINGS: "check the settings of the driver",
-    Action.CHECK_COOLING: "check cooling and airflow",
-    Action.CHECK_HARDWARE: "check seating, cables and power, then run diagnostics",
-    Action.RESET_WHEN_IDLE: "reset the GPU when its job has ended",
-    Action.RESET: "drain the node and reset the GPU",
-    Action.REBOOT: "drain the node and reboot it",
-    Action.REPLACE: "drain the node and return the GPU (RMA)",
+    SuggestedAction.NONE: "nothing to do",
+    SuggestedAction.WATCH: "watch it",
+    SuggestedAction.CHECK_JOB: "look at the job",
+    SuggestedAction.CHECK_SETTINGS: "check the settings of the driver",
+    SuggestedAction.CHECK_COOLING: "check cooling and airflow",
+    SuggestedAction.CHECK_HARDWARE: "check seating, cables and power, then run diagnostics",
+    SuggestedAction.RESET_WHEN_IDLE: "reset the GPU when its job has ended",
+    SuggestedAction.RESET: "drain the node and reset the GPU",
+    SuggestedAction.REBOOT: "drain the node and reboot it",
+    SuggestedAction.REPLACE: "drain the node and return the GPU (RMA)",
 }
 COMPONENTS = (
     "gpu_ecc",
@@ -67,61 +67,63 @@ COMPONENTS = (
 MAX_REASONS = 3
 
 
-class Health(Noun, frozen=True, kw_only=True):
+class ComponentHealth(Noun, frozen=True, kw_only=True):
     """One component, of one GPU or of the node (`uuid` "")."""
 
     component: str  # of COMPONENTS
-    state: State
+    state: HealthState
     reason: str = ""  # one sentence without a full stop
     reason_code: str = ""  # short and stable, for machines
-    action: Action = Action.NONE
+    action: SuggestedAction = SuggestedAction.NONE
     uuid: str = ""
     gpu: int | None = None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class RuleFinding(msgspec.Struct, frozen=True, kw_only=True):
     """What one rule says: `state` HEALTHY where the value was read and is fine, UNKNOWN where it was not read."""
 
-    state: State
+    state: HealthState
     code: str = ""
     reason: str = ""
-    action: Action = Action.NONE
+    action: SuggestedAction = SuggestedAction.NONE
 
 
-FINE = Found(state=State.HEALTHY)
-OFF = Found(state=State.UNKNOWN, code="off")
+FINE = RuleFinding(state=HealthState.HEALTHY)
+OFF = RuleFinding(state=HealthState.UNKNOWN, code="off")
 """A rule that is turned off: it neither finds fault nor proves health."""
-_SEVERITY = (State.HEALTHY, State.UNKNOWN, State.DEGRADED, State.UNHEALTHY)
+_SEVERITY = (HealthState.HEALTHY, HealthState.UNKNOWN, HealthState.DEGRADED, HealthState.UNHEALTHY)
 
 
-def unread(what: str) -> Found:
+def unread(what: str) -> RuleFinding:
     """A rule whose value could not be read."""
-    return Found(state=State.UNKNOWN, code="not_readable", reason=what)
+    return RuleFinding(state=HealthState.UNKNOWN, code="not_readable", reason=what)
 
 
-def bad(state: State, code: str, reason: str, action: Action) -> Found:
+def bad(state: HealthState, code: str, reason: str, action: SuggestedAction) -> RuleFinding:
     """A rule that found something."""
-    return Found(state=state, code=code, reason=reason, action=action)
+    return RuleFinding(state=state, code=code, reason=reason, action=action)
 
 
 def combine(
-    component: str, found: Iterable[Found], uuid: str = "", gpu: int | None = None
-) -> Health:
+    component: str, found: Iterable[RuleFinding], uuid: str = "", gpu: int | None = None
+) -> ComponentHealth:
     """One component from its rules: the worst that was found, with the one greatest action.
 
     Healthy needs a value that was read: where nothing could be, the component is unknown.
     """
     told = tuple(one for one in found if one is not OFF)
     faults = [one for one in told if one.state in BAD]
-    missing = [one.reason for one in told if one.state is State.UNKNOWN]
+    missing = [one.reason for one in told if one.state is HealthState.UNKNOWN]
     if faults:
         return _faulty(component, faults, uuid, gpu)
-    if any(one.state is State.HEALTHY for one in told):
+    if any(one.state is HealthState.HEALTHY for one in told):
         reason = f"not readable: {_sentence(missing, ', ')}" if missing else ""
-        return Health(component=component, state=State.HEALTHY, reason=reason, uuid=uuid, gpu=gpu)
-    return Health(
+        return ComponentHealth(
+            component=component, state=HealthState.HEALTHY, reason=reason, uuid=uuid, gpu=gpu
+        )
+    return ComponentHealth(
         component=component,
-        state=State.UNKNOWN,
+        state=HealthState.UNKNOWN,
         reason=f"not readable: {_sentence(missing, ', ')}" if missing else "nothing tells it",
         reason_code="not_readable",
         uuid=uuid,
@@ -129,11 +131,13 @@ def combine(
     )
 
 
-def _faulty(component: str, faults: Sequence[Found], uuid: str, gpu: int | None) -> Health:
+def _faulty(
+    component: str, faults: Sequence[RuleFinding], uuid: str, gpu: int | None
+) -> ComponentHealth:
     """The fault with the greatest action speaks; the next ones stand behind it."""
     ordered = sorted(faults, key=lambda one: (-_rank(one.action), -_SEVERITY.index(one.state)))
     worst = max(ordered, key=lambda one: _SEVERITY.index(one.state))
-    return Health(
+    return ComponentHealth(
         component=component,
         state=worst.state,
         reason=_sentence([one.reason for one in ordered], "; "),
@@ -151,25 +155,25 @@ def _sentence(reasons: Sequence[str], between: str) -> str:
     return between.join((*told, f"and {more} more") if more > 0 else told)
 
 
-def _rank(action: Action) -> int:
-    return list(Action).index(action)
+def _rank(action: SuggestedAction) -> int:
+    return list(SuggestedAction).index(action)
 
 
-def worst_of(told: Iterable[Health]) -> dict[str, State]:
+def worst_of(told: Iterable[ComponentHealth]) -> dict[str, HealthState]:
     """The state of each component over all GPUs: the worst."""
-    found: dict[str, State] = {}
+    found: dict[str, HealthState] = {}
     for one in told:
-        before = found.get(one.component, State.HEALTHY)
+        before = found.get(one.component, HealthState.HEALTHY)
         found[one.component] = max(before, one.state, key=_SEVERITY.index)
     return found
 
 
-def instructions(told: Iterable[Health]) -> tuple[Health, ...]:
+def instructions(told: Iterable[ComponentHealth]) -> tuple[ComponentHealth, ...]:
     """One instruction for each GPU and one for the node, the greatest first: what a person has to do."""
-    greatest: dict[str, Health] = {}
+    greatest: dict[str, ComponentHealth] = {}
     for one in told:
         before = greatest.get(one.uuid)
-        if one.action is not Action.NONE and (
+        if one.action is not SuggestedAction.NONE and (
             before is None or _rank(one.action) > _rank(before.action)
         ):
             greatest[one.uuid] = one

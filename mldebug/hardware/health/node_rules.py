@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mldebug.hardware.gpu.expected import GpuCount, MissingGpu
 from mldebug.hardware.health.model import (
     FINE,
-    Action,
-    Found,
-    Health,
-    State,
+    ComponentHealth,
+    HealthState,
+    RuleFinding,
+    SuggestedAction,
     bad,
     combine,
     unread,
@@ -19,33 +19,40 @@ from mldebug.hardware.health.model import (
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
 from mldebug.hardware.kernel_log.bursts import Burst
-from mldebug.hardware.kernel_log.model import Kind, is_gpu
+from mldebug.hardware.kernel_log.model import KernelEventKind, is_gpu
 from mldebug.hardware.kernel_log.xids import Tier, xid_row
 
 _OF_XID = {
-    "none": Action.NONE,
-    "restart_job": Action.CHECK_JOB,
-    "check_job": Action.CHECK_JOB,
-    "reset_gpu": Action.RESET,
-    "reboot_node": Action.REBOOT,
-    "check_hardware": Action.CHECK_HARDWARE,
-    "update_driver": Action.CHECK_SETTINGS,
-    "collect_report": Action.WATCH,
-    "follow_driver": Action.WATCH,
-    "unknown": Action.WATCH,
+    "none": SuggestedAction.NONE,
+    "restart_job": SuggestedAction.CHECK_JOB,
+    "check_job": SuggestedAction.CHECK_JOB,
+    "reset_gpu": SuggestedAction.RESET,
+    "reboot_node": SuggestedAction.REBOOT,
+    "check_hardware": SuggestedAction.CHECK_HARDWARE,
+    "update_driver": SuggestedAction.CHECK_SETTINGS,
+    "collect_report": SuggestedAction.WATCH,
+    "follow_driver": SuggestedAction.WATCH,
+    "unknown": SuggestedAction.WATCH,
 }
 _FATAL = frozenset(
     {
-        Kind.MACHINE_CHECK_UNCORRECTED,
-        Kind.MEMORY_UNCORRECTED,
-        Kind.PCIE_FATAL,
-        Kind.PCIE_CONTAINED,
-        Kind.NIC_FATAL,
-        Kind.LOCKUP,
+        KernelEventKind.MACHINE_CHECK_UNCORRECTED,
+        KernelEventKind.MEMORY_UNCORRECTED,
+        KernelEventKind.PCIE_FATAL,
+        KernelEventKind.PCIE_CONTAINED,
+        KernelEventKind.NIC_FATAL,
+        KernelEventKind.LOCKUP,
     }
 )
-_POOR = frozenset({Kind.HUNG_TASK, Kind.MACHINE_CHECK, Kind.PCIE_NONFATAL, Kind.PCIE_LINK_DOWN})
-_CORRECTED = frozenset({Kind.MACHINE_CHECK_CORRECTED, Kind.MEMORY_CORRECTED})
+_POOR = frozenset(
+    {
+        KernelEventKind.HUNG_TASK,
+        KernelEventKind.MACHINE_CHECK,
+        KernelEventKind.PCIE_NONFATAL,
+        KernelEventKind.PCIE_LINK_DOWN,
+    }
+)
+_CORRECTED = frozenset({KernelEventKind.MACHINE_CHECK_CORRECTED, KernelEventKind.MEMORY_CORRECTED})
 
 
 def node_health(
@@ -56,7 +63,7 @@ def node_health(
     kernel_readable: bool,
     count: GpuCount | None = None,
     uuids: Mapping[str, tuple[str, int]] | None = None,
-) -> tuple[Health, ...]:
+) -> tuple[ComponentHealth, ...]:
     """Count of GPUs, Xids by GPU, kernel, memory. `uuids`: PCI address as the kernel writes it -> (uuid, index)."""
     recent = [one.burst for one in _once(events) if at - one.burst.last_at <= limits.event_window]
     nothing = () if kernel_readable else (unread("the kernel's log"),)
@@ -77,24 +84,24 @@ def _once(events: Iterable[RankEvent]) -> Iterator[RankEvent]:
             yield one
 
 
-def _calm(readable: bool) -> tuple[Found, ...]:
+def _calm(readable: bool) -> tuple[RuleFinding, ...]:
     return (FINE,) if readable else ()
 
 
-def _count(count: GpuCount) -> Iterator[Found]:
+def _count(count: GpuCount) -> Iterator[RuleFinding]:
     if not count.readable:
         yield unread("the GPUs")
         return
     for one in count.missing:
         told = f"{_gpu(one)} is missing: {one.reason}"
-        yield bad(State.UNHEALTHY, "gpu_missing", told, Action.REBOOT)
+        yield bad(HealthState.UNHEALTHY, "gpu_missing", told, SuggestedAction.REBOOT)
     for one in count.silent:
         yield unread(f"{_gpu(one)} does not answer: {one.reason}")
     if count.silent:
         return
     if not count.missing and count.present < count.expected:
         told = f"{count.present} of {count.expected} GPUs are there"
-        yield bad(State.UNHEALTHY, "gpu_missing", told, Action.REBOOT)
+        yield bad(HealthState.UNHEALTHY, "gpu_missing", told, SuggestedAction.REBOOT)
     yield FINE
 
 
@@ -104,10 +111,10 @@ def _gpu(one: MissingGpu) -> str:
 
 
 def _xids(
-    recent: Iterable[Burst], uuids: Mapping[str, tuple[str, int]], nothing: tuple[Found, ...]
-) -> Iterator[Health]:
+    recent: Iterable[Burst], uuids: Mapping[str, tuple[str, int]], nothing: tuple[RuleFinding, ...]
+) -> Iterator[ComponentHealth]:
     """One for each GPU that something was said of, and one for the others."""
-    by_gpu: dict[tuple[str, int | None], list[Found]] = {}
+    by_gpu: dict[tuple[str, int | None], list[RuleFinding]] = {}
     for burst in recent:
         if is_gpu(burst.root.kind):
             uuid, index = uuids.get(burst.root.device, (burst.root.uuid, None))
@@ -118,48 +125,56 @@ def _xids(
         yield combine("gpu_xid", [*found, *(nothing or (FINE,))], uuid, index)
 
 
-def _xid(burst: Burst) -> Found:
+def _xid(burst: Burst) -> RuleFinding:
     """What the job is to blame for is no fault of the GPU; a number that nobody knows is one sign."""
     words = sentence(RankEvent(burst=burst))
     number = burst.root.xid
     code = f"xid_{number}" if number is not None else burst.root.kind.value
-    if burst.root.kind is Kind.GPU_LOST:
-        return bad(State.UNHEALTHY, code, words, Action.REBOOT)
-    if burst.root.kind is Kind.GPU_INIT_FAILED:
-        return bad(State.UNHEALTHY, code, words, Action.CHECK_HARDWARE)
+    if burst.root.kind is KernelEventKind.GPU_LOST:
+        return bad(HealthState.UNHEALTHY, code, words, SuggestedAction.REBOOT)
+    if burst.root.kind is KernelEventKind.GPU_INIT_FAILED:
+        return bad(HealthState.UNHEALTHY, code, words, SuggestedAction.CHECK_HARDWARE)
     action = max(
         (_OF_XID[xid_row(one).action] for one in burst.xids if one >= 0),
-        key=list(Action).index,
-        default=Action.WATCH,
+        key=list(SuggestedAction).index,
+        default=SuggestedAction.WATCH,
     )
     if burst.tier is Tier.FATAL:
-        return bad(State.UNHEALTHY, code, words, max(action, Action.RESET, key=list(Action).index))
+        return bad(
+            HealthState.UNHEALTHY,
+            code,
+            words,
+            max(action, SuggestedAction.RESET, key=list(SuggestedAction).index),
+        )
     if burst.tier is Tier.WARNING:
-        soft = Action.RESET_WHEN_IDLE if action is Action.RESET else action
-        return bad(State.DEGRADED, code, words, soft)
+        soft = SuggestedAction.RESET_WHEN_IDLE if action is SuggestedAction.RESET else action
+        return bad(HealthState.DEGRADED, code, words, soft)
     return FINE
 
 
-def _kernel(recent: Sequence[Burst], limits: Thresholds) -> Iterator[Found]:
+def _kernel(recent: Sequence[Burst], limits: Thresholds) -> Iterator[RuleFinding]:
     for burst in recent:
         words, code = sentence(RankEvent(burst=burst)), burst.root.kind.value
         if burst.root.kind in _FATAL:
-            yield bad(State.UNHEALTHY, code, words, Action.CHECK_HARDWARE)
+            yield bad(HealthState.UNHEALTHY, code, words, SuggestedAction.CHECK_HARDWARE)
         elif burst.root.kind in _POOR:
-            yield bad(State.DEGRADED, code, words, Action.WATCH)
+            yield bad(HealthState.DEGRADED, code, words, SuggestedAction.WATCH)
     corrected = sum(burst.count for burst in recent if burst.root.kind in _CORRECTED)
     if limits.memory_corrected is not None and corrected > limits.memory_corrected:
         told = f"{corrected} corrected errors of the host's memory or processors"
-        yield bad(State.DEGRADED, "memory_corrected", told, Action.CHECK_HARDWARE)
-    pcie = sum(burst.count for burst in recent if burst.root.kind is Kind.PCIE_CORRECTED)
+        yield bad(HealthState.DEGRADED, "memory_corrected", told, SuggestedAction.CHECK_HARDWARE)
+    pcie = sum(burst.count for burst in recent if burst.root.kind is KernelEventKind.PCIE_CORRECTED)
     if limits.pcie_corrected is not None and pcie > limits.pcie_corrected:
         yield bad(
-            State.DEGRADED, "pcie_corrected", f"{pcie} corrected PCIe errors", Action.CHECK_HARDWARE
+            HealthState.DEGRADED,
+            "pcie_corrected",
+            f"{pcie} corrected PCIe errors",
+            SuggestedAction.CHECK_HARDWARE,
         )
 
 
-def _memory(recent: Sequence[Burst]) -> Iterator[Found]:
-    kills = [burst for burst in recent if burst.root.kind is Kind.OOM_KILL]
+def _memory(recent: Sequence[Burst]) -> Iterator[RuleFinding]:
+    kills = [burst for burst in recent if burst.root.kind is KernelEventKind.OOM_KILL]
     if kills:
         words = sentence(RankEvent(burst=kills[-1]))
-        yield bad(State.DEGRADED, "oom_kill", words, Action.CHECK_JOB)
+        yield bad(HealthState.DEGRADED, "oom_kill", words, SuggestedAction.CHECK_JOB)

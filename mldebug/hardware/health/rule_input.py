@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from mldebug.hardware.gpu.readings import GpuReading
-from mldebug.hardware.health.model import Found
+from mldebug.hardware.health.model import RuleFinding
 from mldebug.hardware.health.thresholds import Thresholds
 
 Number = TypeVar("Number", int, float)
 
 
-class Look(NamedTuple):
+class RuleInput(NamedTuple):
     """What a rule is asked about."""
 
     now: GpuReading
@@ -35,4 +35,4 @@ class Look(NamedTuple):
         return new - old if old is not None and new is not None and new >= old else None
 
 
-Rule = Callable[[Look], Iterator[Found]]
+Rule = Callable[[RuleInput], Iterator[RuleFinding]]

@@ -4,11 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from mldebug.hardware.health.model import ACTION_WORDS, BAD, Health, State, instructions
+from mldebug.hardware.health.model import (
+    ACTION_WORDS,
+    BAD,
+    ComponentHealth,
+    HealthState,
+    instructions,
+)
 
 MAX_LINES = 8
 NODE = "this node"
-_ORDER = (State.HEALTHY, State.UNKNOWN, State.DEGRADED, State.UNHEALTHY)
+_ORDER = (HealthState.HEALTHY, HealthState.UNKNOWN, HealthState.DEGRADED, HealthState.UNHEALTHY)
 
 
 class GpuName(msgspec.Struct, frozen=True):
@@ -21,27 +27,27 @@ class GpuName(msgspec.Struct, frozen=True):
         return f"GPU {self.index} ({self.bus_id})" if self.bus_id else f"GPU {self.index}"
 
 
-def state_of_gpu(told: Iterable[Health], uuid: str) -> State:
+def state_of_gpu(told: Iterable[ComponentHealth], uuid: str) -> HealthState:
     """The worst component of one GPU; healthy needs one that was read and is fine, whatever others do not tell."""
     states = {one.state for one in told if one.uuid == uuid}
     bad = states & set(BAD)
     if bad:
         return max(bad, key=_ORDER.index)
-    return State.HEALTHY if State.HEALTHY in states else State.UNKNOWN
+    return HealthState.HEALTHY if HealthState.HEALTHY in states else HealthState.UNKNOWN
 
 
-def headline(uuids: Sequence[str], told: Sequence[Health]) -> str:
+def headline(uuids: Sequence[str], told: Sequence[ComponentHealth]) -> str:
     """`8 GPUs, all healthy`, or how many are not; what is wrong with the node is no matter of its GPUs."""
     states = [state_of_gpu(told, uuid) for uuid in uuids]
     count = f"{len(states)} {'GPU' if len(states) == 1 else 'GPUs'}"
-    if states and all(one is State.HEALTHY for one in states):
+    if states and all(one is HealthState.HEALTHY for one in states):
         return f"{count}, {'healthy' if len(states) == 1 else 'all healthy'}"
     parts = [(one, states.count(one)) for one in reversed(_ORDER)]
     words = ", ".join(f"{number} {state.value}" for state, number in parts if number)
     return f"{count}: {words}" if words else count
 
 
-def complaints(told: Iterable[Health], names: Mapping[str, GpuName]) -> tuple[str, ...]:
+def complaints(told: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> tuple[str, ...]:
     """`GPU 3 (0000:3b:00.0) is unhealthy: reason → what to do`: one line for each GPU and one for the node.
 
     `names`: uuid -> how the GPU is called.
@@ -50,7 +56,7 @@ def complaints(told: Iterable[Health], names: Mapping[str, GpuName]) -> tuple[st
     return tuple(_line(one, faulty, names) for one in instructions(faulty))
 
 
-def name_of(one: Health, names: Mapping[str, GpuName]) -> str:
+def name_of(one: ComponentHealth, names: Mapping[str, GpuName]) -> str:
     """What a line calls the GPU, or the node."""
     if one.uuid in names:
         return str(names[one.uuid])
@@ -59,7 +65,9 @@ def name_of(one: Health, names: Mapping[str, GpuName]) -> str:
     return f"GPU {one.uuid}" if one.uuid else NODE
 
 
-def _line(one: Health, faulty: Sequence[Health], names: Mapping[str, GpuName]) -> str:
+def _line(
+    one: ComponentHealth, faulty: Sequence[ComponentHealth], names: Mapping[str, GpuName]
+) -> str:
     state = state_of_gpu(faulty, one.uuid)
     said = f"{name_of(one, names)} is {state.value}: {one.reason}"
     return f"{said} → {ACTION_WORDS[one.action]}"

@@ -10,10 +10,10 @@ from typing import Literal
 import msgspec
 
 from mldebug.core.model import Job, Noun
-from mldebug.hardware.gpu.rank_join import Joined
+from mldebug.hardware.gpu.rank_join import RankGpuMap
 from mldebug.hardware.kernel_log.bursts import OTHER, Burst
 from mldebug.hardware.kernel_log.lines.reader import bus_id
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.xids import xid_row
 
 SLACK = 2.0  # seconds by which the two clocks may disagree about what came first
@@ -26,43 +26,47 @@ process: the lines name its pid; child: that of a child of it; gpu: it works on 
 says; environment: it should work on that GPU, as its environment says; node: nobody is named.
 """
 
-PLAIN: dict[Kind, str] = {
-    Kind.GPU_INIT_FAILED: "the driver's start failed (RmInitAdapter)",
-    Kind.OOM_KILL: "the kernel killed a process for memory",
-    Kind.CRASH: "a process crashed",
-    Kind.HUNG_TASK: "a process hangs in the kernel",
-    Kind.LOCKUP: "a CPU is locked up",
-    Kind.LINK_DOWN: "the network link went down",
-    Kind.LINK_UP: "the network link came up",
-    Kind.PORT_FAULT: "a network port has a fault",
-    Kind.NIC_FATAL: "a network adapter has a fatal error",
-    Kind.PCIE_LINK_DOWN: "a PCIe link went down",
-    Kind.NFS_NOT_RESPONDING: "an NFS server does not respond",
-    Kind.NFS_OK: "an NFS server responds again",
-    Kind.LUSTRE_LOST: "the connection to a Lustre target was lost",
-    Kind.LUSTRE_RESTORED: "the connection to a Lustre target is back",
-    Kind.LUSTRE_EVICTED: "a Lustre target evicted this node",
-    Kind.LUSTRE_ERROR: "Lustre reports an error",
-    Kind.FILESYSTEM_ERROR: "a filesystem is damaged",
-    Kind.FILESYSTEM_READ_ONLY: "a filesystem became read-only",
-    Kind.FILESYSTEM_SHUTDOWN: "a filesystem was shut down",
-    Kind.DISK_ERROR: "a disk has I/O errors",
-    Kind.MACHINE_CHECK: "machine check",
-    Kind.MACHINE_CHECK_CORRECTED: "corrected machine check",
-    Kind.MACHINE_CHECK_UNCORRECTED: "uncorrected machine check",
-    Kind.MEMORY_CORRECTED: "corrected error of the host's memory",
-    Kind.MEMORY_UNCORRECTED: "uncorrected error of the host's memory",
-    Kind.PCIE_CORRECTED: "corrected PCIe error",
-    Kind.PCIE_NONFATAL: "uncorrected PCIe error",
-    Kind.PCIE_FATAL: "fatal PCIe error",
-    Kind.PCIE_CONTAINED: "a PCIe port cut off the devices below it (DPC)",
+PLAIN: dict[KernelEventKind, str] = {
+    KernelEventKind.GPU_INIT_FAILED: "the driver's start failed (RmInitAdapter)",
+    KernelEventKind.OOM_KILL: "the kernel killed a process for memory",
+    KernelEventKind.CRASH: "a process crashed",
+    KernelEventKind.HUNG_TASK: "a process hangs in the kernel",
+    KernelEventKind.LOCKUP: "a CPU is locked up",
+    KernelEventKind.LINK_DOWN: "the network link went down",
+    KernelEventKind.LINK_UP: "the network link came up",
+    KernelEventKind.PORT_FAULT: "a network port has a fault",
+    KernelEventKind.NIC_FATAL: "a network adapter has a fatal error",
+    KernelEventKind.PCIE_LINK_DOWN: "a PCIe link went down",
+    KernelEventKind.NFS_NOT_RESPONDING: "an NFS server does not respond",
+    KernelEventKind.NFS_OK: "an NFS server responds again",
+    KernelEventKind.LUSTRE_LOST: "the connection to a Lustre target was lost",
+    KernelEventKind.LUSTRE_RESTORED: "the connection to a Lustre target is back",
+    KernelEventKind.LUSTRE_EVICTED: "a Lustre target evicted this node",
+    KernelEventKind.LUSTRE_ERROR: "Lustre reports an error",
+    KernelEventKind.FILESYSTEM_ERROR: "a filesystem is damaged",
+    KernelEventKind.FILESYSTEM_READ_ONLY: "a filesystem became read-only",
+    KernelEventKind.FILESYSTEM_SHUTDOWN: "a filesystem was shut down",
+    KernelEventKind.DISK_ERROR: "a disk has I/O errors",
+    KernelEventKind.MACHINE_CHECK: "machine check",
+    KernelEventKind.MACHINE_CHECK_CORRECTED: "corrected machine check",
+    KernelEventKind.MACHINE_CHECK_UNCORRECTED: "uncorrected machine check",
+    KernelEventKind.MEMORY_CORRECTED: "corrected error of the host's memory",
+    KernelEventKind.MEMORY_UNCORRECTED: "uncorrected error of the host's memory",
+    KernelEventKind.PCIE_CORRECTED: "corrected PCIe error",
+    KernelEventKind.PCIE_NONFATAL: "uncorrected PCIe error",
+    KernelEventKind.PCIE_FATAL: "fatal PCIe error",
+    KernelEventKind.PCIE_CONTAINED: "a PCIe port cut off the devices below it (DPC)",
 }
 """What an event of each kind but Xids is called."""
 
-_OVER = {Kind.LINK_UP: "up again", Kind.NFS_OK: "responds again", Kind.LUSTRE_RESTORED: "is back"}
+_OVER = {
+    KernelEventKind.LINK_UP: "up again",
+    KernelEventKind.NFS_OK: "responds again",
+    KernelEventKind.LUSTRE_RESTORED: "is back",
+}
 
 
-class Owner(Noun, frozen=True, kw_only=True):
+class RankOwner(Noun, frozen=True, kw_only=True):
     """Whose a process or a GPU is."""
 
     run: str  # id
@@ -83,8 +87,8 @@ class RankEvent(Noun, frozen=True, kw_only=True):
 
 def join(
     bursts: Iterable[Burst],
-    pids: Mapping[int, Owner],
-    devices: Mapping[str, Sequence[Owner]],
+    pids: Mapping[int, RankOwner],
+    devices: Mapping[str, Sequence[RankOwner]],
     *,
     first_namespace: bool = True,
 ) -> tuple[RankEvent, ...]:
@@ -102,7 +106,7 @@ def join(
     )
 
 
-def _by_process(burst: Burst, pids: Mapping[int, Owner]) -> tuple[RankEvent, ...]:
+def _by_process(burst: Burst, pids: Mapping[int, RankOwner]) -> tuple[RankEvent, ...]:
     found: dict[tuple[str, int], RankEvent] = {}
     for pid in burst.pids:
         owner = pids.get(pid)
@@ -113,7 +117,7 @@ def _by_process(burst: Burst, pids: Mapping[int, Owner]) -> tuple[RankEvent, ...
     return tuple(found.values())
 
 
-def _by_gpu(burst: Burst, devices: Mapping[str, Sequence[Owner]]) -> tuple[RankEvent, ...]:
+def _by_gpu(burst: Burst, devices: Mapping[str, Sequence[RankOwner]]) -> tuple[RankEvent, ...]:
     owners = devices.get(burst.root.device, ()) if burst.root.device else ()
     found = tuple(
         RankEvent(burst=burst, run=owner.run, rank=owner.rank, by=owner.by)
@@ -143,13 +147,13 @@ def sentence(event: RankEvent, stalled_at: float | None = None, frame: str = "")
 
 def _what(burst: Burst) -> str:
     root = burst.root
-    if root.kind is Kind.SXID:
+    if root.kind is KernelEventKind.SXID:
         return f"SXid {root.xid} ({root.severity} error of an NVSwitch)"
     if root.xid is not None:
         meaning = root.recovery or xid_row(root.xid).meaning
         return f"Xid {root.xid} ({meaning})" + _after(burst, root.xid)
     words = PLAIN[root.kind]
-    if root.kind is Kind.OOM_KILL and root.rss_bytes is not None:
+    if root.kind is KernelEventKind.OOM_KILL and root.rss_bytes is not None:
         words += f" ({_size(root.rss_bytes)} resident{', at the limit of its cgroup' if root.scope == 'cgroup' else ''})"
     if root.seconds is not None:
         words += f" (for {root.seconds} s)"
@@ -167,11 +171,11 @@ def _where(root: KernelEvent) -> str:
     if not root.device:
         return ""
     what = {
-        Kind.XID: "GPU ",
-        Kind.GPU_LOST: "GPU ",
-        Kind.GPU_INIT_FAILED: "GPU ",
-        Kind.SXID: "switch ",
-        Kind.NFS_NOT_RESPONDING: "server ",
+        KernelEventKind.XID: "GPU ",
+        KernelEventKind.GPU_LOST: "GPU ",
+        KernelEventKind.GPU_INIT_FAILED: "GPU ",
+        KernelEventKind.SXID: "switch ",
+        KernelEventKind.NFS_NOT_RESPONDING: "server ",
     }
     return f" on {what.get(root.kind, '')}{root.device}"
 
@@ -213,21 +217,23 @@ def _size(count: int) -> str:
     return f"{count >> 10} KiB"
 
 
-def process_owners(jobs: Iterable[Job], children: Mapping[int, Iterable[int]]) -> dict[int, Owner]:
+def process_owners(
+    jobs: Iterable[Job], children: Mapping[int, Iterable[int]]
+) -> dict[int, RankOwner]:
     """Pid -> owner, for all ranks, the lost ones whose pid is known, and `children` (rank's pid -> pids below it)."""
     return {pid: owner for job in jobs for pid, owner in _processes(job, children)}
 
 
-def _processes(job: Job, children: Mapping[int, Iterable[int]]) -> Iterator[tuple[int, Owner]]:
+def _processes(job: Job, children: Mapping[int, Iterable[int]]) -> Iterator[tuple[int, RankOwner]]:
     """When a lost rank or a child started is not known: not before its job, or its parent."""
     began = _began(job)
     for one in job.lost:
         if one.pid is not None:
-            yield one.pid, Owner(run=job.id, rank=one.rank, started_at=began)
+            yield one.pid, RankOwner(run=job.id, rank=one.rank, started_at=began)
         for pid in one.leftovers:
-            yield pid, Owner(run=job.id, rank=one.rank, started_at=began, child=True)
+            yield pid, RankOwner(run=job.id, rank=one.rank, started_at=began, child=True)
     for rank in job.ranks:
-        owner = Owner(run=job.id, rank=rank.rank, started_at=rank.started_at)
+        owner = RankOwner(run=job.id, rank=rank.rank, started_at=rank.started_at)
         for pid in children.get(rank.pid, ()):
             yield pid, msgspec.structs.replace(owner, child=True)
         yield rank.pid, owner
@@ -240,14 +246,14 @@ def _began(job: Job) -> float:
     )
 
 
-def gpu_owners(joined: Iterable[tuple[Job, Joined]]) -> dict[str, tuple[Owner, ...]]:
+def gpu_owners(joined: Iterable[tuple[Job, RankGpuMap]]) -> dict[str, tuple[RankOwner, ...]]:
     """PCI address -> the ranks that use this GPU, of all jobs."""
-    found: dict[str, tuple[Owner, ...]] = {}
+    found: dict[str, tuple[RankOwner, ...]] = {}
     for job, ranks in joined:
         started = {one.rank: one.started_at for one in job.ranks}
         for one in ranks.ranks:
             if address := bus_id(one.bus_id):
-                owner = Owner(
+                owner = RankOwner(
                     run=job.id,
                     rank=one.rank,
                     started_at=started.get(one.rank, _began(job)),

@@ -4,13 +4,15 @@ import msgspec
 
 from mldebug.core.model import Noun
 from mldebug.core.redact import safe_line
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.xids import ORDER, Tier, tier_of, xid_row
 
 
 def follows(event: KernelEvent) -> bool:
     """Is it a consequence of something else? An SXid's number is none of an Xid."""
-    return event.kind is Kind.XID and event.xid is not None and xid_row(event.xid).follows
+    return (
+        event.kind is KernelEventKind.XID and event.xid is not None and xid_row(event.xid).follows
+    )
 
 
 def made_safe(event: KernelEvent) -> KernelEvent:
@@ -28,12 +30,12 @@ def teller(event: KernelEvent) -> str:
     """Of the three that may tell of one Xid: a line with its number, a line about a lost GPU, NVML."""
     if event.origin is Origin.NVML:
         return "nvml"
-    return "lost" if event.kind is Kind.GPU_LOST else "line"
+    return "lost" if event.kind is KernelEventKind.GPU_LOST else "line"
 
 
 def tells_more(event: KernelEvent, root: KernelEvent) -> bool:
     """Is it another line about the very same thing, with something that the root does not know?"""
-    if event.kind is Kind.OOM_KILL:
+    if event.kind is KernelEventKind.OOM_KILL:
         return True
     if event.xid is None or event.xid != root.xid:
         return False
@@ -43,7 +45,7 @@ def tells_more(event: KernelEvent, root: KernelEvent) -> bool:
 
 def completed(one: KernelEvent, other: KernelEvent) -> KernelEvent:
     """Two lines about one thing: of a kill one knows the cgroup, the other the memory; NVML knows no process."""
-    if one.kind is not Kind.OOM_KILL:
+    if one.kind is not KernelEventKind.OOM_KILL:
         fuller = one if one.pid is not None or other.origin is Origin.NVML else other
         return msgspec.structs.replace(fuller, at=one.at, uuid=one.uuid or other.uuid)
     return msgspec.structs.replace(

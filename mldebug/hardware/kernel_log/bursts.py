@@ -18,7 +18,7 @@ from mldebug.hardware.kernel_log.burst_summary import (
     tells_more,
     worst_of,
 )
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.xids import Tier
 
 WINDOW = 5.0  # seconds without a line that end a burst
@@ -31,14 +31,16 @@ MAX_DISTINCT = 1024  # different texts of one burst that are told apart
 OTHER = -1  # what further numbers are counted as
 
 _FAMILY = {
-    Kind.LINK_UP: Kind.LINK_DOWN,
-    Kind.NFS_OK: Kind.NFS_NOT_RESPONDING,
-    Kind.LUSTRE_RESTORED: Kind.LUSTRE_LOST,
-    Kind.GPU_LOST: Kind.XID,
+    KernelEventKind.LINK_UP: KernelEventKind.LINK_DOWN,
+    KernelEventKind.NFS_OK: KernelEventKind.NFS_NOT_RESPONDING,
+    KernelEventKind.LUSTRE_RESTORED: KernelEventKind.LUSTRE_LOST,
+    KernelEventKind.GPU_LOST: KernelEventKind.XID,
 }
 """Kinds that belong to the story of another one."""
 
-_OF_PROCESSES = frozenset({Kind.OOM_KILL, Kind.CRASH, Kind.HUNG_TASK})
+_OF_PROCESSES = frozenset(
+    {KernelEventKind.OOM_KILL, KernelEventKind.CRASH, KernelEventKind.HUNG_TASK}
+)
 
 
 class Burst(Noun, frozen=True, kw_only=True):
@@ -52,7 +54,7 @@ class Burst(Noun, frozen=True, kw_only=True):
     xids: dict[
         int, int
     ] = {}  # Xid -> errors, in the order of their first; OTHER: all further numbers
-    last_kind: Kind  # of the newest line: link_up or nfs_ok where it is over
+    last_kind: KernelEventKind  # of the newest line: link_up or nfs_ok where it is over
     tier: Tier = Tier.INFORMATION  # the worst of all; of GPU events only
     worst: Worst | None = None  # the error that it comes from
     pids: tuple[int, ...] = ()  # named by the lines, in their order
@@ -61,7 +63,7 @@ class Burst(Noun, frozen=True, kw_only=True):
 Key = tuple[str, int | None]  # device, and the pid where processes are told apart
 
 
-class _Open:
+class _OpenBurst:
     """A burst that may still grow."""
 
     __slots__ = (
@@ -118,7 +120,7 @@ class _Open:
 
     def _add_plain(self, event: KernelEvent) -> int:
         more = event.number
-        if event.kind is Kind.OOM_KILL and self.count:
+        if event.kind is KernelEventKind.OOM_KILL and self.count:
             more = 0  # two or three lines tell of one kill
         self.count += more
         return more
@@ -167,10 +169,10 @@ class _Shelf:
     """The bursts of one kind."""
 
     def __init__(self) -> None:
-        self.open: OrderedDict[Key, _Open] = OrderedDict()
-        self.closed: deque[_Open] = deque(maxlen=KEPT)
+        self.open: OrderedDict[Key, _OpenBurst] = OrderedDict()
+        self.closed: deque[_OpenBurst] = deque(maxlen=KEPT)
 
-    def burst_for(self, event: KernelEvent, key: Key) -> _Open:
+    def burst_for(self, event: KernelEvent, key: Key) -> _OpenBurst:
         """The burst that the event belongs to; a new one closes the one before it."""
         if event.origin is Origin.NVML:
             known = next(
@@ -186,10 +188,10 @@ class _Shelf:
             self.closed.append(self.open.pop(key))
         elif len(self.open) >= OPEN:
             self.closed.append(self.open.popitem(last=False)[1])
-        burst = self.open[key] = _Open(event, key)
+        burst = self.open[key] = _OpenBurst(event, key)
         return burst
 
-    def bursts(self) -> Iterator[_Open]:
+    def bursts(self) -> Iterator[_OpenBurst]:
         """All that are still known."""
         yield from self.closed
         yield from self.open.values()
@@ -199,7 +201,7 @@ class Folding:
     """Folds events into bursts. Belongs to one thread; `bursts` gives values that may go anywhere."""
 
     def __init__(self) -> None:
-        self._shelves: dict[Kind, _Shelf] = {}
+        self._shelves: dict[KernelEventKind, _Shelf] = {}
         self._sequence = -1  # the newest record that was taken in
 
     def add(self, event: KernelEvent) -> int:

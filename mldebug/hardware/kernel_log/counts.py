@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.core.model import Gap, Noun
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 MAX_KEYS = 512  # pairs of GPU and Xid that are counted apart
 OTHER = "other"  # the GPU that all further pairs are counted for
@@ -27,7 +27,7 @@ class XidCount(Noun, frozen=True, kw_only=True):
 class KindCount(Noun, frozen=True, kw_only=True):
     """Everything of one kind that is no Xid."""
 
-    kind: Kind
+    kind: KernelEventKind
     count: int
     last_at: float  # unix
 
@@ -43,7 +43,7 @@ class KernelCounts(Noun, frozen=True, kw_only=True):
     readable: bool = True  # False: the kernel's log may not be read, nothing is known
 
 
-class GpuName(NamedTuple):
+class GpuLabel(NamedTuple):
     """What a GPU is called elsewhere."""
 
     uuid: str
@@ -62,7 +62,7 @@ class _Sum:
         self.last_at = max(self.last_at, at)
 
 
-class Counts:
+class KernelEventCounter:
     """Counts events. `records`, `overruns` and `lost` are set by whoever reads. Belongs to one thread."""
 
     def __init__(self) -> None:
@@ -70,19 +70,19 @@ class Counts:
         self.overruns = 0
         self.lost = 0
         self._xids: dict[tuple[str, int], _Sum] = {}
-        self._kinds: dict[Kind, _Sum] = {}
+        self._kinds: dict[KernelEventKind, _Sum] = {}
 
     def add(self, event: KernelEvent, errors: int) -> None:
         """Count an event that stands for so many new errors; 0 only moves the time of the last one."""
-        if event.kind is Kind.XID and event.xid is not None:
+        if event.kind is KernelEventKind.XID and event.xid is not None:
             self._add_xid(event.device, event.xid, errors, event.at)
             return
-        if event.kind is Kind.GPU_LOST and event.xid is not None:
+        if event.kind is KernelEventKind.GPU_LOST and event.xid is not None:
             self._add_xid(
                 event.device, event.xid, errors, event.at
             )  # 0 where an Xid line told of it
         self._kinds.setdefault(event.kind, _Sum()).add(
-            event.number if event.kind is Kind.GPU_LOST else errors, event.at
+            event.number if event.kind is KernelEventKind.GPU_LOST else errors, event.at
         )
 
     def _add_xid(self, device: str, xid: int, errors: int, at: float) -> None:
@@ -112,9 +112,9 @@ class Counts:
         )
 
 
-def named(counts: KernelCounts, gpus: Mapping[str, GpuName]) -> KernelCounts:
+def named(counts: KernelCounts, gpus: Mapping[str, GpuLabel]) -> KernelCounts:
     """Add UUID and index to the counters of GPUs whose PCI address is known."""
-    unknown = GpuName("")
+    unknown = GpuLabel("")
     xids = (
         msgspec.structs.replace(
             one, uuid=gpus.get(one.device, unknown).uuid, gpu=gpus.get(one.device, unknown).gpu
@@ -124,7 +124,7 @@ def named(counts: KernelCounts, gpus: Mapping[str, GpuName]) -> KernelCounts:
     return msgspec.structs.replace(counts, xids=tuple(xids))
 
 
-class Losses:
+class LostRecords:
     """Counts records that were overwritten before the agent read them. Times are of a monotonic clock, in seconds."""
 
     def __init__(self) -> None:

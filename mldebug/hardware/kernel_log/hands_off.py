@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from mldebug.hardware.gpu.hands_off import PAUSE, XIDS, HandsOff
 from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.lines.reader import bus_id
-from mldebug.hardware.kernel_log.model import Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEventKind, Origin
 
-_XIDS = (Kind.XID, Kind.GPU_LOST)  # an SXid has numbers of its own
+_XIDS = (KernelEventKind.XID, KernelEventKind.GPU_LOST)  # an SXid has numbers of its own
 
 
 def hands_off(bursts: Iterable[Burst], now: float) -> tuple[HandsOff, ...]:

@@ -7,7 +7,7 @@ from mldebug.core.model import Noun
 MAX_TEXT = 400  # characters of a line that are kept
 
 
-class Kind(StrEnum):
+class KernelEventKind(StrEnum):
     """What an event is about. A closed set: it is a metric label."""
 
     XID = "xid"  # an NVIDIA driver error with a number
@@ -57,7 +57,7 @@ class Origin(StrEnum):
 class KernelEvent(Noun, frozen=True, kw_only=True):
     """One thing that the kernel or the driver said. `text` is raw: whoever keeps it makes it safe."""
 
-    kind: Kind
+    kind: KernelEventKind
     at: float  # unix
     text: str = ""
     sequence: int = -1  # of the record in the kernel's log; -1: it has none
@@ -78,6 +78,11 @@ class KernelEvent(Noun, frozen=True, kw_only=True):
     number: int = 1  # how many errors the line stands for
 
 
-def is_gpu(kind: Kind) -> bool:
+def is_gpu(kind: KernelEventKind) -> bool:
     """Does a GPU or its fabric say so?"""
-    return kind in (Kind.XID, Kind.GPU_LOST, Kind.GPU_INIT_FAILED, Kind.SXID)
+    return kind in (
+        KernelEventKind.XID,
+        KernelEventKind.GPU_LOST,
+        KernelEventKind.GPU_INIT_FAILED,
+        KernelEventKind.SXID,
+    )

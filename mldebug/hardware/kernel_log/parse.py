@@ -6,7 +6,7 @@ from functools import lru_cache
 import msgspec
 
 from mldebug.hardware.kernel_log.lines import filesystems, hardware, network, nvidia, processes
-from mldebug.hardware.kernel_log.lines.reader import MAX_LINE, Said
+from mldebug.hardware.kernel_log.lines.reader import MAX_LINE, KernelText
 from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.records import (
     KERNEL_FACILITY,
@@ -35,7 +35,7 @@ def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | 
     text = record.text[:MAX_LINE]
     if _ANY.search(text) is None:
         return None
-    found = _told(Said(text, record.facility == KERNEL_FACILITY))
+    found = _told(KernelText(text, record.facility == KERNEL_FACILITY))
     if found is None:
         return None
     at = record.seconds if at is None else at
@@ -43,7 +43,7 @@ def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | 
 
 
 @lru_cache(maxsize=128)
-def _told(said: Said) -> KernelEvent | None:
+def _told(said: KernelText) -> KernelEvent | None:
     """What a text tells, whenever it is said: a storm repeats few texts many times."""
     if _BY_NAME.match(said.text):
         return processes.crash(said)

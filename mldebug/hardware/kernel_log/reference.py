@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mldebug.hardware.kernel_log.attribution import PLAIN
 from mldebug.hardware.kernel_log.bursts import LATE, WINDOW
 from mldebug.hardware.kernel_log.counts import TOLD
-from mldebug.hardware.kernel_log.model import Kind, is_gpu
+from mldebug.hardware.kernel_log.model import KernelEventKind, is_gpu
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS, ORDER, Catalogue, Tier
 
 HEAD = """\
@@ -51,12 +51,12 @@ def _kinds() -> Iterator[str]:
     yield "## Events beside Xids\n"
     yield "| `kind` | meaning |"
     yield "|---|---|"
-    for kind in Kind:
+    for kind in KernelEventKind:
         if not is_gpu(kind):
             yield f"| `{kind.value}` | {PLAIN[kind]} |"
-    yield f"| `{Kind.GPU_LOST.value}` | a GPU has fallen off the bus; counts as Xid 79 as well, once |"
-    yield f"| `{Kind.GPU_INIT_FAILED.value}` | the driver cannot start a GPU (RmInitAdapter): it is dead until a reset, a power cycle or a repair |"
-    yield f"| `{Kind.SXID.value}` | an NVSwitch reports an error, and whether it is fatal |\n"
+    yield f"| `{KernelEventKind.GPU_LOST.value}` | a GPU has fallen off the bus; counts as Xid 79 as well, once |"
+    yield f"| `{KernelEventKind.GPU_INIT_FAILED.value}` | the driver cannot start a GPU (RmInitAdapter): it is dead until a reset, a power cycle or a repair |"
+    yield f"| `{KernelEventKind.SXID.value}` | an NVSwitch reports an error, and whether it is fatal |\n"
 
 
 def _xids(catalogue: Catalogue) -> Iterator[str]:

@@ -10,7 +10,7 @@ import msgspec
 from mldebug.core.errors import EvidenceError
 from mldebug.hardware.gpu.readings import GpuEvent
 from mldebug.hardware.kernel_log.lines.reader import bus_id
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 
 FILE = Path(__file__).with_name("xids.yaml")
 
@@ -125,7 +125,7 @@ def _unknown(number: int) -> Xid:
 
 def tier_of(event: KernelEvent) -> Tier:
     """How bad one event of a GPU is; what its own line says of that counts more than the catalogue."""
-    if event.kind is Kind.SXID:
+    if event.kind is KernelEventKind.SXID:
         return Tier.FATAL if event.severity == "fatal" else Tier.WARNING
     if event.xid is None:
         return Tier.INFORMATION
@@ -145,7 +145,7 @@ def xid_of_nvml(told: GpuEvent) -> KernelEvent | None:
     if told.kind != "xid" or told.xid is None:
         return None
     return KernelEvent(
-        kind=Kind.XID,
+        kind=KernelEventKind.XID,
         at=told.at,
         origin=Origin.NVML,
         device=bus_id(told.bus_id),

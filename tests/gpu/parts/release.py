@@ -10,7 +10,7 @@ import psutil
 from gpu import world
 from mldebug_agents.hardware.gpu.child import messages, server
 from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
-from mldebug_agents.hardware.gpu.reader import Gpus
+from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import WORKERS, Spawner
 from processes.harness import wait_for
@@ -21,7 +21,7 @@ REST = 3.0  # seconds
 def run(folder: Path) -> Iterator[tuple[str, Any]]:
     """As the agent does it: a child reads, is released, and comes back."""
     with Spawner({**WORKERS, messages.NAME: server.serve}) as spawner:
-        gpus = Gpus(spawner, Host("/"))
+        gpus = VendorReader(spawner, Host("/"))
         gpus.watch()
         held = ours()
         yield "held", held
@@ -51,7 +51,7 @@ def ours() -> dict[int, list[str]]:
     return found
 
 
-def refused(gpus: Gpus) -> bool:
+def refused(gpus: VendorReader) -> bool:
     """Is a read refused, because the GPUs are released?"""
     try:
         gpus.watch()

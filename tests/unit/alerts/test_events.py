@@ -19,8 +19,7 @@ from mldebug.alerts.view import Events, EventView
 from mldebug.config.schema import Config
 from mldebug.core.model import Gap
 from mldebug.core.plugin_options import Plugin
-from mldebug.hardware.health.model import Action, Health
-from mldebug.hardware.health.model import State as HealthState
+from mldebug.hardware.health.model import ComponentHealth, HealthState, SuggestedAction
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.hardware.host_memory.parse import Level
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory
@@ -167,8 +166,8 @@ def test_a_message_shows_the_way_to_the_report(link: str, told: str) -> None:
 # --- health --------------------------------------------------------------------------------------
 
 
-def health(state: HealthState, reason: str = "") -> Health:
-    return Health(component="gpu_ecc", state=state, reason=reason, uuid="G1", gpu=1, action=Action.REPLACE)  # fmt: skip
+def health(state: HealthState, reason: str = "") -> ComponentHealth:
+    return ComponentHealth(component="gpu_ecc", state=state, reason=reason, uuid="G1", gpu=1, action=SuggestedAction.REPLACE)  # fmt: skip
 
 
 def test_a_sick_gpu_is_an_alarm_until_it_is_known_to_be_well() -> None:

@@ -31,7 +31,7 @@ from mldebug.hardware.health.faults import (
     gpus_by_address,
 )
 from mldebug.hardware.health.new_errors import LOW_READS, ErrorCount, NewErrors
-from mldebug.hardware.kernel_log.attribution import Owner, join
+from mldebug.hardware.kernel_log.attribution import RankOwner, join
 from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.parse import parse_line
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS, catalogue, xid_row
@@ -375,8 +375,8 @@ def test_a_fault_names_the_rank_where_all_blame_a_peer() -> None:
 
 def of_lines(*lines: str) -> tuple[Fault, ...]:
     events = [one for line in lines if (one := parse_line(f"[    0.0] {line}", STOPPED))]
-    owners = {"0000:3b:00.0": (Owner(run="r1", rank=5),)}
-    pids = {4711: Owner(run="r1", rank=6), 4712: Owner(run="r2", rank=1)}
+    owners = {"0000:3b:00.0": (RankOwner(run="r1", rank=5),)}
+    pids = {4711: RankOwner(run="r1", rank=6), 4712: RankOwner(run="r2", rank=1)}
     return faults_of_events(join(fold(events), pids, owners), "r1", GPU3, "n1")
 
 
@@ -399,7 +399,7 @@ def test_a_burst_is_dated_and_advised_by_its_worst_line_and_told_from_its_first(
     many = [parse_line(f"[{4 * i:.1f}] {MMU}", STOPPED - 120) for i in range(30)]
     last = parse_line(f"[120.0] {GONE}", STOPPED - 120)
     burst = fold(one for one in (*many, last) if one)
-    (one,) = faults_of_events(join(burst, {4711: Owner(run="r1", rank=1)}, {}), "r1", GPU3, "n1")
+    (one,) = faults_of_events(join(burst, {4711: RankOwner(run="r1", rank=1)}, {}), "r1", GPU3, "n1")
 
     assert (one.at, one.code, one.tier) == (STOPPED, "xid_79", "fatal")
     assert one.advice == ACTION_WORDS[xid_row(79).action]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gpusigns import CARDS, H200, Card, Told, during, moments, played, without
 from mldebug.hardware.gpu.baseline import Load
-from mldebug.hardware.gpu.fingerprint import MAX_GPUS, GpuPrint, GpuState, RunLevels, tell
-from mldebug.hardware.gpu.readings import Activity, GpuWatch
+from mldebug.hardware.gpu.fingerprint import MAX_GPUS, GpuFingerprint, GpuState, RunLevels, tell
+from mldebug.hardware.gpu.readings import GpuActivity, GpuWatch
 from mldebug.hardware.gpu.samples import Average, GpuSign, RankSign, sign_of
 from mldebug.hardware.gpu.sentences import sentence
 
@@ -202,7 +202,7 @@ def test_a_slice_without_utilization_is_unknown_but_for_its_work() -> None:
 
     def by_hardware(sign: GpuSign) -> GpuSign:
         memory = sign.memory_utilization_ratio or 0.0
-        seen = Activity(
+        seen = GpuActivity(
             window_seconds=1.0,
             graphics_ratio=sign.utilization_ratio,
             dram_ratio=memory,
@@ -401,7 +401,7 @@ def _full(index: int, values: dict[str, Any]) -> GpuSign:
         utilization_ratio=values["UtilizationRates"]["v"]["gpu"] / 100,
         memory_utilization_ratio=values["UtilizationRates"]["v"]["memory"] / 100,
         power_watts=values["PowerUsage"]["v"] / 1000,
-        activity=Activity(
+        activity=GpuActivity(
             window_seconds=1.0,
             graphics_ratio=told["GRAPHICS_UTIL"],
             sm_active_ratio=told["SM_UTIL"],
@@ -442,7 +442,7 @@ def test_a_kernel_on_all_multiprocessors_is_no_collective() -> None:
 def test_power_of_work_without_memory_traffic_for_long_is_a_spin() -> None:
     memory = RunLevels()
 
-    def look(at: int, power: float, traffic: float) -> GpuPrint:
+    def look(at: int, power: float, traffic: float) -> GpuFingerprint:
         sign = GpuSign(
             uuid="a",
             index=0,

@@ -18,7 +18,7 @@ from mldebug_agents.hardware.gpu.controller import (
     LONGEST,
     RELEASE,
     Accepted,
-    GpuDesk,
+    GpuController,
     Released,
     gpu_verbs,
 )
@@ -48,7 +48,7 @@ class Source:
 
 
 @contextmanager
-def serving(folder: Path, desk: GpuDesk) -> Iterator[None]:
+def serving(folder: Path, desk: GpuController) -> Iterator[None]:
     server = Server(Agent(state_dir=folder, listen=""))
     server.verbs = gpu_verbs(desk)
     server.publish(snapshot())
@@ -64,7 +64,7 @@ def serving(folder: Path, desk: GpuDesk) -> Iterator[None]:
 
 def test_a_release_is_answered_when_the_handles_are_closed(tmp_path: Path) -> None:
     source = Source(slow=0.3)
-    desk = GpuDesk(source)
+    desk = GpuController(source)
     with serving(tmp_path, desk):
         began = time.monotonic()
         told = tell_agent(tmp_path, RELEASE, Released, seconds=600.0)
@@ -77,12 +77,12 @@ def test_a_release_is_answered_when_the_handles_are_closed(tmp_path: Path) -> No
 
 def test_a_reader_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mldebug_agents.hardware.gpu.controller.CLOSED_WITHIN", 0.1)
-    assert GpuDesk(Source(slow=60.0)).release(60.0) == Released(seconds=60.0, closed=False)
+    assert GpuController(Source(slow=60.0)).release(60.0) == Released(seconds=60.0, closed=False)
 
 
 def test_to_end_a_release_waits_for_nobody() -> None:
     source = Source()
-    desk = GpuDesk(source)
+    desk = GpuController(source)
     desk.release(60.0)
     began = time.monotonic()
     assert desk.release(0.0).seconds == 0.0
@@ -94,7 +94,7 @@ def test_the_agent_lets_go_by_itself_until_it_is_told_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = Source()
-    desk = GpuDesk(source)
+    desk = GpuController(source)
     assert desk.let_go_for_reset()
     assert "the driver asks for a reset" in desk.why
     desk.release(0.0)
@@ -109,12 +109,12 @@ def test_the_agent_lets_go_by_itself_until_it_is_told_otherwise(
 def test_no_absurd_time_is_taken(seconds: float) -> None:
     source = Source()
     with pytest.raises(UsageError, match="so long"):
-        GpuDesk(source).release(seconds)
+        GpuController(source).release(seconds)
     assert source.asked == []
 
 
 def test_a_recording_holds_nothing() -> None:
-    desk = GpuDesk(object())
+    desk = GpuController(object())
     assert desk.release(60.0) == Released(seconds=60.0, closed=True)
     assert desk.released_until is None
 
@@ -123,7 +123,7 @@ def test_a_recording_holds_nothing() -> None:
 
 
 def test_accepting_is_done_by_the_main_loop(tmp_path: Path) -> None:
-    desk = GpuDesk(Source())
+    desk = GpuController(Source())
     done: list[str] = []
     over = threading.Event()
 
@@ -147,7 +147,7 @@ def test_accepting_is_done_by_the_main_loop(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_not_accepted() -> None:
-    desk = GpuDesk(Source())
+    desk = GpuController(Source())
     answers: list[MldebugError] = []
 
     def ask() -> None:
@@ -166,7 +166,7 @@ def test_what_cannot_be_read_is_not_accepted() -> None:
 
 def test_a_loop_that_does_not_turn_is_told() -> None:
     with pytest.raises(MldebugError, match="did not come to it"):
-        GpuDesk(Source()).accept(0.05)
+        GpuController(Source()).accept(0.05)
 
 
 # --- over the socket -------------------------------------------------------------------------------------
@@ -175,13 +175,13 @@ def test_a_loop_that_does_not_turn_is_told() -> None:
 @pytest.mark.parametrize("asked", [{}, {"seconds": "soon"}, {"seconds": "1e9"}])
 def test_a_bad_request_is_said_to_be_one(asked: dict[str, str]) -> None:
     source = Source()
-    status, body = carry_out(gpu_verbs(GpuDesk(source))[RELEASE], asked)
+    status, body = carry_out(gpu_verbs(GpuController(source))[RELEASE], asked)
     assert (status, source.asked) == (400, [])
     assert b"way_out" in body
 
 
 def test_an_error_comes_back_as_the_same_error(tmp_path: Path) -> None:
-    with serving(tmp_path, GpuDesk(Source())):
+    with serving(tmp_path, GpuController(Source())):
         with pytest.raises(UsageError, match="so long"):
             tell_agent(tmp_path, RELEASE, Released, seconds=1e9)
         with pytest.raises(MldebugError, match="it is older"):
@@ -190,7 +190,7 @@ def test_an_error_comes_back_as_the_same_error(tmp_path: Path) -> None:
 
 def test_only_what_is_meant_to_be_told_can_be_told(tmp_path: Path) -> None:
     source = Source()
-    with serving(tmp_path, GpuDesk(source)), pytest.raises(MldebugError, match="it is older"):
+    with serving(tmp_path, GpuController(source)), pytest.raises(MldebugError, match="it is older"):
         tell_agent(tmp_path, "/api/v1/status", Released)
     assert source.asked == []
 

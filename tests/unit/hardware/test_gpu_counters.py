@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mldebug.hardware.gpu.counters import MAX_BAD, WORD, Counters
 from mldebug.hardware.gpu.readings import (
-    Activity,
     EccCount,
+    GpuActivity,
     GpuReading,
     LostGpu,
     NodeGpus,
@@ -26,8 +26,8 @@ from mldebug.hardware.gpu.total import (
     OFTEN,
     PROOFS,
     STILL,
+    TimeUnit,
     Total,
-    Unit,
 )
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures/h200"
@@ -111,7 +111,7 @@ HOT = "sw_thermal_slowdown"
 
 def unit_after(*moved: int, name: str = HOT, seconds: float = 30) -> float | None:
     """One counter, over so many intervals."""
-    unit = Unit()
+    unit = TimeUnit()
     for ticks in moved:
         unit.see([(name, ticks)], seconds)
     return unit.seconds
@@ -135,7 +135,7 @@ def test_many_intervals_prove_microseconds_where_some_are_long() -> None:
 
 
 def test_several_counters_in_one_interval_are_one_proof() -> None:
-    unit = Unit()
+    unit = TimeUnit()
     unit.see([(IDLE, 29_000_000)] * PROOFS + [(HOT, 20_000_000)] * MANY, 30)
     assert unit.seconds is None
 
@@ -313,7 +313,7 @@ def test_a_gpu_that_is_lost_and_back_goes_on_and_one_that_is_gone_is_forgotten()
 
 
 def test_pcie_bytes_are_the_sum_of_the_averages() -> None:
-    average = Activity(
+    average = GpuActivity(
         window_seconds=30.0,
         pcie_receive_bytes_per_second=1e9,
         pcie_transmit_bytes_per_second=2e9,

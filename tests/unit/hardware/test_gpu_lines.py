@@ -19,7 +19,7 @@ from mldebug.hardware.gpu.readings import (
     NodeGpus,
     NodeWatch,
 )
-from mldebug.hardware.health.model import Action, Health, State
+from mldebug.hardware.health.model import ComponentHealth, HealthState, SuggestedAction
 from mldebug.hardware.health.sentences import GpuName, complaints, headline, state_of_gpu
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.bursts import fold
@@ -67,10 +67,14 @@ def gpu(index: int, **changes: object) -> GpuReading:
     return msgspec.structs.replace(made, **changes)
 
 
-def health(index: int | None, component: str, state: State = State.HEALTHY, **more: str) -> Health:
+def health(
+    index: int | None, component: str, state: HealthState = HealthState.HEALTHY, **more: str
+) -> ComponentHealth:
     uuid = "" if index is None else f"GPU-{index}"
-    action = Action(more.pop("action", "none"))
-    return Health(component=component, state=state, uuid=uuid, gpu=index, action=action, **more)
+    action = SuggestedAction(more.pop("action", "none"))
+    return ComponentHealth(
+        component=component, state=state, uuid=uuid, gpu=index, action=action, **more
+    )
 
 
 XID = "3,1,0,-;NVRM: Xid (PCI:0000:4b:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
@@ -111,10 +115,10 @@ SICK = Glance(
     events=(event(),),
     health=(
         *(health(one, "gpu_power") for one in range(3)),
-        *(health(one, "gpu_retired_pages", State.UNKNOWN, reason="not readable: retired pages") for one in range(3)),
-        health(1, "gpu_ecc", State.DEGRADED, reason="ECC is switched off", action="check_settings"),
-        health(1, "gpu_recovery", State.UNHEALTHY, reason="the driver asks for: reset", action="reset"),
-        health(None, "gpu_count", State.UNHEALTHY, reason="GPU 3 (00000000:4B:00.0, GPU-3) is missing: GPU is lost", action="reboot"),
+        *(health(one, "gpu_retired_pages", HealthState.UNKNOWN, reason="not readable: retired pages") for one in range(3)),
+        health(1, "gpu_ecc", HealthState.DEGRADED, reason="ECC is switched off", action="check_settings"),
+        health(1, "gpu_recovery", HealthState.UNHEALTHY, reason="the driver asks for: reset", action="reset"),
+        health(None, "gpu_count", HealthState.UNHEALTHY, reason="GPU 3 (00000000:4B:00.0, GPU-3) is missing: GPU is lost", action="reboot"),
         health(None, "kernel"),
     ),
     kernel_gap=Gap(what="kernel log", reason="/dev/kmsg: operation not permitted", way_out="give the agent CAP_SYSLOG"),
@@ -161,8 +165,8 @@ def test_all_healthy_is_one_short_line() -> None:
 
 
 def test_a_gpu_of_which_nothing_could_be_read_is_not_healthy() -> None:
-    told = [health(0, "gpu_power"), health(1, "gpu_power", State.UNKNOWN)]
-    assert state_of_gpu(told, "GPU-1") is State.UNKNOWN
+    told = [health(0, "gpu_power"), health(1, "gpu_power", HealthState.UNKNOWN)]
+    assert state_of_gpu(told, "GPU-1") is HealthState.UNKNOWN
     assert headline(["GPU-0", "GPU-1", "GPU-2"], told) == "3 GPUs: 2 unknown, 1 healthy"
 
 
@@ -191,7 +195,7 @@ def test_status_has_one_line_where_all_is_well() -> None:
 
 def test_status_names_at_most_eight() -> None:
     told = tuple(
-        health(one, "gpu_ecc", State.UNHEALTHY, reason=f"fault {one}", action="reset")
+        health(one, "gpu_ecc", HealthState.UNHEALTHY, reason=f"fault {one}", action="reset")
         for one in range(12)
     )
     full = NodeGpus(at=NOW, gpus=tuple(gpu(one) for one in range(12)))
@@ -378,8 +382,8 @@ def test_columns_stand_below_their_headings() -> None:
     ("changes", "code"),
     [
         ({"health": (), "count": None, "gpus": NodeGpus(at=NOW, gpus=(gpu(0),))}, 0),
-        ({"health": (health(0, "gpu_ecc", State.DEGRADED),), "count": None, "gpus": NodeGpus(at=NOW)}, 0),
-        ({"health": (health(0, "gpu_ecc", State.UNHEALTHY),), "count": None, "gpus": NodeGpus(at=NOW)}, 1),
+        ({"health": (health(0, "gpu_ecc", HealthState.DEGRADED),), "count": None, "gpus": NodeGpus(at=NOW)}, 0),
+        ({"health": (health(0, "gpu_ecc", HealthState.UNHEALTHY),), "count": None, "gpus": NodeGpus(at=NOW)}, 1),
         ({"health": (), "count": None, "gpus": None, "gpu_gap": Gap(what="GPUs", reason="hangs")}, 1),
         ({"health": (), "count": None, "gpus": None, "no_library": True}, 3),
     ],

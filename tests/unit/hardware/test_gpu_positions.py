@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from mldebug.hardware.gpu.positions import LOST, located, named, remembering, with_lost
-from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankProcess, join
+from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpuMap, RankProcess, join
 from mldebug.hardware.gpu.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
 
 
@@ -28,7 +28,7 @@ RANKS = [
 ]
 
 
-def joined(node: NodeGpus) -> Joined:
+def joined(node: NodeGpus) -> RankGpuMap:
     return named(join(RANKS, with_lost(node)))
 
 
@@ -107,7 +107,7 @@ def eight(*lost: int, lists: bool = True) -> tuple[GpuReading, ...]:
     return gpus if lists else tuple(msgspec.structs.replace(one, processes=None) for one in gpus)
 
 
-def places(told: Joined) -> dict[int, int]:
+def places(told: RankGpuMap) -> dict[int, int]:
     return {one.rank: one.index for one in told.ranks}
 
 

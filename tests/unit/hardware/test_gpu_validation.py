@@ -23,7 +23,7 @@ from mldebug import __version__
 from mldebug.hardware.gpu.readings import GpuEvent
 from mldebug.hardware.kernel_log.attribution import Evidence, RankEvent
 from mldebug.hardware.kernel_log.bursts import Burst
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 from mldebug_agents.hardware.gpu.nvml.library import Library
 from mldebug_agents.hardware.gpu.nvml.watch_read import KEPT, Energy
 from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
@@ -383,8 +383,8 @@ def test_the_child_strikes_when_told_and_says_what_came_of_it(cuda: None, tmp_pa
 
 
 def event(xid: int, *pids: int, by: Evidence = "process", rank: int | None = 0) -> RankEvent:
-    root = KernelEvent(kind=Kind.XID, at=1.0, xid=xid, pid=pids[0] if pids else None)
-    burst = Burst(root=root, first_at=1.0, last_at=1.0, count=1, xids={xid: 1}, last_kind=Kind.XID, pids=pids)  # fmt: skip
+    root = KernelEvent(kind=KernelEventKind.XID, at=1.0, xid=xid, pid=pids[0] if pids else None)
+    burst = Burst(root=root, first_at=1.0, last_at=1.0, count=1, xids={xid: 1}, last_kind=KernelEventKind.XID, pids=pids)  # fmt: skip
     return RankEvent(burst=burst, run="r", rank=rank, by=by)
 
 

@@ -24,10 +24,10 @@ from mldebug_agents.hardware import one_shot
 from mldebug_agents.hardware.gpu.child import server
 from mldebug_agents.hardware.gpu.child.messages import NAME
 from mldebug_agents.hardware.gpu.nvml.library import Library
-from mldebug_agents.hardware.gpu.reader import Gpus
+from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.hardware.kernel_log import KernelNews
-from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
@@ -277,16 +277,18 @@ def test_one_that_is_left_alone_is_not_missing(reader: nvidia.Nvidia) -> None:
 
 
 @pytest.fixture
-def child(fake: FakeNvml) -> Iterator[Gpus]:
+def child(fake: FakeNvml) -> Iterator[VendorReader]:
     with Spawner({NAME: server.serve}) as spawner:
         options = nvidia.Options(library=fake.library)
-        it = Gpus(spawner, Host(), options=options, deadline=SOON, first_deadline=SOON)
+        it = VendorReader(spawner, Host(), options=options, deadline=SOON, first_deadline=SOON)
         yield it
         fake.release()
         it.close()
 
 
-def test_the_real_child_leaves_it_alone_from_its_first_read_on(fake: FakeNvml, child: Gpus) -> None:
+def test_the_real_child_leaves_it_alone_from_its_first_read_on(
+    fake: FakeNvml, child: VendorReader
+) -> None:
     hang(fake, 1)
     these = placed((forbid(),), SLOTS)
     assert [one.index for one in child.watch(these).gpus] == [0]
@@ -295,7 +297,9 @@ def test_the_real_child_leaves_it_alone_from_its_first_read_on(fake: FakeNvml, c
     assert (child.restarts, child.blocked_seconds) == (0, 0.0)
 
 
-def test_a_child_that_replaces_another_leaves_it_alone_as_well(fake: FakeNvml, child: Gpus) -> None:
+def test_a_child_that_replaces_another_leaves_it_alone_as_well(
+    fake: FakeNvml, child: VendorReader
+) -> None:
     assert [one.index for one in child.watch().gpus] == [0, 1]
     before = child.pid
     child.release(0)
@@ -305,11 +309,11 @@ def test_a_child_that_replaces_another_leaves_it_alone_as_well(fake: FakeNvml, c
 
 
 def test_two_agents_on_one_node_read_the_same_and_let_go_each_for_itself(
-    fake: FakeNvml, child: Gpus
+    fake: FakeNvml, child: VendorReader
 ) -> None:
     with Spawner({NAME: server.serve}) as spawner:
         options = nvidia.Options(library=fake.library)
-        other = Gpus(spawner, Host(), options=options, deadline=SOON, first_deadline=SOON)
+        other = VendorReader(spawner, Host(), options=options, deadline=SOON, first_deadline=SOON)
         told = [one.full().gpus for one in (child, other)]
         assert [[gpu.uuid for gpu in gpus] for gpus in told] == [["GPU-0", "GPU-1"]] * 2
         assert [one.index for one in other.watch((forbid(),)).gpus] == [0]
@@ -329,11 +333,11 @@ def test_a_command_without_an_agent_reads_the_kernel_s_log_first(
     with Workbench(Config()) as bench:
         bench.gpus.close()
         options = nvidia.Options(library=fake.library)
-        bench.gpus = Gpus(bench.spawner, bench.host, options=options)
+        bench.gpus = VendorReader(bench.spawner, bench.host, options=options)
         bench.gpus.watch()  # it has no driver's folder to count in
         hang(fake, 1)
         try:
-            seen = OnceLooked(bench, Discovery(), SOON).take()
+            seen = OneShotReader(bench, Discovery(), SOON).take()
         finally:
             fake.release()
     assert seen.gpu_gap is None

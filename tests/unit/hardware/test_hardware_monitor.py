@@ -14,7 +14,7 @@ from hung import wait_until
 from mldebug.config.schema import Config
 from mldebug.core.model import Gap, Job, NodeCapture, RankIdentity
 from mldebug.hardware.gpu.hands_off import HandsOff
-from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu
+from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap
 from mldebug.hardware.gpu.readings import (
     GpuProcess,
     GpuReading,
@@ -23,14 +23,14 @@ from mldebug.hardware.gpu.readings import (
     NodeGpus,
     NodeWatch,
 )
-from mldebug.hardware.health.model import State
+from mldebug.hardware.health.model import HealthState
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.hardware import monitor as module
 from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.controller import FOR_RESET
 from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder
 from mldebug_agents.hardware.kernel_log import KernelNews
-from mldebug_agents.hardware.monitor import LISTEN, Hardware
+from mldebug_agents.hardware.monitor import LISTEN, HardwareMonitor
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.workers import Result
@@ -100,7 +100,7 @@ class Board:
         bench: Any = type("Bench", (), {})()
         bench.host, bench.reader, bench.node = Host(str(root)), FakeReader({}), "n1"
         ledger: Any = Ledger()
-        self.hardware = Hardware.of(bench, ledger, self.inbox, self.source)
+        self.hardware = HardwareMonitor.of(bench, ledger, self.inbox, self.source)
         self.runs: dict[str, Any] = {HERE: Run()}
 
     def told(self, full: NodeGpus) -> None:
@@ -123,7 +123,7 @@ class Board:
     def shown(self) -> Snapshot:
         return self.hardware.show(Snapshot(node="n1", at=1.0, started_at=0.0))
 
-    def recovery(self) -> list[tuple[int | None, State]]:
+    def recovery(self) -> list[tuple[int | None, HealthState]]:
         return [
             (one.gpu, one.state) for one in self.shown().health if one.component == "gpu_recovery"
         ]
@@ -155,7 +155,7 @@ def test_lost_kernel_records_are_told_in_status_and_report(board: Board) -> None
 def test_looks_at_the_gpus_of_a_run_stand_in_its_captures_and_its_state(board: Board) -> None:
     """Only of the GPUs that are read now: where a look fails nothing old is told."""
     known = RankGpu(rank=3, uuid="GPU-1", index=1, evidence=JoinEvidence.COMPUTE_PROCESS)
-    news = GpuNews(full=gpus(held=(GpuProcess(pid=44),)), joined={HERE: Joined(ranks=(known,))})
+    news = GpuNews(full=gpus(held=(GpuProcess(pid=44),)), joined={HERE: RankGpuMap(ranks=(known,))})
     board.told_news(news)
     for at in (1.0, 2.0):
         look = GpuWatch(uuid="GPU-1", index=1, utilization_ratio=0.0, power_watts=120.0)
@@ -179,7 +179,7 @@ def test_it_lets_go_of_a_gpu_that_waits_for_its_reset_and_its_health_stays(board
     assert (shown.gpus, shown.gpu_watch, shown.gpu_count) == (None, None, None)
     assert "the driver asks for a reset" in shown.gpus_released_why
     assert shown.gpus_released_until is not None
-    assert board.recovery() == [(1, State.UNHEALTHY)]
+    assert board.recovery() == [(1, HealthState.UNHEALTHY)]
 
 
 @pytest.mark.parametrize("full", [gpus("none"), gpus("reboot"), gpus(held=None)])
@@ -198,7 +198,7 @@ def test_a_new_run_has_them_read_again_and_they_are_kept_for_a_while(board: Boar
     assert board.source.asked == [FOR_RESET, 0.0]
     board.told(gpus())
     assert board.source.asked == [FOR_RESET, 0.0]
-    assert board.recovery()[-1] == (1, State.UNHEALTHY)
+    assert board.recovery()[-1] == (1, HealthState.UNHEALTHY)
     assert board.shown().gpus_released_until is None
 
 
@@ -214,7 +214,7 @@ def test_a_reset_that_was_done_ends_the_complaint(board: Board) -> None:
     board.told(gpus())
     board.failed(GpusReleasedError("released"))
     board.told(gpus("none"))
-    assert board.recovery() == [(0, State.HEALTHY), (1, State.HEALTHY)]
+    assert board.recovery() == [(0, HealthState.HEALTHY), (1, HealthState.HEALTHY)]
 
 
 def test_the_end_of_the_agent_is_no_release(board: Board) -> None:

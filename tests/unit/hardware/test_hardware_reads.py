@@ -13,7 +13,7 @@ import pytest
 
 from mldebug.core.model import Job, RankIdentity
 from mldebug.hardware.gpu.hands_off import HandsOff
-from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu, RankProcess
+from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap, RankProcess
 from mldebug.hardware.gpu.readings import (
     LOST,
     EccCount,
@@ -25,13 +25,13 @@ from mldebug.hardware.gpu.readings import (
     NodeWatch,
     NvLink,
 )
-from mldebug.hardware.health.model import State
+from mldebug.hardware.health.model import HealthState
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.stall.signals import Look, RankLook
 from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError, NoGpuLibraryError
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.levels import MEMO, Levels
-from mldebug_agents.hardware.gpu.monitor import EXPECTED, GpuBoard
+from mldebug_agents.hardware.gpu.monitor import EXPECTED, GpuMonitor
 from mldebug_agents.hardware.gpu.reads import FOLDER, GpuNews, GpuOrder, GpuReads, gpu_slots
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -125,8 +125,8 @@ def read(source: Source, *, full: bool = True) -> GpuNews:
     return reads(GpuOrder({"job": RANKS} if full else None))
 
 
-def board(memory: Memory | None = None) -> GpuBoard:
-    return GpuBoard(memory or Memory(), "n1")  # type: ignore[arg-type]
+def board(memory: Memory | None = None) -> GpuMonitor:
+    return GpuMonitor(memory or Memory(), "n1")  # type: ignore[arg-type]
 
 
 # --- the reads ------------------------------------------------------------------------------------------
@@ -188,14 +188,14 @@ def test_the_ranks_of_a_lost_gpu_are_those_that_it_had() -> None:
     assert one.concerning("job", one.faults("another")) == (), "none of its ranks works there"
     assert [told.rank for told in one.concerning("another", one.faults("another"))] == [None]
     one.keep_only(set())
-    assert one.joined("job") == Joined()
+    assert one.joined("job") == RankGpuMap()
 
 
 def test_a_rank_that_only_a_convention_puts_on_a_lost_gpu_is_probably_there() -> None:
     one, count = board(), Source(node(1.0, 0, 1), node(31.0, 0))
     known = RankGpu(rank=1, uuid="GPU-1", index=1, evidence=JoinEvidence.ENVIRONMENT)
     for full in (count.full(), count.full()):
-        one.told(GpuNews(full=full, joined={"job": Joined(ranks=(known,))}), LIMITS, None)
+        one.told(GpuNews(full=full, joined={"job": RankGpuMap(ranks=(known,))}), LIMITS, None)
     assert [(told.rank, told.by) for told in one.faults("job")] == [(1, "environment")]
 
 
@@ -240,7 +240,7 @@ def test_what_another_version_remembered_is_no_reason_to_fail() -> None:
     assert one.count.expected == 2
 
 
-def read_on(one: GpuBoard, *errors: int, only: int = 2) -> None:
+def read_on(one: GpuMonitor, *errors: int, only: int = 2) -> None:
     """Read both GPUs, or the first, every 30 s; each tells so many memory errors."""
     nodes = [node(1.0 + 30 * turn, *range(only), errors=count) for turn, count in enumerate(errors)]
     reads = GpuReads(Source(*nodes), Holding())  # type: ignore[arg-type]
@@ -248,7 +248,7 @@ def read_on(one: GpuBoard, *errors: int, only: int = 2) -> None:
         one.told(reads(GpuOrder({"job": RANKS})), LIMITS, None)
 
 
-def ecc_state(one: GpuBoard) -> set[State]:
+def ecc_state(one: GpuMonitor) -> set[HealthState]:
     return {told.state for told in one.health if told.component == "gpu_ecc"}
 
 
@@ -278,16 +278,16 @@ def test_memory_errors_that_were_read_wrong_are_nobody_s_fault() -> None:
 def test_a_reset_that_cured_the_gpu_ends_the_complaint() -> None:
     one = board()
     read_on(one, 0, 5, 5)
-    assert ecc_state(one) == {State.UNHEALTHY}
+    assert ecc_state(one) == {HealthState.UNHEALTHY}
     read_on(one, 0)
-    assert ecc_state(one) == {State.HEALTHY}
+    assert ecc_state(one) == {HealthState.HEALTHY}
 
 
 def test_one_read_that_is_garbage_condemns_no_gpu() -> None:
     one = board()
     for errors in (0, 0, 2**32 - 2, 0, 0):
         read_on(one, errors)
-        assert ecc_state(one) == {State.HEALTHY}
+        assert ecc_state(one) == {HealthState.HEALTHY}
 
 
 def test_gpus_with_the_same_uuid_are_nobody_s_fault() -> None:
@@ -320,12 +320,14 @@ def test_a_link_that_was_up_before_the_restart_is_missed() -> None:
     for at in (31.0, 61.0):
         again.told(linked(at, False), LIMITS, None)
     (link,) = [told for told in again.health if told.component == "gpu_nvlink"]
-    assert (link.state, link.reason) == (State.UNHEALTHY, "1 of 2 NVLinks are down (1)")
+    assert (link.state, link.reason) == (HealthState.UNHEALTHY, "1 of 2 NVLinks are down (1)")
 
 
 def test_a_rank_that_opens_its_gpu_later_is_not_known_before() -> None:
     one = board()
-    one.told(GpuNews(full=node(1.0, 0, 1, processes=False), joined={"job": Joined()}), LIMITS, None)
+    one.told(
+        GpuNews(full=node(1.0, 0, 1, processes=False), joined={"job": RankGpuMap()}), LIMITS, None
+    )
     assert not one.knows(JOB)
     one.told(read(Source(node(6.0, 0, 1))), LIMITS, None)
     assert one.knows(JOB)
@@ -335,7 +337,9 @@ def test_a_gpu_that_a_convention_alone_gives_a_rank_is_read_again_soon() -> None
     """Its process opens the GPU some seconds after it is found: a hang soon after it began was told without its processes."""
     one = board()
     guessed = tuple(RankGpu(rank=rank, uuid=f"GPU-{rank}", index=rank, evidence=JoinEvidence.ENVIRONMENT) for rank in (0, 1))  # fmt: skip
-    early = GpuNews(full=node(1.0, 0, 1, processes=False), joined={"job": Joined(ranks=guessed)})
+    early = GpuNews(
+        full=node(1.0, 0, 1, processes=False), joined={"job": RankGpuMap(ranks=guessed)}
+    )
     one.told(early, LIMITS, None)
     assert not one.knows(JOB)
     one.told(read(Source(node(6.0, 0, 1))), LIMITS, None)
@@ -365,7 +369,7 @@ def look() -> JobLook:
     )
 
 
-def hang(levels: Levels, joined: Joined, start: float) -> JobLook:
+def hang(levels: Levels, joined: RankGpuMap, start: float) -> JobLook:
     seen = look()
     for turn in range(6):
         told = watch(start + turn, 1.0, 0.0, power=125.0, moves=0.0)

@@ -10,9 +10,9 @@ from mldebug.core.yaml_reader import parse
 from mldebug.hardware.gpu.readings import EccCount, GpuReading, NvLink, RemappedRows
 from mldebug.hardware.health.gpu_rules import RULES, gpu_health
 from mldebug.hardware.health.model import (
-    Action,
-    Health,
-    State,
+    ComponentHealth,
+    HealthState,
+    SuggestedAction,
     bad,
     combine,
     instructions,
@@ -67,7 +67,7 @@ def reading(**values: Any) -> GpuReading:
     return GpuReading(uuid="GPU-1", index=3, **told)
 
 
-def told(component: str, now: GpuReading, before: GpuReading | None = None, seconds: float = MINUTE, limits: Thresholds = LIMITS) -> Health:  # fmt: skip
+def told(component: str, now: GpuReading, before: GpuReading | None = None, seconds: float = MINUTE, limits: Thresholds = LIMITS) -> ComponentHealth:  # fmt: skip
     """One component. Without `before` the reading before is a healthy one, but that it says the same of memory and heat."""
     same = {name: getattr(now, name) for name in TWICE}
     every = gpu_health(now, before or reading(**same), seconds, limits)
@@ -101,7 +101,7 @@ def links(kind: str = "", more: int = 0, down: tuple[int, ...] = (), seconds: fl
 def test_a_healthy_gpu_is_healthy_in_every_component() -> None:
     every = gpu_health(reading(), reading(), MINUTE, LIMITS)
 
-    assert {one.component: one.state for one in every} == dict.fromkeys(RULES, State.HEALTHY)
+    assert {one.component: one.state for one in every} == dict.fromkeys(RULES, HealthState.HEALTHY)
     assert instructions(every) == ()
 
 
@@ -109,58 +109,58 @@ def test_a_gpu_that_tells_nothing_is_unknown_in_every_component() -> None:
     bare = GpuReading(uuid="GPU-1", index=3)
     every = gpu_health(bare, bare, MINUTE, LIMITS)
 
-    assert {one.state for one in every} == {State.UNKNOWN}
+    assert {one.state for one in every} == {HealthState.UNKNOWN}
     assert {one.reason_code for one in every} == {"not_readable"}
     assert all(one.reason.startswith("not readable: ") for one in every)
 
 
-BAD, POOR = State.UNHEALTHY, State.DEGRADED
-OVER: list[tuple[str, dict[str, Any], State, str, Action]] = [
+BAD, POOR = HealthState.UNHEALTHY, HealthState.DEGRADED
+OVER: list[tuple[str, dict[str, Any], HealthState, str, SuggestedAction]] = [
     # component, the value just over its limit (HEALTHY holds those just under), state, code, action
-    ("gpu_ecc", ecc("uncorrected", "total", "volatile", 1), BAD, "ecc_uncorrected_total_volatile", Action.RESET),
-    ("gpu_ecc", ecc("uncorrected", "sram", "aggregate", 5), BAD, "ecc_uncorrected_sram_aggregate", Action.REPLACE),
-    ("gpu_ecc", ecc("corrected", "dram", "volatile", 20_000_001), POOR, "ecc_corrected_dram_volatile", Action.WATCH),
-    ("gpu_ecc", ecc("corrected", "sram", "volatile", 10_001), POOR, "ecc_corrected_sram_volatile", Action.WATCH),
-    ("gpu_ecc", {"ecc_mode": False}, POOR, "ecc_off", Action.CHECK_SETTINGS),
-    ("gpu_remapped_rows", rows(failed=True), BAD, "row_remap_failed", Action.REPLACE),
-    ("gpu_remapped_rows", rows(pending=True), POOR, "row_remap_pending", Action.RESET_WHEN_IDLE),
-    ("gpu_remapped_rows", rows(uncorrected=512), BAD, "row_remaps_uncorrected", Action.REPLACE),
-    ("gpu_remapped_rows", rows(banks={"none": 1}), POOR, "row_remap_no_spare", Action.WATCH),
-    ("gpu_retired_pages", {"retired_pages": {"corrected": 48, "uncorrected": 15}}, BAD, "retired_pages", Action.REPLACE),
-    ("gpu_retired_pages", {"retired_pages": {"corrected": 0, "uncorrected": 16}}, POOR, "retired_pages_uncorrected", Action.CHECK_HARDWARE),
-    ("gpu_retired_pages", {"retired_pages_pending": True}, POOR, "page_retirement_pending", Action.RESET_WHEN_IDLE),
-    ("gpu_temperature", {"temperature_margin_celsius": 3.0}, POOR, "hot", Action.CHECK_COOLING),
-    ("gpu_temperature", {"temperature_margin_celsius": 0.1}, POOR, "hot", Action.CHECK_COOLING),
-    ("gpu_temperature", {"temperature_margin_celsius": 0.0}, BAD, "too_hot", Action.CHECK_COOLING),
-    ("gpu_temperature", {"memory_temperature_celsius": 95.0}, BAD, "memory_too_hot", Action.CHECK_COOLING),
-    ("gpu_temperature", {"temperature_margin_celsius": None, "temperature_celsius": 89.0}, BAD, "gpu_too_hot", Action.CHECK_COOLING),
-    ("gpu_power", {"power_limit_watts": 559.0}, POOR, "power_limit_low", Action.CHECK_SETTINGS),
-    ("gpu_power", {"clock_events": ("hw_power_brake_slowdown",)}, POOR, "power_brake", Action.CHECK_HARDWARE),
-    ("gpu_clocks", {"clock_event_seconds": {"hw_thermal_slowdown": 13.1}}, POOR, "hw_thermal_slowdown", Action.CHECK_COOLING),
-    ("gpu_clocks", {"clock_event_seconds": {"hw_thermal_slowdown": 40.1}}, BAD, "hw_thermal_slowdown", Action.CHECK_COOLING),
-    ("gpu_clocks", {"clock_event_seconds": {"hw_power_brake_slowdown": 5.0}}, POOR, "hw_power_brake_slowdown", Action.CHECK_HARDWARE),
-    ("gpu_pcie", {"pcie_width": 8}, POOR, "pcie_width", Action.CHECK_HARDWARE),
-    ("gpu_pcie", {"pcie_generation": 4}, POOR, "pcie_generation", Action.CHECK_HARDWARE),
-    ("gpu_pcie", {"pcie_replays": 1032}, POOR, "pcie_replays", Action.CHECK_HARDWARE),
-    ("gpu_nvlink", links(down=(4,)), BAD, "nvlink_down", Action.CHECK_HARDWARE),
-    ("gpu_nvlink", links("recovery", 1), BAD, "nvlink_recovery", Action.RESET),
-    ("gpu_nvlink", links("replay", 1), POOR, "nvlink_replay", Action.WATCH),
-    ("gpu_nvlink", links("crc_flit", 60), POOR, "nvlink_crc", Action.WATCH),
-    ("gpu_nvlink", links("crc_flit", 6000), BAD, "nvlink_crc", Action.CHECK_HARDWARE),
-    ("gpu_recovery", {"recovery_action": "reset"}, BAD, "recovery_reset", Action.RESET),
-    ("gpu_recovery", {"recovery_action": "drain_and_reset"}, BAD, "recovery_drain_and_reset", Action.RESET),
-    ("gpu_recovery", {"recovery_action": "bus_reset"}, BAD, "recovery_bus_reset", Action.RESET),
-    ("gpu_recovery", {"recovery_action": "reboot"}, BAD, "recovery_reboot", Action.REBOOT),
-    ("gpu_recovery", {"recovery_action": "system_reboot"}, BAD, "recovery_system_reboot", Action.REBOOT),
-    ("gpu_recovery", {"recovery_action": "drain_p2p"}, POOR, "recovery_drain_p2p", Action.RESET_WHEN_IDLE),
-    ("gpu_recovery", {"recovery_action": "recover_imex"}, POOR, "recovery_recover_imex", Action.CHECK_SETTINGS),
-    ("gpu_driver", {"persistence_mode": False}, POOR, "persistence_off", Action.CHECK_SETTINGS),
+    ("gpu_ecc", ecc("uncorrected", "total", "volatile", 1), BAD, "ecc_uncorrected_total_volatile", SuggestedAction.RESET),
+    ("gpu_ecc", ecc("uncorrected", "sram", "aggregate", 5), BAD, "ecc_uncorrected_sram_aggregate", SuggestedAction.REPLACE),
+    ("gpu_ecc", ecc("corrected", "dram", "volatile", 20_000_001), POOR, "ecc_corrected_dram_volatile", SuggestedAction.WATCH),
+    ("gpu_ecc", ecc("corrected", "sram", "volatile", 10_001), POOR, "ecc_corrected_sram_volatile", SuggestedAction.WATCH),
+    ("gpu_ecc", {"ecc_mode": False}, POOR, "ecc_off", SuggestedAction.CHECK_SETTINGS),
+    ("gpu_remapped_rows", rows(failed=True), BAD, "row_remap_failed", SuggestedAction.REPLACE),
+    ("gpu_remapped_rows", rows(pending=True), POOR, "row_remap_pending", SuggestedAction.RESET_WHEN_IDLE),
+    ("gpu_remapped_rows", rows(uncorrected=512), BAD, "row_remaps_uncorrected", SuggestedAction.REPLACE),
+    ("gpu_remapped_rows", rows(banks={"none": 1}), POOR, "row_remap_no_spare", SuggestedAction.WATCH),
+    ("gpu_retired_pages", {"retired_pages": {"corrected": 48, "uncorrected": 15}}, BAD, "retired_pages", SuggestedAction.REPLACE),
+    ("gpu_retired_pages", {"retired_pages": {"corrected": 0, "uncorrected": 16}}, POOR, "retired_pages_uncorrected", SuggestedAction.CHECK_HARDWARE),
+    ("gpu_retired_pages", {"retired_pages_pending": True}, POOR, "page_retirement_pending", SuggestedAction.RESET_WHEN_IDLE),
+    ("gpu_temperature", {"temperature_margin_celsius": 3.0}, POOR, "hot", SuggestedAction.CHECK_COOLING),
+    ("gpu_temperature", {"temperature_margin_celsius": 0.1}, POOR, "hot", SuggestedAction.CHECK_COOLING),
+    ("gpu_temperature", {"temperature_margin_celsius": 0.0}, BAD, "too_hot", SuggestedAction.CHECK_COOLING),
+    ("gpu_temperature", {"memory_temperature_celsius": 95.0}, BAD, "memory_too_hot", SuggestedAction.CHECK_COOLING),
+    ("gpu_temperature", {"temperature_margin_celsius": None, "temperature_celsius": 89.0}, BAD, "gpu_too_hot", SuggestedAction.CHECK_COOLING),
+    ("gpu_power", {"power_limit_watts": 559.0}, POOR, "power_limit_low", SuggestedAction.CHECK_SETTINGS),
+    ("gpu_power", {"clock_events": ("hw_power_brake_slowdown",)}, POOR, "power_brake", SuggestedAction.CHECK_HARDWARE),
+    ("gpu_clocks", {"clock_event_seconds": {"hw_thermal_slowdown": 13.1}}, POOR, "hw_thermal_slowdown", SuggestedAction.CHECK_COOLING),
+    ("gpu_clocks", {"clock_event_seconds": {"hw_thermal_slowdown": 40.1}}, BAD, "hw_thermal_slowdown", SuggestedAction.CHECK_COOLING),
+    ("gpu_clocks", {"clock_event_seconds": {"hw_power_brake_slowdown": 5.0}}, POOR, "hw_power_brake_slowdown", SuggestedAction.CHECK_HARDWARE),
+    ("gpu_pcie", {"pcie_width": 8}, POOR, "pcie_width", SuggestedAction.CHECK_HARDWARE),
+    ("gpu_pcie", {"pcie_generation": 4}, POOR, "pcie_generation", SuggestedAction.CHECK_HARDWARE),
+    ("gpu_pcie", {"pcie_replays": 1032}, POOR, "pcie_replays", SuggestedAction.CHECK_HARDWARE),
+    ("gpu_nvlink", links(down=(4,)), BAD, "nvlink_down", SuggestedAction.CHECK_HARDWARE),
+    ("gpu_nvlink", links("recovery", 1), BAD, "nvlink_recovery", SuggestedAction.RESET),
+    ("gpu_nvlink", links("replay", 1), POOR, "nvlink_replay", SuggestedAction.WATCH),
+    ("gpu_nvlink", links("crc_flit", 60), POOR, "nvlink_crc", SuggestedAction.WATCH),
+    ("gpu_nvlink", links("crc_flit", 6000), BAD, "nvlink_crc", SuggestedAction.CHECK_HARDWARE),
+    ("gpu_recovery", {"recovery_action": "reset"}, BAD, "recovery_reset", SuggestedAction.RESET),
+    ("gpu_recovery", {"recovery_action": "drain_and_reset"}, BAD, "recovery_drain_and_reset", SuggestedAction.RESET),
+    ("gpu_recovery", {"recovery_action": "bus_reset"}, BAD, "recovery_bus_reset", SuggestedAction.RESET),
+    ("gpu_recovery", {"recovery_action": "reboot"}, BAD, "recovery_reboot", SuggestedAction.REBOOT),
+    ("gpu_recovery", {"recovery_action": "system_reboot"}, BAD, "recovery_system_reboot", SuggestedAction.REBOOT),
+    ("gpu_recovery", {"recovery_action": "drain_p2p"}, POOR, "recovery_drain_p2p", SuggestedAction.RESET_WHEN_IDLE),
+    ("gpu_recovery", {"recovery_action": "recover_imex"}, POOR, "recovery_recover_imex", SuggestedAction.CHECK_SETTINGS),
+    ("gpu_driver", {"persistence_mode": False}, POOR, "persistence_off", SuggestedAction.CHECK_SETTINGS),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("component", "values", "state", "code", "action"), OVER, ids=str)
 def test_just_over_the_limit(
-    component: str, values: dict[str, Any], state: State, code: str, action: Action
+    component: str, values: dict[str, Any], state: HealthState, code: str, action: SuggestedAction
 ) -> None:
     found = told(component, reading(**values))
 
@@ -186,7 +186,7 @@ UNDER: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("component", "values"), UNDER, ids=str)
 def test_just_under_the_limit(component: str, values: dict[str, Any]) -> None:
-    assert told(component, reading(**values)).state is State.HEALTHY
+    assert told(component, reading(**values)).state is HealthState.HEALTHY
 
 
 NOTHING: list[tuple[str, dict[str, Any]]] = [
@@ -212,13 +212,13 @@ def test_what_cannot_be_read_is_unknown_and_never_healthy(
 ) -> None:
     found = told(component, reading(**values))
 
-    assert (found.state, found.action) == (State.UNKNOWN, Action.NONE)
+    assert (found.state, found.action) == (HealthState.UNKNOWN, SuggestedAction.NONE)
 
 
 def test_what_cannot_be_read_beside_what_is_fine_is_named() -> None:
     found = told("gpu_pcie", reading(pcie_replays=None))
 
-    assert found.state is State.HEALTHY
+    assert found.state is HealthState.HEALTHY
     assert found.reason == "not readable: PCIe replays over time"
 
 
@@ -228,9 +228,9 @@ def test_what_cannot_be_read_beside_what_is_fine_is_named() -> None:
 def test_a_rate_is_unknown_at_the_first_reading() -> None:
     every = {one.component: one for one in gpu_health(reading(), None, 0.0, LIMITS)}
 
-    assert every["gpu_clocks"].state is State.UNKNOWN
+    assert every["gpu_clocks"].state is HealthState.UNKNOWN
     assert "replays" in every["gpu_pcie"].reason
-    assert every["gpu_ecc"].state is State.HEALTHY
+    assert every["gpu_ecc"].state is HealthState.HEALTHY
 
 
 @pytest.mark.parametrize("component", ["gpu_clocks", "gpu_pcie", "gpu_nvlink"])
@@ -244,56 +244,61 @@ def test_a_counter_that_began_anew_is_no_error(component: str) -> None:
         ),
     )  # fmt: skip
 
-    assert told(component, anew).state in (State.HEALTHY, State.UNKNOWN)
+    assert told(component, anew).state in (HealthState.HEALTHY, HealthState.UNKNOWN)
 
 
 def test_the_same_growth_over_a_longer_time_is_fine() -> None:
     assert told("gpu_pcie", reading(pcie_replays=1100)).state is POOR
-    assert told("gpu_pcie", reading(pcie_replays=1100), seconds=600).state is State.HEALTHY
+    assert told("gpu_pcie", reading(pcie_replays=1100), seconds=600).state is HealthState.HEALTHY
     assert told("gpu_nvlink", reading(**links("crc_flit", 90))).state is POOR
-    assert told("gpu_nvlink", reading(**links("crc_flit", 90, seconds=600))).state is State.HEALTHY
+    assert (
+        told("gpu_nvlink", reading(**links("crc_flit", 90, seconds=600))).state
+        is HealthState.HEALTHY
+    )
 
 
 @pytest.mark.parametrize(("generation", "width", "a_minute"), [(1, 16, 3), (3, 8, 4), (4, 16, 16), (6, 16, 62), (7, 16, 62)])  # fmt: skip
 def test_replays_by_generation_and_width(generation: int, width: int, a_minute: int) -> None:
-    def after(more: int) -> State:
+    def after(more: int) -> HealthState:
         now = reading(pcie_replays=1000 + more, pcie_generation=generation, pcie_generation_max=generation, pcie_width=width, pcie_width_max=width)  # fmt: skip
         return told("gpu_pcie", now).state
 
-    assert (after(a_minute), after(a_minute + 1)) == (State.HEALTHY, State.DEGRADED)
+    assert (after(a_minute), after(a_minute + 1)) == (HealthState.HEALTHY, HealthState.DEGRADED)
 
 
 def test_without_counters_two_reads_with_the_same_reason_count() -> None:
     hot = reading(clock_event_seconds={}, clock_events=("sw_thermal_slowdown",))
     calm = reading(clock_event_seconds={}, clock_events=())
 
-    assert told("gpu_clocks", hot, calm).state is State.HEALTHY
+    assert told("gpu_clocks", hot, calm).state is HealthState.HEALTHY
     assert told("gpu_clocks", hot, hot).reason_code == "sw_thermal_slowdown"
 
 
 def test_a_board_without_links_is_unknown_and_one_that_lost_all_is_not() -> None:
     dark = reading(**links(down=tuple(range(18))))
 
-    assert told("gpu_nvlink", dark, dark).state is State.UNKNOWN
+    assert told("gpu_nvlink", dark, dark).state is HealthState.UNKNOWN
     assert told("gpu_nvlink", dark, reading()).reason_code == "nvlink_down"
 
 
 def test_links_that_were_never_up_are_not_used_on_this_board() -> None:
     unused = reading(**links(down=tuple(range(12, 18))))
 
-    assert told("gpu_nvlink", unused, unused).state is State.HEALTHY
+    assert told("gpu_nvlink", unused, unused).state is HealthState.HEALTHY
 
 
 def test_a_link_that_was_up_once_is_missed_for_as_long_as_it_is_down() -> None:
     dark = reading(**links(down=(3, *range(12, 18))))
     found = {one.component: one for one in gpu_health(dark, dark, MINUTE, LIMITS, range(12))}
 
-    assert found["gpu_nvlink"].state is State.UNHEALTHY
+    assert found["gpu_nvlink"].state is HealthState.UNHEALTHY
     assert found["gpu_nvlink"].reason == "1 of 12 NVLinks are down (3)"
 
 
-@pytest.mark.parametrize(("limit", "state"), [(None, State.HEALTHY), (2, State.HEALTHY), (1, BAD)])
-def test_how_many_links_may_be_down_can_be_set(limit: int | None, state: State) -> None:
+@pytest.mark.parametrize(
+    ("limit", "state"), [(None, HealthState.HEALTHY), (2, HealthState.HEALTHY), (1, BAD)]
+)
+def test_how_many_links_may_be_down_can_be_set(limit: int | None, state: HealthState) -> None:
     dark = reading(**links(down=(3, 4)))
 
     assert told("gpu_nvlink", dark, limits=Thresholds(nvlink_down=limit)).state is state
@@ -306,7 +311,7 @@ def test_errors_of_a_link_count_over_the_time_between_its_own_reads() -> None:
           NvLink(link=2, up=True, errors={"crc_flit": 9})]  # fmt: skip
     found = told("gpu_nvlink", reading(nvlinks=tuple(at)))
 
-    assert (found.state, found.reason) == (State.DEGRADED, "1.1 NVLink CRC errors a second")
+    assert (found.state, found.reason) == (HealthState.DEGRADED, "1.1 NVLink CRC errors a second")
     once = told("gpu_nvlink", reading(nvlinks=tuple(at[2:])))
     assert "crc_flit errors over time" in once.reason
 
@@ -330,23 +335,23 @@ def test_what_only_one_of_two_reads_says_of_the_memory_is_not_believed(
 ) -> None:
     wrong = reading(**values)
 
-    assert told(component, wrong, reading()).state is State.HEALTHY
-    assert told(component, reading(), wrong).state is State.HEALTHY
+    assert told(component, wrong, reading()).state is HealthState.HEALTHY
+    assert told(component, reading(), wrong).state is HealthState.HEALTHY
     assert told(component, wrong, wrong).state in (BAD, POOR)
     alone = {one.component: one for one in gpu_health(wrong, None, 0.0, LIMITS)}
     assert alone[component].state in (BAD, POOR)
 
 
 def test_one_answer_about_the_margin_condemns_nobody_however_long_it_is_remembered() -> None:
-    def state(now: float, before: float | None) -> State:
+    def state(now: float, before: float | None) -> HealthState:
         told_so = reading(temperature_margin_celsius=now, temperature_margin_before_celsius=before)
         return told("gpu_temperature", told_so, told_so).state
 
-    assert state(0.0, 30.0) is State.HEALTHY
-    assert state(30.0, 0.0) is State.HEALTHY
+    assert state(0.0, 30.0) is HealthState.HEALTHY
+    assert state(30.0, 0.0) is HealthState.HEALTHY
     assert state(0.0, 2.0) is POOR
     assert state(0.0, 0.0) is BAD
-    assert state(0.0, None) is State.HEALTHY  # by the temperature and its limit
+    assert state(0.0, None) is HealthState.HEALTHY  # by the temperature and its limit
 
 
 def test_one_bad_answer_about_the_margin_where_nothing_else_is_told_is_unknown() -> None:
@@ -357,7 +362,7 @@ def test_one_bad_answer_about_the_margin_where_nothing_else_is_told_is_unknown()
         temperature_limits_celsius={},
         memory_temperature_celsius=None,
     )
-    assert told("gpu_temperature", told_so).state is State.UNKNOWN
+    assert told("gpu_temperature", told_so).state is HealthState.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -370,7 +375,7 @@ def test_a_temperature_that_only_one_of_two_reads_tells_is_not_believed(
 ) -> None:
     hot = reading(**values)
 
-    assert told("gpu_temperature", hot, reading()).state is State.HEALTHY
+    assert told("gpu_temperature", hot, reading()).state is HealthState.HEALTHY
     assert told("gpu_temperature", hot, hot).state is BAD
 
 
@@ -380,14 +385,17 @@ def test_a_temperature_that_only_one_of_two_reads_tells_is_not_believed(
 def test_one_component_has_one_action_the_greatest() -> None:
     found = told("gpu_remapped_rows", reading(**rows(failed=True, pending=True, banks={"none": 3})))
 
-    assert (found.action, found.reason_code) == (Action.REPLACE, "row_remap_failed")
+    assert (found.action, found.reason_code) == (SuggestedAction.REPLACE, "row_remap_failed")
     assert "replaced at the next reset" in found.reason
 
 
 def test_the_greatest_action_speaks_wherever_its_rule_stands() -> None:
     found = told("gpu_ecc", reading(ecc_mode=False, **ecc("uncorrected", "sram", "aggregate", 5)))
 
-    assert (found.action, found.reason_code) == (Action.REPLACE, "ecc_uncorrected_sram_aggregate")
+    assert (found.action, found.reason_code) == (
+        SuggestedAction.REPLACE,
+        "ecc_uncorrected_sram_aggregate",
+    )
     assert found.reason.startswith("5 uncorrected SRAM ECC errors")
 
 
@@ -395,14 +403,21 @@ def test_one_gpu_has_one_instruction() -> None:
     worn = reading(**rows(failed=True), recovery_action="reset", persistence_mode=False)
     every = gpu_health(worn, worn, MINUTE, LIMITS)
 
-    assert [(one.uuid, one.action) for one in instructions(every)] == [("GPU-1", Action.REPLACE)]
-    assert worst_of(every)["gpu_recovery"] is State.UNHEALTHY
-    assert worst_of(every)["gpu_ecc"] is State.HEALTHY
+    assert [(one.uuid, one.action) for one in instructions(every)] == [
+        ("GPU-1", SuggestedAction.REPLACE)
+    ]
+    assert worst_of(every)["gpu_recovery"] is HealthState.UNHEALTHY
+    assert worst_of(every)["gpu_ecc"] is HealthState.HEALTHY
 
 
 def test_a_component_has_one_sentence_however_much_is_wrong() -> None:
-    faults = [bad(State.DEGRADED, f"c{n}", f"fault {n}", Action.WATCH) for n in range(300)]
-    found = combine("kernel", [*faults, bad(State.UNHEALTHY, "worst", "the worst", Action.REBOOT)])
+    faults = [
+        bad(HealthState.DEGRADED, f"c{n}", f"fault {n}", SuggestedAction.WATCH) for n in range(300)
+    ]
+    found = combine(
+        "kernel",
+        [*faults, bad(HealthState.UNHEALTHY, "worst", "the worst", SuggestedAction.REBOOT)],
+    )
 
     assert found.reason == "the worst; fault 0; fault 1; and 298 more"
     assert found.reason_code == "worst"
@@ -425,7 +440,7 @@ def test_the_state_is_the_worst_although_another_rule_gives_the_action() -> None
     """A margin of 0 (unhealthy) beside ECC that somebody turned off is told in its own component."""
     hot = told("gpu_temperature", reading(temperature_margin_celsius=-1.0, memory_temperature_celsius=99.0))  # fmt: skip
 
-    assert hot.state is State.UNHEALTHY
+    assert hot.state is HealthState.UNHEALTHY
     assert hot.reason.count("°C") >= 2
 
 
@@ -451,11 +466,11 @@ def test_another_limit_is_obeyed_and_null_turns_a_rule_off() -> None:
     strict = Thresholds(remapped_rows_uncorrected=256)
     none = Thresholds(ecc_uncorrected_volatile=None)
 
-    assert told("gpu_remapped_rows", worn).state is State.HEALTHY
+    assert told("gpu_remapped_rows", worn).state is HealthState.HEALTHY
     assert told("gpu_remapped_rows", worn, limits=strict).reason_code == "row_remaps_uncorrected"
     broken = reading(**ecc("uncorrected", "total", "volatile", 9))
-    assert told("gpu_ecc", broken).state is State.UNHEALTHY
-    assert told("gpu_ecc", broken, limits=none).state is State.HEALTHY
+    assert told("gpu_ecc", broken).state is HealthState.UNHEALTHY
+    assert told("gpu_ecc", broken, limits=none).state is HealthState.HEALTHY
 
 
 SO_MANY_OR_MORE = ("remapped_rows_uncorrected", "retired_pages",
@@ -477,4 +492,4 @@ def test_a_component_whose_rules_are_all_off_is_unknown() -> None:
         ecc_sram_corrected_volatile=None,
     )
 
-    assert told("gpu_ecc", reading(), limits=off).state is State.UNKNOWN
+    assert told("gpu_ecc", reading(), limits=off).state is HealthState.UNKNOWN

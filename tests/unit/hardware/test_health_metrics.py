@@ -7,16 +7,16 @@ import pytest
 from mldebug.config.schema import Config, effective_yaml, load_config
 from mldebug.core.errors import ConfigError
 from mldebug.core.yaml_reader import parse
-from mldebug.hardware.health.model import Action, Health, State
+from mldebug.hardware.health.model import ComponentHealth, HealthState, SuggestedAction
 from mldebug_exporters.metrics.health import Options, create
 from snapshots import snapshot
 
 TOLD = (
-    Health(component="gpu_ecc", state=State.HEALTHY, uuid="GPU-0", gpu=0),
-    Health(component="gpu_ecc", state=State.UNHEALTHY, reason="5 errors", reason_code="ecc_sram", action=Action.REPLACE, uuid="GPU-1", gpu=1),
-    Health(component="gpu_pcie", state=State.DEGRADED, reason_code="pcie_width", action=Action.CHECK_HARDWARE, uuid="GPU-0", gpu=0),
-    Health(component="kernel", state=State.UNKNOWN, reason_code="not_readable"),
-    Health(component="memory", state=State.HEALTHY),
+    ComponentHealth(component="gpu_ecc", state=HealthState.HEALTHY, uuid="GPU-0", gpu=0),
+    ComponentHealth(component="gpu_ecc", state=HealthState.UNHEALTHY, reason="5 errors", reason_code="ecc_sram", action=SuggestedAction.REPLACE, uuid="GPU-1", gpu=1),
+    ComponentHealth(component="gpu_pcie", state=HealthState.DEGRADED, reason_code="pcie_width", action=SuggestedAction.CHECK_HARDWARE, uuid="GPU-0", gpu=0),
+    ComponentHealth(component="kernel", state=HealthState.UNKNOWN, reason_code="not_readable"),
+    ComponentHealth(component="memory", state=HealthState.HEALTHY),
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def samples() -> dict[tuple[str, ...], float]:
 def test_a_state_set_has_one_1_for_the_worst_gpu(component: str, state: str) -> None:
     told = {key[2]: value for key, value in samples().items() if key[:2] == ("mldebug_component_health", component)}  # fmt: skip
 
-    assert told == {one.value: int(one.value == state) for one in State}
+    assert told == {one.value: int(one.value == state) for one in HealthState}
 
 
 def test_actions_are_there_where_something_is_to_be_done() -> None:

@@ -8,12 +8,17 @@ import pytest
 from mldebug.core.model import Gap
 from mldebug.hardware.gpu.expected import FORGET_AFTER, ExpectedGpus, GpuCount
 from mldebug.hardware.gpu.readings import LOST, UNLISTED, GpuReading, LostGpu, NodeGpus, NvLink
-from mldebug.hardware.health.model import Action, Health, State, instructions
+from mldebug.hardware.health.model import (
+    ComponentHealth,
+    HealthState,
+    SuggestedAction,
+    instructions,
+)
 from mldebug.hardware.health.node_rules import node_health
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.bursts import Burst, fold
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 from mldebug.hardware.kernel_log.parse import parse_line
 
 LIMITS = Thresholds()
@@ -70,7 +75,7 @@ def test_a_gpu_that_does_not_answer_is_not_gone_however_long(code: str) -> None:
     assert [one.missing for one in looks] == [()] * 8
     assert {one.gpu.uuid for look in looks for one in look.silent} == {"GPU-1"}
     health = told("gpu_count", count=looks[-1])
-    assert (health.state, health.action) == (State.UNKNOWN, Action.NONE)
+    assert (health.state, health.action) == (HealthState.UNKNOWN, SuggestedAction.NONE)
     assert "does not answer: Xid 119" in health.reason
 
 
@@ -103,7 +108,7 @@ def test_a_driver_that_lists_nothing_at_all_was_not_read() -> None:
     looks = [memory.look(nothing) for _ in range(3)]
 
     assert [one.missing for one in looks] == [()] * 3
-    assert told("gpu_count", count=looks[-1]).state is State.UNKNOWN
+    assert told("gpu_count", count=looks[-1]).state is HealthState.UNKNOWN
 
 
 def test_a_gpu_that_never_answered_is_no_reason_to_reboot() -> None:
@@ -111,8 +116,8 @@ def test_a_gpu_that_never_answered_is_no_reason_to_reboot() -> None:
     lost = LostGpu(index=1, reason="GPU is lost", code=LOST)
     gone = ExpectedGpus().look(gpus(0, lost=(lost,)), configured=2)
 
-    assert told("gpu_count", count=silent).state is State.UNKNOWN
-    assert told("gpu_count", count=gone).action is Action.REBOOT
+    assert told("gpu_count", count=silent).state is HealthState.UNKNOWN
+    assert told("gpu_count", count=gone).action is SuggestedAction.REBOOT
 
 
 def test_links_that_were_up_once_are_remembered_until_somebody_accepts_what_is_there() -> None:
@@ -229,8 +234,10 @@ def test_a_person_may_accept_what_is_there() -> None:
     assert memory.look(gpus(0)).missing == ()
 
 
-@pytest.mark.parametrize(("configured", "state"), [(2, State.HEALTHY), (3, State.UNHEALTHY)])
-def test_a_configured_number_holds_from_the_first_look(configured: int, state: State) -> None:
+@pytest.mark.parametrize(
+    ("configured", "state"), [(2, HealthState.HEALTHY), (3, HealthState.UNHEALTHY)]
+)
+def test_a_configured_number_holds_from_the_first_look(configured: int, state: HealthState) -> None:
     count = ExpectedGpus().look(gpus(0, 1), configured=configured)
 
     assert told("gpu_count", count=count).state is state
@@ -242,15 +249,15 @@ def test_health_of_the_count() -> None:
     memory.look(gpus(0))
     missing = told("gpu_count", count=memory.look(gpus(0)))
 
-    assert (missing.state, missing.reason_code, missing.action) == (State.UNHEALTHY, "gpu_missing", Action.REBOOT)  # fmt: skip
+    assert (missing.state, missing.reason_code, missing.action) == (HealthState.UNHEALTHY, "gpu_missing", SuggestedAction.REBOOT)  # fmt: skip
     assert "GPU 1 (0000:1b:00.0, GPU-1) is missing" in missing.reason
-    assert told("gpu_count", count=GpuCount(readable=False)).state is State.UNKNOWN
+    assert told("gpu_count", count=GpuCount(readable=False)).state is HealthState.UNKNOWN
 
 
 # --- what the kernel said --------------------------------------------------------------------------------
 
 
-def told(component: str, *lines: str, at: float = NOW, readable: bool = True, limits: Thresholds = LIMITS, **more: Any) -> Health:  # fmt: skip
+def told(component: str, *lines: str, at: float = NOW, readable: bool = True, limits: Thresholds = LIMITS, **more: Any) -> ComponentHealth:  # fmt: skip
     """One component after these kernel lines, each told at NOW."""
     every = node_health(events(*lines), at, limits, kernel_readable=readable, uuids={"0000:3b:00.0": ("GPU-3", 3)}, **more)  # fmt: skip
     return next(one for one in every if one.component == component)
@@ -268,19 +275,21 @@ def xid(number: int, device: str = "0000:3b:00") -> str:
 
 
 XIDS = [
-    (79, State.UNHEALTHY, "xid_79", Action.REBOOT),
-    (48, State.UNHEALTHY, "xid_48", Action.RESET),
-    (95, State.UNHEALTHY, "xid_95", Action.RESET),
-    (63, State.DEGRADED, "xid_63", Action.RESET_WHEN_IDLE),
-    (13, State.HEALTHY, "", Action.NONE),
-    (31, State.HEALTHY, "", Action.NONE),
-    (43, State.HEALTHY, "", Action.NONE),
-    (99_999, State.HEALTHY, "", Action.NONE),
+    (79, HealthState.UNHEALTHY, "xid_79", SuggestedAction.REBOOT),
+    (48, HealthState.UNHEALTHY, "xid_48", SuggestedAction.RESET),
+    (95, HealthState.UNHEALTHY, "xid_95", SuggestedAction.RESET),
+    (63, HealthState.DEGRADED, "xid_63", SuggestedAction.RESET_WHEN_IDLE),
+    (13, HealthState.HEALTHY, "", SuggestedAction.NONE),
+    (31, HealthState.HEALTHY, "", SuggestedAction.NONE),
+    (43, HealthState.HEALTHY, "", SuggestedAction.NONE),
+    (99_999, HealthState.HEALTHY, "", SuggestedAction.NONE),
 ]
 
 
 @pytest.mark.parametrize(("number", "state", "code", "action"), XIDS)
-def test_xids_by_their_tier(number: int, state: State, code: str, action: Action) -> None:
+def test_xids_by_their_tier(
+    number: int, state: HealthState, code: str, action: SuggestedAction
+) -> None:
     found = told("gpu_xid", xid(number))
 
     assert (found.state, found.reason_code, found.action) == (state, code, action)
@@ -290,41 +299,45 @@ def test_xids_by_their_tier(number: int, state: State, code: str, action: Action
 def test_a_gpu_that_does_not_start() -> None:
     found = told("gpu_xid", "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0xffff:2477)")
 
-    assert (found.state, found.reason_code) == (State.UNHEALTHY, "gpu_init_failed")
-    assert (found.action, found.gpu) == (Action.CHECK_HARDWARE, 3)
+    assert (found.state, found.reason_code) == (HealthState.UNHEALTHY, "gpu_init_failed")
+    assert (found.action, found.gpu) == (SuggestedAction.CHECK_HARDWARE, 3)
 
 
 KERNEL = [
-    ("INFO: task python:4711 blocked for more than 120 seconds.", State.DEGRADED, "hung_task"),
-    ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", State.UNHEALTHY, "memory_uncorrected"),
-    ("pcieport 0000:80:01.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer", State.UNHEALTHY, "pcie_fatal"),
-    ("pcieport 0000:80:01.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer", State.DEGRADED, "pcie_nonfatal"),
-    ("pcieport 0000:80:01.0: PCIe Bus Error: severity=Corrected, type=Physical Layer", State.HEALTHY, ""),
-    ("mlx5_core 0000:12:00.0 ens1f0: Link down", State.HEALTHY, ""),
-    ("mlx5_core 0000:12:00.0: poll_health:824:(pid 0): Fatal error 1 detected", State.UNHEALTHY, "nic_fatal"),
-    ("pcieport 0000:80:01.0: DPC: containment event, status:0x0005 source:0x3400", State.UNHEALTHY, "pcie_contained"),
+    ("INFO: task python:4711 blocked for more than 120 seconds.", HealthState.DEGRADED, "hung_task"),
+    ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", HealthState.UNHEALTHY, "memory_uncorrected"),
+    ("pcieport 0000:80:01.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer", HealthState.UNHEALTHY, "pcie_fatal"),
+    ("pcieport 0000:80:01.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer", HealthState.DEGRADED, "pcie_nonfatal"),
+    ("pcieport 0000:80:01.0: PCIe Bus Error: severity=Corrected, type=Physical Layer", HealthState.HEALTHY, ""),
+    ("mlx5_core 0000:12:00.0 ens1f0: Link down", HealthState.HEALTHY, ""),
+    ("mlx5_core 0000:12:00.0: poll_health:824:(pid 0): Fatal error 1 detected", HealthState.UNHEALTHY, "nic_fatal"),
+    ("pcieport 0000:80:01.0: DPC: containment event, status:0x0005 source:0x3400", HealthState.UNHEALTHY, "pcie_contained"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "state", "code"), KERNEL)
-def test_kernel(line: str, state: State, code: str) -> None:
+def test_kernel(line: str, state: HealthState, code: str) -> None:
     found = told("kernel", line)
 
     assert (found.state, found.reason_code) == (state, code)
 
 
-@pytest.mark.parametrize(("count", "state"), [(100, State.HEALTHY), (101, State.DEGRADED)])
-def test_corrected_errors_count_when_they_are_many(count: int, state: State) -> None:
-    event = KernelEvent(kind=Kind.MEMORY_CORRECTED, at=NOW)
+@pytest.mark.parametrize(
+    ("count", "state"), [(100, HealthState.HEALTHY), (101, HealthState.DEGRADED)]
+)
+def test_corrected_errors_count_when_they_are_many(count: int, state: HealthState) -> None:
+    event = KernelEvent(kind=KernelEventKind.MEMORY_CORRECTED, at=NOW)
     burst = Burst(root=event, first_at=NOW, last_at=NOW, count=count, last_kind=event.kind)
     every = node_health([RankEvent(burst=burst)], NOW, LIMITS, kernel_readable=True)
 
     assert next(one for one in every if one.component == "kernel").state is state
 
 
-@pytest.mark.parametrize(("count", "state"), [(1000, State.HEALTHY), (1001, State.DEGRADED)])
-def test_corrected_pcie_errors_count_when_they_are_many(count: int, state: State) -> None:
-    event = KernelEvent(kind=Kind.PCIE_CORRECTED, at=NOW)
+@pytest.mark.parametrize(
+    ("count", "state"), [(1000, HealthState.HEALTHY), (1001, HealthState.DEGRADED)]
+)
+def test_corrected_pcie_errors_count_when_they_are_many(count: int, state: HealthState) -> None:
+    event = KernelEvent(kind=KernelEventKind.PCIE_CORRECTED, at=NOW)
     burst = Burst(root=event, first_at=NOW, last_at=NOW, count=count, last_kind=event.kind)
     every = node_health([RankEvent(burst=burst)], NOW, LIMITS, kernel_readable=True)
 
@@ -337,7 +350,7 @@ OOM = "Out of memory: Killed process 4711 (python) total-vm:1kB, anon-rss:1kB, f
 def test_a_kill_for_memory() -> None:
     found = told("memory", OOM)
 
-    assert (found.state, found.reason_code, found.action) == (State.DEGRADED, "oom_kill", Action.CHECK_JOB)  # fmt: skip
+    assert (found.state, found.reason_code, found.action) == (HealthState.DEGRADED, "oom_kill", SuggestedAction.CHECK_JOB)  # fmt: skip
 
 
 def test_many_events_make_one_sentence() -> None:
@@ -349,8 +362,10 @@ def test_many_events_make_one_sentence() -> None:
     assert len(found.reason) < 500
 
 
-@pytest.mark.parametrize(("later", "state"), [(7200.0, State.UNHEALTHY), (7201.0, State.HEALTHY)])
-def test_events_count_for_a_window(later: float, state: State) -> None:
+@pytest.mark.parametrize(
+    ("later", "state"), [(7200.0, HealthState.UNHEALTHY), (7201.0, HealthState.HEALTHY)]
+)
+def test_events_count_for_a_window(later: float, state: HealthState) -> None:
     assert told("kernel", KERNEL[1][0], at=NOW + later).state is state
 
 
@@ -358,11 +373,11 @@ def test_events_count_for_a_window(later: float, state: State) -> None:
 def test_a_kernel_log_that_cannot_be_read_is_unknown(component: str) -> None:
     found = told(component, readable=False)
 
-    assert (found.state, found.reason) == (State.UNKNOWN, "not readable: the kernel's log")
+    assert (found.state, found.reason) == (HealthState.UNKNOWN, "not readable: the kernel's log")
 
 
 def test_an_xid_that_the_event_set_told_counts_although_the_log_cannot_be_read() -> None:
-    assert told("gpu_xid", xid(79), readable=False).state is State.UNHEALTHY
+    assert told("gpu_xid", xid(79), readable=False).state is HealthState.UNHEALTHY
 
 
 def test_one_event_of_two_ranks_is_one() -> None:
@@ -376,4 +391,4 @@ def test_one_event_of_two_ranks_is_one() -> None:
 def test_a_node_has_one_instruction_and_each_gpu_one() -> None:
     every = node_health(events(xid(48), xid(79), OOM), NOW, LIMITS, kernel_readable=True, uuids={"0000:3b:00.0": ("GPU-3", 3)})  # fmt: skip
 
-    assert [(one.uuid, one.action) for one in instructions(every)] == [("GPU-3", Action.REBOOT), ("", Action.CHECK_JOB)]  # fmt: skip
+    assert [(one.uuid, one.action) for one in instructions(every)] == [("GPU-3", SuggestedAction.REBOOT), ("", SuggestedAction.CHECK_JOB)]  # fmt: skip

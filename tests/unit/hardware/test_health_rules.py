@@ -15,8 +15,8 @@ import pytest
 from mldebug.core.model import Verdict
 from mldebug.core.plugins import names
 from mldebug.hardware.gpu.readings import CLOCK_EVENTS
-from mldebug.hardware.health.model import COMPONENTS, State
-from mldebug.hardware.kernel_log.model import Kind
+from mldebug.hardware.health.model import COMPONENTS, HealthState
+from mldebug.hardware.kernel_log.model import KernelEventKind
 from mldebug.hardware.kernel_log.xids import Tier, catalogue
 from series import FOLDER, JOINED, RECORDED, RULES, SCRAPED, SERIES, asked, labels_of, load, rules
 
@@ -123,8 +123,10 @@ def test_the_fatal_xids_are_those_of_the_catalogue() -> None:
 
 def test_words_of_closed_sets_are_the_code_s() -> None:
     text = (FOLDER / "alerts.yaml").read_text(encoding="utf-8")
-    assert set(re.findall(r'mldebug_component_health\{[^}]*state="(\w+)"', text)) <= words(State)
-    assert set(re.findall(r'mldebug_kernel_event\w+\{kind="(\w+)"', text)) <= words(Kind)
+    assert set(re.findall(r'mldebug_component_health\{[^}]*state="(\w+)"', text)) <= words(
+        HealthState
+    )
+    assert set(re.findall(r'mldebug_kernel_event\w+\{kind="(\w+)"', text)) <= words(KernelEventKind)
 
 
 @pytest.mark.parametrize("name", ALERTS)

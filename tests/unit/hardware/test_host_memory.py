@@ -22,7 +22,7 @@ from mldebug.hardware.host_memory.parse import (
 from mldebug.hardware.host_memory.state import NodeMemory, alarms, judged, left_words
 from mldebug.hardware.host_memory.trend import Trend
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.hardware.host_memory.cgroups import Group, groups_of
+from mldebug_agents.hardware.host_memory.cgroups import MemoryCgroup, groups_of
 from mldebug_agents.hardware.host_memory.reader import MemoryOrder, MemoryWatch
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
@@ -106,10 +106,10 @@ def test_every_group_above_a_rank_is_looked_at(tmp_path: Path) -> None:
     host = node(tmp_path, "0::/slurm/job_5/step_0\n")
     root = f"{tmp_path}/sys/fs/cgroup"
     assert groups_of(host, [7, 7]) == [
-        Group(f"{root}/slurm/job_5/step_0", "/slurm/job_5/step_0", 2),
-        Group(f"{root}/slurm/job_5", "/slurm/job_5", 2),
-        Group(f"{root}/slurm", "/slurm", 2),
-        Group(root, "/", 2),
+        MemoryCgroup(f"{root}/slurm/job_5/step_0", "/slurm/job_5/step_0", 2),
+        MemoryCgroup(f"{root}/slurm/job_5", "/slurm/job_5", 2),
+        MemoryCgroup(f"{root}/slurm", "/slurm", 2),
+        MemoryCgroup(root, "/", 2),
     ]
     assert groups_of(host, [99]) == []
 

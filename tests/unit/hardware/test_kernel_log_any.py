@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
 from mldebug.hardware.kernel_log.bursts import Burst, Folding, fold
 from mldebug.hardware.kernel_log.lines.reader import MAX_NAME, bus_id
-from mldebug.hardware.kernel_log.model import MAX_TEXT, KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.model import MAX_TEXT, KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.parse import SIGNS, parse_event, parse_line
 from mldebug.hardware.kernel_log.records import KernelRecord, parse_printed, parse_record
 
@@ -62,7 +62,7 @@ def test_any_address(text: str) -> None:
 
 EVENTS = st.builds(
     KernelEvent,
-    kind=st.sampled_from(list(Kind)),
+    kind=st.sampled_from(list(KernelEventKind)),
     at=st.floats(0, 1e10) | st.floats(100, 140),
     text=st.sampled_from(["a", "b", "c"]),
     sequence=st.integers(-1, 40),

@@ -4,25 +4,28 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Job, LostRank, RankIdentity
-from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu
+from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap
 from mldebug.hardware.kernel_log.attribution import (
-    Owner,
     RankEvent,
+    RankOwner,
     gpu_owners,
     join,
     process_owners,
     sentence,
 )
 from mldebug.hardware.kernel_log.bursts import fold
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 
 GPU, SECOND_GPU = "0000:3b:00.0", "0000:86:00.0"
-PIDS = {700: Owner(run="a1", rank=3, started_at=50.0), 701: Owner(run="a1", rank=4, child=True)}
-DEVICES = {GPU: (Owner(run="a1", rank=3, started_at=50.0),), SECOND_GPU: (Owner(run="a1", rank=4), Owner(run="b2", rank=0))}  # fmt: skip
+PIDS = {
+    700: RankOwner(run="a1", rank=3, started_at=50.0),
+    701: RankOwner(run="a1", rank=4, child=True),
+}
+DEVICES = {GPU: (RankOwner(run="a1", rank=3, started_at=50.0),), SECOND_GPU: (RankOwner(run="a1", rank=4), RankOwner(run="b2", rank=0))}  # fmt: skip
 
 
 def xid(number: int, at: float = 100.0, pid: int | None = None, device: str = GPU) -> KernelEvent:
-    return KernelEvent(kind=Kind.XID, at=at, xid=number, pid=pid, device=device, text=f"Xid {number}")  # fmt: skip
+    return KernelEvent(kind=KernelEventKind.XID, at=at, xid=number, pid=pid, device=device, text=f"Xid {number}")  # fmt: skip
 
 
 def whom(*events: KernelEvent, **how: bool) -> list[tuple[str, int | None, str]]:
@@ -45,7 +48,7 @@ def test_without_a_known_process_the_gpu_decides_for_all_its_ranks() -> None:
 
 def test_what_concerns_nobody_is_about_the_node() -> None:
     assert whom(xid(79, device="0000:99:00.0")) == [("", None, "node")]
-    assert whom(KernelEvent(kind=Kind.NFS_NOT_RESPONDING, at=1.0, device="nas")) == [("", None, "node")]  # fmt: skip
+    assert whom(KernelEvent(kind=KernelEventKind.NFS_NOT_RESPONDING, at=1.0, device="nas")) == [("", None, "node")]  # fmt: skip
 
 
 def test_a_pid_that_was_given_anew_since_is_somebody_elses() -> None:
@@ -61,7 +64,7 @@ def test_an_agent_in_another_pid_namespace_does_not_compare_pids() -> None:
         ("a1", 4, "gpu"),
         ("b2", 0, "gpu"),
     ]
-    oom = KernelEvent(kind=Kind.OOM_KILL, at=60.0, pid=700)
+    oom = KernelEvent(kind=KernelEventKind.OOM_KILL, at=60.0, pid=700)
     assert whom(oom, first_namespace=False) == [("", None, "node")]
     assert whom(oom) == [("a1", 3, "process")]
 
@@ -81,11 +84,11 @@ def test_owners_are_ranks_their_children_and_those_that_are_lost() -> None:
     )  # fmt: skip
 
     assert process_owners([job], {700: (701, 702)}) == {
-        700: Owner(run="a1", rank=3, started_at=50.0),
-        701: Owner(run="a1", rank=3, started_at=50.0, child=True),
-        702: Owner(run="a1", rank=3, started_at=50.0, child=True),
-        800: Owner(run="a1", rank=4, started_at=50.0),
-        801: Owner(run="a1", rank=4, started_at=50.0, child=True),
+        700: RankOwner(run="a1", rank=3, started_at=50.0),
+        701: RankOwner(run="a1", rank=3, started_at=50.0, child=True),
+        702: RankOwner(run="a1", rank=3, started_at=50.0, child=True),
+        800: RankOwner(run="a1", rank=4, started_at=50.0),
+        801: RankOwner(run="a1", rank=4, started_at=50.0, child=True),
     }
 
 
@@ -96,7 +99,9 @@ def test_a_kill_of_hours_ago_is_none_of_a_lost_rank_or_a_child_with_that_pid() -
     owners = process_owners([job], {700: (701,)})
 
     def of(pid: int, at: float) -> tuple[str, int | None]:
-        (one,) = join(fold([KernelEvent(kind=Kind.OOM_KILL, at=at, pid=pid)]), owners, {})
+        (one,) = join(
+            fold([KernelEvent(kind=KernelEventKind.OOM_KILL, at=at, pid=pid)]), owners, {}
+        )
         return one.run, one.rank
 
     assert [of(pid, 100.0) for pid in (701, 800, 801)] == [("", None)] * 3
@@ -108,17 +113,17 @@ def test_owners_of_a_gpu_are_the_ranks_of_all_jobs_on_it() -> None:
     second = Job(id="b2", name="x", launcher="y")
     gpu = RankGpu(rank=3, uuid="GPU-1", index=0, bus_id="00000000:3B:00.0", evidence=JoinEvidence.COMPUTE_PROCESS)  # fmt: skip
     nowhere = msgspec.structs.replace(gpu, rank=9, bus_id="")
-    joined = [(first, Joined(ranks=(gpu, nowhere))), (second, Joined(ranks=(msgspec.structs.replace(gpu, rank=0),)))]  # fmt: skip
+    joined = [(first, RankGpuMap(ranks=(gpu, nowhere))), (second, RankGpuMap(ranks=(msgspec.structs.replace(gpu, rank=0),)))]  # fmt: skip
 
     assert gpu_owners(joined) == {
-        GPU: (Owner(run="a1", rank=3, started_at=50.0), Owner(run="b2", rank=0))
+        GPU: (RankOwner(run="a1", rank=3, started_at=50.0), RankOwner(run="b2", rank=0))
     }
 
 
 def test_a_rank_that_only_a_convention_puts_on_a_gpu_is_probably_there() -> None:
     job = Job(id="a1", name="x", launcher="y")
     gpu = RankGpu(rank=3, uuid="GPU-1", index=0, bus_id="00000000:3B:00.0", evidence=JoinEvidence.ENVIRONMENT)  # fmt: skip
-    (event,) = join(fold([xid(79)]), {}, gpu_owners([(job, Joined(ranks=(gpu,)))]))
+    (event,) = join(fold([xid(79)]), {}, gpu_owners([(job, RankGpuMap(ranks=(gpu,)))]))
 
     assert (event.rank, event.by) == (3, "environment")
     assert sentence(event).endswith(f"on GPU {GPU}, probably rank 3")
@@ -162,7 +167,7 @@ def test_what_followed_and_how_often() -> None:
 
 
 def test_the_drivers_own_advice() -> None:
-    event = KernelEvent(kind=Kind.XID, at=1.0, xid=154, device="0000:99:00.0", recovery="GPU Reset Required")  # fmt: skip
+    event = KernelEvent(kind=KernelEventKind.XID, at=1.0, xid=154, device="0000:99:00.0", recovery="GPU Reset Required")  # fmt: skip
 
     assert said(event) == "Xid 154 (GPU Reset Required) on GPU 0000:99:00.0"
 
@@ -171,27 +176,27 @@ def test_the_drivers_own_advice() -> None:
     ("event", "words"),
     [
         (
-            KernelEvent(kind=Kind.OOM_KILL, at=60.0, pid=701, process="python", scope="cgroup", rss_bytes=81 << 30),
+            KernelEvent(kind=KernelEventKind.OOM_KILL, at=60.0, pid=701, process="python", scope="cgroup", rss_bytes=81 << 30),
             "the kernel killed a process for memory (81.0 GiB resident, at the limit of its cgroup), a child of rank 4",
         ),
         (
-            KernelEvent(kind=Kind.OOM_KILL, at=60.0, pid=9, process="python", scope="node", rss_bytes=3 << 20),
+            KernelEvent(kind=KernelEventKind.OOM_KILL, at=60.0, pid=9, process="python", scope="node", rss_bytes=3 << 20),
             "the kernel killed a process for memory (3.0 MiB resident), pid 9 python",
         ),
         (
-            KernelEvent(kind=Kind.HUNG_TASK, at=60.0, pid=700, seconds=245),
+            KernelEvent(kind=KernelEventKind.HUNG_TASK, at=60.0, pid=700, seconds=245),
             "a process hangs in the kernel (for 245 s), rank 3",
         ),
         (
-            KernelEvent(kind=Kind.NFS_NOT_RESPONDING, at=60.0, device="10.0.0.5"),
+            KernelEvent(kind=KernelEventKind.NFS_NOT_RESPONDING, at=60.0, device="10.0.0.5"),
             "an NFS server does not respond on server 10.0.0.5",
         ),
         (
-            KernelEvent(kind=Kind.SXID, at=60.0, xid=24007, severity="fatal", device="0000:a9:00.0"),
+            KernelEvent(kind=KernelEventKind.SXID, at=60.0, xid=24007, severity="fatal", device="0000:a9:00.0"),
             "SXid 24007 (fatal error of an NVSwitch) on switch 0000:a9:00.0",
         ),
         (
-            KernelEvent(kind=Kind.GPU_LOST, at=60.0, xid=79, device=SECOND_GPU),
+            KernelEvent(kind=KernelEventKind.GPU_LOST, at=60.0, xid=79, device=SECOND_GPU),
             f"Xid 79 (GPU has fallen off the bus) on GPU {SECOND_GPU}, rank 4",
         ),
     ],
@@ -209,15 +214,15 @@ def test_a_drill_is_called_one() -> None:
 
 
 def test_a_server_that_answers_again() -> None:
-    down = KernelEvent(kind=Kind.NFS_NOT_RESPONDING, at=60.0, device="nas")
-    up = KernelEvent(kind=Kind.NFS_OK, at=62.0, device="nas")
+    down = KernelEvent(kind=KernelEventKind.NFS_NOT_RESPONDING, at=60.0, device="nas")
+    up = KernelEvent(kind=KernelEventKind.NFS_OK, at=62.0, device="nas")
 
     assert said(down, up) == "an NFS server does not respond on server nas, responds again"
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_every_kind_has_words(kind: Kind) -> None:
-    event = KernelEvent(kind=kind, at=1.0, xid=79 if kind in (Kind.XID, Kind.GPU_LOST, Kind.SXID) else None)  # fmt: skip
+@pytest.mark.parametrize("kind", list(KernelEventKind))
+def test_every_kind_has_words(kind: KernelEventKind) -> None:
+    event = KernelEvent(kind=kind, at=1.0, xid=79 if kind in (KernelEventKind.XID, KernelEventKind.GPU_LOST, KernelEventKind.SXID) else None)  # fmt: skip
     (burst,) = fold([event])
 
     assert len(sentence(RankEvent(burst=burst))) > 8

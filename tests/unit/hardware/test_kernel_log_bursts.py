@@ -23,12 +23,12 @@ from mldebug.hardware.kernel_log.bursts import OTHER as OTHER_XIDS
 from mldebug.hardware.kernel_log.counts import (
     MAX_KEYS,
     OTHER,
-    Counts,
-    GpuName,
+    GpuLabel,
     KernelCounts,
+    KernelEventCounter,
     named,
 )
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.parse import parse_event
 from mldebug.hardware.kernel_log.records import parse_record
 from mldebug.hardware.kernel_log.xids import Tier, xid_of_nvml
@@ -37,7 +37,13 @@ GPU, SECOND_GPU = "0000:3b:00.0", "0000:86:00.0"
 
 
 def xid(number: int, at: float, device: str = GPU, **more: object) -> KernelEvent:
-    made = {"kind": Kind.XID, "at": at, "xid": number, "device": device, "text": f"Xid {number}"}
+    made = {
+        "kind": KernelEventKind.XID,
+        "at": at,
+        "xid": number,
+        "device": device,
+        "text": f"Xid {number}",
+    }
     return KernelEvent(**(made | more))  # type: ignore[arg-type]
 
 
@@ -49,7 +55,9 @@ def nvml(number: int, at: float, device: str = GPU) -> KernelEvent:
 
 
 def lost(at: float, device: str = GPU) -> KernelEvent:
-    return KernelEvent(kind=Kind.GPU_LOST, at=at, device=device, xid=79, text="fallen off the bus")
+    return KernelEvent(
+        kind=KernelEventKind.GPU_LOST, at=at, device=device, xid=79, text="fallen off the bus"
+    )
 
 
 def roots(bursts: tuple[Burst, ...]) -> list[tuple[int | None, int]]:
@@ -127,14 +135,14 @@ def test_a_storm_without_end_is_told_anew() -> None:
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_one_error_told_three_times_counts_once_in_any_order(order: tuple[int, ...]) -> None:
     told = [xid(79, 10.0, pid=7), nvml(79, 10.4), lost(10.1)]
-    counts, folding = Counts(), Folding()
+    counts, folding = KernelEventCounter(), Folding()
     for index in order:
         counts.add(told[index], folding.add(told[index]))
     (burst,) = folding.bursts()
 
     assert (burst.count, burst.xids, burst.root.pid) == (1, {79: 1}, 7)
     assert [(one.device, one.xid, one.count) for one in counts.now().xids] == [(GPU, 79, 1)]
-    assert [(one.kind, one.count) for one in counts.now().kinds] == [(Kind.GPU_LOST, 1)]
+    assert [(one.kind, one.count) for one in counts.now().kinds] == [(KernelEventKind.GPU_LOST, 1)]
 
 
 @pytest.mark.parametrize("kind", ["double_bit_ecc", "recovery_action"])
@@ -169,7 +177,7 @@ def test_what_nvml_tells_later_than_it_can_is_another_error() -> None:
 
 
 def test_a_lost_gpu_without_an_xid_counts_as_xid_79() -> None:
-    counts, folding = Counts(), Folding()
+    counts, folding = KernelEventCounter(), Folding()
     counts.add(lost(10.0), folding.add(lost(10.0)))
 
     assert [(one.xid, one.count) for one in counts.now().xids] == [(79, 1)]
@@ -187,13 +195,13 @@ def test_records_that_are_read_again_count_once() -> None:
 
 def test_two_lines_about_one_kill_are_one_kill_that_knows_both() -> None:
     task = KernelEvent(
-        kind=Kind.OOM_KILL, at=1.0, pid=7, scope="cgroup", group="/job", text="oom-kill:"
+        kind=KernelEventKind.OOM_KILL, at=1.0, pid=7, scope="cgroup", group="/job", text="oom-kill:"
     )
     kill = KernelEvent(
-        kind=Kind.OOM_KILL, at=1.1, pid=7, scope="cgroup", rss_bytes=4096, text="Killed"
+        kind=KernelEventKind.OOM_KILL, at=1.1, pid=7, scope="cgroup", rss_bytes=4096, text="Killed"
     )
     other = KernelEvent(
-        kind=Kind.OOM_KILL, at=1.2, pid=8, scope="cgroup", rss_bytes=1, text="Killed"
+        kind=KernelEventKind.OOM_KILL, at=1.2, pid=8, scope="cgroup", rss_bytes=1, text="Killed"
     )
     for told in ([task, kill, other], [kill, task, other]):
         first, second = fold(told)
@@ -203,23 +211,30 @@ def test_two_lines_about_one_kill_are_one_kill_that_knows_both() -> None:
 
 def test_a_link_that_flaps_is_one_event_that_knows_how_it_stands() -> None:
     down, up = (
-        KernelEvent(kind=kind, at=0.0, device="ib0") for kind in (Kind.LINK_DOWN, Kind.LINK_UP)
+        KernelEvent(kind=kind, at=0.0, device="ib0")
+        for kind in (KernelEventKind.LINK_DOWN, KernelEventKind.LINK_UP)
     )
     (burst,) = fold(
         msgspec.structs.replace(one, at=float(at)) for at, one in enumerate([down, up] * 3)
     )
 
-    assert (burst.root.kind, burst.last_kind, burst.count) == (Kind.LINK_DOWN, Kind.LINK_UP, 6)
+    assert (burst.root.kind, burst.last_kind, burst.count) == (
+        KernelEventKind.LINK_DOWN,
+        KernelEventKind.LINK_UP,
+        6,
+    )
 
 
 def test_corrected_errors_count_by_their_number() -> None:
-    event = KernelEvent(kind=Kind.MEMORY_CORRECTED, at=1.0, device="DIMM0", number=12)
-    counts, folding = Counts(), Folding()
+    event = KernelEvent(kind=KernelEventKind.MEMORY_CORRECTED, at=1.0, device="DIMM0", number=12)
+    counts, folding = KernelEventCounter(), Folding()
     for _ in range(2):
         counts.add(event, folding.add(event))
 
     assert folding.bursts()[0].count == 24
-    assert [(one.kind, one.count) for one in counts.now().kinds] == [(Kind.MEMORY_CORRECTED, 24)]
+    assert [(one.kind, one.count) for one in counts.now().kinds] == [
+        (KernelEventKind.MEMORY_CORRECTED, 24)
+    ]
 
 
 def test_what_is_shown_is_safe() -> None:
@@ -254,7 +269,7 @@ def test_a_burst_survives_the_wire() -> None:
 
 
 def test_counters_by_gpu_and_xid_with_the_time_of_the_last() -> None:
-    counts = Counts()
+    counts = KernelEventCounter()
     for event in (
         xid(31, 10.0),
         xid(31, 30.0),
@@ -272,25 +287,25 @@ def test_counters_by_gpu_and_xid_with_the_time_of_the_last() -> None:
 
 
 def test_counters_know_uuid_and_index_where_they_are_told() -> None:
-    counts = Counts()
+    counts = KernelEventCounter()
     counts.add(xid(31, 1.0), 1)
     counts.add(xid(31, 1.0, SECOND_GPU), 1)
-    found = named(counts.now(), {GPU: GpuName("GPU-1", 3)})
+    found = named(counts.now(), {GPU: GpuLabel("GPU-1", 3)})
 
     assert [(one.uuid, one.gpu) for one in found.xids] == [("GPU-1", 3), ("", None)]
 
 
 def test_an_sxid_is_counted_as_a_kind_and_not_as_an_xid() -> None:
-    counts = Counts()
-    event = KernelEvent(kind=Kind.SXID, at=1.0, xid=24007, severity="fatal", device=GPU)
+    counts = KernelEventCounter()
+    event = KernelEvent(kind=KernelEventKind.SXID, at=1.0, xid=24007, severity="fatal", device=GPU)
     counts.add(event, Folding().add(event))
 
     assert counts.now().xids == ()
-    assert [one.kind for one in counts.now().kinds] == [Kind.SXID]
+    assert [one.kind for one in counts.now().kinds] == [KernelEventKind.SXID]
 
 
 def test_counters_are_bounded_and_their_sum_is_exact() -> None:
-    counts = Counts()
+    counts = KernelEventCounter()
     for number in range(3 * MAX_KEYS):
         counts.add(xid(number, 1.0, f"{number:04x}:00:00.0"), 1)
     found = counts.now().xids
@@ -324,7 +339,7 @@ def flood(lines: Lines, count: int) -> tuple[Folding, KernelCounts, float]:
 
     Both run in turns, a small piece each, so that a machine that is slow for a while is slow for both.
     """
-    folding, counts = Folding(), Counts()
+    folding, counts = Folding(), KernelEventCounter()
     took = bare = 0.0
     for first in range(0, count, PIECE):
         piece = [lines(number) for number in range(first, min(count, first + PIECE))]
@@ -345,7 +360,7 @@ def held_after(lines: Lines, *counts: int) -> list[int]:
     """Bytes that folding and counting hold, with all that they were asked for, after so many lines each."""
     tracemalloc.start()
     try:
-        folding, counted = Folding(), Counts()
+        folding, counted = Folding(), KernelEventCounter()
         held: list[int] = []
         for since, count in itertools.pairwise((0, *counts)):
             for number in range(since, count):
@@ -413,7 +428,7 @@ def test_a_flood_of_one_kind_does_not_push_out_another() -> None:
     folding = Folding()
     folding.add(xid(79, 1.0))
     for number in range(5_000):
-        folding.add(KernelEvent(kind=Kind.CRASH, at=2.0, pid=number))
+        folding.add(KernelEvent(kind=KernelEventKind.CRASH, at=2.0, pid=number))
 
     assert folding.bursts()[0].root.xid == 79
 

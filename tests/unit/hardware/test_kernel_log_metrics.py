@@ -3,7 +3,7 @@
 import pytest
 
 from mldebug.hardware.kernel_log.counts import KernelCounts, KindCount, XidCount
-from mldebug.hardware.kernel_log.model import Kind
+from mldebug.hardware.kernel_log.model import KernelEventKind
 from mldebug_exporters.metrics.kernellog import Options, create
 from snapshots import snapshot
 
@@ -13,7 +13,7 @@ COUNTS = KernelCounts(
         XidCount(device="0000:86:00.0", xid=31, count=800_000, last_at=1_795_239_111.0),
         XidCount(device="0000:86:00.0", xid=43, count=5, last_at=1_795_239_112.0, uuid="GPU-2"),
     ),
-    kinds=(KindCount(kind=Kind.OOM_KILL, count=7, last_at=1_795_239_222.0),),
+    kinds=(KindCount(kind=KernelEventKind.OOM_KILL, count=7, last_at=1_795_239_222.0),),
     records=900,
     overruns=11,
     lost=1_300,

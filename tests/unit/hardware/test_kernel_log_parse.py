@@ -7,14 +7,14 @@ import pytest
 
 from mldebug.hardware.kernel_log.lines.nvidia import gpu_named
 from mldebug.hardware.kernel_log.lines.reader import bus_id
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.parse import SIGNS, parse_event, parse_line
 from mldebug.hardware.kernel_log.records import parse_record
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/kernellog"
-K = Kind
+K = KernelEventKind
 
-EXPECTED: dict[int, tuple[Kind, dict[str, Any]]] = {
+EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     2: (K.GPU_LOST, {"device": "0000:3b:00.0", "xid": 79}),
     3: (K.GPU_LOST, {"device": "0000:86:00.0", "xid": 79}),
     4: (K.GPU_LOST, {"device": "0000:04:00.0", "xid": 79}),
@@ -100,7 +100,7 @@ def test_lines_that_repeat_another_or_tell_of_nothing_are_no_events() -> None:
 
 
 def test_every_kind_is_reached() -> None:
-    assert {kind for kind, _ in EXPECTED.values()} | {K.XID} == set(Kind)
+    assert {kind for kind, _ in EXPECTED.values()} | {K.XID} == set(KernelEventKind)
 
 
 def test_every_sign_is_needed() -> None:
@@ -310,7 +310,7 @@ def test_what_a_program_wrote_into_the_log_is_marked() -> None:
         ("r8169 0000:03:00.0 enp3s0: Link is Up - 1Gbps/Full - flow control rx/tx", K.LINK_UP, "enp3s0"),
     ],
 )  # fmt: skip
-def test_links_of_other_drivers(text: str, kind: Kind, device: str) -> None:
+def test_links_of_other_drivers(text: str, kind: KernelEventKind, device: str) -> None:
     event = parse_line(f"6,1,1,-;{text}")
 
     assert event is not None

@@ -10,12 +10,12 @@ import pytest
 
 from hung import wait_until
 from mldebug.diagnosis.exits.kernel_lines import kernel_deaths
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.xids import Tier
 from mldebug_agents.hardware import kernel_log as kernellog
 from mldebug_agents.hardware.kernel_log import (
     KernelLogSource,
-    Limits,
+    ReadLimits,
     gpu_names,
     sees_kernel_pids,
 )
@@ -93,7 +93,7 @@ def test_a_whole_log(log: Path) -> None:
         str(FIXTURES / "events.kmsg"), unix=lambda: UNIX, monotonic=lambda: 13.0
     ).read()
 
-    assert {one.kind for one in news.counts.kinds} == set(Kind) - {Kind.XID}
+    assert {one.kind for one in news.counts.kinds} == set(KernelEventKind) - {KernelEventKind.XID}
     assert {(one.device, one.xid) for one in news.counts.xids} == {
         (device, 79) for device in ("0000:3b:00.0", "0000:86:00.0", "0000:04:00.0")
     }
@@ -151,7 +151,7 @@ def test_pids_are_the_kernels_where_its_threads_are_seen(
 
 def test_xids_that_nvml_told_are_taken_in_once(log: Path) -> None:
     append(log, xid(1, 79))
-    told = KernelEvent(kind=Kind.XID, at=UNIX - AGO + 0.3, xid=79, device="0000:3b:00.0", origin=Origin.NVML)  # fmt: skip
+    told = KernelEvent(kind=KernelEventKind.XID, at=UNIX - AGO + 0.3, xid=79, device="0000:3b:00.0", origin=Origin.NVML)  # fmt: skip
     one = source(log)
     news = one.read([told])
 
@@ -159,7 +159,9 @@ def test_xids_that_nvml_told_are_taken_in_once(log: Path) -> None:
 
 
 def test_where_the_log_may_not_be_read_nvml_still_tells(tmp_path: Path) -> None:
-    told = KernelEvent(kind=Kind.XID, at=UNIX, xid=79, device="0000:3b:00.0", origin=Origin.NVML)
+    told = KernelEvent(
+        kind=KernelEventKind.XID, at=UNIX, xid=79, device="0000:3b:00.0", origin=Origin.NVML
+    )
     news = source(tmp_path / "none").read([told])
 
     assert news.gap is not None
@@ -219,7 +221,7 @@ def test_records_that_come_live_are_placed_where_they_were_seen(log: Path) -> No
 
 def test_a_round_reads_so_many_records_and_the_next_goes_on(log: Path) -> None:
     append(log, "".join(xid(number) for number in range(1, 1001)))
-    one = source(log, limits=Limits(records=300))
+    one = source(log, limits=ReadLimits(records=300))
     rounds = [one.read() for _ in range(5)]
 
     assert [(news.records, news.behind) for news in rounds] == [
@@ -231,7 +233,7 @@ def test_a_round_reads_so_many_records_and_the_next_goes_on(log: Path) -> None:
 
 def test_a_round_reads_so_many_bytes(log: Path) -> None:
     append(log, "".join(xid(number) for number in range(1, 101)))
-    news = source(log, limits=Limits(bytes=1000)).read()
+    news = source(log, limits=ReadLimits(bytes=1000)).read()
 
     assert news.behind
     assert 5 < news.records < 20

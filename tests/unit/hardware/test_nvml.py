@@ -17,7 +17,7 @@ from mldebug.hardware.gpu.counters import Counters
 from mldebug.hardware.gpu.expected import ExpectedGpus
 from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, encode, nvlink_errors
 from mldebug.hardware.health.gpu_rules import gpu_health
-from mldebug.hardware.health.model import State
+from mldebug.hardware.health.model import HealthState
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug_agents.hardware.gpu.child.vendor_errors import (
     DriverGoneError,
@@ -408,9 +408,11 @@ def test_what_failed_at_its_turn_was_not_asked_for(
     assert asked_now(first(reader.full())) == [16]
 
 
-@pytest.mark.parametrize(("a_second", "state"), [(12, State.DEGRADED), (0.5, State.HEALTHY)])
+@pytest.mark.parametrize(
+    ("a_second", "state"), [(12, HealthState.DEGRADED), (0.5, HealthState.HEALTHY)]
+)
 def test_the_rate_of_link_errors_is_that_between_its_own_reads(
-    tmp_path: Path, start: Start, a_second: float, state: State
+    tmp_path: Path, start: Start, a_second: float, state: HealthState
 ) -> None:
     """Link 3 errs all the time; it is asked at one read of twenty."""
     fake = FakeNvml(tmp_path)
@@ -420,7 +422,7 @@ def test_the_rate_of_link_errors_is_that_between_its_own_reads(
         now = counters.take(msgspec.structs.replace(reader.full(), at=1000.0 + 30 * turn))
         told += [one for one in gpu_health(now.gpus[0], None, 30.0, LIMITS) if one.component == "gpu_nvlink"]  # fmt: skip
     assert {one.state for one in told[1:]} == {state}
-    if state is State.DEGRADED:
+    if state is HealthState.DEGRADED:
         assert {one.reason for one in told[1:]} == {"12.0 NVLink CRC errors a second"}
 
 

@@ -30,7 +30,7 @@ from mldebug_agents.hardware.gpu.child.errors import (
     NoGpuLibraryError,
 )
 from mldebug_agents.hardware.gpu.child.messages import NAME
-from mldebug_agents.hardware.gpu.reader import Gpus
+from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner, Worker
@@ -51,8 +51,8 @@ class Bench:
         self.options = nvidia.Options(library=self.fake.library)
         self.gpus = self.source(PATIENT)
 
-    def source(self, deadline: float, options: msgspec.Struct | None = None) -> Gpus:
-        return Gpus(
+    def source(self, deadline: float, options: msgspec.Struct | None = None) -> VendorReader:
+        return VendorReader(
             self.spawner,
             Host(),
             options=options or self.options,
@@ -61,7 +61,7 @@ class Bench:
             clock=self.clock,
         )
 
-    def impatient(self) -> Gpus:
+    def impatient(self) -> VendorReader:
         """A source that has been answered once and waits `SOON` from now on."""
         self.gpus = self.source(SOON)
         self.gpus.watch()
@@ -89,7 +89,7 @@ def device() -> Iterator[Path]:
     file.unlink()
 
 
-def pid_of(gpus: Gpus) -> int:
+def pid_of(gpus: VendorReader) -> int:
     wait_until(lambda: gpus.pid)
     assert gpus.pid is not None
     return gpus.pid
@@ -251,7 +251,7 @@ def test_a_crash_leaves_no_core_on_the_disk(bench: Bench) -> None:
 
 
 def test_a_vendor_that_is_not_there_is_said(bench: Bench) -> None:
-    gpus = Gpus(bench.spawner, Host(), vendor="abacus", clock=bench.clock)
+    gpus = VendorReader(bench.spawner, Host(), vendor="abacus", clock=bench.clock)
     with pytest.raises(GpuDriverError, match=r"no gpus plugin named 'abacus'"):
         gpus.watch()
 
@@ -413,7 +413,7 @@ def busy(pid: int) -> float:
 def test_a_release_waits_for_nobody_even_while_a_child_is_started(bench: Bench) -> None:
     """The main loop asks for it: it must not wait for a driver that loads its firmware."""
     starter = SlowStarter(bench.spawner)
-    gpus = Gpus(starter, Host(), options=bench.options, clock=bench.clock)
+    gpus = VendorReader(starter, Host(), options=bench.options, clock=bench.clock)
     with ThreadPoolExecutor(1) as pool:
         look = pool.submit(gpus.watch)
         starter.asked.wait(PATIENT)

@@ -15,9 +15,9 @@ from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.status.gpu_view import of_agent
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.hardware.gpu.reader import Gpus
+from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
-from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.jobs.ranks.discovery import Discovery
 
 TOLD = Snapshot(node="n1", at=1000.0, started_at=0.0)
@@ -43,7 +43,7 @@ class Bench:
         self.bench = Workbench(Config())
         options = nvidia.Options(library=self.fake.library)
         self.bench.gpus.close()
-        self.bench.gpus = Gpus(self.bench.spawner, self.bench.host, options=options)
+        self.bench.gpus = VendorReader(self.bench.spawner, self.bench.host, options=options)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def test_without_an_agent_it_reads_by_itself(it: Bench) -> None:
-    seen = OnceLooked(it.bench, NOBODY, 20.0).take()
+    seen = OneShotReader(it.bench, NOBODY, 20.0).take()
     assert not seen.by_agent
     assert seen.gpus is not None
     assert seen.watch is not None
@@ -65,21 +65,21 @@ def test_without_an_agent_it_reads_by_itself(it: Bench) -> None:
 
 
 def test_two_reads_tell_what_one_does_not(it: Bench) -> None:
-    twice = OnceLooked(it.bench, NOBODY, 20.0, between=0.3).take()
-    once = OnceLooked(it.bench, NOBODY, 20.0).take()
+    twice = OneShotReader(it.bench, NOBODY, 20.0, between=0.3).take()
+    once = OneShotReader(it.bench, NOBODY, 20.0).take()
     assert "over time" in " ".join(one.reason for one in once.health)
     assert "over time" not in " ".join(one.reason for one in twice.health)
 
 
 def test_an_agent_that_has_looked_is_believed_and_the_gpus_are_left_alone(it: Bench) -> None:
-    seen = OnceLooked(it.bench, NOBODY, 20.0, lambda: LOOKED).take()
+    seen = OneShotReader(it.bench, NOBODY, 20.0, lambda: LOOKED).take()
     assert seen.by_agent
     assert it.fake.calls() == []
 
 
 def test_one_that_looked_long_ago_is_not(it: Bench) -> None:
     old = msgspec.structs.replace(LOOKED, at=1060.0)
-    seen = OnceLooked(it.bench, NOBODY, 20.0, lambda: old).take()
+    seen = OneShotReader(it.bench, NOBODY, 20.0, lambda: old).take()
     assert not seen.by_agent
     assert seen.gpus is not None
     assert len(seen.gpus.gpus) == 2
@@ -88,7 +88,7 @@ def test_one_that_looked_long_ago_is_not(it: Bench) -> None:
 @pytest.mark.parametrize("alone", [False, True])
 def test_released_gpus_are_not_touched(it: Bench, alone: bool) -> None:
     released = msgspec.structs.replace(TOLD, gpus_released_until=2000.0)
-    seen = OnceLooked(it.bench, NOBODY, 20.0, lambda: released, alone=alone).take()
+    seen = OneShotReader(it.bench, NOBODY, 20.0, lambda: released, alone=alone).take()
     assert seen.released_until == 2000.0
     assert it.fake.calls() == []
 
@@ -97,7 +97,7 @@ def test_released_gpus_are_not_touched(it: Bench, alone: bool) -> None:
 def test_nobody_goes_after_a_reader_that_hangs_in_the_driver(it: Bench, alone: bool) -> None:
     failed = SourceState(name="gpus", success=False, error="GpuBlockedError: it has not answered")
     hanging = msgspec.structs.replace(TOLD, sources=(failed,))
-    seen = OnceLooked(it.bench, NOBODY, 20.0, lambda: hanging, alone=alone).take()
+    seen = OneShotReader(it.bench, NOBODY, 20.0, lambda: hanging, alone=alone).take()
     assert seen.gpu_gap is not None
     assert seen.gpu_gap.reason == "it has not answered"
     assert it.fake.calls() == []
@@ -110,7 +110,7 @@ def test_an_agent_that_does_not_answer_costs_half_the_time_and_no_evidence(it: B
         over.wait(60)
 
     began = time.monotonic()
-    seen = OnceLooked(it.bench, NOBODY, 6.0, silent).take()
+    seen = OneShotReader(it.bench, NOBODY, 6.0, silent).take()
     took = time.monotonic() - began
     over.set()
     assert took < 9
@@ -121,7 +121,7 @@ def test_an_agent_that_does_not_answer_costs_half_the_time_and_no_evidence(it: B
 def test_what_came_before_the_driver_hung_is_kept(it: Bench) -> None:
     it.fake.block("nvmlDeviceGetEnforcedPowerLimit")  # only the full read calls it
     began = time.monotonic()
-    seen = OnceLooked(it.bench, NOBODY, 3.0).take()
+    seen = OneShotReader(it.bench, NOBODY, 3.0).take()
     assert time.monotonic() - began < 6
     assert seen.watch is not None
     assert len(seen.watch.gpus) == 2
@@ -134,7 +134,7 @@ def test_two_looks_tell_what_the_gpus_of_a_job_do(it: Bench, tmp_path: Path) -> 
     """In figures, by the processes that the driver counts; whoever wants them at once does not wait for the second."""
     it.fake.play("hang-sleep")
     began = time.monotonic()
-    seen = OnceLooked(it.bench, HANGING, 60.0, again=50.0).take()
+    seen = OneShotReader(it.bench, HANGING, 60.0, again=50.0).take()
     assert time.monotonic() - began < 45.0
     first, second = seen.states["1a2b"]
     assert [len(one.samples) for one in (first, second)] == [2, 2]
@@ -145,7 +145,7 @@ def test_two_looks_tell_what_the_gpus_of_a_job_do(it: Bench, tmp_path: Path) -> 
 
 def test_one_look_has_no_second(it: Bench) -> None:
     it.fake.play("hang-sleep")
-    (told,) = OnceLooked(it.bench, HANGING, 60.0).take().states.values()
+    (told,) = OneShotReader(it.bench, HANGING, 60.0).take().states.values()
     assert [len(one.samples) for one in told] == [1, 1]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.errors import EvidenceError
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 from mldebug.hardware.kernel_log.parse import parse_line
 from mldebug.hardware.kernel_log.xids import (
     ACTION_WORDS,
@@ -40,7 +40,7 @@ def events() -> list[KernelEvent]:
 
 def test_every_row_is_reached_by_a_line_and_every_line_has_a_row() -> None:
     rows = {row.xid for row in catalogue().xids}
-    reached = {one.xid for one in events() if one.kind is Kind.XID}
+    reached = {one.xid for one in events() if one.kind is KernelEventKind.XID}
 
     assert reached == rows == IN_USE
 

@@ -11,11 +11,11 @@ from mldebug.capture.validation import wrong_numbers
 from mldebug.core.model import GpuSample, NodeCapture, RankDevice
 from mldebug.core.report_model import Report, Stall
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.hardware.gpu.fingerprint import Fingerprint, GpuPrint, GpuState
+from mldebug.hardware.gpu.fingerprint import Fingerprint, GpuFingerprint, GpuState
 from mldebug.hardware.gpu.rank_gpus import KEPT, SPAN, Samples, rank_devices, with_looks
-from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu
+from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap
 from mldebug.hardware.gpu.readings import (
-    Activity,
+    GpuActivity,
     GpuProcess,
     GpuReading,
     GpuWatch,
@@ -89,11 +89,11 @@ def test_what_a_driver_cannot_mean_is_not_told() -> None:
 
 def test_a_rank_has_its_gpu_with_who_else_is_on_it_and_how_sure_that_is() -> None:
     samples = with_looks({}, watch(5.0, 1.0, 0.0))
-    joined = Joined(ranks=(on(0), on(1, JoinEvidence.ENVIRONMENT)))
+    joined = RankGpuMap(ranks=(on(0), on(1, JoinEvidence.ENVIRONMENT)))
     processes = (GpuProcess(pid=71), GpuProcess(pid=72))
-    read = GpuReading(uuid="GPU-0", index=0, processes=processes, activity=Activity(window_seconds=1.0, sm_active_ratio=0.07))  # fmt: skip
+    read = GpuReading(uuid="GPU-0", index=0, processes=processes, activity=GpuActivity(window_seconds=1.0, sm_active_ratio=0.07))  # fmt: skip
     sliced = GpuReading(uuid="GPU-1", index=1, mig_mode=True)
-    told = Fingerprint(at=5.0, gpus=(GpuPrint(uuid="GPU-0", index=0, rank=0, state=GpuState.COLLECTIVE_WAIT, usual_watts=700.0),))  # fmt: skip
+    told = Fingerprint(at=5.0, gpus=(GpuFingerprint(uuid="GPU-0", index=0, rank=0, state=GpuState.COLLECTIVE_WAIT, usual_watts=700.0),))  # fmt: skip
     full = NodeGpus(at=4.0, gpus=(read, sliced))
     first, second = rank_devices(joined, samples, told, full)
     assert (first.pids, first.sure, first.sliced, first.state) == ((71, 72), True, False, "collective_wait")  # fmt: skip
@@ -103,10 +103,10 @@ def test_a_rank_has_its_gpu_with_who_else_is_on_it_and_how_sure_that_is() -> Non
 
 
 def test_a_rank_whose_gpu_was_not_looked_at_is_left_out() -> None:
-    assert rank_devices(Joined(ranks=(on(0), on(1))), with_looks({}, watch(5.0, 1.0)), None, None)[
+    assert rank_devices(RankGpuMap(ranks=(on(0), on(1))), with_looks({}, watch(5.0, 1.0)), None, None)[
         0
     ].rank == 0  # fmt: skip
-    assert rank_devices(Joined(ranks=(on(1),)), with_looks({}, watch(5.0, 1.0)), None, None) == ()
+    assert rank_devices(RankGpuMap(ranks=(on(1),)), with_looks({}, watch(5.0, 1.0)), None, None) == ()
 
 
 # --- the report ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from boards import BOARDS, FOLDER, Asking, queries, titled
-from mldebug.hardware.health.model import State
+from mldebug.hardware.health.model import HealthState
 from series import JOINED, RECORDED, SERIES, asked, labels_of, rules
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +76,7 @@ def test_a_query_asks_for_what_a_scrape_has(query: Asking) -> None:
         assert set(chosen) <= labels_of(name), f"{name} has no such label"
         allowed |= labels_of(name)
         if name == "mldebug_component_health":
-            assert chosen["state"] in {state.value for state in State}
+            assert chosen["state"] in {state.value for state in HealthState}
     for joined in JOINED.findall(query.expression):
         assert {one.strip() for one in joined.split(",") if one.strip()} <= allowed, joined
     for label in re.findall(r"\{\{(\w+)\}\}", query.legend):

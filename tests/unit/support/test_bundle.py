@@ -20,7 +20,7 @@ from mldebug.core.pseudonyms import Pseudonyms
 from mldebug.hardware.gpu.readings import LostGpu, NodeGpus, NodeWatch
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.hardware.gpu.reader import Gpus
+from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.state.database import Database
 from mldebug_agents.state.messages import Memo
@@ -252,7 +252,7 @@ def bench(tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> It
     file = tmp_path / "mldebug.yaml"
     file.write_text(f"agent: {{state_dir: {tmp_path / 'state'}, listen: ''}}\n")
     with Workbench(load_config(file)) as one:
-        one.gpus = Gpus(one.spawner, one.host, options=nvidia.Options(library=fake.library))
+        one.gpus = VendorReader(one.spawner, one.host, options=nvidia.Options(library=fake.library))
         yield one
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from fakenvml.library import FakeNvml
 from mldebug.hardware.gpu.expected import GpuCount, KnownGpu, MissingGpu
 from mldebug.hardware.gpu.readings import GpuProcess, LostGpu, NodeGpus, NodeWatch
-from mldebug.hardware.health.model import Health, State
+from mldebug.hardware.health.model import ComponentHealth, HealthState
 from mldebug.hardware.health.sentences import complaints
 from mldebug.hardware.kernel_log.xids import xid_row
 from mldebug.status.gpu_table import rows
@@ -89,7 +89,7 @@ def test_a_gpu_that_took_the_number_of_a_lost_one_is_not_taken_for_it() -> None:
     told = quiet(
         gpus=NodeGpus(at=AT, gpus=(here,)),
         gpu_count=GpuCount(present=1, expected=2, missing=(MissingGpu(gpu=away, since=AT, reason="gone"),)),
-        health=(Health(component="gpu_power", state=State.HEALTHY, uuid="GPU-b", gpu=0),),
+        health=(ComponentHealth(component="gpu_power", state=HealthState.HEALTHY, uuid="GPU-b", gpu=0),),
     )  # fmt: skip
     first, second = built(told).boards
     assert (first.bus, first.state, first.meters[0].words) == ("0000:1b:00.0", "missing", "-")
@@ -160,7 +160,7 @@ def test_a_stranger_sees_the_gpus_and_nothing_of_the_jobs_of_others() -> None:
 def test_hostile_names_are_text() -> None:
     one = gpu(0, name=HOSTILE, bus_id=HOSTILE, clock_events=(HOSTILE,), processes=(GpuProcess(pid=1),))  # fmt: skip
     lost = LostGpu(index=1, uuid=HOSTILE, bus_id=HOSTILE, reason=HOSTILE)
-    health = (Health(component=HOSTILE, state=State.UNHEALTHY, reason=HOSTILE, uuid="GPU-0", gpu=0),)  # fmt: skip
+    health = (ComponentHealth(component=HOSTILE, state=HealthState.UNHEALTHY, reason=HOSTILE, uuid="GPU-0", gpu=0),)  # fmt: skip
     told = quiet(gpus=NodeGpus(at=AT, driver_version=HOSTILE, gpus=(one,), lost=(lost,)), health=health)  # fmt: skip
     html = page(told)
     assert "<img" not in html

@@ -23,7 +23,7 @@ from mldebug.core.errors import UsageError
 from mldebug.core.model import Gap, Remark
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.bursts import fold
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.state import SaveState
 from mldebug.storage.filesystems.state import Measure, PartState, StorageState
@@ -200,7 +200,7 @@ def test_what_others_write_and_save_is_hidden() -> None:
 
 
 def test_kernel_events_of_hidden_runs_are_hidden() -> None:
-    burst = fold([KernelEvent(kind=Kind.XID, at=1.0, xid=79)])[0]
+    burst = fold([KernelEvent(kind=KernelEventKind.XID, at=1.0, xid=79)])[0]
     events = tuple(RankEvent(burst=burst, run=run) for run in ("r00t", "n0b0", ""))
     seen = msgspec.structs.replace(SEEN, kernel_events=events)
     theirs = view(seen, Peer(1, NOBODY), None)

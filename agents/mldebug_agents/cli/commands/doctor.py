@@ -18,7 +18,7 @@ from mldebug.core.errors import ExitCode
 from mldebug.core.redact import clean
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.capture.stacks.pyspy import find_binary
-from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.support.doctor.checks import OWN_DUMP, World, examine
 from mldebug_agents.support.doctor.gpu_lines import gpu_lines
 from mldebug_agents.support.doctor.gpus import GpuExamination, examined
@@ -81,7 +81,7 @@ def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCo
     state_dir = settings.agent.state_dir
     with Workbench(settings) as bench:
         asked = partial(ask_nearest, state_dir, here_only=here_only)
-        look = OnceLooked(
+        look = OneShotReader(
             bench,
             bench.finder.find(),
             GPU_SECONDS,

@@ -20,7 +20,7 @@ from mldebug.status.gpu_table import missing, rows, table, users
 from mldebug.status.gpu_view import Glance
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.hardware.gpu.controller import ACCEPT, LONGEST, RELEASE, Accepted, Released
-from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.web.control_requests import tell_agent
 from mldebug_agents.web.nearest_agent import ask_nearest
 
@@ -71,7 +71,7 @@ def _look(config: Config, *, here_only: bool) -> Glance:
     with Workbench(config) as bench:
         state_dir = config.agent.state_dir
         found = bench.finder.find()
-        look = OnceLooked(
+        look = OneShotReader(
             bench,
             found,
             SECONDS,

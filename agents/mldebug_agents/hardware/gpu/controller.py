@@ -26,7 +26,7 @@ RELEASE, ACCEPT = "/api/v1/gpus/release", "/api/v1/gpus/accept"
 
 
 @runtime_checkable
-class Held(Protocol):
+class ReleasableGpus(Protocol):
     """A source of GPU readings that holds them open: `sources.gpus.Gpus`."""
 
     @property
@@ -56,7 +56,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     expected: int
 
 
-class _Wish:
+class _AcceptRequest:
     """One request to the main loop."""
 
     def __init__(self) -> None:
@@ -64,13 +64,13 @@ class _Wish:
         self.expected: int | None = None
 
 
-class GpuDesk:
+class GpuController:
     """Takes requests. `gpus` may be a recording, which holds nothing."""
 
     def __init__(self, gpus: object, clock: Callable[[], float] = time.time) -> None:
-        self._gpus = gpus if isinstance(gpus, Held) else None
+        self._gpus = gpus if isinstance(gpus, ReleasableGpus) else None
         self._clock = clock
-        self._wishes: queue.SimpleQueue[_Wish] = queue.SimpleQueue()
+        self._wishes: queue.SimpleQueue[_AcceptRequest] = queue.SimpleQueue()
         self.why = ""  # the GPUs are released
         self._not_before = -math.inf
 
@@ -117,7 +117,7 @@ class GpuDesk:
 
     def accept(self, timeout: float = ACCEPTED_WITHIN) -> Accepted:
         """What is there now is what there should be; MldebugError where that cannot be read now."""
-        wish = _Wish()
+        wish = _AcceptRequest()
         self._wishes.put(wish)
         if not wish.done.wait(timeout):
             raise MldebugError("the agent did not come to it: nothing may be accepted", "ask again")
@@ -141,7 +141,7 @@ class GpuDesk:
                 yield wish.expected
 
 
-def gpu_verbs(desk: GpuDesk) -> dict[str, Callable[[Mapping[str, str]], object]]:
+def gpu_verbs(desk: GpuController) -> dict[str, Callable[[Mapping[str, str]], object]]:
     """Path -> what it does. `release?seconds=600`; 0 takes the GPUs up again."""
     return {
         RELEASE: lambda asked: desk.release(_seconds(asked)),

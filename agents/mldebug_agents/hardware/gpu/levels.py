@@ -9,7 +9,7 @@ import msgspec
 
 from mldebug.core.model import Role
 from mldebug.hardware.gpu.fingerprint import Fingerprint, RunLevels
-from mldebug.hardware.gpu.rank_join import Joined
+from mldebug.hardware.gpu.rank_join import RankGpuMap
 from mldebug.hardware.gpu.readings import NodeWatch
 from mldebug.hardware.gpu.samples import GpuSign, RankSign, sign_of
 from mldebug.hardware.gpu.sentences import sentence
@@ -38,7 +38,7 @@ class Levels:
         self._prints: dict[str, Fingerprint] = {}
         self._before: dict[str, _Before] = {}
 
-    def complete(self, look: JobLook, watch: NodeWatch, joined: Joined) -> JobLook:
+    def complete(self, look: JobLook, watch: NodeWatch, joined: RankGpuMap) -> JobLook:
         """A look, with what the device of each rank does; `watch` is not older than the look before."""
         told = self._tell(look, watch, joined)
         if told is None:
@@ -71,7 +71,7 @@ class Levels:
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _tell(self, look: JobLook, watch: NodeWatch, joined: Joined) -> Fingerprint | None:
+    def _tell(self, look: JobLook, watch: NodeWatch, joined: RankGpuMap) -> Fingerprint | None:
         before = self._prints.get(look.job.id)
         if before is not None and before.at >= watch.at:
             return before  # nothing new was read since
@@ -120,7 +120,9 @@ def _rate(rank: RankLook, now: float, known: dict[int, Writes]) -> float | None:
     return known.setdefault(rank.rank, Writes()).take(now, rank.written_bytes)
 
 
-def _signs(ranks: Mapping[int, RankSign], watch: NodeWatch, joined: Joined) -> Iterator[GpuSign]:
+def _signs(
+    ranks: Mapping[int, RankSign], watch: NodeWatch, joined: RankGpuMap
+) -> Iterator[GpuSign]:
     """One sign for each GPU that a rank of the run uses: of several ranks the first."""
     gpus = {one.uuid: one for one in watch.gpus}
     for one in joined.ranks:

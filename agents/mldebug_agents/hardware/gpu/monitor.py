@@ -12,7 +12,7 @@ from mldebug.core.model import Fault, Job
 from mldebug.hardware.gpu.expected import ExpectedGpus, GpuCount
 from mldebug.hardware.gpu.positions import remembering
 from mldebug.hardware.gpu.rank_gpus import Samples, with_looks
-from mldebug.hardware.gpu.rank_join import Joined
+from mldebug.hardware.gpu.rank_join import RankGpuMap
 from mldebug.hardware.gpu.readings import (
     GpuEvent,
     GpuReading,
@@ -23,7 +23,7 @@ from mldebug.hardware.gpu.readings import (
 )
 from mldebug.hardware.health.faults import as_sure, faults_of_count, faults_of_memory
 from mldebug.hardware.health.gpu_rules import gpu_health
-from mldebug.hardware.health.model import Health
+from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.health.new_errors import ErrorCount, NewErrors
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug_agents.hardware.gpu.reads import GpuNews
@@ -35,7 +35,7 @@ EXPECTED = "expected_gpus"  # the name of what is remembered
 MAX_FAULTS = 64
 
 
-class GpuBoard:
+class GpuMonitor:
     """Takes the news of the GPU worker."""
 
     def __init__(self, memory: Memory, node: str) -> None:
@@ -45,10 +45,10 @@ class GpuBoard:
         self.watch: NodeWatch | None = None
         self.full: NodeGpus | None = None
         self.count: GpuCount | None = None
-        self.health: tuple[Health, ...] = ()
+        self.health: tuple[ComponentHealth, ...] = ()
         self.samples: Samples = {}  # the newest looks at each GPU
         self._before: NodeGpus | None = None  # the last full read that went well
-        self._joined: dict[str, Joined] = {}  # also of GPUs that are lost since
+        self._joined: dict[str, RankGpuMap] = {}  # also of GPUs that are lost since
         self._errors: dict[str, ErrorCount] = {}  # of memory, by uuid
         self._faults: dict[str, list[Fault]] = {}  # of memory, by job
 
@@ -73,9 +73,9 @@ class GpuBoard:
         else:
             self.watch, self.samples = None, {}
 
-    def joined(self, job_id: str) -> Joined:
+    def joined(self, job_id: str) -> RankGpuMap:
         """Who works on which GPU."""
-        return self._joined.get(job_id) or Joined()
+        return self._joined.get(job_id) or RankGpuMap()
 
     def knows(self, job: Job) -> bool:
         """Is the GPU of each of its ranks known by more than a convention? A rank that starts has no process on it yet."""
@@ -135,7 +135,7 @@ class GpuBoard:
     def _compare(self, now: NodeGpus, limits: Thresholds) -> None:
         before = {one.uuid: one for one in self._before.gpus} if self._before else {}
         seconds = now.at - self._before.at if self._before else 0.0
-        told: list[Health] = []
+        told: list[ComponentHealth] = []
         for gpu in now.gpus:
             once_up = self._expected.links_once_up(gpu.uuid) if self._expected else ()
             told += gpu_health(gpu, before.get(gpu.uuid), seconds, limits, once_up)

@@ -25,21 +25,21 @@ from mldebug_agents.hardware.gpu.child.errors import (
 )
 from mldebug_agents.hardware.gpu.child.messages import (
     NAME,
-    Incoming,
-    Reply,
-    Request,
+    GpuMessageReader,
+    GpuReply,
+    GpuRequest,
     Wanted,
     send,
 )
 from mldebug_agents.hardware.gpu.child.pause import (
     WINDOW,
     CrashBudget,
-    Rest,
+    ReadPause,
     died_too_often,
     released,
 )
 from mldebug_agents.hardware.gpu.child.starter import WorkerStarter
-from mldebug_agents.hardware.gpu.child.stuck import Parting
+from mldebug_agents.hardware.gpu.child.stuck import ChildReaper
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Worker
@@ -55,7 +55,7 @@ LATE = 0.001  # seconds: a reply that is late is taken, not waited for
 T = TypeVar("T")
 
 
-class Gpus:
+class VendorReader:
     """All GPUs of one vendor. Any thread may call; calls take turns. `clock` counts seconds."""
 
     def __init__(
@@ -76,15 +76,15 @@ class Gpus:
         self._deadlines = (first_deadline, deadline)
         self._lock = threading.Lock()
         self._worker: Worker | None = None
-        self._incoming: Incoming | None = None
-        self._parting = Parting(host)
+        self._incoming: GpuMessageReader | None = None
+        self._parting = ChildReaper(host)
         self._number = 0
         self._asked_at: float | None = None  # while an answer is owed
         self._answered = False  # by this child, at least once
         self._late: tuple[GpuEvent, ...] = ()  # of looks for whose answer nobody waited any more
         self._budget = CrashBudget()
         self.restarts = 0  # children that replaced one that had died or was ended
-        self._rest = Rest(clock)
+        self._rest = ReadPause(clock)
 
     def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
         """Read what moves, and touch none of those. Raises one of the errors above; none of them lasts for ever."""
@@ -169,7 +169,7 @@ class Gpus:
 
     # --- one question ------------------------------------------------------------------------------
 
-    def _ask(self, wanted: Wanted, hands_off: tuple[HandsOff, ...]) -> Reply:
+    def _ask(self, wanted: Wanted, hands_off: tuple[HandsOff, ...]) -> GpuReply:
         try:
             with self._lock:
                 self._leave_now()
@@ -179,11 +179,13 @@ class Gpus:
         finally:
             self._obey()
 
-    def _question(self, worker: Worker, wanted: Wanted, hands_off: tuple[HandsOff, ...]) -> Reply:
+    def _question(
+        self, worker: Worker, wanted: Wanted, hands_off: tuple[HandsOff, ...]
+    ) -> GpuReply:
         if self._rest.wished:  # since the child was forked: there was none to hang up on
             raise released()
         self._number += 1
-        request = Request(
+        request = GpuRequest(
             number=self._number,
             wanted=wanted,
             vendor=self._vendor,
@@ -201,18 +203,18 @@ class Gpus:
         except (OSError, msgspec.MsgspecError):
             raise self._crashed() from None
 
-    def _receive(self) -> Reply:
+    def _receive(self) -> GpuReply:
         """Take answers until it is the one to the last question; raises OSError."""
         while True:
             if self._incoming is None:
                 raise ConnectionError("there is no child")
-            reply = msgspec.json.decode(self._incoming.receive(), type=Reply)
+            reply = msgspec.json.decode(self._incoming.receive(), type=GpuReply)
             if reply.number == self._number:
                 self._asked_at = None
                 self._answered = True
                 return reply
 
-    def _judge(self, reply: Reply) -> Reply:
+    def _judge(self, reply: GpuReply) -> GpuReply:
         if reply.trouble == "no_library":
             self._hang_up()
             error = NoGpuLibraryError(f"no GPU library: {reply.reason}", NO_GPUS)
@@ -241,7 +243,7 @@ class Gpus:
                 self._worker = self._starter.fork_worker(NAME)
             except OSError as error:
                 raise GpuCrashedError(f"the GPU reader cannot be started: {error}") from None
-            self._incoming = Incoming(self._worker.socket)
+            self._incoming = GpuMessageReader(self._worker.socket)
             self._answered = False
         return self._worker
 

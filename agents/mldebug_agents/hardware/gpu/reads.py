@@ -14,7 +14,7 @@ from mldebug.core.model import RankIdentity
 from mldebug.hardware.gpu.counters import Counters
 from mldebug.hardware.gpu.hands_off import HandsOff, placed
 from mldebug.hardware.gpu.positions import located, named, with_lost
-from mldebug.hardware.gpu.rank_join import Joined, join
+from mldebug.hardware.gpu.rank_join import RankGpuMap, join
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug_agents.hardware.gpu.child.errors import NoGpuLibraryError
 from mldebug_agents.hardware.gpu.holders import Holders
@@ -49,7 +49,7 @@ class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
 
     watch: NodeWatch | None = None
     full: NodeGpus | None = None  # counters are monotone
-    joined: dict[str, Joined] = {}  # by job id
+    joined: dict[str, RankGpuMap] = {}  # by job id
     view: str = ""
 
 

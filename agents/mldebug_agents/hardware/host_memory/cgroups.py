@@ -13,7 +13,7 @@ FILES = {
 MAX_GROUPS = 64
 
 
-class Group(NamedTuple):
+class MemoryCgroup(NamedTuple):
     """One group: its folder here, its name, the version of its hierarchy."""
 
     folder: str
@@ -27,10 +27,10 @@ class _Mounted(NamedTuple):
     version: int
 
 
-def groups_of(host: Host, pids: Iterable[int]) -> list[Group]:
+def groups_of(host: Host, pids: Iterable[int]) -> list[MemoryCgroup]:
     """Those of all these processes and all above, each once; at most `MAX_GROUPS`."""
     mounts = list(_mounts(_mountinfo(host)))
-    found: dict[Group, None] = {}
+    found: dict[MemoryCgroup, None] = {}
     for pid in pids:
         for version, name in _named(host.text(pid, "cgroup")):
             for mount in mounts:
@@ -66,14 +66,16 @@ def _named(text: str) -> Iterator[tuple[int, str]]:
             yield 1, name
 
 
-def _upward(root: str, mount: _Mounted, name: str) -> Iterator[Group]:
+def _upward(root: str, mount: _Mounted, name: str) -> Iterator[MemoryCgroup]:
     base = mount.base.rstrip("/")
     inside = name == base or name.startswith(f"{base}/")
     if not inside or name.startswith("/.."):
         return  # a neighbour of the agent's own container: none of its limits can be seen from here
     below = name[len(base) :].strip("/")
     while True:
-        yield Group(join(f"{root}{mount.point}", below).rstrip("/"), f"/{below}", mount.version)
+        yield MemoryCgroup(
+            join(f"{root}{mount.point}", below).rstrip("/"), f"/{below}", mount.version
+        )
         if not below:
             return
         below = below.rpartition("/")[0]

@@ -21,7 +21,7 @@ from mldebug.hardware.host_memory.parse import (
 )
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory, judged
 from mldebug.hardware.host_memory.trend import LEAST, NOISE, SPACING, Trend
-from mldebug_agents.hardware.host_memory.cgroups import FILES, Group, groups_of
+from mldebug_agents.hardware.host_memory.cgroups import FILES, MemoryCgroup, groups_of
 from mldebug_agents.system.host import Host, Paths
 
 PSS_EVERY = 60.0
@@ -68,19 +68,19 @@ class MemoryWatch:
         gaps = tuple(self._closed(groups))
         return NodeMemory(at=self._host.clock(), levels=states, ranks=ranks, unread=len(pids) - len(ranks), gaps=gaps)  # fmt: skip
 
-    def _limits(self, groups: Iterable[Group]) -> list[Level]:
+    def _limits(self, groups: Iterable[MemoryCgroup]) -> list[Level]:
         found = [parse_host(self._host.node_text("meminfo"))]
         found += [self._group(one) for one in groups]
         return [one for one in found if one is not None]
 
-    def _closed(self, groups: Iterable[Group]) -> Iterator[Gap]:
+    def _closed(self, groups: Iterable[MemoryCgroup]) -> Iterator[Gap]:
         """A limit that may not be read is not the same as none."""
         for group in groups:
             paths = (f"{group.folder}/{name}" for name in FILES[group.version][:2])
             if why := next((why for path in paths if (why := self._host.denied(path))), ""):
                 yield Gap(what=f"memory of cgroup {group.name}", reason=why, way_out=WAY_OUT)
 
-    def _group(self, group: Group) -> Level | None:
+    def _group(self, group: MemoryCgroup) -> Level | None:
         files = {name: self._host.kernel_text(f"{group.folder}/{name}") for name in FILES[group.version]}  # fmt: skip
         return parse_group(group.version, group.name, files)
 

@@ -8,7 +8,12 @@ from rich.text import Text
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration
-from mldebug.hardware.health.model import ACTION_WORDS, Action, Health, State
+from mldebug.hardware.health.model import (
+    ACTION_WORDS,
+    ComponentHealth,
+    HealthState,
+    SuggestedAction,
+)
 from mldebug.hardware.health.sentences import NODE, GpuName, complaints
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
 from mldebug_agents.support.doctor.gpus import GpuExamination
@@ -16,8 +21,8 @@ from mldebug_agents.support.doctor.gpus import GpuExamination
 MAX_XIDS = 10
 MAX_USERS = 64
 STYLES = {"unhealthy": "bold red", "degraded": "yellow", "unknown": "dim", "healthy": "green"}
-_ORDER = (State.UNHEALTHY, State.DEGRADED, State.UNKNOWN, State.HEALTHY)
-_Kind = tuple[State, str, str, Action]
+_ORDER = (HealthState.UNHEALTHY, HealthState.DEGRADED, HealthState.UNKNOWN, HealthState.HEALTHY)
+_Kind = tuple[HealthState, str, str, SuggestedAction]
 
 
 def gpu_lines(found: GpuExamination, now: float) -> Iterator[Text]:
@@ -35,33 +40,33 @@ def _section(title: str, lines: Sequence[Text]) -> Iterator[Text]:
         yield from lines
 
 
-def _health(told: Iterable[Health], names: Mapping[str, GpuName]) -> Iterator[Text]:
+def _health(told: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> Iterator[Text]:
     """The worst first; the same of several GPUs is one line, and so is all that is simply healthy."""
-    groups: dict[_Kind, list[Health]] = {}
+    groups: dict[_Kind, list[ComponentHealth]] = {}
     for one in told:
         groups.setdefault((one.state, one.component, one.reason, one.action), []).append(one)
     fine: list[str] = []
     for kind, some in sorted(groups.items(), key=lambda item: _place(item[0])):
         state, component, reason, action = kind
-        if state is State.HEALTHY and not reason:
+        if state is HealthState.HEALTHY and not reason:
             fine.append(component)
             continue
-        todo = f" → {ACTION_WORDS[action]}" if action is not Action.NONE else ""
+        todo = f" → {ACTION_WORDS[action]}" if action is not SuggestedAction.NONE else ""
         yield _line(state, f"{component} of {_whose(some, names)}: {reason}{todo}")
     if fine:
-        yield _line(State.HEALTHY, ", ".join(dict.fromkeys(fine)))
+        yield _line(HealthState.HEALTHY, ", ".join(dict.fromkeys(fine)))
 
 
 def _place(kind: _Kind) -> tuple[int, int]:
     """The worst state first, in it the greatest action."""
-    return _ORDER.index(kind[0]), -list(Action).index(kind[3])
+    return _ORDER.index(kind[0]), -list(SuggestedAction).index(kind[3])
 
 
-def _line(state: State, words: str) -> Text:
+def _line(state: HealthState, words: str) -> Text:
     return Text.assemble("  ", (f"{state.value:9}", STYLES[state.value]), f"  {clean(words, 500)}")
 
 
-def _whose(some: Sequence[Health], names: Mapping[str, GpuName]) -> str:
+def _whose(some: Sequence[ComponentHealth], names: Mapping[str, GpuName]) -> str:
     """`GPU 3 (0000:3b:00.0)`, `GPUs 0-7`, `this node`."""
     indices = [one.gpu for one in some if one.gpu is not None]
     if not indices:

@@ -7,7 +7,7 @@ import msgspec
 
 from mldebug.core.errors import ExitCode
 from mldebug.core.units import format_duration
-from mldebug.hardware.health.model import Health, State
+from mldebug.hardware.health.model import ComponentHealth, HealthState
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.model import is_gpu
 from mldebug.status.gpu_table import missing
@@ -27,7 +27,7 @@ class GpuExamination(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     uid: int
     checks: tuple[Check, ...]
-    health: tuple[Health, ...]  # the agent's word where one told it: it compares over time
+    health: tuple[ComponentHealth, ...]  # the agent's word where one told it: it compares over time
     xids: tuple[RankEvent, ...]  # of the last hours, the oldest first
     users: tuple[GpuUser, ...]
     unjoined: tuple[str, ...]  # ranks whose GPU is not known, and why
@@ -38,7 +38,7 @@ class GpuExamination(msgspec.Struct, frozen=True, kw_only=True):
         """1 where something is unhealthy or does not answer, 3 where there is no library."""
         if self.glance.no_library:
             return ExitCode.MISSING
-        ill = any(one.state is State.UNHEALTHY for one in self.health)
+        ill = any(one.state is HealthState.UNHEALTHY for one in self.health)
         away = self.glance.gpu_gap is not None or missing(self.glance)
         return ExitCode.FOUND if ill or away else ExitCode.FINE
 

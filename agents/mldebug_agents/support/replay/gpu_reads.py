@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mldebug.hardware.gpu.counters import Counters
-from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu
+from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap
 from mldebug.hardware.gpu.readings import GpuReading, LostGpu, NodeGpus, NodeWatch
 from mldebug.status.snapshot import RunState
 from mldebug_agents.hardware.gpu.reads import GpuNews
@@ -32,7 +32,7 @@ class RecordedReads:
         return GpuNews(full=full, joined=joined, view=self._view)
 
 
-def _joined(run: RunState, full: NodeGpus) -> Joined:
+def _joined(run: RunState, full: NodeGpus) -> RankGpuMap:
     seen: tuple[GpuReading | LostGpu, ...] = (*full.lost, *full.gpus)
     here, guess = {one.uuid: one for one in seen}, JoinEvidence.ENVIRONMENT
     ranks = tuple(
@@ -48,4 +48,6 @@ def _joined(run: RunState, full: NodeGpus) -> Joined:
         if uuid in here
     )
     known = {one.rank for one in ranks}
-    return Joined(ranks=ranks, unknown={rank: RECORDED for rank in run.ranks if rank not in known})
+    return RankGpuMap(
+        ranks=ranks, unknown={rank: RECORDED for rank in run.ranks if rank not in known}
+    )

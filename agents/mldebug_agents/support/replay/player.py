@@ -18,7 +18,7 @@ from mldebug.stall.signals import Look, RankLook
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.hardware.gpu.monitor import EXPECTED
 from mldebug_agents.hardware.gpu.reads import GpuOrder
-from mldebug_agents.hardware.monitor import Hardware
+from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.support.bundle.layout import Failure
 from mldebug_agents.support.replay.clock import RecordedClock
 from mldebug_agents.support.replay.gpu_reads import RecordedReads
@@ -49,7 +49,7 @@ class Player:
         )
         kernel_pids = recording.manifest.kernel_pids
         memory = RecordedMemory(recording.memory)
-        self._hardware = Hardware(
+        self._hardware = HardwareMonitor(
             recording.node, memory, {}, kernel_pids=kernel_pids, now=self.clock.unix
         )
         began = recording.statuses[0] if recording.statuses else None

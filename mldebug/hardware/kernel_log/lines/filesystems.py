@@ -2,8 +2,8 @@
 
 import re
 
-from mldebug.hardware.kernel_log.lines.reader import Said, Sign, event
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.lines.reader import KernelText, LineReader, event
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 _NFS = re.compile(r"(?:nfs|lockd): server (?P<server>[^\s,]{1,255}) (?P<state>not responding|OK\b)")
 _LUSTRE = re.compile(
@@ -27,61 +27,63 @@ _DISK = re.compile(
 )
 
 
-def _nfs(said: Said) -> KernelEvent | None:
+def _nfs(said: KernelText) -> KernelEvent | None:
     match = _NFS.match(said.text)
     if match is None:
         return None
-    kind = Kind.NFS_OK if match["state"] == "OK" else Kind.NFS_NOT_RESPONDING
+    kind = KernelEventKind.NFS_OK if match["state"] == "OK" else KernelEventKind.NFS_NOT_RESPONDING
     return event(said, kind, device=match["server"])
 
 
-def _lustre(said: Said) -> KernelEvent | None:
+def _lustre(said: KernelText) -> KernelEvent | None:
     match = _LUSTRE.match(said.text)
     if match is None:
         failed = _LUSTRE_ERROR.match(said.text)
-        return event(said, Kind.LUSTRE_ERROR) if failed else None
+        return event(said, KernelEventKind.LUSTRE_ERROR) if failed else None
     if match["lost"]:
-        return event(said, Kind.LUSTRE_LOST, device=match["lost"])
+        return event(said, KernelEventKind.LUSTRE_LOST, device=match["lost"])
     if match["evicted"]:
-        return event(said, Kind.LUSTRE_EVICTED, device=match["evicted"])
-    kind = Kind.LUSTRE_RESTORED if match["restored"] else Kind.LUSTRE_ERROR
+        return event(said, KernelEventKind.LUSTRE_EVICTED, device=match["evicted"])
+    kind = KernelEventKind.LUSTRE_RESTORED if match["restored"] else KernelEventKind.LUSTRE_ERROR
     return event(said, kind, device=match["target"] or "")
 
 
-def _ext(said: Said) -> KernelEvent | None:
+def _ext(said: KernelText) -> KernelEvent | None:
     match = _EXT.match(said.text)
     if match is None:
         return None
     if match["error"]:
-        return event(said, Kind.FILESYSTEM_ERROR, device=match["device"])
+        return event(said, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
     if match["what"].startswith("Remounting filesystem read-only"):
-        return event(said, Kind.FILESYSTEM_READ_ONLY, device=match["mounted"])
+        return event(said, KernelEventKind.FILESYSTEM_READ_ONLY, device=match["mounted"])
     return None
 
 
-def _xfs(said: Said) -> KernelEvent | None:
+def _xfs(said: KernelText) -> KernelEvent | None:
     match = _XFS.match(said.text)
     if match is None:
         return None
     if _SHUTDOWN.search(match["what"]):
-        return event(said, Kind.FILESYSTEM_SHUTDOWN, device=match["device"])
+        return event(said, KernelEventKind.FILESYSTEM_SHUTDOWN, device=match["device"])
     if _XFS_ERROR.search(match["what"]):
-        return event(said, Kind.FILESYSTEM_ERROR, device=match["device"])
+        return event(said, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
     return None
 
 
-def _disk(said: Said) -> KernelEvent | None:
+def _disk(said: KernelText) -> KernelEvent | None:
     match = _DISK.match(said.text)
     if match is None:
         return None
-    return event(said, Kind.DISK_ERROR, device=(match["dev"] or match["nvme"]).rstrip(",."))
+    return event(
+        said, KernelEventKind.DISK_ERROR, device=(match["dev"] or match["nvme"]).rstrip(",.")
+    )
 
 
 SIGNS = (
-    Sign(": server ", _nfs),
-    Sign("Lustre", _lustre),
-    Sign("-fs ", _ext),
-    Sign("XFS (", _xfs),
-    Sign("I/O error", _disk),
-    Sign("nvme ", _disk),
+    LineReader(": server ", _nfs),
+    LineReader("Lustre", _lustre),
+    LineReader("-fs ", _ext),
+    LineReader("XFS (", _xfs),
+    LineReader("I/O error", _disk),
+    LineReader("nvme ", _disk),
 )

@@ -2,8 +2,15 @@
 
 import re
 
-from mldebug.hardware.kernel_log.lines.reader import ADDRESS, MAX_NAME, Said, Sign, bus_id, event
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.lines.reader import (
+    ADDRESS,
+    MAX_NAME,
+    KernelText,
+    LineReader,
+    bus_id,
+    event,
+)
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 # Without "on", and the name of the memory, it would be as short as a process name
 _EDAC = re.compile(
@@ -24,50 +31,54 @@ _AER = re.compile(
 _CONTAINED = re.compile(rf"(?:pcieport|pci) (?P<bus>{ADDRESS}): DPC: containment event, status:")
 
 
-def _edac(said: Said) -> KernelEvent | None:
+def _edac(said: KernelText) -> KernelEvent | None:
     match = _EDAC.match(said.text)
     if match is None:
         return None
     dimm = _DIMM.search(match["rest"])
     return event(
         said,
-        Kind.MEMORY_CORRECTED if match["type"] == "CE" else Kind.MEMORY_UNCORRECTED,
+        KernelEventKind.MEMORY_CORRECTED
+        if match["type"] == "CE"
+        else KernelEventKind.MEMORY_UNCORRECTED,
         device=(dimm["dimm"] if dimm else match["controller"])[:MAX_NAME],
         number=int(match["number"]) or 1,
     )
 
 
-def _check(said: Said) -> KernelEvent | None:
+def _check(said: KernelText) -> KernelEvent | None:
     """The one line of a machine check that says how bad it is, or that there was one; not its registers."""
     match = _CHECK.match(said.text)
     if match is None:
         return None
     if match["corrected"]:
-        return event(said, Kind.MACHINE_CHECK_CORRECTED)
+        return event(said, KernelEventKind.MACHINE_CHECK_CORRECTED)
     if match["uncorrected"]:
-        return event(said, Kind.MACHINE_CHECK_UNCORRECTED)
-    return event(said, Kind.MACHINE_CHECK)
+        return event(said, KernelEventKind.MACHINE_CHECK_UNCORRECTED)
+    return event(said, KernelEventKind.MACHINE_CHECK)
 
 
-def _aer(said: Said) -> KernelEvent | None:
+def _aer(said: KernelText) -> KernelEvent | None:
     """The line that names the device; the port's own "error received" is about the same error."""
     match = _AER.match(said.text)
     if match is None:
         return None
-    nonfatal = Kind.PCIE_NONFATAL if match["nonfatal"] else Kind.PCIE_FATAL
-    kind = Kind.PCIE_CORRECTED if match["corrected"] else nonfatal
+    nonfatal = KernelEventKind.PCIE_NONFATAL if match["nonfatal"] else KernelEventKind.PCIE_FATAL
+    kind = KernelEventKind.PCIE_CORRECTED if match["corrected"] else nonfatal
     return event(said, kind, device=bus_id(match["bus"]), process=match["driver"] or "")
 
 
-def _contained(said: Said) -> KernelEvent | None:
+def _contained(said: KernelText) -> KernelEvent | None:
     """The line that names the port; what follows tells why, and of what is below."""
     match = _CONTAINED.match(said.text)
-    return event(said, Kind.PCIE_CONTAINED, device=bus_id(match["bus"])) if match else None
+    return (
+        event(said, KernelEventKind.PCIE_CONTAINED, device=bus_id(match["bus"])) if match else None
+    )
 
 
 SIGNS = (
-    Sign("EDAC ", _edac),
-    Sign("[Hardware Error]: ", _check),
-    Sign("PCIe Bus Error: ", _aer),
-    Sign("DPC: ", _contained),
+    LineReader("EDAC ", _edac),
+    LineReader("[Hardware Error]: ", _check),
+    LineReader("PCIe Bus Error: ", _aer),
+    LineReader("DPC: ", _contained),
 )

@@ -2,8 +2,15 @@
 
 import re
 
-from mldebug.hardware.kernel_log.lines.reader import ADDRESS, MAX_NAME, Said, Sign, bus_id, event
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.lines.reader import (
+    ADDRESS,
+    MAX_NAME,
+    KernelText,
+    LineReader,
+    bus_id,
+    event,
+)
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 # "mlx5_core 0000:1a:00.0 ens1f0np0: Link down", "igb 0000:03:00.0 eno1: igb: eno1 NIC Link is Up 1000 Mbps",
 # "i40e 0000:3b:00.0: NIC Link is Down", "e1000e: eno1 NIC Link is Down", "mlx5_0: Port: 1 Link DOWN"; no "ata1: SATA link down"
@@ -32,54 +39,56 @@ _BROKEN = re.compile(
 )
 
 
-def _link(said: Said) -> KernelEvent | None:
+def _link(said: KernelText) -> KernelEvent | None:
     match = _LINK.match(said.text)
     if match is None:
         return None
     name = match["inner"] or match["name"] or match["alone"] or ""
     return event(
         said,
-        Kind.LINK_DOWN if match["state"].lower() == "down" else Kind.LINK_UP,
+        KernelEventKind.LINK_DOWN if match["state"].lower() == "down" else KernelEventKind.LINK_UP,
         device=name[:MAX_NAME] or bus_id(match["bus"] or ""),
     )
 
 
-def _bond(said: Said) -> KernelEvent | None:
+def _bond(said: KernelText) -> KernelEvent | None:
     match = _BOND.match(said.text)
     if match is None:
         return None
-    kind = Kind.LINK_DOWN if match["state"] == "down" else Kind.LINK_UP
+    kind = KernelEventKind.LINK_DOWN if match["state"] == "down" else KernelEventKind.LINK_UP
     return event(said, kind, device=match["slave"] or match["old"] or match["bond"])
 
 
-def _ready(said: Said) -> KernelEvent | None:
+def _ready(said: KernelText) -> KernelEvent | None:
     match = _READY.match(said.text)
-    return event(said, Kind.LINK_UP, device=match["name"]) if match else None
+    return event(said, KernelEventKind.LINK_UP, device=match["name"]) if match else None
 
 
-def _port(said: Said) -> KernelEvent | None:
+def _port(said: KernelText) -> KernelEvent | None:
     """A port that lost its cable, its power or its cool; not one whose cable was plugged in."""
     match = _PORT.match(said.text)
     if match is None or (match["what"] or "").strip().lower() == "cable plugged":
         return None
-    return event(said, Kind.PORT_FAULT, device=bus_id(match["bus"]))
+    return event(said, KernelEventKind.PORT_FAULT, device=bus_id(match["bus"]))
 
 
-def _slot(said: Said) -> KernelEvent | None:
+def _slot(said: KernelText) -> KernelEvent | None:
     match = _SLOT.match(said.text)
-    return event(said, Kind.PCIE_LINK_DOWN, device=bus_id(match["bus"])) if match else None
+    return (
+        event(said, KernelEventKind.PCIE_LINK_DOWN, device=bus_id(match["bus"])) if match else None
+    )
 
 
-def _broken(said: Said) -> KernelEvent | None:
+def _broken(said: KernelText) -> KernelEvent | None:
     match = _BROKEN.match(said.text)
-    return event(said, Kind.NIC_FATAL, device=bus_id(match["bus"])) if match else None
+    return event(said, KernelEventKind.NIC_FATAL, device=bus_id(match["bus"])) if match else None
 
 
 SIGNS = (
-    Sign("pciehp: ", _slot),
-    Sign("link status definitely ", _bond),
-    Sign("link becomes ready", _ready),
-    Sign("Fatal error ", _broken),
-    Sign("mlx", _port),
-    Sign("ink ", _link),
+    LineReader("pciehp: ", _slot),
+    LineReader("link status definitely ", _bond),
+    LineReader("link becomes ready", _ready),
+    LineReader("Fatal error ", _broken),
+    LineReader("mlx", _port),
+    LineReader("ink ", _link),
 )

@@ -2,8 +2,8 @@
 
 import re
 
-from mldebug.hardware.kernel_log.lines.reader import MAX_NAME, Said, Sign, bus_id, event
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.lines.reader import MAX_NAME, KernelText, LineReader, bus_id, event
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 LOST = 79
 RECOVERY_CHANGED = 154
@@ -46,7 +46,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return max(pattern.finditer(text), key=lambda match: match.start(), default=None)
 
 
-def _xid(said: Said) -> KernelEvent | None:
+def _xid(said: KernelText) -> KernelEvent | None:
     match = _XID.match(said.text)
     if match is None:
         return None
@@ -67,7 +67,7 @@ def _xid(said: Said) -> KernelEvent | None:
     pid = process["pid"] if process else ""
     return event(
         said,
-        Kind.XID,
+        KernelEventKind.XID,
         device=bus_id(match["device"] or ""),
         xid=xid,
         pid=int(pid) if pid.isdigit() else None,
@@ -76,22 +76,24 @@ def _xid(said: Said) -> KernelEvent | None:
     )
 
 
-def _lost(said: Said) -> KernelEvent | None:
+def _lost(said: KernelText) -> KernelEvent | None:
     match = _LOST.match(said.text)
     if match is None:
         return None
-    return event(said, Kind.GPU_LOST, device=bus_id(match["device"].rstrip(".:")), xid=LOST)
+    return event(
+        said, KernelEventKind.GPU_LOST, device=bus_id(match["device"].rstrip(".:")), xid=LOST
+    )
 
 
-def _not_started(said: Said) -> KernelEvent | None:
+def _not_started(said: KernelText) -> KernelEvent | None:
     """The driver cannot start a GPU; older ones do not say which."""
     match = _INIT.match(said.text)
     if match is None:
         return None
-    return event(said, Kind.GPU_INIT_FAILED, device=bus_id(match["device"] or ""))
+    return event(said, KernelEventKind.GPU_INIT_FAILED, device=bus_id(match["device"] or ""))
 
 
-def _sxid(said: Said) -> KernelEvent | None:
+def _sxid(said: KernelText) -> KernelEvent | None:
     """Of the three lines about one error only the first, which says how bad it is."""
     match = _SXID.match(said.text)
     severity = _SEVERITY.match(match["rest"]) if match else None
@@ -100,7 +102,7 @@ def _sxid(said: Said) -> KernelEvent | None:
     link = _LINK.search(match["rest"])
     return event(
         said,
-        Kind.SXID,
+        KernelEventKind.SXID,
         device=bus_id(match["device"]),
         xid=int(match["sxid"]),
         severity="nonfatal" if severity["non"] else "fatal",
@@ -115,8 +117,8 @@ def gpu_named(text: str) -> tuple[str, str] | None:
 
 
 SIGNS = (
-    Sign("NVRM: Xid", _xid),
-    Sign("fallen off the bus", _lost),
-    Sign("RmInitAdapter failed", _not_started),
-    Sign("SXid", _sxid),
+    LineReader("NVRM: Xid", _xid),
+    LineReader("fallen off the bus", _lost),
+    LineReader("RmInitAdapter failed", _not_started),
+    LineReader("SXid", _sxid),
 )

@@ -2,8 +2,8 @@
 
 import re
 
-from mldebug.hardware.kernel_log.lines.reader import MAX_NAME, Said, Sign, event
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.lines.reader import MAX_NAME, KernelText, LineReader, event
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 NAME = r"(?P<name>[\s\S]{0,15})"
 """What a process is called: any 15 bytes, brackets, colons and numbers too. Greedy: the number behind it is the last."""
@@ -38,7 +38,7 @@ _LOCKUP = re.compile(
 )
 
 
-def _killed(said: Said) -> KernelEvent | None:
+def _killed(said: KernelText) -> KernelEvent | None:
     match = _KILLED.match(said.text)
     if match is None:
         return None
@@ -46,7 +46,7 @@ def _killed(said: Said) -> KernelEvent | None:
     words = match["words"] or ""
     return event(
         said,
-        Kind.OOM_KILL,
+        KernelEventKind.OOM_KILL,
         pid=int(match["pid"]),
         process=match["name"][:MAX_NAME],
         scope="cgroup" if words.startswith("Memory cgroup") else "node" if words else "",
@@ -54,14 +54,14 @@ def _killed(said: Said) -> KernelEvent | None:
     )
 
 
-def _task(said: Said) -> KernelEvent | None:
+def _task(said: KernelText) -> KernelEvent | None:
     match = _TASK.match(said.text)
     if match is None:
         return None
     limited = match["constraint"].endswith("MEMCG")  # cgroups may be called anything
     return event(
         said,
-        Kind.OOM_KILL,
+        KernelEventKind.OOM_KILL,
         pid=int(match["pid"]),
         process=match["name"][:MAX_NAME],
         scope="cgroup" if limited else "node",
@@ -69,34 +69,36 @@ def _task(said: Said) -> KernelEvent | None:
     )
 
 
-def crash(said: Said) -> KernelEvent | None:
+def crash(said: KernelText) -> KernelEvent | None:
     """The crash of a process; the only event whose line begins with a name."""
     match = next((found for one in _CRASHES if (found := one.match(said.text))), None)
     if match is None:
         return None
-    return event(said, Kind.CRASH, pid=int(match["pid"]), process=match["name"][:MAX_NAME])
+    return event(
+        said, KernelEventKind.CRASH, pid=int(match["pid"]), process=match["name"][:MAX_NAME]
+    )
 
 
-def _hung(said: Said) -> KernelEvent | None:
+def _hung(said: KernelText) -> KernelEvent | None:
     match = _HUNG.match(said.text)
     if match is None:
         return None
     return event(
         said,
-        Kind.HUNG_TASK,
+        KernelEventKind.HUNG_TASK,
         pid=int(match["pid"]),
         process=match["name"][:MAX_NAME],
         seconds=int(match["seconds"]),
     )
 
 
-def _lockup(said: Said) -> KernelEvent | None:
+def _lockup(said: KernelText) -> KernelEvent | None:
     match = _LOCKUP.match(said.text)
     if match is None:
         return None
     return event(
         said,
-        Kind.LOCKUP,
+        KernelEventKind.LOCKUP,
         device=f"CPU {match['cpu'] or match['hard']}",
         pid=int(match["pid"]) if match["pid"] else None,
         process=(match["name"] or "")[:MAX_NAME],
@@ -105,11 +107,11 @@ def _lockup(said: Said) -> KernelEvent | None:
 
 
 SIGNS = (
-    Sign("]: segfault at ", crash),
-    Sign("traps: ", crash),
-    Sign("due to hardware memory", crash),
-    Sign("oom-kill:", _task),
-    Sign("Kill", _killed),
-    Sign("blocked ", _hung),
-    Sign("watchdog: ", _lockup),
+    LineReader("]: segfault at ", crash),
+    LineReader("traps: ", crash),
+    LineReader("due to hardware memory", crash),
+    LineReader("oom-kill:", _task),
+    LineReader("Kill", _killed),
+    LineReader("blocked ", _hung),
+    LineReader("watchdog: ", _lockup),
 )

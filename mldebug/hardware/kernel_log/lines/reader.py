@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from mldebug.hardware.kernel_log.model import MAX_TEXT, KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.model import MAX_TEXT, KernelEvent, KernelEventKind, Origin
 
 MAX_NAME = 64  # characters of a device or process name
 MAX_LINE = 4096  # characters of a record that are looked at
@@ -19,24 +19,24 @@ _ADDRESS = re.compile(
 )
 
 
-class Said(NamedTuple):
+class KernelText(NamedTuple):
     """What a record says, and who does."""
 
     text: str  # all lines, at most MAX_LINE characters
     by_kernel: bool  # not by a program that wrote into the log
 
 
-Reader = Callable[[Said], KernelEvent | None]
+Reader = Callable[[KernelText], KernelEvent | None]
 
 
-class Sign(NamedTuple):
+class LineReader(NamedTuple):
     """A word that a line must hold, and who reads such lines."""
 
     word: str
     read: Reader
 
 
-def event(said: Said, kind: Kind, **more: Any) -> KernelEvent:
+def event(said: KernelText, kind: KernelEventKind, **more: Any) -> KernelEvent:
     """Build the event; whoever knows the record adds when it was said."""
     return KernelEvent(
         kind=kind,

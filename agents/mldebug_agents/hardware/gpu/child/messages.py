@@ -16,7 +16,7 @@ MAX_BODY = 64 << 20
 Wanted = Literal["watch", "full"]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Read something, by the plugin of that vendor; `options` are its settings as JSON."""
 
     number: int
@@ -26,7 +26,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     hands_off: tuple[HandsOff, ...] = ()  # touch none of these
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GpuReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What came of the request of that number: a reading, or why there is none."""
 
     number: int
@@ -36,13 +36,13 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-def send(link: socket.socket, message: Request | Reply) -> None:
+def send(link: socket.socket, message: GpuRequest | GpuReply) -> None:
     """Send one message; raises OSError."""
     body = msgspec.json.encode(message)
     link.sendall(SIZE.pack(len(body)) + body)
 
 
-class Incoming:
+class GpuMessageReader:
     """Takes messages off a socket. What has come of one when the time is over is kept for the next try."""
 
     def __init__(self, link: socket.socket) -> None:

@@ -11,7 +11,7 @@ RELEASED = "the GPUs are released: nothing reads them for now"
 CRASHES, WINDOW = 3, 600.0  # so many in so many seconds, and it is left alone as long
 
 
-class Rest:
+class ReadPause:
     """Any thread may wish and look; all else is for whoever may ask the child just now. `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from mldebug.core.plugins import load
 from mldebug.hardware.gpu.hands_off import HandsOff
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
-from mldebug_agents.hardware.gpu.child.messages import Incoming, Reply, Request, send
+from mldebug_agents.hardware.gpu.child.messages import GpuMessageReader, GpuReply, GpuRequest, send
 from mldebug_agents.hardware.gpu.child.vendor_errors import (
     DriverGoneError,
     MissingLibraryError,
@@ -47,33 +47,33 @@ def serve(link: socket.socket) -> None:
         resource.RLIMIT_CORE, (0, 0)
     )  # a library that crashes must not fill the disk
     vendors: dict[str, Vendor] = {}
-    incoming = Incoming(link)
+    incoming = GpuMessageReader(link)
     with contextlib.suppress(OSError):
         while True:
-            request = msgspec.json.decode(incoming.receive(), type=Request)
+            request = msgspec.json.decode(incoming.receive(), type=GpuRequest)
             send(link, answer(request, vendors))
     for vendor in vendors.values():
         vendor.close()
 
 
-def answer(request: Request, vendors: dict[str, Vendor]) -> Reply:
+def answer(request: GpuRequest, vendors: dict[str, Vendor]) -> GpuReply:
     """Read what is wanted; never raises for what a driver does."""
     number = request.number
     try:
         vendor = _vendor(request, vendors)
         vendor.leave_alone(request.hands_off)
         if request.wanted == "watch":
-            return Reply(number=number, watch=vendor.watch())
-        return Reply(number=number, full=vendor.full())
+            return GpuReply(number=number, watch=vendor.watch())
+        return GpuReply(number=number, full=vendor.full())
     except MissingLibraryError as error:
-        return Reply(number=number, trouble="no_library", reason=str(error))
+        return GpuReply(number=number, trouble="no_library", reason=str(error))
     except DriverGoneError as error:
-        return Reply(number=number, trouble="driver_gone", reason=str(error))
+        return GpuReply(number=number, trouble="driver_gone", reason=str(error))
     except Exception as error:  # noqa: BLE001 - a defect of ours must not look like a crash of the driver
-        return Reply(number=number, trouble="broken", reason=f"{type(error).__name__}: {error}")
+        return GpuReply(number=number, trouble="broken", reason=f"{type(error).__name__}: {error}")
 
 
-def _vendor(request: Request, vendors: dict[str, Vendor]) -> Vendor:
+def _vendor(request: GpuRequest, vendors: dict[str, Vendor]) -> Vendor:
     if request.vendor not in vendors:
         module = load("gpus", request.vendor)
         options = msgspec.json.decode(request.options, type=module.Options)

@@ -76,7 +76,7 @@ def as_leftovers(host: Host, workers: Iterable[Worker]) -> tuple[Leftover, ...]:
     return tuple(Leftover(one.pid, one.start_ticks, f"{NAME}: {one.name}") for one in found if one)
 
 
-class Parting:
+class ChildReaper:
     """Remembers each of them until it has ended. Whoever calls takes turns."""
 
     def __init__(self, host: Host) -> None:

@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-class Events:
+class NvmlEvents:
     """Keep one: it holds the set that the driver writes into. GPUs that cannot tell are left out."""
 
     def __init__(self, nvml: ModuleType) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from mldebug.hardware.gpu.readings import Activity
+from mldebug.hardware.gpu.readings import GpuActivity
 from mldebug_agents.hardware.gpu.nvml import bounds
 from mldebug_agents.hardware.gpu.nvml.calls import Ask, Device
 
@@ -43,7 +43,7 @@ class Gpm:
         self._kept: dict[int, _Snapshots] = {}
         self._order: Any = None
 
-    def read(self, ask: Ask) -> Activity | None:
+    def read(self, ask: Ask) -> GpuActivity | None:
         """Averages since the last read of this GPU; None at the first, and where the GPU has no such thing."""
         support = ask.keep("activity", "nvmlGpmQueryDeviceSupport")
         if support is None or not support.isSupportedDevice:
@@ -102,7 +102,7 @@ class Gpm:
             return None
 
 
-def _activity(window: float, values: dict[int, float]) -> Activity:
+def _activity(window: float, values: dict[int, float]) -> GpuActivity:
     def take(number: int, to: Callable[[Any], float]) -> float | None:
         try:
             return to(values[number])
@@ -110,7 +110,7 @@ def _activity(window: float, values: dict[int, float]) -> Activity:
             return None
 
     tensor = {pipe: take(number, bounds.nearly_percent) for pipe, number in _TENSOR.items()}
-    return Activity(
+    return GpuActivity(
         window_seconds=window,
         tensor_ratio={pipe: ratio for pipe, ratio in tensor.items() if ratio is not None},
         **{name: take(number, bounds.nearly_percent) for name, number in _RATIOS.items()},

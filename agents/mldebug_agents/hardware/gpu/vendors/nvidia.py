@@ -27,7 +27,7 @@ from mldebug_agents.hardware.gpu.nvml.errors import (
     in_words,
     name_of,
 )
-from mldebug_agents.hardware.gpu.nvml.events import Events
+from mldebug_agents.hardware.gpu.nvml.events import NvmlEvents
 from mldebug_agents.hardware.gpu.nvml.full_read import read_full
 from mldebug_agents.hardware.gpu.nvml.gpm import Gpm
 from mldebug_agents.hardware.gpu.nvml.library import LIBRARY, Library
@@ -65,8 +65,8 @@ class Nvidia:
         return gpm
 
     @cached_property
-    def _events(self) -> Events:
-        events = Events(self._library.nvml)
+    def _events(self) -> NvmlEvents:
+        events = NvmlEvents(self._library.nvml)
         self._library.on_stop.append(events.close)
         return events
 
