@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.table import Row, show
+from tools.table import Row, show
+
 from hung import hung_mount
 from mldebug.config.schema import Config, Storage
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.storage.filesystems.monitor import Filesystems
 
 MOUNTS, DEAD, ROUNDS = 200, 5, 5
@@ -66,7 +67,8 @@ def rows(stack: ExitStack, folder: Path) -> Iterator[Row]:
     paths = [*living(folder), *dead(stack, folder)]
     config = Config(storage=Storage(paths=tuple(map(str, paths))))
     servers = set(children(os.getpid()))
-    desk, seconds = Filesystems(stack.enter_context(Workbench(config))), []
+    tools = stack.enter_context(open_tools(config))
+    desk, seconds = Filesystems(tools.context, tools.filesystem_probe), []
     busy, most = time.process_time(), 0
     for number in range(ROUNDS):
         began = time.monotonic()

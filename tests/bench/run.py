@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench.table import Row, show
+from tools.table import Row, show
+
 from builders import WAITER, process, rank, still
 from builders import capture as node_capture
 from mldebug.config.schema import Agent, Capture, Config
@@ -23,7 +24,7 @@ from mldebug.core.report_model import Stall
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.report.build import build_report
 from mldebug.incidents.report.html import render_html
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.incidents.manual import choose, write_down
 
@@ -118,16 +119,16 @@ def capture_rows(count: int) -> Iterator[Row]:
         config = Config(
             agent=Agent(state_dir=Path(state)), capture=Capture(watch=0.0, native="never")
         )
-        with Workbench(config) as bench, ranks(count) as pids:
-            bench.finder.find()
+        with open_tools(config) as tools, ranks(count) as pids:
+            tools.capture.finder.find()
 
             def dumps() -> NodeCapture:
-                found = bench.finder.find()
+                found = tools.capture.finder.find()
                 job = choose(found, pids[0], None)[0]
-                return bench.capturer().capture(job, found.children)
+                return tools.capture.capturer().capture(job, found.children)
 
             def ours() -> None:
-                taken = write_down(bench, dumps(), time.time())
+                taken = write_down(tools.capture, dumps(), time.time())
                 assert len(taken.report.ranks) == count
 
             found = alternate(

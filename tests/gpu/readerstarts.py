@@ -12,16 +12,16 @@ from collections import Counter
 
 from mldebug.config.schema import load_config
 from mldebug.core.errors import MldebugError
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.hardware.gpu.child.errors import GpuCrashedError
 from mldebug_agents.hardware.gpu.reader import VendorReader
 
 READS = 4
 
 
-def start(bench: Workbench) -> str:
+def start(tools: NodeTools) -> str:
     """One fresh reader: how it ended."""
-    gpus = VendorReader(bench.spawner, bench.host)
+    gpus = VendorReader(tools.context.spawner, tools.context.host)
     try:
         for _ in range(READS):
             gpus.full()
@@ -37,9 +37,9 @@ def start(bench: Workbench) -> str:
 def main() -> int:
     """Count, and print as it goes."""
     starts, ended, began = int(sys.argv[1]), Counter[str](), time.monotonic()
-    with Workbench(load_config(None), probes=True) as bench:
+    with open_tools(load_config(None), probes=True) as tools:
         for number in range(1, starts + 1):
-            ended[start(bench)] += 1
+            ended[start(tools)] += 1
             if number % 10 == 0:
                 print(f"{number} starts, {time.monotonic() - began:.0f} s: {dict(ended)}", flush=True)  # fmt: skip
     return 1 if ended["well"] < starts else 0

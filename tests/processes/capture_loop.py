@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from mldebug.config.schema import load_config
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import CurrentConfig, open_tools
 from mldebug_agents.incidents.manual import choose
 
 
@@ -20,14 +20,17 @@ def main() -> None:
     """Serve until stdin ends."""
     config = load_config(None)
     pid = int(sys.argv[1])
-    with Workbench(config) as bench:
+    current = CurrentConfig(config)
+    with open_tools(current) as tools:
         for line in sys.stdin:
             wanted = msgspec.structs.replace(config.capture, watch=0.2, native=line.strip())
-            bench.config = msgspec.structs.replace(config, capture=wanted)
+            current.replace(msgspec.structs.replace(config, capture=wanted))
             started = time.monotonic()
-            found = bench.finder.find()
+            found = tools.capture.finder.find()
             (job,) = choose(found, pid, None)
-            capture = bench.capturer().capture(job, found.children, found.remarks, found.gaps)
+            capture = tools.capture.capturer().capture(
+                job, found.children, found.remarks, found.gaps
+            )
             stacks = {rank.identity.rank: len(rank.process.stacks) for rank in capture.ranks}
             native = {rank.identity.rank: len(rank.process.native) for rank in capture.ranks}
             gaps = [f"{gap.what}: {gap.reason}" for gap in capture.gaps]

@@ -28,7 +28,7 @@ from mldebug.incidents.report_store import Archive
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.state import server
 from mldebug_agents.state.store import Ledger
 from mldebug_agents.system.child.leftovers import children_of
@@ -52,7 +52,7 @@ class Life:
         self.chance = random.Random(number)
         self.ledger = Ledger(state_dir, Spawner({"state": server.serve}), retry=0.01)
         self.ledger.start(10)
-        self.incidents = Incidents(self.ledger)
+        self.incidents = IncidentManager(self.ledger)
 
     def live(self) -> NoReturn:
         """The same stall all the time, and short ones beside it. It may be killed from its first word on."""
@@ -248,7 +248,7 @@ def main() -> None:
     last = Ledger(state_dir, Spawner({"state": server.serve}), retry=0.01)
     last.start(10)
     last.scribe.release()
-    Incidents(last).settle({"stall"})
+    IncidentManager(last).settle({"stall"})
     last.close(10)
     killer.look(AT_THE_END)
     print(json.dumps(killer.result()))

@@ -7,15 +7,20 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mldebug.core.model import Gap, Job
+import msgspec
+
+from mldebug.core.model import Gap, Job, NodeCapture
 from mldebug.core.redact import clean
 from mldebug.incidents.uncaptured import WHAT
 from mldebug.stall.signals import Decision
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.capture.tools import CaptureTools
+from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")
+
+GLANCE = 1.0  # seconds that a capture watches: the run has been watched for long when it is taken
 
 REFUSED = Gap(what=WHAT, reason="too many captures waited, so it was put off to the next look")
 
@@ -29,13 +34,35 @@ class Order(NamedTuple):
     again: bool = False
 
 
+def take(tools: CaptureTools, order: Order) -> tuple[str, NodeCapture]:
+    """In the worker: capture one job; returns its id, and the capture with the run's usual gap between steps."""
+    job, found, decision = order.job, order.found, order.told
+    capture = tools.capturer(GLANCE).capture(
+        *(job, found.children, found.remarks, found.gaps),
+        quiet=decision.quiet if decision else None,
+        resumed=decision is not None and decision.resumed,
+    )
+    if decision is None:
+        return job.id, capture
+    return job.id, msgspec.structs.replace(capture, usual_gap_seconds=decision.usual_gap)
+
+
 class Orders:
     """`put` hands an order to the worker, and is False where that takes none."""
 
-    def __init__(self, put: Callable[[Order], bool], incidents: Incidents) -> None:
+    def __init__(self, put: Callable[[Order], bool], incidents: IncidentManager) -> None:
         self._put = put
         self._incidents = incidents
         self._owed: dict[str, Order] = {}  # by job
+        self._found = Discovery()
+
+    def update(self, found: Discovery) -> None:
+        """What is on this node by the newest look."""
+        self._found = found
+
+    def ask_now(self, run: Run) -> None:
+        """Have a run captured without a decision: a rank has ended and others live on, or other nodes ask for it."""
+        self.ask(run, Order(run.job, self._found))
 
     def ask(self, run: Run, order: Order) -> None:
         """Have it taken, now or after the next look."""

@@ -3,15 +3,14 @@
 All of it belongs to the thread of the loop. Each board has workers of its own and puts what they found on its board.
 """
 
-import queue
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mldebug.config.schema import Config
 from mldebug.core.model import Job, NodeCapture
 from mldebug.diagnosis.exits.model import Ending
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.alerts.action_runner.runner import Acting
 from mldebug_agents.alerts.notifier import Notices
 from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
@@ -19,7 +18,6 @@ from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.jobs.queue.monitor import QueueBoard
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.probes.history.monitor import ProbeBoard
-from mldebug_agents.state.store import Ledger
 from mldebug_agents.storage.checkpoints.monitor import SaveBoard
 from mldebug_agents.storage.monitor import Storage
 from mldebug_agents.system.workers import Result
@@ -41,29 +39,23 @@ class Seen(NamedTuple):
         return {id: run.job for id, run in self.runs.items()}
 
 
-class Boards:
-    """The boards of one agent, in the order in which they are asked."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Monitors:
+    """The monitors of one agent, and who is told and what is done about it; in the order in which they are asked."""
 
-    def __init__(
-        self,
-        config: Config,
-        bench: Workbench,
-        ledger: Ledger,
-        inbox: "queue.SimpleQueue[Result | None]",
-    ) -> None:
-        self.hardware = HardwareMonitor.of(bench, ledger, inbox, bench.gpus)
-        self.notices = Notices(config, bench.node, ledger, inbox)
-        self.acting = Acting(config, bench, ledger, self.notices.book, inbox)
-        self._storage = Storage.of(bench, ledger, inbox)
-        self._saves = SaveBoard(bench, ledger, inbox, config.checkpoints)
-        self._memory = MemoryBoard(bench, inbox)
-        self._queues = QueueBoard(config, bench, inbox)
-        self._probes = ProbeBoard(config.agent.state_dir, bench.reader, inbox)
+    hardware: HardwareMonitor
+    notices: Notices
+    acting: Acting
+    storage: Storage
+    saves: SaveBoard
+    memory: MemoryBoard
+    queues: QueueBoard
+    probes: ProbeBoard
 
     def reload(self, config: Config) -> None:
         """Go on under another configuration."""
         self.notices.reload(config)
-        self._queues.reload(config)
+        self.queues.reload(config)
         self.acting.reload(config)
 
     def turn(self, seen: Seen) -> None:
@@ -73,34 +65,34 @@ class Boards:
         self.acting.captures.show(seen.jobs, seen.found)
         self.acting.turn(seen.jobs)
         if seen.looked:
-            self._storage.turn(list(seen.jobs.values()), self._saves.places(seen.runs))
-        self._saves.turn(seen.runs, seen.found, seen.config.checkpoints)
-        self._memory.turn(seen.runs, seen.config.memory)
-        self._queues.turn()
-        self._probes.turn()
+            self.storage.turn(list(seen.jobs.values()), self.saves.places(seen.runs))
+        self.saves.turn(seen.runs, seen.found, seen.config.checkpoints)
+        self.memory.turn(seen.runs, seen.config.memory)
+        self.queues.turn()
+        self.probes.turn()
 
     def told(self, result: Result, seen: Seen) -> bool:
         """Take what a worker found; false where it is nobody's here."""
         if result.worker in self.hardware.workers:
             self.hardware.told(result, list(seen.jobs.values()), seen.found.children, seen.config)
-        elif result.worker in self._storage.workers:
-            self._storage.told(result)
-        elif result.worker == self._saves.worker.name:
-            self._saves.told(result, seen.runs)
-        elif result.worker == self._memory.worker.name:
-            self._memory.told(result)
+        elif result.worker in self.storage.workers:
+            self.storage.told(result)
+        elif result.worker == self.saves.worker.name:
+            self.saves.told(result, seen.runs)
+        elif result.worker == self.memory.worker.name:
+            self.memory.told(result)
         else:
-            tellers = (self.notices, self.acting, self._queues, self._probes)
+            tellers = (self.notices, self.acting, self.queues, self.probes)
             return any(one.told(result) for one in tellers)
         return True
 
     def complete(self, look: JobLook) -> JobLook:
         """A look at a job, with what GPUs and saves say of its progress."""
-        return self._saves.complete(self.hardware.complete(look))
+        return self.saves.complete(self.hardware.complete(look))
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
         """A capture, with what is known of the node's parts."""
-        return self._storage.capture(self._saves.capture(self.hardware.capture(capture)))
+        return self.storage.capture(self.saves.capture(self.hardware.capture(capture)))
 
     def ending(self, ending: Ending) -> Ending:
         """An end of a job, with what the hardware said."""
@@ -109,12 +101,12 @@ class Boards:
     def show(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot, with all that stands on the boards."""
         for one in (
-            self._saves,
-            self._memory,
+            self.saves,
+            self.memory,
             self.hardware,
-            self._storage,
-            self._queues,
-            self._probes,
+            self.storage,
+            self.queues,
+            self.probes,
             self.notices,
             self.acting,
         ):

@@ -13,13 +13,14 @@ from mldebug.diagnosis.exits.model import Ending, Ends
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.incidents.exits.exit_tracker import Endings
 from mldebug_agents.incidents.exits.failed_attempts import Stories
 from mldebug_agents.incidents.exits.known_exits import launcher_lives
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.state.run_row import Row
 from mldebug_agents.state.store import Ledger
+from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.context import Context
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
 
@@ -28,19 +29,20 @@ EVERY = 10.0  # seconds between two times that all is stored, and the state dir 
 
 
 class Past:
-    """`capture` asks for a capture of a run."""
+    """`capture` asks for a capture of a run; `leftovers` are the children that could not be ended."""
 
     def __init__(
         self,
         ledger: Ledger,
-        bench: Workbench,
-        incidents: Incidents,
+        context: Context,
+        leftovers: Callable[[], tuple[Leftover, ...]],
+        incidents: IncidentManager,
         stories: Stories,
         endings: Endings,
         capture: Callable[[Run], None],
     ) -> None:
         self._ledger = ledger
-        self._bench = bench
+        self._context, self._leftovers = context, leftovers
         self._incidents = incidents
         self._stories = stories
         self._endings = endings
@@ -61,7 +63,7 @@ class Past:
         if not self._recalled and self._ledger.opened:
             self._recalled = True
             self._compare_boots()
-            self._bench.spawner.inherit(self._ledger.leftovers)
+            self._context.spawner.inherit(self._ledger.leftovers)
             for run in runs.values():
                 self._resume(run, settings)
             self._ledger.scribe.release()
@@ -74,7 +76,7 @@ class Past:
             self.store(runs)
 
     def _compare_boots(self) -> None:
-        if boot := self._bench.host.boot_id():
+        if boot := self._context.host.boot_id():
             before, now = self._ledger.memo(BOOT), msgspec.json.encode(boot)
             self._same_boot = before == now if before else None
             self._ledger.remember(BOOT, now)
@@ -95,7 +97,7 @@ class Past:
                 self._incidents.write_again(run.incident)
         if lost:
             self._stories.write_again()
-        self._ledger.leave((*self._bench.spawner.leftovers, *self._bench.gpus.leftovers()))
+        self._ledger.leave(self._leftovers())
 
     def _resume(self, run: Run, settings: StallSettings) -> None:
         """A run that was met before its memory could be read."""
@@ -122,7 +124,7 @@ class Past:
 
     def _gone(self, ends: Ends, job: Job, settings: StallSettings) -> Run:
         told = Ending(job=job, identities=ends.identities, exits=ends.exits)
-        if not launcher_lives(self._bench.host, told, self._same_boot):
+        if not launcher_lives(self._context.host, told, self._same_boot):
             job = msgspec.structs.replace(job, launcher_pid=None)
         run = Run(job, StallWatch(settings))
         run.seen = JobLook(job=job, look=Look(at=time.monotonic()))
@@ -131,7 +133,7 @@ class Past:
     def _goes_on(self, job_id: str, row: Row) -> bool:
         """An attempt has failed, and its launcher may start another one: they are one story."""
         ending = row.incident.ending if row.incident else None
-        if ending is None or not launcher_lives(self._bench.host, ending, self._same_boot):
+        if ending is None or not launcher_lives(self._context.host, ending, self._same_boot):
             return False
         if ending.launcher_pid is None or not self._stories.recall(job_id, row):
             return False

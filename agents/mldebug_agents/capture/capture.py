@@ -92,6 +92,9 @@ class Capturer:
         flights: Callable[[Sequence[RankIdentity], float], Answers] = lambda *_: Answers(),
         more_flights: MoreFlights | None = None,
         ras: Callable[[Job, float], RasReply] | None = None,
+        traces: Callable[[NodeCapture, Callable[[], float]], NodeCapture] = lambda capture, _: (
+            capture
+        ),
     ) -> None:
         """`flights` asks ranks for their Flight Recorders, `ras` a job's NCCL RAS, for so many seconds at most; `more_flights` tries other ways."""
         self.host = host
@@ -103,9 +106,7 @@ class Capturer:
         self.flights = flights
         self.more_flights = more_flights
         self.ras = ras
-        self.traces: Callable[[NodeCapture, Callable[[], float]], NodeCapture] = lambda some, _: (
-            some
-        )
+        self.traces = traces
 
     def capture(
         self,

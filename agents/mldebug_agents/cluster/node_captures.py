@@ -18,11 +18,12 @@ from mldebug.core.model import Asked, Job
 from mldebug.core.plugins import load
 from mldebug.core.ranksets import fold_nodes, shorten_ranks
 from mldebug.diagnosis.classify.nodes import by_reason
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.cluster.fanout import child
 from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
 from mldebug_agents.cluster.fanout.collector import Progress, ask_all
 from mldebug_agents.cluster.fanout.messages import NAME, Plan, Transport, Wanted
+from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.incidents.manual import Taken, look, look_beside, write_case
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import parse_environ
@@ -33,18 +34,24 @@ MAX_ENVIRON = 1 << 20
 MAX_TOLD = 8
 
 
-def reply(bench: Workbench, slurm_job: str | None, wanted: str | None) -> NodeReply:
+def reply(
+    tools: CaptureTools, gpus: VendorReader, slurm_job: str | None, wanted: str | None
+) -> NodeReply:
     """What this node knows of its jobs, or of those of one Slurm job, or of that name; bounded, see `slimming`."""
-    found = bench.finder.find()
+    found = tools.finder.find()
     jobs = [one for one in found.jobs if wanted in (None, one.name) or one.id == wanted]
     if slurm_job is not None:
-        jobs = [one for one in jobs if _is_of(one, slurm_job, bench.host, bench.reader)]
-    beside = look_beside(bench, found, here_only=False)
+        jobs = [
+            one for one in jobs if _is_of(one, slurm_job, tools.context.host, tools.context.reader)
+        ]
+    beside = look_beside(tools, gpus, found, here_only=False)
     return slim(
         NodeReply(
-            node=os.environ.get("SLURMD_NODENAME") or bench.node if slurm_job else bench.node,
+            node=os.environ.get("SLURMD_NODENAME") or tools.context.node
+            if slurm_job
+            else tools.context.node,
             machine=machine(),
-            captures=tuple(look(bench, one, found, beside) for one in jobs),
+            captures=tuple(look(tools, one, found, beside) for one in jobs),
             gaps=found.gaps,
             hidden=any(gap.way_out for gap in found.gaps),
             uid=os.geteuid(),

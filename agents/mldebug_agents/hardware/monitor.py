@@ -32,7 +32,6 @@ from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.xids import xid_of_nvml
 from mldebug.status.gpu_lines import rank_sentences
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.controller import BY_ITSELF, GpuController
 from mldebug_agents.hardware.gpu.holders import Holders
@@ -47,6 +46,7 @@ from mldebug_agents.hardware.kernel_log import (
 )
 from mldebug_agents.jobs.ranks.discovery import Child
 from mldebug_agents.state.key_value_store import Memory
+from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -101,16 +101,18 @@ class HardwareMonitor:
         self._ask_by: float | None = None  # the GPUs are asked then, or as soon as the log is read
 
     @classmethod
-    def of(cls, bench: Workbench, memory: Memory, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
-        """Of the node that the bench looks at."""
-        reads = GpuReads(gpus, Holders(bench.host, bench.reader), partial(gpu_slots, bench.host))
-        kernel = KernelLogSource(f"{bench.host.root}/dev/kmsg")
+    def of(cls, context: Context, memory: Memory, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
+        """Of the node that the context names at."""
+        reads = GpuReads(
+            gpus, Holders(context.host, context.reader), partial(gpu_slots, context.host)
+        )
+        kernel = KernelLogSource(f"{context.host.root}/dev/kmsg")
         workers = {
             "gpus": Worker("gpus", reads, inbox, GPU_DEADLINE),
             "kernel": Worker("kernel", kernel.read, inbox, KERNEL_DEADLINE),
         }
-        pids = sees_kernel_pids(bench.host)
-        return cls(bench.node, memory, workers, kernel_pids=pids, gpus=gpus)
+        pids = sees_kernel_pids(context.host)
+        return cls(context.node, memory, workers, kernel_pids=pids, gpus=gpus)
 
     # --- the loop ----------------------------------------------------------------------------------
 

@@ -26,11 +26,12 @@ from mldebug.hardware.kernel_log.attribution import RankEvent, gpu_owners, join,
 from mldebug.hardware.kernel_log.hands_off import hands_off
 from mldebug.status.gpu_view import Glance, GpuUser, fresh, of_agent
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError
+from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.kernel_log import KernelNews, sees_kernel_pids
 from mldebug_agents.hardware.own_reads import GpuPart, read_gpus, read_kernel
 from mldebug_agents.jobs.ranks.discovery import Child, Discovery
+from mldebug_agents.system.context import Context
 
 RESERVE = 0.5  # seconds that are left for a second look
 LISTEN = 1.0  # seconds at most in which the kernel's log is read before the GPUs are asked
@@ -58,7 +59,8 @@ class OneShotReader:
 
     def __init__(
         self,
-        bench: Workbench,
+        context: Context,
+        gpus: VendorReader,
         found: Discovery,
         seconds: float,
         agent: Callable[[], Snapshot | None] = lambda: None,
@@ -72,14 +74,15 @@ class OneShotReader:
         `between`: seconds between two full reads, for what only a movement tells; 0: one read. `again`: seconds between
         two looks at what the GPUs do, fewer where `take` is called before; 0: one look.
         """
-        self._bench, self._found, self._alone = bench, found, alone
+        self._context, self._gpu_reader = context, gpus
+        self._found, self._alone = found, alone
         self._until = time.monotonic() + seconds
         self._seconds, self._between, self._again = seconds, between, again
         self._wanted = threading.Event()
         self.told: Snapshot | None = None  # by the agent, where one answered
         self._parts = [GpuPart()]  # the newest, which knows most, last
         self._agent = _Task("agent", agent)
-        self._kernel = _Task("kernel", lambda: read_kernel(bench, self._until))
+        self._kernel = _Task("kernel", lambda: read_kernel(context, self._until))
         self._gpus = _Task("gpus", self._read_gpus)
 
     def take(self) -> Glance:
@@ -96,7 +99,7 @@ class OneShotReader:
             late = Gap(what="GPUs", reason=reason, way_out="look for Xid lines in the kernel log")
             part = msgspec.structs.replace(part, gap=late)
         kernel = kernel or KernelNews(gap=Gap(what="kernel log", reason="it was not read in time"))
-        return _put_together(self._bench, self._found, part, kernel, told)
+        return _put_together(self._context, self._found, part, kernel, told)
 
     def _left(self) -> float:
         return self._until - time.monotonic()
@@ -114,7 +117,9 @@ class OneShotReader:
             news = self._kernel.within(min(LISTEN, self._seconds / 4)) or KernelNews()
             apart = hands_off(news.bursts, time.time())
             jobs, again = self._found.jobs, self._wait_again if self._again else None
-            for part in read_gpus(self._bench, jobs, self._between, apart, again):
+            for part in read_gpus(
+                self._context, self._gpu_reader, jobs, self._between, apart, again
+            ):
                 self._parts.append(part)
         return True
 
@@ -131,16 +136,16 @@ def _blocked(told: Snapshot) -> Gap | None:
 
 
 def _put_together(
-    bench: Workbench, found: Discovery, part: GpuPart, kernel: KernelNews, told: Snapshot | None
+    context: Context, found: Discovery, part: GpuPart, kernel: KernelNews, told: Snapshot | None
 ) -> Glance:
     full = part.full.full
-    events = _events(bench, found, part.full.joined, kernel)
+    events = _events(context, found, part.full.joined, kernel)
     seen = of_agent(told) if told else None
     if kernel.gap is not None and seen is not None and seen.kernel_gap is None:
         kernel, events = msgspec.structs.replace(kernel, gap=None), seen.events
-    count = seen.count if seen and seen.count else _count(full, bench.config)
+    count = seen.count if seen and seen.count else _count(full, context.config)
     return Glance(
-        node=bench.node,
+        node=context.node,
         at=time.time(),
         gpus=full,
         watch=part.watch.watch,
@@ -151,8 +156,8 @@ def _put_together(
         count=count,
         events=events,
         health=(
-            *_gpu_health(part, bench.config),
-            *_node_health(bench.config, full, events, count, readable=kernel.gap is None),
+            *_gpu_health(part, context.config),
+            *_node_health(context.config, full, events, count, readable=kernel.gap is None),
         ),
         no_library=part.no_library,
         gpu_gap=part.gap,
@@ -170,14 +175,14 @@ def _states(part: GpuPart) -> dict[str, tuple[RankDevice, ...]]:
 
 
 def _events(
-    bench: Workbench, found: Discovery, joined: Mapping[str, RankGpuMap], kernel: KernelNews
+    context: Context, found: Discovery, joined: Mapping[str, RankGpuMap], kernel: KernelNews
 ) -> tuple[RankEvent, ...]:
     below = {pid: _pids(some) for pid, some in found.children.items()}
     return join(
         kernel.bursts,
         process_owners(found.jobs, below),
         gpu_owners([(job, joined.get(job.id, RankGpuMap())) for job in found.jobs]),
-        first_namespace=sees_kernel_pids(bench.host),
+        first_namespace=sees_kernel_pids(context.host),
     )
 
 

@@ -9,10 +9,11 @@ import msgspec
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Gap, Job
 from mldebug.hardware.gpu.hands_off import HandsOff
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.hardware.gpu.holders import Holders
+from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads, gpu_slots
 from mldebug_agents.hardware.kernel_log import KernelLogSource, KernelNews
+from mldebug_agents.system.context import Context
 
 
 class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +28,8 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_gpus(
-    bench: Workbench,
+    context: Context,
+    gpus: VendorReader,
     jobs: Sequence[Job],
     between: float = 0.0,
     hands_off: tuple[HandsOff, ...] = (),
@@ -37,8 +39,8 @@ def read_gpus(
 
     `hands_off`: GPUs that must not be asked. `again` waits until it is time for another look; None: there is none.
     """
-    holders = Holders(bench.host, bench.reader)
-    reads = GpuReads(bench.gpus, holders, partial(gpu_slots, bench.host))
+    holders = Holders(context.host, context.reader)
+    reads = GpuReads(gpus, holders, partial(gpu_slots, context.host))
     order = GpuOrder({job.id: job.ranks for job in jobs}, hands_off)
     part = GpuPart()
     try:
@@ -62,9 +64,9 @@ def read_gpus(
         yield msgspec.structs.replace(part, gap=gap)
 
 
-def read_kernel(bench: Workbench, until: float) -> KernelNews:
+def read_kernel(context: Context, until: float) -> KernelNews:
     """All of the last hours, as far as the time goes."""
-    source = KernelLogSource(f"{bench.host.root}/dev/kmsg")
+    source = KernelLogSource(f"{context.host.root}/dev/kmsg")
     try:
         news = source.read()
         while news.behind and time.monotonic() < until - 0.5:

@@ -4,16 +4,19 @@ Belongs to the main loop's thread.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection
 
 import msgspec
 
+from mldebug.core.model import Gap, Judgement, NodeCapture
 from mldebug.diagnosis.exits.model import Ending
 from mldebug.diagnosis.exits.outcome import Outcome
 from mldebug.incidents.incident import (
     Incident,
     add_capture,
     add_ending,
+    add_gap,
     end,
     is_seen,
     is_untold,
@@ -22,27 +25,60 @@ from mldebug.incidents.incident import (
 )
 from mldebug.incidents.report.build import State
 from mldebug.stall.signals import Decision
-from mldebug_agents.incidents.report_writer import owner, versions
-from mldebug_agents.incidents.shared import SharedStalls
+from mldebug_agents.incidents.recent_failures import BadEnds
+from mldebug_agents.incidents.report_writer import IncidentWriter, owner, versions
+from mldebug_agents.incidents.shared import RemoteIncidents
 from mldebug_agents.state.run_row import Row
+from mldebug_agents.state.store import Ledger
+from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")
 
+PATIENCE = 90.0  # seconds that a report waits for its first capture
 MOVED = 2.0  # seconds after which progress belongs to no stall that was known before
 
 
-class Incidents(SharedStalls):
-    """Opens them by a decision or a bad end, and takes up what was open before."""
+class IncidentManager:
+    """The life of each incident here: opened by a decision or a bad end, fed by captures, counted once, closed, written.
+
+    `remote` has what other nodes know of them.
+    """
+
+    def __init__(
+        self,
+        store: Ledger,
+        clock: Clock | None = None,
+        *,
+        written: Callable[[Incident, Judgement, int], None] = lambda *_: None,
+        renamed: Callable[[str], None] = lambda _: None,
+        keep_failures: bool = False,
+    ) -> None:
+        """`written`, `renamed`: see `IncidentWriter`. `keep_failures`: other nodes may ask for captures of bad ends here."""
+        self._writer = IncidentWriter(store, clock or Clock(), written, renamed)
+        self.failures = BadEnds(self._writer.clock, wanted=keep_failures)
+        self.remote = RemoteIncidents(self._writer, self.failures)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Incidents since the agent started, by "kind/verdict"."""
+        return self._writer.counts
+
+    @property
+    def last_report(self) -> dict[str, str]:
+        """The newest report's id, by "kind/verdict"."""
+        return self._writer.last_report
+
+    # --- restarts ------------------------------------------------------------------------------------
 
     def recall(self, run: Run) -> None:
         """An incident that was open before our restart goes on under its id, whatever was told meanwhile."""
-        known = self._ledger.earlier_incident(run.job.id)
+        known = self._writer.store.earlier_incident(run.job.id)
         mine = run.incident
         if known is None or known.state != "open" or (mine is not None and mine.key != known.key):
             return
         if mine is not None:  # the state dir came back late: the same stall was opened anew
-            self._ledger.withdraw(mine.id)
+            self._writer.store.withdraw(mine.id)
             timeline = (*known.timeline, *mine.timeline)
             captures = (*known.captures, *mine.captures)
             captures = captures if len(captures) < 3 else (captures[0], captures[-1])
@@ -51,32 +87,101 @@ class Incidents(SharedStalls):
                 known, timeline=timeline, captures=captures, gaps=gaps, job=known.job or mine.job
             )
         run.incident = known
-        self._keep(run)
+        self._writer.keep(run)
         if is_seen(known):
             run.judgement = judge(known)
-            self._write(known, run.judgement, run.job.uid)
+            self._writer.write(known, run.judgement, run.job.uid)
 
     def settle(
         self, present: Collection[str], goes_on: Callable[[str, Row], bool] = lambda *_: False
     ) -> None:
         """What was open when an earlier agent ended, of runs that are gone since, ends now; or its story `goes_on`."""
-        for job_id, row in self._ledger.found().items():
+        for job_id, row in self._writer.store.found().items():
             if job_id in present or goes_on(job_id, row):
                 continue
             told = row.incident
             if told is not None and told.state == "open":
                 why = "the run was gone when the agent came back"
-                self._end(told, "ended", why, owner(told))
-            self._ledger.forget(job_id)
-        self._ledger.forget_others(present)
+                self._writer.end(told, "ended", why, owner(told))
+            self._writer.store.forget(job_id)
+        self._writer.store.forget_others(present)
 
     def shelve(self, run: Run, incident: Incident) -> None:
         """Keep an incident whose run is gone, as long as its launch may go on with it."""
-        self._ledger.keep(run.job.id, run.watch.memory(), incident)
+        self._writer.store.keep(run.job.id, run.watch.memory(), incident)
 
     def write_again(self, incident: Incident) -> None:
         """The state dir was lost: what had been written is not there any more."""
-        self._write(incident, judge(incident), owner(incident))
+        self._writer.write(incident, judge(incident), owner(incident))
+
+    # --- captures ----------------------------------------------------------------------------------
+
+    def captured(self, run: Run, capture: NodeCapture) -> None:
+        """A capture has come back; it is kept for an incident that opens later, too."""
+        run.capture = capture
+        if run.incident is not None and run.incident.state == "open":
+            self._take(run, run.incident, capture)
+
+    def missed(self, run: Run, gap: Gap) -> None:
+        """A capture could not be had; told with the incident that is open, or opens later."""
+        if run.incident is None:
+            run.missed = tuple(dict.fromkeys((*run.missed, gap)))
+        elif run.incident.state == "open":
+            run.incident = add_gap(run.incident, self._writer.now(run.incident), gap)
+            self._writer.keep(run)
+
+    def await_capture(self, run: Run) -> None:
+        """An incident whose capture hangs is not told at its end alone."""
+        incident = run.incident
+        waits = incident is not None and run.judgement is None
+        if (
+            incident is not None
+            and waits
+            and self._writer.now(incident) - incident.detected_at > PATIENCE
+        ):
+            self.unseen(run)
+
+    def unseen(self, run: Run) -> None:
+        """No capture will come soon: who reads the id of an open incident finds a report."""
+        if run.incident is None or is_seen(run.incident):
+            return
+        first = run.judgement is None
+        run.judgement = judge(run.incident)
+        if first:
+            self._writer.announce(run, run.incident, run.judgement)
+            self._writer.keep(run)
+        self._writer.write(run.incident, run.judgement, run.job.uid)
+
+    def close(self, run: Run, state: State, why: str) -> None:
+        """The stall is over: the job moves again, or has ended. Without a capture that is told as well."""
+        if run.incident is None:
+            return
+        if run.capture is not None and not is_seen(run.incident):
+            run.incident = add_capture(run.incident, run.capture)  # it was held back for others
+            run.judgement = judge(run.incident)
+        if is_untold(run.incident) and run.judgement is not None:
+            self._writer.announce(run, run.incident, run.judgement)  # nobody has come to it
+        self._writer.end(run.incident, state, why, run.job.uid, run.judgement)
+        run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
+        self._writer.keep(run)
+
+    def note(self, run: Run, at: float, words: str) -> None:
+        """One more line in the timeline of an open incident; it is written with the next report."""
+        if run.incident is not None:
+            run.incident = say(run.incident, self._writer.clock.translate(at), words)
+
+    def _take(self, run: Run, incident: Incident, capture: NodeCapture) -> None:
+        first = (
+            run.judgement is None
+        )  # recalled ones, and those of which nothing was seen, are counted
+        at = max(incident.detected_at, self._writer.clock.translate(capture.taken_at))
+        capture = msgspec.structs.replace(capture, taken_at=at)
+        run.incident = add_capture(incident, capture)
+        run.judgement = judge(run.incident)
+        if first and incident.kind == "stall" and not incident.shared:
+            self._writer.announce(run, run.incident, run.judgement)
+        self._writer.keep(run)
+        self._writer.write(run.incident, run.judgement, run.job.uid)
 
     # --- stalls ------------------------------------------------------------------------------------
 
@@ -95,15 +200,15 @@ class Incidents(SharedStalls):
             self._close_forgotten(run)
         if run.incident is not None and run.incident.kind == "stall":
             run.incident = msgspec.structs.replace(run.incident, key=decision.key)
-            self.note(run, self._clock.now(), f"noticed here, too: {decision.sentence}")
+            self.note(run, self._writer.clock.now(), f"noticed here, too: {decision.sentence}")
             return  # another node was first
         if run.incident is not None and run.incident.kind == "abnormal_end":
-            self.note(run, self._clock.now(), f"the others hang: {decision.sentence}")
+            self.note(run, self._writer.clock.now(), f"the others hang: {decision.sentence}")
             return  # they wait for the rank that ended: one story
-        now, here = self._clock.now(), self._clock.steady()
+        now, here = self._writer.clock.now(), self._writer.clock.steady()
         started = decision.stalled_since
         incident = Incident(
-            id=self._new_id(now, run.job.id),
+            id=self._writer.new_id(now, run.job.id),
             key=decision.key,
             job_id=run.job.id,
             job=run.job,
@@ -115,7 +220,7 @@ class Incidents(SharedStalls):
             versions=versions(),
         )
         run.incident = say(incident, now, f"incident opened: {decision.sentence}")
-        self._keep(run)
+        self._writer.keep(run)
         if hold:
             return
         if run.capture is not None:
@@ -130,14 +235,17 @@ class Incidents(SharedStalls):
             self.close(run, "recovered", why)
             return
         run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
-        self._keep(run)
+        self._writer.keep(run)
 
     def _has_moved(self, incident: Incident, decision: Decision) -> bool:
         """Did the run go on between that stall, which another node had told of, and this one?"""
         since = decision.stalled_since
         if since is None or not incident.shared:
             return False
-        return self._clock.now() - (self._clock.steady() - since) > incident.detected_at + MOVED
+        return (
+            self._writer.clock.now() - (self._writer.clock.steady() - since)
+            > incident.detected_at + MOVED
+        )
 
     def _close_forgotten(self, run: Run) -> None:
         """Whoever coordinated has not told that it is over; what was captured since is of another stall."""
@@ -151,9 +259,9 @@ class Incidents(SharedStalls):
         self, run: Run, ending: Ending, outcome: Outcome, before: Incident | None = None
     ) -> None:
         """An attempt ended badly, or lost a rank; `before` is the incident of which this is more."""
-        now = self._clock.now()
+        now = self._writer.clock.now()
         incident = before or Incident(
-            id=self._new_id(now, run.job.id),
+            id=self._writer.new_id(now, run.job.id),
             key=f"{run.job.id}/{run.job.attempt}/end",
             job_id=run.job.id,
             detected_at=now,
@@ -165,22 +273,22 @@ class Incidents(SharedStalls):
         run.incident = add_ending(incident, ending, now, outcome.sentence)
         if before is None and run.capture is not None:
             run.incident = add_capture(run.incident, run.capture)  # of a suspicion just before
-        self._keep(run)
+        self._writer.keep(run)
         run.judgement = judge(run.incident)
         if before is None:
-            self._count(run.incident, run.judgement)
+            self._writer.count(run.incident, run.judgement)
         log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
-        self._write(run.incident, run.judgement, run.job.uid)
-        self.bad_ends.note(run, ending, run.incident, run.judgement)
+        self._writer.write(run.incident, run.judgement, run.job.uid)
+        self.failures.note(run, ending, run.incident, run.judgement)
 
     def close_story(self, run: Run, incident: Incident, state: State, why: str) -> Incident:
         """End an incident whose run may be gone. Returns it as it was written."""
-        known = run.incident or self.cases.get(incident.id) or incident
-        closed = end(known, state, self._now(incident), why)
-        self._write(closed, judge(closed), run.job.uid)
+        known = run.incident or self.remote.cases.get(incident.id) or incident
+        closed = end(known, state, self._writer.now(incident), why)
+        self._writer.write(closed, judge(closed), run.job.uid)
         if run.incident is not None:
             run.incident, run.judgement, run.capture = None, None, None
-            self._keep(run)
+            self._writer.keep(run)
         return closed
 
 

@@ -20,7 +20,8 @@ from mldebug.incidents.report_store import Archive
 from mldebug.incidents.stored_evidence import ASKED
 from mldebug.jobs.known_issues.match import remarks
 from mldebug.status.gpu_view import Glance
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.tools import CaptureTools
+from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.incidents.report_writer import owner_of
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -104,11 +105,14 @@ def _nothing_found(found: Discovery, pid: int | None) -> MldebugError:
     )
 
 
-def look_beside(bench: Workbench, found: Discovery, *, here_only: bool) -> OneShotReader:
+def look_beside(
+    tools: CaptureTools, gpus: VendorReader, found: Discovery, *, here_only: bool
+) -> OneShotReader:
     """Begin to look at GPUs and kernel log, while the ranks are captured: at most `BESIDE` seconds are waited for it."""
-    state_dir = bench.config.agent.state_dir
+    state_dir = tools.context.config.agent.state_dir
     return OneShotReader(
-        bench,
+        tools.context,
+        gpus,
         found,
         BESIDE,
         lambda: ask_nearest(state_dir, here_only=here_only).asked.snapshot,
@@ -117,23 +121,25 @@ def look_beside(bench: Workbench, found: Discovery, *, here_only: bool) -> OneSh
 
 
 def take(
-    bench: Workbench, job: Job, found: Discovery, beside: OneShotReader | None = None
+    tools: CaptureTools, job: Job, found: Discovery, beside: OneShotReader | None = None
 ) -> Taken:
     """Capture one job now and write the report; a state dir that cannot be written costs the file, not the report."""
     detected = time.time()
-    return write_down(bench, look(bench, job, found, beside), detected)
+    return write_down(tools, look(tools, job, found, beside), detected)
 
 
 def look(
-    bench: Workbench, job: Job, found: Discovery, beside: OneShotReader | None = None
+    tools: CaptureTools, job: Job, found: Discovery, beside: OneShotReader | None = None
 ) -> NodeCapture:
     """Capture one job now."""
-    traps = bench.traps.of(job, found.programs, read=False)  # it may hang: its settings must do
+    traps = tools.known_issues.of(
+        job, found.programs, read=False
+    )  # it may hang: its settings must do
     noted = (*found.remarks, *remarks(job, traps))
-    if bench.config.capture.flight_recorder:
-        bench.flights.meet(found)
-    bench.rings.meet(found)
-    capture = bench.capturer().capture(job, found.children, noted, found.gaps)
+    if tools.context.config.capture.flight_recorder:
+        tools.flight_recorders.meet(found)
+    tools.traces.meet(found)
+    capture = tools.capturer().capture(job, found.children, noted, found.gaps)
     return capture if beside is None else with_hardware(capture, beside.take())
 
 
@@ -149,9 +155,9 @@ def with_hardware(capture: NodeCapture, seen: Glance) -> NodeCapture:
     )
 
 
-def write_down(bench: Workbench, capture: NodeCapture, detected: float) -> Taken:
+def write_down(tools: CaptureTools, capture: NodeCapture, detected: float) -> Taken:
     """Judge what this node has seen, and write the report."""
-    return write_case(bench.config.agent.state_dir, (capture,), detected)
+    return write_case(tools.context.config.agent.state_dir, (capture,), detected)
 
 
 def write_case(

@@ -29,14 +29,15 @@ class BadEnd(NamedTuple):
 class BadEnds:
     """By job."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, wanted: bool = False) -> None:
+        """`wanted`: by agents of other nodes. Nothing is kept else: captures are large."""
         self._clock = clock
-        self.wanted = False  # by agents of other nodes; captures are large
+        self._wanted = wanted
         self._ends: dict[str, BadEnd] = {}
 
     def note(self, run: Run, ending: Ending, incident: Incident, judgement: Judgement) -> None:
         """A run has lost ranks, or more of them."""
-        if not self.wanted:
+        if not self._wanted:
             return
         known = self._ends.pop(run.job.id, None)
         job = msgspec.structs.replace(ending.job, ranks=ending.identities or ending.job.ranks)

@@ -1,19 +1,88 @@
 """What is written down of an incident: its report, and the evidence from which the same report can be made again."""
 
+import logging
 import platform
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from mldebug import __version__
 from mldebug.core.model import Judgement, NodeCapture
-from mldebug.incidents.incident import Incident, write_report
+from mldebug.incidents.incident import Incident, is_seen, judge, write_report
+from mldebug.incidents.incident import end as end_incident
+from mldebug.incidents.report.build import State, make_id
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.stored_evidence import ASKED
 from mldebug_agents.state.store import Ledger
+from mldebug_agents.system.service.clock import Clock
+from mldebug_agents.watch.runs import Run
+
+log = logging.getLogger("mldebug")
 
 
-def write(
+class IncidentWriter:
+    """Writes incidents: into the state store, so that a restart goes on with them, and as reports; and counts them.
+
+    Belongs to the main loop's thread. What touches the disk is handed to the store's writer thread as work.
+    """
+
+    def __init__(
+        self,
+        store: Ledger,
+        clock: Clock,
+        written: Callable[[Incident, Judgement, int], None],
+        renamed: Callable[[str], None],
+    ) -> None:
+        """`written` gets each incident that is written, its judgement and its owner's uid; `renamed` each id that is given up."""
+        self.store, self.clock, self.renamed = store, clock, renamed
+        self.counts: Counter[str] = Counter()  # by "kind/verdict"
+        self.last_report: dict[str, str] = {}  # by the same, the newest report's id
+        self._written = written
+        self._last_id = ""
+
+    def keep(self, run: Run) -> None:
+        self.store.keep(run.job.id, run.watch.memory(), run.incident)
+
+    def now(self, incident: Incident) -> float:
+        """An agent that starts after the clock was set back still tells the story in order."""
+        return max(incident.detected_at, self.clock.now())
+
+    def new_id(self, now: float, job_id: str) -> str:
+        """Never one that was given before: a clock that was set back would make a report replace another."""
+        made = make_id(now, job_id)
+        while made == self._last_id:
+            now += 1.0
+            made = make_id(now, job_id)
+        self._last_id = made
+        return made
+
+    def announce(self, run: Run, incident: Incident, judgement: Judgement) -> None:
+        self.count(incident, judgement)
+        run.incident = msgspec.structs.replace(run.incident or incident, counted=True)
+        log.warning("%s: %s", run.job.name, judgement.diagnosis.summary)
+
+    def count(self, incident: Incident, judgement: Judgement) -> None:
+        kind = f"{incident.kind}/{judgement.diagnosis.verdict}"
+        self.counts[kind] += 1
+        self.last_report[kind] = incident.id
+
+    def end(
+        self, incident: Incident, state: State, why: str, uid: int, known: Judgement | None = None
+    ) -> None:
+        """Write how it ended; one that nobody saw is judged now, and counted unless its report was written before."""
+        closed = end_incident(incident, state, self.now(incident), why)
+        judgement = known if known is not None and is_seen(closed) else judge(closed)
+        if known is None and not is_seen(closed):
+            self.count(closed, judgement)
+        self.write(closed, judgement, uid)
+
+    def write(self, incident: Incident, judgement: Judgement, uid: int) -> None:
+        write_files(self.store, incident, judgement, self.now(incident), uid)
+        self._written(incident, judgement, uid)
+
+
+def write_files(
     ledger: Ledger, incident: Incident, judgement: Judgement, reported_at: float, uid: int
 ) -> None:
     """Hand it to the writer as work: a full or hung state dir costs reports, never the loop."""

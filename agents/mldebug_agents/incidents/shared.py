@@ -4,6 +4,7 @@ Belongs to the main loop's thread.
 """
 
 import logging
+import platform
 
 import msgspec
 
@@ -19,8 +20,9 @@ from mldebug.incidents.incident import (
     say,
 )
 from mldebug.incidents.report.build import State
-from mldebug_agents.incidents.books import Books
-from mldebug_agents.incidents.report_writer import owner_of, versions
+from mldebug_agents.incidents.recent_failures import BadEnds
+from mldebug_agents.incidents.remote_cases import Cases
+from mldebug_agents.incidents.report_writer import IncidentWriter, owner_of, versions
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")
@@ -28,15 +30,23 @@ log = logging.getLogger("mldebug")
 RENAMED = "other nodes know it already: from now on under their id"
 
 
-class SharedStalls(Books):
-    """What other nodes say of stalls here, and what all nodes together have come to."""
+class RemoteIncidents:
+    """Incidents as other nodes know them: stalls here that they announce, and captures of all nodes together.
+
+    `cases` are incidents of runs that have no rank on this node, `failures` the ranks here that ended badly.
+    """
+
+    def __init__(self, writer: IncidentWriter, failures: BadEnds) -> None:
+        self._writer = writer
+        self._node = platform.node()
+        self.cases, self.failures = Cases(writer.store), failures
 
     def called(self, run: Run, incident_id: str, sentence: str, *, caused: bool = False) -> None:
         """Another node has noticed a stall of this run: it is one incident, under one id.
 
         `caused`: that of a bad end on another node, which came first.
         """
-        known, now = run.incident, self._clock.now()
+        known, now = run.incident, self._writer.clock.now()
         own = known is not None and not known.shared and is_untold(known)  # nobody knows that id
         old = "" if known is None or own else known.id
         if known is None:
@@ -58,16 +68,16 @@ class SharedStalls(Books):
             known = msgspec.structs.replace(known, id=incident_id)
         if known == run.incident and known.shared:
             return
-        self.bad_ends.renamed(run.job.id, known)
+        self.failures.renamed(run.job.id, known)
         run.incident = known = msgspec.structs.replace(known, shared=True)
-        self._keep(run)
+        self._writer.keep(run)
         renamed = old not in ("", known.id)
         if run.judgement is not None or (renamed and known.counted):
             run.judgement = judge(known)
-            self._write(known, run.judgement, run.job.uid)
+            self._writer.write(known, run.judgement, run.job.uid)
         if renamed:
-            self.renamed(old)
-            self._ledger.drop(old)  # behind the new one: at no moment there is neither
+            self._writer.renamed(old)
+            self._writer.store.drop(old)  # behind the new one: at no moment there is neither
 
     def together(
         self,
@@ -79,7 +89,7 @@ class SharedStalls(Books):
         cause: End | None = None,
     ) -> Whole:
         """All nodes were captured: the report rests on all of them. `run`: where it has ranks here, too."""
-        now = self._clock.now()
+        now = self._writer.clock.now()
         incident = run.incident if run is not None else None
         if incident is None or (incident.kind != "stall" and incident.id != incident_id):
             run, incident = None, self._case(incident_id, found, now)
@@ -90,13 +100,13 @@ class SharedStalls(Books):
         judgement = judge(incident)
         if run is not None:
             run.incident, run.judgement = incident, judgement
-            self._keep(run)
+            self._writer.keep(run)
         else:
             self.cases.put(incident)
         if not again and not incident.counted and incident.ending is None:
-            self._count(incident, judgement)
+            self._writer.count(incident, judgement)
         log.warning("%s: %s", found[0].job.name, judgement.diagnosis.summary)
-        self._write(incident, judgement, owner_of(found))
+        self._writer.write(incident, judgement, owner_of(found))
         return Whole(
             report=incident.id,
             node=self._node,
@@ -112,7 +122,7 @@ class SharedStalls(Books):
             id=incident_id, key=incident_id, job_id=job.id, job=job, detected_at=now, why=why,
             versions=versions(),
         )  # fmt: skip
-        return self.cases.get(incident_id) or self.bad_ends.incident(incident_id) or new
+        return self.cases.get(incident_id) or self.failures.incident(incident_id) or new
 
     def told(self, run: Run, whole: Whole) -> None:
         """What all nodes together have come to, where another one has put it together."""
@@ -121,27 +131,27 @@ class SharedStalls(Books):
             return
         if incident.whole is not None and incident.whole.diagnosis == whole.diagnosis:
             return
-        run.incident = add_whole(incident, whole, self._now(incident))
+        run.incident = add_whole(incident, whole, self._writer.now(incident))
         run.judgement = judge(run.incident)
-        self._keep(run)
+        self._writer.keep(run)
         log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
-        self._write(run.incident, run.judgement, run.job.uid)
+        self._writer.write(run.incident, run.judgement, run.job.uid)
 
     def rename_case(self, known: str, incident_id: str) -> None:
         """A stall of a run that has no rank here has another id from now on."""
         if (incident := self.cases.pop(known)) is None:
             return
         incident = msgspec.structs.replace(incident, id=incident_id)
-        incident = say(incident, self._now(incident), RENAMED)
+        incident = say(incident, self._writer.now(incident), RENAMED)
         self.cases.put(incident)
-        self._write(incident, judge(incident), owner_of(incident.across))
-        self.renamed(known)
-        self._ledger.drop(known)
+        self._writer.write(incident, judge(incident), owner_of(incident.across))
+        self._writer.renamed(known)
+        self._writer.store.drop(known)
 
     def close_case(self, incident_id: str, state: State, why: str) -> None:
         """A stall of a run that has no rank here is over."""
         if (incident := self.cases.pop(incident_id)) is not None:
-            self._end(incident, state, why, owner_of(incident.across), judge(incident))
+            self._writer.end(incident, state, why, owner_of(incident.across), judge(incident))
 
 
 def _goes_on(known: Incident, incident_id: str) -> bool:

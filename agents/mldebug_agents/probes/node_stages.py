@@ -13,11 +13,11 @@ from mldebug.probes.baselines import Baselines
 from mldebug.probes.checks import Check
 from mldebug.probes.node_checks import stage_checks
 from mldebug.probes.ports import Port, ports_check, read_port
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.probes.child import Ended, Event
 from mldebug_agents.probes.measurement import Measurement, Telling, Wish
 from mldebug_agents.probes.session import Session
+from mldebug_agents.probes.tools import ProbeTools
 from mldebug_agents.system.host import Host
 
 STAGES = ("driver", "ib", "memory", "matmul", "copy", "peers", "nccl", "dram", "disk")
@@ -53,13 +53,13 @@ class NodeProbe:
         self._free = 0
         self._lacking = ""
 
-    def look(self, bench: Workbench) -> None:
+    def look(self, tools: ProbeTools) -> None:
         """The stages that only look."""
-        self.node = bench.node
+        self.node = tools.context.node
         if "driver" in self._wanted.stages:
-            self._driver(bench)
+            self._driver(tools)
         if "ib" in self._wanted.stages:
-            self._add(ports_check(list(read_ports(bench.host)), self._wanted.ports))
+            self._add(ports_check(list(read_ports(tools.context.host)), self._wanted.ports))
 
     def load(self, session: Session) -> None:
         """The stages that load the node, in children."""
@@ -96,9 +96,11 @@ class NodeProbe:
             return ""
         return f"PyTorch sees {gpus} of {wanted} GPUs"
 
-    def _driver(self, bench: Workbench) -> None:
+    def _driver(self, tools: ProbeTools) -> None:
         begin = time.monotonic()
-        seen = OneShotReader(bench, bench.finder.find(), DRIVER_SECONDS, alone=True).take()
+        seen = OneShotReader(
+            tools.context, tools.gpus, tools.finder.find(), DRIVER_SECONDS, alone=True
+        ).take()
         seconds = time.monotonic() - begin
         count = self._answering = len(seen.gpus.gpus) if seen.gpus else 0
         wrong = [seen.gpu_gap.reason] if seen.gpu_gap and not seen.no_library else []

@@ -13,15 +13,14 @@ from typing import Any
 
 import msgspec
 
-from mldebug.config.schema import load_config
 from mldebug.core.errors import MldebugError, ToolError
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.probes.child import Child, Ended, Event, inside
 from mldebug_agents.probes.environment import Environment, prepare
 from mldebug_agents.probes.guard import Guard
 from mldebug_agents.probes.lock import LOCK, only_probe
 from mldebug_agents.probes.python import find_python
 from mldebug_agents.probes.rights import keep_rights_here
+from mldebug_agents.probes.tools import ProbeTools, open_probe_tools
 from mldebug_agents.system.spawn import Spawner
 
 FACTS_SECONDS = 120.0  # importing torch from a slow network filesystem
@@ -51,28 +50,28 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """Made by `open_session`. `device` is "cuda" or "cpu"; `bench` the tools that look at this node."""
+    """Made by `open_session`. `device` is "cuda" or "cpu"; `tools` the tools that look at this node."""
 
     def __init__(
-        self, wanted: Wanted, bench: Workbench, python: str, environment: Environment
+        self, wanted: Wanted, tools: ProbeTools, python: str, environment: Environment
     ) -> None:
-        self.wanted, self.bench, self.python = wanted, bench, python
+        self.wanted, self.tools, self.python = wanted, tools, python
         self.environment = environment
         self.until = time.monotonic() + wanted.duration
         if (
             not wanted.beside_jobs
         ):  # before PyTorch is imported, which costs a job some seconds of a core
-            Guard(bench.gpus, bench.finder, uses_gpus=False).refuse()
+            Guard(tools.gpus, tools.finder, uses_gpus=False).refuse()
         self.facts = self._ask_facts()
         self.device = _device(wanted, self.facts)
-        self._guard = Guard(bench.gpus, bench.finder, self.device == "cuda")
+        self._guard = Guard(tools.gpus, tools.finder, self.device == "cuda")
         if not wanted.beside_jobs:
             self._guard.refuse()
 
     @property
     def spawner(self) -> Spawner:
         """Who starts children; any thread may ask."""
-        return self.bench.spawner
+        return self.tools.context.spawner
 
     @property
     def seconds_left(self) -> float:
@@ -126,8 +125,8 @@ def open_session(wanted: Wanted) -> Iterator[Session]:
     """Everything that a probe needs; on leaving, however that comes, no process of it is left."""
     python, environment = find_python(wanted.python), prepare(os.environ)
     keep_rights_here()  # before the process starter is forked, which hands on what it has
-    with Workbench(load_config(None), probes=True) as bench, only_probe(wanted.lock):
-        yield Session(wanted, bench, python, environment)
+    with open_probe_tools(probes=True) as tools, only_probe(wanted.lock):
+        yield Session(wanted, tools, python, environment)
 
 
 def _device(wanted: Wanted, facts: Facts) -> str:

@@ -17,8 +17,8 @@ from mldebug.core.model import Gap, Job, NodeCapture
 from mldebug.core.redact import clean
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.filesystems.state import Alarm, Measure, PartState, Row, StorageState
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.state.key_value_store import Memory as Store
+from mldebug_agents.storage.child.client import Probe
 from mldebug_agents.storage.dir_sizes.monitor import Trees
 from mldebug_agents.storage.filesystems.canary import Canary
 from mldebug_agents.storage.filesystems.evidence import stuck_devices, with_stuck
@@ -26,6 +26,7 @@ from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotas
 from mldebug_agents.storage.filesystems.monitor import Filesystems
 from mldebug_agents.storage.filesystems.quotas import Quotas
 from mldebug_agents.storage.write_rates.monitor import Writers
+from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 
 log = logging.getLogger("mldebug")
@@ -60,17 +61,17 @@ class Part(Protocol):
         """What could not be had."""
 
 
-def all_parts(bench: Workbench) -> list[Part]:
+def all_parts(context: Context, probe: Probe) -> list[Part]:
     """Every part, ready to look. Only an agent adds the one that writes."""
-    filesystems, writers = Filesystems(bench), Writers(bench)
+    filesystems, writers = Filesystems(context, probe), Writers(context)
     filesystems.who_fills = writers.who_fills  # of another thread: it reads one dictionary
-    return [filesystems, Quotas(bench), KernelQuotas(bench), Trees(bench), writers]
+    return [filesystems, Quotas(context), KernelQuotas(context, probe), Trees(context), writers]
 
 
-def look_once(bench: Workbench, jobs: Sequence[Job]) -> StorageState:
+def look_once(context: Context, probe: Probe, jobs: Sequence[Job]) -> StorageState:
     """For a command without an agent: what one look tells, which is no forecast."""
     order = _Order(time.time(), time.time(), tuple(jobs))
-    return StorageState(parts=tuple(_looking(part)(order) for part in all_parts(bench)))
+    return StorageState(parts=tuple(_looking(part)(order) for part in all_parts(context, probe)))
 
 
 class _Order(NamedTuple):
@@ -100,10 +101,10 @@ class Storage:
 
     @classmethod
     def of(
-        cls, bench: Workbench, store: Store, inbox: "queue.SimpleQueue[Result | None]"
+        cls, context: Context, probe: Probe, store: Store, inbox: "queue.SimpleQueue[Result | None]"
     ) -> "Storage":
         """The desk of this node with all its parts."""
-        return cls([*all_parts(bench), Canary(bench)], store, inbox)
+        return cls([*all_parts(context, probe), Canary(context, probe)], store, inbox)
 
     @property
     def workers(self) -> tuple[str, ...]:

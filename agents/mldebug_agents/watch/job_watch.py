@@ -29,8 +29,8 @@ from mldebug.jobs.logs.records import LogCounts, StepTimes
 from mldebug.stall.heartbeats import BeatProgress, last_step, scalars, shortest_timeout
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.signals import Look, RankLook
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.capture.stacks.source_line import source_line
+from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.hook.records import Heartbeats
 from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs
 from mldebug_agents.jobs.logs.locations import LogFinder
@@ -73,17 +73,24 @@ class JobWatch:
     """What the watch remembers of one job between two looks."""
 
     def __init__(
-        self, bench: Workbench, hung: HungMounts, writers: Writers, heartbeats: Heartbeats
+        self, tools: CaptureTools, hung: HungMounts, writers: Writers, heartbeats: Heartbeats
     ) -> None:
-        self.bench = bench
+        self._tools, self._host = tools, tools.context.host
+        self._reader = tools.context.reader
         self._heartbeats = heartbeats
         self._beats = BeatProgress()
         self.progress = LogProgress()
         self.logs = JobLogs(
-            bench.host, bench.reader, hung, bench.log_parser, self.progress, writers, bench.node
+            self._host,
+            self._reader,
+            hung,
+            tools.log_parser,
+            self.progress,
+            writers,
+            tools.context.node,
         )
         self._counters: dict[int, Counters] = {}
-        self._below = Below(bench.host)
+        self._below = Below(self._host)
         self._samples: dict[int, deque[Sample]] = {}
         self._followed: dict[int, int] = {}  # pid -> the thread that speaks for it
         self._turn = 0
@@ -146,7 +153,7 @@ class JobWatch:
         if written is None or self.progress.step is None or not job.ranks:
             return False
         youngest = max(rank.started_at for rank in job.ranks)
-        return written >= now - (self.bench.host.clock() - youngest)
+        return written >= now - (self._host.clock() - youngest)
 
     def _forget(self, ranks: tuple[RankIdentity, ...]) -> None:
         pids = {rank.pid for rank in ranks}
@@ -166,7 +173,7 @@ class JobWatch:
         """
         until = time.monotonic() + SAMPLES_DEADLINE
         turn = self._turn % len(ranks)
-        with ThreadPoolExecutor(self.bench.capturer().workers()) as pool:
+        with ThreadPoolExecutor(self._tools.capturer().workers()) as pool:
             futures = [
                 pool.submit(self._sample_one, rank, now, until)
                 for rank in (*ranks[turn:], *ranks[:turn])
@@ -187,10 +194,10 @@ class JobWatch:
         left = until - time.monotonic()
         if left <= 0:
             return "late"
-        state = self.bench.host.process_state(rank.pid, files=True)
+        state = self._host.process_state(rank.pid, files=True)
         if state is None or state.start_ticks != rank.start_ticks:
             return None
-        dump = self.bench.pyspy.dump(rank.pid, timeout=min(SAMPLE_TIMEOUT, left))
+        dump = self._tools.pyspy.dump(rank.pid, timeout=min(SAMPLE_TIMEOUT, left))
         if dump.failure:
             return None
         kept = self._samples.setdefault(rank.pid, deque(maxlen=KEPT))
@@ -201,7 +208,7 @@ class JobWatch:
             stacks=dump.stacks,
             by_hook=bool(dump.instead),
             movement=movement(rank.pid, list(kept)),
-            source_line=source_line(self.bench.host, self.bench.reader, rank.pid, dump.stacks),
+            source_line=source_line(self._host, self._reader, rank.pid, dump.stacks),
         )
         return RankCapture(identity=rank, process=process)
 
@@ -219,7 +226,7 @@ class JobWatch:
         if capture is not None and known is not None:
             self._followed[rank.pid] = _thread(capture, known)
         tid = self._followed.get(rank.pid, rank.pid)
-        activity = read_activity(self.bench.host, rank.pid, rank.start_ticks, tid)
+        activity = read_activity(self._host, rank.pid, rank.start_ticks, tid)
         if activity is None:
             return RankLook(rank=rank.rank)
         family = children.get(rank.pid, ())

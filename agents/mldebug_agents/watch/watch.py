@@ -13,7 +13,7 @@ import msgspec
 from mldebug.core.model import Gap, Job
 from mldebug.jobs.known_issues.match import Trap, remarks
 from mldebug.stall.signals import Look, RankLook
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.hook.records import Heartbeats
 from mldebug_agents.jobs.logs.job_logs import HungMounts
 from mldebug_agents.jobs.logs.locations import LogFinder
@@ -39,31 +39,32 @@ class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
 class Watch:
     """Looks at the node. `wanted` is the set of job ids whose stacks the next look shall sample."""
 
-    def __init__(self, bench: Workbench, clock: Callable[[], float] = time.monotonic) -> None:
-        self.bench = bench
+    def __init__(self, tools: CaptureTools, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tools = tools
+        self._host = tools.context.host
         self.clock = clock
-        self._hung = HungMounts(bench.host, bench.reader)
+        self._hung = HungMounts(tools.context.host, tools.context.reader)
         self._writers = Writers()
-        self._heartbeats = Heartbeats(bench.host, bench.reader)
+        self._heartbeats = Heartbeats(tools.context.host, tools.context.reader)
         self._jobs: dict[str, JobWatch] = {}
         self._unread = Unread()
 
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
         """Look once; a job that is gone is forgotten."""
         started = self.clock()
-        found = self.bench.finder.find()
-        finder = LogFinder(self.bench.host, self._unread)
+        found = self.tools.finder.find()
+        finder = LogFinder(self._host, self._unread)
         asked = set(wanted)
         self._jobs = {job.id: self._jobs.get(job.id) or self._meet() for job in found.jobs}
         self._writers.keep([watch.logs for watch in self._jobs.values()])
         looks = tuple(self._look(job, found, finder, sample=job.id in asked) for job in found.jobs)
-        self.bench.traps.keep(self._jobs)
+        self.tools.known_issues.keep(self._jobs)
         looks = tuple(
             msgspec.structs.replace(one, traps=self._traps(one.job, found)) for one in looks
         )
-        if self.bench.config.capture.flight_recorder:
-            self.bench.flights.meet(found)
-        written = self.bench.rings.meet(found)
+        if self.tools.context.config.capture.flight_recorder:
+            self.tools.flight_recorders.meet(found)
+        written = self.tools.traces.meet(found)
         looks = tuple(with_traces(one, written) for one in looks)
         gaps = _few([gap for look in looks for gap in look.gaps])
         notes = [note for one in looks for note in remarks(one.job, one.traps)]
@@ -76,13 +77,13 @@ class Watch:
         """An error in a rule must cost nothing but the finding."""
         try:
             logs = self._jobs[job.id].logs
-            return self.bench.traps.of(job, found.programs, logs.nccl.told(), gpu=logs.gpu)
+            return self.tools.known_issues.of(job, found.programs, logs.nccl.told(), gpu=logs.gpu)
         except Exception:
             log.exception("run %s could not be compared with the known traps", job.id)
             return ()
 
     def _meet(self) -> JobWatch:
-        return JobWatch(self.bench, self._hung, self._writers, self._heartbeats)
+        return JobWatch(self.tools, self._hung, self._writers, self._heartbeats)
 
     def _look(self, job: Job, found: Discovery, finder: LogFinder, *, sample: bool) -> JobLook:
         """One job; an error in our own code that only this job brings out must not hide the others."""

@@ -23,7 +23,7 @@ from mldebug.config.schema import Agent
 from mldebug.core.plugins import create_all
 from mldebug.status.snapshot import Snapshot, encode
 from mldebug_agents.web.alertmanager_route import PATH as ALERTS
-from mldebug_agents.web.alertmanager_route import AlertDoor
+from mldebug_agents.web.alertmanager_route import AlertDoor, Answer
 from mldebug_agents.web.connection_limiter import BACKLOG, Door
 from mldebug_agents.web.control_requests import carry_out, refused
 from mldebug_agents.web.listeners import open_tcp
@@ -71,6 +71,13 @@ class Server:
             told=lambda: self.snapshot,
             age=lambda: time.monotonic() - self.published_at,
         )
+
+    def serve_verbs(
+        self, verbs: Mapping[str, Verb], own_verbs: Mapping[str, OwnVerb], alerts: Answer
+    ) -> None:
+        """Answer these POSTs by path: `verbs` for who may see all, `own_verbs` for everybody; `alerts` for Alertmanager."""
+        self.verbs, self.own_verbs = dict(verbs), dict(own_verbs)
+        self.alerts.answer = alerts
 
     def publish(self, snapshot: Snapshot) -> None:
         """Replace what is served; called by the main loop."""

@@ -30,6 +30,7 @@ from mldebug.core.yaml_reader import parse
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.action_runner import audit
 from mldebug_agents.alerts.action_runner import runner as desk
+from mldebug_agents.alerts.action_runner.capture_requests import Captures
 from mldebug_agents.alerts.action_runner.model import Work
 from mldebug_agents.alerts.action_runner.runner import Acting
 from mldebug_agents.alerts.actions import command, signal
@@ -86,10 +87,11 @@ class Stand:
         self.folder, self.memory = folder, memory or Memory()
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.book = EventBook()
-        bench: Any = SimpleNamespace(node=node, spawner=starter, host=Host())
+        context: Any = SimpleNamespace(node=node, spawner=starter, host=Host())
         config = Config(agent=Agent(state_dir=folder), actions=settings)
         ledger: Any = self.memory
-        self.desk = Acting(config, bench, ledger, self.book, self.inbox, lambda: NOW)
+        captures = Captures(SimpleNamespace, self.inbox, lambda _: "")  # type: ignore[arg-type]
+        self.desk = Acting(config, context, captures, ledger, self.book, self.inbox, lambda: NOW)
         self.jobs: dict[str, Job] = {}
 
     def stalls(self, key: str = "incident/R1", kind: str = "stall", **more: Any) -> None:

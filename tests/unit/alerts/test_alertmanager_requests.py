@@ -5,7 +5,7 @@ import json
 import queue
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,24 @@ class Bench:
 class Stand:
     """An agent's door with two runs behind it."""
 
-    def __init__(self, folder: Path, elsewhere: Any = None, token: str | None = TOKEN) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        elsewhere: Any = None,
+        token: str | None = TOKEN,
+        across: Callable[[str, Job | None], str] | None = None,
+    ) -> None:
         file = folder / "token"
         file.write_text(f"{token}\n")
         self.bench, self.now = Bench(), 1000.0
-        bench: Any = self.bench
         inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-        self.captures = Captures(bench, inbox, lambda: self.now)
-        self.captures.write = lambda capture: f"report-of-{capture.job.id}"
+        self.captures = Captures(
+            self.bench.capturer,  # type: ignore[arg-type]
+            inbox,
+            lambda capture: f"report-of-{capture.job.id}",
+            across,
+            clock=lambda: self.now,
+        )
         self.captures.show(JOBS, Discovery())
         self.port = free_port()
         path = file if token is not None else None
@@ -239,7 +249,7 @@ def test_where_too_many_wait_alertmanager_is_asked_to_come_again(stand: Stand) -
 # --- other nodes ---------------------------------------------------------------------------------
 
 
-def test_all_nodes_are_asked_where_they_are_joined_and_this_one_else(stand: Stand) -> None:
+def test_all_nodes_are_asked_where_they_are_joined_and_this_one_else(tmp_path: Path) -> None:
     asked: list[tuple[str, Job | None]] = []
 
     def across(name: str, job: Job | None) -> str:
@@ -248,18 +258,18 @@ def test_all_nodes_are_asked_where_they_are_joined_and_this_one_else(stand: Stan
             raise MldebugError("nobody coordinates")
         return "report-of-all"
 
-    stand.captures.across = across
+    stand = Stand(tmp_path, across=across)
     assert stand.captures.ask(ONE.id, ONE).report.result(30) == "report-of-all"
     assert stand.captures.ask(TWO.id, TWO).report.result(30) == "report-of-bbbb2222"
     assert (asked, stand.bench.taken) == ([(ONE.id, ONE), (TWO.id, TWO)], [TWO.id])
+    stand.server.stop(5)
 
 
 def test_a_run_on_other_nodes_alone_is_captured_there(tmp_path: Path) -> None:
     def elsewhere(names: Iterable[str]) -> Iterator[str]:
         yield from (f"id-of-{one}" for one in names if one == "far.py")
 
-    stand = Stand(tmp_path, elsewhere)
-    stand.captures.across = lambda name, job: f"report-of-{name}"
+    stand = Stand(tmp_path, elsewhere, across=lambda name, job: f"report-of-{name}")
     status, told = stand.alert({"job": "far.py"}, {"job": "nope"})
     assert (status, [one["run"] for one in told["captures"]]) == (200, ["id-of-far.py"])
     asked = stand.captures.ask("id-of-far.py", None)
@@ -269,6 +279,5 @@ def test_a_run_on_other_nodes_alone_is_captured_there(tmp_path: Path) -> None:
 
 
 def test_a_capture_that_fails_says_why(stand: Stand) -> None:
-    stand.captures.write = None
     with pytest.raises(MldebugError, match="no rank of it is on this node"):
-        stand.captures.ask(ONE.id, ONE).report.result(30)
+        stand.captures.ask("far.py", None).report.result(30)

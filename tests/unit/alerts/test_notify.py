@@ -16,8 +16,7 @@ from mldebug.config.schema import Agent, Config, Stall
 from mldebug.core.errors import MldebugError
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent import loop as module
-from mldebug_agents.agent.loop import Node
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import CurrentConfig, build_loop, open_tools
 from mldebug_agents.state.store import Ledger
 from mldebug_agents.system.service.sd_notify import (
     MAX_STATUS,
@@ -99,10 +98,16 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
     monkeypatch.setattr(module, "BEAT", 0.05)
     config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall(interval=0.5))
     published: list[Snapshot] = []
-    with Workbench(config) as bench:
-        ledger = Ledger(config.agent.state_dir, bench.spawner, retry=0.01)
+    with open_tools(config) as tools:
+        ledger = Ledger(config.agent.state_dir, tools.context.spawner, retry=0.01)
         ledger.start(5)
-        node = Node(config, bench, ledger, published.append, Notifier({"NOTIFY_SOCKET": address}))
+        node = build_loop(
+            CurrentConfig(config),
+            tools,
+            ledger,
+            published.append,
+            Notifier({"NOTIFY_SOCKET": address}),
+        )
         thread = threading.Thread(target=node.run)
         thread.start()
         try:
@@ -124,11 +129,11 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
 
 def test_without_its_helper_the_loop_ends_with_an_error(tmp_path: Path) -> None:
     config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall(interval=0.5))
-    with Workbench(config) as bench:
-        ledger = Ledger(config.agent.state_dir, bench.spawner, retry=0.01)
+    with open_tools(config) as tools:
+        ledger = Ledger(config.agent.state_dir, tools.context.spawner, retry=0.01)
         ledger.start(5)
-        node = Node(config, bench, ledger, lambda _: None, Notifier({}))
-        os.kill(bench.spawner.helper_pid, signal.SIGKILL)
+        node = build_loop(CurrentConfig(config), tools, ledger, lambda _: None, Notifier({}))
+        os.kill(tools.context.spawner.helper_pid, signal.SIGKILL)
         with pytest.raises(MldebugError, match="is gone; restart mldebug") as raised:
             node.run()
         ledger.close(5)

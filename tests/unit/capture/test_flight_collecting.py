@@ -18,7 +18,7 @@ from mldebug.core.model import Gap, NodeCapture, RankCapture, Said, ThreadState
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.judge import judge_ending
 from mldebug.diagnosis.exits.model import Ending, RankExit
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.capture.flight_recorder.collector import Collector
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.installed import Installed
@@ -391,8 +391,8 @@ def test_an_error_of_our_own_costs_the_flight_recorder_and_not_the_capture(tmp_p
     def fails(*_: object, **__: object) -> NodeCapture:
         raise KeyError("a defect")
 
-    with Workbench(Config()) as bench, monitored(tmp_path) as one:
-        capturer = bench.capturer(0.0)
+    with open_tools(Config()) as tools, monitored(tmp_path) as one:
+        capturer = tools.capture.capturer(0.0)
         capturer.more_flights = fails
         found = capturer.capture(one.job, {})
     assert [rank.identity for rank in found.ranks] == [one.identity]

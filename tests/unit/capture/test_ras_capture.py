@@ -15,8 +15,8 @@ from mldebug.config.schema import Agent, Config
 from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.stall.signals import Decision, Look, ProgressKind, Stage
-from mldebug_agents.agent.loop import GLANCE, Node
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.capture_queue import GLANCE
+from mldebug_agents.agent.wiring import CurrentConfig, NodeTools, build_loop, open_tools
 from mldebug_agents.incidents.manual import write_down
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.state.store import Ledger
@@ -32,28 +32,28 @@ SPEAKS = f"{HOLDS}\n{SLEEP}"
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeTools]:
     state = Agent(state_dir=tmp_path_factory.mktemp("state"))
-    with Workbench(Config(agent=state)) as one:
+    with open_tools(Config(agent=state)) as one:
         yield one
 
 
-def captured(bench: Workbench, server: RasServer, **more: object) -> tuple[Job, NodeCapture]:
+def captured(tools: NodeTools, server: RasServer, **more: object) -> tuple[Job, NodeCapture]:
     """A job of two ranks, of which one is here."""
     variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "NCCL_RAS_ADDR": server.address}
     with started(sys.executable, "-c", SPEAKS, **{**variables, **more}) as process:
         server.speak_for()
-        job = job_when(bench.finder, process.pid, lambda job: True)
+        job = job_when(tools.capture.finder, process.pid, lambda job: True)
         found = Discovery(jobs=(job,))
         server.serve = says(
             answer({0: {"AllReduce": 9}, 1: {"AllReduce": 8}}, pids={0: process.pid})
         )
-        return job, bench.capturer(0.0).capture(job, found.children)
+        return job, tools.capture.capturer(0.0).capture(job, found.children)
 
 
-def test_an_answer_is_kept_and_told(bench: Workbench) -> None:
+def test_an_answer_is_kept_and_told(tools: NodeTools) -> None:
     with serving(half("")) as server:
-        job, taken = captured(bench, server)
+        job, taken = captured(tools, server)
     assert job.ranks[0].nccl_ras == server.address
     assert taken.ras is not None
     assert taken.ras.communicators[0].levels != ()
@@ -79,7 +79,7 @@ threading.Thread(target=serve).start()
 """
 
 
-def test_a_report_waits_for_nobody_who_is_slow(bench: Workbench, tmp_path: Path) -> None:
+def test_a_report_waits_for_nobody_who_is_slow(tools: NodeTools, tmp_path: Path) -> None:
     """RAS says a byte a second, the worker server never a word: the report does not wait for them."""
     argv = (sys.executable, "-c", SERVES, str(library(tmp_path, "2.13.0")), f"{tmp_path}/server")
     variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}
@@ -89,11 +89,11 @@ def test_a_report_waits_for_nobody_who_is_slow(bench: Workbench, tmp_path: Path)
     ):
         server.speak_for()
         wait_until(lambda: "pt_workerserver" in _waits(one.pid))
-        job = job_when(bench.finder, one.pid, lambda job: True)
-        bench.flights.meet(bench.finder.find())
+        job = job_when(tools.capture.finder, one.pid, lambda job: True)
+        tools.capture.flight_recorders.meet(tools.capture.finder.find())
         began = time.monotonic()
-        taken = bench.capturer(GLANCE).capture(job, {})
-        report = write_down(bench, taken, time.time()).report
+        taken = tools.capture.capturer(GLANCE).capture(job, {})
+        report = write_down(tools.capture, taken, time.time()).report
         took = time.monotonic() - began
         assert server.connections > 0
     reasons = [gap.reason for gap in report.gaps]
@@ -110,9 +110,9 @@ def _waits(pid: int) -> list[str]:
     return [one.name for one in state.threads if one.syscall.startswith("accept")] if state else []
 
 
-def test_a_job_that_switched_it_off_is_not_asked(bench: Workbench) -> None:
+def test_a_job_that_switched_it_off_is_not_asked(tools: NodeTools) -> None:
     with serving(half("")) as server:
-        job, taken = captured(bench, server, NCCL_RAS_ENABLE=0)
+        job, taken = captured(tools, server, NCCL_RAS_ENABLE=0)
         assert server.connections == 0
     assert (job.ranks[0].nccl_ras, taken.ras) == ("off", None)
     (gap,) = [gap for gap in taken.gaps if gap.what == "NCCL RAS"]
@@ -131,11 +131,16 @@ def test_a_capture_of_before_has_no_answer() -> None:
 
 
 def test_the_agent_asks_and_its_decision_hears_of_it(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tools: NodeTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is quiet: two answers whose counts differ, by the real worker, are a sign in the next look."""
     config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""))
-    node = Node(config, bench, Ledger(tmp_path / "state", bench.spawner), lambda _: None)
+    node = build_loop(
+        CurrentConfig(config),
+        tools,
+        Ledger(tmp_path / "state", tools.context.spawner),
+        lambda _: None,
+    )
     seen: list[JobLook] = []
     monkeypatch.setattr(node, "_see", lambda run, one: (run.see(one), seen.append(one)))
     monkeypatch.setattr("mldebug_agents.watch.ras_watch.QUIET", 0.0)
@@ -150,7 +155,7 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
         node.runs["j"].decision = Decision(stage=Stage.SUSPECT, sentence="")
         for count in (5, 6):
             server.serve = says(answer({0: {"AllReduce": count}}, pids={0: os.getpid()}))
-            node._ras.turn(node.runs)
+            node._parts.ras.turn(node.runs)
             while (result := node._inbox.get(timeout=20)) is None or result.worker != "ras":
                 pass
             node._handle(result)

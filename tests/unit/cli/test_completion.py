@@ -273,7 +273,9 @@ def test_a_broken_installation_says_nothing(
 
 
 def test_only_what_is_needed_is_loaded() -> None:
-    code = "import sys; from mldebug.cli.main import main; main(['dump', '--']); print(*sys.modules)"
+    code = (
+        "import sys; from mldebug.cli.main import main; main(['dump', '--']); print(*sys.modules)"
+    )
     env = {**os.environ, COMPLETION: "zsh"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
     loaded = done.stdout.splitlines()[-1].split()

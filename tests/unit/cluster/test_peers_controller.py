@@ -95,7 +95,8 @@ class Books:
 
     def __init__(self) -> None:
         self.done: list[tuple[str, ...]] = []
-        self.bad_ends = BadEnds(Clock())
+        self.failures = BadEnds(Clock(), wanted=True)
+        self.remote = self
         self.cases: list[str] = []
 
     def called(self, run: Run, incident: str, sentence: str, *, caused: bool = False) -> None:

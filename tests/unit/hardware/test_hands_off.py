@@ -19,7 +19,7 @@ from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.hands_off import hands_off
 from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.parse import parse_line
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.hardware import one_shot
 from mldebug_agents.hardware.gpu.child import server
 from mldebug_agents.hardware.gpu.child.messages import NAME
@@ -330,14 +330,14 @@ def test_a_command_without_an_agent_reads_the_kernel_s_log_first(
     event = parse_line(line)
     assert event is not None
     monkeypatch.setattr(one_shot, "read_kernel", lambda *_: KernelNews(bursts=fold([event])))
-    with Workbench(Config()) as bench:
-        bench.gpus.close()
+    with open_tools(Config()) as tools:
+        tools.gpus.close()
         options = nvidia.Options(library=fake.library)
-        bench.gpus = VendorReader(bench.spawner, bench.host, options=options)
-        bench.gpus.watch()  # it has no driver's folder to count in
+        gpus = VendorReader(tools.context.spawner, tools.context.host, options=options)
+        gpus.watch()  # it has no driver's folder to count in
         hang(fake, 1)
         try:
-            seen = OneShotReader(bench, Discovery(), SOON).take()
+            seen = OneShotReader(tools.context, gpus, Discovery(), SOON).take()
         finally:
             fake.release()
     assert seen.gpu_gap is None

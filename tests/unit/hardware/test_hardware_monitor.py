@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,10 +98,9 @@ class Board:
         self.source = Source()
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._config = Config()
-        bench: Any = type("Bench", (), {})()
-        bench.host, bench.reader, bench.node = Host(str(root)), FakeReader({}), "n1"
+        context: Any = SimpleNamespace(host=Host(str(root)), reader=FakeReader({}), node="n1")
         ledger: Any = Ledger()
-        self.hardware = HardwareMonitor.of(bench, ledger, self.inbox, self.source)
+        self.hardware = HardwareMonitor.of(context, ledger, self.inbox, self.source)
         self.runs: dict[str, Any] = {HERE: Run()}
 
     def told(self, full: NodeGpus) -> None:

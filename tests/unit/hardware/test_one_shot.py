@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from mldebug.core.model import GpuSample, Job, RankDevice, RankIdentity
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.status.gpu_view import of_agent
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.hardware.one_shot import OneShotReader
@@ -35,15 +36,21 @@ DEVICE = RankDevice(rank=0, uuid="GPU-0", index=0, samples=(GpuSample(at=999.0, 
 
 
 class Bench:
-    """A real workbench whose GPU library is the fake."""
+    """Real tools whose GPU library is the fake."""
 
     def __init__(self, folder: Path) -> None:
         self.fake = FakeNvml(folder)
         self.fake.count_calls()
-        self.bench = Workbench(Config())
+        self._open = ExitStack()
+        tools = self._open.enter_context(open_tools(Config()))
+        self.context = tools.context
         options = nvidia.Options(library=self.fake.library)
-        self.bench.gpus.close()
-        self.bench.gpus = VendorReader(self.bench.spawner, self.bench.host, options=options)
+        self.gpus = VendorReader(tools.context.spawner, tools.context.host, options=options)
+        self._open.callback(self.gpus.close)
+
+    def close(self) -> None:
+        """The reader's child and the helper end."""
+        self._open.close()
 
 
 @pytest.fixture
@@ -52,11 +59,11 @@ def it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
     made.fake.release()
-    made.bench.close()
+    made.close()
 
 
 def test_without_an_agent_it_reads_by_itself(it: Bench) -> None:
-    seen = OneShotReader(it.bench, NOBODY, 20.0).take()
+    seen = OneShotReader(it.context, it.gpus, NOBODY, 20.0).take()
     assert not seen.by_agent
     assert seen.gpus is not None
     assert seen.watch is not None
@@ -65,21 +72,21 @@ def test_without_an_agent_it_reads_by_itself(it: Bench) -> None:
 
 
 def test_two_reads_tell_what_one_does_not(it: Bench) -> None:
-    twice = OneShotReader(it.bench, NOBODY, 20.0, between=0.3).take()
-    once = OneShotReader(it.bench, NOBODY, 20.0).take()
+    twice = OneShotReader(it.context, it.gpus, NOBODY, 20.0, between=0.3).take()
+    once = OneShotReader(it.context, it.gpus, NOBODY, 20.0).take()
     assert "over time" in " ".join(one.reason for one in once.health)
     assert "over time" not in " ".join(one.reason for one in twice.health)
 
 
 def test_an_agent_that_has_looked_is_believed_and_the_gpus_are_left_alone(it: Bench) -> None:
-    seen = OneShotReader(it.bench, NOBODY, 20.0, lambda: LOOKED).take()
+    seen = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: LOOKED).take()
     assert seen.by_agent
     assert it.fake.calls() == []
 
 
 def test_one_that_looked_long_ago_is_not(it: Bench) -> None:
     old = msgspec.structs.replace(LOOKED, at=1060.0)
-    seen = OneShotReader(it.bench, NOBODY, 20.0, lambda: old).take()
+    seen = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: old).take()
     assert not seen.by_agent
     assert seen.gpus is not None
     assert len(seen.gpus.gpus) == 2
@@ -88,7 +95,7 @@ def test_one_that_looked_long_ago_is_not(it: Bench) -> None:
 @pytest.mark.parametrize("alone", [False, True])
 def test_released_gpus_are_not_touched(it: Bench, alone: bool) -> None:
     released = msgspec.structs.replace(TOLD, gpus_released_until=2000.0)
-    seen = OneShotReader(it.bench, NOBODY, 20.0, lambda: released, alone=alone).take()
+    seen = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: released, alone=alone).take()
     assert seen.released_until == 2000.0
     assert it.fake.calls() == []
 
@@ -97,7 +104,7 @@ def test_released_gpus_are_not_touched(it: Bench, alone: bool) -> None:
 def test_nobody_goes_after_a_reader_that_hangs_in_the_driver(it: Bench, alone: bool) -> None:
     failed = SourceState(name="gpus", success=False, error="GpuBlockedError: it has not answered")
     hanging = msgspec.structs.replace(TOLD, sources=(failed,))
-    seen = OneShotReader(it.bench, NOBODY, 20.0, lambda: hanging, alone=alone).take()
+    seen = OneShotReader(it.context, it.gpus, NOBODY, 20.0, lambda: hanging, alone=alone).take()
     assert seen.gpu_gap is not None
     assert seen.gpu_gap.reason == "it has not answered"
     assert it.fake.calls() == []
@@ -110,7 +117,7 @@ def test_an_agent_that_does_not_answer_costs_half_the_time_and_no_evidence(it: B
         over.wait(60)
 
     began = time.monotonic()
-    seen = OneShotReader(it.bench, NOBODY, 6.0, silent).take()
+    seen = OneShotReader(it.context, it.gpus, NOBODY, 6.0, silent).take()
     took = time.monotonic() - began
     over.set()
     assert took < 9
@@ -121,7 +128,7 @@ def test_an_agent_that_does_not_answer_costs_half_the_time_and_no_evidence(it: B
 def test_what_came_before_the_driver_hung_is_kept(it: Bench) -> None:
     it.fake.block("nvmlDeviceGetEnforcedPowerLimit")  # only the full read calls it
     began = time.monotonic()
-    seen = OneShotReader(it.bench, NOBODY, 3.0).take()
+    seen = OneShotReader(it.context, it.gpus, NOBODY, 3.0).take()
     assert time.monotonic() - began < 6
     assert seen.watch is not None
     assert len(seen.watch.gpus) == 2
@@ -134,7 +141,7 @@ def test_two_looks_tell_what_the_gpus_of_a_job_do(it: Bench, tmp_path: Path) -> 
     """In figures, by the processes that the driver counts; whoever wants them at once does not wait for the second."""
     it.fake.play("hang-sleep")
     began = time.monotonic()
-    seen = OneShotReader(it.bench, HANGING, 60.0, again=50.0).take()
+    seen = OneShotReader(it.context, it.gpus, HANGING, 60.0, again=50.0).take()
     assert time.monotonic() - began < 45.0
     first, second = seen.states["1a2b"]
     assert [len(one.samples) for one in (first, second)] == [2, 2]
@@ -145,7 +152,7 @@ def test_two_looks_tell_what_the_gpus_of_a_job_do(it: Bench, tmp_path: Path) -> 
 
 def test_one_look_has_no_second(it: Bench) -> None:
     it.fake.play("hang-sleep")
-    (told,) = OneShotReader(it.bench, HANGING, 60.0).take().states.values()
+    (told,) = OneShotReader(it.context, it.gpus, HANGING, 60.0).take().states.values()
     assert [len(one.samples) for one in told] == [1, 1]
 
 

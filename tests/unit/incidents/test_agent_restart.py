@@ -11,7 +11,8 @@ from mldebug.core.report_model import Report
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look, Progress, ProgressKind, RankLook, Role, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.incidents.manager import IncidentManager
+from mldebug_agents.incidents.report_writer import IncidentWriter
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.watch.runs import Run
 
@@ -122,7 +123,7 @@ def a_run() -> Run:
 def test_the_wall_clock_may_be_set_in_the_middle_of_an_incident(jump: float) -> None:
     world, books = World(), Books()
     clock = world.clock()
-    incidents = Incidents(books, clock)  # type: ignore[arg-type]
+    incidents = IncidentManager(books, clock)  # type: ignore[arg-type]
     run, capture = a_run(), samples.sleeping().captures[0]
     watch = StallWatch(SETTINGS)
     for at in range(21):
@@ -151,9 +152,9 @@ def test_the_wall_clock_may_be_set_in_the_middle_of_an_incident(jump: float) -> 
 
 def test_an_id_is_never_given_twice() -> None:
     world = World()
-    incidents = Incidents(Books(), world.clock())  # type: ignore[arg-type]
-    one = incidents._new_id(world.wall, "job")
-    assert incidents._new_id(world.wall, "job") != one
+    writer = IncidentWriter(Books(), world.clock(), lambda *_: None, lambda _: None)  # type: ignore[arg-type]
+    one = writer.new_id(world.wall, "job")
+    assert writer.new_id(world.wall, "job") != one
 
 
 def test_the_new_time_counts_once_nobody_relies_on_the_old(

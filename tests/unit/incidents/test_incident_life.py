@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import mldebug_agents.incidents.books as module
 import samples
 from mldebug.config.schema import Agent, Config, Stall
 from mldebug.core.errors import EvidenceError
@@ -22,10 +21,11 @@ from mldebug.incidents.report.text import report_lines
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
+from mldebug_agents.agent import wiring
 from mldebug_agents.agent.capture_queue import Order, Orders
-from mldebug_agents.agent.loop import Node
-from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.agent.wiring import CurrentConfig, build_loop, open_tools
+from mldebug_agents.incidents import manager as module
+from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.state.run_row import Row, processes, renamed
 from mldebug_agents.state.store import Ledger
@@ -82,10 +82,10 @@ def evidence() -> NodeCapture:
     return samples.sleeping().captures[0]
 
 
-def opened() -> tuple[Books, Incidents, Run]:
+def opened() -> tuple[Books, IncidentManager, Run]:
     """An incident whose capture is under way."""
     books = Books()
-    incidents = Incidents(books)  # type: ignore[arg-type]
+    incidents = IncidentManager(books)  # type: ignore[arg-type]
     run = Run(evidence().job, watch())
     incidents.open(run, BLAMED)
     assert run.incident is not None
@@ -127,7 +127,7 @@ def test_one_that_was_captured_is_counted_once() -> None:
 def test_one_that_was_held_back_for_others_is_counted_when_its_job_ends(captured: bool) -> None:
     """The coordinator had no time to ask for it; with its capture, or without one."""
     books = Books()
-    incidents = Incidents(books)  # type: ignore[arg-type]
+    incidents = IncidentManager(books)  # type: ignore[arg-type]
     run = Run(evidence().job, watch())
     incidents.open(run, BLAMED, hold=True)
     run.capture = evidence() if captured else None
@@ -145,7 +145,7 @@ def test_an_agent_that_was_killed_before_the_capture_leaves_an_incident_that_the
     books, _, run = opened()
     stored = msgspec.json.decode(msgspec.json.encode(books.kept[-1]), type=Incident)
     again = Books((run.job.id, stored))
-    later = Incidents(again)  # type: ignore[arg-type]
+    later = IncidentManager(again)  # type: ignore[arg-type]
     later.settle(set())
     (report,) = again.reports
     assert (report.id, report.state) == (stored.id, "ended")
@@ -157,7 +157,7 @@ def test_an_agent_that_was_killed_before_the_capture_leaves_an_incident_that_the
 def test_an_incident_of_an_earlier_version_knows_no_job_and_is_told_too() -> None:
     bare = Incident(id="20261121T055041Z-j", key="j/0/1", job_id="j", detected_at=1e9)
     books = Books(("j", bare))
-    Incidents(books).settle(set())  # type: ignore[arg-type]
+    IncidentManager(books).settle(set())  # type: ignore[arg-type]
     (report,) = books.reports
     assert report.ranks == ()
     assert report.job.id == "j"
@@ -192,7 +192,7 @@ class Bench:
         return True
 
 
-def asked(room: int = 9) -> tuple[Books, Incidents, Run, Orders, Bench]:
+def asked(room: int = 9) -> tuple[Books, IncidentManager, Run, Orders, Bench]:
     books, incidents, run = opened()
     bench = Bench(room)
     orders = Orders(bench.put, incidents)
@@ -263,7 +263,7 @@ def test_an_order_that_is_refused_is_a_gap_and_tried_at_the_next_look() -> None:
 
 def test_what_failed_before_the_incident_is_told_in_it() -> None:
     books = Books()
-    incidents = Incidents(books)  # type: ignore[arg-type]
+    incidents = IncidentManager(books)  # type: ignore[arg-type]
     run, bench = Run(evidence().job, watch()), Bench(room=0)
     Orders(bench.put, incidents).ask(run, Order(run.job, Discovery()))
     assert books.kept == []
@@ -286,16 +286,16 @@ def test_the_node_tries_a_capture_that_raises_once_more(
 ) -> None:
     tries: list[Order] = []
 
-    def fails(_: Node, order: Order) -> None:
+    def fails(_: object, order: Order) -> None:
         tries.append(order)
         raise OSError("no room")
 
-    monkeypatch.setattr(Node, "_capture", fails)
+    monkeypatch.setattr(wiring, "take", fails)
     config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall())
-    with Workbench(config) as bench:
-        ledger = Ledger(config.agent.state_dir, bench.spawner, retry=0.01)
+    with open_tools(config) as tools:
+        ledger = Ledger(config.agent.state_dir, tools.context.spawner, retry=0.01)
         ledger.start(5)
-        node = Node(config, bench, ledger, lambda _: None, Notifier({}))
+        node = build_loop(CurrentConfig(config), tools, ledger, lambda _: None, Notifier({}))
         run = node.runs[evidence().job.id] = Run(evidence().job, watch())
         node._decide(run, BLAMED)
         for _ in range(2):
@@ -314,9 +314,9 @@ def test_a_late_capture_of_an_earlier_attempt_makes_nobody_wait_for_an_answer(
     tmp_path: Path, attempt: int, awaits: bool
 ) -> None:
     config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall())
-    with Workbench(config) as bench:
-        ledger = Ledger(config.agent.state_dir, bench.spawner)
-        node = Node(config, bench, ledger, lambda _: None, Notifier({}))
+    with open_tools(config) as tools:
+        ledger = Ledger(config.agent.state_dir, tools.context.spawner)
+        node = build_loop(CurrentConfig(config), tools, ledger, lambda _: None, Notifier({}))
         now, then = (msgspec.structs.replace(evidence().job, attempt=it) for it in (1, attempt))
         run = node.runs[now.id] = Run(now, watch())
         node._captured(now.id, msgspec.structs.replace(evidence(), job=then, awaited=(0,)))

@@ -29,7 +29,7 @@ from mldebug_agents.incidents.exits.known_exits import (
     with_exits,
 )
 from mldebug_agents.incidents.exits.pidfds import ProcessExit
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.state.run_row import Row
 from mldebug_agents.system.host import Host
 from mldebug_agents.watch.job_watch import JobLook
@@ -259,7 +259,7 @@ class Teller:
 
     def __init__(self, books: Books) -> None:
         self.books = books
-        self.incidents = Incidents(books)  # type: ignore[arg-type]
+        self.incidents = IncidentManager(books)  # type: ignore[arg-type]
         self.stories = Stories(self.incidents, lambda _: None, books.forget)
 
     def fail(self, attempt: int, message: str = "bad shard 7") -> Run:
@@ -476,10 +476,10 @@ def past_of(memos: dict[str, bytes], host: Host) -> Past:
         opened=True, refusal=None, leftovers=(), scribe=SimpleNamespace(release=lambda: None),
         memo=lambda name: memos.get(name, b""), remember=memos.__setitem__,
     )  # fmt: skip
-    bench: Any = SimpleNamespace(host=host, spawner=SimpleNamespace(inherit=lambda _: None))
+    context: Any = SimpleNamespace(host=host, spawner=SimpleNamespace(inherit=lambda _: None))
     stories: Any = SimpleNamespace(recall=lambda *_: True)
     endings: Any = SimpleNamespace(expect=lambda _: None)
-    found = Past(ledger, bench, SimpleNamespace(), stories, endings, lambda _: None)  # type: ignore[arg-type]
+    found = Past(ledger, context, tuple, SimpleNamespace(), stories, endings, lambda _: None)  # type: ignore[arg-type]
     found.turn({}, StallSettings(), looked=False)
     return found
 

@@ -2,15 +2,18 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 import samples
+from mldebug.config.schema import Agent, Config
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, RankIdentity, Remark
 from mldebug.core.report_model import Report
 from mldebug.incidents.report_store import Archive
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.incidents import manual
 from mldebug_agents.incidents.manual import Named, choose, store, write_down
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -18,35 +21,20 @@ from mldebug_agents.jobs.ranks.discovery import Discovery
 CAPTURE = samples.sleeping().captures[0]
 
 
-class Bench:
-    """As much of a workbench as storing needs."""
-
-    class Config:
-        """Where reports go."""
-
-        class Agent:
-            """The node."""
-
-            state_dir: Path
-
-        agent = Agent
-
-    config = Config
-
-
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workbench:
-    monkeypatch.setattr(Bench.Config.Agent, "state_dir", tmp_path, raising=False)
-    return Bench()  # type: ignore[return-value]
+def tools(tmp_path: Path) -> CaptureTools:
+    """As much of the tools as storing needs."""
+    config = Config(agent=Agent(state_dir=tmp_path))
+    return cast(CaptureTools, SimpleNamespace(context=SimpleNamespace(config=config)))
 
 
 def made() -> Report:
     return samples.report(samples.sleeping())
 
 
-def test_two_dumps_of_one_second_are_two_reports(bench: Workbench, tmp_path: Path) -> None:
+def test_two_dumps_of_one_second_are_two_reports(tools: CaptureTools, tmp_path: Path) -> None:
     at = samples.TAKEN_AT
-    taken = [write_down(bench, CAPTURE, at) for _ in range(3)]
+    taken = [write_down(tools, CAPTURE, at) for _ in range(3)]
     archive = Archive(tmp_path)
     ids = [one.report.id for one in taken]
     assert len(set(ids)) == 3
@@ -56,7 +44,7 @@ def test_two_dumps_of_one_second_are_two_reports(bench: Workbench, tmp_path: Pat
         assert one.html_path == archive.folder / one.report.id / "report.html"
         assert archive.load(one.report.id) == one.report
         assert one.report.id in one.html
-    later = write_down(bench, CAPTURE, at + 1).report.id
+    later = write_down(tools, CAPTURE, at + 1).report.id
     assert later > max(ids)
 
 
@@ -75,9 +63,9 @@ def test_many_at_once_take_no_id_twice(tmp_path: Path) -> None:
 
 
 def test_a_report_by_hand_never_takes_the_place_of_the_agents(
-    bench: Workbench, tmp_path: Path
+    tools: CaptureTools, tmp_path: Path
 ) -> None:
-    agents = write_down(bench, CAPTURE, samples.TAKEN_AT).report.id.removesuffix("-manual")
+    agents = write_down(tools, CAPTURE, samples.TAKEN_AT).report.id.removesuffix("-manual")
     assert not (tmp_path / "reports" / agents).exists()
 
 
@@ -91,10 +79,10 @@ def test_a_second_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_nothing_can_be_stored_the_answer_comes_all_the_same(
-    bench: Workbench, tmp_path: Path
+    tools: CaptureTools, tmp_path: Path
 ) -> None:
     (tmp_path / "reports").write_text("in the way")
-    taken = write_down(bench, CAPTURE, samples.TAKEN_AT)
+    taken = write_down(tools, CAPTURE, samples.TAKEN_AT)
     assert taken.html_path is None
     assert "was not stored" in taken.trouble
     assert taken.report.diagnosis.culprits

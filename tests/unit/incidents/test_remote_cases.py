@@ -16,7 +16,7 @@ from mldebug.diagnosis.exits.model import Ending, RankExit
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.remote_cases import Cases
 from mldebug_agents.state.store import Ledger
 from mldebug_agents.state.writer_thread import Work
@@ -82,17 +82,17 @@ def crash(all_nodes: Merged) -> tuple[Run, Ending]:
 
 def test_who_coordinates_from_outside_goes_on_after_a_restart(all_nodes: Merged) -> None:
     books = Books({})
-    Incidents(books).together(
+    IncidentManager(books).remote.together(
         None, "first", all_nodes.captures, all_nodes.asked, "captured 3 nodes"
     )
     later = Books(books.told)
-    incidents = Incidents(later)
-    assert tuple(incidents.cases) == ("first",)
-    incidents.rename_case("first", "again")
-    incidents.close_case("again", "ended", "no node shows the job any more")
+    incidents = IncidentManager(later)
+    assert tuple(incidents.remote.cases) == ("first",)
+    incidents.remote.rename_case("first", "again")
+    incidents.remote.close_case("again", "ended", "no node shows the job any more")
     assert later.dropped == ["first"]
     assert (later.reports["again"].state, len(later.reports["again"].nodes)) == ("ended", 3)
-    assert tuple(Incidents(Books(books.told)).cases) == ()
+    assert tuple(IncidentManager(Books(books.told)).remote.cases) == ()
 
 
 def test_a_case_of_another_version_is_none() -> None:
@@ -101,18 +101,17 @@ def test_a_case_of_another_version_is_none() -> None:
 
 def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: Merged) -> None:
     run, ending = crash(all_nodes)
-    alone = Incidents(Books({}))
+    alone = IncidentManager(Books({}))
     alone.failed(run, ending, judge_ending(ending))
-    assert not alone.bad_ends.recent()  # nobody will ask, and captures are large
-    there = Incidents(Books({}))
-    there.bad_ends.wanted = True
+    assert not alone.failures.recent()  # nobody will ask, and captures are large
+    there = IncidentManager(Books({}), keep_failures=True)
     there.failed(run, ending, judge_ending(ending))
-    (told,) = there.bad_ends.recent().values()
+    (told,) = there.failures.recent().values()
     cause = End(incident=told.incident.id, diagnosis=told.diagnosis)
 
     books = Books({})
-    here = Incidents(books)
-    whole = here.together(
+    here = IncidentManager(books)
+    whole = here.remote.together(
         None, cause.incident, all_nodes.captures[:2], Asked(), "captured 2 nodes", cause
     )
     assert [(one.rank, one.node) for one in whole.diagnosis.culprits] == [(5, "a3")]
@@ -129,11 +128,13 @@ def test_where_the_crash_was_here_the_report_of_it_goes_on(all_nodes: Merged) ->
     """The coordinator itself has lost the rank: one report, with the end and with all nodes."""
     run, ending = crash(all_nodes)
     books = Books({})
-    incidents = Incidents(books)
+    incidents = IncidentManager(books)
     incidents.failed(run, ending, judge_ending(ending))
     assert run.incident is not None
     incident = run.incident.id
-    incidents.together(run, incident, all_nodes.captures, all_nodes.asked, "captured 3 nodes")
+    incidents.remote.together(
+        run, incident, all_nodes.captures, all_nodes.asked, "captured 3 nodes"
+    )
     report = books.reports[incident]
     assert (report.kind, len(report.nodes)) == ("abnormal_end", 3)
     assert [one.rank for one in report.diagnosis.culprits] == [5]
@@ -142,12 +143,12 @@ def test_where_the_crash_was_here_the_report_of_it_goes_on(all_nodes: Merged) ->
 
 def test_another_id_is_written_before_the_old_one_goes(all_nodes: Merged) -> None:
     books = Books({})
-    incidents = Incidents(books)
+    incidents = IncidentManager(books)
     run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
-    incidents.called(run, "second", "n2: no step")
+    incidents.remote.called(run, "second", "n2: no step")
     incidents.captured(run, all_nodes.captures[0])
     books.reports.clear()
-    incidents.called(run, "first", "n2: no step")
+    incidents.remote.called(run, "first", "n2: no step")
     assert (list(books.reports), books.dropped) == (["first"], ["second"])
 
 
@@ -155,14 +156,14 @@ def test_another_id_is_written_before_the_old_one_goes(all_nodes: Merged) -> Non
 def test_an_id_that_nobody_was_told_of_gives_way(all_nodes: Merged, told: bool) -> None:
     """Several nodes notice it in the same second: what one has held back takes the id of the others, however they sort."""
     books = Books({})
-    incidents = Incidents(books)
+    incidents = IncidentManager(books)
     run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
     incidents.open(run, Decision(stage=Stage.BLAMED, sentence="no step", key="k"))
     assert run.incident is not None
     own = run.incident.id
     if told:
         incidents.captured(run, all_nodes.captures[0])
-    incidents.called(run, "later than any", "n2: no step")
+    incidents.remote.called(run, "later than any", "n2: no step")
     incidents.captured(run, all_nodes.captures[0])
     assert list(books.reports) == [own if told else "later than any"]
 
@@ -172,27 +173,27 @@ def test_an_id_that_was_told_without_a_capture_stays_or_its_report_moves(
 ) -> None:
     """Also after a restart, when the report is on disk and nobody here has judged it yet."""
     books = Books({})
-    incidents = Incidents(books)
+    incidents = IncidentManager(books)
     run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
     incidents.open(run, Decision(stage=Stage.BLAMED, sentence="no step", key="k"))
     incidents.unseen(run)
     (own,) = books.reports
     run.judgement = None
-    incidents.called(run, "later than any", "n2: no step")
+    incidents.remote.called(run, "later than any", "n2: no step")
     assert (list(books.reports), run.incident and run.incident.id) == ([own], own)
-    incidents.called(run, "0", "n2: no step")  # before any
+    incidents.remote.called(run, "0", "n2: no step")  # before any
     assert (list(books.reports), books.dropped) == ([own, "0"], [own])
 
 
 def test_a_stall_that_was_told_alone_first_is_counted_once(all_nodes: Merged) -> None:
     books = Books({})
-    incidents = Incidents(books)
+    incidents = IncidentManager(books)
     run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
-    incidents.called(run, "first", "n2: no step")
+    incidents.remote.called(run, "first", "n2: no step")
     assert run.incident is not None
     run.incident = msgspec.structs.replace(run.incident, shared=False)
     incidents.captured(run, all_nodes.captures[0])
-    incidents.together(run, "first", all_nodes.captures, all_nodes.asked, "captured 3 nodes")
+    incidents.remote.together(run, "first", all_nodes.captures, all_nodes.asked, "captured 3 nodes")
     assert sum(incidents.counts.values()) == 1
 
 
@@ -200,20 +201,22 @@ def test_who_reported_alone_and_comes_back_says_what_all_have_come_to(all_nodes:
     """What more nodes have seen goes before what fewer have, whoever says it last."""
     run = Run(all_nodes.captures[2].job, StallWatch(StallSettings()))
     books = Books({})
-    incidents = Incidents(books)
-    incidents.called(run, "first", "n3: no step")
-    incidents.together(run, "first", all_nodes.captures[2:], Asked(), "captured 1 node")
+    incidents = IncidentManager(books)
+    incidents.remote.called(run, "first", "n3: no step")
+    incidents.remote.together(run, "first", all_nodes.captures[2:], Asked(), "captured 1 node")
     alone = books.reports["first"].diagnosis.summary
 
-    three = incidents.together(None, "x", all_nodes.captures, all_nodes.asked, "captured 3 nodes")
+    three = incidents.remote.together(
+        None, "x", all_nodes.captures, all_nodes.asked, "captured 3 nodes"
+    )
     three = msgspec.structs.replace(three, report="first", node="n1")
-    incidents.told(run, three)
+    incidents.remote.told(run, three)
     assert books.reports["first"].diagnosis.summary == three.diagnosis.summary != alone
     fewer = msgspec.structs.replace(three.diagnosis, summary="of nobody")
     assert run.incident is not None
     told = msgspec.structs.replace(run.incident, across=all_nodes.captures)
     run.incident = told
-    incidents.told(run, msgspec.structs.replace(three, nodes=1, diagnosis=fewer))
+    incidents.remote.told(run, msgspec.structs.replace(three, nodes=1, diagnosis=fewer))
     assert books.reports["first"].diagnosis.summary == three.diagnosis.summary
 
 
@@ -228,9 +231,9 @@ def test_a_stall_that_nobody_closed_does_not_take_the_next_one(
 ) -> None:
     """Whoever had told of it is gone; `since`: seconds from when it was told to the last progress before this one."""
     books, here = Books({}), all_nodes.captures[0]
-    incidents = Incidents(books)
+    incidents = IncidentManager(books)
     run = Run(here.job, StallWatch(StallSettings()))
-    incidents.called(run, "first", "n2: no step")
+    incidents.remote.called(run, "first", "n2: no step")
     incidents.captured(run, here)
     assert run.incident is not None
     told = run.incident.detected_at - 7200.0
@@ -250,7 +253,7 @@ def test_a_stall_that_nobody_closed_does_not_take_the_next_one(
 def test_a_stall_that_moves_again_while_others_are_waited_for_is_none(all_nodes: Merged) -> None:
     """No report, no alarm, and no capture of it is left for the next one."""
     books = Books({})
-    incidents = Incidents(books)
+    incidents = IncidentManager(books)
     run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
     stall = Decision(stage=Stage.BLAMED, sentence="no step", key="k")
     incidents.open(run, stall, hold=True)
@@ -264,7 +267,7 @@ def test_a_stall_that_moves_again_while_others_are_waited_for_is_none(all_nodes:
     )
 
     incidents.open(run, stall, hold=True)
-    incidents.called(run, "first", "n2: no step")  # others know it: it is told
+    incidents.remote.called(run, "first", "n2: no step")  # others know it: it is told
     incidents.captured(run, all_nodes.captures[0])
     incidents.withdraw(run, "moves again")
     assert books.reports["first"].state == "recovered"

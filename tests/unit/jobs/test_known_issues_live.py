@@ -16,7 +16,7 @@ from mldebug.core.model import Job, RankIdentity
 from mldebug.core.plugins import create_all
 from mldebug.jobs.known_issues.model import NodeFacts, Software
 from mldebug.jobs.known_issues.nccl_log import NcclSaid
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.jobs.ranks.discovery import RankFinder
 from mldebug_agents.jobs.ranks.installed import MAX_READS, MAX_VERSION_FILE, Installed
 from mldebug_agents.jobs.ranks.known_issues import AGAIN, TrapFinder
@@ -403,8 +403,8 @@ def test_status_and_agent_tell_the_traps_of_a_real_job(
 
     assert set(until_found(by_status, {"debug_detail"})) == {"debug_detail"}
 
-    with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:
-        watch = Watch(bench)
+    with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:
+        watch = Watch(tools.capture)
 
         def by_agent() -> dict[str, str]:
             look = watch.look()
@@ -416,7 +416,7 @@ def test_status_and_agent_tell_the_traps_of_a_real_job(
             return {trap.name: trap.message for trap in mine.traps}
 
         assert set(until_found(by_agent, {"debug_detail"})) == {"debug_detail"}
-        head = f"{bench.node.partition('.')[0]}:{pids[1]}:77 [1] "
+        head = f"{tools.context.node.partition('.')[0]}:{pids[1]}:77 [1] "
         with log.open("a") as out:
             out.write(f"{head}NCCL INFO NCCL version 2.26.2+cuda12.6\n")
             out.write(

@@ -12,7 +12,7 @@ from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import create_all, load
 from mldebug.jobs.logs.parser import PATIENCE, LogParser
 from mldebug.jobs.logs.records import LogRecord
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 
 GOOD = r"""
 logs:
@@ -83,13 +83,13 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
 
 def test_the_workbench_puts_them_before_the_built_in_formats(tmp_path: Path) -> None:
     text = r"logs: {mine: {kind: regex, pattern: 'step \d+ really (?P<step>\d+)'}}"
-    with Workbench(config(text, tmp_path)) as bench:
-        parser = bench.log_parser()
+    with open_tools(config(text, tmp_path)) as tools:
+        parser = tools.capture.log_parser()
         lines = b"step 1 really 100 loss 3\nstep 2 loss 2\n" * 2
         assert [(record.step, record.format) for record in parser.feed(lines)] == [
             (100, "mine"), (2, "plain"), (100, "mine"), (2, "plain"),
         ]  # fmt: skip
-        assert bench.log_parser() is not parser
+        assert tools.capture.log_parser() is not parser
 
 
 def test_a_format_keeps_its_place_before_one_that_matched_later() -> None:

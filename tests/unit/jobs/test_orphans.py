@@ -9,7 +9,7 @@ import pytest
 from mldebug.alerts.job_events import of_orphans
 from mldebug.config.schema import Config
 from mldebug.jobs.schedulers.status_lines import orphan_line, orphan_words
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.jobs.queue import orphans
 from mldebug_agents.jobs.queue.orphans import OrphanOrder, OrphanWatch
 
@@ -17,8 +17,8 @@ JOB = "4094967001"
 
 
 @pytest.fixture
-def bench() -> Iterator[Workbench]:
-    with Workbench(Config()) as one:
+def tools() -> Iterator[NodeTools]:
+    with open_tools(Config()) as one:
         yield one
 
 
@@ -37,10 +37,10 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def test_a_process_that_outlived_its_job_is_told_after_the_grace_and_not_ended(
-    bench: Workbench, left: int
+    tools: NodeTools, left: int
 ) -> None:
     now = 100.0
-    watch = OrphanWatch(bench.host, bench.reader, lambda: now)
+    watch = OrphanWatch(tools.context.host, tools.context.reader, lambda: now)
     order = OrphanOrder(alive=frozenset(), gpus={left: {"GPU-1": 3 << 30}}, grace=120.0)
     assert [one for one in watch.look(order) if JOB in one.job] == []
     now += 119
@@ -55,9 +55,9 @@ def test_a_process_that_outlived_its_job_is_told_after_the_grace_and_not_ended(
     os.kill(left, 0)
 
 
-def test_a_job_that_is_known_again_begins_anew(bench: Workbench, left: int) -> None:
+def test_a_job_that_is_known_again_begins_anew(tools: NodeTools, left: int) -> None:
     now = 100.0
-    watch = OrphanWatch(bench.host, bench.reader, lambda: now)
+    watch = OrphanWatch(tools.context.host, tools.context.reader, lambda: now)
     gone, there = (OrphanOrder(alive=frozenset(alive), grace=120.0) for alive in ((), (JOB,)))
     for order in (gone, there, gone):
         assert [one for one in watch.look(order) if JOB in one.job] == []
@@ -65,8 +65,8 @@ def test_a_job_that_is_known_again_begins_anew(bench: Workbench, left: int) -> N
     assert [one.pid for one in watch.look(gone) if JOB in one.job] == [left]
 
 
-def test_without_slurm_nothing_is_known_of_its_jobs(bench: Workbench, left: int) -> None:
-    if any(stat.name == "slurmd" for stat in bench.host.briefs().values()):
+def test_without_slurm_nothing_is_known_of_its_jobs(tools: NodeTools, left: int) -> None:
+    if any(stat.name == "slurmd" for stat in tools.context.host.briefs().values()):
         pytest.skip("a slurmd runs here, and would know the job")
-    watch = OrphanWatch(bench.host, bench.reader)
+    watch = OrphanWatch(tools.context.host, tools.context.reader)
     assert [one for one in watch.look(OrphanOrder(alive=None, grace=0)) if JOB in one.job] == []

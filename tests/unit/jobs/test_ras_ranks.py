@@ -18,7 +18,7 @@ from mldebug.capture.nccl_ras.process_map import World, world_of
 from mldebug.config.schema import Agent, Capture, Config
 from mldebug.core.model import Job, NcclRas
 from mldebug.core.plugins import create_all
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.cli.commands.status import Seen, status_lines
 from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
@@ -223,9 +223,9 @@ time.sleep(600)
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
+def tools(tmp_path: Path) -> Iterator[NodeTools]:
     state = Agent(state_dir=tmp_path / "state")
-    with Workbench(Config(agent=state)) as one:
+    with open_tools(Config(agent=state)) as one:
         yield one
 
 
@@ -261,27 +261,27 @@ def of(found: Discovery, pids: list[int]) -> list[Job]:
     return [job for job in found.jobs if {rank.pid for rank in job.ranks} & {*pids}]
 
 
-def all_found(bench: Workbench, pids: list[int]) -> list[Job]:
+def all_found(tools: NodeTools, pids: list[int]) -> list[Job]:
     """The jobs of these processes, once all are found: on a busy machine not all that is read comes in one look."""
     found: list[list[Job]] = []
 
     def all_there() -> bool:
-        found.append(of(bench.finder.find(), pids))
+        found.append(of(tools.capture.finder.find(), pids))
         return {rank.pid for job in found[-1] for rank in job.ranks} == {*pids}
 
     wait_until(all_there, 60.0)
     return found[-1]
 
 
-def test_real_processes_get_the_ranks_that_ras_tells(bench: Workbench, tmp_path: Path) -> None:
+def test_real_processes_get_the_ranks_that_ras_tells(tools: NodeTools, tmp_path: Path) -> None:
     with serving(half("")) as server, two(tmp_path, server) as pids:
         server.serve = says(ranks(4, pids={3: pids[0], 1: pids[1]}))
-        wait_until(lambda: len(all_found(bench, pids)) == 1)
-        (job,) = all_found(bench, pids)
+        wait_until(lambda: len(all_found(tools, pids)) == 1)
+        (job,) = all_found(tools, pids)
         assert {one.rank: one.pid for one in job.ranks} == {3: pids[0], 1: pids[1]}
         assert (job.launcher, job.world_size, job.ranks[0].uid) == (BY_RAS, 4, os.geteuid())
         asked = server.connections
-        assert all_found(bench, pids) == [job]
+        assert all_found(tools, pids) == [job]
         assert server.connections == asked, "not asked in every look"
     seen = Seen(node="n", now=time.time(), jobs=(job,), remarks=(), gaps=())
     shown = "\n".join(str(line) for line in status_lines(seen))
@@ -298,12 +298,12 @@ FAULTS: dict[str, Serve] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_ras_that_is_of_no_use_gives_no_numbers_and_costs_one_question(
-    bench: Workbench, tmp_path: Path, fault: str
+    tools: NodeTools, tmp_path: Path, fault: str
 ) -> None:
     with serving(FAULTS[fault]) as server, two(tmp_path, server) as pids:
-        found = [all_found(bench, pids)]
+        found = [all_found(tools, pids)]
         asked = server.connections
-        found += [all_found(bench, pids) for _ in range(2)]
+        found += [all_found(tools, pids) for _ in range(2)]
         assert server.connections == asked > 0
     for jobs in found:
         assert [(job.launcher, job.world_size) for job in jobs] == [("single", 1)] * 2
@@ -311,6 +311,6 @@ def test_a_ras_that_is_of_no_use_gives_no_numbers_and_costs_one_question(
 
 def test_where_it_is_switched_off_nobody_is_asked(tmp_path: Path) -> None:
     config = Config(agent=Agent(state_dir=tmp_path / "state"), capture=Capture(nccl_ras=False))
-    with Workbench(config) as plain, serving(says(ranks(2))) as server, two(tmp_path, server):
+    with open_tools(config) as plain, serving(says(ranks(2))) as server, two(tmp_path, server):
         plain.finder.find()
         assert server.connections == 0

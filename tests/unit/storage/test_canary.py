@@ -11,21 +11,22 @@ import pytest
 from mldebug.config.schema import Canary as Wanted
 from mldebug.config.schema import Config, Storage
 from mldebug.storage.filesystems.canary import Written, sentence
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.canary import Canary
 from mldebug_agents.storage.monitor import all_parts
+from nodetools import with_config
 from unit.storage.test_filesystems import mount, mounted
 
 
 @pytest.fixture
-def bench() -> Iterator[Workbench]:
-    with Workbench(Config()) as one:
+def tools() -> Iterator[NodeTools]:
+    with open_tools(Config()) as one:
         yield one
 
 
-def look(bench: Workbench, folder: Path) -> Canary:
-    bench.config = Config(storage=Storage(canary=Wanted(paths=(str(folder),))))
-    part = Canary(bench)
+def look(tools: NodeTools, folder: Path) -> Canary:
+    config = Config(storage=Storage(canary=Wanted(paths=(str(folder),))))
+    part = Canary(with_config(tools.context, config), tools.filesystem_probe)
     part.look(1.0, [])
     return part
 
@@ -38,8 +39,8 @@ def name() -> str:
     return f".mldebug-canary-{os.uname().nodename}-{os.geteuid()}"
 
 
-def test_it_writes_and_leaves_nothing(bench: Workbench, tmp_path: Path) -> None:
-    part = look(bench, tmp_path)
+def test_it_writes_and_leaves_nothing(tools: NodeTools, tmp_path: Path) -> None:
+    part = look(tools, tmp_path)
     assert said(part) == []
     assert list(tmp_path.iterdir()) == []
     (row,) = part.status()["test_writes"]
@@ -49,52 +50,52 @@ def test_it_writes_and_leaves_nothing(bench: Workbench, tmp_path: Path) -> None:
     assert figures["mldebug_filesystem_canary_seconds"] > 0
 
 
-def test_it_is_nowhere_unless_told_so_and_never_in_a_command(bench: Workbench) -> None:
+def test_it_is_nowhere_unless_told_so_and_never_in_a_command(tools: NodeTools) -> None:
     assert Config().storage.canary.paths == ()
-    assert "canary" not in {part.name for part in all_parts(bench)}
+    assert "canary" not in {part.name for part in all_parts(tools.context, tools.filesystem_probe)}
 
 
 def test_full_and_out_of_inodes_and_read_only_are_told_apart(
-    bench: Workbench, tmp_path: Path
+    tools: NodeTools, tmp_path: Path
 ) -> None:
     with mounted(tmp_path / "data", "size=64k,nr_inodes=8") as folder:
         (folder / "all").write_bytes(bytes(60 << 10))
-        assert said(look(bench, folder)) == [
+        assert said(look(tools, folder)) == [
             ("canary_full", "a test write failed: no space is left")
         ]
         (folder / "all").unlink()
         for number in range(7):
             (folder / str(number)).touch()
-        assert said(look(bench, folder)) == [
+        assert said(look(tools, folder)) == [
             ("canary_full", "a test write failed: no inode is left")
         ]
         for number in range(7):
             (folder / str(number)).unlink()
-        assert said(look(bench, folder)) == []
+        assert said(look(tools, folder)) == []
         mount(folder, "", flags=0x20 | 1)  # remount, read-only
-        assert said(look(bench, folder)) == [
+        assert said(look(tools, folder)) == [
             ("canary_read_only", "a test write failed: it is read-only")
         ]
 
 
 def test_what_an_earlier_run_left_goes_and_nothing_else_does(
-    bench: Workbench, tmp_path: Path
+    tools: NodeTools, tmp_path: Path
 ) -> None:
     (tmp_path / name()).write_bytes(b"half")
-    assert said(look(bench, tmp_path)) == []
+    assert said(look(tools, tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "precious").write_text("data")
     (tmp_path / name()).symlink_to("precious")
-    assert [kind for kind, _ in said(look(bench, tmp_path))] == ["canary_failed"]
+    assert [kind for kind, _ in said(look(tools, tmp_path))] == ["canary_failed"]
     assert (tmp_path / "precious").read_text() == "data"
     (tmp_path / name()).unlink()
     os.link(tmp_path / "precious", tmp_path / name())
-    assert [kind for kind, _ in said(look(bench, tmp_path))] == ["canary_failed"]
+    assert [kind for kind, _ in said(look(tools, tmp_path))] == ["canary_failed"]
     assert (tmp_path / name()).exists()
 
 
-def test_a_folder_that_is_not_there_is_a_gap(bench: Workbench, tmp_path: Path) -> None:
-    part = look(bench, tmp_path / "nowhere")
+def test_a_folder_that_is_not_there_is_a_gap(tools: NodeTools, tmp_path: Path) -> None:
+    part = look(tools, tmp_path / "nowhere")
     (gap,) = part.gaps()
     assert gap.what.endswith("/nowhere")
     assert gap.reason == "No such file or directory"
@@ -116,13 +117,13 @@ def test_df_lies_and_quotas_are_said() -> None:
 
 
 def test_a_folder_that_is_a_link_to_another_filesystem_is_written_to(
-    bench: Workbench, tmp_path: Path
+    tools: NodeTools, tmp_path: Path
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
         (tmp_path / "link").symlink_to(elsewhere)
         paths = (str(tmp_path / "link"),)
-        bench.config = Config(storage=Storage(canary=Wanted(paths=paths)))
-        desk = Canary(bench)
+        config = Config(storage=Storage(canary=Wanted(paths=paths)))
+        desk = Canary(with_config(tools.context, config), tools.filesystem_probe)
         desk.look(1.0, [])
         assert not desk.gaps()
         assert [row["outcome"] for row in desk.status()["test_writes"]] == ["ok"]

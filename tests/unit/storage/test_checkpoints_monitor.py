@@ -62,7 +62,7 @@ class Setting:
         self.folder = folder
         self.store = Store()
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-        self.bench: Any = SimpleNamespace(host=Host(), reader=reader)
+        self.context: Any = SimpleNamespace(host=Host(), reader=reader)
         self.settings = Checkpoints(interval=2.0, settle=5.0)
         self.board = self.new_board()
         self.process = subprocess.Popen(
@@ -71,7 +71,7 @@ class Setting:
         self.heard("open")
 
     def new_board(self) -> SaveBoard:
-        return SaveBoard(self.bench, self.store, self.inbox, self.settings)
+        return SaveBoard(self.context, self.store, self.inbox, self.settings)
 
     def heard(self, word: str) -> None:
         assert self.process.stdout is not None

@@ -14,30 +14,33 @@ from disks import disk, frozen
 from hung import missing
 from mldebug.config.schema import Canary as Wanted
 from mldebug.config.schema import Config, Storage
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.child.messages import Owners
 from mldebug_agents.storage.child.quota import read_blocks
 from mldebug_agents.storage.filesystems import canary
 from mldebug_agents.storage.filesystems.canary import Canary
 from mldebug_agents.storage.filesystems.monitor import Filesystems
+from nodetools import with_config
 
 pytestmark = pytest.mark.timeout(120)
 KINDS = ("ext4", "xfs")
 
 
 @pytest.fixture
-def bench() -> Iterator[Workbench]:
-    with Workbench(Config()) as one:
+def tools() -> Iterator[NodeTools]:
+    with open_tools(Config()) as one:
         yield one
 
 
 class Desk:
     """Looks at one folder, and writes there."""
 
-    def __init__(self, bench: Workbench, folder: Path) -> None:
+    def __init__(self, tools: NodeTools, folder: Path) -> None:
         paths = (str(folder),)
-        bench.config = Config(storage=Storage(paths=paths, canary=Wanted(paths=paths)))
-        self.filesystems, self.canary, self.folder = Filesystems(bench), Canary(bench), folder
+        config = Config(storage=Storage(paths=paths, canary=Wanted(paths=paths)))
+        context, probe = with_config(tools.context, config), tools.filesystem_probe
+        self.filesystems, self.canary = Filesystems(context, probe), Canary(context, probe)
+        self.folder = folder
         self.now = 0.0
 
     def kinds(self) -> set[str]:
@@ -60,9 +63,9 @@ def fill(file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_disk_that_fills_and_turns_read_only(bench: Workbench, tmp_path: Path, kind: str) -> None:
+def test_a_disk_that_fills_and_turns_read_only(tools: NodeTools, tmp_path: Path, kind: str) -> None:
     with disk(tmp_path, kind) as folder:
-        desk = Desk(bench, folder)
+        desk = Desk(tools, folder)
         assert desk.kinds() == set()
         fill(folder / "all")
         assert {"too_full", "canary_full"} <= desk.kinds()
@@ -73,9 +76,9 @@ def test_a_disk_that_fills_and_turns_read_only(bench: Workbench, tmp_path: Path,
         assert desk.kinds() == {"read_only", "canary_read_only"}
 
 
-def test_a_disk_without_inodes(bench: Workbench, tmp_path: Path) -> None:
+def test_a_disk_without_inodes(tools: NodeTools, tmp_path: Path) -> None:
     with disk(tmp_path, "ext4", 1 << 20) as folder:
-        desk = Desk(bench, folder)
+        desk = Desk(tools, folder)
         with contextlib.suppress(OSError):
             for number in range(100_000):
                 os.mknod(folder / str(number))
@@ -86,11 +89,11 @@ def test_a_disk_without_inodes(bench: Workbench, tmp_path: Path) -> None:
 
 
 def test_a_frozen_disk_is_found_by_the_test_write_alone_and_forgiven(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tools: NodeTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(canary, "SECONDS", 1.0)
     with disk(tmp_path, "ext4") as folder:
-        desk = Desk(bench, folder)
+        desk = Desk(tools, folder)
         with frozen(folder):
             assert desk.kinds() == {"canary_stuck"}
             assert desk.kinds() == {"canary_stuck"}  # the same write: no second one is begun

@@ -13,7 +13,7 @@ import pytest
 from mldebug.config.schema import Canary, Config, Storage
 from mldebug.core.model import Job, RankIdentity
 from mldebug.status.storage_lines import storage_json
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.child import server
 from mldebug_agents.storage.child.messages import Asked, Place, Round, Space
 from mldebug_agents.storage.filesystems import monitor as filesystems
@@ -23,6 +23,7 @@ from mldebug_agents.storage.filesystems.mounts import Used, mount_table, used_mo
 from mldebug_agents.storage.monitor import look_once
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import Mount, mount_of, parse_mountinfo
+from nodetools import with_config
 
 MIB = 1 << 20
 libc = ctypes.CDLL(None, use_errno=True)
@@ -55,14 +56,14 @@ def job(pid: int | None = None) -> Job:
     return Job(id="j", name="train", launcher="environment", ranks=(rank,))
 
 
-def part(bench: Workbench, **settings: object) -> Filesystems:
-    bench.config = Config(storage=Storage(**settings))  # type: ignore[arg-type]
-    return Filesystems(bench)
+def part(tools: NodeTools, **settings: object) -> Filesystems:
+    config = Config(storage=Storage(**settings))  # type: ignore[arg-type]
+    return Filesystems(with_config(tools.context, config), tools.filesystem_probe)
 
 
 @pytest.fixture
-def bench() -> Iterator[Workbench]:
-    with Workbench(Config()) as one:
+def tools() -> Iterator[NodeTools]:
+    with open_tools(Config()) as one:
         yield one
 
 
@@ -76,10 +77,10 @@ def kinds(one: Filesystems, folder: Path) -> set[str]:
 
 
 def test_a_filesystem_that_fills_is_foretold_before_it_is_full(
-    bench: Workbench, tmp_path: Path
+    tools: NodeTools, tmp_path: Path
 ) -> None:
     with mounted(tmp_path / "data", "size=64m") as folder:
-        desk = part(bench, limits={str(folder): "0.99"})
+        desk = part(tools, limits={str(folder): "0.99"})
         with open(folder / "log", "wb") as file:  # the job's open file is what leads to the mount
             for look in range(12):
                 file.write(b"x" * 2 * MIB)
@@ -100,29 +101,29 @@ def test_a_filesystem_that_fills_is_foretold_before_it_is_full(
             os.ftruncate(file.fileno(), 0)
 
 
-def test_inodes_run_out_while_there_is_space(bench: Workbench, tmp_path: Path) -> None:
+def test_inodes_run_out_while_there_is_space(tools: NodeTools, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "size=64m,nr_inodes=100") as folder:
         for number in range(90):
             (folder / str(number)).touch()
-        desk = part(bench, paths=(str(folder),))
+        desk = part(tools, paths=(str(folder),))
         desk.look(1.0, [])
         assert kinds(desk, folder) == {"inodes"}
 
 
-def test_what_must_be_left_is_an_amount(bench: Workbench, tmp_path: Path) -> None:
+def test_what_must_be_left_is_an_amount(tools: NodeTools, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "size=64m") as folder:
-        desk = part(bench, paths=(str(folder),), limits={str(folder): "1GiB left"})
+        desk = part(tools, paths=(str(folder),), limits={str(folder): "1GiB left"})
         desk.look(1.0, [])
         assert kinds(desk, folder) == {"too_full"}
-        desk = part(bench, paths=(str(folder),), limits={str(folder): "nonsense"})
+        desk = part(tools, paths=(str(folder),), limits={str(folder): "nonsense"})
         desk.look(1.0, [])
         assert kinds(desk, folder) == set()
         assert any("nonsense" in gap.reason for gap in desk.gaps())
 
 
-def test_one_that_turns_read_only_is_told(bench: Workbench, tmp_path: Path) -> None:
+def test_one_that_turns_read_only_is_told(tools: NodeTools, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "size=8m") as folder:
-        desk = part(bench, paths=(str(folder),))
+        desk = part(tools, paths=(str(folder),))
         desk.look(1.0, [])
         assert kinds(desk, folder) == set()
         mount(folder, "size=8m", flags=32 | 1)  # MS_REMOUNT, MS_RDONLY
@@ -131,24 +132,28 @@ def test_one_that_turns_read_only_is_told(bench: Workbench, tmp_path: Path) -> N
 
 
 def test_a_name_with_spaces_newlines_and_odd_bytes_is_found(
-    bench: Workbench, tmp_path: Path
+    tools: NodeTools, tmp_path: Path
 ) -> None:
     with mounted(tmp_path / os.fsdecode(b"a b\n\\040\xff"), "size=8m") as folder:
         held = mount_of(mount_table(Host(), "self"), str(folder))
         assert held is not None
         assert held.point == str(folder)
-        desk = part(bench, paths=(str(folder),))
+        desk = part(tools, paths=(str(folder),))
         desk.look(1.0, [])
         (told,) = desk.status()["filesystems"]
         assert told["used_ratio"] == 0
-        state = look_once(bench, [])
+        state = look_once(
+            with_config(tools.context, Config(storage=Storage(paths=(str(folder),)))),
+            tools.filesystem_probe,
+            [],
+        )
         assert "�" in msgspec.json.decode(storage_json(state))["filesystems"][0]["mount"]
 
 
-def test_a_mount_that_another_covers_is_not_judged_by_it(bench: Workbench, tmp_path: Path) -> None:
+def test_a_mount_that_another_covers_is_not_judged_by_it(tools: NodeTools, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "size=8m") as folder, open(folder / "below", "wb"):
         mount(folder, "size=16m")
-        desk = part(bench)
+        desk = part(tools)
         desk.look(1.0, [job()])
         assert [gap.reason for gap in desk.gaps() if str(folder) in gap.what] == [
             "another mount lies over it"
@@ -156,10 +161,10 @@ def test_a_mount_that_another_covers_is_not_judged_by_it(bench: Workbench, tmp_p
 
 
 def test_where_a_job_saves_is_watched_though_nothing_is_open_there(
-    bench: Workbench, tmp_path: Path
+    tools: NodeTools, tmp_path: Path
 ) -> None:
     with mounted(tmp_path / "data", "size=8m") as folder:
-        desk = part(bench)
+        desk = part(tools)
         desk.look(1.0, [job()])
         assert str(folder) not in {row["mount"] for row in desk.status()["filesystems"]}
         desk.places = {job().id: (f"{folder}/run/ckpt",)}
@@ -167,8 +172,8 @@ def test_where_a_job_saves_is_watched_though_nothing_is_open_there(
         assert row(desk, folder)["ranks"] == 1
 
 
-def test_a_mount_that_is_gone_is_forgotten(bench: Workbench, tmp_path: Path) -> None:
-    desk = part(bench, paths=(str(tmp_path / "data"),))
+def test_a_mount_that_is_gone_is_forgotten(tools: NodeTools, tmp_path: Path) -> None:
+    desk = part(tools, paths=(str(tmp_path / "data"),))
     with mounted(tmp_path / "data", "size=8m") as folder:
         desk.look(1.0, [])
         assert row(desk, folder)["used_ratio"] == 0
@@ -238,10 +243,10 @@ def test_figures_that_no_disk_has_do_not_end_the_child() -> None:
 
 
 def test_a_filesystem_that_tells_no_size_is_neither_full_nor_empty(
-    bench: Workbench, tmp_path: Path
+    tools: NodeTools, tmp_path: Path
 ) -> None:
     with mounted(tmp_path / "data", "size=0,nr_inodes=0") as folder:
-        desk = part(bench, paths=(str(folder),), limits={str(folder): "1GiB left"})
+        desk = part(tools, paths=(str(folder),), limits={str(folder): "1GiB left"})
         for look in range(10):
             desk.look(30.0 * look, [])
         assert kinds(desk, folder) == set()
@@ -276,12 +281,12 @@ def test_a_mount_that_was_asked_at_the_end_of_the_round_is_not_stuck(
     gate.set()
 
 
-def test_a_configured_folder_is_found_over_links(bench: Workbench, tmp_path: Path) -> None:
+def test_a_configured_folder_is_found_over_links(tools: NodeTools, tmp_path: Path) -> None:
     """On most clusters /scratch is a link."""
     with mounted(tmp_path / "data", "size=64m") as folder:
         (folder / "team").mkdir()
         (tmp_path / "scratch").symlink_to(folder / "team")
-        desk = part(bench, limits={str(tmp_path / "scratch"): "1GiB left"})
+        desk = part(tools, limits={str(tmp_path / "scratch"): "1GiB left"})
         desk.look(1.0, [])
         assert kinds(desk, folder) == {"too_full"}
         assert not desk.gaps()
@@ -292,7 +297,7 @@ def test_below_another_root_a_link_means_what_it_means_on_the_node(tmp_path: Pat
     (tmp_path / "scratch").symlink_to("/data/team")
     with (
         mounted(tmp_path / "data", "size=64m") as folder,
-        Workbench(Config(), root=str(tmp_path)) as there,
+        open_tools(Config(), root=str(tmp_path)) as there,
     ):
         (folder / "team").mkdir()
         limited = {"limits": {"/scratch": "1GiB left"}, "canary": Canary(paths=("/scratch",))}
@@ -305,25 +310,25 @@ def test_below_another_root_a_link_means_what_it_means_on_the_node(tmp_path: Pat
         assert [row["outcome"] for row in writing.status()["test_writes"]] == ["ok"]
 
 
-def test_a_configured_folder_that_is_not_there_is_a_gap(bench: Workbench, tmp_path: Path) -> None:
-    desk = part(bench, paths=(str(tmp_path / "gone"),))
+def test_a_configured_folder_that_is_not_there_is_a_gap(tools: NodeTools, tmp_path: Path) -> None:
+    desk = part(tools, paths=(str(tmp_path / "gone"),))
     desk.look(1.0, [])
     assert [(one.what, one.reason) for one in desk.gaps()] == [
         (f"folder {tmp_path / 'gone'} of the config", "No such file or directory")
     ]
 
 
-def test_a_limit_of_a_folder_counts_for_its_filesystem(bench: Workbench, tmp_path: Path) -> None:
+def test_a_limit_of_a_folder_counts_for_its_filesystem(tools: NodeTools, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "size=64m") as folder:
         (folder / "team").mkdir()
         above = {str(folder): "0.99", str(folder / "team"): "1GiB left"}
-        desk = part(bench, limits=above)
+        desk = part(tools, limits=above)
         desk.look(1.0, [])
         assert kinds(desk, folder) == {"too_full"}
 
 
 def test_two_folders_of_one_filesystem_at_one_name_are_one_series(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    tools: NodeTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two containers have /data each: Prometheus refuses a page that tells a series twice."""
     mounts = [Mount(number, "/data", "nfs4", "nfs01:/", "0:52", f"/{number}") for number in (1, 2)]
@@ -331,8 +336,8 @@ def test_two_folders_of_one_filesystem_at_one_name_are_one_series(
     spaces = [Space(size=100, free=left, available=left) for left in (10, 60)]
     answers = [Asked(mount=1, space=one) for one in spaces]
     monkeypatch.setattr(filesystems, "used_mounts", lambda *_: found)
-    monkeypatch.setattr(bench.filesystems, "ask", lambda places: answers if places else [])
-    desk = part(bench)
+    monkeypatch.setattr(tools.filesystem_probe, "ask", lambda places: answers if places else [])
+    desk = part(tools)
     desk.look(1.0, [])
     told = [(one.metric, one.labels) for one in desk.samples()]
     assert len(told) == len(set(told))

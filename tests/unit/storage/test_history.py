@@ -12,19 +12,20 @@ import pytest
 from mldebug.config.schema import Checkpoints, Config
 from mldebug.storage.filesystems.forecast import forecast
 from mldebug.storage.filesystems.history import KEPT, MOST_STORED, Past, restored, stored
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.state.key_value_store import Memory
 from mldebug_agents.storage.filesystems.monitor import Filesystems
 from mldebug_agents.storage.monitor import MEMO, Storage
 from mldebug_agents.system.workers import Result
+from nodetools import with_config
 from unit.storage.test_filesystems import MIB, job, kinds, mounted, part, row
 
 KEY = ("8:1", "/")
 
 
 @pytest.fixture
-def bench() -> Iterator[Workbench]:
-    with Workbench(Config()) as one:
+def tools() -> Iterator[NodeTools]:
+    with open_tools(Config()) as one:
         yield one
 
 
@@ -73,14 +74,14 @@ def test_a_clock_that_is_set_back_begins_the_series_anew() -> None:
     assert forecast(tuple(past.left), 1e10).seconds_left == pytest.approx(1e4, rel=0.01)
 
 
-def test_an_agent_goes_on_where_the_one_before_ended(bench: Workbench, tmp_path: Path) -> None:
+def test_an_agent_goes_on_where_the_one_before_ended(tools: NodeTools, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "size=64m") as folder, open(folder / "log", "wb") as file:
-        first = part(bench, limits={str(folder): "0.99"})
+        first = part(tools, limits={str(folder): "0.99"})
         for look in range(12):
             file.write(bytes(2 * MIB))
             file.flush()
             first.look(1000.0 + 30 * look, [job()])
-        second = part(bench, limits={str(folder): "0.99"})
+        second = part(tools, limits={str(folder): "0.99"})
         second.recall(first.memory())
         second.look(1000.0 + 30 * 12, [job()])
         assert kinds(second, folder) == {"full_soon"}
@@ -88,10 +89,10 @@ def test_an_agent_goes_on_where_the_one_before_ended(bench: Workbench, tmp_path:
         os.ftruncate(file.fileno(), 0)
 
 
-def test_what_a_rank_used_once_is_watched_while_it_lives(bench: Workbench, tmp_path: Path) -> None:
+def test_what_a_rank_used_once_is_watched_while_it_lives(tools: NodeTools, tmp_path: Path) -> None:
     """A checkpoint is open for some seconds every half hour."""
     with mounted(tmp_path / "data", "size=64m") as folder:
-        desk = part(bench)
+        desk = part(tools)
         with open(folder / "save", "wb"):
             desk.look(1.0, [job()])
         desk.look(31.0, [job()])
@@ -100,10 +101,10 @@ def test_what_a_rank_used_once_is_watched_while_it_lives(bench: Workbench, tmp_p
         assert not [one for one in desk.status()["filesystems"] if one["mount"] == str(folder)]
 
 
-def test_where_checkpoints_are_configured_is_watched(bench: Workbench, tmp_path: Path) -> None:
+def test_where_checkpoints_are_configured_is_watched(tools: NodeTools, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "size=64m") as folder:
-        bench.config = Config(checkpoints=Checkpoints(paths=(f"{folder}/run-*/step-*",)))
-        desk = Filesystems(bench)
+        config = Config(checkpoints=Checkpoints(paths=(f"{folder}/run-*/step-*",)))
+        desk = Filesystems(with_config(tools.context, config), tools.filesystem_probe)
         desk.look(1.0, [])
         assert row(desk, folder)["used_ratio"] == 0
 
@@ -128,9 +129,9 @@ class Drawer(Memory):
         return tuple(self.told)
 
 
-def test_the_desk_keeps_it_once_the_state_dir_is_open(bench: Workbench) -> None:
+def test_the_desk_keeps_it_once_the_state_dir_is_open(tools: NodeTools) -> None:
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-    drawer, part = Drawer(), Filesystems(bench)
+    drawer, part = Drawer(), Filesystems(tools.context, tools.filesystem_probe)
     part.look(1000.0, [job()])
     desk = Storage([part], drawer, inbox)
     for opened in (False, True):
@@ -146,11 +147,15 @@ def test_the_desk_keeps_it_once_the_state_dir_is_open(bench: Workbench) -> None:
 
 
 def test_the_desk_asks_nothing_of_a_part_that_looks_again(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    tools: NodeTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next look had begun before the result of the last one was seen: `deque mutated during iteration` ended the agent."""
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-    drawer, part, go = Drawer(), Filesystems(bench), threading.Event()
+    drawer, part, go = (
+        Drawer(),
+        Filesystems(tools.context, tools.filesystem_probe),
+        threading.Event(),
+    )
     drawer.opened_now = True
     monkeypatch.setattr(part, "look", lambda now, jobs: go.wait(30))
     monkeypatch.setattr(part, "memory", lambda: b"told")
@@ -172,8 +177,8 @@ def test_the_desk_asks_nothing_of_a_part_that_looks_again(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become nobody")
-def test_a_job_whose_open_files_may_not_be_seen_is_a_gap(bench: Workbench) -> None:
-    desk = Filesystems(bench)
+def test_a_job_whose_open_files_may_not_be_seen_is_a_gap(tools: NodeTools) -> None:
+    desk = Filesystems(tools.context, tools.filesystem_probe)
     os.seteuid(65534)
     try:
         desk.look(1.0, [job(1)])
@@ -186,10 +191,10 @@ def test_a_job_whose_open_files_may_not_be_seen_is_a_gap(bench: Workbench) -> No
 
 
 def test_a_clock_that_is_set_does_not_reach_the_parts(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    tools: NodeTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-    part = Filesystems(bench)
+    part = Filesystems(tools.context, tools.filesystem_probe)
     looks: list[float] = []
     monkeypatch.setattr(part, "look", lambda now, jobs: looks.append(now))
     desk = Storage([part], Drawer(), inbox)

@@ -9,7 +9,7 @@ import pytest
 
 from mldebug.config.schema import Config
 from mldebug.core.model import Job, RankIdentity
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.child.client import Probe
 from mldebug_agents.storage.child.messages import Asked, Block, Owners, Place
 from mldebug_agents.storage.child.quota import parse_block, read_blocks
@@ -44,14 +44,13 @@ def job() -> Job:
 
 
 @pytest.fixture
-def bench() -> Iterator[Workbench]:
-    with Workbench(Config()) as one:
+def tools() -> Iterator[NodeTools]:
+    with open_tools(Config()) as one:
         yield one
 
 
-def look(bench: Workbench, probe: Answering) -> KernelQuotas:
-    bench.filesystems = probe
-    desk = KernelQuotas(bench)
+def look(tools: NodeTools, probe: Answering) -> KernelQuotas:
+    desk = KernelQuotas(tools.context, probe)  # type: ignore[arg-type]
     if not any(one.mount.fstype in KEEPERS for one in used_mounts(Host(), [job()], ()).values()):
         pytest.skip("no rank here is on a filesystem that can keep quotas")
     desk.look(1.0, [job()])
@@ -64,9 +63,9 @@ def test_the_layout_of_the_kernels_answer() -> None:
     assert (block.inodes, block.inodes_limit) == (400, 500)
 
 
-def test_a_quota_that_is_nearly_used_up_is_an_alarm(bench: Workbench) -> None:
+def test_a_quota_that_is_nearly_used_up_is_an_alarm(tools: NodeTools) -> None:
     block = Block(kind=0, id=os.geteuid(), used=GIB * 9 // 10, limit=GIB, inodes=1, inodes_limit=10)
-    desk = look(bench, Answering(block))
+    desk = look(tools, Answering(block))
     (alarm,) = desk.alarms()
     who = Host().user(os.geteuid())
     assert alarm.sentence.startswith(f"quota of user {who} on ")
@@ -77,15 +76,15 @@ def test_a_quota_that_is_nearly_used_up_is_an_alarm(bench: Workbench) -> None:
     }
 
 
-def test_no_limit_is_no_row_and_no_alarm(bench: Workbench) -> None:
-    desk = look(bench, Answering(Block(kind=2, id=7, used=5, limit=0, inodes=1, inodes_limit=0)))
+def test_no_limit_is_no_row_and_no_alarm(tools: NodeTools) -> None:
+    desk = look(tools, Answering(Block(kind=2, id=7, used=5, limit=0, inodes=1, inodes_limit=0)))
     assert desk.status() == {}
     assert list(desk.alarms()) == []
 
 
-def test_what_may_not_be_known_is_a_gap(bench: Workbench) -> None:
+def test_what_may_not_be_known_is_a_gap(tools: NodeTools) -> None:
     probe = Answering(reason="Operation not permitted")
-    desk = look(bench, probe)
+    desk = look(tools, probe)
     (gap,) = desk.gaps()
     assert (gap.reason, "root" in gap.way_out) == ("Operation not permitted", True)
     owners = probe.asked[0].owners

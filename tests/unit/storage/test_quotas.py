@@ -6,8 +6,9 @@ import pytest
 
 from mldebug.config.schema import Config, Quota, Storage
 from mldebug.storage.filesystems.quotas import QuotaError, amount, read_quota
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.quotas import Quotas
+from nodetools import with_config
 
 IDRQUOTA = "Bytes:  430.0 TB (86.10%)\nInodes: 1.2 M (41%)\n"
 PERCENT = r"\((?P<percent>[0-9.]+)%\)"
@@ -51,14 +52,14 @@ def test_what_cannot_be_read_is_said_and_never_taken_for_room(
 
 
 @pytest.fixture
-def bench() -> Iterator[Workbench]:
-    with Workbench(Config()) as one:
+def tools() -> Iterator[NodeTools]:
+    with open_tools(Config()) as one:
         yield one
 
 
-def test_tools_are_asked_in_children_that_may_fail_or_hang(bench: Workbench) -> None:
+def test_tools_are_asked_in_children_that_may_fail_or_hang(tools: NodeTools) -> None:
     shell = ("/bin/sh", "-c")
-    bench.config = Config(
+    config = Config(
         storage=Storage(
             quotas={
                 "full": Quota(command=(*shell, "echo '(90%)'"), pattern=PERCENT),
@@ -74,7 +75,7 @@ def test_tools_are_asked_in_children_that_may_fail_or_hang(bench: Workbench) -> 
             }
         )
     )
-    desk = Quotas(bench)
+    desk = Quotas(with_config(tools.context, config))
     desk.look(1.0, [])
     assert [alarm.subject for alarm in desk.alarms()] == ["full"]
     assert {row["quota"] for row in desk.status()["quotas"]} == {"full", "fine"}

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.storage_lines import NOTHING, storage_lines
 from mldebug.storage.filesystems.state import Alarm, Measure, PartState, StorageState
 from mldebug.storage.filesystems.visibility import of_user
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import CurrentConfig, NodeTools, open_tools
 from mldebug_agents.storage.filesystems.monitor import Filesystems
 from mldebug_agents.web.peer_credentials import Peer, view
 from unit.storage.test_filesystems import mounted
@@ -77,24 +78,26 @@ def test_the_owner_of_a_job_is_told_what_could_not_be_seen_of_it() -> None:
 
 
 @pytest.fixture
-def bench() -> Iterator[Workbench]:
-    with Workbench(Config()) as one:
+def tools() -> Iterator[NodeTools]:
+    with open_tools(Config()) as one:
         yield one
 
 
-def test_a_real_mount_is_its_users_until_it_is_configured(bench: Workbench, tmp_path: Path) -> None:
+def test_a_real_mount_is_its_users_until_it_is_configured(tools: NodeTools, tmp_path: Path) -> None:
     rank = RankIdentity(rank=0, world_size=1, pid=os.getpid(), uid=BOB)
     job = Job(id="j", name="train", launcher="environment", ranks=(rank,), uid=BOB)
     with mounted(tmp_path / "data", "size=1m") as folder, (folder / "open").open("wb") as file:
         file.write(bytes(1 << 20))
         file.flush()
-        desk = Filesystems(bench)
+        current = CurrentConfig(Config())
+        context = replace(tools.context, current_config=current.read)
+        desk = Filesystems(context, tools.filesystem_probe)
         desk.look(1.0, [job])
         rows = {str(row["mount"]): row for row in desk.status()["filesystems"]}
         assert rows[str(folder)]["uids"] == str(BOB)
         assert rows["/dev/shm"]["uids"] == ""
         assert [one.uids for one in desk.alarms() if one.kind == "too_full" and str(folder) in one.subject] == [(BOB,)]  # fmt: skip
-        bench.config = Config(storage=Storage(paths=(str(folder),)))
+        current.replace(Config(storage=Storage(paths=(str(folder),))))
         desk.look(2.0, [job])
         rows = {str(row["mount"]): row for row in desk.status()["filesystems"]}
         assert rows[str(folder)]["uids"] == ""

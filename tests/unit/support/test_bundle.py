@@ -6,6 +6,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from mldebug.core.model import Gap, Job
 from mldebug.core.pseudonyms import Pseudonyms
 from mldebug.hardware.gpu.readings import LostGpu, NodeGpus, NodeWatch
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.state.database import Database
@@ -245,19 +246,21 @@ def fake(tmp_path: Path) -> FakeNvml:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
-    """A bench with the driver's library a fake; the helper gets the variable with its birth."""
+def tools(tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeTools]:
+    """Tools with the driver's library a fake; the helper gets the variable with its birth."""
     for name, value in fake.environment.items():
         monkeypatch.setenv(name, value)
     file = tmp_path / "mldebug.yaml"
     file.write_text(f"agent: {{state_dir: {tmp_path / 'state'}, listen: ''}}\n")
-    with Workbench(load_config(file)) as one:
-        one.gpus = VendorReader(one.spawner, one.host, options=nvidia.Options(library=fake.library))
-        yield one
+    with open_tools(load_config(file)) as one:
+        options = nvidia.Options(library=fake.library)
+        gpus = VendorReader(one.context.spawner, one.context.host, options=options)
+        yield replace(one, gpus=gpus)
+        gpus.close()
 
 
 def test_without_an_agent_the_gpus_are_read_here_and_replay_as_they_were(
-    tmp_path: Path, bench: Workbench, fake: FakeNvml
+    tmp_path: Path, tools: NodeTools, fake: FakeNvml
 ) -> None:
     state = tmp_path / "state"
     (state / "reports").mkdir(parents=True, mode=0o700)
@@ -266,8 +269,10 @@ def test_without_an_agent_the_gpus_are_read_here_and_replay_as_they_were(
     with light_job(tmp_path / "job") as job:
         for rank, pid in job.ranks.items():
             fake.set(f"nvmlDeviceGetComputeRunningProcesses_v3 {rank}", pid, 1 << 30)
-        wait_for("its ranks", lambda: any(_is(job, one) for one in bench.finder.find().jobs), 30)
-        recorder = Recorder(bench, 1.2)
+        wait_for(
+            "its ranks", lambda: any(_is(job, one) for one in tools.capture.finder.find().jobs), 30
+        )
+        recorder = Recorder(tools, 1.2)
         manifest = recorder.record()
     assert manifest.read_by == "mldebug support-bundle"
     assert not manifest.counted
@@ -301,12 +306,12 @@ def _is(job: LightJob, found: Job) -> bool:
 
 
 def test_beside_an_agent_that_hangs_the_gpus_are_left_alone(
-    tmp_path: Path, bench: Workbench, fake: FakeNvml
+    tmp_path: Path, tools: NodeTools, fake: FakeNvml
 ) -> None:
     fake.count_calls()
     (tmp_path / "state").mkdir(mode=0o700)
     with open_unix(tmp_path / "state"):  # takes connections, and never answers
-        recorder = Recorder(bench, 0.0)
+        recorder = Recorder(tools, 0.0)
         manifest = recorder.record()
     assert manifest.read_by == "nobody"
     assert fake.calls() == []
@@ -314,9 +319,9 @@ def test_beside_an_agent_that_hangs_the_gpus_are_left_alone(
     assert "does not answer" in gap.reason
 
 
-def test_it_ends_sooner_when_somebody_has_enough(bench: Workbench) -> None:
+def test_it_ends_sooner_when_somebody_has_enough(tools: NodeTools) -> None:
     began = time.monotonic()
-    manifest = Recorder(bench, 600.0, enough=lambda: True).record()
+    manifest = Recorder(tools, 600.0, enough=lambda: True).record()
     assert time.monotonic() - began < 30.0
     assert manifest.ended_at - manifest.began_at < 30.0
 

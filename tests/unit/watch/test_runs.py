@@ -13,7 +13,7 @@ from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, RankLook, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.agent.capture_queue import Order
+from mldebug_agents.agent.capture_queue import Order, take
 from mldebug_agents.agent.loop import Node
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.watch.job_watch import JobLook
@@ -99,10 +99,10 @@ def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
         return msgspec.structs.replace(taken, quiet_seconds=quiet or 0.0)
 
     capturer = SimpleNamespace(capture=capture)
-    node: Any = SimpleNamespace(bench=SimpleNamespace(capturer=lambda _: capturer))
+    tools: Any = SimpleNamespace(capturer=lambda _: capturer)
     decision = Decision(stage=Stage.CONFIRMED, sentence="", quiet=40.0, usual_gap=7.0, resumed=True)
-    _, told = Node._capture(node, Order(job, Discovery(), decision))
+    _, told = take(tools, Order(job, Discovery(), decision))
     assert (told.quiet_seconds, told.usual_gap_seconds) == (40.0, 7.0)
-    assert Node._capture(node, Order(job, Discovery())) == ("j", taken)
+    assert take(tools, Order(job, Discovery())) == ("j", taken)
     # what costs a job something is asked only where it stands still, and once over all agents
     assert stood_still == [(40.0, True), (None, False)]

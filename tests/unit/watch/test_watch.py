@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,9 +22,10 @@ from mldebug.core.model import Gap
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.stillness import Ranks
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.capture.flight_recorder.collector import Collector
 from mldebug_agents.capture.stacks.pyspy import Dump
+from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.capture.trace.collector import Rings
 from mldebug_agents.jobs.ranks.discovery import RankFinder
 from mldebug_agents.jobs.ranks.known_issues import TrapFinder
@@ -67,25 +69,22 @@ class SeesOneStack:
         return Dump(stacks=(stack("sleep_for (train.py:7)", "<module> (train.py:50)", tid=pid),))
 
 
-class Bench:
-    """A workbench over a made-up /proc: the reader and the process starter are real."""
+class FakeTools:
+    """Tools over a made-up /proc: the reader and the process starter are real."""
 
     def __init__(self, host: Host, reader: Reader, pyspy: Any = None) -> None:
-        self.host = host
-        self.reader = reader
+        self.context = SimpleNamespace(host=host, reader=reader, node="n1", config=Config())
         self.pyspy = pyspy or SlowPySpy(0.0)
-        self.node = "n1"
         self.finder = RankFinder(host, DirectPaths(), "n1", create_all("clusters"))
-        self.traps = TrapFinder(host, reader)
-        self.flights = Collector(host, reader, self.traps.installed)
-        self.rings = Rings(host, reader)
-        self.config = Config()
+        self.known_issues = TrapFinder(host, reader)
+        self.flight_recorders = Collector(host, reader, self.known_issues.installed)
+        self.traces = Rings(host, reader)
 
     def log_parser(self) -> LogParser:
         """Built-in formats."""
         return LogParser(create_all("logs"))
 
-    def capturer(self) -> "Bench":
+    def capturer(self) -> "FakeTools":
         """For the number of workers."""
         return self
 
@@ -100,8 +99,8 @@ def reader() -> Iterator[Reader]:
         yield it
 
 
-def watch(bench: Bench, clock: Callable[[], float] = time.monotonic) -> Watch:
-    return Watch(cast(Workbench, bench), clock)
+def watch(tools: FakeTools, clock: Callable[[], float] = time.monotonic) -> Watch:
+    return Watch(cast(CaptureTools, tools), clock)
 
 
 class Node:
@@ -143,7 +142,7 @@ def job_of(look: NodeLook, pid: int) -> JobLook:
 
 def test_a_made_up_job_is_seen_whole(tmp_path: Path, reader: Reader) -> None:
     node = Node(tmp_path)
-    (job,) = watch(Bench(node.host(), reader)).look().jobs
+    (job,) = watch(FakeTools(node.host(), reader)).look().jobs
     assert [rank.rank for rank in job.look.ranks] == [0, 1, 2]
     assert (job.step, job.log, job.gaps) == (7, str(node.log), ())
 
@@ -154,7 +153,7 @@ def test_a_rank_that_renames_itself_is_the_same_rank(
 ) -> None:
     """prctl changes the name, setproctitle also overwrites argv and what comes after it: the environment."""
     node = Node(tmp_path)
-    looks = watch(Bench(node.host(), reader))
+    looks = watch(FakeTools(node.host(), reader))
     before = looks.look().jobs[0].job
     node.rank(1, 101, name=name, argv=("trainer: step 12",), environ={})
     after = looks.look().jobs[0].job
@@ -167,7 +166,7 @@ def test_a_rank_that_execs_into_something_else_is_no_rank_any_more(
     tmp_path: Path, reader: Reader
 ) -> None:
     node = Node(tmp_path)
-    looks = watch(Bench(node.host(), reader))
+    looks = watch(FakeTools(node.host(), reader))
     looks.look()
     node.rank(1, 101, name="sleep", argv=("sleep", "9"), exe="/bin/sleep", program=1)
     (job,) = looks.look().jobs
@@ -178,7 +177,7 @@ def test_a_pid_that_came_again_between_two_looks_is_another_process(
     tmp_path: Path, reader: Reader
 ) -> None:
     node = Node(tmp_path)
-    looks = watch(Bench(node.host(), reader))
+    looks = watch(FakeTools(node.host(), reader))
     looks.look()
     node.tree.end(101)
     node.tree.add(101, 1, "sshd", exe="/usr/sbin/sshd", argv=("sshd",), start=99_000)
@@ -227,7 +226,7 @@ def reads_of_a_look(folder: Path, reader: Reader, moment: int, *, sample: bool) 
     """Look twice; in the second look the rank vanishes before its read number `moment`. Return the number of reads."""
     node = Node(folder)
     host = cast(VanishingHost, node.host(VanishingHost))
-    looks = watch(Bench(host, reader))
+    looks = watch(FakeTools(host, reader))
     first = looks.look()
     host.reads, host.last, host.vanish = 0, moment, lambda: node.tree.end(101)
     look = looks.look({job.job.id for job in first.jobs} if sample else ())
@@ -257,7 +256,7 @@ def test_a_job_has_started_when_a_step_was_written_since_its_ranks_came(
     """So a job that hung before the agent came is one; the ranks are an hour old."""
     node = Node(tmp_path)
     os.utime(node.log, (NOW - age, NOW - age))
-    (job,) = watch(Bench(node.host(), reader)).look().jobs
+    (job,) = watch(FakeTools(node.host(), reader)).look().jobs
     assert (job.step, job.look.started) == (7, started)
 
 
@@ -270,7 +269,7 @@ def test_a_defect_that_one_job_brings_out_does_not_hide_the_others(
     node = Node(tmp_path)
     for rank in range(2):
         node.tree.add(200 + rank, 1, environ=world(rank, 2, MASTER_PORT=29600))
-    bench = Bench(node.host(), reader)
+    tools = FakeTools(node.host(), reader)
     bad = read_activity
 
     def activity(host: Host, pid: int, start: int, tid: int) -> object:
@@ -279,7 +278,7 @@ def test_a_defect_that_one_job_brings_out_does_not_hide_the_others(
         return bad(host, pid, start, tid)
 
     monkeypatch.setattr("mldebug_agents.watch.job_watch.read_activity", activity)
-    look = watch(bench).look()
+    look = watch(tools).look()
     assert job_of(look, 100).step == 7
     broken = job_of(look, 200)  # still listed: a run that is not listed counts as ended
     assert [rank.rank for rank in broken.look.ranks] == [0, 1]
@@ -292,7 +291,7 @@ def test_stacks_have_one_deadline_for_all_ranks_and_the_late_ones_come_first_nex
     monkeypatch.setattr("mldebug_agents.watch.job_watch.SAMPLES_DEADLINE", 0.5)
     node = Node(tmp_path, ranks=12)
     pyspy = SlowPySpy(0.2)
-    looks = watch(Bench(node.host(), reader, pyspy))
+    looks = watch(FakeTools(node.host(), reader, pyspy))
     (job,) = looks.look().jobs
     began = time.monotonic()
     look = looks.look({job.job.id})
@@ -307,7 +306,7 @@ def test_stacks_have_one_deadline_for_all_ranks_and_the_late_ones_come_first_nex
 
 
 def test_a_sample_keeps_the_last_python_frame_of_each_rank(tmp_path: Path, reader: Reader) -> None:
-    looks = watch(Bench(Node(tmp_path, ranks=2).host(), reader, SeesOneStack()))
+    looks = watch(FakeTools(Node(tmp_path, ranks=2).host(), reader, SeesOneStack()))
     (job,) = looks.look().jobs
     assert job.frames == {}
     (sampled,) = looks.look({job.job.id}).jobs
@@ -325,7 +324,7 @@ def test_many_gaps_become_a_few() -> None:
 
 def test_800_ranks_on_one_node(tmp_path: Path, reader: Reader) -> None:
     node = Node(tmp_path, ranks=800)
-    looks = watch(Bench(node.host(), reader))
+    looks = watch(FakeTools(node.host(), reader))
     looks.look()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     spent = []
@@ -379,8 +378,8 @@ def test_a_pattern_of_the_config_reads_a_strange_log(
     )
     with log.open("wb") as file:
         rank = start(code, world(0, 1, MASTER_PORT=29701), stdout=file)
-    with Workbench(load_config(config)) as bench:
-        looks = Watch(bench)
+    with open_tools(load_config(config)) as tools:
+        looks = Watch(tools.capture)
         wait_until(lambda: _step(looks, rank.pid) is not None)
         first = _step(looks, rank.pid)
         assert first is not None
@@ -388,8 +387,8 @@ def test_a_pattern_of_the_config_reads_a_strange_log(
         job = job_of(looks.look(), rank.pid)
         assert job.loss is not None
         assert job.step == job.loss * 2
-    with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:  # nothing else reads it
-        assert _step(Watch(bench), rank.pid) is None
+    with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:  # nothing else reads it
+        assert _step(Watch(tools.capture), rank.pid) is None
 
 
 def _step(looks: Watch, pid: int) -> int | None:
@@ -409,8 +408,8 @@ def test_a_real_rank_with_another_name_and_argv(
     with log.open("wb") as file:
         rank = start(code, world(0, 1, MASTER_PORT=29702), stdout=file)
     wait_until(lambda: Path(f"/proc/{rank.pid}/comm").read_text() == "renamed\n")
-    with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:
-        looks = Watch(bench)
+    with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:
+        looks = Watch(tools.capture)
         wait_until(lambda: _step(looks, rank.pid) == 3)
 
 
@@ -457,8 +456,8 @@ def test_a_real_checkpoint_is_seen_to_grow_and_a_log_is_not(
     rank = start(code, world(0, 1, MASTER_PORT=29703))
     wait_until(lambda: (tmp_path / "file").exists())
     seen = Ranks()
-    with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:
-        looks = Watch(bench)
+    with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:
+        looks = Watch(tools.capture)
         for now in range(1, 4):
             seen.see(job_of(looks.look(), rank.pid).look, now)
             time.sleep(1.0)
@@ -474,7 +473,7 @@ def test_a_look_tells_whether_the_run_goes_on_at_other_nodes(
         for rank, pid in enumerate(node.pids):
             here = world(rank, size, MASTER_ADDR="10.0.0.1", MASTER_PORT=29500, LOCAL_WORLD_SIZE=3)
             node.rank(rank, pid, environ=here)
-        (job,) = watch(Bench(node.host(), reader)).look().jobs
+        (job,) = watch(FakeTools(node.host(), reader)).look().jobs
         return job.look.elsewhere
 
     assert not seen(tmp_path / "one", 3)
@@ -491,8 +490,8 @@ def test_what_a_child_copies_counts_for_the_rank_above_it(
     rank = start(code, world(0, 1, MASTER_PORT=29703), cwd=tmp_path, start_new_session=True)
     try:
         wait_until(lambda: (tmp_path / "copy").exists())
-        with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:
-            looks = Watch(bench)
+        with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:
+            looks = Watch(tools.capture)
             rates = []
             for _ in range(3):
                 rates.append(job_of(looks.look(), rank.pid).look.ranks[0].children_io_rate)
@@ -537,8 +536,8 @@ def test_a_log_on_a_hung_mount_costs_the_other_jobs_one_deadline(
         for name in ("source/a.log", "source/b.log", "good.log"):
             wait_until(lambda name=name: (tmp_path / name).stat().st_size > 0)  # type: ignore[misc]
         mount.hang()
-        with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:
-            looks = Watch(bench)
+        with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:
+            looks = Watch(tools.capture)
             began = time.monotonic()
             look = looks.look()
             first = time.monotonic() - began
@@ -552,7 +551,7 @@ def test_a_log_on_a_hung_mount_costs_the_other_jobs_one_deadline(
             assert all(gap in look.found.gaps for job in hung for gap in job.gaps)
             assert first < 6.0  # one read is waited for (2 s), for both jobs together
             assert again < 1.9
-            assert len(bench.reader.stuck) == 1
+            assert len(tools.context.reader.stuck) == 1
             mount.recover()
             wait_until(lambda: _step(looks, ranks[0]) == 4)
 
@@ -571,8 +570,8 @@ def test_processes_whose_environment_never_answers_do_not_hide_the_others(tmp_pa
         stack.callback(mount.recover)
         mount.hang()
         config = Config(agent=Agent(state_dir=tmp_path))
-        with Workbench(config, root=str(node.tree.root)) as bench:
-            looks = Watch(bench)
+        with open_tools(config, root=str(node.tree.root)) as tools:
+            looks = Watch(tools.capture)
             spent = []
             for _ in range(4):
                 began = time.monotonic()
@@ -595,7 +594,7 @@ def _ranks(look: NodeLook) -> set[int]:
 
 def test_the_watch_runs_in_any_thread(tmp_path: Path, reader: Reader) -> None:
     node = Node(tmp_path)
-    looks = watch(Bench(node.host(), reader))
+    looks = watch(FakeTools(node.host(), reader))
     found: list[NodeLook] = []
     thread = threading.Thread(target=lambda: found.append(looks.look()))
     thread.start()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, NodeCapture
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.capture import Capturer
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.workers import Result, Worker
 
@@ -42,13 +42,14 @@ class Captures:
 
     def __init__(
         self,
-        bench: Workbench,
+        capturer: Callable[[float], Capturer],
         inbox: "queue.SimpleQueue[Result | None]",
+        write: Callable[[NodeCapture], str],
+        across: Callable[[str, Job | None], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.write: Callable[[NodeCapture], str] | None = None
-        self.across: Callable[[str, Job | None], str] | None = None
-        self._bench, self._clock = bench, clock
+        self._write, self._across = write, across
+        self._capturer, self._clock = capturer, clock
         self._jobs: Mapping[str, Job] = {}  # replaced as a whole
         self._found = Discovery()
         self._last: dict[str, tuple[float, Future[str]]] = {}
@@ -92,16 +93,16 @@ class Captures:
             raise
 
     def _taken(self, order: Ordered) -> str:
-        if self.across is not None:
+        if self._across is not None:
             try:
-                return self.across(order.name, order.job)
+                return self._across(order.name, order.job)
             except MldebugError:
                 if order.job is None:
                     raise
-        if order.job is None or self.write is None:
+        if order.job is None:
             raise MldebugError("no rank of it is on this node", "ask the agent of its node")
         found = self._found
-        capturer = self._bench.capturer(WATCH)
-        return self.write(
+        capturer = self._capturer(WATCH)
+        return self._write(
             capturer.capture(order.job, found.children, found.remarks, found.gaps, quiet=None)
         )

@@ -24,7 +24,6 @@ from mldebug.core.model import Job
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.redact import safe_line
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.alerts.action_runner.audit import Audit
 from mldebug_agents.alerts.action_runner.capture_requests import Captures
 from mldebug_agents.alerts.action_runner.chains import (
@@ -38,6 +37,7 @@ from mldebug_agents.alerts.action_runner.chains import (
 from mldebug_agents.alerts.action_runner.model import Did, ProgramError, Work
 from mldebug_agents.alerts.action_runner.tally import Tally
 from mldebug_agents.state.store import Ledger
+from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 
 log = logging.getLogger("mldebug")
@@ -76,15 +76,16 @@ class Acting:
     def __init__(
         self,
         config: Config,
-        bench: Workbench,
+        context: Context,
+        captures: Captures,
         ledger: Ledger,
         book: EventBook,
         inbox: "queue.SimpleQueue[Result | None]",
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._bench, self._ledger, self._book, self._now = bench, ledger, book, now
+        self._context, self._ledger, self._book, self._now = context, ledger, book, now
         self._settings, self._link = config.actions, config.events.link
-        self.captures = Captures(bench, inbox)
+        self.captures = captures
         self._audit = Audit(config.agent.state_dir, inbox)
         self._worker = Worker(WORKER, carry_out, inbox, DEADLINE, HANDS)
         self._limits = Limits()
@@ -157,7 +158,7 @@ class Acting:
 
     def _advance(self, chain: Chain, event: Event, jobs: Mapping[str, Job]) -> None:
         plugin = self._settings.steps.get(chain.step)
-        facts = facts_of(event, self._bench.node, self._link, __version__)
+        facts = facts_of(event, self._context.node, self._link, __version__)
         if plugin is None:
             told = Told(Outcome.REFUSED, "the config does not name it any more")
             self._decide(chain, None, told, facts)
@@ -208,8 +209,8 @@ class Acting:
         )
 
     def _work(self, facts: Facts, job: Job | None, others: tuple[Job, ...]) -> Work:
-        bench = self._bench
-        return Work(facts, job, bench.node, bench.spawner, bench.host, self._capture, others)
+        context = self._context
+        return Work(facts, job, context.node, context.spawner, context.host, self._capture, others)
 
     def _capture(self, job: Job) -> str:
         """In a worker."""
@@ -267,7 +268,7 @@ class Acting:
         plugin = self._settings.steps.get(chain.step)
         if plugin is not None and not action_of(plugin).harms:
             return  # it is done again
-        facts = facts_of(event, self._bench.node, self._link, __version__)
+        facts = facts_of(event, self._context.node, self._link, __version__)
         why = "the agent ended while it ran: whether it was done is not known, and it is not done again"
         self._decide(chain, plugin, Told(Outcome.INTERRUPTED, why), facts)
 

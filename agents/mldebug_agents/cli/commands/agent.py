@@ -1,38 +1,26 @@
 """Watch this node's jobs; a stall becomes a report by itself."""
 
-import contextlib
 import logging
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
-from mldebug.cluster.membership import lives
-from mldebug.cluster.run_identity import job_key, run_id
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.hints import typed
-from mldebug.core.model import Job, NodeCapture
 from mldebug_agents.agent.loop import Node
-from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.alerts.action_runner.alertmanager import Alerts
-from mldebug_agents.alerts.action_runner.capture_requests import Captures
-from mldebug_agents.cluster.node_captures import machine
-from mldebug_agents.cluster.peers.client import Talk
-from mldebug_agents.cluster.peers.controller import Members
-from mldebug_agents.cluster.peers.coordinated_capture import Together
-from mldebug_agents.cluster.peers.identity import counting, in_child
-from mldebug_agents.cluster.peers.refusals import Refusals
-from mldebug_agents.cluster.peers.routes import app
-from mldebug_agents.cluster.peers.setup import Joined, join
-from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, member_verbs
-from mldebug_agents.hardware.gpu.controller import gpu_verbs
-from mldebug_agents.incidents.manual import write_case
+from mldebug_agents.agent.wiring import (
+    CurrentConfig,
+    NodeTools,
+    build_loop,
+    open_tools,
+    serve_peers,
+    serve_people,
+)
+from mldebug_agents.cluster.peers.identity import in_child
+from mldebug_agents.cluster.peers.setup import join
 from mldebug_agents.state.store import Ledger
 from mldebug_agents.support.replay.recording import Recording, load
 from mldebug_agents.support.replay.running import Replay
@@ -40,7 +28,7 @@ from mldebug_agents.support.replay.state_dir import place
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.service import log_lines
 from mldebug_agents.system.service.shutdown import Ending
-from mldebug_agents.web.server import OwnVerb, Server
+from mldebug_agents.web.server import Server
 
 log = logging.getLogger("mldebug")
 
@@ -84,43 +72,31 @@ def agent(
     if loop or state_dir is not None or speed != "1x":
         raise UsageError("--speed, --loop and --state-dir go with --replay", "name the bundle")
     settings = load_config(config)
-    with Workbench(settings) as bench:
+    current = CurrentConfig(settings)
+    with open_tools(current) as tools:
         ending = Ending()
         ending.begin()
-        serve(settings, bench, ending, config)
+        serve(settings, current, tools, ending, config)
     ending.leave()
 
 
-def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None) -> None:
-    """Run the node and its server until a signal says stop."""
+def serve(
+    settings: Config, current: CurrentConfig, tools: NodeTools, ending: Ending, file: Path | None
+) -> None:
+    """Run the loop and the server until a signal says stop."""
+    spawner = tools.context.spawner
     server = Server(settings.agent)
-    joined = join(settings.cluster, in_child(bench.spawner))
+    joined = join(settings.cluster, in_child(spawner))
     server.start()
-    ledger = Ledger(settings.agent.state_dir, bench.spawner, server.serve_door)
-    node = Node(
-        settings,
-        bench,
-        ledger,
-        server.publish,
-        read_config=lambda: load_config(file),
-        members=lambda node: members(node, joined),
+    ledger = Ledger(settings.agent.state_dir, spawner, server.serve_door)
+    read_config = lambda: load_config(file)
+    node = build_loop(
+        current, tools, ledger, server.publish, read_config=read_config, joined=joined
     )
-    if joined is not None and node.members is not None:
-        judge = partial(_judged, settings, bench.node)
-        refusals, proof = node.members.refusals, joined.identity
-        ask, waiting = node.members.ask, lambda: ledger.waiting
-        unseen = lambda: node.found.gaps
-        door = app(ask, bench.node, judge, waiting, proof, refusals, machine(), unseen)
-        proof.server.sslobject_class = counting(proof, partial(_turned_away, refusals))
-        admits = partial(_admits, joined.talk, refusals)
-        slow = partial(refusals.count, "slow", why="it takes too long to say what it wants")
-        joined.talk.tell(refusals.count)
-        server.serve_peers(door, joined.door, proof.server, admits, slow)
-    talk = joined.talk if joined is not None else None
-    server.verbs = gpu_verbs(node.boards.hardware.desk)
-    server.own_verbs = member_verbs(node.members, talk)
-    server.alerts.answer = arrange(node.boards.acting.captures, bench, server.own_verbs).answer
-    ending.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, bench))
+    if joined is not None:
+        serve_peers(server, node, joined, settings, ledger)
+    serve_people(server, node, joined)
+    ending.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, tools))
     try:
         ledger.start()
         node.run()
@@ -128,68 +104,7 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
         ending.hurry(error)
         raise
     finally:
-        _end(bench, server, ledger)
-
-
-def members(node: Node, joined: Joined | None) -> Members | None:
-    """Other agents, where some are configured."""
-    if joined is None:
-        return None
-    return Members(
-        *(node.bench.node, joined.port, joined.talk, joined.candidates, joined.interval),
-        *(node.inbox, node.incidents, node.ask_capture),
-        topology=node.config.cluster.topology,
-    )
-
-
-def arrange(captures: Captures, bench: Workbench, verbs: Mapping[str, OwnVerb]) -> Alerts:
-    """How what alerts and actions ask for is captured: by all agents that are joined, else by this one."""
-
-    def write(capture: NodeCapture) -> str:
-        taken = write_case(bench.config.agent.state_dir, (capture,), time.time(), trigger="alert")
-        if taken.trouble:
-            raise MldebugError(taken.trouble)
-        return taken.report.id
-
-    def across(name: str, job: Job | None) -> str:
-        run = run_id(job_key(job, bench.node)) if job is not None else name
-        report: Any = verbs[DUMP_PATH]({"job": run, "trigger": "alert"}, None)
-        return str(report.id)
-
-    def elsewhere(wanted: Iterable[str]) -> Iterator[str]:
-        """None where no other agents are joined, or nobody coordinates."""
-        with contextlib.suppress(MldebugError):
-            view: Any = verbs[CLUSTER_PATH]({}, None)
-            names = set(wanted)
-            shown = [news for one in view.members for news in one.runs if lives(news)]
-            keys = {one.key for one in shown if names & {one.name, run_id(one.key)}}
-            yield from map(run_id, keys)
-
-    captures.write, captures.across = write, across
-    return Alerts(captures, bench.node, elsewhere)
-
-
-def _admits(talk: Talk, refusals: Refusals, address: str) -> bool:
-    """May an agent come from there? Told before it has said a word."""
-    if talk.allows(address):
-        return True
-    refusals.count("network", address, "it is in no network of cluster.networks")
-    return False
-
-
-def _turned_away(refusals: Refusals, reason: str, why: str) -> None:
-    refusals.count(reason, "", why)
-
-
-def _judged(settings: Config, node: str, told: Together) -> bytes:
-    """What came of all nodes for a person, as a report; it is stored here."""
-    if told.run is None:
-        raise MldebugError("no node has sent a capture of it")
-    asked = msgspec.structs.replace(told.run.asked, by=node)
-    taken = write_case(
-        settings.agent.state_dir, told.run.captures, time.time(), asked, node, told.trigger
-    )
-    return msgspec.json.encode(taken.report)
+        _end(tools, server, ledger)
 
 
 def play(
@@ -237,19 +152,20 @@ def _factor(speed: str) -> float:
     return factor
 
 
-def _end(bench: Workbench, server: Server, ledger: Ledger) -> None:
+def _end(tools: NodeTools, server: Server, ledger: Ledger) -> None:
     """The children first: what waits for them comes back. Nothing here waits long."""
-    bench.gpus.close()
-    ledger.leave((*bench.spawner.clear(spare=ledger.worker), *bench.gpus.leftovers()))
+    tools.gpus.close()
+    spawner = tools.context.spawner
+    ledger.leave((*spawner.clear(spare=ledger.worker), *tools.gpus.leftovers()))
     server.stop()
     ledger.close(LAST_WRITES)
-    for one in bench.spawner.close():
+    for one in spawner.close():
         log.warning("left behind: %s", _named(one))
 
 
-def _stuck(node: Node, bench: Workbench) -> str:
+def _stuck(node: Node, tools: NodeTools) -> str:
     busy = [source.name for source in node.snapshot().sources if source.stuck or source.error]
-    left = [_named(one) for one in (*bench.spawner.leftovers, *bench.gpus.leftovers())]
+    left = [_named(one) for one in tools.leftovers()]
     return "; ".join([*busy, *left]) or "threads do not come back"
 
 

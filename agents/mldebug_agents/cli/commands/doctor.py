@@ -16,7 +16,7 @@ from mldebug.cli.console import Console, print_line
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode
 from mldebug.core.redact import clean
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.support.doctor.checks import OWN_DUMP, World, examine
@@ -79,11 +79,12 @@ def command(gpus: bool, as_json: bool, config: Path | None) -> None:
 def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
     """Look at the GPUs and the kernel's log, print what was found, and return the exit code."""
     state_dir = settings.agent.state_dir
-    with Workbench(settings) as bench:
+    with open_tools(settings) as tools:
         asked = partial(ask_nearest, state_dir, here_only=here_only)
         look = OneShotReader(
-            bench,
-            bench.finder.find(),
+            tools.context,
+            tools.gpus,
+            tools.capture.finder.find(),
             GPU_SECONDS,
             lambda: asked().asked.snapshot,
             alone=True,

@@ -18,7 +18,7 @@ from mldebug.core.report_model import Report
 from mldebug.core.units import parse_duration
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.cluster.fanout.abandonment import end_without_reader, ended_by_signals
 from mldebug_agents.cluster.fanout.messages import Wanted
 from mldebug_agents.cluster.fanout.progress_line import Waiting
@@ -181,22 +181,22 @@ def _here(
     config: Config, pid: int | None, job: str | None, html: Path | None, *, here_only: bool
 ) -> list[Taken]:
     """Of the jobs on this node."""
-    with Workbench(config) as bench:
-        found = bench.finder.find()
+    with open_tools(config) as tools:
+        found = tools.capture.finder.find()
         jobs = choose(found, pid, job)
         if html and len(jobs) > 1:
             raise UsageError(
                 f"--html takes one job, {len(jobs)} run here", f"add --job {jobs[0].id}"
             )
-        beside = look_beside(bench, found, here_only=here_only)
-        return [take(bench, one, found, beside) for one in jobs]
+        beside = look_beside(tools.capture, tools.gpus, found, here_only=here_only)
+        return [take(tools.capture, one, found, beside) for one in jobs]
 
 
 def _send(config: Config, slurm_job: str | None, job: str | None) -> None:
     """Print what this node knows, for the mldebug that asked; nothing is stored."""
-    with ended_by_signals(), Workbench(config) as bench:
+    with ended_by_signals(), open_tools(config) as tools:
         end_without_reader(sys.stdout.fileno())  # a thread: after the process starter has forked
-        answer = reply(bench, slurm_job, job)
+        answer = reply(tools.capture, tools.gpus, slurm_job, job)
     for line in encode(answer):
         sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()

@@ -18,7 +18,7 @@ from mldebug.core.units import format_duration, parse_duration
 from mldebug.hardware.health.sentences import complaints, headline
 from mldebug.status.gpu_table import missing, rows, table, users
 from mldebug.status.gpu_view import Glance
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.hardware.gpu.controller import ACCEPT, LONGEST, RELEASE, Accepted, Released
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.web.control_requests import tell_agent
@@ -68,11 +68,12 @@ def list_(as_json: bool, config: Path | None) -> None:
 
 def _look(config: Config, *, here_only: bool) -> Glance:
     """The agent's word, or an own look; ToolError where there is no library."""
-    with Workbench(config) as bench:
+    with open_tools(config) as tools:
         state_dir = config.agent.state_dir
-        found = bench.finder.find()
+        found = tools.capture.finder.find()
         look = OneShotReader(
-            bench,
+            tools.context,
+            tools.gpus,
             found,
             SECONDS,
             lambda: ask_nearest(state_dir, here_only=here_only).asked.snapshot,

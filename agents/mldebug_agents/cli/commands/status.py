@@ -32,7 +32,7 @@ from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.storage_lines import storage_json, storage_lines
 from mldebug.storage.checkpoints.state import lines_of
 from mldebug.storage.filesystems.state import PartState, StorageState
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, MAX_VIEW
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
@@ -80,21 +80,21 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
     settings = load_config(config)
     if everywhere:
         sys.exit(_cluster(settings, as_json, here_only=config is not None))
-    with Workbench(settings) as bench:
-        found = bench.finder.find()
+    with open_tools(settings) as tools:
+        found = tools.capture.finder.find()
         asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).asked
         if storage:
             told = asked.snapshot.storage if asked.snapshot else None
-            told = told or _seen_now(bench, found)
+            told = told or _seen_now(tools, found)
             parts = (saves_part(asked.snapshot),) if asked.snapshot else ()
             sys.exit(_storage(StorageState(parts=(*told.parts, *parts)), as_json))
         seen = Seen(
-            node=bench.node,
+            node=tools.context.node,
             now=time.time(),
             jobs=jobs_shown(found.jobs, asked.snapshot),
             remarks=tuple(found.remarks),
             gaps=tuple(found.gaps),
-            traps=traps_shown(bench, found, asked.snapshot),
+            traps=traps_shown(tools, found, asked.snapshot),
             agent=asked.snapshot,
             agent_trouble=asked.trouble,
         )
@@ -108,10 +108,12 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
     sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
 
 
-def _seen_now(bench: Workbench, found: Discovery) -> StorageState:
+def _seen_now(tools: NodeTools, found: Discovery) -> StorageState:
     """One look; whoever may not see the jobs does not see what they use: that is told, too."""
     unseen = PartState(name="jobs", at=time.time(), gaps=tuple(found.gaps))
-    return StorageState(parts=(*look_once(bench, found.jobs).parts, unseen))
+    return StorageState(
+        parts=(*look_once(tools.context, tools.filesystem_probe, found.jobs).parts, unseen)
+    )
 
 
 def _storage(told: StorageState, as_json: bool) -> ExitCode:
@@ -137,7 +139,7 @@ def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
 
 
 def traps_shown(
-    bench: Workbench, found: Discovery, agent: Snapshot | None
+    tools: NodeTools, found: Discovery, agent: Snapshot | None
 ) -> dict[str, tuple[Trap, ...]]:
     """As the agent knows them, who also reads the logs; of the jobs that it does not watch, as they are found now."""
     if agent is not None and agent.replay:
@@ -145,7 +147,7 @@ def traps_shown(
     traps = {}
     for job in found.jobs:
         run = _run_of(job, agent)
-        traps[job.id] = run.traps if run else bench.traps.of(job, found.programs)
+        traps[job.id] = run.traps if run else tools.capture.known_issues.of(job, found.programs)
     return traps
 
 

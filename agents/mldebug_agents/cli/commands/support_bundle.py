@@ -14,7 +14,7 @@ import msgspec
 from mldebug.config.schema import SYSTEM_STATE_DIR, Config, load_config
 from mldebug.core.errors import UsageError
 from mldebug.core.units import parse_duration
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.support.bundle import facts, packing
 from mldebug_agents.support.bundle.layout import Manifest
 from mldebug_agents.support.bundle.recorder import Recorder
@@ -53,8 +53,8 @@ def command(out: Path | None, duration: str, log: Path | None, config: Path | No
     path = out or Path(f"mldebug-bundle-{stamp}.tar.gz")
     packing.check(path)
     click.echo(f"mldebug: recording for {duration}; Ctrl-C ends it sooner", err=True)
-    with Workbench(settings) as bench, interrupted() as enough:
-        recorder = Recorder(bench, seconds, enough)
+    with open_tools(settings) as tools, interrupted() as enough:
+        recorder = Recorder(tools, seconds, enough)
         manifest = recorder.record()
     folder = recorder.folder
     folder.attempt("the agent's log", lambda: facts.agent_log(folder, log))

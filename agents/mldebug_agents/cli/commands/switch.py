@@ -28,7 +28,7 @@ from mldebug.jobs.switches import (
     holds,
     state_lines,
 )
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.incidents.manual import choose
 from mldebug_agents.jobs.hook.switch_child import Order, ask
 from mldebug_agents.jobs.hook.switches import place_of
@@ -132,8 +132,8 @@ class Wanted(msgspec.Struct, frozen=True):
 def _turn(name: str, clear: bool, seconds: float | None, wanted: Wanted, as_json: bool) -> None:
     """Set it or take it back, and say what comes of it."""
     now = time.time()
-    with Workbench(load_config(wanted.config)) as bench:
-        job, order = _one(bench, wanted)
+    with open_tools(load_config(wanted.config)) as tools:
+        job, order = _one(tools, wanted)
         told = msgspec.structs.replace(
             order,
             verb="clear" if clear else "set",
@@ -141,7 +141,7 @@ def _turn(name: str, clear: bool, seconds: float | None, wanted: Wanted, as_json
             until=None if seconds is None else now + seconds,
             by=_user(),
         )
-        found = ask(bench.spawner, told)
+        found = ask(tools.context.spawner, told)
     if as_json:
         _print_json([Place(job=job, found=found)])
         return
@@ -158,27 +158,27 @@ def _turn(name: str, clear: bool, seconds: float | None, wanted: Wanted, as_json
 
 
 def _look(wanted: Wanted) -> Iterator[Place]:
-    with Workbench(load_config(wanted.config)) as bench:
+    with open_tools(load_config(wanted.config)) as tools:
         if wanted.place:
-            yield Place(found=ask(bench.spawner, Order(verb="look", folder=wanted.place)))
+            yield Place(found=ask(tools.context.spawner, Order(verb="look", folder=wanted.place)))
             return
-        for job in choose(bench.finder.find(), None, wanted.run):
-            order = place_of(job, bench.host, bench.reader)
+        for job in choose(tools.capture.finder.find(), None, wanted.run):
+            order = place_of(job, tools.context.host, tools.context.reader)
             if order is None:
                 yield Place(job=job.id, note=NOBODY.format(_named(job)))
             else:
-                yield Place(job=job.id, found=ask(bench.spawner, order))
+                yield Place(job=job.id, found=ask(tools.context.spawner, order))
 
 
-def _one(bench: Workbench, wanted: Wanted) -> tuple[str, Order]:
+def _one(tools: NodeTools, wanted: Wanted) -> tuple[str, Order]:
     """The one place to turn a switch in."""
     if wanted.place:
         return "", Order(verb="look", folder=wanted.place)
-    jobs = choose(bench.finder.find(), None, wanted.run)
+    jobs = choose(tools.capture.finder.find(), None, wanted.run)
     if len(jobs) > 1:
         have = ", ".join(_named(job) for job in jobs[:8])
         raise UsageError(f"{len(jobs)} jobs run here: {have}", f"add --run {jobs[0].id}")
-    order = place_of(jobs[0], bench.host, bench.reader)
+    order = place_of(jobs[0], tools.context.host, tools.context.reader)
     if order is None:
         why = NOBODY.format(_named(jobs[0]))
         raise UsageError(why, "end it by its scheduler (scancel, kubectl delete), or its launcher")

@@ -34,7 +34,7 @@ from mldebug_agents.cluster.peers.leader import Leader
 from mldebug_agents.cluster.peers.own_runs import Ours
 from mldebug_agents.cluster.peers.refusals import Refusals
 from mldebug_agents.cluster.peers.remote_orders import Ordered, Taken
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -68,7 +68,7 @@ class Members:
         candidates: tuple[Peer, ...],
         interval: float,
         inbox: "queue.SimpleQueue[Result | None]",
-        incidents: Incidents,
+        incidents: IncidentManager,
         capture: Callable[[Run], None],
         refusals: Refusals | None = None,
         topology: Topology | None = None,
@@ -79,9 +79,8 @@ class Members:
         self.refusals = refusals or Refusals()
         self._node, self._port, self._interval = node, port, interval
         self._inbox, self._incidents = inbox, incidents
-        incidents.bad_ends.wanted = True
         self._circles = Circles(talk, candidates, port, inbox, time.monotonic())
-        self._ours = Ours(node, incidents.bad_ends)
+        self._ours = Ours(node, incidents.failures)
         self.leader = Leader(
             *(node, self.agent, talk, interval, inbox, incidents),
             *(self._circles, self._ours.find, self.refusals, topology),
@@ -241,7 +240,7 @@ class Members:
             return
         if order.incident:
             held = self._held.release(run)
-            self._incidents.called(run, order.incident, order.sentence, caused=order.caused)
+            self._incidents.remote.called(run, order.incident, order.sentence, caused=order.caused)
             if held and run.capture is not None:  # it may be what the others get
                 self._incidents.captured(run, run.capture)
         self._ordered.order(run, order.incident, answer, now)

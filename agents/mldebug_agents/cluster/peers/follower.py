@@ -8,7 +8,7 @@ from mldebug_agents.cluster.peers.groups import Circles
 from mldebug_agents.cluster.peers.held_stalls import Held
 from mldebug_agents.cluster.peers.leader import Leader
 from mldebug_agents.cluster.peers.own_runs import Ours
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.runs import Run
 
@@ -23,7 +23,7 @@ class Follower:
         circles: Circles,
         ours: Ours,
         leader: Leader,
-        incidents: Incidents,
+        incidents: IncidentManager,
         held: Held,
     ) -> None:
         self._agent, self._interval = agent, interval
@@ -56,10 +56,10 @@ class Follower:
             return
         if incident.id != word.incident:
             if not word.over:
-                self._incidents.called(run, word.incident, "", caused=word.caused)
+                self._incidents.remote.called(run, word.incident, "", caused=word.caused)
             return
         if word.whole is not None:
-            self._incidents.told(run, word.whole)
+            self._incidents.remote.told(run, word.whole)
         blamed = run.decision is not None and run.decision.stage is Stage.BLAMED
         if (
             word.over and not blamed and incident.kind == "stall"

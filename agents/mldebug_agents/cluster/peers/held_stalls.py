@@ -11,7 +11,7 @@ from mldebug.cluster.quiet_check import HOLD
 from mldebug.cluster.roster import SLOWEST
 from mldebug.core.model import Gap
 from mldebug_agents.cluster.peers.groups import ALONE, Circles
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.watch.runs import Run
 
 WHAT = "the captures of other nodes"
@@ -21,7 +21,7 @@ class Held:
     """`capture` has a run captured soon."""
 
     def __init__(
-        self, circles: Circles, incidents: Incidents, capture: Callable[[Run], None]
+        self, circles: Circles, incidents: IncidentManager, capture: Callable[[Run], None]
     ) -> None:
         self._circles, self._incidents, self._capture = circles, incidents, capture
         self._until: dict[str, float] = {}  # by job

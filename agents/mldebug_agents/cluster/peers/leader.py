@@ -36,7 +36,7 @@ from mldebug_agents.cluster.peers.coordinated_capture import Round, ToAsk, Toget
 from mldebug_agents.cluster.peers.futures import give, refuse
 from mldebug_agents.cluster.peers.groups import Circle, Circles
 from mldebug_agents.cluster.peers.refusals import Refusals
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.runs import Run
 
@@ -63,7 +63,7 @@ class Leader:
         talk: Talk,
         interval: float,
         inbox: "queue.SimpleQueue[Result | None]",
-        incidents: Incidents,
+        incidents: IncidentManager,
         circles: Circles,
         find: Find,
         refusals: Refusals,
@@ -94,20 +94,22 @@ class Leader:
             if not self.worker.order(Round(call, self._unheard_of(call, now))):
                 self._failed(call, "too many captures wait")
         for known, incident in self._coordinator.renamed():
-            self._incidents.rename_case(known, incident)
+            self._incidents.remote.rename_case(known, incident)
         for incident, why in self._coordinator.ended():
-            self._incidents.close_case(incident, "recovered" if why == MOVES else "ended", why)
+            self._incidents.remote.close_case(
+                incident, "recovered" if why == MOVES else "ended", why
+            )
         self._close_others(now)
 
     def _close_others(self, now: float) -> None:
         """What an agent before us had open and nobody shows any more, and what somebody else coordinates by now."""
         mine = self._coordinator.open() if self._leads(()) else frozenset()
-        for incident in self._incidents.cases:
+        for incident in self._incidents.remote.cases:
             if incident in mine:
                 self._unknown.pop(incident, None)
             elif now - self._unknown.setdefault(incident, now) > DOUBT:
                 self._unknown.pop(incident)
-                self._incidents.close_case(incident, "ended", NOT_HERE)
+                self._incidents.remote.close_case(incident, "ended", NOT_HERE)
 
     def met(self, peer: Peer, now: float) -> None:
         """Somebody else coordinates: should he fall silent, this is when he was heard last."""
@@ -186,7 +188,9 @@ class Leader:
         what = f"captured {nodes}, asked at most {told.sent:.1f} s apart, all within {told.spread:.1f} s"
         run = self._find(call.news.key, call.news.attempt)
         asked = self._listed(told.run)
-        whole = self._incidents.together(run, call.incident, captures, asked, what, call.cause)
+        whole = self._incidents.remote.together(
+            run, call.incident, captures, asked, what, call.cause
+        )
         self._coordinator.captured(call.news, whole)
 
     def _leads(self, key: RunKey) -> bool:

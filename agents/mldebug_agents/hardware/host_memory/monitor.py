@@ -10,8 +10,8 @@ import msgspec
 from mldebug.config.schema import MemorySettings
 from mldebug.hardware.host_memory.state import NodeMemory, alarms
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.hardware.host_memory.reader import MemoryOrder, MemoryWatch
+from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.runs import Run
 
@@ -23,8 +23,10 @@ DEADLINE = 10.0
 class MemoryBoard:
     """Of this node."""
 
-    def __init__(self, bench: Workbench, inbox: "queue.SimpleQueue[Result | None]") -> None:
-        self.worker = Worker("memory", MemoryWatch(bench.host, bench.reader).look, inbox, DEADLINE)
+    def __init__(self, context: Context, inbox: "queue.SimpleQueue[Result | None]") -> None:
+        self.worker = Worker(
+            "memory", MemoryWatch(context.host, context.reader).look, inbox, DEADLINE
+        )
         self._due = 0.0
         self._told: NodeMemory | None = None
         self._alarmed: set[tuple[str, str]] = set()

@@ -29,7 +29,7 @@ from mldebug.diagnosis.exits.output import (
     ranks_of_tasks,
     shared_lines,
 )
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.hardware.kernel_log import sees_kernel_pids
 from mldebug_agents.incidents.exits.job_notes import (
     ErrorFile,
@@ -58,10 +58,10 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 class Witness:
     """Keeps the notes on all jobs."""
 
-    def __init__(self, bench: Workbench, kernel: KernelLog | None = None) -> None:
-        self._bench = bench
-        self._kernel = kernel or KernelLog(f"{bench.host.root}/dev/kmsg")
-        self._kernel_pids = sees_kernel_pids(bench.host)
+    def __init__(self, tools: CaptureTools, kernel: KernelLog | None = None) -> None:
+        self._tools, self._host, self._reader = tools, tools.context.host, tools.context.reader
+        self._kernel = kernel or KernelLog(f"{self._host.root}/dev/kmsg")
+        self._kernel_pids = sees_kernel_pids(self._host)
         self._notes: dict[str, Notes] = {}
         self._unread = Unread()
 
@@ -75,7 +75,7 @@ class Witness:
         notes.known.update(one.pid for one in fresh)
         self._find_error_files(fresh, notes)
         for one in fresh:
-            counter = oom_counter(self._bench.host, one.pid)
+            counter = oom_counter(self._host, one.pid)
             if counter:
                 notes.counters.setdefault(counter, [])
         whole = not job.lost and notes.known <= {one.pid for one in job.ranks}
@@ -92,9 +92,9 @@ class Witness:
 
     def _dumps(self, ending: Ending) -> dict[int, FlightRecord]:
         """By rank, what PyTorch dumped before the end."""
-        if not self._bench.config.capture.flight_recorder:
+        if not self._tools.context.config.capture.flight_recorder:
             return {}
-        return self._bench.flights.left_behind(self._ended(ending))
+        return self._tools.flight_recorders.left_behind(self._ended(ending))
 
     def ask(self, ending: Ending) -> Ending:
         """Add all that the job has left behind."""
@@ -114,7 +114,7 @@ class Witness:
             errors=own_errors(outputs) | self._error_files(notes),
             shared_error=last_error(shared, SHARED, shared=True),
             flights=self._dumps(ending),
-            traces=self._bench.rings.left_behind(self._ended(ending)),
+            traces=self._tools.traces.left_behind(self._ended(ending)),
             deaths=deaths,
             oom_kills=more_kills(notes),
             kernel_readable=not doubt,
@@ -133,7 +133,7 @@ class Witness:
     # --- while it lives ----------------------------------------------------------------------------
 
     def _find_logs(self, job: Job, notes: Notes) -> None:
-        host, finder = self._bench.host, LogFinder(self._bench.host, self._unread)
+        host, finder = self._host, LogFinder(self._host, self._unread)
         launcher = (
             host.process_state(job.launcher_pid, threads=False, files=True)
             if job.launcher_pid
@@ -162,14 +162,14 @@ class Witness:
                 log.foreign |= log.file in files
 
     def _lives(self, notes: Notes) -> bool:
-        states = (self._bench.host.brief(pid) for pid in notes.known)
+        states = (self._host.brief(pid) for pid in notes.known)
         return any(stat is not None and stat.state not in "ZX" for stat in states)
 
     def _note_log(self, place: LogPlace, rank: int | None, notes: Notes) -> None:
         key = (place.inode, place.target)
         log = notes.logs.get(key)
         if log is None and len(notes.logs) < MAX_LOGS + MAX_RANKS:
-            piece = self._bench.reader.read_from(place.path, 0, max_bytes=0)
+            piece = self._reader.read_from(place.path, 0, max_bytes=0)
             if isinstance(piece, Unreadable):
                 return
             log = Log(place=place, file=(piece.device, piece.inode), start=piece.size, ranks=set())
@@ -182,10 +182,8 @@ class Witness:
                 log.ranks |= {-1, -2}  # nobody's own
 
     def _find_error_files(self, ranks: Iterable[RankIdentity], notes: Notes) -> None:
-        wanted = {f"{self._bench.host.proc}/{one.pid}/environ": one for one in ranks}
-        read = (
-            self._bench.reader.read_many(list(wanted), max_bytes=MAX_ENVIRONMENT) if wanted else {}
-        )
+        wanted = {f"{self._host.proc}/{one.pid}/environ": one for one in ranks}
+        read = self._reader.read_many(list(wanted), max_bytes=MAX_ENVIRONMENT) if wanted else {}
         for path, one in wanted.items():
             data = read[path]
             if isinstance(data, bytes):
@@ -198,7 +196,7 @@ class Witness:
             rank=one.rank,
             path=path,
             pids=tuple(filter(None, (one.pid, one.launcher_pid))),
-            rights=Rights(one.uid, self._bench.host.status(one.pid).groups),
+            rights=Rights(one.uid, self._host.status(one.pid).groups),
         )
 
     # --- when it has ended -------------------------------------------------------------------------
@@ -225,7 +223,7 @@ class Witness:
 
     def _text(self, log: Log, gaps: list[str]) -> list[str]:
         """The lines that came since we know the log, at most the last `MAX_TEXT` bytes."""
-        place, reader, proc = log.place, self._bench.reader, self._bench.host.proc
+        place, reader, proc = log.place, self._reader, self._host.proc
         why = ""
         for path in (place.path, f"{proc}/{place.pid}/root{place.target}", place.target):
             head = reader.read_from(path, 0, max_bytes=0)
@@ -253,9 +251,9 @@ class Witness:
 
     def _read_error(self, file: ErrorFile) -> RankError | None:
         """As the rank, or its launcher, saw that path; last as we see it. Only what the job's user may read."""
-        proc = self._bench.host.proc
+        proc = self._host.proc
         for path in (*(f"{proc}/{pid}/root{file.path}" for pid in file.pids), file.path):
-            piece = self._bench.reader.read_from(path, 0, max_bytes=MAX_ERROR_FILE)
+            piece = self._reader.read_from(path, 0, max_bytes=MAX_ERROR_FILE)
             if not isinstance(piece, Unreadable) and file.rights.may_read(piece):
                 return parse_error_file(piece.data)
         return None

@@ -1,4 +1,4 @@
-"""Incidents of abnormal ends: attempts of one launch that fail the same way are one story, told with a growing timeline.
+"""IncidentManager of abnormal ends: attempts of one launch that fail the same way are one story, told with a growing timeline.
 
 Belongs to the main loop's thread.
 """
@@ -17,7 +17,7 @@ from mldebug.incidents.report.build import State
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.exits.exit_tracker import ELASTIC
-from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.state.run_row import Row
 from mldebug_agents.watch.runs import Run
 
@@ -39,7 +39,10 @@ class Stories:
     """Makes incidents of failed attempts. `capture` asks for a capture of ranks that live on."""
 
     def __init__(
-        self, incidents: Incidents, capture: Callable[[Run], None], forget: Callable[[str], None]
+        self,
+        incidents: IncidentManager,
+        capture: Callable[[Run], None],
+        forget: Callable[[str], None],
     ) -> None:
         self._incidents = incidents
         self._capture = capture

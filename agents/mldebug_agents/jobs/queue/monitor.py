@@ -10,9 +10,9 @@ from mldebug.config.schema import Config
 from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.jobs.schedulers.model import Orphan
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.jobs.queue.orphans import OrphanOrder, OrphanWatch
 from mldebug_agents.jobs.queue.poll import WORKER, Asked
+from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 
 log = logging.getLogger("mldebug")
@@ -25,11 +25,11 @@ class QueueBoard:
     """Of this node."""
 
     def __init__(
-        self, config: Config, bench: Workbench, inbox: "queue.SimpleQueue[Result | None]"
+        self, config: Config, context: Context, inbox: "queue.SimpleQueue[Result | None]"
     ) -> None:
-        self._bench, self._inbox, self._config = bench, inbox, config
+        self._context, self._inbox, self._config = context, inbox, config
         self._asked: dict[str, Asked] = {}
-        watch = OrphanWatch(bench.host, bench.reader)
+        watch = OrphanWatch(context.host, context.reader)
         self._worker = Worker(ORPHANS, watch.look, inbox, LOOK_DEADLINE)
         self._due = 0.0
         self._orphans: tuple[Orphan, ...] | None = None
@@ -44,7 +44,7 @@ class QueueBoard:
         for name, plugin in wanted.items():
             known = before.get(name)
             same = known is not None and known.plugin == plugin
-            fresh = (name, plugin, self._bench.node, self._bench.spawner, self._inbox)
+            fresh = (name, plugin, self._context.node, self._context.spawner, self._inbox)
             self._asked[name] = known if known is not None and same else Asked(*fresh)
 
     def turn(self) -> None:

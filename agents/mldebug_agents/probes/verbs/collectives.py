@@ -8,11 +8,9 @@ from typing import Any, TextIO
 import click
 import msgspec
 
-from mldebug.config.schema import load_config
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.ranksets import unfold_nodes
 from mldebug.core.redact import clean
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.probes.busy import BusyError
 from mldebug_agents.probes.child import Ended, Event, blamed, events
 from mldebug_agents.probes.collectives_options import chosen_ops, collective_options, payloads
@@ -26,6 +24,7 @@ from mldebug_agents.probes.plot import check_matplotlib
 from mldebug_agents.probes.rank_events import FAILURES, heard
 from mldebug_agents.probes.recording import record
 from mldebug_agents.probes.session import Wanted, open_session
+from mldebug_agents.probes.tools import open_probe_tools
 
 PORT = 29431  # of printed lines: nobody can ask there which one is free
 
@@ -112,8 +111,8 @@ def _over(
     kept = sane_variables()
     travelling = {**kept, **measurement.variables()}
     nodes = Nodes(names, through, frame.python or sys.executable, travelling)
-    with Workbench(load_config(None)) as bench, only_probe(frame.lock):
-        run = lambda: measurement.run_on(nodes, frame, bench.spawner)
+    with open_probe_tools() as tools, only_probe(frame.lock):
+        run = lambda: measurement.run_on(nodes, frame, tools.context.spawner)
         return _measured(measurement, output, kept, run, keep)
 
 

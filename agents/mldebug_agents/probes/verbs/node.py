@@ -4,18 +4,17 @@ import click
 import msgspec
 
 from mldebug.cli.param_types import FOLDER, Listed
-from mldebug.config.schema import load_config
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.redact import clean
 from mldebug.probes.baselines import shipped
 from mldebug.probes.checks import Acceptance, Check, accept
 from mldebug.probes.ports import check_wanted
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.probes.environment import sane_variables
 from mldebug_agents.probes.node_stages import STAGES, WITHOUT_TORCH, NodeProbe
 from mldebug_agents.probes.node_stages import Wanted as Shown
 from mldebug_agents.probes.options import probe_options, wanted
 from mldebug_agents.probes.session import Wanted, open_session
+from mldebug_agents.probes.tools import open_probe_tools
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,12 +89,12 @@ def _show(probe: NodeProbe, as_json: bool, drain_reason: bool) -> Acceptance:
 def _probe(probe: NodeProbe, shown: Shown, asked: Wanted) -> None:
     """Do all stages."""
     if set(shown.stages) <= set(WITHOUT_TORCH):
-        with Workbench(load_config(None)) as bench:
-            probe.look(bench)
+        with open_probe_tools() as tools:
+            probe.look(tools)
         return
     sane_variables()
     with open_session(asked) as session:
-        probe.look(session.bench)
+        probe.look(session.tools)
         probe.load(session)
 
 

@@ -18,12 +18,12 @@ from mldebug.core.units import format_duration
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.history import Memory, Series, printable
 from mldebug.storage.checkpoints.state import SaveState, lines_of, newest_of, tell
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.state.key_value_store import Memory as Store
 from mldebug_agents.storage.checkpoints.open_files import hints
 from mldebug_agents.storage.checkpoints.reader import JobOrder, SaveNews, SaveOrder, Saves
 from mldebug_agents.storage.checkpoints.series_reader import SeriesLook
+from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -57,11 +57,11 @@ class _Stored(msgspec.Struct):
 class SaveBoard:
     """All series of this node."""
 
-    def __init__(self, bench: Workbench, store: Store, inbox: "queue.SimpleQueue[Result | None]", settings: Checkpoints) -> None:  # fmt: skip
-        reader = bench.reader.another()  # a slow listing keeps nobody else waiting
-        self._saves = Saves(bench.host, reader, create_all("checkpoints"))
+    def __init__(self, context: Context, store: Store, inbox: "queue.SimpleQueue[Result | None]", settings: Checkpoints) -> None:  # fmt: skip
+        reader = context.reader.another()  # a slow listing keeps nobody else waiting
+        self._saves = Saves(context.host, reader, create_all("checkpoints"))
         self.worker = Worker("checkpoints", self._saves.look, inbox, DEADLINE)
-        self._host = bench.host
+        self._host = context.host
         self._store = store
         self._settings = settings
         self._series: dict[Key, Series] = {}

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from mldebug.core.model import Gap, Job
 from mldebug.storage.dir_sizes import HOWS, STUCK, TreeState, tree_lines
 from mldebug.storage.filesystems.state import Alarm, Measure, Row
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.storage.dir_sizes.controller import TreeDesk
 from mldebug_agents.storage.dir_sizes.messages import Order
+from mldebug_agents.system.context import Context
 
 INTERVAL = 2.0  # seconds between two looks at what the child has told
 
@@ -19,18 +19,18 @@ class Trees:
     name = "trees"
     interval = INTERVAL
 
-    def __init__(self, bench: Workbench) -> None:
-        self._bench = bench
-        self._desk = TreeDesk(bench.spawner, ())
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._desk = TreeDesk(context.spawner, ())
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Hear what the child says."""
-        trees = self._bench.config.trees
+        trees = self._context.config.trees
         self._desk.obey(
             [
                 Order(
                     path=path,
-                    root=self._bench.host.root,
+                    root=self._context.host.root,
                     rescan=trees.rescan,
                     verify=trees.verify,
                     max_inodes=trees.max_inodes,

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from mldebug.core.model import Gap, Job
 from mldebug.storage.filesystems.canary import Written, sentence
 from mldebug.storage.filesystems.state import Alarm, Measure, Row
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.child.client import Probe
 from mldebug_agents.storage.child.messages import Asked, Place, Trial
+from mldebug_agents.system.context import Context
 
 SECONDS = 8.0  # for all folders; one that takes longer counts as stuck until it comes back
 
@@ -17,8 +18,8 @@ class Canary:
 
     name = "canary"
 
-    def __init__(self, bench: Workbench) -> None:
-        self._bench = bench
+    def __init__(self, context: Context, probe: Probe) -> None:
+        self._context, self._probe = context, probe
         self._file = f".mldebug-canary-{os.uname().nodename}-{os.geteuid()}"
         self._written: list[Written] = []
         self._gaps: list[Gap] = []
@@ -26,15 +27,15 @@ class Canary:
     @property
     def interval(self) -> float:
         """Seconds between two looks."""
-        return self._bench.config.storage.canary.interval
+        return self._context.config.storage.canary.interval
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Write to all folders at once. Raises OSError where the probe child is gone."""
-        paths = self._bench.config.storage.canary.paths
+        paths = self._context.config.storage.canary.paths
         trial = Trial(self._file, self._size)
-        root = os.fsencode(self._bench.host.root)
+        root = os.fsencode(self._context.host.root)
         places = [Place(0, os.fsencode(path), trial, root=root) for path in paths]
-        answers = self._bench.filesystems.ask(places, SECONDS)
+        answers = self._probe.ask(places, SECONDS)
         found = list(zip(paths, answers, strict=True))
         self._written = [_written(path, one) for path, one in found if one.wrote or one.stuck]
         self._gaps = [_gap(path, one) for path, one in found if not one.wrote and not one.stuck]
@@ -66,7 +67,7 @@ class Canary:
 
     @property
     def _size(self) -> int:
-        return self._bench.config.storage.canary.size
+        return self._context.config.storage.canary.size
 
     def _row(self, one: Written) -> Row:
         return {

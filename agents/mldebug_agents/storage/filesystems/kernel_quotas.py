@@ -9,9 +9,10 @@ from mldebug.core.model import Gap, Job
 from mldebug.storage.filesystems.fullness import told_bytes
 from mldebug.storage.filesystems.state import Alarm, Cell, Measure, Row
 from mldebug.storage.filesystems.visibility import UIDS, uids_cell
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.child.client import Probe
 from mldebug_agents.storage.child.messages import Asked, Block, Owners, Place
 from mldebug_agents.storage.filesystems.mounts import Used, used_mounts
+from mldebug_agents.system.context import Context
 
 INTERVAL = 120.0  # seconds
 KEEPERS = frozenset(("ext2", "ext3", "ext4", "xfs", "f2fs", "jfs", "ocfs2", "tmpfs"))
@@ -42,20 +43,20 @@ class KernelQuotas:
     name = "kernel_quotas"
     interval = INTERVAL
 
-    def __init__(self, bench: Workbench) -> None:
-        self._bench = bench
+    def __init__(self, context: Context, probe: Probe) -> None:
+        self._context, self._probe = context, probe
         self._kept: list[Kept] = []
         self._gaps: list[Gap] = []
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Ask once for each filesystem. Raises OSError where the probe child is gone."""
         ranks = {rank.pid: rank.uid for job in jobs for rank in job.ranks}
-        found = used_mounts(self._bench.host, jobs, ())
+        found = used_mounts(self._context.host, jobs, ())
         kept = {one.mount.device: one for one in found.values() if one.mount.fstype in KEEPERS}
         used = [one for one in kept.values() if one.ranks]
         places = [self._place(one, ranks) for one in used]
         asked = [(use, one) for use, one in zip(used, places, strict=True) if one.owners and one.owners.ids]  # fmt: skip
-        answers = self._bench.filesystems.ask([place for _, place in asked])
+        answers = self._probe.ask([place for _, place in asked])
         told = [(use, one) for (use, _), one in zip(asked, answers, strict=True)]
         self._kept = [one for use, asked in told for one in self._told(use, asked, ranks)]
         self._gaps = [_gap(use, asked) for use, asked in told if asked.reason and not asked.stuck]
@@ -77,7 +78,7 @@ class KernelQuotas:
 
     def alarms(self) -> Iterator[Alarm]:
         """Those that are nearly used up."""
-        limit = self._bench.config.storage.quota_limit
+        limit = self._context.config.storage.quota_limit
         for one in self._kept:
             if max(share or 0.0 for share in one.shares) >= limit:
                 words = f"quota {_line(one)}"
@@ -89,7 +90,7 @@ class KernelQuotas:
 
     def _place(self, used: Used, ranks: dict[int, int]) -> Place:
         """Whoever is not root may ask only for his own."""
-        host, mine = self._bench.host, os.geteuid()
+        host, mine = self._context.host, os.geteuid()
         users = {(0, ranks[pid]) for pid in used.ranks if mine in (0, ranks[pid])}
         groups = {(1, group) for pid in used.ranks if mine == 0 for group in _groups(host.text(pid, "status"))}  # fmt: skip
         folders = [os.fsencode(f"{host.proc}/{pid}/cwd") for pid in sorted(used.ranks)[:MOST]]
@@ -99,7 +100,7 @@ class KernelQuotas:
     def _told(self, used: Used, asked: Asked, ranks: dict[int, int]) -> Iterator[Kept]:
         uids = tuple(sorted({ranks[pid] for pid in used.ranks}))
         for block in asked.blocks:
-            who = self._bench.host.user(block.id) if block.kind == 0 else str(block.id)
+            who = self._context.host.user(block.id) if block.kind == 0 else str(block.id)
             own = (block.id,) if block.kind == 0 else uids
             yield Kept(used=used, block=block, who=who, uids=own)
 

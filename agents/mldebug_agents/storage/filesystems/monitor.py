@@ -19,7 +19,7 @@ from mldebug.storage.filesystems.limits import (
     usable,
 )
 from mldebug.storage.filesystems.state import Alarm, Measure, Row
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.child.client import Probe
 from mldebug_agents.storage.child.messages import Asked, Place, Space
 from mldebug_agents.storage.filesystems.mounts import (
     IMAGES,
@@ -31,6 +31,7 @@ from mldebug_agents.storage.filesystems.mounts import (
     used_mounts,
 )
 from mldebug_agents.storage.filesystems.state import Seen, labels, measures, row, stuck
+from mldebug_agents.system.context import Context
 
 DENIED = "this user may not see which files they have open"
 ALLOW = "run the agent as root or as their user, or give it CAP_SYS_PTRACE"
@@ -42,8 +43,8 @@ class Filesystems:
 
     name = "filesystems"
 
-    def __init__(self, bench: Workbench) -> None:
-        self._bench = bench
+    def __init__(self, context: Context, probe: Probe) -> None:
+        self._context, self._probe = context, probe
         self._past: dict[Key, Past] = {}
         self._earlier: dict[tuple[str, str, str], Stored] = {}  # of the agent before this one
         self._seen: list[Seen] = []
@@ -56,18 +57,18 @@ class Filesystems:
     @property
     def interval(self) -> float:
         """Seconds between two looks."""
-        return self._bench.config.storage.interval
+        return self._context.config.storage.interval
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Ask all mounts at once, in the probe child. Raises OSError where that is gone."""
         self._gaps = {}
         paths = self._configured()
         self._find(paths)
-        found = used_mounts(self._bench.host, jobs, paths, self._before, self._where, self.places)
+        found = used_mounts(self._context.host, jobs, paths, self._before, self._where, self.places)
         self._before = used_by(found)
         self._note_denied(jobs)
         places = [Place(one.mount.id, one.path) for one in found.values()]
-        answers = self._bench.filesystems.ask(places)
+        answers = self._probe.ask(places)
         self._past = {key: past for key, past in self._past.items() if key in found}
         self._seen = [
             self._judge(now, one, asked) for one, asked in zip(found.values(), answers, strict=True)
@@ -105,7 +106,7 @@ class Filesystems:
                 yield msgspec.structs.replace(alarm, uids=seen.used.uids)
 
     def _alarms(self, seen: Seen) -> Iterator[Alarm]:
-        wanted = self._bench.config.storage
+        wanted = self._context.config.storage
         title = seen.used.title
         if seen.asked.stuck:
             yield stuck(seen)
@@ -129,7 +130,7 @@ class Filesystems:
 
     def _configured(self) -> tuple[str, ...]:
         """Folders of the configuration: of a pattern that part which is none."""
-        config = self._bench.config
+        config = self._context.config
         bare = (_GLOB.split(one)[0].rpartition("/")[0] if _GLOB.search(one) else one for one in config.checkpoints.paths)  # fmt: skip
         chosen = (*config.storage.paths, *config.storage.limits, *config.storage.usable, *bare)
         return tuple(dict.fromkeys(one for one in chosen if one.startswith("/")))
@@ -139,10 +140,8 @@ class Filesystems:
         hanging = {one.used.mount.id for one in self._seen if one.asked.stuck}
         self._where = {path: at for path, at in self._where.items() if path in paths}
         free = [one for one in paths if self._where.get(one) not in hanging]
-        root = os.fsencode(self._bench.host.root)
-        answers = self._bench.filesystems.ask(
-            [Place(0, os.fsencode(one), root=root) for one in free]
-        )
+        root = os.fsencode(self._context.host.root)
+        answers = self._probe.ask([Place(0, os.fsencode(one), root=root) for one in free])
         for path, asked in zip(free, answers, strict=True):
             if not asked.reason:
                 self._where[path] = asked.mount
@@ -152,7 +151,7 @@ class Filesystems:
     def _note_denied(self, jobs: Sequence[Job]) -> None:
         """Whoever may not look into a process does not know where it writes: that is said, once for each job."""
         for job in jobs:
-            ranks = unseen(self._bench.host, job)
+            ranks = unseen(self._context.host, job)
             if ranks:
                 what = (
                     f"filesystems of {job.name or job.id}, {len(ranks)} of {len(job.ranks)} ranks"
@@ -168,7 +167,7 @@ class Filesystems:
         past.writable = past.writable or not asked.space.read_only
         if asked.space.read_only or used.mount.fstype in IMAGES or not asked.space.size:
             return seen  # nobody fills it, or it does not tell: a tmpfs without a limit
-        rules = self._bench.config.storage.usable
+        rules = self._context.config.storage.usable
         share = min(usable(rules, one, used.mount.fstype) for one in (used.name, *used.folders))
         seen.now = told = _fullness(asked.space, share)
         past.add(now, told.left, told.inodes_left)
@@ -190,7 +189,7 @@ class Filesystems:
         names = sorted((used.name, *used.folders), key=len)
         usual = min(default_limit(one) for one in names)
         for path in reversed(names):
-            text = nearest(self._bench.config.storage.limits, path)
+            text = nearest(self._context.config.storage.limits, path)
             try:
                 if text is not None:
                     return parse_limit(text)

@@ -9,7 +9,7 @@ from mldebug.core.redact import clean
 from mldebug.storage.filesystems.fullness import told_bytes
 from mldebug.storage.filesystems.quotas import Quota, QuotaError, read_quota
 from mldebug.storage.filesystems.state import Alarm, Measure, Row
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.system.context import Context
 from mldebug_agents.system.spawn import Completed
 
 INTERVAL = 300.0  # seconds: a quota tool asks a server
@@ -23,15 +23,15 @@ class Quotas:
     name = "quotas"
     interval = INTERVAL
 
-    def __init__(self, bench: Workbench) -> None:
-        self._bench = bench
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._wanted: dict[str, Wanted] = {}
         self._told: dict[str, Quota] = {}
         self._failed: dict[str, str] = {}
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Ask them one after another; one that hangs costs its own timeout."""
-        self._wanted, self._told, self._failed = dict(self._bench.config.storage.quotas), {}, {}
+        self._wanted, self._told, self._failed = dict(self._context.config.storage.quotas), {}, {}
         for name, wanted in self._wanted.items():
             try:
                 self._told[name] = read_quota(wanted.pattern, self._ask(wanted))
@@ -67,7 +67,7 @@ class Quotas:
         if not wanted.command:
             raise QuotaError("no command is configured")
         path = os.environ.get("PATH", "/usr/bin:/bin")
-        done = self._bench.spawner.run(
+        done = self._context.spawner.run(
             wanted.command,
             timeout=wanted.timeout,
             max_output=MAX_OUTPUT,

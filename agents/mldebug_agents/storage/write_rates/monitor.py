@@ -14,8 +14,8 @@ from mldebug.storage.write_rates import (
     who_fills,
     writer_line,
 )
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.storage.write_rates.reader import Readings
+from mldebug_agents.system.context import Context
 
 INTERVAL = 15.0  # seconds between two looks
 MAX_MOUNTS = 4  # of one rank that are told in metrics: the fastest
@@ -27,8 +27,8 @@ class Writers:
     name = "writers"
     interval = INTERVAL
 
-    def __init__(self, bench: Workbench) -> None:
-        self._readings = Readings(bench.host, bench.reader)
+    def __init__(self, context: Context) -> None:
+        self._readings = Readings(context.host, context.reader)
         self._before: dict[tuple[str, int], Written] = {}
         self._names: dict[str, str] = {}
         self._uids: dict[str, tuple[int, ...]] = {}

@@ -11,7 +11,7 @@ from mldebug import __version__
 from mldebug.config.schema import effective_yaml
 from mldebug.core.model import Job
 from mldebug.hardware.kernel_log.hands_off import hands_off
-from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.agent.wiring import NodeTools
 from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.kernel_log import KernelLogSource, sees_kernel_pids
@@ -30,13 +30,13 @@ WAY_OUT = "see its log; `py-spy dump --pid PID` says where it hangs"
 
 
 class Recorder:
-    """Records the node that a bench looks at. `seconds`: for how long, 0 for one look; `enough`: ends it sooner."""
+    """Records the node that a tools looks at. `seconds`: for how long, 0 for one look; `enough`: ends it sooner."""
 
     def __init__(
-        self, bench: Workbench, seconds: float, enough: Callable[[], bool] = lambda: False
+        self, tools: NodeTools, seconds: float, enough: Callable[[], bool] = lambda: False
     ) -> None:
-        self._bench, self._seconds, self._enough = bench, seconds, enough
-        self._config = bench.config
+        self._tools, self._seconds, self._enough = tools, seconds, enough
+        self._config = tools.context.config
         self._jobs: dict[str, Job] = {}
         self.folder = Folder()
 
@@ -54,7 +54,7 @@ class Recorder:
             began_at=began,
             ended_at=time.time(),
             clocks=clocks,
-            kernel_pids=sees_kernel_pids(self._bench.host),
+            kernel_pids=sees_kernel_pids(self._tools.context.host),
             read_by=seen.read_by,
             counted=seen.read_by == "agent",
             gaps=tuple(self.folder.gaps),
@@ -72,7 +72,9 @@ class Recorder:
     def _find_jobs(self) -> None:
         self.folder.attempt(
             "the jobs of this node",
-            lambda: self._jobs.update({job.id: job for job in self._bench.finder.find().jobs}),
+            lambda: self._jobs.update(
+                {job.id: job for job in self._tools.capture.finder.find().jobs}
+            ),
         )
 
     def _observe(self, asked: Inquiry) -> Observed:
@@ -107,12 +109,12 @@ class Recorder:
         return eye.finish()
 
     def _look_ourselves(self) -> Observed:
-        bench = self._bench
-        kernel = KernelLogSource(f"{bench.host.root}/dev/kmsg")
+        tools = self._tools
+        kernel = KernelLogSource(f"{tools.context.host.root}/dev/kmsg")
         eye = OwnEye(
-            bench.gpus,
-            Holders(bench.host, bench.reader),
-            bench.node,
+            tools.gpus,
+            Holders(tools.context.host, tools.context.reader),
+            tools.context.node,
             __version__,
             lambda: hands_off(kernel.read().bursts, time.time()),
         )
@@ -150,7 +152,9 @@ class Recorder:
             "kernel log": lambda: self._kernel(clocks),
             "reports": lambda: facts.reports(folder, config),
             "/proc of the agent": lambda: facts.agent_proc(
-                folder, self._bench.host, last.pid if last and seen.read_by == "agent" else 0
+                folder,
+                self._tools.context.host,
+                last.pid if last and seen.read_by == "agent" else 0,
             ),
         }
         for what, gather in steps.items():
@@ -167,18 +171,18 @@ class Recorder:
         self.folder.add_lines(layout.FAILED, list(seen.failed))
 
     def _kernel(self, clocks: Clocks) -> None:
-        path = f"{self._bench.host.root}/dev/kmsg"
+        path = f"{self._tools.context.host.root}/dev/kmsg"
         since = clocks.monotonic - HOURS * 3600.0 - self._seconds
         self.folder.add(layout.KERNEL, read_kernel_log(path, since))
 
     def _doctor(self) -> None:
         chosen = str(self._config.capture.py_spy)
         world = World(
-            reader=self._bench.reader,
-            starter=self._bench.spawner,
+            reader=self._tools.context.reader,
+            starter=self._tools.context.spawner,
             py_spy=find_binary() if chosen == "auto" else chosen,
             state_dir=self._config.agent.state_dir,
-            asleep=self._bench.spawner.helper_pid,
+            asleep=self._tools.context.spawner.helper_pid,
         )
         rows = tuple(examine(world))
         self.folder.add_json(layout.DOCTOR, {"uid": os.geteuid(), "checks": rows})

@@ -1,0 +1,311 @@
+"""Puts the parts of an agent together. Nothing else builds a part out of others, or connects two of them."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from mldebug.cluster.membership import lives
+from mldebug.cluster.run_identity import job_key, run_id
+from mldebug.config.schema import Config
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job, NodeCapture
+from mldebug.status.snapshot import Snapshot
+from mldebug_agents.agent import loop as agent_loop
+from mldebug_agents.agent.capture_queue import Orders, take
+from mldebug_agents.agent.loop import Inbox, LoopParts, Node
+from mldebug_agents.agent.monitors import Monitors
+from mldebug_agents.agent.recovery import Past
+from mldebug_agents.alerts.action_runner.alertmanager import Alerts
+from mldebug_agents.alerts.action_runner.capture_requests import Captures
+from mldebug_agents.alerts.action_runner.runner import Acting
+from mldebug_agents.alerts.notifier import Notices
+from mldebug_agents.capture.nccl_ras import child as ras_child
+from mldebug_agents.capture.nccl_ras.client import GLANCE as RAS_GLANCE
+from mldebug_agents.capture.tools import CaptureTools
+from mldebug_agents.cluster.node_captures import machine
+from mldebug_agents.cluster.peers import identity
+from mldebug_agents.cluster.peers.client import Talk
+from mldebug_agents.cluster.peers.controller import Members
+from mldebug_agents.cluster.peers.coordinated_capture import Together
+from mldebug_agents.cluster.peers.identity import counting
+from mldebug_agents.cluster.peers.refusals import Refusals
+from mldebug_agents.cluster.peers.routes import app
+from mldebug_agents.cluster.peers.setup import Joined
+from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, Verb, member_verbs
+from mldebug_agents.hardware.gpu.child import messages as gpu_messages
+from mldebug_agents.hardware.gpu.child import server as gpu_server
+from mldebug_agents.hardware.gpu.controller import gpu_verbs
+from mldebug_agents.hardware.gpu.reader import VendorReader
+from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
+from mldebug_agents.hardware.monitor import HardwareMonitor
+from mldebug_agents.incidents.exits.exit_evidence import Witness
+from mldebug_agents.incidents.exits.exit_tracker import Endings
+from mldebug_agents.incidents.exits.failed_attempts import Stories
+from mldebug_agents.incidents.exits.pidfds import ExitWatch
+from mldebug_agents.incidents.manager import IncidentManager
+from mldebug_agents.incidents.manual import write_case
+from mldebug_agents.jobs.hook import switch_child
+from mldebug_agents.jobs.queue.monitor import QueueBoard
+from mldebug_agents.probes.history.monitor import ProbeBoard
+from mldebug_agents.state import client as state_client
+from mldebug_agents.state import server as state_server
+from mldebug_agents.state.store import Ledger
+from mldebug_agents.storage.checkpoints.monitor import SaveBoard
+from mldebug_agents.storage.child import client as filesystem_client
+from mldebug_agents.storage.child import server as filesystem_server
+from mldebug_agents.storage.child.client import Probe
+from mldebug_agents.storage.dir_sizes import entry as dir_sizes_child
+from mldebug_agents.storage.dir_sizes import messages as dir_sizes_messages
+from mldebug_agents.storage.monitor import Storage
+from mldebug_agents.system.child.helper import Workers
+from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.context import Context, open_context
+from mldebug_agents.system.service.clock import Clock
+from mldebug_agents.system.service.sd_notify import Notifier
+from mldebug_agents.system.workers import Result, Worker
+from mldebug_agents.watch.ras_watch import RasWatch
+from mldebug_agents.watch.watch import Watch
+from mldebug_agents.web.server import Server
+
+CHILDREN: Workers = {
+    state_client.NAME: state_server.serve,
+    gpu_messages.NAME: gpu_server.serve,
+    switch_child.NAME: switch_child.serve,
+    ras_child.NAME: ras_child.serve,
+    filesystem_client.NAME: filesystem_server.serve,
+    identity.NAME: identity.serve,
+    dir_sizes_messages.NAME: dir_sizes_child.serve,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTools:
+    """What an agent or a command looks at this node with."""
+
+    context: Context
+    capture: CaptureTools
+    gpus: VendorReader
+    filesystem_probe: Probe
+
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """Children that could not be ended."""
+        return (*self.context.spawner.leftovers, *self.gpus.leftovers())
+
+
+class CurrentConfig:
+    """The configuration that holds now; `reload` of an agent replaces it."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def read(self) -> Config:
+        """The newest one."""
+        return self._config
+
+    def replace(self, config: Config) -> None:
+        """From now on this one."""
+        self._config = config
+
+
+@contextmanager
+def open_tools(
+    config: Config | CurrentConfig, root: str = "/", *, probes: bool = False
+) -> Iterator[NodeTools]:
+    """Start the helper process and open all tools; they are closed with the block. Open them before any thread is started.
+
+    `root`: where the host's / is seen. `probes`: processes of a probe count as ranks, too.
+    """
+    current = config if isinstance(config, CurrentConfig) else CurrentConfig(config)
+    with open_context(current.read, CHILDREN, root) as context:
+        gpus, filesystem_probe = VendorReader(context.spawner, context.host), Probe(context.spawner)
+        try:
+            yield NodeTools(context, CaptureTools(context, probes=probes), gpus, filesystem_probe)
+        finally:
+            gpus.close()
+            filesystem_probe.close()
+
+
+def build_loop(
+    current: CurrentConfig,
+    tools: NodeTools,
+    store: Ledger,
+    publish: Callable[[Snapshot], None],
+    notifier: Notifier | None = None,
+    read_config: Callable[[], Config] | None = None,
+    joined: Joined | None = None,
+) -> Node:
+    """The loop of an agent with all its parts.
+
+    `publish` gets each new snapshot; `read_config` reads the config file again; `joined`: how other agents are reached.
+    """
+    config, context, inbox = current.read(), tools.context, Inbox()
+    clock = Clock()
+    workers = _workers(tools, inbox, read_config or current.read)
+    notices = Notices(config, context.node, store, inbox)
+    incidents = IncidentManager(
+        store,
+        clock,
+        written=notices.incident,
+        renamed=notices.renamed,
+        keep_failures=joined is not None,
+    )
+    capture_queue = Orders(workers["capture"].order, incidents)
+    failed_attempts = Stories(incidents, capture_queue.ask_now, store.forget)
+    exit_watch = ExitWatch(context.host, lambda gone: inbox.put(Result("exit", None, gone, None)))
+    witness = Witness(tools.capture)
+    exits = Endings(witness, exit_watch, workers["exits"].order, failed_attempts, store.keep_ends)
+    peers = _peers(config, context, inbox, incidents, capture_queue, joined)
+    capture = requested_captures(tools, inbox, member_verbs(peers, joined.talk if joined else None))
+    monitors = Monitors(
+        hardware=HardwareMonitor.of(context, store, inbox, tools.gpus),
+        notices=notices,
+        acting=Acting(config, context, capture, store, notices.book, inbox),
+        storage=Storage.of(context, tools.filesystem_probe, store, inbox),
+        saves=SaveBoard(context, store, inbox, config.checkpoints),
+        memory=MemoryBoard(context, inbox),
+        queues=QueueBoard(config, context, inbox),
+        probes=ProbeBoard(config.agent.state_dir, context.reader, inbox),
+    )
+    recovery = Past(
+        *(store, context, tools.leftovers, incidents, failed_attempts, exits), capture_queue.ask_now
+    )
+    parts = LoopParts(
+        context=context,
+        leftovers=tools.leftovers,
+        failure_counts=tools.capture.failure_counts,
+        store=store,
+        inbox=inbox,
+        workers=workers,
+        monitors=monitors,
+        incidents=incidents,
+        capture_queue=capture_queue,
+        failed_attempts=failed_attempts,
+        exit_watch=exit_watch,
+        exits=exits,
+        recovery=recovery,
+        ras=RasWatch(workers["ras"].order),
+        peers=peers,
+    )
+    return Node(config, parts, publish, current.replace, notifier, clock)
+
+
+def serve_people(server: Server, node: Node, joined: Joined | None) -> None:
+    """What people and Alertmanager may ask of this agent over its own sockets."""
+    captures = node.monitors.acting.captures
+    own = member_verbs(node.peers, joined.talk if joined is not None else None)
+    alerts = Alerts(captures, node.node, partial(_runs_elsewhere, own))
+    server.serve_verbs(gpu_verbs(node.monitors.hardware.desk), own, alerts.answer)
+
+
+def serve_peers(server: Server, node: Node, joined: Joined, config: Config, store: Ledger) -> None:
+    """What other agents may ask of this one, where they are configured."""
+    if node.peers is None:
+        return
+    refusals, proof = node.peers.refusals, joined.identity
+    judge = partial(_judged, config, node.node)
+    door = app(
+        *(node.peers.ask, node.node, judge, lambda: store.waiting, proof, refusals, machine()),
+        lambda: node.found.gaps,
+    )
+    proof.server.sslobject_class = counting(proof, partial(_turned_away, refusals))
+    joined.talk.tell(refusals.count)
+    slow = partial(refusals.count, "slow", why="it takes too long to say what it wants")
+    server.serve_peers(
+        door, joined.door, proof.server, partial(_admits, joined.talk, refusals), slow
+    )
+
+
+def requested_captures(tools: NodeTools, inbox: Inbox, verbs: dict[str, Verb]) -> Captures:
+    """How what alerts and actions ask for is captured: by all agents that are joined, else by this one."""
+    context = tools.context
+
+    def write(capture: NodeCapture) -> str:
+        state_dir = context.config.agent.state_dir
+        taken = write_case(state_dir, (capture,), time.time(), trigger="alert")
+        if taken.trouble:
+            raise MldebugError(taken.trouble)
+        return taken.report.id
+
+    def across(name: str, job: Job | None) -> str:
+        run = run_id(job_key(job, context.node)) if job is not None else name
+        report: Any = verbs[DUMP_PATH]({"job": run, "trigger": "alert"}, None)
+        return str(report.id)
+
+    return Captures(tools.capture.capturer, inbox, write, across)
+
+
+def _workers(
+    tools: NodeTools, inbox: Inbox, read_config: Callable[[], Config]
+) -> dict[str, Worker]:
+    """The loop's own workers by name; each may hang without holding up another."""
+    many = agent_loop.AT_ONCE
+    watch, ras = Watch(tools.capture), tools.capture.ras
+    return {
+        "watch": Worker("watch", watch.look, inbox, agent_loop.LOOK_DEADLINE),
+        "capture": Worker(
+            "capture", partial(take, tools.capture), inbox, agent_loop.CAPTURE_DEADLINE, many
+        ),
+        "exits": Worker("exits", lambda work: work(), inbox, agent_loop.EXITS_DEADLINE),
+        "ras": Worker(
+            "ras",
+            lambda order: ras.ask(order.job, whole=False, seconds=RAS_GLANCE),
+            *(inbox, agent_loop.RAS_DEADLINE, many),
+        ),
+        "config": Worker("config", lambda _: read_config(), inbox, agent_loop.CONFIG_DEADLINE),
+    }
+
+
+def _peers(
+    config: Config,
+    context: Context,
+    inbox: Inbox,
+    incidents: IncidentManager,
+    capture_queue: Orders,
+    joined: Joined | None,
+) -> Members | None:
+    """Other agents, where some are configured."""
+    if joined is None:
+        return None
+    return Members(
+        *(context.node, joined.port, joined.talk, joined.candidates, joined.interval),
+        *(inbox, incidents, capture_queue.ask_now),
+        topology=config.cluster.topology,
+    )
+
+
+def _runs_elsewhere(verbs: dict[str, Verb], wanted: Iterable[str]) -> Iterator[str]:
+    """Ids of wanted runs on other nodes; none where no other agents are joined, or nobody coordinates."""
+    with suppress(MldebugError):
+        view: Any = verbs[CLUSTER_PATH]({}, None)
+        names = set(wanted)
+        shown = [news for member in view.members for news in member.runs if lives(news)]
+        keys = {news.key for news in shown if names & {news.name, run_id(news.key)}}
+        yield from map(run_id, keys)
+
+
+def _admits(talk: Talk, refusals: Refusals, address: str) -> bool:
+    """May an agent come from there? Known before it has sent a word."""
+    if talk.allows(address):
+        return True
+    refusals.count("network", address, "it is in no network of cluster.networks")
+    return False
+
+
+def _turned_away(refusals: Refusals, reason: str, why: str) -> None:
+    refusals.count(reason, "", why)
+
+
+def _judged(config: Config, node: str, told: Together) -> bytes:
+    """A capture of all nodes as a report for a person; it is stored here."""
+    if told.run is None:
+        raise MldebugError("no node has sent a capture of it")
+    asked = msgspec.structs.replace(told.run.asked, by=node)
+    taken = write_case(
+        config.agent.state_dir, told.run.captures, time.time(), asked, node, told.trigger
+    )
+    return msgspec.json.encode(taken.report)

@@ -1,0 +1,88 @@
+"""Everything that looking at ranks and capturing them takes, built once for an agent or a command."""
+
+import math
+
+from mldebug.capture.nccl_ras.process_map import World
+from mldebug.core.model import Job
+from mldebug.core.plugins import create_all, load
+from mldebug.jobs.logs.parser import LogParser
+from mldebug_agents.capture.capture import Capturer, Settings
+from mldebug_agents.capture.flight_recorder.collector import Collector
+from mldebug_agents.capture.nccl_ras.client import GLANCE, RasClient
+from mldebug_agents.capture.stacks.pyspy import PySpy
+from mldebug_agents.capture.trace.collector import Rings
+from mldebug_agents.jobs.hook.flight_recorder import HookFlight
+from mldebug_agents.jobs.hook.signals import Asking
+from mldebug_agents.jobs.hook.stacks import HookStacks
+from mldebug_agents.jobs.ranks.discovery import RankFinder
+from mldebug_agents.jobs.ranks.known_issues import TrapFinder
+from mldebug_agents.system.context import Context
+from mldebug_agents.system.failure_counts import Unanswered
+
+
+class CaptureTools:
+    """One of each finder, collector and client of rank evidence on this node. All may be used from any thread."""
+
+    def __init__(self, context: Context, *, probes: bool = False) -> None:
+        """`probes`: processes of a probe count as ranks, too (see `RankFinder`)."""
+        host, reader = context.host, context.reader
+        self.context = context
+        self.failure_counts = Unanswered()
+        self.ras = RasClient(context.spawner, host, self.failure_counts)
+        launchers = create_all("clusters")
+        self.finder = RankFinder(host, reader, context.node, launchers, self._ask_world, probes)
+        self.known_issues = TrapFinder(host, reader)
+        self.traces = Rings(host, reader, context.config.capture.trace_folders)
+        self.flight_recorders = Collector(
+            host, reader, self.known_issues.installed, self.failure_counts
+        )
+        signals = Asking(host, reader)
+        self._hook_stacks = HookStacks(signals, reader)
+        self._hook_flight = HookFlight(signals, reader, self.failure_counts)
+        self._pyspy: dict[str, PySpy] = {}  # by the path that the config names
+        self._log_formats = create_all("logs")
+        self._own_formats = {
+            name: load("logs", plugin.kind).create(plugin.options)
+            for name, plugin in context.config.logs.items()
+        }
+
+    @property
+    def pyspy(self) -> PySpy:
+        """py-spy as the configuration of this moment names it; a rank with the hook writes its stacks itself."""
+        path = str(self.context.config.capture.py_spy)
+        if path not in self._pyspy:
+            self._pyspy = {path: PySpy(self.context.spawner, path, self._hook_stacks.dump)}
+        return self._pyspy[path]
+
+    def log_parser(self) -> LogParser:
+        """A parser for one log: the formats of the `logs` section first, then the built-in ones."""
+        return LogParser(self._log_formats, self._own_formats)
+
+    def capturer(self, longest: float = math.inf) -> Capturer:
+        """A capturer with the settings of the `capture` section; it samples for `longest` seconds at most."""
+        wanted = self.context.config.capture
+        settings = Settings(
+            watch=min(wanted.watch, longest),
+            native=wanted.native,
+            workers=0 if wanted.workers == "auto" else wanted.workers,
+            deadline=wanted.deadline,
+        )
+        return Capturer(
+            self.context.host,
+            self.context.reader,
+            self.pyspy,
+            self.context.node,
+            settings,
+            flights=self._hook_flight.ask,
+            more_flights=self.flight_recorders.add if wanted.flight_recorder else None,
+            ras=(lambda job, seconds: self.ras.ask(job, seconds=seconds))
+            if wanted.nccl_ras
+            else None,
+            traces=self.traces.add,
+        )
+
+    def _ask_world(self, job: Job) -> World | None:
+        """Which of the processes of a job is which rank, as NCCL RAS reports; None where it is not asked."""
+        if not self.context.config.capture.nccl_ras:
+            return None
+        return self.ras.ask(job, whole=False, seconds=GLANCE).world
