@@ -16,7 +16,7 @@ from mldebug.hardware.gpu.readings import (
     NodeWatch,
     NvLink,
 )
-from mldebug.hardware.health.model import SuggestedAction, ComponentHealth, HealthState
+from mldebug.hardware.health.model import ComponentHealth, HealthState, SuggestedAction
 from mldebug.hardware.host_memory.parse import Level, RankMemory
 from mldebug.hardware.host_memory.state import NodeMemory, judged
 from mldebug.hardware.kernel_log.attribution import RankEvent

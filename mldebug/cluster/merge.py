@@ -14,11 +14,11 @@ from mldebug.cluster.run_identity import RunKey, run_id, run_key
 from mldebug.cluster.wire import NodeReply
 from mldebug.core.model import (
     CAPTURE_SCHEMA,
-    Asked,
-    AskedNode,
     Gap,
     Job,
     NodeCapture,
+    QueriedNode,
+    QueriedNodes,
     RankCapture,
     RankIdentity,
     Remark,
@@ -33,21 +33,21 @@ class Run(NamedTuple):
     """One run on all its nodes: what `mldebug.diagnosis.diagnose.diagnose` takes. `captures` is not empty."""
 
     captures: tuple[NodeCapture, ...]  # by their lowest rank
-    asked: Asked
+    asked: QueriedNodes
 
 
 class Merged(NamedTuple):
     """`asked` tells of all nodes, whichever run they have ranks of."""
 
     runs: tuple[Run, ...]
-    asked: Asked
+    asked: QueriedNodes
 
 
 class Heard(NamedTuple):
     """What came of asking: replies by the name of the node, and why there is none of the others."""
 
     replies: Mapping[str, NodeReply]
-    failed: Iterable[AskedNode] = ()
+    failed: Iterable[QueriedNode] = ()
 
 
 class _Claim(NamedTuple):
@@ -215,13 +215,15 @@ def _once_each_rank(claims: list[_Claim], refused: dict[str, str]) -> list[_Clai
 # --- what is told of the nodes ---------------------------------------------------------------------
 
 
-def _asked(heard: Heard, refused: Mapping[str, str], used: set[str], listed_by: str) -> Asked:
-    nodes = {name: AskedNode(name=name) for name in heard.replies}
+def _asked(
+    heard: Heard, refused: Mapping[str, str], used: set[str], listed_by: str
+) -> QueriedNodes:
+    nodes = {name: QueriedNode(name=name) for name in heard.replies}
     for name, reason in refused.items():
         if name not in used:  # it may run another job as well
-            nodes[name] = AskedNode(name=name, state="refused", reason=f"its answer {reason}")
+            nodes[name] = QueriedNode(name=name, state="refused", reason=f"its answer {reason}")
     nodes |= {node.name: node for node in heard.failed}
-    return Asked(nodes=tuple(nodes[name] for name in sorted(nodes)), listed_by=listed_by)
+    return QueriedNodes(nodes=tuple(nodes[name] for name in sorted(nodes)), listed_by=listed_by)
 
 
 def _hiding(heard: Heard, uid: int) -> tuple[str, ...]:
@@ -230,12 +232,12 @@ def _hiding(heard: Heard, uid: int) -> tuple[str, ...]:
     return tuple(sorted(name for name, reply in found if reply.hidden and reply.uid != uid))
 
 
-def _gaps(asked: Asked) -> Iterator[Gap]:
+def _gaps(asked: QueriedNodes) -> Iterator[Gap]:
     for names, reason in by_reason(asked.nodes)[:MAX_REASONS]:
         yield Gap(what=f"the capture of {names}", reason=reason)
 
 
-def _refusals(asked: Asked) -> Iterator[Remark]:
+def _refusals(asked: QueriedNodes) -> Iterator[Remark]:
     refused = (node for node in asked.nodes if node.state == "refused")
     for names, reason in by_reason(refused)[:MAX_REASONS]:
         yield Remark(kind="node_refused", message=f"{names} is not believed: {reason}")

@@ -10,7 +10,6 @@ import msgspec
 from mldebug.capture.flight_recorder.votes import everybody, settled
 from mldebug.capture.stacks import merge
 from mldebug.core.model import (
-    Asked,
     Confidence,
     Diagnosis,
     Fault,
@@ -19,6 +18,7 @@ from mldebug.core.model import (
     Job,
     Judgement,
     NodeCapture,
+    QueriedNodes,
     Verdict,
 )
 from mldebug.core.plugins import create_all
@@ -40,7 +40,7 @@ from mldebug.diagnosis.classify.rank_states import classified, grouped, stand
 from mldebug.diagnosis.classify.unknown import unknown
 
 
-def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Judgement:
+def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None) -> Judgement:
     """Conclude from the captures of one job, one per node; raises nothing and names nobody without evidence.
 
     `asked`: all nodes that were asked for it, where that were more than the one that asks.

@@ -7,7 +7,15 @@ from typing import Literal
 import msgspec
 
 from mldebug.cluster.messages import End, Whole
-from mldebug.core.model import Asked, Diagnosis, Gap, Job, Judgement, NodeCapture, Noun
+from mldebug.core.model import (
+    Diagnosis,
+    Gap,
+    Job,
+    Judgement,
+    NodeCapture,
+    Noun,
+    QueriedNodes,
+)
 from mldebug.core.report_model import CaptureView, Comparison, Report, Stall, TimelineEvent
 from mldebug.core.text import rfc3339
 from mldebug.diagnosis.diagnose import diagnose
@@ -48,7 +56,7 @@ class Incident(Noun, frozen=True, kw_only=True):
     failed: tuple[int, ...] = ()  # attempts that failed the same way, in order
     versions: dict[str, str] = {}
     across: tuple[NodeCapture, ...] = ()  # of all nodes at one moment, ours among them
-    asked: Asked | None = None  # the nodes that were asked for them
+    asked: QueriedNodes | None = None  # the nodes that were asked for them
     shared: bool = False  # several nodes have it under this id: it is counted where their report is
     whole: Whole | None = None  # what all nodes together have come to, as the coordinator told it
     counted: bool = False  # among the incidents of this node
@@ -144,7 +152,7 @@ def judge(incident: Incident) -> Judgement:
 
 
 def add_across(
-    incident: Incident, captures: tuple[NodeCapture, ...], asked: Asked, at: float, what: str
+    incident: Incident, captures: tuple[NodeCapture, ...], asked: QueriedNodes, at: float, what: str
 ) -> Incident:
     """All nodes were captured at one moment: from now on the judgement rests on that, and on none with fewer nodes."""
     if len(captures) < len(incident.across):

@@ -8,7 +8,7 @@ import msgspec
 from mldebug.capture.validation import wrong_numbers, wrong_ranks, wrong_time
 from mldebug.core.errors import EvidenceError
 from mldebug.core.files import read_struct, unreadable
-from mldebug.core.model import CAPTURE_SCHEMA, Asked, NodeCapture
+from mldebug.core.model import CAPTURE_SCHEMA, NodeCapture, QueriedNodes
 from mldebug.diagnosis.exits.model import Ending
 
 MAX_CAPTURES = 4_096
@@ -21,7 +21,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
     captures: tuple[NodeCapture, ...] = ()  # in order of name, which is that of time on one node
     ending: Ending | None = None
-    asked: Asked | None = None
+    asked: QueriedNodes | None = None
 
 
 def load_recorded(directory: Path) -> Recorded:
@@ -38,7 +38,7 @@ def load_recorded(directory: Path) -> Recorded:
             "put each ending-*.json into a folder of its own, and judge these",
         )
     ending = _checked_ending(read_struct(endings[0], Ending), endings[0]) if endings else None
-    asked = next((read_struct(file, Asked) for file in _files(directory, ASKED)[:1]), None)
+    asked = next((read_struct(file, QueriedNodes) for file in _files(directory, ASKED)[:1]), None)
     return Recorded(tuple(_checked(_load_capture(file), file) for file in captures), ending, asked)
 
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from mldebug.alerts.view import Events
-from mldebug.core.model import Gap, Noun, RankDevice, Remark, Role, Said
+from mldebug.core.model import Gap, HookState, Noun, RankDevice, Remark, Role
 from mldebug.hardware.gpu.expected import GpuCount
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.hardware.health.model import ComponentHealth
@@ -46,7 +46,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     timeout_seconds: float = 0.0
     why_timeout: str = ""
     step: int | None = None
-    said: dict[int, Said] = {}  # rank -> what its hook says; who has none is absent
+    said: dict[int, HookState] = {}  # rank -> what its hook says; who has none is absent
     traced: dict[int, float] = {}  # rank -> unix time of the newest record in its trace ring
     loss: float | None = None
     step_seconds: float | None = None

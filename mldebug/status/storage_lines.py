@@ -5,30 +5,30 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.core.redact import clean
-from mldebug.status.gpu_lines import Said
+from mldebug.status.gpu_lines import StatusLine
 from mldebug.storage.filesystems.state import StorageState
 
 WIDEST = 300
 NOTHING = "No filesystem is looked at: no job is seen here, and storage.paths names none."
 
 
-def storage_lines(told: StorageState) -> Iterator[Said]:
+def storage_lines(told: StorageState) -> Iterator[StatusLine]:
     """Alarms first, then what was measured by heading, then what could not be had."""
     for alarm in told.alarms:
-        yield Said(clean(f"! {alarm.whole}", WIDEST), True)
+        yield StatusLine(clean(f"! {alarm.whole}", WIDEST), True)
     if told.rows.get("filesystems") == ():
-        yield Said(NOTHING)
+        yield StatusLine(NOTHING)
     for heading, rows in told.rows.items():
         if not rows:
             continue
-        yield Said(f"{heading.replace('_', ' ').capitalize()}:")
+        yield StatusLine(f"{heading.replace('_', ' ').capitalize()}:")
         for row in rows:
-            yield Said(f"  {clean(str(row.get('line', '')), WIDEST)}")
+            yield StatusLine(f"  {clean(str(row.get('line', '')), WIDEST)}")
     if told.gaps:
-        yield Said("Not seen:")
+        yield StatusLine("Not seen:")
     for gap in told.gaps:
         way = f" → {gap.way_out}" if gap.way_out else ""
-        yield Said(f"  {clean(f'{gap.what}: {gap.reason}{way}', WIDEST)}")
+        yield StatusLine(f"  {clean(f'{gap.what}: {gap.reason}{way}', WIDEST)}")
 
 
 def storage_json(told: StorageState) -> str:

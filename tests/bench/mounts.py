@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.table import Row, show
 from hung import hung_mount
-from mldebug.config.schema import Config, Storage
+from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.storage.filesystems.monitor import Filesystems
 
@@ -64,7 +64,7 @@ def script(paths: list[Path]) -> float:
 def rows(stack: ExitStack, folder: Path) -> Iterator[Row]:
     """The first round meets the dead ones, later ones know them."""
     paths = [*living(folder), *dead(stack, folder)]
-    config = Config(storage=Storage(paths=tuple(map(str, paths))))
+    config = Config(storage=StorageConfig(paths=tuple(map(str, paths))))
     servers = set(children(os.getpid()))
     desk, seconds = Filesystems(stack.enter_context(Workbench(config))), []
     busy, most = time.process_time(), 0

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "agents" / "mldebug_agents" / "probes" / "verbs"))
+sys.path.insert(
+    0, str(Path(__file__).parents[2] / "agents" / "mldebug_agents" / "probes" / "verbs")
+)
 
 from inside.collectives import Bench  # type: ignore[import-not-found]
 from inside.joining import join, leave  # type: ignore[import-not-found]

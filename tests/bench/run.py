@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.table import Row, show
 from builders import WAITER, process, rank, still
 from builders import capture as node_capture
-from mldebug.config.schema import Agent, Capture, Config
+from mldebug.config.schema import AgentConfig, CaptureConfig, Config
 from mldebug.core.model import NodeCapture
 from mldebug.core.report_model import Stall
 from mldebug.diagnosis.diagnose import diagnose
@@ -116,7 +116,8 @@ def recipe() -> None:
 def capture_rows(count: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as state:
         config = Config(
-            agent=Agent(state_dir=Path(state)), capture=Capture(watch=0.0, native="never")
+            agent=AgentConfig(state_dir=Path(state)),
+            capture=CaptureConfig(watch=0.0, native="never"),
         )
         with Workbench(config) as bench, ranks(count) as pids:
             bench.finder.find()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mldebug.alerts.action_model import Decision, Outcome
-from mldebug.config.schema import Actions
+from mldebug.config.schema import ActionsConfig
 from mldebug.core.model import Culprit
 from mldebug.core.plugin_options import Plugin
 from mldebug_agents.alerts.actions import drain
@@ -105,7 +105,7 @@ def _drains(folder: Path, starter: Spawner, **rules: Any) -> list[Decision]:
     """What becomes of a GPU of node a2 that is sick, and of the next one."""
     chains = {"stall": ("away",), "gpu_ecc": ("away",)}
     away = Plugin("drain", drain.Options())
-    actions = Actions(steps={"away": away}, chains=chains, cooldown=0.0, **rules)
+    actions = ActionsConfig(steps={"away": away}, chains=chains, cooldown=0.0, **rules)
     stand = Stand(folder, starter, actions, node="a2")
     gpu = Culprit(kind="gpu", rank=2, node="a2.example.org", pid=None, reason="Xid 79")
     stand.stalls(verdict="gpu_fault", blamed=(gpu,))

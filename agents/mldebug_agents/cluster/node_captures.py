@@ -14,7 +14,7 @@ from mldebug.cluster.topology import placed
 from mldebug.cluster.wire import NodeReply
 from mldebug.config.schema import Config
 from mldebug.core.errors import AccessError, MissingError, MldebugError
-from mldebug.core.model import Asked, Job
+from mldebug.core.model import Job, QueriedNodes
 from mldebug.core.plugins import load
 from mldebug.core.ranksets import fold_nodes, shorten_ranks
 from mldebug.diagnosis.classify.nodes import by_reason
@@ -122,7 +122,7 @@ def _hidden(heard: Heard) -> list[tuple[str, str]]:
     return found
 
 
-def _see(asked: Asked, plan: Plan) -> str:
+def _see(asked: QueriedNodes, plan: Plan) -> str:
     if bare := asked.named("answered"):
         return f"`mldebug status` on {bare[0]} shows what is seen there"
     return f"look at {plan.nodes[0]} by hand: is it up, and may you log in there?"

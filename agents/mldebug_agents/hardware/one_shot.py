@@ -24,7 +24,7 @@ from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.health.node_rules import node_health
 from mldebug.hardware.kernel_log.attribution import RankEvent, gpu_owners, join, process_owners
 from mldebug.hardware.kernel_log.hands_off import hands_off
-from mldebug.status.gpu_view import Glance, GpuUser, fresh, of_agent
+from mldebug.status.gpu_view import GpuOverview, GpuUser, fresh, of_agent
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError
@@ -82,7 +82,7 @@ class OneShotReader:
         self._kernel = _Task("kernel", lambda: read_kernel(bench, self._until))
         self._gpus = _Task("gpus", self._read_gpus)
 
-    def take(self) -> Glance:
+    def take(self) -> GpuOverview:
         """All that is known when the time is over."""
         self._wanted.set()
         done = self._gpus.within(self._left())
@@ -132,14 +132,14 @@ def _blocked(told: Snapshot) -> Gap | None:
 
 def _put_together(
     bench: Workbench, found: Discovery, part: GpuPart, kernel: KernelNews, told: Snapshot | None
-) -> Glance:
+) -> GpuOverview:
     full = part.full.full
     events = _events(bench, found, part.full.joined, kernel)
     seen = of_agent(told) if told else None
     if kernel.gap is not None and seen is not None and seen.kernel_gap is None:
         kernel, events = msgspec.structs.replace(kernel, gap=None), seen.events
     count = seen.count if seen and seen.count else _count(full, bench.config)
-    return Glance(
+    return GpuOverview(
         node=bench.node,
         at=time.time(),
         gpus=full,

@@ -8,7 +8,7 @@ import logging
 import msgspec
 
 from mldebug.cluster.messages import End, Whole
-from mldebug.core.model import Asked, NodeCapture
+from mldebug.core.model import NodeCapture, QueriedNodes
 from mldebug.incidents.incident import (
     Incident,
     add_across,
@@ -74,7 +74,7 @@ class SharedStalls(Books):
         run: Run | None,
         incident_id: str,
         found: tuple[NodeCapture, ...],
-        asked: Asked,
+        asked: QueriedNodes,
         what: str,
         cause: End | None = None,
     ) -> Whole:

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from mldebug.core.model import Gap, Job, Judgement, NodeCapture, Role, Said
+from mldebug.core.model import Gap, HookState, Job, Judgement, NodeCapture, Role
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.heartbeat import said
 from mldebug.jobs.logs.records import LogCounts
@@ -32,7 +32,7 @@ class Run:
         self.watch = watch
         self.decision: Decision | None = None
         self.seen: JobLook | None = None
-        self.said: dict[int, Said] = {}  # by rank: what its hook said last in this attempt
+        self.said: dict[int, HookState] = {}  # by rank: what its hook said last in this attempt
         self.unjudged = ""
         self.classes: dict[int, str] = {}
         self.roles: dict[int, Role] = {}
@@ -126,7 +126,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
     )
 
 
-def _said(seen: JobLook | None) -> dict[int, Said]:
+def _said(seen: JobLook | None) -> dict[int, HookState]:
     """As it was at the look: the snapshot is some seconds younger."""
     now = time.monotonic()
     return {rank: said(beat, now) for rank, beat in seen.beats.items()} if seen else {}

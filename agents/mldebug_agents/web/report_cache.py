@@ -26,7 +26,7 @@ MAX_LISTED = 500
 T = TypeVar("T")
 
 
-class Shelved(NamedTuple):
+class CachedReport(NamedTuple):
     """One report in the list."""
 
     owner: int  # uid
@@ -34,12 +34,12 @@ class Shelved(NamedTuple):
     entry: Entry
 
 
-class Shelf:
+class ReportCache:
     """`archive` is asked in threads of our own: the state dir may lie on a mount that hangs."""
 
     def __init__(self, state_dir: Path) -> None:
         self._archive = Archive(state_dir)
-        self._known: dict[str, Shelved] = {}
+        self._known: dict[str, CachedReport] = {}
         self._free = threading.BoundedSemaphore(HANGING)
         self._one = (
             threading.Lock()
@@ -63,7 +63,7 @@ class Shelf:
             return render_page(report, home)
 
     def _list(self, uid: int | None) -> tuple[Entry, ...]:
-        found: dict[str, Shelved] = {}
+        found: dict[str, CachedReport] = {}
         for name in self._archive.names()[:MAX_LISTED]:
             try:
                 owner, version = self._look(name, None)
@@ -71,7 +71,7 @@ class Shelf:
                 continue
             kept = self._known.get(name)
             if kept is None or kept[:2] != (owner, version):
-                kept = Shelved(owner, version, read_entry(self._archive.folder / name))
+                kept = CachedReport(owner, version, read_entry(self._archive.folder / name))
                 self._known[name] = kept  # at once: whoever asks again after a timeout goes on here
             found[name] = kept
         self._known = found

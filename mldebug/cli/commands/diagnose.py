@@ -12,7 +12,7 @@ from mldebug.cli.console import Console
 from mldebug.core.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.core.files import unreadable
 from mldebug.core.hints import typed
-from mldebug.core.model import Asked, Judgement, NodeCapture
+from mldebug.core.model import Judgement, NodeCapture, QueriedNodes
 from mldebug.core.report_model import Report, Stall
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.model import Ending
@@ -33,7 +33,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Judged(NamedTuple):
+class RejudgedReport(NamedTuple):
     """The report that the evidence gives today; `found`: it tells of a stall or a failure."""
 
     report: Report
@@ -106,7 +106,7 @@ def _check_folder(directory: Path) -> None:
     )
 
 
-def judge(recorded: Recorded) -> Judged:
+def judge(recorded: Recorded) -> RejudgedReport:
     """Judge as it was judged then; times are those of the evidence."""
     if recorded.ending is not None:
         return _judge_end(recorded.ending, recorded.captures)
@@ -125,7 +125,7 @@ def judge(recorded: Recorded) -> Judged:
         taken=captures,
         asked=recorded.asked,
     )
-    return Judged(_with_changes(report, captures), judgement.stalled)
+    return RejudgedReport(_with_changes(report, captures), judgement.stalled)
 
 
 def _with_changes(report: Report, captures: tuple[NodeCapture, ...]) -> Report:
@@ -137,7 +137,7 @@ def _with_changes(report: Report, captures: tuple[NodeCapture, ...]) -> Report:
 
 
 def _judge_stall(
-    captures: tuple[NodeCapture, ...], asked: Asked | None
+    captures: tuple[NodeCapture, ...], asked: QueriedNodes | None
 ) -> tuple[Judgement, tuple[NodeCapture, ...]]:
     """The first moment, or the last one where the first names nobody, as the agent does; with its captures."""
     in_order = sorted(captures, key=lambda capture: capture.taken_at)
@@ -150,7 +150,7 @@ def _judge_stall(
     return (later, last) if later.diagnosis.culprits else (judgement, first)
 
 
-def _judge_end(ending: Ending, captures: tuple[NodeCapture, ...]) -> Judged:
+def _judge_end(ending: Ending, captures: tuple[NodeCapture, ...]) -> RejudgedReport:
     """An end, with the capture of the ranks that lived on where there is one."""
     known = [one.at for one in ending.exits] + [one.taken_at for one in captures]
     at = max(known)
@@ -166,7 +166,7 @@ def _judge_end(ending: Ending, captures: tuple[NodeCapture, ...]) -> Judged:
         captures=(*captures[:1], *captures[1:][-1:]),
     )
     judgement = judge_incident(incident)
-    return Judged(write_report(incident, judgement, at), judgement.stalled)
+    return RejudgedReport(write_report(incident, judgement, at), judgement.stalled)
 
 
 def create(options: Options) -> click.Command:

@@ -5,11 +5,11 @@ import signal
 from mldebug.core.model import (
     Fault,
     FlightRecord,
+    HookState,
     Job,
     LogTail,
     Noun,
     RankIdentity,
-    Said,
     TraceTail,
 )
 from mldebug.diagnosis.exits.cuda_memory import DeviceMemory
@@ -98,7 +98,7 @@ class Ending(Noun, frozen=True, kw_only=True):
     living: tuple[int, ...] = ()  # ranks that are still there
     launcher_pid: int | None = None
     step: int | None = None  # the last one known
-    said: dict[int, Said] = {}  # rank -> what its hook said last
+    said: dict[int, HookState] = {}  # rank -> what its hook said last
     flights: dict[int, FlightRecord] = {}  # rank -> what PyTorch dumped when it timed out
     traces: dict[int, TraceTail] = {}  # rank -> what its tracer wrote last
     launcher_gone: bool = False

@@ -21,7 +21,7 @@ from mldebug.alerts.event_book import EventBook
 from mldebug.alerts.model import Alarm, Severity
 from mldebug.alerts.rate_limits import Limits
 from mldebug.alerts.status_lines import event_lines
-from mldebug.config.schema import Actions, Agent, Config
+from mldebug.config.schema import ActionsConfig, AgentConfig, Config
 from mldebug.core.errors import ConfigError
 from mldebug.core.model import Culprit, Job, RankIdentity
 from mldebug.core.plugin_options import Plugin
@@ -79,7 +79,7 @@ class Stand:
         self,
         folder: Path,
         starter: Any,
-        settings: Actions,
+        settings: ActionsConfig,
         memory: Memory | None = None,
         node: str = "node1",
     ) -> None:
@@ -87,7 +87,7 @@ class Stand:
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.book = EventBook()
         bench: Any = SimpleNamespace(node=node, spawner=starter, host=Host())
-        config = Config(agent=Agent(state_dir=folder), actions=settings)
+        config = Config(agent=AgentConfig(state_dir=folder), actions=settings)
         ledger: Any = self.memory
         self.desk = Acting(config, bench, ledger, self.book, self.inbox, lambda: NOW)
         self.jobs: dict[str, Job] = {}
@@ -138,9 +138,9 @@ def script(folder: Path, text: str) -> str:
     return str(file)
 
 
-def settings(**more: Any) -> Actions:
+def settings(**more: Any) -> ActionsConfig:
     """One step that counts how often it runs."""
-    return Actions(**{"chains": {"stall": ("count",)}, "allow": ("command",)} | more)
+    return ActionsConfig(**{"chains": {"stall": ("count",)}, "allow": ("command",)} | more)
 
 
 def counting(folder: Path) -> dict[str, Plugin]:
@@ -561,8 +561,8 @@ def test_a_config_that_cannot_work_is_named_at_once(text: str, problem: str) -> 
 
 
 def test_without_a_config_nothing_is_done() -> None:
-    assert Actions() == Config().actions
-    assert (Actions().chains, Actions().allow) == ({}, ())
+    assert ActionsConfig() == Config().actions
+    assert (ActionsConfig().chains, ActionsConfig().allow) == ({}, ())
     harmful = {
         name for name in names("actions")
         if load("actions", name).create(load("actions", name).Options()).harms

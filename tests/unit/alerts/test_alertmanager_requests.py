@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hung import wait_until
-from mldebug.config.schema import Agent
+from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, NodeCapture
 from mldebug_agents.alerts.action_runner import capture_requests as module
@@ -21,7 +21,7 @@ from mldebug_agents.alerts.action_runner.capture_requests import Captures
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.workers import Result
 from mldebug_agents.web import alertmanager_route
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from processes.harness import free_port
 from snapshots import snapshot
 
@@ -62,8 +62,8 @@ class Stand:
         self.captures.show(JOBS, Discovery())
         self.port = free_port()
         path = file if token is not None else None
-        self.server = Server(
-            Agent(state_dir=folder, listen=f"127.0.0.1:{self.port}", token_file=path)
+        self.server = AgentServer(
+            AgentConfig(state_dir=folder, listen=f"127.0.0.1:{self.port}", token_file=path)
         )
         self.server.publish(snapshot())
         self.server.alerts.answer = Alerts(self.captures, "node1.example", elsewhere).answer

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug.config.schema import Agent, Config, Stall
+from mldebug.config.schema import AgentConfig, Config, StallConfig
 from mldebug.core.errors import MldebugError
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent import loop as module
@@ -97,7 +97,9 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
     monkeypatch.setattr(Watch, "look", lambda *_: back.wait(60))
     monkeypatch.setattr(module, "LOOK_DEADLINE", 1.5)
     monkeypatch.setattr(module, "BEAT", 0.05)
-    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall(interval=0.5))
+    config = Config(
+        agent=AgentConfig(state_dir=tmp_path / "state", listen=""), stall=StallConfig(interval=0.5)
+    )
     published: list[Snapshot] = []
     with Workbench(config) as bench:
         ledger = Ledger(config.agent.state_dir, bench.spawner, retry=0.01)
@@ -123,7 +125,9 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
 
 
 def test_without_its_helper_the_loop_ends_with_an_error(tmp_path: Path) -> None:
-    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall(interval=0.5))
+    config = Config(
+        agent=AgentConfig(state_dir=tmp_path / "state", listen=""), stall=StallConfig(interval=0.5)
+    )
     with Workbench(config) as bench:
         ledger = Ledger(config.agent.state_dir, bench.spawner, retry=0.01)
         ledger.start(5)

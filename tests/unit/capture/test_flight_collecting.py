@@ -14,7 +14,7 @@ from builders import WAITER, capture, moving, process, still
 from flights import job, waits_in
 from hung import state, wait_until
 from mldebug.config.schema import Config
-from mldebug.core.model import Gap, NodeCapture, RankCapture, Said, ThreadState
+from mldebug.core.model import Gap, HookState, NodeCapture, RankCapture, ThreadState
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.judge import judge_ending
 from mldebug.diagnosis.exits.model import Ending, RankExit
@@ -324,7 +324,7 @@ def test_a_hook_that_did_not_answer_leaves_the_ways_that_cost_nothing(
     collector: Collector, tmp_path: Path
 ) -> None:
     with met(collector, tmp_path) as one:
-        rank = msgspec.structs.replace(one.captured(WAITS), said=Said())
+        rank = msgspec.structs.replace(one.captured(WAITS), said=HookState())
         found = add(collector, rank)
         assert (told(found), found.gaps) == (
             {},

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from hung import wait_until
-from mldebug.config.schema import Agent, Config
+from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.stall.signals import Decision, Look, ProgressKind, Stage
@@ -33,7 +33,7 @@ SPEAKS = f"{HOLDS}\n{SLEEP}"
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
-    state = Agent(state_dir=tmp_path_factory.mktemp("state"))
+    state = AgentConfig(state_dir=tmp_path_factory.mktemp("state"))
     with Workbench(Config(agent=state)) as one:
         yield one
 
@@ -134,7 +134,7 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is quiet: two answers whose counts differ, by the real worker, are a sign in the next look."""
-    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""))
+    config = Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))
     node = Node(config, bench, Ledger(tmp_path / "state", bench.spawner), lambda _: None)
     seen: list[JobLook] = []
     monkeypatch.setattr(node, "_see", lambda run, one: (run.see(one), seen.append(one)))

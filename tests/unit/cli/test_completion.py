@@ -21,7 +21,7 @@ from mldebug.incidents.report_store import Archive
 from mldebug_agents.cli.commands.demo import FAULTS
 from mldebug_agents.cli.completion import side_child
 from mldebug_agents.cli.completion.answer import lines
-from mldebug_agents.cli.completion.request import Asked, is_plain
+from mldebug_agents.cli.completion.request import CompletionRequest, is_plain
 from mldebug_agents.cli.completion.side_child import look_aside, values
 from mldebug_agents.cli.completion.table import FILE, read_table, written
 from mldebug_agents.probes.node_stages import STAGES
@@ -165,7 +165,7 @@ def seen_by(uid: int, state_dir: Path) -> str:
     """The words that a user is offered; an ordinary user of the tests is nobody to himself."""
 
     def look() -> str:
-        found = values("reports", Asked(state_dir / "c.yaml", described=True))
+        found = values("reports", CompletionRequest(state_dir / "c.yaml", described=True))
         return " ".join(one.word for one in found)
 
     return as_nobody(look) if os.geteuid() == 0 and uid else look()
@@ -196,7 +196,7 @@ def test_an_agent_that_does_not_answer_holds_nobody_up(
     monkeypatch.setattr(side_child, "DEADLINE", DEADLINE)
     with stuck(config.parent):
         began = time.monotonic()
-        assert look_aside("jobs", Asked(config)) == []
+        assert look_aside("jobs", CompletionRequest(config)) == []
         assert DEADLINE <= time.monotonic() - began < MAX_HANG
 
 
@@ -207,11 +207,14 @@ def test_a_state_dir_that_hangs_holds_nobody_up(
         save(mount.source, NEW)
         config = tmp_path / "c.yaml"
         config.write_text(f"agent: {{state_dir: {mount.target}}}\n")
-        assert [one.word for one in look_aside("reports", Asked(config))] == ["latest", NEW]
+        assert [one.word for one in look_aside("reports", CompletionRequest(config))] == [
+            "latest",
+            NEW,
+        ]
         monkeypatch.setattr(side_child, "DEADLINE", DEADLINE)
         mount.hang()
         began = time.monotonic()
-        assert look_aside("reports", Asked(config)) == []
+        assert look_aside("reports", CompletionRequest(config)) == []
         assert DEADLINE <= time.monotonic() - began < MAX_HANG
         assert tab(f"mldebug reports --config {config} show ") == ""
         assert tab(f"mldebug notify --config {mount.target}/c.yaml --test ") == ""
@@ -273,7 +276,9 @@ def test_a_broken_installation_says_nothing(
 
 
 def test_only_what_is_needed_is_loaded() -> None:
-    code = "import sys; from mldebug.cli.main import main; main(['dump', '--']); print(*sys.modules)"
+    code = (
+        "import sys; from mldebug.cli.main import main; main(['dump', '--']); print(*sys.modules)"
+    )
     env = {**os.environ, COMPLETION: "zsh"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
     loaded = done.stdout.splitlines()[-1].split()

@@ -14,12 +14,12 @@ from mldebug.cluster.merge import Heard, merge
 from mldebug.cluster.topology import placed
 from mldebug.cluster.wire import NodeReply
 from mldebug.core.model import (
-    Asked,
-    AskedNode,
     Confidence,
     Fault,
     Judgement,
     ProcessCapture,
+    QueriedNode,
+    QueriedNodes,
     Verdict,
 )
 from mldebug.core.report_model import Report, Stall
@@ -151,7 +151,7 @@ def test_nothing_is_sure_while_a_node_was_not_seen(
 def test_a_node_that_slurm_has_given_up_is_better_evidence() -> None:
     captures = run(3, 2)
     del captures["a3"]
-    down = [AskedNode(name="a3", state="down", reason="Slurm says that it is down")]
+    down = [QueriedNode(name="a3", state="down", reason="Slurm says that it is down")]
     assert judged(captures, down).diagnosis.confidence is Confidence.MEDIUM
 
 
@@ -178,7 +178,7 @@ def test_ranks_out_of_step_explain_more_than_a_silent_node() -> None:
 def test_of_a_node_that_was_reached_and_could_not_capture_nothing_is_known(state: str) -> None:
     captures = run(3, 2, {5: sleeper()})
     del captures["a3"]
-    failed = [AskedNode(name="a3", state=state, reason="No module named mldebug")]
+    failed = [QueriedNode(name="a3", state=state, reason="No module named mldebug")]
     found = judged(captures, failed)
 
     assert found.diagnosis.verdict is Verdict.UNKNOWN
@@ -188,7 +188,7 @@ def test_of_a_node_that_was_reached_and_could_not_capture_nothing_is_known(state
 
 def test_ranks_may_be_on_the_node_that_was_reached_too() -> None:
     captures = run(4, 2, {5: sleeper()})
-    failed = [*silent("a4"), AskedNode(name="a3", state="unable", reason="no py-spy")]
+    failed = [*silent("a4"), QueriedNode(name="a3", state="unable", reason="no py-spy")]
     found = judged({name: captures[name] for name in ("a1", "a2")}, failed)
 
     assert found.diagnosis.verdict is Verdict.UNKNOWN
@@ -221,7 +221,7 @@ def test_whichever_nodes_are_missing_no_wrong_rank_is_named(data: st.DataObject)
         name: data.draw(st.sampled_from(["down", "silent", "unable", "refused"]))
         for name in missing
     }
-    failed = [AskedNode(name=name, state=state) for name, state in states.items()]
+    failed = [QueriedNode(name=name, state=state) for name, state in states.items()]
     found = judged({n: c for n, c in captures.items() if n not in missing}, failed)
 
     blamed = set(named(found)) - {None}
@@ -488,5 +488,7 @@ def test_what_the_suspects_share_may_be_a_rack() -> None:
 
 
 def test_a_node_is_known_by_its_short_name_too() -> None:
-    asked = placed(Asked(nodes=(AskedNode(name="a3.cluster.org"), AskedNode(name="b1"))), RACKS)
+    asked = placed(
+        QueriedNodes(nodes=(QueriedNode(name="a3.cluster.org"), QueriedNode(name="b1"))), RACKS
+    )
     assert [one.place for one in asked.nodes] == ["rack2", ""]

@@ -18,7 +18,7 @@ import pytest
 
 from mldebug.cluster.messages import Announcement, CaptureOrder, Welcome, read
 from mldebug.cluster.wire import MAX_BYTES, unpack
-from mldebug.config.schema import Agent, Cluster
+from mldebug.config.schema import AgentConfig, ClusterConfig
 from mldebug.core.errors import ConfigError, UsageError
 from mldebug_agents.cluster.peers.certificate_renewal import Renewing
 from mldebug_agents.cluster.peers.certificates import says
@@ -42,7 +42,7 @@ from mldebug_agents.cluster.peers.remote_orders import Taken
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import join
 from mldebug_agents.system.spawn import Spawner
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from nodes import run
 from processes.harness import wait_for
 from system.sites import Site
@@ -92,7 +92,7 @@ def served(
     door: socket.socket | None = None,
 ) -> Iterator[Peer]:
     """A peer door on loopback."""
-    server = Server(Agent(listen=""))
+    server = AgentServer(AgentConfig(listen=""))
     door = door or socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
     server.serve_peers(app(loop.ask, "n1", lambda _: b""), door, proof.server, admits)
@@ -447,7 +447,7 @@ def test_the_child_makes_the_same_certificate(tmp_path: Path) -> None:
 
 
 def test_peers_in_every_form(tmp_path: Path) -> None:
-    settings = Cluster(
+    settings = ClusterConfig(
         key_file=key_file(tmp_path), listen="127.0.0.1:0", networks=("10.0.0.0/8",),
         peers=("node[1-2]", "other:99", "10.0.0.1", "[fd00::1]:7", "fd00::2", "node[3-4]:5"),
     )  # fmt: skip
@@ -463,27 +463,30 @@ def test_peers_in_every_form(tmp_path: Path) -> None:
 
 
 def test_half_a_cluster_is_refused(tmp_path: Path) -> None:
-    assert join(Cluster(), derive) is None
+    assert join(ClusterConfig(), derive) is None
     with pytest.raises(ConfigError, match=r"needs cluster\.key_file"):
-        join(Cluster(peers=("a",)), derive)
+        join(ClusterConfig(peers=("a",)), derive)
     with pytest.raises(ConfigError, match=r"needs peers, or networks"):
-        join(Cluster(key_file=key_file(tmp_path)), derive)
+        join(ClusterConfig(key_file=key_file(tmp_path)), derive)
     with pytest.raises(ConfigError, match="go together"):
-        join(Cluster(certificate=tmp_path, peers=("a",)), derive)
-    both = Cluster(
+        join(ClusterConfig(certificate=tmp_path, peers=("a",)), derive)
+    both = ClusterConfig(
         key_file=key_file(tmp_path), certificate=tmp_path, key=tmp_path, ca=tmp_path, peers=("a",)
     )
     with pytest.raises(ConfigError, match="choose one"):
         join(both, derive)
     with pytest.raises(UsageError, match=r"cluster\.networks"):
-        join(Cluster(key_file=key_file(tmp_path), peers=("a",), networks=("10.0.0.1/8",)), derive)
+        join(
+            ClusterConfig(key_file=key_file(tmp_path), peers=("a",), networks=("10.0.0.1/8",)),
+            derive,
+        )
 
 
 @pytest.mark.parametrize("text", ["n1:70000", "n[1-2]:65536", "[fd00::1]:70000", "n1:0"])
 def test_a_port_that_cannot_be_is_refused(tmp_path: Path, text: str) -> None:
     """The system would take 70000 for 4464."""
     with pytest.raises(ConfigError, match="is no port"):
-        join(Cluster(key_file=key_file(tmp_path), peers=(text,)), derive)
+        join(ClusterConfig(key_file=key_file(tmp_path), peers=(text,)), derive)
 
 
 # --- certificates of their own -------------------------------------------------------------------------
@@ -497,7 +500,7 @@ def site(tmp_path: Path) -> Site:
 @contextmanager
 def guarded(proof: Identity, loop: Loop) -> Iterator[tuple[Peer, Refusals]]:
     """A peer door on loopback that counts whom it turns away."""
-    server, refusals = Server(Agent(listen="")), Refusals()
+    server, refusals = AgentServer(AgentConfig(listen="")), Refusals()
     door = socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
     proof.server.sslobject_class = counting(

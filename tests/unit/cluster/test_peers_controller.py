@@ -35,13 +35,13 @@ from mldebug.cluster.run_identity import job_key, run_key
 from mldebug.cluster.wire import NodeReply, pack, unpack
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import (
-    Asked,
-    AskedNode,
     Confidence,
     Diagnosis,
     Gap,
     Job,
     NodeCapture,
+    QueriedNode,
+    QueriedNodes,
     RankIdentity,
     Verdict,
 )
@@ -452,10 +452,10 @@ def test_nodes_that_could_not_be_asked_at_all_are_told_of(loop: Loop) -> None:
 def test_who_announces_himself_is_not_silent(loop: Loop) -> None:
     loop.ask(Announcement(node="n7", agent="7", port=1))
     nodes = (
-        AskedNode(name="n7", state="silent", reason="no answer"),
-        AskedNode(name="n9", state="silent"),
+        QueriedNode(name="n7", state="silent", reason="no answer"),
+        QueriedNode(name="n9", state="silent"),
     )
-    judged = loop.members.leader.judged(Asked(nodes=nodes))
+    judged = loop.members.leader.judged(QueriedNodes(nodes=nodes))
     assert [one.state for one in judged.nodes] == ["unable", "silent"]
     assert judged.by == "n1"
 
@@ -562,8 +562,8 @@ def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
 def test_who_is_spoken_for_is_not_silent(loop: Loop) -> None:
     other = Relayed(node="n8", agent="c", port=7, address="10.0.0.8", age=6.0)
     loop.ask(Announcement(node="n7", agent="7", port=1, relayed=(other,)))
-    nodes = (AskedNode(name="n8", state="silent", reason="no answer"),)
-    (judged,) = loop.members.leader.judged(Asked(nodes=nodes)).nodes
+    nodes = (QueriedNode(name="n8", state="silent", reason="no answer"),)
+    (judged,) = loop.members.leader.judged(QueriedNodes(nodes=nodes)).nodes
     assert (judged.state, judged.reason) == (
         "unable",
         "no answer, and it has announced itself 6 s ago",

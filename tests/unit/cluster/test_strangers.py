@@ -15,14 +15,14 @@ import msgspec
 import pytest
 
 from mldebug.cluster.messages import MAX_MESSAGE, Announcement, Welcome, read
-from mldebug.config.schema import Agent
+from mldebug.config.schema import AgentConfig
 from mldebug_agents.cluster.peers.client import Peer, Talk
 from mldebug_agents.cluster.peers.errors import RefusedError, StrangerError
 from mldebug_agents.cluster.peers.identity import Identity, counting, derive, identity
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE
 from mldebug_agents.cluster.peers.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from processes.harness import wait_for
 from unit.cluster.test_peers import KEY, OTHER, Loop, key_file
 
@@ -43,7 +43,7 @@ def refusals() -> Refusals:
 @pytest.fixture
 def there(ours: Identity, refusals: Refusals) -> Iterator[Peer]:
     """A peer door on loopback, as an agent opens it."""
-    server = Server(Agent(listen=""))
+    server = AgentServer(AgentConfig(listen=""))
     door = socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
     ours.server.sslobject_class = counting(ours, lambda why, words: refusals.count(why, "", words))
@@ -96,7 +96,7 @@ def recording(to: Peer) -> Iterator[tuple[Peer, list[bytes]]]:
 
 
 def test_a_recorded_connection_cannot_be_replayed(ours: Identity, refusals: Refusals) -> None:
-    server, loop = Server(Agent(listen="")), Loop()
+    server, loop = AgentServer(AgentConfig(listen="")), Loop()
     door = socket.create_server(("127.0.0.1", 0))
     there = Peer("127.0.0.1", door.getsockname()[1])
     ours.server.sslobject_class = counting(ours, lambda why, words: refusals.count(why, "", words))

@@ -399,7 +399,9 @@ def test_a_burst_is_dated_and_advised_by_its_worst_line_and_told_from_its_first(
     many = [parse_line(f"[{4 * i:.1f}] {MMU}", STOPPED - 120) for i in range(30)]
     last = parse_line(f"[120.0] {GONE}", STOPPED - 120)
     burst = fold(one for one in (*many, last) if one)
-    (one,) = faults_of_events(join(burst, {4711: RankOwner(run="r1", rank=1)}, {}), "r1", GPU3, "n1")
+    (one,) = faults_of_events(
+        join(burst, {4711: RankOwner(run="r1", rank=1)}, {}), "r1", GPU3, "n1"
+    )
 
     assert (one.at, one.code, one.tier) == (STOPPED, "xid_79", "fatal")
     assert one.advice == ACTION_WORDS[xid_row(79).action]

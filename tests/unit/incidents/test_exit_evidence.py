@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from mldebug.config.schema import Agent, Config
+from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, LostRank, RankIdentity
 from mldebug.diagnosis.exits.judge import judge_ending
 from mldebug.diagnosis.exits.model import Ending, RankExit
@@ -44,7 +44,7 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Witness]:
-    with Workbench(Config(agent=Agent(state_dir=tmp_path / "state", listen=""))) as bench:
+    with Workbench(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as bench:
         yield Witness(bench)
 
 
@@ -158,7 +158,7 @@ def test_where_records_were_overwritten_a_kill_for_memory_is_not_ruled_out(
     """All ranks and the launcher were killed at once: from outside, if only the kernel did not do it."""
     one = job("a", 100, 101)
     exits = tuple(RankExit(rank=rank, pid=100 + rank, at=9.0, moment=rank, status=signal.SIGKILL) for rank in range(2))  # fmt: skip
-    with Workbench(Config(agent=Agent(state_dir=tmp_path / "state", listen=""))) as bench:
+    with Workbench(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as bench:
         watched = Witness(bench, kmsg.log)
         watched.meet(one)
         calm = asked(watched, one)
@@ -176,7 +176,7 @@ def test_records_that_were_overwritten_while_all_lived_hide_nothing(
     tmp_path: Path, start: Start, kmsg: Kmsg
 ) -> None:
     one = job("a", start(tmp_path / "log"), start(tmp_path / "log"))
-    with Workbench(Config(agent=Agent(state_dir=tmp_path / "state", listen=""))) as bench:
+    with Workbench(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as bench:
         watched = Witness(bench, kmsg.log)
         watched.meet(one)
         kmsg.answers = [BrokenPipeError()]
@@ -196,7 +196,7 @@ def test_in_a_container_the_kernel_means_other_processes(
     told = {}
     for same in (True, False):
         monkeypatch.setattr(module, "sees_kernel_pids", lambda _, same=same: same)
-        with Workbench(Config(agent=Agent(state_dir=tmp_path / "state", listen=""))) as bench:
+        with Workbench(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as bench:
             watched = Witness(bench, kmsg.log)
             watched.meet(one)
             kmsg.answers = [KILL.replace(b"{}", b"100")]

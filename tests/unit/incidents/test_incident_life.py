@@ -12,7 +12,7 @@ import pytest
 
 import mldebug_agents.incidents.books as module
 import samples
-from mldebug.config.schema import Agent, Config, Stall
+from mldebug.config.schema import AgentConfig, Config, StallConfig
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import NodeCapture, Verdict
 from mldebug.core.report_model import Report
@@ -291,7 +291,7 @@ def test_the_node_tries_a_capture_that_raises_once_more(
         raise OSError("no room")
 
     monkeypatch.setattr(Node, "_capture", fails)
-    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall())
+    config = Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""), stall=StallConfig())
     with Workbench(config) as bench:
         ledger = Ledger(config.agent.state_dir, bench.spawner, retry=0.01)
         ledger.start(5)
@@ -313,7 +313,7 @@ def test_the_node_tries_a_capture_that_raises_once_more(
 def test_a_late_capture_of_an_earlier_attempt_makes_nobody_wait_for_an_answer(
     tmp_path: Path, attempt: int, awaits: bool
 ) -> None:
-    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall())
+    config = Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""), stall=StallConfig())
     with Workbench(config) as bench:
         ledger = Ledger(config.agent.state_dir, bench.spawner)
         node = Node(config, bench, ledger, lambda _: None, Notifier({}))

@@ -9,7 +9,7 @@ import pytest
 
 from mldebug.cluster.merge import Run as Merged
 from mldebug.cluster.messages import End
-from mldebug.core.model import Asked, Confidence, Verdict
+from mldebug.core.model import Confidence, QueriedNodes, Verdict
 from mldebug.core.report_model import Report
 from mldebug.diagnosis.exits.judge import judge_ending
 from mldebug.diagnosis.exits.model import Ending, RankExit
@@ -113,7 +113,7 @@ def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: M
     books = Books({})
     here = Incidents(books)
     whole = here.together(
-        None, cause.incident, all_nodes.captures[:2], Asked(), "captured 2 nodes", cause
+        None, cause.incident, all_nodes.captures[:2], QueriedNodes(), "captured 2 nodes", cause
     )
     assert [(one.rank, one.node) for one in whole.diagnosis.culprits] == [(5, "a3")]
     assert (whole.diagnosis.verdict, whole.diagnosis.confidence) == (
@@ -202,7 +202,7 @@ def test_who_reported_alone_and_comes_back_says_what_all_have_come_to(all_nodes:
     books = Books({})
     incidents = Incidents(books)
     incidents.called(run, "first", "n3: no step")
-    incidents.together(run, "first", all_nodes.captures[2:], Asked(), "captured 1 node")
+    incidents.together(run, "first", all_nodes.captures[2:], QueriedNodes(), "captured 1 node")
     alone = books.reports["first"].diagnosis.summary
 
     three = incidents.together(None, "x", all_nodes.captures, all_nodes.asked, "captured 3 nodes")

@@ -106,7 +106,9 @@ def test_a_rank_whose_gpu_was_not_looked_at_is_left_out() -> None:
     assert rank_devices(RankGpuMap(ranks=(on(0), on(1))), with_looks({}, watch(5.0, 1.0)), None, None)[
         0
     ].rank == 0  # fmt: skip
-    assert rank_devices(RankGpuMap(ranks=(on(1),)), with_looks({}, watch(5.0, 1.0)), None, None) == ()
+    assert (
+        rank_devices(RankGpuMap(ranks=(on(1),)), with_looks({}, watch(5.0, 1.0)), None, None) == ()
+    )
 
 
 # --- the report ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug.config.schema import Agent, Config
+from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.plugins import create_all
 from mldebug.jobs.known_issues.model import NodeFacts, Software
@@ -403,7 +403,7 @@ def test_status_and_agent_tell_the_traps_of_a_real_job(
 
     assert set(until_found(by_status, {"debug_detail"})) == {"debug_detail"}
 
-    with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:
+    with Workbench(Config(agent=AgentConfig(state_dir=tmp_path))) as bench:
         watch = Watch(bench)
 
         def by_agent() -> dict[str, str]:

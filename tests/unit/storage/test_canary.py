@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.config.schema import Canary as Wanted
-from mldebug.config.schema import Config, Storage
+from mldebug.config.schema import CanaryConfig as Wanted
+from mldebug.config.schema import Config, StorageConfig
 from mldebug.storage.filesystems.canary import Written, sentence
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.storage.filesystems.canary import Canary
@@ -24,7 +24,7 @@ def bench() -> Iterator[Workbench]:
 
 
 def look(bench: Workbench, folder: Path) -> Canary:
-    bench.config = Config(storage=Storage(canary=Wanted(paths=(str(folder),))))
+    bench.config = Config(storage=StorageConfig(canary=Wanted(paths=(str(folder),))))
     part = Canary(bench)
     part.look(1.0, [])
     return part
@@ -121,7 +121,7 @@ def test_a_folder_that_is_a_link_to_another_filesystem_is_written_to(
     with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
         (tmp_path / "link").symlink_to(elsewhere)
         paths = (str(tmp_path / "link"),)
-        bench.config = Config(storage=Storage(canary=Wanted(paths=paths)))
+        bench.config = Config(storage=StorageConfig(canary=Wanted(paths=paths)))
         desk = Canary(bench)
         desk.look(1.0, [])
         assert not desk.gaps()

@@ -12,8 +12,8 @@ import pytest
 
 from disks import disk, frozen
 from hung import missing
-from mldebug.config.schema import Canary as Wanted
-from mldebug.config.schema import Config, Storage
+from mldebug.config.schema import CanaryConfig as Wanted
+from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.storage.child.messages import Owners
 from mldebug_agents.storage.child.quota import read_blocks
@@ -36,7 +36,7 @@ class Desk:
 
     def __init__(self, bench: Workbench, folder: Path) -> None:
         paths = (str(folder),)
-        bench.config = Config(storage=Storage(paths=paths, canary=Wanted(paths=paths)))
+        bench.config = Config(storage=StorageConfig(paths=paths, canary=Wanted(paths=paths)))
         self.filesystems, self.canary, self.folder = Filesystems(bench), Canary(bench), folder
         self.now = 0.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.config.schema import Canary, Config, Storage
+from mldebug.config.schema import CanaryConfig, Config, StorageConfig
 from mldebug.core.model import Job, RankIdentity
 from mldebug.status.storage_lines import storage_json
 from mldebug_agents.agent.workbench import Workbench
@@ -56,7 +56,7 @@ def job(pid: int | None = None) -> Job:
 
 
 def part(bench: Workbench, **settings: object) -> Filesystems:
-    bench.config = Config(storage=Storage(**settings))  # type: ignore[arg-type]
+    bench.config = Config(storage=StorageConfig(**settings))  # type: ignore[arg-type]
     return Filesystems(bench)
 
 
@@ -295,7 +295,7 @@ def test_below_another_root_a_link_means_what_it_means_on_the_node(tmp_path: Pat
         Workbench(Config(), root=str(tmp_path)) as there,
     ):
         (folder / "team").mkdir()
-        limited = {"limits": {"/scratch": "1GiB left"}, "canary": Canary(paths=("/scratch",))}
+        limited = {"limits": {"/scratch": "1GiB left"}, "canary": CanaryConfig(paths=("/scratch",))}
         desk = part(there, **limited)
         desk.look(1.0, [])
         assert kinds(desk, folder) == {"too_full"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config.schema import Checkpoints, Config
+from mldebug.config.schema import CheckpointsConfig, Config
 from mldebug.storage.filesystems.forecast import forecast
 from mldebug.storage.filesystems.history import KEPT, MOST_STORED, Past, restored, stored
 from mldebug_agents.agent.workbench import Workbench
@@ -102,7 +102,7 @@ def test_what_a_rank_used_once_is_watched_while_it_lives(bench: Workbench, tmp_p
 
 def test_where_checkpoints_are_configured_is_watched(bench: Workbench, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "size=64m") as folder:
-        bench.config = Config(checkpoints=Checkpoints(paths=(f"{folder}/run-*/step-*",)))
+        bench.config = Config(checkpoints=CheckpointsConfig(paths=(f"{folder}/run-*/step-*",)))
         desk = Filesystems(bench)
         desk.look(1.0, [])
         assert row(desk, folder)["used_ratio"] == 0

@@ -3,7 +3,7 @@
 import msgspec
 
 from mldebug.alerts.model import Event, State
-from mldebug.config.schema import Actions
+from mldebug.config.schema import ActionsConfig
 from mldebug.core.model import Job, Noun
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import load
@@ -43,7 +43,7 @@ class Chain(Noun, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, at=self.at + 1, begun=False, failed=first)
 
 
-def chain_of(event: Event, settings: Actions) -> Chain | None:
+def chain_of(event: Event, settings: ActionsConfig) -> Chain | None:
     """What the config wants done about it; None: nothing."""
     steps = settings.chains.get(event.alarm.kind, settings.chains.get("*", ()))
     return Chain(key=event.key, started=event.started, steps=steps) if steps else None
@@ -61,7 +61,7 @@ def is_over(event: Event) -> bool:
     return event.state is not State.FIRING or (event.ended is not None and not stands)
 
 
-def refusal(chain: Chain, event: Event | None, settings: Actions) -> str:
+def refusal(chain: Chain, event: Event | None, settings: ActionsConfig) -> str:
     """Why a step that may harm must not run, as the event and the chain stand; "" where it may."""
     if event is None or event.started != chain.started or is_over(event):
         return "the event is over"

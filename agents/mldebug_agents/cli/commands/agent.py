@@ -40,7 +40,7 @@ from mldebug_agents.support.replay.state_dir import place
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.service import log_lines
 from mldebug_agents.system.service.shutdown import Ending
-from mldebug_agents.web.server import OwnVerb, Server
+from mldebug_agents.web.server import AgentServer, OwnVerb
 
 log = logging.getLogger("mldebug")
 
@@ -93,7 +93,7 @@ def agent(
 
 def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None) -> None:
     """Run the node and its server until a signal says stop."""
-    server = Server(settings.agent)
+    server = AgentServer(settings.agent)
     joined = join(settings.cluster, in_child(bench.spawner))
     server.start()
     ledger = Ledger(settings.agent.state_dir, bench.spawner, server.serve_door)
@@ -198,7 +198,7 @@ def play(
     """Serve a recorded node until the recording ends, or a signal says stop."""
     recording = load(path)
     settings = replay_settings(recording, file)
-    server = Server(settings.agent)
+    server = AgentServer(settings.agent)
     replay = Replay(recording, settings, server.publish, speed=speed, loop=loop)
     ending = Ending()
     ending.begin()
@@ -237,7 +237,7 @@ def _factor(speed: str) -> float:
     return factor
 
 
-def _end(bench: Workbench, server: Server, ledger: Ledger) -> None:
+def _end(bench: Workbench, server: AgentServer, ledger: Ledger) -> None:
     """The children first: what waits for them comes back. Nothing here waits long."""
     bench.gpus.close()
     ledger.leave((*bench.spawner.clear(spare=ledger.worker), *bench.gpus.leftovers()))

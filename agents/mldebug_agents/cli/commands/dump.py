@@ -34,8 +34,8 @@ from mldebug_agents.incidents.manual import (
     take,
     within,
 )
+from mldebug_agents.web.client import ask_nearest
 from mldebug_agents.web.control_requests import tell_agent
-from mldebug_agents.web.nearest_agent import ask_nearest
 
 MAX_WATCH = 60.0
 DEFAULT_WAIT = 60.0

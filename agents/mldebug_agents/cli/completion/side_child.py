@@ -14,14 +14,14 @@ import msgspec
 
 from mldebug.core.plugins import load
 from mldebug.core.redact import clean
-from mldebug_agents.cli.completion.request import LISTED, Asked, Value, is_plain
+from mldebug_agents.cli.completion.request import LISTED, CompletionRequest, Value, is_plain
 
 DEADLINE = 0.7  # seconds; usually it takes 0.05
 CHUNK = 1 << 16
 
 
-def look_aside(kind: str, asked: Asked) -> list[Value]:
-    """The values of one file of the room `completions`, in its order; none where it takes too long or fails."""
+def look_aside(kind: str, asked: CompletionRequest) -> list[Value]:
+    """The values of one completion plugin, in its order; none where it takes too long or fails."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -36,7 +36,7 @@ def look_aside(kind: str, asked: Asked) -> list[Value]:
     return msgspec.json.decode(told, type=list[Value]) if told else []
 
 
-def _answer(kind: str, asked: Asked, writing: int) -> None:
+def _answer(kind: str, asked: CompletionRequest, writing: int) -> None:
     """In the child: look, tell, end. Never returns."""
     with contextlib.suppress(BaseException):
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -48,7 +48,7 @@ def _answer(kind: str, asked: Asked, writing: int) -> None:
     os._exit(0)
 
 
-def values(kind: str, asked: Asked) -> list[Value]:
+def values(kind: str, asked: CompletionRequest) -> list[Value]:
     """Look here and now; a word that a shell would take for more than a word is left out."""
     module = load("completions", kind)
     found = module.create(module.Options()).values(asked)

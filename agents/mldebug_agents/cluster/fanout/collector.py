@@ -10,7 +10,7 @@ import msgspec
 from mldebug.cluster.merge import Heard
 from mldebug.cluster.wire import NodeReply, Pieces, read_line
 from mldebug.core.errors import EvidenceError, MldebugError
-from mldebug.core.model import AskedNode
+from mldebug.core.model import QueriedNode
 from mldebug.core.redact import safe_line
 from mldebug_agents.cluster.fanout.messages import NAME, News, Plan, Transport
 from mldebug_agents.system.child.worker import Worker
@@ -83,18 +83,18 @@ class Collector:
             return True
         self._replies.pop(name, None)
         reason = "two tasks say that they run on it"
-        self._fail(AskedNode(name=name, state="refused", reason=reason))
+        self._fail(QueriedNode(name=name, state="refused", reason=reason))
         return False
 
     def _open(self, name: str, pieces: Pieces) -> None:
         try:
             self._replies[name] = pieces.reply()
         except EvidenceError as error:
-            self._fail(AskedNode(name=name, state="refused", reason=error.message))
+            self._fail(QueriedNode(name=name, state="refused", reason=error.message))
         self._waiting.pop(name, None)
         self._pieces[name] = Pieces()
 
-    def _fail(self, node: AskedNode) -> None:
+    def _fail(self, node: QueriedNode) -> None:
         self._failed[node.name] = node
         self._waiting.pop(node.name, None)
 
@@ -107,17 +107,17 @@ class Collector:
             error = safe_line(news.error, 300)
             self._fail(self._transport.ended(news.node, news.code, error))
 
-    def _late(self, name: str, error: str = "") -> AskedNode:
+    def _late(self, name: str, error: str = "") -> QueriedNode:
         said = f"; its last line: {safe_line(error, 200)}" if error else ""
         reason = f"no answer in {self.plan.order.timeout:g} s{said}"
-        return AskedNode(name=name, state="unable", reason=reason)
+        return QueriedNode(name=name, state="unable", reason=reason)
 
-    def _cut_off(self, name: str) -> AskedNode:
+    def _cut_off(self, name: str) -> QueriedNode:
         try:
             self._pieces[name].reply()
         except EvidenceError as error:
-            return AskedNode(name=name, state="unable", reason=error.message)
-        return AskedNode(name=name, state="unable")  # not reached: it would have been opened
+            return QueriedNode(name=name, state="unable", reason=error.message)
+        return QueriedNode(name=name, state="unable")  # not reached: it would have been opened
 
     def heard(self) -> Heard:
         """All of it, at the end."""

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.core.model import AskedNode
+from mldebug.core.model import QueriedNode
 from mldebug_agents.system.spawn import Starter
 
 NAME = "fanout"  # of the worker that the process starter forks
@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     order: Order
     nodes: tuple[str, ...]  # all that are asked
-    absent: tuple[AskedNode, ...] = ()  # of whom it is known already that they cannot answer
+    absent: tuple[QueriedNode, ...] = ()  # of whom it is known already that they cannot answer
     listed_by: str = ""  # the scheduler that says that these are all
 
 
@@ -65,10 +65,10 @@ class Transport(Protocol):
         """Say how; UsageError, ToolError where it cannot be done."""
         ...
 
-    def explain(self, plan: Plan, errors: Iterable[str]) -> Mapping[str, AskedNode]:
+    def explain(self, plan: Plan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
         """Why nodes have not answered, by what the command that ran here wrote to stderr."""
         ...
 
-    def ended(self, node: str, code: int, error: str) -> AskedNode:
+    def ended(self, node: str, code: int, error: str) -> QueriedNode:
         """Why a node has not answered, by how the command ended there."""
         ...

@@ -16,7 +16,7 @@ from mldebug.cluster.run_identity import RunKey, run_key
 from mldebug.cluster.topology import Topology, placed
 from mldebug.cluster.wire import MAX_BYTES, NodeReply, unpack
 from mldebug.core.errors import EvidenceError, MldebugError
-from mldebug.core.model import AskedNode, Gap
+from mldebug.core.model import Gap, QueriedNode
 from mldebug.core.ranksets import unfold
 from mldebug.incidents.report.build import Trigger
 from mldebug_agents.cluster.peers.broadcast import Shot, volley
@@ -66,7 +66,7 @@ class Together(NamedTuple):
 class _Answer(NamedTuple):
     name: str
     reply: NodeReply | None
-    failed: AskedNode | None
+    failed: QueriedNode | None
     begun: float  # at the latest
 
 
@@ -133,7 +133,7 @@ def _once_each(answers: Iterable[_Answer]) -> Iterator[_Answer]:
 def _answer(node: ToAsk, shot: Shot, key: RunKey, clock: Callable[[], float]) -> _Answer:
     """What one node has said. Its own clock counts for the age of its capture alone."""
     seen = None if node.seen is None else time.time() - (clock() - node.seen)
-    failed = partial(AskedNode, name=node.name, last_seen=seen)
+    failed = partial(QueriedNode, name=node.name, last_seen=seen)
     try:
         reply = _reply(shot, key)
     except SilentError as error:

@@ -28,7 +28,7 @@ from mldebug.cluster.messages import (
 from mldebug.cluster.run_identity import RunKey, run_id, user_of
 from mldebug.cluster.topology import Topology
 from mldebug.core.errors import MldebugError
-from mldebug.core.model import Asked, AskedNode
+from mldebug.core.model import QueriedNode, QueriedNodes
 from mldebug.core.redact import clean
 from mldebug_agents.cluster.peers.candidates import listed
 from mldebug_agents.cluster.peers.client import Peer, Talk
@@ -194,12 +194,12 @@ class Leader:
         circle = self._circles.of(self._find(key, None))
         return circle is None or circle.led_by(self._agent)
 
-    def judged(self, asked: Asked) -> Asked:
+    def judged(self, asked: QueriedNodes) -> QueriedNodes:
         """Who goes on to announce himself is not silent, though he cannot be asked: an address, or a firewall."""
         nodes = tuple(self._alive(one) if one.state == "silent" else one for one in asked.nodes)
         return msgspec.structs.replace(asked, nodes=nodes, by=self._node)
 
-    def _listed(self, run: MergedRun) -> Asked:
+    def _listed(self, run: MergedRun) -> QueriedNodes:
         """Where every node that the scheduler has given the run was asked, these are all that it has."""
         asked = self.judged(run.asked)
         lists = {one.job.node_list for one in run.captures}
@@ -210,7 +210,7 @@ class Leader:
         whole = bool(hosts) and holds and all(one.partition(".")[0] in short for one in hosts)
         return msgspec.structs.replace(asked, listed_by=SCHEDULER if whole else "")
 
-    def _alive(self, node: AskedNode) -> AskedNode:
+    def _alive(self, node: QueriedNode) -> QueriedNode:
         at, now = self._coordinator.heard(node.name), time.monotonic()
         patience = MISSED * max(self._interval, self._coordinator.pace)
         if self._coordinator.is_relayed(node.name):

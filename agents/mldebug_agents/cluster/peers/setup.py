@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from mldebug.cluster.topology import placed
-from mldebug.config.schema import Cluster
+from mldebug.config.schema import ClusterConfig
 from mldebug.core.errors import ConfigError, UsageError
-from mldebug.core.model import Asked
+from mldebug.core.model import QueriedNodes
 from mldebug.core.ranksets import unfold_nodes
 from mldebug_agents.cluster.peers.certificate_renewal import Renewing
 from mldebug_agents.cluster.peers.client import Network, Peer, Talk, peer
@@ -31,14 +31,14 @@ class Joined(NamedTuple):
     interval: float
 
 
-def join(settings: Cluster, make: Callable[[bytes], Pair]) -> Joined | None:
+def join(settings: ClusterConfig, make: Callable[[bytes], Pair]) -> Joined | None:
     """Listen and read the key; None where no other agents are configured. ConfigError, UsageError where it cannot be."""
     if problems := list(_problems(settings)):
         raise ConfigError(problems, HOW)
     if settings.key_file is None and settings.certificate is None:
         return None
     networks = [_network(one) for one in settings.networks]
-    placed(Asked(), settings.topology)  # who writes a list that cannot be read hears it now
+    placed(QueriedNodes(), settings.topology)  # who writes a list that cannot be read hears it now
     for text in settings.peers:
         _peers(text, 1)  # before anything is opened
     newest = _newest(settings, make)
@@ -64,7 +64,7 @@ def more_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _problems(settings: Cluster) -> Iterator[str]:
+def _problems(settings: ClusterConfig) -> Iterator[str]:
     shared = settings.key_file is not None
     own = (settings.certificate, settings.key, settings.ca)
     if any(own) and not all(own):
@@ -78,7 +78,7 @@ def _problems(settings: Cluster) -> Iterator[str]:
         yield "cluster needs peers, or networks in which the nodes of jobs are"
 
 
-def _newest(settings: Cluster, make: Callable[[bytes], Pair]) -> Callable[[], Identity]:
+def _newest(settings: ClusterConfig, make: Callable[[bytes], Pair]) -> Callable[[], Identity]:
     """What gives the proof, which is renewed where it is a certificate of this node's own."""
     if settings.key_file is not None:
         shared = identity(settings.key_file, make)

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from mldebug.core.errors import MldebugError, ToolError, UsageError
-from mldebug.core.model import AskedNode
+from mldebug.core.model import QueriedNode
 from mldebug.core.ranksets import fold_nodes, unfold_nodes
 from mldebug.core.redact import safe_line
 from mldebug_agents.cluster.fanout.hints import way_out
@@ -68,22 +68,22 @@ class Slurm:
         order = Order(command=command, timeout=wanted.timeout, grace=12.0)
         return Plan(order=order, nodes=nodes, absent=absent, listed_by="Slurm")
 
-    def explain(self, plan: Plan, errors: Iterable[str]) -> Mapping[str, AskedNode]:
+    def explain(self, plan: Plan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
         """srun labels each line with the number of its task, and tells at the end where a task has failed."""
         absent = {node.name for node in plan.absent}
         asked = [name for name in plan.nodes if name not in absent]
         told = _Told(errors)
         return {
-            name: AskedNode(
+            name: QueriedNode(
                 name=name, state=told.state(name), reason=reason, way_out=way_out(reason)
             )
             for number, name in enumerate(asked)
             if (reason := told.why(name, number))
         }
 
-    def ended(self, node: str, code: int, error: str) -> AskedNode:
+    def ended(self, node: str, code: int, error: str) -> QueriedNode:
         """Not by node: one srun speaks for all."""
-        return AskedNode(name=node, state="unable", reason=error)
+        return QueriedNode(name=node, state="unable", reason=error)
 
 
 class _Told:
@@ -162,7 +162,7 @@ def _job(starter: Starter, wanted: str) -> tuple[str, tuple[str, ...]]:
     return running[0][0], unfold_nodes(running[0][2])
 
 
-def _down(starter: Starter, nodes: tuple[str, ...]) -> Iterator[AskedNode]:
+def _down(starter: Starter, nodes: tuple[str, ...]) -> Iterator[QueriedNode]:
     """The nodes that Slurm itself takes for dead: `*` after a state means that it does not answer."""
     rows = _ask(
         starter,
@@ -176,7 +176,7 @@ def _down(starter: Starter, nodes: tuple[str, ...]) -> Iterator[AskedNode]:
     for name in nodes:
         state, since, why = told.get(name, ("", "", ""))
         if state.endswith("*") or DOWN.match(state):
-            yield AskedNode(name=name, state="down", reason=_down_reason(state, since, why))
+            yield QueriedNode(name=name, state="down", reason=_down_reason(state, since, why))
 
 
 def _down_reason(state: str, since: str, why: str) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from ClusterShell.Defaults import config_paths
 
 from mldebug.core.errors import ToolError
-from mldebug.core.model import AskedNode
+from mldebug.core.model import QueriedNode
 from mldebug.core.ranksets import unfold_nodes
 from mldebug.core.units import Duration
 from mldebug_agents.cluster.fanout.hints import way_out
@@ -72,15 +72,15 @@ class Ssh:
             raise ToolError(f"there is no {self._options.tree}", "correct transports.ssh.tree")
         return str(self._options.tree)
 
-    def explain(self, plan: Plan, errors: Iterable[str]) -> Mapping[str, AskedNode]:
+    def explain(self, plan: Plan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
         """Nothing runs here that speaks for all."""
         return {}
 
-    def ended(self, node: str, code: int, error: str) -> AskedNode:
+    def ended(self, node: str, code: int, error: str) -> QueriedNode:
         """By ssh's exit code, and its last line."""
         if code == SSH_FAILED and _SILENT.search(error):
-            return AskedNode(name=node, state="silent", reason=_plain(error, node))
-        return AskedNode(
+            return QueriedNode(name=node, state="silent", reason=_plain(error, node))
+        return QueriedNode(
             name=node, state="unable", reason=why(code, _plain(error, node)), way_out=way_out(error)
         )
 

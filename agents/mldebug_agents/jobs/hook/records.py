@@ -9,7 +9,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from mldebug.core.model import Gap, RankIdentity, Said
+from mldebug.core.model import Gap, HookState, RankIdentity
 from mldebug.jobs.heartbeat import (
     RECORD,
     SIZE,
@@ -97,7 +97,7 @@ class Heartbeats:
 
 def read_said(
     host: Host, reader: Reader, ranks: Sequence[RankIdentity]
-) -> tuple[dict[int, Said], tuple[Gap, ...]]:
+) -> tuple[dict[int, HookState], tuple[Gap, ...]]:
     """Rank -> what it says now, asked once; who says nothing is absent, and who is not read or not believed is a gap."""
     source = Heartbeats(host, reader)
     found = source.read(ranks)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from mldebug.config.schema import ExpectedJob, Jobs
+from mldebug.config.schema import ExpectedJob, JobsConfig
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import load
 from mldebug.core.redact import safe_line
@@ -117,7 +117,7 @@ class Asked:
         jobs = self._answer.jobs
         return frozenset(one.number for one in jobs if one.standing is not Standing.OVER)
 
-    def state(self, settings: Jobs) -> SchedulerState:
+    def state(self, settings: JobsConfig) -> SchedulerState:
         """All of it, for snapshots; judged by the moment of the answer."""
         return SchedulerState(
             name=self.name,
@@ -134,7 +134,7 @@ class Asked:
             node_events=tuple(self._told_of()),
         )
 
-    def _watched(self, settings: Jobs) -> tuple[WatchedState, ...]:
+    def _watched(self, settings: JobsConfig) -> tuple[WatchedState, ...]:
         if self._answer is None or self._at is None:
             return ()
         return tuple(

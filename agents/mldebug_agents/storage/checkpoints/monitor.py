@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.config.schema import Checkpoints
+from mldebug.config.schema import CheckpointsConfig
 from mldebug.core.model import NodeCapture
 from mldebug.core.plugins import create_all
 from mldebug.core.units import format_duration
@@ -57,7 +57,7 @@ class _Stored(msgspec.Struct):
 class SaveBoard:
     """All series of this node."""
 
-    def __init__(self, bench: Workbench, store: Store, inbox: "queue.SimpleQueue[Result | None]", settings: Checkpoints) -> None:  # fmt: skip
+    def __init__(self, bench: Workbench, store: Store, inbox: "queue.SimpleQueue[Result | None]", settings: CheckpointsConfig) -> None:  # fmt: skip
         reader = bench.reader.another()  # a slow listing keeps nobody else waiting
         self._saves = Saves(bench.host, reader, create_all("checkpoints"))
         self.worker = Worker("checkpoints", self._saves.look, inbox, DEADLINE)
@@ -82,7 +82,7 @@ class SaveBoard:
 
     # --- the loop ------------------------------------------------------------------------------------
 
-    def turn(self, runs: Mapping[str, Run], found: Discovery, settings: Checkpoints) -> None:
+    def turn(self, runs: Mapping[str, Run], found: Discovery, settings: CheckpointsConfig) -> None:
         """Order what is due, keep what is worth it."""
         now = time.monotonic()
         self._settings = settings

@@ -51,7 +51,7 @@ print(json.dumps({"place": place, "writable": writable, "free": free, "obstacle"
 """
 
 
-class StatePlace(msgspec.Struct, frozen=True):
+class StateDirCheck(msgspec.Struct, frozen=True):
     """The state directory, or the nearest folder above it that exists; free space in bytes for this user."""
 
     place: str
@@ -92,12 +92,12 @@ def pystack_version(starter: Starter, binary: str) -> str:
     return clean(done.stdout.decode(errors="replace").strip(), 40) or "unknown version"
 
 
-def try_state_dir(starter: Starter, wanted: Path) -> StatePlace:
+def try_state_dir(starter: Starter, wanted: Path) -> StateDirCheck:
     """Look at the state directory from a child, since it may lie on a mount that hangs; `EvidenceError` if it does."""
     argv = [sys.executable, "-I", "-S", "-c", _STATE_DIR, str(wanted)]
     done = starter.run(argv, timeout=TRIAL_SECONDS)
     try:
-        return msgspec.json.decode(done.stdout, type=StatePlace)
+        return msgspec.json.decode(done.stdout, type=StateDirCheck)
     except msgspec.MsgspecError:
         raise EvidenceError(
             f"{wanted} gives no answer: {_why(done)}", "set agent.state_dir to a local disk"

@@ -1,12 +1,12 @@
 """The time in a recording: it stands still until somebody sets it."""
 
-from mldebug_agents.support.bundle.layout import Clocks
+from mldebug_agents.support.bundle.layout import ClockPair
 
 
 class RecordedClock:
     """Both clocks of the recorded node, at one moment."""
 
-    def __init__(self, clocks: Clocks, at: float) -> None:
+    def __init__(self, clocks: ClockPair, at: float) -> None:
         self._clocks = clocks
         self.at = at
 

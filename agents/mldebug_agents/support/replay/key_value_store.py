@@ -1,7 +1,7 @@
 """What the recorded agent remembered when the recording began; what is learned since goes nowhere."""
 
 
-class RecordedMemory:
+class RecordedStore:
     """As `hardware.memory.Memory` has it."""
 
     opened = True

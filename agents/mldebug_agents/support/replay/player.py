@@ -19,17 +19,17 @@ from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.hardware.gpu.monitor import EXPECTED
 from mldebug_agents.hardware.gpu.reads import GpuOrder
 from mldebug_agents.hardware.monitor import HardwareMonitor
-from mldebug_agents.support.bundle.layout import Failure
+from mldebug_agents.support.bundle.layout import GpuReadFailure
 from mldebug_agents.support.replay.clock import RecordedClock
 from mldebug_agents.support.replay.gpu_reads import RecordedReads
 from mldebug_agents.support.replay.kernel_log import RecordedKernelLog
-from mldebug_agents.support.replay.key_value_store import RecordedMemory
+from mldebug_agents.support.replay.key_value_store import RecordedStore
 from mldebug_agents.support.replay.recording import Recording
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
 
-Event = Snapshot | NodeGpus | NodeWatch | Failure
-ORDER = (Snapshot, NodeGpus, NodeWatch, Failure)  # of what was recorded at the same time
+Event = Snapshot | NodeGpus | NodeWatch | GpuReadFailure
+ORDER = (Snapshot, NodeGpus, NodeWatch, GpuReadFailure)  # of what was recorded at the same time
 
 
 class Player:
@@ -48,7 +48,7 @@ class Player:
             counted=recording.manifest.counted, view=_view(recording.memory)
         )
         kernel_pids = recording.manifest.kernel_pids
-        memory = RecordedMemory(recording.memory)
+        memory = RecordedStore(recording.memory)
         self._hardware = HardwareMonitor(
             recording.node, memory, {}, kernel_pids=kernel_pids, now=self.clock.unix
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from mldebug_training.common.interrupted import pass_on
 from mldebug_training.helpers.switches.files import KILL, SAVE
-from mldebug_training.helpers.switches.stop_signal import Asked
+from mldebug_training.helpers.switches.stop_signal import StopSignal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mldebug_training.helpers.deadline import TimeLimit
-    from mldebug_training.helpers.switches.files import Seen
+    from mldebug_training.helpers.switches.files import SwitchReading
 
 REMEMBERED = 64  # save switches that were obeyed
 NOTHING, SAVE_SWITCH, WORD, TIME, SIGNAL, KILL_SWITCH, OFF = range(7)  # the more urgent the higher
@@ -24,7 +24,7 @@ WORDS = {
 }
 
 
-class Reasons:
+class StopReasons:
     """Of this rank. The arguments are those of `Switches`."""
 
     def __init__(
@@ -35,11 +35,11 @@ class Reasons:
         signal: str | None,
     ) -> None:
         self._folder, self._limit, self._why = folder, limit, why
-        self.asked = Asked(signal)
+        self.asked = StopSignal(signal)
         self._trouble = ""  # of asking the job
         self._done: list[int] = []  # save switches that were obeyed
 
-    def wanted(self, seen: Seen | None) -> tuple[int, str]:
+    def wanted(self, seen: SwitchReading | None) -> tuple[int, str]:
         """What this rank wants, and why."""
         if seen and seen.kill:
             by = f" (by {seen.by})" if seen.by else ""
@@ -56,7 +56,7 @@ class Reasons:
             return SAVE_SWITCH, f"the save switch {self._folder}/{SAVE} is set"
         return NOTHING, ""
 
-    def troubles(self, seen: Seen | None) -> Iterator[str]:
+    def troubles(self, seen: SwitchReading | None) -> Iterator[str]:
         """What cannot be seen, heard or asked; some are empty."""
         yield seen.trouble if seen else ""
         yield self.asked.trouble

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-class Asked:
+class StopSignal:
     """One signal of this process. `name` is "" where it is not listened to, and `trouble` says why."""
 
     def __init__(self, name: str | None) -> None:
