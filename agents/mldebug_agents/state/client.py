@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -17,6 +16,7 @@ from mldebug.core.errors import AccessError, ExitCode, MldebugError, UsageError
 from mldebug.core.report_model import Report
 from mldebug_agents.state.folder import OccupiedError
 from mldebug_agents.state.messages import (
+    MAX_BODY,
     Door,
     Drop,
     End,
@@ -26,22 +26,15 @@ from mldebug_agents.state.messages import (
     Prune,
     Reply,
     Save,
-    receive,
-    send,
 )
+from mldebug_agents.system.child.link import Link, WorkerStarter
 from mldebug_agents.system.spawn import Worker
 
 log = logging.getLogger("mldebug")
 
 NAME = "state"  # of the worker that the process starter forks
-
-
-class WorkerStarter(Protocol):
-    """The part of a `Spawner` that is needed."""
-
-    def fork_worker(self, name: str) -> Worker:
-        """Fork the worker of that name; raises OSError when there is none to be had."""
-        ...
+GONE = "the state keeper is gone"
+_REPLIES = msgspec.msgpack.Decoder(Reply)
 
 
 class Keeper:
@@ -111,12 +104,12 @@ class Keeper:
             raise ConnectionError("the agent ends")
         worker = self.worker = self.worker or self._starter.fork_worker(NAME)
         try:
-            send(worker.socket, order)
-            body, descriptor = receive(worker.socket)
+            link = Link(worker.socket, _REPLIES, max_body=MAX_BODY, gone=GONE)
+            link.send(order)
+            reply, descriptor = link.receive_with_descriptor()
         except OSError:
             self.hang_up()
             raise
-        reply = msgspec.msgpack.decode(body, type=Reply)
         for note in reply.notes:
             log.warning("%s", note)
         door = socket.socket(fileno=descriptor) if descriptor is not None else None

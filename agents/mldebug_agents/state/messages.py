@@ -1,19 +1,10 @@
-"""What the agent and its state keeper say to each other, over one stream socket.
-
-A message is `HEAD` (size of the body, 1 where a descriptor follows), the body (msgpack), and where announced one byte
-that carries the descriptor of a listening socket.
-"""
-
-import socket
-import struct
+"""What the agent and its state keeper say to each other over a `Link`; beside a reply may come a listening socket."""
 
 import msgspec
 
 from mldebug_agents.system.child.leftovers import Leftover
 
-HEAD = struct.Struct("<Q?")
 MAX_BODY = 1 << 30
-
 
 Place = tuple[int, int]  # device and inode
 
@@ -137,34 +128,3 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     door: Place | None = None  # of the socket file that was opened
     held: Place | None = None  # of the lock file
     lost: str = ""  # what was on disk is not there any more, and why; it was begun anew
-
-
-def send(link: socket.socket, message: msgspec.Struct, descriptor: int | None = None) -> None:
-    """Send one message; raises OSError once the other side is gone."""
-    body = msgspec.msgpack.encode(message)
-    link.sendall(HEAD.pack(len(body), descriptor is not None))
-    link.sendall(body)
-    if descriptor is not None:
-        socket.send_fds(link, [b"+"], [descriptor])
-
-
-def receive(link: socket.socket) -> tuple[bytes, int | None]:
-    """Receive one body and the descriptor beside it; raises ConnectionError once the other side is gone."""
-    size, carries = HEAD.unpack(_exactly(link, HEAD.size))
-    if size > MAX_BODY:
-        raise ConnectionError("a message without end")
-    body = _exactly(link, size)
-    if not carries:
-        return body, None
-    _, descriptors, _, _ = socket.recv_fds(link, 1, 1)
-    return body, descriptors[0] if descriptors else None
-
-
-def _exactly(link: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = link.recv(min(size - len(parts), 1 << 20))
-        if not part:
-            raise ConnectionError("the state keeper is gone")
-        parts += part
-    return bytes(parts)

@@ -20,6 +20,7 @@ from mldebug.incidents.report_store import Archive
 from mldebug_agents.state.database import Database, errno_of
 from mldebug_agents.state.folder import Hold, OccupiedError
 from mldebug_agents.state.messages import (
+    MAX_BODY,
     Check,
     Door,
     Drop,
@@ -34,26 +35,24 @@ from mldebug_agents.state.messages import (
     Reply,
     Save,
     StoredEnds,
-    receive,
-    send,
 )
+from mldebug_agents.system.child.link import Link
 from mldebug_agents.web.listeners import open_unix, reachable
 
 Answer = tuple[Reply, socket.socket | None]
 
 
-def serve(link: socket.socket) -> None:
+def serve(connection: socket.socket) -> None:
     """Carry out orders until the agent hangs up."""
     notes = _Notes()
     logging.getLogger("mldebug").handlers[:] = [notes]
     keeping = Keeping()
-    orders = msgspec.msgpack.Decoder(Order)
+    link = Link(connection, msgspec.msgpack.Decoder(Order), max_body=MAX_BODY)
     with contextlib.suppress(ConnectionError):
         while True:
-            body, _ = receive(link)
-            reply, door = answer(keeping, orders.decode(body))
+            reply, door = answer(keeping, link.receive())
             reply = msgspec.structs.replace(reply, notes=notes.take())
-            send(link, reply, door.fileno() if door else None)
+            link.send(reply, door.fileno() if door else None)
             if door:
                 door.close()
 

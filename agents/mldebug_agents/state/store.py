@@ -17,7 +17,7 @@ from mldebug.diagnosis.exits.model import Ends
 from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
 from mldebug.status.snapshot import SourceState
-from mldebug_agents.state.client import Keeper, RemoteArchive, WorkerStarter
+from mldebug_agents.state.client import Keeper, RemoteArchive
 from mldebug_agents.state.failure_text import begun_anew
 from mldebug_agents.state.messages import Check, Forget, Found, Leave, Memo, Remember
 from mldebug_agents.state.run_row import (
@@ -31,6 +31,7 @@ from mldebug_agents.state.run_row import (
 )
 from mldebug_agents.state.writer_thread import REPORT, RETRY_FIRST, Scribe, Work
 from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.child.link import WorkerStarter
 from mldebug_agents.system.spawn import Worker
 
 log = logging.getLogger("mldebug")

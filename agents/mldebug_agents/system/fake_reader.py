@@ -3,10 +3,10 @@
 import errno
 from collections.abc import Mapping, Sequence
 
-from mldebug_agents.system.child.reader_child import FILE_ID, HEAD, Operation, pick_line
+from mldebug_agents.system.child.reader_child import HEAD, Operation, ReadAnswer, pick_line
 from mldebug_agents.system.child.refusals import Refusal, Refused
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Answer, Unreadable, judge
+from mldebug_agents.system.reader_answers import Unreadable, judge
 
 
 class FakeReader(Reader):
@@ -33,27 +33,28 @@ class FakeReader(Reader):
         limit: int = 0,
         line: int = 0,
         timeout: float,
-    ) -> dict[str, Answer | Unreadable]:
+    ) -> dict[str, ReadAnswer | Unreadable]:
         return {path: self._answer(operation, path, limit, line) for path in paths}
 
     def _answer(
         self, operation: Operation, path: str, limit: int, line: int
-    ) -> Answer | Unreadable:
+    ) -> ReadAnswer | Unreadable:
         data = self.files.get(path)
         if operation is Operation.LINK and not isinstance(data, Unreadable):
-            return Answer(b"")
+            return ReadAnswer()
         if operation in (Operation.EXISTS, Operation.EXECUTABLE) and not isinstance(
             data, Unreadable
         ):
-            return Answer(b"" if data is None else b"1")
+            return ReadAnswer(b"" if data is None else b"1")
         if data is None:
-            return judge(errno.ENOENT, Answer(b""))
+            return judge(ReadAnswer(status=errno.ENOENT))
         if isinstance(data, Unreadable):
             return data
         try:
-            return Answer(_piece(operation, data, limit, line), len(data))
+            piece = _piece(operation, data, limit, line)
+            return ReadAnswer(piece, len(data), file_id=(1, 1, 0o100644, 0, 0))
         except Refused as refused:
-            return judge(refused.refusal, Answer(b"", len(data)))
+            return judge(ReadAnswer(size=len(data), status=refused.refusal))
 
 
 def _piece(operation: Operation, data: bytes, limit: int, line: int) -> bytes:
@@ -62,7 +63,7 @@ def _piece(operation: Operation, data: bytes, limit: int, line: int) -> bytes:
     if operation is Operation.LINE:
         return pick_line(data, line)
     if operation is Operation.FROM:
-        return FILE_ID.pack(1, 1, 0o100644, 0, 0) + data[line : line + limit]
+        return data[line : line + limit]
     if operation is Operation.HEADS:
         places = range(line & 0xFFFFFFFF, len(data) - HEAD + 1, line >> 32)[: limit // HEAD]
         return b"".join(data[at : at + HEAD] for at in places)

@@ -10,25 +10,22 @@ import threading
 import time
 from collections.abc import Sequence
 from posixpath import dirname
-from typing import Protocol, Self
+from typing import Self
 
+import msgspec
+
+from mldebug_agents.system.child.link import Link, WorkerStarter
 from mldebug_agents.system.child.listing import Listed, unpack
 from mldebug_agents.system.child.reader_child import (
-    FILE_ID,
     HEAD,
+    MAX_BODY,
     MAX_SOURCE,
-    REQUEST,
     Operation,
+    ReadAnswer,
+    ReadRequest,
 )
 from mldebug_agents.system.child.reader_writes import ASKED_FOR, Question
-from mldebug_agents.system.reader_answers import (
-    Answer,
-    Piece,
-    Tail,
-    Unreadable,
-    converse,
-    encode,
-)
+from mldebug_agents.system.reader_answers import Piece, Tail, Unreadable, encode, judge
 from mldebug_agents.system.spawn import Worker
 
 __all__ = ["Piece", "Reader", "Tail", "Unreadable"]
@@ -39,17 +36,9 @@ MAX_STUCK_KERNEL, MAX_STUCK_FILES = (
 )  # apart: a hung mount must not hide new jobs, nor a hung job all logs
 TIMEOUT = 2.0  # seconds for one path
 TOTAL = 4.0  # seconds for all paths of one question
-
+_ANSWERS = msgspec.msgpack.Decoder(ReadAnswer)
 
 _NO_TIME = Unreadable("not read: no time left", errno=errno.EAGAIN)
-
-
-class WorkerStarter(Protocol):
-    """The part of a `Spawner` that a `Reader` needs."""
-
-    def fork_worker(self, name: str) -> Worker:
-        """Fork the worker of that name; raises OSError when there is none to be had."""
-        ...
 
 
 class Reader:
@@ -123,8 +112,7 @@ class Reader:
         )
         if isinstance(answer, Unreadable):
             return answer
-        facts = FILE_ID.unpack_from(answer.data)
-        return Piece(answer.data[FILE_ID.size :], answer.size, answer.mtime, *facts)
+        return Piece(answer.data, answer.size, answer.mtime, *(answer.file_id or (0, 0)))
 
     def read_heads(
         self, path: str, start: int, stride: int, *, count: int, timeout: float = TIMEOUT
@@ -204,7 +192,7 @@ class Reader:
 
     def _ask_one(
         self, operation: Operation, path: str, *, limit: int = 0, line: int = 0, timeout: float
-    ) -> Answer | Unreadable:
+    ) -> ReadAnswer | Unreadable:
         return self._ask(operation, [path], limit=limit, line=line, timeout=timeout)[path]
 
     def _ask(
@@ -215,8 +203,8 @@ class Reader:
         limit: int = 0,
         line: int = 0,
         timeout: float,
-    ) -> dict[str, Answer | Unreadable]:
-        answers: dict[str, Answer | Unreadable] = {}
+    ) -> dict[str, ReadAnswer | Unreadable]:
+        answers: dict[str, ReadAnswer | Unreadable] = {}
         with self._lock:
             until = time.monotonic() + TOTAL
             self._forgive()
@@ -231,50 +219,47 @@ class Reader:
                 except OSError as error:
                     lost = Unreadable(f"not read: {error.strerror or error}", errno=error.errno)
                     return answers | dict.fromkeys(todo, lost)
-                header = REQUEST.pack(
-                    operation, limit, line, sum(map(len, todo.values())) + len(todo) - 1
-                )
-                self._converse(
-                    (operation, worker),
-                    header + b"\0".join(todo.values()),
-                    list(todo),
-                    (timeout, until),
-                    answers,
-                )
+                request = ReadRequest(operation, tuple(todo.values()), limit, line)
+                self._converse(worker, request, list(todo), (timeout, until), answers)
         return answers
 
     def _converse(
         self,
-        asked: tuple[Operation, Worker],
-        request: bytes,
+        worker: Worker,
+        request: ReadRequest,
         paths: list[str],
         limits: tuple[float, float],
-        answers: dict[str, Answer | Unreadable],
+        answers: dict[str, ReadAnswer | Unreadable],
     ) -> None:
         """Ask for all paths and take answers until all are there, one fails to come, or the time of all is over."""
-        (operation, worker), (timeout, until) = asked, limits
-        incoming = converse(worker, request, timeout)
+        timeout, until = limits
+        link = Link(worker.socket, _ANSWERS, max_body=MAX_BODY)
         for number, path in enumerate(paths):
             if number and time.monotonic() >= until:  # it is not stuck, but we cannot wait for it
                 worker.kill()
                 self._worker = None
                 return
             try:
-                answers[path] = next(incoming)
+                if not number:
+                    worker.socket.settimeout(timeout)
+                    link.send(request)
+                answers[path] = judge(link.receive())
             except TimeoutError:
                 answers[path] = Unreadable(f"timed out after {timeout:.1f} s", stuck=True)
                 worker.hang_up()
-                self._stuck[path] = operation, worker
+                self._stuck[path] = request.operation, worker
                 self._worker = None
                 return
             except OSError as error:
-                answers[path] = Unreadable(f"the reader process ended: {error}", errno=error.errno)
+                answers[path] = Unreadable(
+                    f"the reader process ended: {error}", errno=error.errno or errno.ECONNRESET
+                )
                 worker.kill()
                 self._worker = None
                 return
 
     def _known(
-        self, operation: Operation, path: str, answers: dict[str, Answer | Unreadable]
+        self, operation: Operation, path: str, answers: dict[str, ReadAnswer | Unreadable]
     ) -> bool:
         """Say whether the path has its answer; gives it one if it, or its folder, is stuck."""
         if path in answers:
@@ -303,9 +288,9 @@ def _folder(path: str, operation: Operation) -> str:
     return path if dirname(path).endswith("/fd") else dirname(path)
 
 
-def _data(answer: Answer | Unreadable) -> bytes | Unreadable:
+def _data(answer: ReadAnswer | Unreadable) -> bytes | Unreadable:
     return answer if isinstance(answer, Unreadable) else answer.data
 
 
-def _truth(answer: Answer | Unreadable) -> bool | Unreadable:
+def _truth(answer: ReadAnswer | Unreadable) -> bool | Unreadable:
     return answer if isinstance(answer, Unreadable) else bool(answer.data)

@@ -4,6 +4,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import msgspec
 
@@ -13,6 +14,7 @@ from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import QueriedNode
 from mldebug.core.redact import safe_line
 from mldebug_agents.cluster.fanout.messages import NAME, News, Plan, Transport
+from mldebug_agents.system.child.link import Link
 from mldebug_agents.system.child.worker import Worker
 from mldebug_agents.system.spawn import Spawner
 
@@ -138,9 +140,10 @@ def ask_all(
     deadline = time.monotonic() + rounds * (plan.order.timeout + plan.order.grace + BATCH)
     worker = spawner.fork_worker(NAME)
     try:
-        worker.socket.sendall(msgspec.json.encode(plan.order) + b"\n")
+        link = Link(worker.socket, msgspec.msgpack.Decoder(News), max_body=MAX_MESSAGE)
+        link.send(plan.order)
         progress(0, collector.missing)
-        for news in _news(worker.socket, deadline):
+        for news in _news(link, worker.socket, deadline):
             if news.trouble:
                 raise MldebugError(f"the nodes could not be asked: {safe_line(news.trouble, 300)}")
             collector.take(news)
@@ -152,22 +155,12 @@ def ask_all(
     return collector.heard()
 
 
-def _news(link: socket.socket, deadline: float) -> Iterator[News]:
+def _news(link: Link[News], connection: socket.socket, deadline: float) -> Iterator[News]:
     """Until it is over, the child is gone, or the deadline has passed."""
-    data = bytearray()
-    while (left := deadline - time.monotonic()) > 0:
-        link.settimeout(left)
-        try:
-            chunk = link.recv(1 << 18)
-        except OSError:
-            return
-        if not chunk:
-            return
-        data += chunk
-        *lines, rest = data.split(b"\n")
-        data = rest if len(rest) <= MAX_MESSAGE else bytearray()
-        for line in lines:
-            yield msgspec.json.decode(line, type=News)
+    with suppress(OSError):
+        while (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            yield link.receive()
 
 
 def _end(worker: Worker) -> None:

@@ -1,4 +1,4 @@
-"""What the main process and the child that reaches nodes say to each other: one JSON object a line."""
+"""What the main process and the child that reaches nodes say to each other over a `Link`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol

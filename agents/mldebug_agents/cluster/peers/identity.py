@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from mldebug.core.errors import ToolError, UsageError
 from mldebug.core.redact import clean
 from mldebug_agents.cluster.peers.certificates import (
@@ -28,6 +30,7 @@ from mldebug_agents.cluster.peers.certificates import (
     reason_of,
     says,
 )
+from mldebug_agents.system.child.link import Link, ask_once
 from mldebug_agents.system.spawn import Spawner
 
 MIN_KEY, MAX_KEY = 32, 4096  # bytes
@@ -36,8 +39,6 @@ MAKE_ONE = "openssl rand -hex 32 > FILE; chmod 600 FILE; the same file on all no
 LIBRARY = "pip install cryptography"
 NAME = "identity"  # of the worker that the process starter forks
 PATIENCE = 20.0  # seconds
-MAX_PAIR = 16 << 10  # bytes
-_END = b"-----END CERTIFICATE-----\n"
 MAX_FILE = 256 << 10  # bytes, of a certificate with its chain, or a CA with several
 CERTIFICATES = "cluster: {certificate: FILE, key: FILE, ca: FILE}, all PEM"
 _PURPOSE = b"mldebug peers, TLS identity, 1"
@@ -72,7 +73,13 @@ class Identity(NamedTuple):
         return f"it does not take the certificate of this node: {trouble or 'its log says why'}"
 
 
-class Pair(NamedTuple):
+class SharedKey(msgspec.Struct, frozen=True):
+    """What the child is to make certificate and private key of."""
+
+    key: bytes
+
+
+class Pair(msgspec.Struct, frozen=True):
     """Certificate and private key, PEM."""
 
     certificate: bytes
@@ -136,10 +143,11 @@ def counting(proof: Identity, told: Callable[[str, str], None]) -> type[ssl.SSLO
 
 def identity(key_file: Path, make: Callable[[bytes], Pair]) -> Identity:
     """Read the shared key; UsageError in words where the file will not do. `make`: `derive`, here or in a child."""
-    certificate, private = make(read_key(key_file))
+    pair = make(read_key(key_file))
+    own = pair.certificate + pair.private
     return Identity(
-        client=_context(ssl.PROTOCOL_TLS_CLIENT, certificate, certificate + private),
-        server=_context(ssl.PROTOCOL_TLS_SERVER, certificate, certificate + private),
+        client=_context(ssl.PROTOCOL_TLS_CLIENT, pair.certificate, own),
+        server=_context(ssl.PROTOCOL_TLS_SERVER, pair.certificate, own),
     )
 
 
@@ -175,27 +183,20 @@ def in_child(spawner: Spawner) -> Callable[[bytes], Pair]:
     def make(key: bytes) -> Pair:
         worker = spawner.fork_worker(NAME)
         try:
-            worker.socket.settimeout(PATIENCE)
-            worker.socket.sendall(key)
-            worker.socket.shutdown(socket.SHUT_WR)
-            with worker.socket.makefile("rb") as link:
-                told = link.read(MAX_PAIR)
+            return ask_once(worker, SharedKey(key), msgspec.msgpack.Decoder(Pair), PATIENCE)
+        except ConnectionError as error:  # the child had no such library
+            why = "agents that talk to each other need the package cryptography"
+            raise ToolError(why, LIBRARY) from error
         except OSError as error:
             raise ToolError(f"the key cannot be used: {error}", LIBRARY) from error
-        finally:
-            worker.kill()
-        certificate, found, private = told.partition(_END)
-        if not found:
-            raise ToolError("agents that talk to each other need the package cryptography", LIBRARY)
-        return Pair(certificate + found, private)
 
     return make
 
 
-def serve(link: socket.socket) -> None:
+def serve(connection: socket.socket) -> None:
     """The child: a key comes, certificate and private key go."""
-    with link, link.makefile("rb") as told:
-        link.sendall(b"".join(derive(told.read(MAX_KEY))))
+    link = Link(connection, msgspec.msgpack.Decoder(SharedKey))
+    link.send(derive(link.receive().key))
 
 
 def derive(key: bytes) -> Pair:

@@ -24,12 +24,11 @@ from mldebug_agents.hardware.gpu.child.errors import (
     NoGpuLibraryError,
 )
 from mldebug_agents.hardware.gpu.child.messages import (
+    MAX_BODY,
     NAME,
-    GpuMessageReader,
     GpuReply,
     GpuRequest,
     Wanted,
-    send,
 )
 from mldebug_agents.hardware.gpu.child.pause import (
     WINDOW,
@@ -38,9 +37,9 @@ from mldebug_agents.hardware.gpu.child.pause import (
     died_too_often,
     released,
 )
-from mldebug_agents.hardware.gpu.child.starter import WorkerStarter
 from mldebug_agents.hardware.gpu.child.stuck import ChildReaper
 from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.child.link import Link, WorkerStarter
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Worker
 
@@ -72,11 +71,11 @@ class VendorReader:
         """`options`: of the vendor's plugin. Deadlines in seconds: of one read, and of the first one of each child."""
         self._starter, self._host, self._clock = starter, host, clock
         self._vendor = vendor
-        self._options = msgspec.Raw(msgspec.json.encode(options) if options else b"{}")
+        self._options = msgspec.Raw(msgspec.msgpack.encode(options) if options else b"\x80")
         self._deadlines = (first_deadline, deadline)
         self._lock = threading.Lock()
         self._worker: Worker | None = None
-        self._incoming: GpuMessageReader | None = None
+        self._link: Link[GpuReply] | None = None
         self._parting = ChildReaper(host)
         self._number = 0
         self._asked_at: float | None = None  # while an answer is owed
@@ -196,19 +195,20 @@ class VendorReader:
         self._asked_at = self._clock()
         try:
             worker.socket.settimeout(patience)
-            send(worker.socket, request)
+            if self._link is not None:
+                self._link.send(request)
             return self._receive()
         except TimeoutError:
             raise stuck.blocked(self._host, worker, self._waited()) from None
-        except (OSError, msgspec.MsgspecError):
+        except OSError:
             raise self._crashed() from None
 
     def _receive(self) -> GpuReply:
         """Take answers until it is the one to the last question; raises OSError."""
         while True:
-            if self._incoming is None:
+            if self._link is None:
                 raise ConnectionError("there is no child")
-            reply = msgspec.json.decode(self._incoming.receive(), type=GpuReply)
+            reply = self._link.receive()
             if reply.number == self._number:
                 self._asked_at = None
                 self._answered = True
@@ -243,7 +243,8 @@ class VendorReader:
                 self._worker = self._starter.fork_worker(NAME)
             except OSError as error:
                 raise GpuCrashedError(f"the GPU reader cannot be started: {error}") from None
-            self._incoming = GpuMessageReader(self._worker.socket)
+            decoder = msgspec.msgpack.Decoder(GpuReply)
+            self._link = Link(self._worker.socket, decoder, max_body=MAX_BODY)
             self._answered = False
         return self._worker
 
@@ -260,7 +261,7 @@ class VendorReader:
             if not stuck.may_be_ended(self._host, worker, self._waited()):
                 raise stuck.blocked(self._host, worker, self._waited()) from None
             self._end(worker)
-        except (OSError, msgspec.MsgspecError):
+        except OSError:
             raise self._crashed() from None
 
     def _crashed(self) -> MldebugError:
@@ -277,14 +278,14 @@ class VendorReader:
     def _end(self, worker: Worker) -> None:
         """Kill one that hangs; the helper that does so looks again, and spares it inside a GPU driver."""
         self.restarts += 1
-        self._worker, self._incoming, self._asked_at = None, None, None
+        self._worker, self._link, self._asked_at = None, None, None
         self._parting.end(worker)
 
     def _hang_up(self) -> None:
         """Let it go: an idle one closes its handles and ends, a stuck one when it comes back."""
         if self._worker is not None:
             self._parting.let_go(self._worker)
-        self._worker, self._incoming, self._asked_at = None, None, None
+        self._worker, self._link, self._asked_at = None, None, None
         self._parting.bury()
 
 
