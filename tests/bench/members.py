@@ -26,8 +26,8 @@ from mldebug.cluster.run_identity import run_key
 from mldebug.cluster.slimming import slim
 from mldebug.cluster.wire import pack
 from mldebug.core.model import NodeCapture
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.identity import Identity, derive, identity
+from mldebug_agents.cluster.peers.net.client import Peer, Talk
+from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE
 from nodes import replies, run, sleeper
 from processes.harness import clean_environment, free_port, wait_for

@@ -16,7 +16,7 @@ from mldebug_agents.capture.nccl_ras import child as asking
 from mldebug_agents.capture.nccl_ras.client import GLANCE, RasClient
 from mldebug_agents.capture.stacks.pyspy import PySpy
 from mldebug_agents.capture.trace.collector import Rings
-from mldebug_agents.cluster.peers import identity as proving
+from mldebug_agents.cluster.peers.net import identity as proving
 from mldebug_agents.hardware.gpu.child import messages
 from mldebug_agents.hardware.gpu.child import server as serving
 from mldebug_agents.hardware.gpu.reader import VendorReader

@@ -12,18 +12,13 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from mldebug.core.errors import MldebugError
-from mldebug_agents.cluster.peers import broadcast, connect_pool
-from mldebug_agents.cluster.peers.broadcast import Shot
-from mldebug_agents.cluster.peers.client import Line, Peer, Talk
-from mldebug_agents.cluster.peers.connect_pool import Hands
-from mldebug_agents.cluster.peers.errors import (
-    CutError,
-    NoRoomError,
-    RefusedError,
-    SilentError,
-)
-from mldebug_agents.cluster.peers.http_answer import Answer
-from mldebug_agents.cluster.peers.identity import Identity, derive, identity
+from mldebug_agents.cluster.peers.net import broadcast, connect_pool
+from mldebug_agents.cluster.peers.net.broadcast import Shot
+from mldebug_agents.cluster.peers.net.client import Line, Peer, Talk
+from mldebug_agents.cluster.peers.net.connect_pool import Hands
+from mldebug_agents.cluster.peers.net.errors import CutError, NoRoomError, RefusedError, SilentError
+from mldebug_agents.cluster.peers.net.http_answer import Answer
+from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 Serve = Callable[[ssl.SSLSocket], None]
@@ -125,7 +120,7 @@ def test_who_is_reached_late_keeps_nobody_and_hears_it_all_the_same(
         node(ours, says(ANSWER, answered)) as first,
         node(ours, says(ANSWER), before=lambda: answered.wait(60)) as late,
     ):
-        monkeypatch.setattr("mldebug_agents.cluster.peers.client.CONNECT", 60.0)
+        monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.CONNECT", 60.0)
         assert bodies(fire(Talk(ours), [late, first])) == [b"hello", b"hello"]
     assert answered.is_set()
 
@@ -211,10 +206,10 @@ def test_a_full_table_of_descriptors_is_no_unknown_name(
     def full(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.socket", full)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.socket.socket", full)
     with pytest.raises(NoRoomError, match="Too many open files"):
         Talk(ours).connect(Peer("a..b", 1), time.monotonic() + 5)
-    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.create_connection", full)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.socket.create_connection", full)
     with pytest.raises(NoRoomError, match="Too many open files"):
         Talk(ours).connect(Peer("127.0.0.1", 1), time.monotonic() + 5)
 
@@ -387,7 +382,7 @@ def test_who_says_nothing_takes_nobody_s_descriptor_for_ever(ours: Identity) -> 
 def test_one_handshake_that_is_too_slow_is_tried_again(
     ours: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.cluster.peers.client.CONNECT", 0.5)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.CONNECT", 0.5)
     monkeypatch.setattr(broadcast, "SLOW", 30.0)
     once = iter([2.0])
     slow = node(ours, says(ANSWER), says(ANSWER), before=lambda: time.sleep(next(once, 0.0)))

@@ -24,7 +24,7 @@ from mldebug.cluster.coordinator import Coordinator
 from mldebug.cluster.messages import Announcement, CaptureOrder, DumpOrder, Welcome
 from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import MldebugError
-from mldebug_agents.cluster.peers.identity import Identity, derive, identity
+from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
 from mldebug_agents.cluster.peers.openapi import OPENAPI, document
 from mldebug_agents.cluster.peers.remote_orders import Taken
 from mldebug_agents.cluster.peers.routes import app

@@ -20,14 +20,14 @@ from mldebug.cluster.messages import Announcement, CaptureOrder, Welcome, read
 from mldebug.cluster.wire import MAX_BYTES, unpack
 from mldebug.config.schema import AgentConfig, ClusterConfig
 from mldebug.core.errors import ConfigError, UsageError
-from mldebug_agents.cluster.peers.certificate_renewal import Renewing
-from mldebug_agents.cluster.peers.certificates import says
-from mldebug_agents.cluster.peers.client import Peer, Talk, peer
 from mldebug_agents.cluster.peers.coordinator_search import Seeker
-from mldebug_agents.cluster.peers.errors import RefusedError, SilentError
-from mldebug_agents.cluster.peers.identity import (
+from mldebug_agents.cluster.peers.net.certificates import says
+from mldebug_agents.cluster.peers.net.client import Peer, Talk, peer
+from mldebug_agents.cluster.peers.net.errors import RefusedError, SilentError
+from mldebug_agents.cluster.peers.net.identity import (
     NAME,
     Identity,
+    Renewing,
     counting,
     derive,
     identity,
@@ -36,8 +36,8 @@ from mldebug_agents.cluster.peers.identity import (
     read_key,
     serve,
 )
+from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE, CAPTURE, VIEW
-from mldebug_agents.cluster.peers.refusals import Refusals
 from mldebug_agents.cluster.peers.remote_orders import Taken
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import join

@@ -50,9 +50,6 @@ from mldebug.incidents.incident import Incident
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.cluster.peers.broadcast import Shot
-from mldebug_agents.cluster.peers.candidates import candidates
-from mldebug_agents.cluster.peers.client import Line, Peer
 from mldebug_agents.cluster.peers.controller import Members
 from mldebug_agents.cluster.peers.coordinated_capture import (
     Round,
@@ -61,12 +58,14 @@ from mldebug_agents.cluster.peers.coordinated_capture import (
     _begun,
     ask_all,
 )
-from mldebug_agents.cluster.peers.coordinator_search import Found
-from mldebug_agents.cluster.peers.errors import SilentError
-from mldebug_agents.cluster.peers.http_answer import Answer
+from mldebug_agents.cluster.peers.coordinator_search import Found, candidates
 from mldebug_agents.cluster.peers.leader import Leader
+from mldebug_agents.cluster.peers.net.broadcast import Shot
+from mldebug_agents.cluster.peers.net.client import Line, Peer
+from mldebug_agents.cluster.peers.net.errors import SilentError
+from mldebug_agents.cluster.peers.net.http_answer import Answer
+from mldebug_agents.cluster.peers.own_runs import FarProgress
 from mldebug_agents.cluster.peers.remote_orders import Ordered
-from mldebug_agents.cluster.peers.remote_progress import FarProgress
 from mldebug_agents.cluster.peers.routes import _packed
 from mldebug_agents.incidents.recent_failures import BadEnds
 from mldebug_agents.incidents.report_writer import owner_of
@@ -550,7 +549,7 @@ def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
         started.append(thread)
         start(thread)
 
-    monkeypatch.setattr("mldebug_agents.cluster.peers.connect_pool.threading.Thread.start", few)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.connect_pool.threading.Thread.start", few)
     replies = {
         name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
     }
@@ -818,7 +817,7 @@ def test_who_was_heard_of_last_is_asked_first(monkeypatch: pytest.MonkeyPatch) -
             went.append(to.host)
             return super().connect(to, until)
 
-    monkeypatch.setattr("mldebug_agents.cluster.peers.connect_pool.MOST", 1)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.connect_pool.MOST", 1)
     key = run_key(captures_of(3, 2)["a1"])
     news = RunNews(key=key, ranks="0", world_size=600)
     seen = {"dead1": 10.0, "a1": 99.0, "dead2": 20.0, "a2": 98.0, "a3": 97.0}

@@ -13,7 +13,7 @@ from mldebug.core.model import Job, Role
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, RankLook, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.cluster.peers.remote_progress import FarProgress
+from mldebug_agents.cluster.peers.own_runs import FarProgress
 from mldebug_agents.watch.job_watch import JobLook
 
 KEY = ("env", "", "n1:29500")

@@ -16,11 +16,11 @@ import pytest
 
 from mldebug.cluster.messages import MAX_MESSAGE, Announcement, Welcome, read
 from mldebug.config.schema import AgentConfig
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.errors import RefusedError, StrangerError
-from mldebug_agents.cluster.peers.identity import Identity, counting, derive, identity
+from mldebug_agents.cluster.peers.net.client import Peer, Talk
+from mldebug_agents.cluster.peers.net.errors import RefusedError, StrangerError
+from mldebug_agents.cluster.peers.net.identity import Identity, counting, derive, identity
+from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE
-from mldebug_agents.cluster.peers.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.web.server import AgentServer
 from processes.harness import wait_for
@@ -267,7 +267,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         kind = socket.SOCK_STREAM
         return [(socket.AF_INET, kind, 6, "", (one, port)) for one in names]
 
-    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.getaddrinfo", found)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.socket.getaddrinfo", found)
 
 
 def test_of_a_name_with_several_addresses_the_one_that_answers_is_asked(
@@ -290,7 +290,7 @@ def test_of_a_name_with_several_addresses_some_may_be_elsewhere(
         tried.append(to[0])
         return real(to, *more)
 
-    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.create_connection", connect)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.socket.create_connection", connect)
     told = talk.ask(Peer("several", there.port), ANNOUNCE, TOLD, timeout=20.0, most=1 << 20)
     assert read(told, Welcome).node == "n1"
     assert tried == ["127.0.0.1"]

@@ -227,7 +227,9 @@ def test_what_lies_outside_cannot_be_reached(root: Path) -> None:
     for path in ("up/secret", "../secret", "out", "host/env", "loop/x", "data/logs/log/x"):
         for operation in reader_child.Operation:
             reply = reader_child.answer(operation, os.fsencode(f"{root}/{path}"), 99, 1)
-            assert len(reply.data) == (operation is reader_child.Operation.LINK and path == "out"), path
+            assert len(reply.data) == (
+                operation is reader_child.Operation.LINK and path == "out"
+            ), path
             assert reply.status or operation in TRUTHS, path
     assert len(os.listdir("/proc/self/fd")) == before
     assert reader_child.look(reader_child.Operation.EXECUTABLE, b"/usr/bin/env", 0, 0).data == b"1"

@@ -23,11 +23,11 @@ from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.alerts.action_runner.alertmanager import Alerts
 from mldebug_agents.alerts.action_runner.capture_requests import Captures
 from mldebug_agents.cluster.node_captures import machine
-from mldebug_agents.cluster.peers.client import Talk
 from mldebug_agents.cluster.peers.controller import Members
 from mldebug_agents.cluster.peers.coordinated_capture import Together
-from mldebug_agents.cluster.peers.identity import counting, in_child
-from mldebug_agents.cluster.peers.refusals import Refusals
+from mldebug_agents.cluster.peers.net.client import Talk
+from mldebug_agents.cluster.peers.net.identity import counting, in_child
+from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import Joined, join
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, member_verbs

@@ -25,15 +25,13 @@ from mldebug.cluster.messages import (
 from mldebug.cluster.topology import Topology
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.follower import Follower
-from mldebug_agents.cluster.peers.futures import give
+from mldebug_agents.cluster.peers.follower import Follower, Held
 from mldebug_agents.cluster.peers.groups import Circle, Circles, Named, leader_words
-from mldebug_agents.cluster.peers.held_stalls import Held
 from mldebug_agents.cluster.peers.leader import Leader
+from mldebug_agents.cluster.peers.net.client import Peer, Talk
+from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.own_runs import Ours
-from mldebug_agents.cluster.peers.refusals import Refusals
-from mldebug_agents.cluster.peers.remote_orders import Ordered, Taken
+from mldebug_agents.cluster.peers.remote_orders import Ordered, Taken, give
 from mldebug_agents.incidents.manager import Incidents
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook

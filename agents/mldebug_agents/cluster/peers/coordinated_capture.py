@@ -19,9 +19,9 @@ from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Gap, QueriedNode
 from mldebug.core.ranksets import unfold
 from mldebug.incidents.report.build import Trigger
-from mldebug_agents.cluster.peers.broadcast import Shot, volley
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.errors import SilentError
+from mldebug_agents.cluster.peers.net.broadcast import Shot, volley
+from mldebug_agents.cluster.peers.net.client import Peer, Talk
+from mldebug_agents.cluster.peers.net.errors import SilentError
 from mldebug_agents.cluster.peers.openapi import CAPTURE
 
 DEADLINE = 20.0  # seconds for one node

@@ -1,4 +1,8 @@
-"""Who coordinates: the first of the candidates that answers and has the key. Belongs to the thread that announces."""
+"""Who coordinates: the first of the candidates that answers and has the key. Belongs to the thread that announces.
+
+Where nobody has configured peers, candidates are the nodes of the run's scheduler in their order, then its master. A job chose
+these words: they are names and addresses to be asked for a proof, and nothing more.
+"""
 
 import math
 import time
@@ -9,18 +13,44 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.cluster.messages import MAX_WELCOME, Announcement, Welcome, believed_welcome, read
-from mldebug.core.errors import MldebugError
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.errors import SilentError
+from mldebug.cluster.run_identity import is_loopback
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.model import Job
+from mldebug.core.ranksets import unfold_nodes
+from mldebug_agents.cluster.peers.net.client import Peer, Talk
+from mldebug_agents.cluster.peers.net.errors import SilentError
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE
 
+MAX_HOST = 253  # characters of a name
+MAX_LISTED = 2048  # nodes that are asked who coordinates; of more, peers are to be configured
 ANSWER = 5.0  # seconds
-AGAIN, SELDOM = (
-    5.0,
-    60.0,
-)  # seconds until a candidate that did not answer is asked again: twice as many each time
+AGAIN, SELDOM = 5.0, 60.0  # seconds until one that did not answer is asked again: doubled each time
 AT_ONCE = 8  # candidates asked at the same time
 LONGEST = 20.0  # seconds, after which no others are asked in one round
+
+
+def candidates(job: Job, port: int) -> tuple[Peer, ...]:
+    """The same on all nodes of the run, in the same order; none for a run of this node alone. `port`: of all agents."""
+    if job.world_size <= len(job.ranks) + len(job.lost):
+        return ()
+    nodes = listed(job.node_list)
+    hosts = dict.fromkeys((*(nodes if len(nodes) <= MAX_LISTED else ()), *_master(job)))
+    return tuple(Peer(host, port) for host in hosts)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The nodes of a scheduler's list; none where it cannot be read."""
+    try:
+        return unfold_nodes(text, groups=False) if text else ()
+    except UsageError:
+        return ()
+
+
+def _master(job: Job) -> tuple[str, ...]:
+    master = next((rank.master for rank in job.ranks if rank.master), "")
+    host = master.rpartition(":")[0].strip("[]")
+    usable = host and len(host) <= MAX_HOST and not is_loopback(master)
+    return (host,) if usable else ()
 
 
 class Found(NamedTuple):

@@ -14,9 +14,8 @@ from mldebug.cluster.roster import SLOWEST
 from mldebug.cluster.run_identity import job_key, run_id
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
-from mldebug_agents.cluster.peers.candidates import candidates
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.coordinator_search import Found, Seeker
+from mldebug_agents.cluster.peers.coordinator_search import Found, Seeker, candidates
+from mldebug_agents.cluster.peers.net.client import Peer, Talk
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.runs import Run
 

@@ -30,12 +30,12 @@ from mldebug.cluster.topology import Topology
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import QueriedNode, QueriedNodes
 from mldebug.core.redact import clean
-from mldebug_agents.cluster.peers.candidates import listed
-from mldebug_agents.cluster.peers.client import Peer, Talk
 from mldebug_agents.cluster.peers.coordinated_capture import Round, ToAsk, Together, ask_all
-from mldebug_agents.cluster.peers.futures import give, refuse
+from mldebug_agents.cluster.peers.coordinator_search import listed
 from mldebug_agents.cluster.peers.groups import Circle, Circles
-from mldebug_agents.cluster.peers.refusals import Refusals
+from mldebug_agents.cluster.peers.net.client import Peer, Talk
+from mldebug_agents.cluster.peers.net.refusals import Refusals
+from mldebug_agents.cluster.peers.remote_orders import give, refuse
 from mldebug_agents.incidents.manager import Incidents
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.runs import Run

@@ -2,16 +2,30 @@
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
 from mldebug.core.redact import clean
-from mldebug_agents.cluster.peers.futures import give, refuse
 from mldebug_agents.watch.runs import Run
 
 AGAIN = 10.0  # seconds in which one capture serves all who ask for it for the same reason
 MOMENT = 1.0  # seconds in which it serves all
+
+
+T = TypeVar("T")
+
+
+def give(answer: "Future[T]", value: T) -> None:
+    """Answer it."""
+    if answer.set_running_or_notify_cancel():
+        answer.set_result(value)
+
+
+def refuse(answer: "Future[T]", error: MldebugError) -> None:
+    """Say why there is no answer."""
+    if answer.set_running_or_notify_cancel():
+        answer.set_exception(error)
 
 
 class Taken(NamedTuple):

@@ -28,11 +28,12 @@ from mldebug.cluster.wire import NodeReply, pack
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Gap
 from mldebug.core.redact import clean
-from mldebug_agents.cluster.peers.certificates import Certificate, CertificateError
-from mldebug_agents.cluster.peers.client import plain_ip
 from mldebug_agents.cluster.peers.coordinated_capture import DEADLINE, Together
 from mldebug_agents.cluster.peers.coordinator_search import ANSWER
-from mldebug_agents.cluster.peers.identity import Identity
+from mldebug_agents.cluster.peers.net.certificates import Certificate, CertificateError
+from mldebug_agents.cluster.peers.net.client import plain_ip
+from mldebug_agents.cluster.peers.net.identity import Identity
+from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.openapi import (
     ANNOUNCE,
     CAPTURE,
@@ -41,7 +42,6 @@ from mldebug_agents.cluster.peers.openapi import (
     VIEW,
     document,
 )
-from mldebug_agents.cluster.peers.refusals import Refusals
 from mldebug_agents.cluster.peers.remote_orders import Taken
 
 DUMP_DEADLINE = 60.0

@@ -12,9 +12,8 @@ from mldebug.config.schema import ClusterConfig
 from mldebug.core.errors import ConfigError, UsageError
 from mldebug.core.model import QueriedNodes
 from mldebug.core.ranksets import unfold_nodes
-from mldebug_agents.cluster.peers.certificate_renewal import Renewing
-from mldebug_agents.cluster.peers.client import Network, Peer, Talk, peer
-from mldebug_agents.cluster.peers.identity import Identity, Pair, identity
+from mldebug_agents.cluster.peers.net.client import Network, Peer, Talk, peer
+from mldebug_agents.cluster.peers.net.identity import Identity, Pair, Renewing, identity
 from mldebug_agents.web.listeners import open_tcp
 
 HOW = "cluster: {key_file: FILE, networks: [10.1.0.0/16]}, see docs/across-nodes.md"

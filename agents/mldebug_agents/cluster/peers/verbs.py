@@ -10,9 +10,9 @@ from mldebug.cluster.messages import MAX_MESSAGE, ClusterView, DumpOrder, joined
 from mldebug.cluster.wire import MAX_BYTES
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report_model import Report
-from mldebug_agents.cluster.peers.client import Peer, Talk
 from mldebug_agents.cluster.peers.controller import Members
 from mldebug_agents.cluster.peers.coordinator_search import ANSWER
+from mldebug_agents.cluster.peers.net.client import Peer, Talk
 from mldebug_agents.cluster.peers.openapi import DUMP, VIEW
 from mldebug_agents.cluster.peers.routes import DUMP_DEADLINE
 

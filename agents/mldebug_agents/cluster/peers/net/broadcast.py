@@ -11,10 +11,10 @@ from contextlib import closing
 from typing import NamedTuple
 
 from mldebug.core.errors import MldebugError
-from mldebug_agents.cluster.peers.client import Line, Peer, Talk
-from mldebug_agents.cluster.peers.connect_pool import Hands, Reached
-from mldebug_agents.cluster.peers.errors import CutError, NoRoomError, SilentError, SlowError
-from mldebug_agents.cluster.peers.http_answer import Answer
+from mldebug_agents.cluster.peers.net.client import Line, Peer, Talk
+from mldebug_agents.cluster.peers.net.connect_pool import Hands, Reached
+from mldebug_agents.cluster.peers.net.errors import CutError, NoRoomError, SilentError, SlowError
+from mldebug_agents.cluster.peers.net.http_answer import Answer
 
 LULL = 1.0  # seconds in which nobody else was reached: then most of them, who were, are not kept waiting
 SLOW = 4.0  # seconds for a handshake that was too slow once

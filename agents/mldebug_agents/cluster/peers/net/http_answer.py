@@ -2,7 +2,7 @@
 
 import re
 
-from mldebug_agents.cluster.peers.errors import CutError, RefusedError
+from mldebug_agents.cluster.peers.net.errors import CutError, RefusedError
 
 MAX_HEAD = 16 << 10  # bytes
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[ \r]", re.ASCII)

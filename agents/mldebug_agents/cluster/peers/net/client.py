@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from mldebug_agents.cluster.peers.certificates import CertificateError
-from mldebug_agents.cluster.peers.errors import (
+from mldebug_agents.cluster.peers.net.certificates import CertificateError
+from mldebug_agents.cluster.peers.net.errors import (
     CutError,
     NoRoomError,
     RefusedError,
@@ -18,8 +18,8 @@ from mldebug_agents.cluster.peers.errors import (
     SlowError,
     StrangerError,
 )
-from mldebug_agents.cluster.peers.http_answer import Answer, head
-from mldebug_agents.cluster.peers.identity import Identity
+from mldebug_agents.cluster.peers.net.http_answer import Answer, head
+from mldebug_agents.cluster.peers.net.identity import Identity
 
 CONNECT = 3.0  # seconds
 MAX_ADDRESSES = 8  # of one name

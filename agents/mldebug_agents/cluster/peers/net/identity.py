@@ -8,10 +8,13 @@ handshake, on either side, and nothing of it is ever sent. What travels is encry
 
 import datetime
 import hmac
+import logging
 import os
 import socket
 import ssl
 import stat
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +22,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.core.errors import ToolError, UsageError
+from mldebug.core.errors import MldebugError, ToolError, UsageError
 from mldebug.core.redact import clean
-from mldebug_agents.cluster.peers.certificates import (
+from mldebug_agents.cluster.peers.net.certificates import (
     Certificate,
     CertificateError,
     in_words,
@@ -33,6 +36,9 @@ from mldebug_agents.cluster.peers.certificates import (
 from mldebug_agents.system.child.link import Link, ask_once
 from mldebug_agents.system.spawn import Spawner
 
+log = logging.getLogger("mldebug")
+
+EVERY = 30.0  # seconds between two looks at the files of a certificate
 MIN_KEY, MAX_KEY = 32, 4096  # bytes
 MIN_DIFFERENT = 8  # of them: 32 random hexadecimal digits have fewer once in 100,000
 MAKE_ONE = "openssl rand -hex 32 > FILE; chmod 600 FILE; the same file on all nodes"
@@ -240,3 +246,58 @@ def _in_memory(data: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}"
     finally:
         os.close(fd)
+
+
+class Renewing:
+    """Called for the identity to be used now; safe from any thread, and reads files, so never from the main loop's.
+
+    `server` of the first one stays the context that listens: each handshake gets the newest from there.
+    """
+
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path,
+        ca: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = (certificate, key, ca)
+        self._seen = self._state()
+        self.now = of_certificates(*self._files)
+        self.now.server.sni_callback = self._handshake
+        self._clock, self._looked = clock, clock()
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Identity:
+        """Look at the files from time to time; what cannot be used is told of, and the one before stays."""
+        with self._lock:
+            if self._clock() - self._looked >= EVERY:
+                self._looked = self._clock()
+                self._look()
+        return self.now
+
+    def _look(self) -> None:
+        found = self._state()
+        if found == self._seen or not all(found):
+            return  # a file that is just being replaced comes back
+        self._seen = found
+        try:
+            self.now = of_certificates(*self._files)
+            log.info("the certificate of this node was read again")
+        except MldebugError as error:
+            log.error("the new certificate cannot be used, the old one stays: %s", error.message)
+
+    def _handshake(self, link: object, name: object, context: object) -> None:
+        """OpenSSL asks for the context of a name: all of ours have the newest."""
+        link.context = self.now.server  # type: ignore[attr-defined]
+
+    def _state(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(_state, self._files))
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

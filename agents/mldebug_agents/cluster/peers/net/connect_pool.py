@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from mldebug.core.errors import MldebugError
-from mldebug_agents.cluster.peers.client import Line
+from mldebug_agents.cluster.peers.net.client import Line
 
 MOST = 192  # threads of one stall: four at once fit into the unit's TasksMax
 SPARE = 4  # where the system has no more of them, one of so many is given back
