@@ -160,7 +160,7 @@ def test_a_killed_agent_leaves_no_lock(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from mldebug_agents.state import keeping
+from mldebug_agents.state import server
 from mldebug_agents.state.store import Ledger
 from mldebug_agents.system.spawn import Spawner
 one = Ledger(Path({str(tmp_path)!r}), Spawner({{"state": server.serve}})); one.start()
