@@ -11,7 +11,7 @@ import samples
 from mldebug.config.schema import AgentConfig
 from mldebug.core.model import Gap, HookState, Role
 from mldebug.incidents.report.html import render_html
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.web.listeners import open_unix
 from mldebug_agents.web.server import AgentServer
@@ -78,7 +78,7 @@ def store(state_dir: Path, name: str, job: str = "7f3a", **changes: object) -> s
     made = samples.report((samples.ALL | {"huge": samples.huge})[name]())
     job_view = replace(made.job, id=job)
     report = replace(made, job=job_view, **changes)
-    Archive(state_dir).save(report, render_html(report), {})
+    ReportStore(state_dir).save(report, render_html(report), {})
     return report.id
 
 

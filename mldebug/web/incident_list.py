@@ -7,7 +7,7 @@ import msgspec
 from mldebug.core.model import Verdict
 from mldebug.core.redact import clean
 from mldebug.incidents.report.wording import title
-from mldebug.incidents.report_entry import Entry
+from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.snapshot import Snapshot
 
 KINDS = {"stall": "stall", "abnormal_end": "abnormal end", "manual": "asked for"}
@@ -31,13 +31,13 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
     broken: str = ""
 
 
-def rows_of(entries: Iterable[Entry], told: Snapshot) -> tuple[IncidentRow, ...]:
+def rows_of(entries: Iterable[ReportEntry], told: Snapshot) -> tuple[IncidentRow, ...]:
     """In the same order. What no agent has closed is open only where a run that lives still has it."""
     alive = {run.incident for run in told.runs} - {""}
     return tuple(_row(one, one.id in alive) for one in entries)
 
 
-def _row(one: Entry, alive: bool) -> IncidentRow:
+def _row(one: ReportEntry, alive: bool) -> IncidentRow:
     return IncidentRow(
         id=one.id,
         verdict=_verdict(one.verdict),
@@ -54,7 +54,7 @@ def _row(one: Entry, alive: bool) -> IncidentRow:
     )
 
 
-def _state(one: Entry, alive: bool) -> str:
+def _state(one: ReportEntry, alive: bool) -> str:
     if alive:
         return "open"
     return STATES.get(one.state, clean(one.state, 20)) if one.kind != "manual" else ""

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.incidents.report_entry import Entry
+from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.snapshot import Snapshot
 
 
@@ -14,7 +14,7 @@ class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
     told: Snapshot
     id: str = ""  # of the address: ?id=…
     entries: tuple[
-        Entry, ...
+        ReportEntry, ...
     ] = ()  # the reports, the newest first; only for a page that wants them
     unread: str = ""  # why reports are missing
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mldebug.core.model import Gap, Job
 from mldebug.core.redact import clean
 from mldebug.incidents.uncaptured import WHAT
-from mldebug.stall.signals import Decision
+from mldebug.stall.signals import StallDecision
 from mldebug_agents.incidents.manager import Incidents
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.watch.runs import Run
@@ -25,7 +25,7 @@ class Order(NamedTuple):
 
     job: Job
     found: Discovery
-    told: Decision | None = None
+    told: StallDecision | None = None
     again: bool = False
 
 

@@ -15,10 +15,10 @@ from mldebug import __version__
 from mldebug.config.schema import Config
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, NodeCapture
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.sentences import stage_words
-from mldebug.stall.signals import Decision, Stage
+from mldebug.stall.signals import Stage, StallDecision
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent.capture_queue import Order, Orders
 from mldebug_agents.agent.monitors import Boards, Seen
@@ -27,9 +27,9 @@ from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.capture.nccl_ras.child import RasReply
 from mldebug_agents.capture.nccl_ras.client import GLANCE as RAS_GLANCE
 from mldebug_agents.cluster.peers.controller import Members
-from mldebug_agents.incidents.exits.exit_evidence import Witness
-from mldebug_agents.incidents.exits.exit_tracker import Endings
-from mldebug_agents.incidents.exits.failed_attempts import Stories
+from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
+from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
+from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.pidfds import ExitWatch
 from mldebug_agents.incidents.manager import Incidents
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -97,12 +97,12 @@ class Node:
         self.incidents.heard = self.boards.notices.incident
         self.incidents.renamed = self.boards.notices.renamed
         self._orders = Orders(self._workers["capture"].order, self.incidents)
-        self.stories = Stories(self.incidents, self._capture_now, ledger.forget)
+        self.stories = FailedAttempts(self.incidents, self._capture_now, ledger.forget)
         self._exits = ExitWatch(
             bench.host, lambda gone: self._inbox.put(Result("exit", None, gone, None))
         )
-        self.endings = Endings(
-            Witness(bench),
+        self.endings = ExitTracker(
+            ExitEvidence(bench),
             self._exits,
             self._workers["exits"].order,
             self.stories,
@@ -210,7 +210,7 @@ class Node:
         elif result.worker == "exit":
             self.endings.exited(result.value)
             self._due = min(self._due, time.monotonic() + SOONEST)
-        elif result.worker == "exits" and isinstance(result.value, Ending):
+        elif result.worker == "exits" and isinstance(result.value, AttemptExit):
             self.endings.told(self.boards.ending(result.value))
 
     # --- the configuration -------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class Node:
         elif run.incident is not None and run.incident.kind == "stall":
             self.incidents.close(run, "ended", run.unjudged)
 
-    def _decide(self, run: Run, decision: Decision) -> None:
+    def _decide(self, run: Run, decision: StallDecision) -> None:
         if run.decision is None or run.decision.stage is not decision.stage:
             log.info("%s: %s: %s", run.job.name, stage_words(decision.stage), decision.sentence)
         run.decision = decision

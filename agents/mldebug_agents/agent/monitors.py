@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mldebug.config.schema import Config
 from mldebug.core.model import Job, NodeCapture
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.alerts.action_runner.runner import Acting
@@ -102,7 +102,7 @@ class Boards:
         """A capture, with what is known of the node's parts."""
         return self._storage.capture(self._saves.capture(self.hardware.capture(capture)))
 
-    def ending(self, ending: Ending) -> Ending:
+    def ending(self, ending: AttemptExit) -> AttemptExit:
         """An end of a job, with what the hardware said."""
         return self.hardware.ending(ending)
 

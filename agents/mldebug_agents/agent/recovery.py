@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from mldebug.core.model import Job
-from mldebug.diagnosis.exits.model import Ending, Ends
+from mldebug.diagnosis.exits.model import AttemptExit, KnownExits
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Look
+from mldebug.stall.signals import RunLook
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.incidents.exits.exit_tracker import Endings
-from mldebug_agents.incidents.exits.failed_attempts import Stories
+from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
+from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.known_exits import launcher_lives
 from mldebug_agents.incidents.manager import Incidents
 from mldebug_agents.state.run_row import Row
@@ -35,8 +35,8 @@ class Past:
         ledger: Ledger,
         bench: Workbench,
         incidents: Incidents,
-        stories: Stories,
-        endings: Endings,
+        stories: FailedAttempts,
+        endings: ExitTracker,
         capture: Callable[[Run], None],
     ) -> None:
         self._ledger = ledger
@@ -120,12 +120,12 @@ class Past:
                 self._endings.revive(self._gone(ends, ends.failing, settings), ends)
         return set(gone)
 
-    def _gone(self, ends: Ends, job: Job, settings: StallSettings) -> Run:
-        told = Ending(job=job, identities=ends.identities, exits=ends.exits)
+    def _gone(self, ends: KnownExits, job: Job, settings: StallSettings) -> Run:
+        told = AttemptExit(job=job, identities=ends.identities, exits=ends.exits)
         if not launcher_lives(self._bench.host, told, self._same_boot):
             job = msgspec.structs.replace(job, launcher_pid=None)
         run = Run(job, StallWatch(settings))
-        run.seen = JobLook(job=job, look=Look(at=time.monotonic()))
+        run.seen = JobLook(job=job, look=RunLook(at=time.monotonic()))
         return run
 
     def _goes_on(self, job_id: str, row: Row) -> bool:

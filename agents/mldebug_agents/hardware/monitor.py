@@ -16,7 +16,7 @@ import msgspec
 
 from mldebug.config.schema import Config
 from mldebug.core.model import Fault, Gap, Job, NodeCapture, RankDevice
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.hardware.gpu.hands_off import HandsOff, wants_release
 from mldebug.hardware.gpu.hands_off import gaps as gaps_of
 from mldebug.hardware.gpu.rank_gpus import rank_devices
@@ -252,7 +252,7 @@ class HardwareMonitor:
         joined, full = self._gpus.joined(job_id), self._gpus.full
         return rank_devices(joined, self._gpus.samples, self._levels.states(job_id), full)
 
-    def ending(self, ending: Ending) -> Ending:
+    def ending(self, ending: AttemptExit) -> AttemptExit:
         """An end, with what was said against its ranks."""
         return msgspec.structs.replace(ending, faults=self._faults(ending.job.id))
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from mldebug.diagnosis.exits.model import Ending
-from mldebug.diagnosis.exits.outcome import Outcome
+from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.incidents.incident import (
     Incident,
     add_capture,
@@ -21,7 +21,7 @@ from mldebug.incidents.incident import (
     say,
 )
 from mldebug.incidents.report.build import State
-from mldebug.stall.signals import Decision
+from mldebug.stall.signals import StallDecision
 from mldebug_agents.incidents.report_writer import owner, versions
 from mldebug_agents.incidents.shared import SharedStalls
 from mldebug_agents.state.run_row import Row
@@ -80,7 +80,7 @@ class Incidents(SharedStalls):
 
     # --- stalls ------------------------------------------------------------------------------------
 
-    def open(self, run: Run, decision: Decision, *, hold: bool = False) -> None:
+    def open(self, run: Run, decision: StallDecision, *, hold: bool = False) -> None:
         """A stall is blamed on somebody; with the capture of its confirmation, where one was taken.
 
         `hold`: nothing is written yet, for other nodes are asked, who may know it under another id.
@@ -132,7 +132,7 @@ class Incidents(SharedStalls):
         run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
         self._keep(run)
 
-    def _has_moved(self, incident: Incident, decision: Decision) -> bool:
+    def _has_moved(self, incident: Incident, decision: StallDecision) -> bool:
         """Did the run go on between that stall, which another node had told of, and this one?"""
         since = decision.stalled_since
         if since is None or not incident.shared:
@@ -148,7 +148,7 @@ class Incidents(SharedStalls):
     # --- abnormal ends -----------------------------------------------------------------------------
 
     def failed(
-        self, run: Run, ending: Ending, outcome: Outcome, before: Incident | None = None
+        self, run: Run, ending: AttemptExit, outcome: ExitOutcome, before: Incident | None = None
     ) -> None:
         """An attempt ended badly, or lost a rank; `before` is the incident of which this is more."""
         now = self._clock.now()
@@ -184,7 +184,7 @@ class Incidents(SharedStalls):
         return closed
 
 
-def _step(run: Run, ending: Ending) -> int | None:
+def _step(run: Run, ending: AttemptExit) -> int | None:
     """The last one that this attempt was seen at."""
     seen = run.seen
     return seen.step if seen is not None and seen.job.attempt == ending.job.attempt else None

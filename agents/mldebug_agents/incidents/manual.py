@@ -16,7 +16,7 @@ from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.pruning import BY_HAND
 from mldebug.incidents.report.build import Trigger, build_report, make_id
 from mldebug.incidents.report.html import render_html
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug.incidents.stored_evidence import ASKED
 from mldebug.jobs.known_issues.match import remarks
 from mldebug.status.gpu_view import GpuOverview
@@ -184,7 +184,7 @@ def write_case(
     stored: list[Named] = []
 
     def save() -> Path:
-        archive = Archive(state_dir)
+        archive = ReportStore(state_dir)
         stored.append(store(archive, report, captures, asked))
         archive.prune()
         return archive.folder / stored[0].report.id / "report.html"
@@ -202,7 +202,7 @@ def evidence(captures: tuple[NodeCapture, ...], asked: QueriedNodes | None) -> d
 
 
 def store(
-    archive: Archive,
+    archive: ReportStore,
     report: Report,
     captures: tuple[NodeCapture, ...],
     asked: QueriedNodes | None = None,

@@ -121,7 +121,7 @@ class Keeper:
 
 
 class RemoteArchive:
-    """Writes like an `mldebug.incidents.report_store.Archive`, in the child."""
+    """Writes like an `mldebug.incidents.report_store.ReportStore`, in the child."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from mldebug.core.model import Job
-from mldebug.diagnosis.exits.model import Ends
+from mldebug.diagnosis.exits.model import KnownExits
 from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
 from mldebug_agents.state.messages import Found, Keep, StoredEnds
@@ -26,7 +26,7 @@ def stored(job_id: str, row: Row) -> Keep:
     return Keep(job_id, msgspec.json.encode(row.memory), told)
 
 
-def stored_ends(job_id: str, ends: Ends) -> StoredEnds:
+def stored_ends(job_id: str, ends: KnownExits) -> StoredEnds:
     """As they are written."""
     return StoredEnds(job_id, msgspec.json.encode(ends))
 
@@ -43,18 +43,18 @@ def rows_of(found: Found) -> dict[str, Row]:
     return rows
 
 
-def ends_of_all(found: Found) -> dict[str, Ends]:
+def ends_of_all(found: Found) -> dict[str, KnownExits]:
     """The same for ends."""
     ends = {}
     for one in found.ends:
         try:
-            ends[one.job_id] = msgspec.json.decode(one.told, type=Ends)
+            ends[one.job_id] = msgspec.json.decode(one.told, type=KnownExits)
         except msgspec.MsgspecError:
             continue
     return ends
 
 
-def processes(incident: Incident | None, ends: Ends | None) -> set[Process]:
+def processes(incident: Incident | None, ends: KnownExits | None) -> set[Process]:
     """Those of a run that an earlier agent knew, as far as it, its captures and its ends tell."""
     captures = incident.captures if incident else ()
     seen = [rank for capture in captures for rank in capture.job.ranks]
@@ -77,7 +77,7 @@ def renamed(row: Row, job: Job) -> Row:
     return Row(memory=memory, incident=incident)
 
 
-def known_as(job: Job, rows: Mapping[str, Row], ends: Mapping[str, Ends]) -> str | None:
+def known_as(job: Job, rows: Mapping[str, Row], ends: Mapping[str, KnownExits]) -> str | None:
     """The id under which a run is known by its processes."""
     here = {(rank.pid, rank.start_ticks) for rank in job.ranks}
     found = (one for one, row in rows.items() if here & processes(row.incident, ends.get(one)))

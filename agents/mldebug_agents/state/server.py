@@ -16,7 +16,7 @@ import msgspec
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.report_model import Report
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.state.database import Database, errno_of
 from mldebug_agents.state.folder import Hold, OccupiedError
 from mldebug_agents.state.messages import (
@@ -96,7 +96,7 @@ class Keeping:
             Forget: lambda order: self._database.forget(order.job_id),
             Leave: lambda order: self._database.leave(order.leftovers),
             Save: self._save,
-            Drop: lambda order: Archive(self._folder).remove(order.report_id),
+            Drop: lambda order: ReportStore(self._folder).remove(order.report_id),
             Prune: self._prune,
             End: self._end,
         }
@@ -162,10 +162,12 @@ class Keeping:
 
     def _save(self, order: Save) -> None:
         report = msgspec.json.decode(order.report, type=Report)
-        Archive(self._folder).save(report, order.html, order.evidence, owner_uid=order.owner_uid)
+        ReportStore(self._folder).save(
+            report, order.html, order.evidence, owner_uid=order.owner_uid
+        )
 
     def _prune(self, order: Prune) -> None:
-        Archive(self._folder).prune()
+        ReportStore(self._folder).prune()
 
 
 class _Notes(logging.Handler):

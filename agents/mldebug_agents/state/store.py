@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
-from mldebug.diagnosis.exits.model import Ends
+from mldebug.diagnosis.exits.model import KnownExits
 from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
 from mldebug.status.snapshot import SourceState
@@ -56,7 +56,7 @@ class Ledger:
         self.losses = 0  # times that the state dir was removed or replaced under us
         self._rows: dict[str, Row] = {}
         self._found: dict[str, Row] = {}
-        self._ends: dict[str, Ends] = {}
+        self._ends: dict[str, KnownExits] = {}
         self._memos: dict[str, bytes] = {}
         self._begun_anew = threading.Event()
         self._left: tuple[Leftover, ...] = ()
@@ -154,7 +154,7 @@ class Ledger:
         """All that an earlier agent left and nobody has taken up or forgotten since."""
         return dict(self._found) if self.opened else {}
 
-    def failing(self, present: Collection[str]) -> dict[str, Ends]:
+    def failing(self, present: Collection[str]) -> dict[str, KnownExits]:
         """Runs that had just lost a rank, and of which nothing was told, when an earlier agent ended; gone since."""
         gone = {
             one: ends for one, ends in self._ends.items() if one not in present and ends.failing
@@ -172,11 +172,11 @@ class Ledger:
         self._found.pop(job_id, None)
         self._put(job_id, row, last=incident is None)
 
-    def ends(self, job_id: str) -> Ends | None:
+    def ends(self, job_id: str) -> KnownExits | None:
         """Who of that run has ended, as far as it is stored."""
         return self._ends.get(job_id)
 
-    def keep_ends(self, job_id: str, ends: Ends) -> None:
+    def keep_ends(self, job_id: str, ends: KnownExits) -> None:
         """Store who of a run has ended."""
         self._ends[job_id] = ends
         self._put_ends(job_id, ends)
@@ -251,7 +251,7 @@ class Ledger:
     def _put(self, job_id: str, row: Row, *, last: bool = True) -> None:
         self.scribe.put(f"run:{job_id}", lambda: self._keeper.ask(stored(job_id, row)), last=last)
 
-    def _put_ends(self, job_id: str, ends: Ends) -> None:
+    def _put_ends(self, job_id: str, ends: KnownExits) -> None:
         self.scribe.put(f"ends:{job_id}", lambda: self._keeper.ask(stored_ends(job_id, ends)))
 
     def _put_memo(self, name: str) -> None:

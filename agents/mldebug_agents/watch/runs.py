@@ -10,7 +10,7 @@ from mldebug.core.model import Gap, HookState, Job, Judgement, NodeCapture, Role
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.heartbeat import said
 from mldebug.jobs.logs.records import LogCounts
-from mldebug.stall.signals import Decision, Stage
+from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import RunState
 from mldebug_agents.watch.job_watch import JobLook
@@ -30,7 +30,7 @@ class Run:
     def __init__(self, job: Job, watch: StallWatch) -> None:
         self.job = job
         self.watch = watch
-        self.decision: Decision | None = None
+        self.decision: StallDecision | None = None
         self.seen: JobLook | None = None
         self.said: dict[int, HookState] = {}  # by rank: what its hook said last in this attempt
         self.unjudged = ""
@@ -132,7 +132,7 @@ def _said(seen: JobLook | None) -> dict[int, HookState]:
     return {rank: said(beat, now) for rank, beat in seen.beats.items()} if seen else {}
 
 
-def _progress_at(decision: Decision | None, seen: JobLook | None) -> float | None:
+def _progress_at(decision: StallDecision | None, seen: JobLook | None) -> float | None:
     """Unix time of the last progress: a look has a monotonic clock, and is some seconds old already."""
     if decision is None or seen is None:
         return None

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from mldebug.core.errors import AccessError, MldebugError
-from mldebug.incidents.report_entry import Entry
+from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.run_lines import stale_words
 from mldebug.status.snapshot import Snapshot
 from mldebug.web import frame
@@ -90,7 +90,7 @@ class PageRoutes:
 
         return show
 
-    def _entries(self, name: str, viewer: Viewer) -> tuple[tuple[Entry, ...], str]:
+    def _entries(self, name: str, viewer: Viewer) -> tuple[tuple[ReportEntry, ...], str]:
         """The reports that he may see, for a page that wants them, or why there are none."""
         if not frame.pages()[name].reports:
             return (), ""

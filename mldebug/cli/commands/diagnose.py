@@ -15,14 +15,14 @@ from mldebug.core.hints import typed
 from mldebug.core.model import Judgement, NodeCapture, QueriedNodes
 from mldebug.core.report_model import Report, Stall
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.incident import Incident, write_report
 from mldebug.incidents.incident import judge as judge_incident
 from mldebug.incidents.report.build import build_report, make_id
 from mldebug.incidents.report.changes import comparison
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report
-from mldebug.incidents.stored_evidence import Recorded, load_recorded
+from mldebug.incidents.stored_evidence import StoredEvidence, load_evidence
 
 LIST = f"give the folder of a report; this says where they are: {typed('reports list')}"
 WHY = "recorded evidence, judged again"
@@ -73,12 +73,12 @@ def _write(path: Path, text: str) -> None:
         ) from error
 
 
-def read_evidence(directory: Path) -> Recorded:
+def read_evidence(directory: Path) -> StoredEvidence:
     """What an agent or a dump has written; a folder without it is taken as a folder of py-spy dumps."""
     _check_folder(directory)
-    recorded = load_recorded(directory)
+    recorded = load_evidence(directory)
     if not recorded.captures and recorded.ending is None:
-        recorded = Recorded(captures=captures_from_dumps(directory))
+        recorded = StoredEvidence(captures=captures_from_dumps(directory))
     if not recorded.captures and recorded.ending is None:
         raise EvidenceError(
             f"{directory} holds nothing to judge: no {KINDS}",
@@ -106,7 +106,7 @@ def _check_folder(directory: Path) -> None:
     )
 
 
-def judge(recorded: Recorded) -> RejudgedReport:
+def judge(recorded: StoredEvidence) -> RejudgedReport:
     """Judge as it was judged then; times are those of the evidence."""
     if recorded.ending is not None:
         return _judge_end(recorded.ending, recorded.captures)
@@ -150,7 +150,7 @@ def _judge_stall(
     return (later, last) if later.diagnosis.culprits else (judgement, first)
 
 
-def _judge_end(ending: Ending, captures: tuple[NodeCapture, ...]) -> RejudgedReport:
+def _judge_end(ending: AttemptExit, captures: tuple[NodeCapture, ...]) -> RejudgedReport:
     """An end, with the capture of the ranks that lived on where there is one."""
     known = [one.at for one in ending.exits] + [one.taken_at for one in captures]
     at = max(known)

@@ -79,7 +79,7 @@ class KernelDeath(Noun, frozen=True, kw_only=True):
     at: float = 0.0  # seconds of the kernel's own clock
 
 
-class Ends(Noun, frozen=True, kw_only=True):
+class KnownExits(Noun, frozen=True, kw_only=True):
     """The ranks of a run on this node, and the exits among them."""
 
     identities: tuple[RankIdentity, ...] = ()
@@ -89,7 +89,7 @@ class Ends(Noun, frozen=True, kw_only=True):
     )
 
 
-class Ending(Noun, frozen=True, kw_only=True):
+class AttemptExit(Noun, frozen=True, kw_only=True):
     """All that was seen of the end of one attempt on this node."""
 
     job: Job

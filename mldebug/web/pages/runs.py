@@ -10,7 +10,7 @@ from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.core.text import rfc3339
 from mldebug.hardware.host_memory.state import alarms
-from mldebug.incidents.report_entry import Entry
+from mldebug.incidents.report_entry import ReportEntry
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
 from mldebug.stall.sentences import seconds
 from mldebug.status.gpu_lines import StatusLine, hardware_lines
@@ -89,7 +89,7 @@ def _over(asked: PageRequest) -> tuple[Incident, ...]:
 
 
 def _row(
-    run: RunState, told: Snapshot, newest: Entry | None, written: Collection[str]
+    run: RunState, told: Snapshot, newest: ReportEntry | None, written: Collection[str]
 ) -> RunListRow:
     before = rows_of([newest], told)[0] if newest and not run.incident else None
     here = len(run.ranks)

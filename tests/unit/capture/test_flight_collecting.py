@@ -16,8 +16,8 @@ from hung import state, wait_until
 from mldebug.config.schema import Config
 from mldebug.core.model import Gap, HookState, NodeCapture, RankCapture, ThreadState
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.diagnosis.exits.judge import judge_ending
-from mldebug.diagnosis.exits.model import Ending, RankExit
+from mldebug.diagnosis.exits.judge import judge_exit
+from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.capture.flight_recorder.collector import Collector
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -420,7 +420,7 @@ def test_what_killed_ranks_have_dumped_is_evidence(collector: Collector, tmp_pat
         assert sorted(found) == [0, 1]
         exits = tuple(RankExit(rank=one.rank, pid=one.pid, status=6) for one in ranks)
         job = capture(world=2).job
-        outcome = judge_ending(Ending(job=job, identities=ranks, exits=exits, flights=found))
+        outcome = judge_exit(AttemptExit(job=job, identities=ranks, exits=exits, flights=found))
         assert outcome.finding is not None
         assert (
             "Flight Recorder, dumped before the end: rank 0 waited in all_reduce 56812 of group 0, "

@@ -14,7 +14,7 @@ from hung import wait_until
 from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.stall.signals import Decision, Look, ProgressKind, Stage
+from mldebug.stall.signals import ProgressKind, RunLook, Stage, StallDecision
 from mldebug_agents.agent.loop import GLANCE, Node
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.incidents.manual import write_down
@@ -147,7 +147,7 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
         job = Job(id="j", name="train.py", launcher="torchrun", ranks=(rank,))
         look = NodeLook(at=1.0, found=Discovery(jobs=(job,)), jobs=(quiet(job),))
         node._looked(look)
-        node.runs["j"].decision = Decision(stage=Stage.SUSPECT, sentence="")
+        node.runs["j"].decision = StallDecision(stage=Stage.SUSPECT, sentence="")
         for count in (5, 6):
             server.serve = says(answer({0: {"AllReduce": count}}, pids={0: os.getpid()}))
             node._ras.turn(node.runs)
@@ -160,4 +160,4 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
 
 
 def quiet(job: Job) -> JobLook:
-    return JobLook(job=job, look=Look(at=1.0, run=job.id, backend="nccl"))
+    return JobLook(job=job, look=RunLook(at=1.0, run=job.id, backend="nccl"))

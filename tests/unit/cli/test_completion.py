@@ -17,7 +17,7 @@ import samples
 from hung import hung_mount
 from mldebug.cli.main import COMPLETION, cli, main
 from mldebug.core.plugins import names
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.cli.commands.demo import FAULTS
 from mldebug_agents.cli.completion import side_child
 from mldebug_agents.cli.completion.answer import lines
@@ -44,7 +44,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def save(state_dir: Path, name: str) -> Path:
     """A report of that id; its folder."""
     report = replace(samples.report(samples.sleeping()), id=name)
-    return Archive(state_dir).save(report, "", {})
+    return ReportStore(state_dir).save(report, "", {})
 
 
 def offered(line: str, shell: str = "zsh") -> list[str]:

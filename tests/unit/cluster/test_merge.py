@@ -27,7 +27,7 @@ from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.report.build import build_report
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
-from mldebug.incidents.stored_evidence import load_recorded
+from mldebug.incidents.stored_evidence import load_evidence
 from mldebug_agents.incidents.manual import evidence
 from nodes import merged, node_capture, rank, replies, run, silent, sleeper, starter, waiter
 
@@ -420,7 +420,7 @@ def test_the_stored_files_give_the_same_judgement(tmp_path: Path) -> None:
     (one,) = merged(captures, silent("a3")).runs
     for name, content in evidence(*one).items():
         (tmp_path / name).write_bytes(content)
-    recorded = load_recorded(tmp_path)
+    recorded = load_evidence(tmp_path)
 
     assert diagnose(recorded.captures, recorded.asked) == diagnose(*one)
 

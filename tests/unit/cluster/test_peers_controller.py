@@ -48,7 +48,7 @@ from mldebug.core.model import (
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.incident import Incident
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
+from mldebug.stall.signals import Progress, ProgressKind, RunLook, Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.cluster.peers.controller import Members
 from mldebug_agents.cluster.peers.coordinated_capture import (
@@ -125,7 +125,7 @@ class Loop:
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.books, self.ordered = Books(), 0
         self.run = Run(JOB, StallWatch(StallSettings()))
-        look = Look(at=0.0, elsewhere=True)
+        look = RunLook(at=0.0, elsewhere=True)
         self.run.seen = JobLook(job=JOB, look=look)
         self.members = Members(
             "n1", 9754, Silence(), peers, 1.0, self.inbox, self.books, self._capture  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ class Loop:
 
     def _met(self, job: Job) -> Run:
         run = Run(job, StallWatch(StallSettings()))
-        run.seen = JobLook(job=job, look=Look(at=0.0, elsewhere=True))
+        run.seen = JobLook(job=job, look=RunLook(at=0.0, elsewhere=True))
         return run
 
     def _capture(self, run: Run) -> None:
@@ -380,7 +380,7 @@ def spoken_for(
 
 def test_a_job_of_one_node_is_nobody_elses(loop: Loop) -> None:
     welcomed(loop)
-    loop.run.seen = JobLook(job=JOB, look=Look(at=0.0))
+    loop.run.seen = JobLook(job=JOB, look=RunLook(at=0.0))
     assert not loop.members.holds(loop.run)
 
 
@@ -570,7 +570,7 @@ def test_who_is_spoken_for_is_not_silent(loop: Loop) -> None:
 
 
 def look(*progress: Progress) -> JobLook:
-    return JobLook(job=Job(id="j", name="j", launcher="x"), look=Look(at=9.0, progress=progress))
+    return JobLook(job=Job(id="j", name="j", launcher="x"), look=RunLook(at=9.0, progress=progress))
 
 
 def test_progress_from_afar_stands_in_for_what_is_not_seen_here() -> None:
@@ -733,7 +733,7 @@ def test_a_capture_that_fails_is_told_to_all_who_wait(loop: Loop) -> None:
 
 def test_what_another_node_says_does_not_end_what_is_seen_here(loop: Loop) -> None:
     loop.run.incident = Incident(id="x", key="k", job_id=JOB.id, detected_at=0.0)
-    loop.run.decision = Decision(
+    loop.run.decision = StallDecision(
         stage=Stage.BLAMED, sentence="", timeout=1.0, why_timeout="", usual_gap=1.0, next_look=1.0, key="k"
     )  # fmt: skip
     over = RunWord(key=KEY, incident="x", over="the job moves again")

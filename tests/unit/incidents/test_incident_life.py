@@ -20,7 +20,7 @@ from mldebug.incidents.incident import Incident
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Decision, Stage
+from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.agent.capture_queue import Order, Orders
 from mldebug_agents.agent.loop import Node
@@ -34,7 +34,7 @@ from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.runs import Run
 
 SENTENCE = "no step for 62 s (usual gap 1.1 s); rank 3 sleeps in slow_data_loader"
-BLAMED = Decision(
+BLAMED = StallDecision(
     stage=Stage.BLAMED, sentence=SENTENCE, open=True, capture=True, key="j/0/7", timeout=30.0
 )
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mldebug.core.model import RankIdentity
 from mldebug.jobs.heartbeat import MAGIC, RECORD, SIZE, TornError, parse_record, record_name
-from mldebug.stall.heartbeats import BeatProgress, last_step, shortest_timeout
+from mldebug.stall.heartbeats import HeartbeatProgress, last_step, shortest_timeout
 from mldebug_agents.jobs.hook.records import Heartbeats, read_said
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader_answers import Piece, Unreadable
@@ -333,7 +333,7 @@ def test_who_has_no_record_is_asked_ever_more_rarely() -> None:
 
 
 def test_a_step_of_any_rank_is_movement(record: written.HookRecord) -> None:
-    progress = BeatProgress()
+    progress = HeartbeatProgress()
     assert progress.signals({}) == ()
     assert progress.signals({0: read(record)}) == ()  # no step yet
     assert last_step({0: read(record)}) is None

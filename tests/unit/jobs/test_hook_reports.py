@@ -14,7 +14,7 @@ from mldebug.jobs.heartbeat import RECORD, Heartbeat, said
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Look
+from mldebug.stall.signals import RunLook
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run, run_state
@@ -115,7 +115,7 @@ def look(attempt: int = 0, **beats: Heartbeat) -> JobLook:
     job = Job(id="j", name="t", launcher="torchrun", attempt=attempt,
               ranks=(RankIdentity(rank=0, world_size=1, pid=9),))  # fmt: skip
     told = {int(name[1:]): one for name, one in beats.items()}
-    return JobLook(job=job, look=Look(at=1.0), beats=told)
+    return JobLook(job=job, look=RunLook(at=1.0), beats=told)
 
 
 def test_the_last_words_of_a_rank_outlive_it_until_another_attempt_begins() -> None:

@@ -21,7 +21,7 @@ import pytest
 from hung import hung_mount, wait_until
 from mldebug.core.errors import AccessError, MldebugError, UsageError
 from mldebug.core.model import Job, NodeCapture, RankIdentity
-from mldebug.diagnosis.exits.model import Ends, RankExit
+from mldebug.diagnosis.exits.model import KnownExits, RankExit
 from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
 from mldebug_agents.state import server
@@ -31,7 +31,7 @@ from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.web.listeners import open_unix
 
 INCIDENT = Incident(id="20261121T055041Z-job", key="job/0/7", job_id="job", detected_at=1.0)
-ENDS = Ends(
+ENDS = KnownExits(
     identities=(RankIdentity(rank=1, world_size=2, pid=7, start_ticks=9),),
     exits=(RankExit(rank=1, pid=7, moment=1, status=0),),
 )

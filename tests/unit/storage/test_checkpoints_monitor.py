@@ -15,7 +15,7 @@ import pytest
 
 from mldebug.config.schema import CheckpointsConfig
 from mldebug.core.model import Job, NodeCapture, RankIdentity
-from mldebug.stall.signals import Look, RankLook
+from mldebug.stall.signals import RankLook, RunLook
 from mldebug.storage.checkpoints.state import SaveState
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.storage.checkpoints.monitor import SaveBoard
@@ -119,7 +119,7 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
 
 def job_look(id: str = "r1") -> JobLook:
     job = Job(id=id, name="train.py", launcher="x")
-    return JobLook(job=job, look=Look(at=time.monotonic(), run=id, ranks=(RankLook(rank=0),)))
+    return JobLook(job=job, look=RunLook(at=time.monotonic(), run=id, ranks=(RankLook(rank=0),)))
 
 
 def test_a_place_is_learned_from_an_open_file_and_growth_is_progress(setting: Setting) -> None:

@@ -20,7 +20,7 @@ from mldebug.config.schema import AgentConfig, Config, load_config
 from mldebug.core.model import Gap
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
-from mldebug.stall.stillness import Ranks
+from mldebug.stall.stillness import RunActivity
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.capture.flight_recorder.collector import Collector
 from mldebug_agents.capture.stacks.pyspy import Dump
@@ -456,7 +456,7 @@ def test_a_real_checkpoint_is_seen_to_grow_and_a_log_is_not(
     code = SAVES.format(path=str(tmp_path / "file"), size=size)
     rank = start(code, world(0, 1, MASTER_PORT=29703))
     wait_until(lambda: (tmp_path / "file").exists())
-    seen = Ranks()
+    seen = RunActivity()
     with Workbench(Config(agent=AgentConfig(state_dir=tmp_path))) as bench:
         looks = Watch(bench)
         for now in range(1, 4):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mldebug.core.model import Gap, HookState, Role
 from mldebug.hardware.health.sentences import GpuName
-from mldebug.incidents.report_entry import Entry
+from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.snapshot import Snapshot
 from mldebug.web import frame
 from mldebug.web.incident_list import rows_of
@@ -18,7 +18,7 @@ from mldebug.web.rank_grid import MOST, grid
 from snapshots import REPORT, moving, stalled
 from webpages import HOSTILE, hanging, hostile, shown, training
 
-ENTRY = Entry(
+ENTRY = ReportEntry(
     id=REPORT, verdict="rank_waiting", confidence="high", job="pretrain.py", job_id="7f3a", state="open",
     sentence="rank 2 sleeps; 7 wait", time="2026-11-21T05:50:41Z", kind="stall", user="ada", ranks=8,
 )  # fmt: skip
@@ -45,7 +45,7 @@ class Elements(HTMLParser):
             assert self.open.pop() == tag
 
 
-def page(name: str, told: Snapshot, id: str = "", *entries: Entry, unread: str = "") -> str:
+def page(name: str, told: Snapshot, id: str = "", *entries: ReportEntry, unread: str = "") -> str:
     html = frame.render(name, PageRequest(told=told, id=id, entries=entries, unread=unread))
     assert html is not None
     return html
@@ -263,7 +263,7 @@ def test_an_incident_without_a_report_yet_leads_to_its_run() -> None:
 
 
 def test_what_cannot_be_read_is_listed_with_the_reason() -> None:
-    html = page("incidents", shown(), "", Entry(id="x", broken="it is <cut> off"))
+    html = page("incidents", shown(), "", ReportEntry(id="x", broken="it is <cut> off"))
     assert "it is &lt;cut&gt; off" in html
     assert "Reports cannot be listed: closed." in page("incidents", shown(), unread="closed")
 

@@ -17,7 +17,7 @@ from mldebug import __version__
 from mldebug.config.schema import Config
 from mldebug.core.errors import AccessError, MldebugError
 from mldebug.core.files import read_bytes
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.support.bundle.folder import BundleFolder
 from mldebug_agents.support.bundle.layout import (
     AGENT_LOG,
@@ -55,7 +55,7 @@ def versions(folder: BundleFolder, driver: str) -> None:
 
 def reports(folder: BundleFolder, config: Config) -> None:
     """report.json of the last incidents, each as it stands."""
-    archive = Archive(config.agent.state_dir)
+    archive = ReportStore(config.agent.state_dir)
     for entry in archive.list()[:MAX_REPORTS]:
         file = archive.folder / entry.id / "report.json"
 

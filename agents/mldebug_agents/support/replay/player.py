@@ -14,7 +14,7 @@ from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Job, RankIdentity
 from mldebug.hardware.gpu.expected import ExpectedGpus
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
-from mldebug.stall.signals import Look, RankLook
+from mldebug.stall.signals import RankLook, RunLook
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.hardware.gpu.monitor import EXPECTED
 from mldebug_agents.hardware.gpu.reads import GpuOrder
@@ -103,7 +103,7 @@ class Player:
         """The fingerprint learns and tells at each look at a run."""
         for run in self._status.runs:
             ranks = tuple(RankLook(rank=rank) for rank in run.ranks)
-            look = Look(at=time.monotonic(), run=run.id, attempt=run.attempt, ranks=ranks)
+            look = RunLook(at=time.monotonic(), run=run.id, attempt=run.attempt, ranks=ranks)
             self._hardware.complete(JobLook(job=self._job(run), look=look))
 
     def _job(self, run: RunState) -> Job:

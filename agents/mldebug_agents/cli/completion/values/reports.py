@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from mldebug.core.errors import AccessError
-from mldebug.incidents.report_dirs import archives_of
+from mldebug.incidents.report_dirs import report_stores_of
 from mldebug.incidents.report_entry import read_entry
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.cli.completion.request import LISTED, CompletionRequest, Value
 
 OPENED = 40  # for a sentence each; older ones are listed without
@@ -25,7 +25,7 @@ class ReportValues:
 
     def values(self, asked: CompletionRequest) -> Iterator[Value]:
         """`latest` first, where there is any."""
-        found = [one for archive in archives_of(asked.config) for one in _readable(archive)]
+        found = [one for archive in report_stores_of(asked.config) for one in _readable(archive)]
         newest = sorted(found, key=attrgetter("name"), reverse=True)[:LISTED]
         if newest:
             yield Value("latest", "the newest report")
@@ -34,7 +34,7 @@ class ReportValues:
             yield Value(folder.name, read_entry(folder).sentence if wanted else "")
 
 
-def _readable(archive: Archive) -> Iterator[Path]:
+def _readable(archive: ReportStore) -> Iterator[Path]:
     try:
         names = archive.names()[:LISTED]
     except AccessError:
