@@ -309,6 +309,10 @@ class Config(Section, frozen=True, kw_only=True):
         dict[str, Plugin],
         PluginKind(lambda: names("schedulers"), lambda kind: load("schedulers", kind)),
     ] = {}
+    # vendors whose GPUs are read: {main: {kind: nvidia}}; none: every vendor whose library is on this node
+    gpus: Annotated[
+        dict[str, Plugin], PluginKind(lambda: names("gpus"), lambda kind: load("gpus", kind))
+    ] = {}
     jobs: JobsConfig = JobsConfig()
     events: EventsConfig = EventsConfig()
     actions: ActionsConfig = ActionsConfig()

@@ -19,7 +19,7 @@ from mldebug_agents.capture.trace.collector import Rings
 from mldebug_agents.cluster.peers.net import identity as proving
 from mldebug_agents.hardware.gpu.child import messages
 from mldebug_agents.hardware.gpu.child import server as serving
-from mldebug_agents.hardware.gpu.reader import VendorReader
+from mldebug_agents.hardware.gpu.node_reader import node_reader
 from mldebug_agents.jobs.hook import switch_child
 from mldebug_agents.jobs.hook.flight_recorder import HookFlight
 from mldebug_agents.jobs.hook.signals import Asking
@@ -60,7 +60,7 @@ class Workbench:
         self.reader = Reader(self.spawner)
         self.host = Host(root)
         self.filesystems = probing.Probe(self.spawner)
-        self.gpus = VendorReader(self.spawner, self.host)
+        self.gpus = node_reader(self.spawner, self.host, config.gpus)
         self.unanswered = Unanswered()
         self.ras = RasClient(self.spawner, self.host, self.unanswered)
         hooked = Asking(self.host, self.reader)

@@ -33,8 +33,8 @@ from mldebug.hardware.kernel_log.xids import xid_of_nvml
 from mldebug.status.gpu_lines import rank_sentences
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.controller import BY_ITSELF, GpuController
+from mldebug_agents.hardware.gpu.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.levels import Levels
 from mldebug_agents.hardware.gpu.monitor import GpuMonitor

@@ -27,7 +27,7 @@ from mldebug.hardware.kernel_log.hands_off import hands_off
 from mldebug.status.gpu_view import GpuOverview, GpuUser, fresh, of_agent
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError
+from mldebug_agents.hardware.gpu.errors import GpuBlockedError
 from mldebug_agents.hardware.kernel_log import KernelNews, sees_kernel_pids
 from mldebug_agents.hardware.own_reads import GpuPart, read_gpus, read_kernel
 from mldebug_agents.jobs.ranks.discovery import Child, Discovery

@@ -28,7 +28,7 @@ from mldebug.hardware.gpu.readings import (
 from mldebug.hardware.health.model import HealthState
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.stall.signals import RankLook, RunLook
-from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError, NoGpuLibraryError
+from mldebug_agents.hardware.gpu.errors import GpuBlockedError, NoGpuLibraryError
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.levels import MEMO, Levels
 from mldebug_agents.hardware.gpu.monitor import EXPECTED, GpuMonitor

@@ -22,14 +22,14 @@ from mldebug.core.errors import MldebugError
 from mldebug.hardware.gpu.readings import NodeWatch
 from mldebug_agents.hardware.gpu import reader as source
 from mldebug_agents.hardware.gpu.child import pause, server, stuck
-from mldebug_agents.hardware.gpu.child.errors import (
+from mldebug_agents.hardware.gpu.child.messages import NAME
+from mldebug_agents.hardware.gpu.errors import (
     GpuBlockedError,
     GpuCrashedError,
     GpuDriverError,
     GpusReleasedError,
     NoGpuLibraryError,
 )
-from mldebug_agents.hardware.gpu.child.messages import NAME
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.system.host import Host

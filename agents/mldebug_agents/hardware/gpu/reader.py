@@ -18,11 +18,6 @@ from mldebug.core.errors import MldebugError
 from mldebug.hardware.gpu.hands_off import HandsOff
 from mldebug.hardware.gpu.readings import GpuEvent, NodeGpus, NodeWatch
 from mldebug_agents.hardware.gpu.child import stuck
-from mldebug_agents.hardware.gpu.child.errors import (
-    GpuCrashedError,
-    GpuDriverError,
-    NoGpuLibraryError,
-)
 from mldebug_agents.hardware.gpu.child.messages import (
     MAX_BODY,
     NAME,
@@ -38,6 +33,7 @@ from mldebug_agents.hardware.gpu.child.pause import (
     released,
 )
 from mldebug_agents.hardware.gpu.child.stuck import ChildReaper
+from mldebug_agents.hardware.gpu.errors import GpuCrashedError, GpuDriverError, NoGpuLibraryError
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.child.link import Link, WorkerStarter
 from mldebug_agents.system.host import Host
@@ -70,7 +66,7 @@ class VendorReader:
     ) -> None:
         """`options`: of the vendor's plugin. Deadlines in seconds: of one read, and of the first one of each child."""
         self._starter, self._host, self._clock = starter, host, clock
-        self._vendor = vendor
+        self.vendor = vendor  # file name of its plugin
         self._options = msgspec.Raw(msgspec.msgpack.encode(options) if options else b"\x80")
         self._deadlines = (first_deadline, deadline)
         self._lock = threading.Lock()
@@ -187,7 +183,7 @@ class VendorReader:
         request = GpuRequest(
             number=self._number,
             wanted=wanted,
-            vendor=self._vendor,
+            vendor=self.vendor,
             options=self._options,
             hands_off=hands_off,
         )

@@ -14,7 +14,7 @@ from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug.hardware.gpu.hands_off import HandsOff
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.hardware.gpu.child.errors import NoGpuLibraryError
+from mldebug_agents.hardware.gpu.errors import NoGpuLibraryError
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.reads import GpuOrder, GpuReads, GpuSource
 from mldebug_agents.support.bundle.layout import GpuReadFailure

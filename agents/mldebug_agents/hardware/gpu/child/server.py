@@ -7,39 +7,14 @@ GPUs' device files open: when it ends, they are free for a reset.
 import contextlib
 import resource
 import socket
-from typing import Protocol
 
 import msgspec
 
 from mldebug.core.plugins import load
-from mldebug.hardware.gpu.hands_off import HandsOff
-from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug_agents.hardware.gpu.child.messages import MAX_BODY, GpuReply, GpuRequest
-from mldebug_agents.hardware.gpu.child.vendor_errors import (
-    DriverGoneError,
-    MissingLibraryError,
-)
+from mldebug_agents.hardware.gpu.errors import DriverGoneError, MissingLibraryError
+from mldebug_agents.hardware.gpu.vendors import Vendor
 from mldebug_agents.system.child.link import Link
-
-
-class Vendor(Protocol):
-    """What a plugin of the room `gpus` creates."""
-
-    def watch(self) -> NodeWatch:
-        """Read what moves."""
-        ...
-
-    def full(self) -> NodeGpus:
-        """Read everything."""
-        ...
-
-    def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
-        """Touch none of these GPUs for as long as each says, from now on."""
-        ...
-
-    def close(self) -> None:
-        """Let go of all device files."""
-        ...
 
 
 def serve(connection: socket.socket) -> None:

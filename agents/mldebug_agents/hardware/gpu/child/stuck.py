@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError
 from mldebug_agents.hardware.gpu.child.messages import NAME
+from mldebug_agents.hardware.gpu.errors import GpuBlockedError
 from mldebug_agents.system import procfs
 from mldebug_agents.system.child.gpu_driver import inside_gpu_driver
 from mldebug_agents.system.child.leftovers import Leftover
