@@ -15,10 +15,9 @@ from mldebug.hardware.host_memory.state import (
     level_name,
     level_sentence,
 )
-from mldebug.status.checkpoint_lines import save_words
 from mldebug.status.run_lines import ailing_lines
 from mldebug.status.snapshot import Snapshot
-from mldebug.status.storage_lines import NOTHING
+from mldebug.status.storage_lines import NOTHING, save_words
 from mldebug.storage.checkpoints.model import State
 from mldebug.storage.checkpoints.state import SaveState, lost_words, size_words
 from mldebug.web.page import PageRequest

@@ -19,16 +19,15 @@ from mldebug.cli.main import COMPLETION, cli, main
 from mldebug.core.plugins import names
 from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.cli.commands.demo import FAULTS
-from mldebug_agents.cli.completion import side_child
-from mldebug_agents.cli.completion.answer import lines
+from mldebug_agents.cli.completion import answer
+from mldebug_agents.cli.completion.answer import lines, look_aside, values
 from mldebug_agents.cli.completion.request import CompletionRequest, is_plain
-from mldebug_agents.cli.completion.side_child import look_aside, values
 from mldebug_agents.cli.completion.table import FILE, read_table, written
 from mldebug_agents.probes.node_stages import STAGES
 from proctree import as_nobody
 from webpages import hanging, hostile, pages, shown
 
-DEADLINE = side_child.DEADLINE
+DEADLINE = answer.DEADLINE
 MAX_CPU = 0.2  # seconds of one TAB on an idle core of the test bed; half of it is Python and click
 MAX_HANG = 10.0  # seconds, on a crowded machine, of what takes DEADLINE and the start of Python
 
@@ -38,7 +37,7 @@ OLD, NEW = "20260101T000000Z-old", "20261121T055041Z-new"
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A crowded machine is no state dir that hangs."""
-    monkeypatch.setattr(side_child, "DEADLINE", 60.0)
+    monkeypatch.setattr(answer, "DEADLINE", 60.0)
 
 
 def save(state_dir: Path, name: str) -> Path:
@@ -193,7 +192,7 @@ def test_the_deadline_is_one_that_a_person_forgives() -> None:
 def test_an_agent_that_does_not_answer_holds_nobody_up(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_child, "DEADLINE", DEADLINE)
+    monkeypatch.setattr(answer, "DEADLINE", DEADLINE)
     with stuck(config.parent):
         began = time.monotonic()
         assert look_aside("jobs", CompletionRequest(config)) == []
@@ -211,7 +210,7 @@ def test_a_state_dir_that_hangs_holds_nobody_up(
             "latest",
             NEW,
         ]
-        monkeypatch.setattr(side_child, "DEADLINE", DEADLINE)
+        monkeypatch.setattr(answer, "DEADLINE", DEADLINE)
         mount.hang()
         began = time.monotonic()
         assert look_aside("reports", CompletionRequest(config)) == []

@@ -32,7 +32,7 @@ from mldebug_training.helpers.switches import agreement, files, meeting
 from mldebug_training.helpers.switches import watch as switchwatch
 from mldebug_training.helpers.switches.files import SwitchReading, choose, look, take, write
 from mldebug_training.helpers.switches.meeting import LateError
-from mldebug_training.helpers.switches.stop_signal import StopSignal
+from mldebug_training.helpers.switches.reasons import StopSignal
 from mldebug_training.helpers.switches.switches import Switches
 from unit.training.test_hook import PYTHONS, interpreters
 

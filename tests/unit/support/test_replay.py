@@ -31,8 +31,7 @@ from mldebug_agents.support.bundle import layout
 from mldebug_agents.support.bundle.layout import ClockPair, GpuReadFailure, Manifest
 from mldebug_agents.support.replay.player import Player
 from mldebug_agents.support.replay.recording import MAX_BYTES, MAX_LINES, Recording, load
-from mldebug_agents.support.replay.running import Replay
-from mldebug_agents.support.replay.state_dir import place
+from mldebug_agents.support.replay.running import Replay, place
 from mldebug_agents.web.listeners import is_served
 from recordings import phases
 

@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 from mldebug.core.model import Gap
 from mldebug.hardware.host_memory.state import NodeMemory
-from mldebug.status.checkpoint_lines import saves_part
 from mldebug.status.snapshot import Snapshot, SourceState
-from mldebug.status.storage_lines import NOTHING, storage_lines
+from mldebug.status.storage_lines import NOTHING, saves_part, storage_lines
 from mldebug.storage.filesystems.state import StorageState
 from mldebug.web import frame
 from mldebug.web.page import PageRequest

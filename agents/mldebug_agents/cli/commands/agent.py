@@ -35,8 +35,7 @@ from mldebug_agents.hardware.gpu.controller import gpu_verbs
 from mldebug_agents.incidents.manual import write_case
 from mldebug_agents.state.store import Ledger
 from mldebug_agents.support.replay.recording import Recording, load
-from mldebug_agents.support.replay.running import Replay
-from mldebug_agents.support.replay.state_dir import place
+from mldebug_agents.support.replay.running import Replay, place
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.service import log_lines
 from mldebug_agents.system.service.shutdown import Ending

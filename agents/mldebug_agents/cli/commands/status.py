@@ -24,12 +24,11 @@ from mldebug.hardware.host_memory.state import alarms
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.jobs.known_issues.match import Trap
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
-from mldebug.status.checkpoint_lines import saves_part
 from mldebug.status.cluster_lines import cluster_lines, stalled
 from mldebug.status.gpu_lines import hardware_lines, rank_lines
 from mldebug.status.run_lines import ailing_lines, pace_words, stale_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug.status.storage_lines import storage_json, storage_lines
+from mldebug.status.storage_lines import saves_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.state import lines_of
 from mldebug.storage.filesystems.state import PartState, StorageState
 from mldebug_agents.agent.workbench import Workbench

@@ -20,10 +20,12 @@ from mldebug_agents.hardware.gpu.monitor import EXPECTED
 from mldebug_agents.hardware.gpu.reads import GpuOrder
 from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.support.bundle.layout import GpuReadFailure
-from mldebug_agents.support.replay.clock import RecordedClock
-from mldebug_agents.support.replay.gpu_reads import RecordedReads
-from mldebug_agents.support.replay.kernel_log import RecordedKernelLog
-from mldebug_agents.support.replay.key_value_store import RecordedStore
+from mldebug_agents.support.replay.recorded_sources import (
+    RecordedClock,
+    RecordedKernelLog,
+    RecordedReads,
+    RecordedStore,
+)
 from mldebug_agents.support.replay.recording import Recording
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
