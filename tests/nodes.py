@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from builders import WAITER, process, still
-from mldebug.cluster.merge import Heard, Merged, merge
+from mldebug.cluster.merge import MergedRuns, NodeReplies, merge
 from mldebug.cluster.wire import NodeReply
 from mldebug.core.model import (
     Job,
@@ -95,9 +95,9 @@ def replies(captures: dict[str, NodeCapture]) -> dict[str, NodeReply]:
 
 def merged(
     captures: dict[str, NodeCapture], failed: Iterable[QueriedNode] = (), listed_by: str = "Slurm"
-) -> Merged:
+) -> MergedRuns:
     """All of them put together."""
-    return merge(Heard(replies(captures), tuple(failed)), listed_by)
+    return merge(NodeReplies(replies(captures), tuple(failed)), listed_by)
 
 
 def silent(*names: str) -> list[QueriedNode]:

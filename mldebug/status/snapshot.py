@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mldebug.alerts.view import Events
+from mldebug.alerts.view import EventsView
 from mldebug.core.model import Gap, HookState, Noun, RankDevice, Remark, Role
 from mldebug.hardware.gpu.expected import GpuCount
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
@@ -126,7 +126,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )
     cluster_refused: dict[str, int] = {}  # by reason; empty: this agent knows no others
-    events: Events = Events()  # what somebody is told of, and the channels
+    events: EventsView = EventsView()  # what somebody is told of, and the channels
     series_budget: int = 5000  # of the metrics
     version: str = ""
     replay: str = ""  # what is played back, in words; "": this is a live node

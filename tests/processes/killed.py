@@ -30,7 +30,7 @@ from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.manager import Incidents
 from mldebug_agents.state import server
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.child.leftovers import children_of
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.watch.runs import Run
@@ -50,7 +50,7 @@ class Life:
         self.number = number
         self.ack = ack
         self.chance = random.Random(number)
-        self.ledger = Ledger(state_dir, Spawner({"state": server.serve}), retry=0.01)
+        self.ledger = StateStore(state_dir, Spawner({"state": server.serve}), retry=0.01)
         self.ledger.start(10)
         self.incidents = Incidents(self.ledger)
 
@@ -245,7 +245,7 @@ def main() -> None:
     killer = Killer(state_dir, seed)
     for number in range(rounds):
         killer.round(number)
-    last = Ledger(state_dir, Spawner({"state": server.serve}), retry=0.01)
+    last = StateStore(state_dir, Spawner({"state": server.serve}), retry=0.01)
     last.start(10)
     last.scribe.release()
     Incidents(last).settle({"stall"})

@@ -26,18 +26,18 @@ from mldebug_agents.agent.recovery import Past
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.capture.nccl_ras.child import RasReply
 from mldebug_agents.capture.nccl_ras.client import GLANCE as RAS_GLANCE
-from mldebug_agents.cluster.peers.controller import Members
+from mldebug_agents.cluster.peers.controller import PeersController
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
 from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.pidfds import ExitWatch
 from mldebug_agents.incidents.manager import Incidents
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.system.service.reload import needs_restart, stuck_remarks
-from mldebug_agents.system.service.sd_notify import Notifier, reloading, status_text
+from mldebug_agents.system.service.sd_notify import SystemdNotifier, reloading, status_text
 from mldebug_agents.system.service.usage import Usage
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
@@ -62,18 +62,18 @@ class Node:
         self,
         config: Config,
         bench: Workbench,
-        ledger: Ledger,
+        ledger: StateStore,
         publish: Callable[[Snapshot], None],
-        notifier: Notifier | None = None,
+        notifier: SystemdNotifier | None = None,
         read_config: Callable[[], Config] | None = None,
         clock: Clock | None = None,
-        members: Callable[["Node"], Members | None] = lambda _: None,
+        members: Callable[["Node"], PeersController | None] = lambda _: None,
     ) -> None:
         self.config = config
         self.bench = bench
         self.ledger = ledger
         self.publish = publish
-        self.notifier = notifier or Notifier()
+        self.notifier = notifier or SystemdNotifier()
         self.clock = clock or Clock()
         self.started_at = self.clock.now()
         self.stopping = False

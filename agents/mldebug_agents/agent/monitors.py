@@ -12,14 +12,14 @@ from mldebug.core.model import Job, NodeCapture
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.alerts.action_runner.runner import Acting
-from mldebug_agents.alerts.notifier import Notices
+from mldebug_agents.alerts.action_runner.runner import ActionRunner
+from mldebug_agents.alerts.notifier import AlertNotifier
 from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
 from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.jobs.queue.monitor import QueueBoard
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.probes.history.monitor import ProbeBoard
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.storage.checkpoints.monitor import SaveBoard
 from mldebug_agents.storage.monitor import Storage
 from mldebug_agents.system.workers import Result
@@ -48,12 +48,12 @@ class Boards:
         self,
         config: Config,
         bench: Workbench,
-        ledger: Ledger,
+        ledger: StateStore,
         inbox: "queue.SimpleQueue[Result | None]",
     ) -> None:
         self.hardware = HardwareMonitor.of(bench, ledger, inbox, bench.gpus)
-        self.notices = Notices(config, bench.node, ledger, inbox)
-        self.acting = Acting(config, bench, ledger, self.notices.book, inbox)
+        self.notices = AlertNotifier(config, bench.node, ledger, inbox)
+        self.acting = ActionRunner(config, bench, ledger, self.notices.book, inbox)
         self._storage = Storage.of(bench, ledger, inbox)
         self._saves = SaveBoard(bench, ledger, inbox, config.checkpoints)
         self._memory = MemoryBoard(bench, inbox)

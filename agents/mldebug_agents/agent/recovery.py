@@ -18,8 +18,8 @@ from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
 from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.known_exits import launcher_lives
 from mldebug_agents.incidents.manager import Incidents
-from mldebug_agents.state.run_row import Row
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.run_row import RunRow
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
 
@@ -32,7 +32,7 @@ class Past:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: StateStore,
         bench: Workbench,
         incidents: Incidents,
         stories: FailedAttempts,
@@ -128,7 +128,7 @@ class Past:
         run.seen = JobLook(job=job, look=RunLook(at=time.monotonic()))
         return run
 
-    def _goes_on(self, job_id: str, row: Row) -> bool:
+    def _goes_on(self, job_id: str, row: RunRow) -> bool:
         """An attempt has failed, and its launcher may start another one: they are one story."""
         ending = row.incident.ending if row.incident else None
         if ending is None or not launcher_lives(self._bench.host, ending, self._same_boot):

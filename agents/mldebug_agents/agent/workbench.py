@@ -32,7 +32,7 @@ from mldebug_agents.storage.child import client as probing
 from mldebug_agents.storage.child import server as probed
 from mldebug_agents.storage.dir_sizes import entry as counting
 from mldebug_agents.storage.dir_sizes import messages as trees
-from mldebug_agents.system.failure_counts import Unanswered
+from mldebug_agents.system.failure_counts import FailureCounts
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import WORKERS, Spawner
@@ -61,7 +61,7 @@ class Workbench:
         self.host = Host(root)
         self.filesystems = probing.Probe(self.spawner)
         self.gpus = node_reader(self.spawner, self.host, config.gpus)
-        self.unanswered = Unanswered()
+        self.unanswered = FailureCounts()
         self.ras = RasClient(self.spawner, self.host, self.unanswered)
         hooked = Asking(self.host, self.reader)
         self._hook = HookStacks(hooked, self.reader)

@@ -46,7 +46,7 @@ from mldebug_agents.hardware.kernel_log import (
     sees_kernel_pids,
 )
 from mldebug_agents.jobs.ranks.discovery import Child
-from mldebug_agents.state.key_value_store import Memory
+from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -67,7 +67,7 @@ class HardwareMonitor:
     def __init__(
         self,
         node: str,
-        memory: Memory,
+        memory: KeyValueStore,
         workers: Mapping[str, Worker],
         *,
         kernel_pids: bool,
@@ -101,7 +101,7 @@ class HardwareMonitor:
         self._ask_by: float | None = None  # the GPUs are asked then, or as soon as the log is read
 
     @classmethod
-    def of(cls, bench: Workbench, memory: Memory, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
+    def of(cls, bench: Workbench, memory: KeyValueStore, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
         """Of the node that the bench looks at."""
         reads = GpuReads(gpus, Holders(bench.host, bench.reader), partial(gpu_slots, bench.host))
         kernel = KernelLogSource(f"{bench.host.root}/dev/kmsg")

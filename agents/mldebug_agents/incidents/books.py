@@ -25,7 +25,7 @@ from mldebug.incidents.report.build import State, make_id
 from mldebug_agents.incidents.recent_failures import BadEnds
 from mldebug_agents.incidents.remote_cases import Cases
 from mldebug_agents.incidents.report_writer import write
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.watch.runs import Run
 
@@ -37,7 +37,7 @@ PATIENCE = 90.0  # seconds that a report waits for its first capture
 class Books:
     """What is to be written goes to the ledger: an incident before its report."""
 
-    def __init__(self, ledger: Ledger, clock: Clock | None = None) -> None:
+    def __init__(self, ledger: StateStore, clock: Clock | None = None) -> None:
         self.counts: Counter[str] = Counter()  # "kind/verdict"
         self.last_report: dict[str, str] = {}
         self._ledger = ledger

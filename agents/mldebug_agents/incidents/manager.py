@@ -24,7 +24,7 @@ from mldebug.incidents.report.build import State
 from mldebug.stall.signals import StallDecision
 from mldebug_agents.incidents.report_writer import owner, versions
 from mldebug_agents.incidents.shared import SharedStalls
-from mldebug_agents.state.run_row import Row
+from mldebug_agents.state.run_row import RunRow
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")
@@ -57,7 +57,7 @@ class Incidents(SharedStalls):
             self._write(known, run.judgement, run.job.uid)
 
     def settle(
-        self, present: Collection[str], goes_on: Callable[[str, Row], bool] = lambda *_: False
+        self, present: Collection[str], goes_on: Callable[[str, RunRow], bool] = lambda *_: False
     ) -> None:
         """What was open when an earlier agent ended, of runs that are gone since, ends now; or its story `goes_on`."""
         for job_id, row in self._ledger.found().items():

@@ -10,11 +10,11 @@ from mldebug.core.model import Judgement, NodeCapture
 from mldebug.incidents.incident import Incident, write_report
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.stored_evidence import ASKED
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 
 
 def write(
-    ledger: Ledger, incident: Incident, judgement: Judgement, reported_at: float, uid: int
+    ledger: StateStore, incident: Incident, judgement: Judgement, reported_at: float, uid: int
 ) -> None:
     """Hand it to the writer as work: a full or hung state dir costs reports, never the loop."""
 

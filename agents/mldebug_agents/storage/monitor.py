@@ -18,7 +18,7 @@ from mldebug.core.redact import clean
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.filesystems.state import Alarm, Measure, PartState, Row, StorageState
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.state.key_value_store import Memory as Store
+from mldebug_agents.state.key_value_store import KeyValueStore as Store
 from mldebug_agents.storage.dir_sizes.monitor import Trees
 from mldebug_agents.storage.filesystems.canary import Canary
 from mldebug_agents.storage.filesystems.evidence import stuck_devices, with_stuck

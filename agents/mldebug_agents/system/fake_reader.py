@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Mapping, Sequence
 
-from mldebug_agents.system.child.reader_child import HEAD, Operation, ReadAnswer, pick_line
+from mldebug_agents.system.child.reader_child import HEAD, ReadAnswer, ReadOperation, pick_line
 from mldebug_agents.system.child.refusals import Refusal, Refused
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable, judge
@@ -27,7 +27,7 @@ class FakeReader(Reader):
 
     def _ask(
         self,
-        operation: Operation,
+        operation: ReadOperation,
         paths: Sequence[str],
         *,
         limit: int = 0,
@@ -37,12 +37,12 @@ class FakeReader(Reader):
         return {path: self._answer(operation, path, limit, line) for path in paths}
 
     def _answer(
-        self, operation: Operation, path: str, limit: int, line: int
+        self, operation: ReadOperation, path: str, limit: int, line: int
     ) -> ReadAnswer | Unreadable:
         data = self.files.get(path)
-        if operation is Operation.LINK and not isinstance(data, Unreadable):
+        if operation is ReadOperation.LINK and not isinstance(data, Unreadable):
             return ReadAnswer()
-        if operation in (Operation.EXISTS, Operation.EXECUTABLE) and not isinstance(
+        if operation in (ReadOperation.EXISTS, ReadOperation.EXECUTABLE) and not isinstance(
             data, Unreadable
         ):
             return ReadAnswer(b"" if data is None else b"1")
@@ -57,15 +57,17 @@ class FakeReader(Reader):
             return judge(ReadAnswer(size=len(data), status=refused.refusal))
 
 
-def _piece(operation: Operation, data: bytes, limit: int, line: int) -> bytes:
-    if operation is Operation.FILE and len(data) > limit:
+def _piece(operation: ReadOperation, data: bytes, limit: int, line: int) -> bytes:
+    if operation is ReadOperation.FILE and len(data) > limit:
         raise Refused(Refusal.TOO_LARGE)
-    if operation is Operation.LINE:
+    if operation is ReadOperation.LINE:
         return pick_line(data, line)
-    if operation is Operation.FROM:
+    if operation is ReadOperation.FROM:
         return data[line : line + limit]
-    if operation is Operation.HEADS:
+    if operation is ReadOperation.HEADS:
         places = range(line & 0xFFFFFFFF, len(data) - HEAD + 1, line >> 32)[: limit // HEAD]
         return b"".join(data[at : at + HEAD] for at in places)
-    start = {Operation.TAIL: max(0, len(data) - limit), Operation.MEMORY: line}.get(operation, 0)
+    start = {ReadOperation.TAIL: max(0, len(data) - limit), ReadOperation.MEMORY: line}.get(
+        operation, 0
+    )
     return data[start : start + limit]

@@ -47,7 +47,7 @@ class Tail(msgspec.Struct, frozen=True):
     mtime: float
 
 
-class Piece(msgspec.Struct, frozen=True):
+class FilePiece(msgspec.Struct, frozen=True):
     """Bytes of a file from an offset on, and what the file was at that moment: size (bytes), mtime (unix), identity."""
 
     data: bytes

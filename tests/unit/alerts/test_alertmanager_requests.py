@@ -16,8 +16,8 @@ from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, NodeCapture
 from mldebug_agents.alerts.action_runner import capture_requests as module
-from mldebug_agents.alerts.action_runner.alertmanager import Alerts
-from mldebug_agents.alerts.action_runner.capture_requests import Captures
+from mldebug_agents.alerts.action_runner.alertmanager import AlertReceiver
+from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.workers import Result
 from mldebug_agents.web import alertmanager_route
@@ -57,7 +57,7 @@ class Stand:
         self.bench, self.now = Bench(), 1000.0
         bench: Any = self.bench
         inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-        self.captures = Captures(bench, inbox, lambda: self.now)
+        self.captures = CaptureRequests(bench, inbox, lambda: self.now)
         self.captures.write = lambda capture: f"report-of-{capture.job.id}"
         self.captures.show(JOBS, Discovery())
         self.port = free_port()
@@ -66,7 +66,7 @@ class Stand:
             AgentConfig(state_dir=folder, listen=f"127.0.0.1:{self.port}", token_file=path)
         )
         self.server.publish(snapshot())
-        self.server.alerts.answer = Alerts(self.captures, "node1.example", elsewhere).answer
+        self.server.alerts.answer = AlertReceiver(self.captures, "node1.example", elsewhere).answer
         self.server.start()
 
     def post(self, body: bytes, token: str = TOKEN) -> tuple[int, Any]:

@@ -18,10 +18,10 @@ from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent import loop as module
 from mldebug_agents.agent.loop import Node
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.sd_notify import (
     MAX_STATUS,
-    Notifier,
+    SystemdNotifier,
     reloading,
     status_text,
 )
@@ -50,7 +50,7 @@ def test_states_go_out_in_one_datagram_and_status_only_when_new(
     manager: tuple[str, Callable[[], list[str]]],
 ) -> None:
     address, heard = manager
-    notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
     notifier.send("READY=1", "STATUS=x")
     for _ in range(3):
         notifier.status("1 run")
@@ -62,13 +62,13 @@ def test_states_go_out_in_one_datagram_and_status_only_when_new(
 def test_an_abstract_address_is_understood() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind("\0mldebug-test-notify")
-        Notifier({"NOTIFY_SOCKET": "@mldebug-test-notify"}).send("READY=1")
+        SystemdNotifier({"NOTIFY_SOCKET": "@mldebug-test-notify"}).send("READY=1")
         assert ear.recv(100) == b"READY=1"
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "x"}])
 def test_without_a_manager_nothing_happens(environ: dict[str, str]) -> None:
-    Notifier(environ).send("READY=1")
+    SystemdNotifier(environ).send("READY=1")
 
 
 def test_a_reload_begins_with_the_time_that_systemd_asks_for() -> None:
@@ -102,9 +102,11 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
     )
     published: list[Snapshot] = []
     with Workbench(config) as bench:
-        ledger = Ledger(config.agent.state_dir, bench.spawner, retry=0.01)
+        ledger = StateStore(config.agent.state_dir, bench.spawner, retry=0.01)
         ledger.start(5)
-        node = Node(config, bench, ledger, published.append, Notifier({"NOTIFY_SOCKET": address}))
+        node = Node(
+            config, bench, ledger, published.append, SystemdNotifier({"NOTIFY_SOCKET": address})
+        )
         thread = threading.Thread(target=node.run)
         thread.start()
         try:
@@ -129,9 +131,9 @@ def test_without_its_helper_the_loop_ends_with_an_error(tmp_path: Path) -> None:
         agent=AgentConfig(state_dir=tmp_path / "state", listen=""), stall=StallConfig(interval=0.5)
     )
     with Workbench(config) as bench:
-        ledger = Ledger(config.agent.state_dir, bench.spawner, retry=0.01)
+        ledger = StateStore(config.agent.state_dir, bench.spawner, retry=0.01)
         ledger.start(5)
-        node = Node(config, bench, ledger, lambda _: None, Notifier({}))
+        node = Node(config, bench, ledger, lambda _: None, SystemdNotifier({}))
         os.kill(bench.spawner.helper_pid, signal.SIGKILL)
         with pytest.raises(MldebugError, match="is gone; restart mldebug") as raised:
             node.run()

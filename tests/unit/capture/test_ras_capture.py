@@ -19,7 +19,7 @@ from mldebug_agents.agent.loop import GLANCE, Node
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.incidents.manual import write_down
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.host import Host
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.watch import NodeLook
@@ -135,7 +135,7 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
 ) -> None:
     """A run that is quiet: two answers whose counts differ, by the real worker, are a sign in the next look."""
     config = Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))
-    node = Node(config, bench, Ledger(tmp_path / "state", bench.spawner), lambda _: None)
+    node = Node(config, bench, StateStore(tmp_path / "state", bench.spawner), lambda _: None)
     seen: list[JobLook] = []
     monkeypatch.setattr(node, "_see", lambda run, one: (run.see(one), seen.append(one)))
     monkeypatch.setattr("mldebug_agents.watch.ras_watch.QUIET", 0.0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import process, still
-from mldebug.cluster.merge import Heard, merge
+from mldebug.cluster.merge import NodeReplies, merge
 from mldebug.cluster.topology import placed
 from mldebug.cluster.wire import NodeReply
 from mldebug.core.model import (
@@ -247,7 +247,7 @@ def test_ranks_that_never_came_are_named_with_the_host_that_has_none() -> None:
     captures = run(3, 2, rest=starter())
     answers = replies({name: captures[name] for name in ("a1", "a2")})
     answers["a3"] = NodeReply(node="a3", machine="boot a3")
-    (one,) = merge(Heard(answers), "Slurm").runs
+    (one,) = merge(NodeReplies(answers), "Slurm").runs
     found = diagnose(*one)
 
     assert found.diagnosis.verdict is Verdict.INIT_INCOMPLETE
@@ -272,7 +272,7 @@ def test_ranks_on_a_node_that_hides_processes_are_not_missing(uid: int, missing:
     less = node_capture("a2", captures["a2"].ranks[:1])
     answers = replies({"a1": captures["a1"], "a2": less})
     answers["a2"] = msgspec.structs.replace(answers["a2"], hidden=True, uid=uid)
-    (one,) = merge(Heard(answers), "Slurm").runs
+    (one,) = merge(NodeReplies(answers), "Slurm").runs
 
     assert named(diagnose(*one)) == missing
 
@@ -307,7 +307,7 @@ def test_two_names_of_one_machine_are_one_node() -> None:
     captures = run(2, 2, {3: sleeper()})
     answers = replies(captures)
     answers["localhost"] = answers["a2"]
-    (one,) = merge(Heard(answers), "").runs
+    (one,) = merge(NodeReplies(answers), "").runs
 
     assert [capture.node for capture in one.captures] == ["a1", "a2"]
     assert not one.asked.absent
@@ -341,7 +341,7 @@ def test_another_run_on_the_same_nodes_is_another_report() -> None:
     answers["a1"] = msgspec.structs.replace(
         answers["a1"], captures=(captures["a1"], node_capture("a1", [other]))
     )
-    found = merge(Heard(answers), "")
+    found = merge(NodeReplies(answers), "")
 
     assert [len(one.captures) for one in found.runs] == [2, 1]
     assert len({one.captures[0].job.id for one in found.runs}) == 2
@@ -354,7 +354,7 @@ def test_whoever_starts_a_process_under_the_run_id_of_another_is_not_in_that_run
         node: msgspec.structs.replace(one, job=msgspec.structs.replace(one.job, uid=whose[node]))
         for node, one in run(3, 2, {1: sleeper()}).items()
     }
-    found = merge(Heard(replies(captures)), "")
+    found = merge(NodeReplies(replies(captures)), "")
 
     assert [[one.node for one in each.captures] for each in found.runs] == [["a1", "a2"], ["a3"]]
 

@@ -26,7 +26,7 @@ from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import MldebugError
 from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
 from mldebug_agents.cluster.peers.openapi import OPENAPI, document
-from mldebug_agents.cluster.peers.remote_orders import Taken
+from mldebug_agents.cluster.peers.remote_orders import TimedCapture
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.web.server import AgentServer
 from nodes import run
@@ -52,7 +52,7 @@ class Loop:
         if isinstance(what, Announcement):
             answer.set_result(self._welcome(what, address))
         elif isinstance(what, CaptureOrder):
-            answer.set_result(Taken(run(1, 2)["a1"], 0.0) if what.incident else None)
+            answer.set_result(TimedCapture(run(1, 2)["a1"], 0.0) if what.incident else None)
         elif isinstance(what, DumpOrder):
             answer.set_exception(MldebugError("no runs match"))
         else:

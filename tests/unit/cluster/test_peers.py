@@ -20,14 +20,14 @@ from mldebug.cluster.messages import Announcement, CaptureOrder, Welcome, read
 from mldebug.cluster.wire import MAX_BYTES, unpack
 from mldebug.config.schema import AgentConfig, ClusterConfig
 from mldebug.core.errors import ConfigError, UsageError
-from mldebug_agents.cluster.peers.coordinator_search import Seeker
+from mldebug_agents.cluster.peers.coordinator_search import CoordinatorSearch
 from mldebug_agents.cluster.peers.net.certificates import says
-from mldebug_agents.cluster.peers.net.client import Peer, Talk, peer
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient, peer
 from mldebug_agents.cluster.peers.net.errors import RefusedError, SilentError
 from mldebug_agents.cluster.peers.net.identity import (
     NAME,
     Identity,
-    Renewing,
+    RenewedIdentity,
     counting,
     derive,
     identity,
@@ -38,7 +38,7 @@ from mldebug_agents.cluster.peers.net.identity import (
 )
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE, CAPTURE, VIEW
-from mldebug_agents.cluster.peers.remote_orders import Taken
+from mldebug_agents.cluster.peers.remote_orders import TimedCapture
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import join
 from mldebug_agents.system.spawn import Spawner
@@ -80,7 +80,7 @@ class Loop:
         if isinstance(what, Announcement):
             answer.set_result(Welcome(node="n1", agent="me"))
         elif isinstance(what, CaptureOrder):
-            answer.set_result(Taken(run(1, 2)["a1"], 0.0) if what.incident else None)
+            answer.set_result(TimedCapture(run(1, 2)["a1"], 0.0) if what.incident else None)
         return answer
 
 
@@ -115,7 +115,7 @@ def there(ours: Identity, loop: Loop) -> Iterator[Peer]:
 
 def say(proof: Identity, to: Peer, body: bytes = b"", path: str = ANNOUNCE) -> bytes:
     body = body or msgspec.json.encode(TOLD)
-    return Talk(proof).ask(to, path, body, timeout=5.0, most=MAX_BYTES)
+    return PeerClient(proof).ask(to, path, body, timeout=5.0, most=MAX_BYTES)
 
 
 def test_two_with_the_same_key_understand_each_other(
@@ -197,7 +197,7 @@ def test_who_proves_nothing_for_seconds_gives_way(
 
 def test_who_comes_from_elsewhere_is_not_let_in(ours: Identity, loop: Loop) -> None:
     """No handshake, so no certificate is shown to him either."""
-    talk = Talk(ours, [ipaddress.ip_network("10.1.0.0/16")])
+    talk = PeerClient(ours, [ipaddress.ip_network("10.1.0.0/16")])
     with served(ours, loop, talk.allows) as there, pytest.raises(RefusedError, match="hung up"):
         say(ours, there)
     assert loop.asked == []
@@ -207,7 +207,7 @@ def test_one_door_for_both_kinds_of_address(ours: Identity, loop: Loop) -> None:
     """By IPv6 an IPv4 address is ::ffff:127.0.0.1, and is in the same network all the same."""
     if not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
-    talk = Talk(ours, [ipaddress.ip_network("127.0.0.0/8")])
+    talk = PeerClient(ours, [ipaddress.ip_network("127.0.0.0/8")])
     door = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     with served(ours, loop, talk.allows, door) as there:
         assert read(say(ours, there), Welcome).node == "n1"
@@ -279,14 +279,14 @@ def test_a_byte_at_a_time_does_not_keep_us(ours: Identity) -> None:
         rude(ours, head + b"x" * 20, pace=0.05) as to,
         pytest.raises(SilentError, match="no answer in 1 s"),
     ):
-        Talk(ours).ask(to, "/", b"", timeout=1.0, most=9999)
+        PeerClient(ours).ask(to, "/", b"", timeout=1.0, most=9999)
     assert time.monotonic() - began < 6
 
 
 @pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"", b"SSH-2.0-OpenSSH\r\n"])
 def test_who_does_not_speak_as_an_agent_is_told(ours: Identity, answer: bytes) -> None:
     with rude(ours, answer) as to, pytest.raises(RefusedError):
-        Talk(ours).ask(to, "/", b"", timeout=2.0, most=9999)
+        PeerClient(ours).ask(to, "/", b"", timeout=2.0, most=9999)
 
 
 def test_an_endless_answer_ends(ours: Identity) -> None:
@@ -295,16 +295,16 @@ def test_an_endless_answer_ends(ours: Identity) -> None:
         rude(ours, head + b"x" * 300_000) as to,
         pytest.raises(RefusedError, match="larger than 100 KiB"),
     ):
-        Talk(ours).ask(to, "/", b"", timeout=5.0, most=100 << 10)
+        PeerClient(ours).ask(to, "/", b"", timeout=5.0, most=100 << 10)
 
 
 def test_a_port_that_nobody_serves_and_a_name_that_nobody_has(ours: Identity) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
     with pytest.raises(RefusedError, match="no agent is there"):
-        Talk(ours).ask(Peer("127.0.0.1", port), "/", b"", timeout=2.0, most=1)
+        PeerClient(ours).ask(Peer("127.0.0.1", port), "/", b"", timeout=2.0, most=1)
     with pytest.raises(SilentError, match="its name is not known"):
-        Talk(ours).ask(Peer("a..b", 1), "/", b"", timeout=2.0, most=1)
+        PeerClient(ours).ask(Peer("a..b", 1), "/", b"", timeout=2.0, most=1)
 
 
 @pytest.mark.parametrize(
@@ -313,12 +313,12 @@ def test_a_port_that_nobody_serves_and_a_name_that_nobody_has(ours: Identity) ->
 )
 def test_some_addresses_are_never_asked(ours: Identity, address: str) -> None:
     """A job, or a name server, may have chosen them: 169.254.169.254 gives credentials away in clouds."""
-    assert not Talk(ours).allows(address)
+    assert not PeerClient(ours).allows(address)
 
 
 def test_other_networks_are_never_asked(ours: Identity, there: Peer, loop: Loop) -> None:
     networks = [ipaddress.ip_network("10.1.0.0/16"), ipaddress.ip_network("fd00::/8")]
-    talk = Talk(ours, networks)
+    talk = PeerClient(ours, networks)
     assert talk.allows("10.1.2.3")
     assert talk.allows("fd00::7")
     assert talk.allows("::ffff:10.1.2.3")  # as an IPv6 socket tells it
@@ -335,7 +335,7 @@ def test_the_first_that_answers_coordinates(
     with socket.socket() as door, served(strangers, loop) as other:
         door.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else gets that port
         nobody = Peer("127.0.0.1", door.getsockname()[1])
-        seeker = Seeker(Talk(ours), (nobody, other, there), lambda: now[0])
+        seeker = CoordinatorSearch(PeerClient(ours), (nobody, other, there), lambda: now[0])
         found = seeker.announce(TOLD)
         assert (found.peer, found.welcome.node) == (there, "n1")
         assert "no agent is there" in found.passed[0]
@@ -344,7 +344,7 @@ def test_the_first_that_answers_coordinates(
         now[0] = 60.0
         assert len(seeker.announce(TOLD).passed) == 2
     with pytest.raises(SilentError, match="no other agent coordinates"):
-        Seeker(Talk(ours), (nobody,)).announce(TOLD)
+        CoordinatorSearch(PeerClient(ours), (nobody,)).announce(TOLD)
 
 
 class Rack:
@@ -366,7 +366,7 @@ class Rack:
 def test_dead_nodes_before_the_first_that_lives_keep_nobody(dead: int) -> None:
     rack = Rack(dead)
     peers = [Peer(str(number), 1) for number in range(dead + 4)]
-    seeker = Seeker(rack, peers, lambda: rack.now)  # type: ignore[arg-type]
+    seeker = CoordinatorSearch(rack, peers, lambda: rack.now)  # type: ignore[arg-type]
     assert seeker.announce(TOLD).peer == peers[dead]
     for _ in range(20):
         rack.now += 2.0
@@ -400,7 +400,7 @@ def test_who_does_not_reach_the_coordinator_has_somebody_who_does() -> None:
     """Nobody coordinates beside him; as soon as he answers, he is told directly."""
     net = Follower(0)
     names = ("n1", "n2", "n3")
-    seeker = Seeker(net, [Peer(one, 1) for one in names], lambda: net.now)  # type: ignore[arg-type]
+    seeker = CoordinatorSearch(net, [Peer(one, 1) for one in names], lambda: net.now)  # type: ignore[arg-type]
     found = seeker.announce(TOLD)
     assert (found.peer.host, found.welcome.follows) == ("n2", "n1")
     net.reached = True
@@ -412,7 +412,7 @@ def test_peers_in_another_order_lead_to_the_same_coordinator() -> None:
     net = Follower(0)
     net.reached = True
     peers = [Peer(one, 1) for one in ("n2", "n1")]
-    seeker = Seeker(net, peers, lambda: net.now)  # type: ignore[arg-type]
+    seeker = CoordinatorSearch(net, peers, lambda: net.now)  # type: ignore[arg-type]
     assert seeker.announce(TOLD).peer.host == "n1"
 
 
@@ -577,12 +577,12 @@ def test_a_certificate_is_renewed_without_a_restart(site: Site, loop: Loop) -> N
     }
     site.node("n1", "127.0.0.1", since=-2, until=-1)
     site.node("n2", since=-2, until=-1)
-    first, second = (Renewing(*paths[name], clock=lambda: now[0]) for name in paths)
+    first, second = (RenewedIdentity(*paths[name], clock=lambda: now[0]) for name in paths)
     with guarded(first(), loop) as (there, _):
 
         def say_n2() -> bytes:
             first()
-            talk = Talk(second(), newest=second)
+            talk = PeerClient(second(), newest=second)
             return talk.ask(there, ANNOUNCE, msgspec.json.encode(TOLD), timeout=5.0, most=1 << 20)
 
         with pytest.raises(RefusedError, match="expired"):

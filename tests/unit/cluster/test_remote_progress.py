@@ -20,7 +20,7 @@ from mldebug.stall.signals import (
     StallDecision,
 )
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.cluster.peers.own_runs import FarProgress
+from mldebug_agents.cluster.peers.own_runs import RemoteProgress
 from mldebug_agents.watch.job_watch import JobLook
 
 KEY = ("env", "", "n1:29500")
@@ -46,7 +46,7 @@ class Two:
     """Among `nodes`: one writes the log, the other one judges by it; both announce themselves as seldom as they may."""
 
     def __init__(self, nodes: int) -> None:
-        self.by, self.far, self.watch = Coordinator(), FarProgress(), StallWatch(StallSettings())
+        self.by, self.far, self.watch = Coordinator(), RemoteProgress(), StallWatch(StallSettings())
         for number in range(nodes):
             self.by.hear(announced(f"n{number}"), f"10.0.0.{number}", 0.0)
         self.pace = max(2.0, self.by.pace)
@@ -95,7 +95,7 @@ def test_a_stall_is_suspected_all_the_same(nodes: int) -> None:
 
 
 def test_what_was_told_late_is_known_up_to_then() -> None:
-    far = FarProgress()
+    far = RemoteProgress()
     far.take((Signal(kind="step", value=7.0, age=31.0, told=30.0),), 100.0)
     (step,) = far.all(110.0)
     assert (step.age, step.told) == (41.0, 40.0)

@@ -16,7 +16,7 @@ import pytest
 
 from mldebug.cluster.messages import MAX_MESSAGE, Announcement, Welcome, read
 from mldebug.config.schema import AgentConfig
-from mldebug_agents.cluster.peers.net.client import Peer, Talk
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.errors import RefusedError, StrangerError
 from mldebug_agents.cluster.peers.net.identity import Identity, counting, derive, identity
 from mldebug_agents.cluster.peers.net.refusals import Refusals
@@ -57,7 +57,7 @@ def there(ours: Identity, refusals: Refusals) -> Iterator[Peer]:
 
 
 def announce(proof: Identity, to: Peer) -> Welcome:
-    return read(Talk(proof).ask(to, ANNOUNCE, TOLD, timeout=20.0, most=1 << 20), Welcome)
+    return read(PeerClient(proof).ask(to, ANNOUNCE, TOLD, timeout=20.0, most=1 << 20), Welcome)
 
 
 def proved(proof: Identity, to: Peer) -> ssl.SSLSocket:
@@ -212,7 +212,7 @@ def secrets_in(heard: list[bytes], key: str) -> list[bytes]:
 def test_a_stranger_is_counted_and_hears_no_secret(
     ours: Identity, refusals: Refusals, caplog: pytest.LogCaptureFixture, first: bytes
 ) -> None:
-    talk = Talk(ours)
+    talk = PeerClient(ours)
     talk.tell(refusals.count)
     with answering(first) as (stranger, heard):
         for _ in range(2):
@@ -238,7 +238,7 @@ def test_who_has_another_key_is_counted_and_hears_no_secret(
 
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
-    talk = Talk(ours)
+    talk = PeerClient(ours)
     talk.tell(refusals.count)
     with closing(door), pytest.raises(StrangerError, match="does not have the same key"):
         talk.ask(Peer("127.0.0.1", door.getsockname()[1]), ANNOUNCE, TOLD, timeout=20.0, most=9)
@@ -250,7 +250,7 @@ def test_who_has_another_key_is_counted_and_hears_no_secret(
 def test_an_address_out_of_our_networks_is_counted_and_never_asked(
     ours: Identity, refusals: Refusals
 ) -> None:
-    talk = Talk(ours, [ipaddress.ip_network("10.1.0.0/16")])
+    talk = PeerClient(ours, [ipaddress.ip_network("10.1.0.0/16")])
     talk.tell(refusals.count)
     with answering(b"") as (elsewhere, heard), pytest.raises(RefusedError, match="no network"):
         talk.ask(elsewhere, ANNOUNCE, TOLD, timeout=20.0, most=9)
@@ -282,7 +282,7 @@ def test_of_a_name_with_several_addresses_some_may_be_elsewhere(
     ours: Identity, there: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses(monkeypatch, "127.0.0.2", "169.254.1.1", "127.0.0.1")
-    talk = Talk(ours, [ipaddress.ip_network("127.0.0.1/32")])
+    talk = PeerClient(ours, [ipaddress.ip_network("127.0.0.1/32")])
     tried = list[str]()
     real = socket.create_connection
 

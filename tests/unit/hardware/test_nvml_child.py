@@ -33,7 +33,7 @@ from mldebug_agents.hardware.gpu.errors import (
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.spawn import Spawner, Worker
+from mldebug_agents.system.spawn import ForkedWorker, Spawner
 
 SOON = 0.3  # seconds: a deadline that a test lets pass
 PATIENT = 20.0
@@ -439,7 +439,7 @@ class SlowStarter:
         self._spawner = spawner
         self.asked, self.go = threading.Event(), threading.Event()
 
-    def fork_worker(self, name: str) -> Worker:
+    def fork_worker(self, name: str) -> ForkedWorker:
         self.asked.set()
         assert self.go.wait(PATIENT)
         return self._spawner.fork_worker(name)

@@ -36,7 +36,7 @@ from mldebug_agents.incidents.exits.known_exits import (
 )
 from mldebug_agents.incidents.exits.pidfds import ProcessExit
 from mldebug_agents.incidents.manager import Incidents
-from mldebug_agents.state.run_row import Row
+from mldebug_agents.state.run_row import RunRow
 from mldebug_agents.system.host import Host
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -226,7 +226,7 @@ class Books:
 
     opened = True
 
-    def __init__(self, rows: dict[str, Row] | None = None) -> None:
+    def __init__(self, rows: dict[str, RunRow] | None = None) -> None:
         self.rows = dict(rows or {})
         self.kept: list[str] = []
         self.reports: list[Report] = []
@@ -241,7 +241,7 @@ class Books:
 
     def keep(self, job_id: str, memory: object, incident: Incident | None) -> None:
         self.kept.append(job_id)
-        self.rows[job_id] = Row(memory=memory, incident=incident)  # type: ignore[arg-type]
+        self.rows[job_id] = RunRow(memory=memory, incident=incident)  # type: ignore[arg-type]
 
     def forget(self, job_id: str) -> None:
         self.rows.pop(job_id, None)
@@ -249,7 +249,7 @@ class Books:
     def forget_others(self, present: object) -> None:
         """No ends without a row here."""
 
-    def found(self) -> dict[str, Row]:
+    def found(self) -> dict[str, RunRow]:
         return dict(self.rows)
 
     def report(self, report_id: str, work: Callable[[], None]) -> None:
@@ -502,7 +502,7 @@ def test_a_launcher_is_known_by_an_agent_that_starts_after_the_clock_was_set() -
         job=job(0, launcher=os.getpid()), identities=(rank,), launcher_pid=os.getpid()
     )
     incident = Incident(id="i", key="k", job_id="j", detected_at=0.0, ending=told)
-    row = Row(StallWatch(StallSettings()).memory(), incident)
+    row = RunRow(StallWatch(StallSettings()).memory(), incident)
     assert not past_of(memos, host)._goes_on("j", row), "nobody knows whether it is the same boot"
     assert past_of(memos, host)._goes_on("j", row)
     assert not past_of({"boot": b'"of-before"'}, host)._goes_on("j", row)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.cluster.merge import Run as Merged
+from mldebug.cluster.merge import MergedRun as Merged
 from mldebug.cluster.messages import End
 from mldebug.core.model import Confidence, QueriedNodes, Verdict
 from mldebug.core.report_model import Report
@@ -18,14 +18,14 @@ from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.manager import Incidents
 from mldebug_agents.incidents.remote_cases import Cases
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.state.writer_thread import Work
 from mldebug_agents.watch.runs import Run
 from nodes import merged
 from nodes import run as captures_of
 
 
-class Books(Ledger):
+class Books(StateStore):
     """A ledger whose memory lives on; each report as it was written."""
 
     opened = True

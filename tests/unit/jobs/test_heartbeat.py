@@ -21,7 +21,7 @@ from mldebug.jobs.heartbeat import MAGIC, RECORD, SIZE, TornError, parse_record,
 from mldebug.stall.heartbeats import HeartbeatProgress, last_step, shortest_timeout
 from mldebug_agents.jobs.hook.records import Heartbeats, read_said
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.reader_answers import Piece, Unreadable
+from mldebug_agents.system.reader_answers import FilePiece, Unreadable
 from mldebug_training.common import shared_files
 from mldebug_training.hook import record as written
 
@@ -176,11 +176,11 @@ def test_any_bytes_are_read_or_refused(rest: bytes) -> None:
 class OneFile:
     """A reader that has one file, or none."""
 
-    def __init__(self, answer: Piece | Unreadable) -> None:
+    def __init__(self, answer: FilePiece | Unreadable) -> None:
         self.answer = answer
         self.asked: list[str] = []
 
-    def read_from(self, path: str, offset: int, *, max_bytes: int) -> Piece | Unreadable:
+    def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece | Unreadable:
         self.asked.append(path)
         return self.answer
 
@@ -193,9 +193,9 @@ def rank(**more: object) -> RankIdentity:
     return RankIdentity(**{**told, **more})  # type: ignore[arg-type]
 
 
-def piece(record: written.HookRecord, uid: int = 1000, mode: int = 0o100600) -> Piece:
+def piece(record: written.HookRecord, uid: int = 1000, mode: int = 0o100600) -> FilePiece:
     data = data_of(record)
-    return Piece(data=data, size=len(data), mtime=0, inode=1, device=1, mode=mode, uid=uid)
+    return FilePiece(data=data, size=len(data), mtime=0, inode=1, device=1, mode=mode, uid=uid)
 
 
 def source(reader: OneFile, now: float = NOW) -> Heartbeats:

@@ -29,7 +29,7 @@ from mldebug_agents.jobs.ranks.libraries import (
     software,
 )
 from mldebug_agents.jobs.ranks.node_facts import read_node
-from mldebug_agents.system.child.reader_child import Operation
+from mldebug_agents.system.child.reader_child import ReadOperation
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader, Unreadable
@@ -111,7 +111,7 @@ class Counting(FakeReader):
 
     asked = 0
 
-    def _ask(self, operation: Operation, paths, **more):  # type: ignore[no-untyped-def]
+    def _ask(self, operation: ReadOperation, paths, **more):  # type: ignore[no-untyped-def]
         self.asked += len(paths)
         return super()._ask(operation, paths, **more)
 

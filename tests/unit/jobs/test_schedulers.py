@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.alerts.event_book import EventBook
+from mldebug.alerts.event_book import EventRegistry
 from mldebug.alerts.job_events import of_schedulers
-from mldebug.alerts.model import State
+from mldebug.alerts.model import EventState
 from mldebug.alerts.node_events import together
 from mldebug.config.schema import Config, ExpectedJob, JobsConfig, load_config
 from mldebug.core.errors import ConfigError
@@ -196,7 +196,7 @@ class Clocked:
         self.jobs = JobsConfig(expected=expected)
         plugin = Plugin("slurm", slurm.Options(**{"only_on": ("*",), **options}))
         self.asked = Asked("main", plugin, "node1", FakeSpawner(lambda _: Completed()), self.inbox)  # type: ignore[arg-type]
-        self.book = EventBook(pending=0.0)
+        self.book = EventRegistry(pending=0.0)
 
     def tell(self, answer: Queue | QueueError) -> SchedulerState:
         """An answer has come; the events hear of it."""
@@ -213,7 +213,7 @@ class Clocked:
         return state
 
     def firing(self) -> list[str]:
-        return sorted(one.alarm.kind for one in self.book.all() if one.state is State.FIRING)
+        return sorted(one.alarm.kind for one in self.book.all() if one.state is EventState.FIRING)
 
 
 def job(name: str, **more: Any) -> QueueJob:

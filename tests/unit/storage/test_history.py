@@ -13,7 +13,7 @@ from mldebug.config.schema import CheckpointsConfig, Config
 from mldebug.storage.filesystems.forecast import forecast
 from mldebug.storage.filesystems.history import KEPT, MOST_STORED, Past, restored, stored
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.state.key_value_store import Memory
+from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.storage.filesystems.monitor import Filesystems
 from mldebug_agents.storage.monitor import MEMO, Storage
 from mldebug_agents.system.workers import Result
@@ -108,7 +108,7 @@ def test_where_checkpoints_are_configured_is_watched(bench: Workbench, tmp_path:
         assert row(desk, folder)["used_ratio"] == 0
 
 
-class Drawer(Memory):
+class Drawer(KeyValueStore):
     """What a ledger keeps, once it is open."""
 
     def __init__(self) -> None:

@@ -225,20 +225,22 @@ def test_what_lies_outside_cannot_be_reached(root: Path) -> None:
     (root / "loop").symlink_to("loop")
     before = len(os.listdir("/proc/self/fd"))
     for path in ("up/secret", "../secret", "out", "host/env", "loop/x", "data/logs/log/x"):
-        for operation in reader_child.Operation:
+        for operation in reader_child.ReadOperation:
             reply = reader_child.answer(operation, os.fsencode(f"{root}/{path}"), 99, 1)
             assert len(reply.data) == (
-                operation is reader_child.Operation.LINK and path == "out"
+                operation is reader_child.ReadOperation.LINK and path == "out"
             ), path
             assert reply.status or operation in TRUTHS, path
     assert len(os.listdir("/proc/self/fd")) == before
-    assert reader_child.look(reader_child.Operation.EXECUTABLE, b"/usr/bin/env", 0, 0).data == b"1"
+    assert (
+        reader_child.look(reader_child.ReadOperation.EXECUTABLE, b"/usr/bin/env", 0, 0).data == b"1"
+    )
 
 
 TRUTHS = (
-    reader_child.Operation.EXISTS,
-    reader_child.Operation.EXECUTABLE,
-    reader_child.Operation.LINK,
+    reader_child.ReadOperation.EXISTS,
+    reader_child.ReadOperation.EXECUTABLE,
+    reader_child.ReadOperation.LINK,
 )
 CHROOTED = """
 import os, sys, time

@@ -23,7 +23,7 @@ from mldebug.core.redact import clean
 from mldebug_agents.capture.nccl_ras.conversation import Talk, TalkError
 from mldebug_agents.capture.nccl_ras.netinfo import holds, own_addresses, owner
 from mldebug_agents.jobs.ranks.ras_address import Place, is_own, places
-from mldebug_agents.system.child.link import Link
+from mldebug_agents.system.child.link import ChildLink
 from mldebug_agents.system.host import Host
 
 NAME = "ras"
@@ -59,7 +59,7 @@ class RasReply(msgspec.Struct, frozen=True, kw_only=True):
 
 def serve(connection: socket.socket) -> None:
     """The child: one order, one answer."""
-    link = Link(connection, msgspec.msgpack.Decoder(RasOrder))
+    link = ChildLink(connection, msgspec.msgpack.Decoder(RasOrder))
     link.send(carry_out(link.receive()))
 
 

@@ -9,7 +9,7 @@ from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug_agents.capture.nccl_ras.child import NAME, RasOrder, RasReply
 from mldebug_agents.jobs.ranks.ras_address import OFF
 from mldebug_agents.system.child.link import ask_once
-from mldebug_agents.system.failure_counts import RAS, Unanswered
+from mldebug_agents.system.failure_counts import RAS, FailureCounts
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
 
@@ -24,10 +24,12 @@ _NETWORK = "net:["
 class RasClient:
     """Any thread may ask. Each question has a child of its own, which ends with it."""
 
-    def __init__(self, spawner: Spawner, host: Host, unanswered: Unanswered | None = None) -> None:
+    def __init__(
+        self, spawner: Spawner, host: Host, unanswered: FailureCounts | None = None
+    ) -> None:
         self._spawner = spawner
         self._host = host
-        self.unanswered = unanswered or Unanswered()
+        self.unanswered = unanswered or FailureCounts()
 
     def ask(self, job: Job, *, whole: bool = True, seconds: float = DEADLINE) -> RasReply:
         """What a process of this job answers; the reason where none does. Never raises."""

@@ -20,25 +20,25 @@ from mldebug.core.hints import typed
 from mldebug.core.model import Job, NodeCapture
 from mldebug_agents.agent.loop import Node
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.alerts.action_runner.alertmanager import Alerts
-from mldebug_agents.alerts.action_runner.capture_requests import Captures
+from mldebug_agents.alerts.action_runner.alertmanager import AlertReceiver
+from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
 from mldebug_agents.cluster.node_captures import machine
-from mldebug_agents.cluster.peers.controller import Members
-from mldebug_agents.cluster.peers.coordinated_capture import Together
-from mldebug_agents.cluster.peers.net.client import Talk
+from mldebug_agents.cluster.peers.controller import PeersController
+from mldebug_agents.cluster.peers.coordinated_capture import ClusterCapture
+from mldebug_agents.cluster.peers.net.client import PeerClient
 from mldebug_agents.cluster.peers.net.identity import counting, in_child
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
-from mldebug_agents.cluster.peers.setup import Joined, join
+from mldebug_agents.cluster.peers.setup import PeerSetup, join
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, member_verbs
 from mldebug_agents.hardware.gpu.controller import gpu_verbs
 from mldebug_agents.incidents.manual import write_case
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.support.replay.recording import Recording, load
 from mldebug_agents.support.replay.running import Replay, place
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.service import log_lines
-from mldebug_agents.system.service.shutdown import Ending
+from mldebug_agents.system.service.shutdown import Shutdown
 from mldebug_agents.web.server import AgentServer, OwnVerb
 
 log = logging.getLogger("mldebug")
@@ -84,18 +84,18 @@ def agent(
         raise UsageError("--speed, --loop and --state-dir go with --replay", "name the bundle")
     settings = load_config(config)
     with Workbench(settings) as bench:
-        ending = Ending()
+        ending = Shutdown()
         ending.begin()
         serve(settings, bench, ending, config)
     ending.leave()
 
 
-def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None) -> None:
+def serve(settings: Config, bench: Workbench, ending: Shutdown, file: Path | None) -> None:
     """Run the node and its server until a signal says stop."""
     server = AgentServer(settings.agent)
     joined = join(settings.cluster, in_child(bench.spawner))
     server.start()
-    ledger = Ledger(settings.agent.state_dir, bench.spawner, server.serve_door)
+    ledger = StateStore(settings.agent.state_dir, bench.spawner, server.serve_door)
     node = Node(
         settings,
         bench,
@@ -130,18 +130,20 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
         _end(bench, server, ledger)
 
 
-def members(node: Node, joined: Joined | None) -> Members | None:
+def members(node: Node, joined: PeerSetup | None) -> PeersController | None:
     """Other agents, where some are configured."""
     if joined is None:
         return None
-    return Members(
+    return PeersController(
         *(node.bench.node, joined.port, joined.talk, joined.candidates, joined.interval),
         *(node.inbox, node.incidents, node.ask_capture),
         topology=node.config.cluster.topology,
     )
 
 
-def arrange(captures: Captures, bench: Workbench, verbs: Mapping[str, OwnVerb]) -> Alerts:
+def arrange(
+    captures: CaptureRequests, bench: Workbench, verbs: Mapping[str, OwnVerb]
+) -> AlertReceiver:
     """How what alerts and actions ask for is captured: by all agents that are joined, else by this one."""
 
     def write(capture: NodeCapture) -> str:
@@ -165,10 +167,10 @@ def arrange(captures: Captures, bench: Workbench, verbs: Mapping[str, OwnVerb]) 
             yield from map(run_id, keys)
 
     captures.write, captures.across = write, across
-    return Alerts(captures, bench.node, elsewhere)
+    return AlertReceiver(captures, bench.node, elsewhere)
 
 
-def _admits(talk: Talk, refusals: Refusals, address: str) -> bool:
+def _admits(talk: PeerClient, refusals: Refusals, address: str) -> bool:
     """May an agent come from there? Told before it has said a word."""
     if talk.allows(address):
         return True
@@ -180,7 +182,7 @@ def _turned_away(refusals: Refusals, reason: str, why: str) -> None:
     refusals.count(reason, "", why)
 
 
-def _judged(settings: Config, node: str, told: Together) -> bytes:
+def _judged(settings: Config, node: str, told: ClusterCapture) -> bytes:
     """What came of all nodes for a person, as a report; it is stored here."""
     if told.run is None:
         raise MldebugError("no node has sent a capture of it")
@@ -199,7 +201,7 @@ def play(
     settings = replay_settings(recording, file)
     server = AgentServer(settings.agent)
     replay = Replay(recording, settings, server.publish, speed=speed, loop=loop)
-    ending = Ending()
+    ending = Shutdown()
     ending.begin()
     ending.tell(replay.stop, lambda: None, lambda: "the replay")
     with place(state_dir, settings) as (config, door):
@@ -236,7 +238,7 @@ def _factor(speed: str) -> float:
     return factor
 
 
-def _end(bench: Workbench, server: AgentServer, ledger: Ledger) -> None:
+def _end(bench: Workbench, server: AgentServer, ledger: StateStore) -> None:
     """The children first: what waits for them comes back. Nothing here waits long."""
     bench.gpus.close()
     ledger.leave((*bench.spawner.clear(spare=ledger.worker), *bench.gpus.leftovers()))

@@ -20,7 +20,7 @@ from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.cluster.fanout.abandonment import end_without_reader, ended_by_signals
-from mldebug_agents.cluster.fanout.messages import Wanted
+from mldebug_agents.cluster.fanout.messages import FanoutRequest
 from mldebug_agents.cluster.fanout.progress_line import Waiting
 from mldebug_agents.cluster.node_captures import capture_all, reply
 from mldebug_agents.cluster.peers.reach import run_elsewhere
@@ -124,7 +124,7 @@ def dump(
             sys.exit(_by_agents(own, run, as_json, html, here_only=config is not None))
     if far:
         arguments = _arguments(native, watch, job)
-        asked = Wanted(
+        asked = FanoutRequest(
             target=slurm_job or hosts or "",
             python=python or sys.executable,
             arguments=arguments,

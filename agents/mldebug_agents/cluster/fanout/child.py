@@ -19,9 +19,9 @@ from ClusterShell.Topology import TopologyError
 from ClusterShell.Worker.Ssh import SshClient, WorkerSsh
 
 from mldebug.cluster.wire import MAX_LINE, read_line
-from mldebug_agents.cluster.fanout.messages import News, Order
+from mldebug_agents.cluster.fanout.messages import FanoutNews, FanoutOrder
 from mldebug_agents.system.child.leftovers import children_of
-from mldebug_agents.system.child.link import Link
+from mldebug_agents.system.child.link import ChildLink
 
 MAX_MEMORY = (
     4 << 30
@@ -36,16 +36,16 @@ def serve(connection: socket.socket) -> None:
     """Read one order, carry it out, tell what comes of it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    link = Link(connection, msgspec.msgpack.Decoder(Order))
+    link = ChildLink(connection, msgspec.msgpack.Decoder(FanoutOrder))
     with contextlib.suppress(OSError):
         try:
             _carry_out(link.receive(), link, connection)
-            link.send(News(over=True))
+            link.send(FanoutNews(over=True))
         except (TopologyError, MemoryError, ValueError) as error:
-            link.send(News(trouble=f"{type(error).__name__}: {error}"[:MAX_ERROR]))
+            link.send(FanoutNews(trouble=f"{type(error).__name__}: {error}"[:MAX_ERROR]))
 
 
-def _carry_out(order: Order, link: Link[Order], connection: socket.socket) -> None:
+def _carry_out(order: FanoutOrder, link: ChildLink[FanoutOrder], connection: socket.socket) -> None:
     task = task_self()
     for stream in ("stdout_msgtree", "stderr_msgtree"):
         task.set_default(stream, False)  # or it would keep all that is written
@@ -99,7 +99,7 @@ class _BoundedSsh(WorkerSsh):  # type: ignore[misc]
 class _Teller(EventHandler):  # type: ignore[misc]
     """Hands on what ClusterShell sees."""
 
-    def __init__(self, link: Link[Order]) -> None:
+    def __init__(self, link: ChildLink[FanoutOrder]) -> None:
         EventHandler.__init__(self)
         self._link = link
         self._last: dict[str, str] = {}
@@ -109,14 +109,14 @@ class _Teller(EventHandler):  # type: ignore[misc]
         """One line, of either stream."""
         name = _name(worker, node)
         if sname == "stdout" and len(msg) <= 2 * MAX_LINE and read_line(msg) is not None:
-            self._tell(News(node=name, line=msg.decode(errors="replace")))
+            self._tell(FanoutNews(node=name, line=msg.decode(errors="replace")))
         elif sname != "stdout" and msg.strip():
             self._error(name, msg[:MAX_ERROR].decode(errors="replace"))
 
     def _error(self, name: str, line: str) -> None:
         self._errors += 1
         if not name and self._errors <= MAX_ERRORS:
-            self._tell(News(error=line))
+            self._tell(FanoutNews(error=line))
         elif name:
             self._last[name] = line
 
@@ -127,15 +127,15 @@ class _Teller(EventHandler):  # type: ignore[misc]
     def ev_hup(self, worker: Any, node: Any, rc: int) -> None:
         """It has ended on one node."""
         name = _name(worker, node)
-        self._tell(News(node=name, code=rc, error=self._last.pop(name, "")))
+        self._tell(FanoutNews(node=name, code=rc, error=self._last.pop(name, "")))
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
         """It has ended everywhere."""
         for node in worker.task.iter_keys_timeout() if timedout else ():
             name = _name(worker, node)
-            self._tell(News(node=name, late=True, error=self._last.pop(name, "")))
+            self._tell(FanoutNews(node=name, late=True, error=self._last.pop(name, "")))
 
-    def _tell(self, news: News) -> None:
+    def _tell(self, news: FanoutNews) -> None:
         with contextlib.suppress(OSError):  # `_Listener` sees it, too
             self._link.send(news)
 

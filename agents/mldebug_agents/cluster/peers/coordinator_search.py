@@ -17,7 +17,7 @@ from mldebug.cluster.run_identity import is_loopback
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.model import Job
 from mldebug.core.ranksets import unfold_nodes
-from mldebug_agents.cluster.peers.net.client import Peer, Talk
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.errors import SilentError
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE
 
@@ -53,7 +53,7 @@ def _master(job: Job) -> tuple[str, ...]:
     return (host,) if usable else ()
 
 
-class Found(NamedTuple):
+class FoundCoordinator(NamedTuple):
     """Who coordinates, and what he says."""
 
     peer: Peer
@@ -61,7 +61,7 @@ class Found(NamedTuple):
     passed: tuple[str, ...] = ()  # why none of those before him does
 
 
-class Seeker:
+class CoordinatorSearch:
     """`candidates` in their order; ourselves may be among them: who coordinates is asked like any other.
 
     Who coordinated last is told each time, and of those before him whoever may be back; only where nobody answers are
@@ -69,7 +69,10 @@ class Seeker:
     """
 
     def __init__(
-        self, talk: Talk, candidates: Sequence[Peer], clock: Callable[[], float] = time.monotonic
+        self,
+        talk: PeerClient,
+        candidates: Sequence[Peer],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._talk = talk
         self._candidates = tuple(candidates)
@@ -78,7 +81,7 @@ class Seeker:
         self._failed: dict[Peer, int] = {}  # times in a row
         self._last: Peer | None = None
 
-    def announce(self, told: Announcement) -> Found:
+    def announce(self, told: Announcement) -> FoundCoordinator:
         """Tell the coordinator; SilentError where none of the candidates is one, with the first reasons."""
         body = msgspec.json.encode(told)
         why: list[str] = []
@@ -87,14 +90,14 @@ class Seeker:
             for candidate, answer in self._ask(some, body):
                 if isinstance(answer, Welcome):
                     self._last = candidate
-                    return self._led(body, Found(candidate, answer, tuple(why)))
+                    return self._led(body, FoundCoordinator(candidate, answer, tuple(why)))
                 why.append(f"{candidate.host}: {answer.message}")
             if self._clock() > until:
                 break
         words = "; ".join(why[:3]) or "all are given some seconds"
         raise SilentError(f"no other agent coordinates: {words}")
 
-    def _led(self, body: bytes, found: Found) -> Found:
+    def _led(self, body: bytes, found: FoundCoordinator) -> FoundCoordinator:
         """Whom the one that answered follows, where he answers us, too; else that one speaks for us."""
         told = found.welcome
         leader = Peer(told.follows, told.port)
@@ -102,7 +105,7 @@ class Seeker:
             return found
         answer = self._answer(leader, body)
         if isinstance(answer, Welcome) and not answer.follows:
-            return Found(leader, answer, found.passed)
+            return FoundCoordinator(leader, answer, found.passed)
         return found
 
     def _groups(self) -> Iterator[tuple[Peer, ...]]:

@@ -12,10 +12,10 @@ from mldebug.cluster.quiet_check import HOLD
 from mldebug.cluster.roster import SLOWEST
 from mldebug.core.model import Gap
 from mldebug.stall.signals import Stage
-from mldebug_agents.cluster.peers.coordinator_search import Found
-from mldebug_agents.cluster.peers.groups import ALONE, Circles
+from mldebug_agents.cluster.peers.coordinator_search import FoundCoordinator
+from mldebug_agents.cluster.peers.groups import ALONE, CoordinatorGroups
 from mldebug_agents.cluster.peers.leader import Leader
-from mldebug_agents.cluster.peers.own_runs import Ours
+from mldebug_agents.cluster.peers.own_runs import OwnRuns
 from mldebug_agents.incidents.manager import Incidents
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.runs import Run
@@ -23,11 +23,11 @@ from mldebug_agents.watch.runs import Run
 WHAT = "the captures of other nodes"
 
 
-class Held:
+class HeldStalls:
     """`capture` has a run captured soon."""
 
     def __init__(
-        self, circles: Circles, incidents: Incidents, capture: Callable[[Run], None]
+        self, circles: CoordinatorGroups, incidents: Incidents, capture: Callable[[Run], None]
     ) -> None:
         self._circles, self._incidents, self._capture = circles, incidents, capture
         self._until: dict[str, float] = {}  # by job
@@ -88,11 +88,11 @@ class Follower:
         self,
         agent: str,
         interval: float,
-        circles: Circles,
-        ours: Ours,
+        circles: CoordinatorGroups,
+        ours: OwnRuns,
         leader: Leader,
         incidents: Incidents,
-        held: Held,
+        held: HeldStalls,
     ) -> None:
         self._agent, self._interval = agent, interval
         self._circles, self._ours = circles, ours
@@ -109,7 +109,7 @@ class Follower:
             if circle.found is None:
                 self._ours.forget_progress(lambda run: self._circles.of(run) is circle)
             return
-        found: Found = result.value
+        found: FoundCoordinator = result.value
         circle.welcomed(found, now, self._interval, self._agent)
         self._leader.met(found.peer, now)
         for word in found.welcome.runs:

@@ -23,7 +23,7 @@ Belongs = Callable[[Run], bool]
 _KINDS = {str(kind): kind for kind in STEPS}
 
 
-class FarProgress:
+class RemoteProgress:
     """Of one run: what was seen here, and what others have told; ours goes before theirs."""
 
     def __init__(self) -> None:
@@ -89,14 +89,14 @@ class FarProgress:
         return msgspec.structs.replace(one, look=look)
 
 
-class Ours:
+class OwnRuns:
     """With the progress that other nodes have seen of them."""
 
     def __init__(self, node: str, bad_ends: BadEnds) -> None:
         self.runs: Mapping[str, Run] = {}
         self._node, self._bad_ends = node, bad_ends
         self._ended: Mapping[str, BadEnd] = {}  # of runs that are gone
-        self._far: dict[str, FarProgress] = {}
+        self._far: dict[str, RemoteProgress] = {}
 
     def turn(self, runs: Mapping[str, Run]) -> None:
         """Forget all other runs, but for how they ended."""
@@ -118,9 +118,9 @@ class Ours:
                 return run
         return None
 
-    def progress(self, job_id: str) -> FarProgress:
+    def progress(self, job_id: str) -> RemoteProgress:
         """What is seen of it anywhere."""
-        return self._far.setdefault(job_id, FarProgress())
+        return self._far.setdefault(job_id, RemoteProgress())
 
     def forget_progress(self, belongs: Belongs) -> None:
         """Nobody tells of these any more."""
@@ -141,7 +141,9 @@ class Ours:
         return (*runs, *(news for news in ended if (news.key, news.attempt) not in here))
 
 
-def news_of(run: Run, node: str, progress: FarProgress, bad: BadEnd | None, now: float) -> RunNews:
+def news_of(
+    run: Run, node: str, progress: RemoteProgress, bad: BadEnd | None, now: float
+) -> RunNews:
     """A run that has ranks here. `bad`: others of them have ended badly."""
     job, told = run.job, run.decision
     stall = run.incident if run.incident and run.incident.kind == "stall" else None

@@ -15,7 +15,7 @@ from mldebug.hardware.gpu.samples import GpuSign, RankSign, sign_of
 from mldebug.hardware.gpu.sentences import sentence
 from mldebug.stall.checkpoint_writes import WriteRate
 from mldebug.stall.signals import RankLook
-from mldebug_agents.state.key_value_store import Memory
+from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.watch.job_watch import JobLook
 
 MEMO = "gpus/"  # and the job's id: the name of what is remembered of a run
@@ -32,7 +32,7 @@ class _Before(msgspec.Struct):
 class Levels:
     """The fingerprints of all runs."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: KeyValueStore) -> None:
         self._memory = memory
         self._runs: dict[str, RunLevels] = {}
         self._prints: dict[str, Fingerprint] = {}

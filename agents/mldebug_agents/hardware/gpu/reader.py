@@ -35,9 +35,9 @@ from mldebug_agents.hardware.gpu.child.pause import (
 from mldebug_agents.hardware.gpu.child.stuck import ChildReaper
 from mldebug_agents.hardware.gpu.errors import GpuCrashedError, GpuDriverError, NoGpuLibraryError
 from mldebug_agents.system.child.leftovers import Leftover
-from mldebug_agents.system.child.link import Link, WorkerStarter
+from mldebug_agents.system.child.link import ChildLink, WorkerStarter
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.spawn import Worker
+from mldebug_agents.system.spawn import ForkedWorker
 
 FIRST_DEADLINE = 60.0  # seconds: the driver may load firmware when the first handle is opened
 DEADLINE = 10.0
@@ -70,8 +70,8 @@ class VendorReader:
         self._options = msgspec.Raw(msgspec.msgpack.encode(options) if options else b"\x80")
         self._deadlines = (first_deadline, deadline)
         self._lock = threading.Lock()
-        self._worker: Worker | None = None
-        self._link: Link[GpuReply] | None = None
+        self._worker: ForkedWorker | None = None
+        self._link: ChildLink[GpuReply] | None = None
         self._parting = ChildReaper(host)
         self._number = 0
         self._asked_at: float | None = None  # while an answer is owed
@@ -175,7 +175,7 @@ class VendorReader:
             self._obey()
 
     def _question(
-        self, worker: Worker, wanted: Wanted, hands_off: tuple[HandsOff, ...]
+        self, worker: ForkedWorker, wanted: Wanted, hands_off: tuple[HandsOff, ...]
     ) -> GpuReply:
         if self._rest.wished:  # since the child was forked: there was none to hang up on
             raise released()
@@ -232,7 +232,7 @@ class VendorReader:
 
     # --- the child ---------------------------------------------------------------------------------
 
-    def _ready(self) -> Worker:
+    def _ready(self) -> ForkedWorker:
         if self._worker is None:
             self._parting.refuse_another()
             try:
@@ -240,7 +240,7 @@ class VendorReader:
             except OSError as error:
                 raise GpuCrashedError(f"the GPU reader cannot be started: {error}") from None
             decoder = msgspec.msgpack.Decoder(GpuReply)
-            self._link = Link(self._worker.socket, decoder, max_body=MAX_BODY)
+            self._link = ChildLink(self._worker.socket, decoder, max_body=MAX_BODY)
             self._answered = False
         return self._worker
 
@@ -271,7 +271,7 @@ class VendorReader:
         self._rest.take(WINDOW, error)
         return error
 
-    def _end(self, worker: Worker) -> None:
+    def _end(self, worker: ForkedWorker) -> None:
         """Kill one that hangs; the helper that does so looks again, and spares it inside a GPU driver."""
         self.restarts += 1
         self._worker, self._link, self._asked_at = None, None, None

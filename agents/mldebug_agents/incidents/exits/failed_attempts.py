@@ -18,7 +18,7 @@ from mldebug.stall.rules import StallSettings
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.exits.exit_tracker import ELASTIC
 from mldebug_agents.incidents.manager import Incidents
-from mldebug_agents.state.run_row import Row
+from mldebug_agents.state.run_row import RunRow
 from mldebug_agents.watch.runs import Run
 
 PROVED = 60.0  # seconds after which an attempt that tells no steps counts as going on
@@ -48,7 +48,7 @@ class FailedAttempts:
         self._explained: set[str] = set()  # jobs whose stall is the story of their end
         self._came: dict[str, tuple[float, int | None]] = {}  # job -> when, and at which step
 
-    def recall(self, job_id: str, row: Row) -> bool:
+    def recall(self, job_id: str, row: RunRow) -> bool:
         """Go on with the story of a launch that lives on although its attempt has gone; an earlier agent began it."""
         told = row.incident
         if told is None or told.ending is None or told.kind != "abnormal_end":

@@ -26,7 +26,7 @@ from mldebug.jobs.switches import (
     parse_switch,
     switch_text,
 )
-from mldebug_agents.system.child.link import Link, ask_once
+from mldebug_agents.system.child.link import ChildLink, ask_once
 from mldebug_agents.system.child.reader_child import open_inside
 from mldebug_agents.system.spawn import Spawner
 
@@ -84,7 +84,7 @@ def ask(spawner: Spawner, order: Order, timeout: float = TIMEOUT) -> Folder:
 
 def serve(connection: socket.socket) -> None:
     """The child: one order, one answer."""
-    link = Link(connection, msgspec.msgpack.Decoder(Order))
+    link = ChildLink(connection, msgspec.msgpack.Decoder(Order))
     link.send(carry_out(link.receive()))
 
 

@@ -26,7 +26,7 @@ from mldebug.jobs.schedulers.model import (
     Standing,
     WatchedState,
 )
-from mldebug_agents.system.spawn import Starter
+from mldebug_agents.system.spawn import ProgramStarter
 from mldebug_agents.system.workers import Result, Worker
 
 log = logging.getLogger("mldebug")
@@ -42,7 +42,7 @@ MOST_NODES = 200
 class Scheduler(Protocol):
     """What a file in `schedulers/` creates; its `Options` have `interval` (seconds) and `only_on`."""
 
-    def ask(self, starter: Starter, *, nodes: bool) -> Queue:
+    def ask(self, starter: ProgramStarter, *, nodes: bool) -> Queue:
         """Block until it has answered; `QueueError` where it has not, or not well."""
         ...
 
@@ -55,7 +55,7 @@ class Asked:
         name: str,
         plugin: Plugin,
         node: str,
-        starter: Starter,
+        starter: ProgramStarter,
         inbox: "queue.SimpleQueue[Result | None]",
     ) -> None:
         self.name, self.plugin, self._node = name, plugin, node

@@ -20,7 +20,7 @@ from mldebug.storage.checkpoints.history import Memory, Series, printable
 from mldebug.storage.checkpoints.state import SaveState, lines_of, newest_of, tell
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.state.key_value_store import Memory as Store
+from mldebug_agents.state.key_value_store import KeyValueStore as Store
 from mldebug_agents.storage.checkpoints.open_files import hints
 from mldebug_agents.storage.checkpoints.reader import JobOrder, SaveNews, SaveOrder, Saves
 from mldebug_agents.storage.checkpoints.series_reader import SeriesLook

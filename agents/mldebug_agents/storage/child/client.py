@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from mldebug_agents.storage.child.messages import Asked, Place, Reply, Round
-from mldebug_agents.system.child.link import Link, WorkerStarter
-from mldebug_agents.system.spawn import Worker
+from mldebug_agents.system.child.link import ChildLink, WorkerStarter
+from mldebug_agents.system.spawn import ForkedWorker
 
 NAME = "fsprobe"
 SECONDS = 3.0  # for all mounts of a round
@@ -20,7 +20,7 @@ class Probe:
 
     def __init__(self, starter: WorkerStarter) -> None:
         self._starter = starter
-        self._worker: Worker | None = None
+        self._worker: ForkedWorker | None = None
         self._number = 0
         self._lock = threading.Lock()
         self._closed = False
@@ -39,7 +39,7 @@ class Probe:
         self._number += 1
         try:
             worker.socket.settimeout(seconds + GRACE)
-            link = Link(worker.socket, msgspec.msgpack.Decoder(Reply))
+            link = ChildLink(worker.socket, msgspec.msgpack.Decoder(Reply))
             link.send(Round(self._number, tuple(places), seconds))
             while (reply := link.receive()).number != self._number:
                 pass

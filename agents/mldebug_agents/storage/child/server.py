@@ -22,7 +22,7 @@ from mldebug_agents.storage.child.messages import (
 )
 from mldebug_agents.storage.child.quota import read_blocks
 from mldebug_agents.storage.child.trial import write
-from mldebug_agents.system.child.link import Link
+from mldebug_agents.system.child.link import ChildLink
 from mldebug_agents.system.child.reader_child import open_inside
 
 Key = tuple[int, str, bytes]  # Place.key
@@ -37,7 +37,7 @@ _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 def serve(connection: socket.socket) -> None:
     """Answer rounds until the other side hangs up."""
     asking = Asking()
-    link = Link(connection, msgspec.msgpack.Decoder(Round))
+    link = ChildLink(connection, msgspec.msgpack.Decoder(Round))
     with contextlib.suppress(ConnectionError):
         while True:
             link.send(asking.round(link.receive()))

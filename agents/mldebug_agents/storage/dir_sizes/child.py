@@ -13,7 +13,7 @@ import msgspec
 
 from mldebug_agents.storage.dir_sizes.messages import MAX_BODY, Orders, Told
 from mldebug_agents.storage.dir_sizes.updater import Keeper
-from mldebug_agents.system.child.link import Link
+from mldebug_agents.system.child.link import ChildLink
 
 SLICE = 0.25  # seconds of work on one tree
 GATHER = 0.1  # seconds in which events gather before they are read
@@ -24,7 +24,7 @@ def serve(connection: socket.socket) -> None:
     """Keep the trees that are ordered; ends when the other side hangs up."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     keepers: list[Keeper] = []
-    link = Link(connection, msgspec.msgpack.Decoder(Orders), max_body=MAX_BODY)
+    link = ChildLink(connection, msgspec.msgpack.Decoder(Orders), max_body=MAX_BODY)
     with contextlib.suppress(OSError):
         keepers += [Keeper(order) for order in link.receive().orders]
         while True:
@@ -34,7 +34,7 @@ def serve(connection: socket.socket) -> None:
         keeper.close()
 
 
-def _work(link: Link[Orders], number: int, keeper: Keeper) -> None:
+def _work(link: ChildLink[Orders], number: int, keeper: Keeper) -> None:
     link.send(Told(number=number))
     keeper.turn(SLICE)
     link.send(Told(number=number, state=keeper.state()))

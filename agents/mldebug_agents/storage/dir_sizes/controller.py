@@ -14,8 +14,8 @@ import msgspec
 from mldebug.storage.dir_sizes import STUCK, TreeState
 from mldebug_agents.storage.dir_sizes.messages import MAX_BODY, NAME, Order, Orders, Told
 from mldebug_agents.system.child.leftovers import Leftover
-from mldebug_agents.system.child.link import Link, WorkerStarter
-from mldebug_agents.system.spawn import Worker
+from mldebug_agents.system.child.link import ChildLink, WorkerStarter
+from mldebug_agents.system.spawn import ForkedWorker
 
 log = logging.getLogger("mldebug")
 
@@ -31,7 +31,7 @@ class Starter(WorkerStarter, Protocol):
         """All that is stuck in the kernel."""
         ...
 
-    def abandon(self, worker: Worker, words: str) -> None:
+    def abandon(self, worker: ForkedWorker, words: str) -> None:
         """Let go of a worker that does not come back, and count it as left over."""
         ...
 
@@ -50,8 +50,8 @@ class TreeDesk:
         self._orders = tuple(orders)
         self._clock = clock
         self._patience = patience
-        self._worker: Worker | None = None
-        self._link: Link[Told] | None = None
+        self._worker: ForkedWorker | None = None
+        self._link: ChildLink[Told] | None = None
         self._kept: list[Order] = []  # by the worker, in its order
         self._states: dict[str, TreeState] = {}
         self._stuck: dict[str, float] = {}  # path -> unix time
@@ -94,7 +94,7 @@ class TreeDesk:
         try:
             worker = self._worker = self._starter.fork_worker(NAME)
             decoder = msgspec.msgpack.Decoder(Told)
-            self._link = Link(worker.socket, decoder, max_body=MAX_BODY)
+            self._link = ChildLink(worker.socket, decoder, max_body=MAX_BODY)
             self._link.send(Orders(orders=tuple(self._kept)))
             worker.socket.setblocking(False)
         except OSError as error:

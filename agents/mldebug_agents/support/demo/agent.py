@@ -18,7 +18,7 @@ from mldebug.incidents.report_store import ReportStore
 from mldebug.stall.sentences import stage_words
 from mldebug.status.snapshot import RunState
 from mldebug_agents.support.demo.job import job_environment
-from mldebug_agents.system.spawn import Completed, Starter
+from mldebug_agents.system.spawn import Completed, ProgramStarter
 from mldebug_agents.web.client import ask_agent
 
 LIFETIME = 600.0  # seconds after which the agent is killed whatever happens
@@ -37,7 +37,7 @@ def stage_line(stage: str, sentence: str) -> Table:
 class DemoAgent:
     """A context: an agent with a state dir of its own, no port, and a short patience."""
 
-    def __init__(self, starter: Starter, folder: Path) -> None:
+    def __init__(self, starter: ProgramStarter, folder: Path) -> None:
         self.state_dir = folder / "agent"
         self.completed: Completed | None = None
         self._config = folder / "mldebug.yaml"

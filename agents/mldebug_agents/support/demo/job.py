@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from mldebug.core.errors import ToolError
-from mldebug_agents.system.spawn import Completed, Starter
+from mldebug_agents.system.spawn import Completed, ProgramStarter
 
 SCRIPT = Path(__file__).with_name("training.py")
 LIFETIME = 600.0  # seconds after which the job is killed whatever happens
@@ -49,7 +49,7 @@ class DemoJob:
 
     def __init__(
         self,
-        starter: Starter,
+        starter: ProgramStarter,
         plan: DemoPlan,
         folder: Path,
         clock: Callable[[], float] = time.monotonic,

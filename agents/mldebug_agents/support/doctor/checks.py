@@ -15,7 +15,7 @@ from mldebug.core.units import format_size
 from mldebug_agents.support.doctor import rights, rows, trials
 from mldebug_agents.support.doctor.clock import ClockState, clock_state
 from mldebug_agents.support.doctor.rows import DoctorCheck
-from mldebug_agents.system.child.programs import Starter
+from mldebug_agents.system.child.programs import ProgramStarter
 from mldebug_agents.system.reader import Reader, Unreadable
 
 OWN_DUMP = "stacks of own processes"
@@ -28,7 +28,7 @@ class CheckEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the checks look at; each part can be replaced in a test."""
 
     reader: Reader
-    starter: Starter
+    starter: ProgramStarter
     py_spy: str
     state_dir: Path
     asleep: int  # pid of a process of this user that sleeps in the kernel

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from mldebug_agents.system.child.worker import Worker
+from mldebug_agents.system.child.worker import ForkedWorker
 
 HEAD = struct.Struct("<Q?")
 MAX_BODY = 16 << 20  # bytes of one message, unless a link allows more or less
@@ -25,12 +25,12 @@ T = TypeVar("T")
 class WorkerStarter(Protocol):
     """The part of a `Spawner` that forks children which run a function of ours."""
 
-    def fork_worker(self, name: str) -> Worker:
+    def fork_worker(self, name: str) -> ForkedWorker:
         """Fork the worker of that name; raises OSError when there is none to be had."""
         ...
 
 
-class Link(Generic[T]):
+class ChildLink(Generic[T]):
     """One end; `decoder` says what comes in. How long a call waits is the socket's own timeout.
 
     All methods raise OSError: TimeoutError when time is over, ConnectionError when the other end is gone (`gone` in words),
@@ -100,7 +100,7 @@ class Link(Generic[T]):
 
 
 def ask_once(
-    worker: Worker,
+    worker: ForkedWorker,
     message: msgspec.Struct,
     decoder: msgspec.msgpack.Decoder[T],
     timeout: float,
@@ -111,7 +111,7 @@ def ask_once(
     """
     try:
         worker.socket.settimeout(timeout)
-        link = Link(worker.socket, decoder)
+        link = ChildLink(worker.socket, decoder)
         link.send(message)
         return link.receive()
     finally:

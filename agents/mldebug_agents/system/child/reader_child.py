@@ -20,7 +20,7 @@ from enum import IntEnum
 import msgspec
 
 from mldebug_agents.system.child import listing, reader_writes
-from mldebug_agents.system.child.link import Link
+from mldebug_agents.system.child.link import ChildLink
 from mldebug_agents.system.child.refusals import Refusal, Refused
 
 MAX_BODY = 1 << 30
@@ -40,7 +40,7 @@ _MAX_LINKS = 40
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Operation(IntEnum):
+class ReadOperation(IntEnum):
     """What may be asked of a path."""
 
     KERNEL = 1  # a /proc or /sys file: the first bytes
@@ -64,7 +64,7 @@ FileId = tuple[int, int, int, int, int]  # inode, device, mode, uid, gid
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     """Do the same with each of these paths. `limit`: bytes; `line`: or what `Operation` says that stands in for it."""
 
-    operation: Operation
+    operation: ReadOperation
     paths: tuple[bytes, ...]
     limit: int = 0
     line: int = 0
@@ -82,14 +82,14 @@ class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 def serve(connection: socket.socket) -> None:
     """Answer requests until the other side hangs up."""
-    link = Link(connection, msgspec.msgpack.Decoder(ReadRequest), max_body=MAX_BODY)
+    link = ChildLink(connection, msgspec.msgpack.Decoder(ReadRequest), max_body=MAX_BODY)
     with contextlib.suppress(ConnectionError):
         while request := link.receive():
             for path in request.paths:
                 link.send(answer(request.operation, path, request.limit, request.line))
 
 
-def answer(operation: Operation, path: bytes, limit: int, line: int) -> ReadAnswer:
+def answer(operation: ReadOperation, path: bytes, limit: int, line: int) -> ReadAnswer:
     """Carry out one operation; never raises for a bad path."""
     try:
         return look(operation, path, limit, line)
@@ -101,38 +101,38 @@ def answer(operation: Operation, path: bytes, limit: int, line: int) -> ReadAnsw
         return ReadAnswer(status=error.errno or errno.EIO)
 
 
-def look(operation: Operation, path: bytes, limit: int, line: int) -> ReadAnswer:
+def look(operation: ReadOperation, path: bytes, limit: int, line: int) -> ReadAnswer:
     """Carry out one operation; raises OSError or `Refused`."""
-    if operation is Operation.EXISTS:
+    if operation is ReadOperation.EXISTS:
         return ReadAnswer(_exists(path))
-    if operation is Operation.EXECUTABLE:
+    if operation is ReadOperation.EXECUTABLE:
         return ReadAnswer(_executable(path))
-    if operation is Operation.LINK:
+    if operation is ReadOperation.LINK:
         return ReadAnswer(_link(path))
-    if operation in (Operation.POKE, Operation.ASK):
+    if operation in (ReadOperation.POKE, ReadOperation.ASK):
         return ReadAnswer(_touch(operation, path, limit, line))
-    if operation is Operation.LIST:
+    if operation is ReadOperation.LIST:
         return ReadAnswer(listing.listed(locate(path, follow=False), limit, line))
     fd = _open(path)
     file_id = None
     try:
         facts = os.fstat(fd)
-        if operation is Operation.KERNEL:
+        if operation is ReadOperation.KERNEL:
             data = _read(fd, limit)
-        elif operation is Operation.MEMORY:
+        elif operation is ReadOperation.MEMORY:
             data = os.pread(fd, limit, line)
-        elif operation is Operation.FROM:
+        elif operation is ReadOperation.FROM:
             os.lseek(fd, min(line, facts.st_size), os.SEEK_SET)
             file_id = (facts.st_ino, facts.st_dev, facts.st_mode, facts.st_uid, facts.st_gid)
             data = _read(fd, limit)
-        elif operation is Operation.HEADS:
+        elif operation is ReadOperation.HEADS:
             data = _heads(fd, limit, line & 0xFFFFFFFF, line >> 32)
-        elif operation is Operation.TAIL:
+        elif operation is ReadOperation.TAIL:
             os.lseek(fd, max(0, facts.st_size - limit), os.SEEK_SET)
             data = _read(fd, limit)
         else:
-            data = _whole(fd, limit if operation is Operation.FILE else MAX_SOURCE)
-        if operation is Operation.LINE:
+            data = _whole(fd, limit if operation is ReadOperation.FILE else MAX_SOURCE)
+        if operation is ReadOperation.LINE:
             data = pick_line(data, line)
         return ReadAnswer(data, facts.st_size, facts.st_mtime, file_id=file_id)
     finally:
@@ -230,7 +230,7 @@ def _open(path: bytes) -> int:
         os.close(handle)
 
 
-def _touch(operation: Operation, path: bytes, limit: int, line: int) -> bytes:
+def _touch(operation: ReadOperation, path: bytes, limit: int, line: int) -> bytes:
     """`tcp:PORT:PID:ADDRESS` stands for a process at a port of the loopback interface; any other path is held, and nothing opened."""
     if path.startswith(b"tcp:"):
         return reader_writes.ask_tcp(os.fsdecode(path[4:]), line, limit)
@@ -238,7 +238,7 @@ def _touch(operation: Operation, path: bytes, limit: int, line: int) -> bytes:
     try:
         if stat.S_ISLNK(os.fstat(handle).st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        if operation is Operation.POKE:
+        if operation is ReadOperation.POKE:
             reader_writes.poke(handle, line)
             return b""
         owner = _OWNER.match(path)

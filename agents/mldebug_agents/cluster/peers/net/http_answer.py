@@ -18,7 +18,7 @@ def head(host: str, path: str, length: int) -> bytes:
     return lines.encode("ascii", errors="replace")
 
 
-class Answer:
+class HttpAnswer:
     """`most`: bytes of its body; RefusedError where it is larger, or no answer of an agent."""
 
     def __init__(self, most: int) -> None:

@@ -33,7 +33,7 @@ from mldebug_agents.cluster.peers.net.certificates import (
     reason_of,
     says,
 )
-from mldebug_agents.system.child.link import Link, ask_once
+from mldebug_agents.system.child.link import ChildLink, ask_once
 from mldebug_agents.system.spawn import Spawner
 
 log = logging.getLogger("mldebug")
@@ -85,7 +85,7 @@ class SharedKey(msgspec.Struct, frozen=True):
     key: bytes
 
 
-class Pair(msgspec.Struct, frozen=True):
+class KeyPair(msgspec.Struct, frozen=True):
     """Certificate and private key, PEM."""
 
     certificate: bytes
@@ -147,7 +147,7 @@ def counting(proof: Identity, told: Callable[[str, str], None]) -> type[ssl.SSLO
     return Counted
 
 
-def identity(key_file: Path, make: Callable[[bytes], Pair]) -> Identity:
+def identity(key_file: Path, make: Callable[[bytes], KeyPair]) -> Identity:
     """Read the shared key; UsageError in words where the file will not do. `make`: `derive`, here or in a child."""
     pair = make(read_key(key_file))
     own = pair.certificate + pair.private
@@ -183,13 +183,13 @@ def read_secret(file: Path) -> bytes:
         return opened.read(MAX_FILE)
 
 
-def in_child(spawner: Spawner) -> Callable[[bytes], Pair]:
+def in_child(spawner: Spawner) -> Callable[[bytes], KeyPair]:
     """`derive` in a child, for the library that it needs once would cost the agent 12 MiB for ever."""
 
-    def make(key: bytes) -> Pair:
+    def make(key: bytes) -> KeyPair:
         worker = spawner.fork_worker(NAME)
         try:
-            return ask_once(worker, SharedKey(key), msgspec.msgpack.Decoder(Pair), PATIENCE)
+            return ask_once(worker, SharedKey(key), msgspec.msgpack.Decoder(KeyPair), PATIENCE)
         except ConnectionError as error:  # the child had no such library
             why = "agents that talk to each other need the package cryptography"
             raise ToolError(why, LIBRARY) from error
@@ -201,11 +201,11 @@ def in_child(spawner: Spawner) -> Callable[[bytes], Pair]:
 
 def serve(connection: socket.socket) -> None:
     """The child: a key comes, certificate and private key go."""
-    link = Link(connection, msgspec.msgpack.Decoder(SharedKey))
+    link = ChildLink(connection, msgspec.msgpack.Decoder(SharedKey))
     link.send(derive(link.receive().key))
 
 
-def derive(key: bytes) -> Pair:
+def derive(key: bytes) -> KeyPair:
     """The same on all nodes, byte by byte; it never expires, for the clocks of nodes differ."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
@@ -223,7 +223,7 @@ def derive(key: bytes) -> Pair:
     pem = serialization.Encoding.PEM
     none = serialization.NoEncryption()
     secret = private.private_bytes(pem, serialization.PrivateFormat.PKCS8, none)
-    return Pair(certificate.public_bytes(pem), secret)
+    return KeyPair(certificate.public_bytes(pem), secret)
 
 
 def _context(purpose: int, trusted: bytes, own: bytes) -> ssl.SSLContext:
@@ -248,7 +248,7 @@ def _in_memory(data: bytes) -> Iterator[str]:
         os.close(fd)
 
 
-class Renewing:
+class RenewedIdentity:
     """Called for the identity to be used now; safe from any thread, and reads files, so never from the main loop's.
 
     `server` of the first one stays the context that listens: each handshake gets the newest from there.

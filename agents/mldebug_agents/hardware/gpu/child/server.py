@@ -14,7 +14,7 @@ from mldebug.core.plugins import load
 from mldebug_agents.hardware.gpu.child.messages import MAX_BODY, GpuReply, GpuRequest
 from mldebug_agents.hardware.gpu.errors import DriverGoneError, MissingLibraryError
 from mldebug_agents.hardware.gpu.vendors import Vendor
-from mldebug_agents.system.child.link import Link
+from mldebug_agents.system.child.link import ChildLink
 
 
 def serve(connection: socket.socket) -> None:
@@ -23,7 +23,7 @@ def serve(connection: socket.socket) -> None:
         resource.RLIMIT_CORE, (0, 0)
     )  # a library that crashes must not fill the disk
     vendors: dict[str, Vendor] = {}
-    link = Link(connection, msgspec.msgpack.Decoder(GpuRequest), max_body=MAX_BODY)
+    link = ChildLink(connection, msgspec.msgpack.Decoder(GpuRequest), max_body=MAX_BODY)
     with contextlib.suppress(OSError):
         while True:
             link.send(answer(link.receive(), vendors))
