@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from mldebug_agents.web.connection_limiter import MOST, Door
+from mldebug_agents.web.connection_limiter import MOST, ConnectionLimiter
 from mldebug_agents.web.listeners import open_tcp
 from mldebug_agents.web.relay import Relay
 
@@ -87,7 +87,7 @@ def relayed(state_dir: Path) -> Iterator[tuple[str, list[str]]]:
     door: socket.socket = open_tcp("127.0.0.1:0")
     base = f"http://127.0.0.1:{door.getsockname()[1]}"
     server = Relay(state_dir, links.append).server()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [Door(door, MOST)]}, daemon=True)  # fmt: skip
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [ConnectionLimiter(door, MOST)]}, daemon=True)  # fmt: skip
     thread.start()
     try:
         yield base, links

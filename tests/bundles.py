@@ -12,7 +12,7 @@ import msgspec
 from mldebug.hardware.gpu.readings import GpuReading, GpuWatch, NodeGpus, NodeWatch
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.support.bundle import layout
-from mldebug_agents.support.bundle.layout import Clocks, Manifest
+from mldebug_agents.support.bundle.layout import ClockPair, Manifest
 
 SIGNALS = Path(__file__).parent / "fixtures" / "h200" / "signals"
 UUIDS = ("GPU-00000001-0000-4000-8000-000000000001", "GPU-00000002-0000-4000-8000-000000000002")
@@ -32,7 +32,7 @@ def h200_bundle(name: str, folder: Path) -> Path:
         layout.STATUSES: _lines([_status(row) for row in rows]),
     }  # fmt: skip
     manifest = Manifest(
-        began_at=began, ended_at=ended, clocks=Clocks(unix=ended, monotonic=ended - began)
+        began_at=began, ended_at=ended, clocks=ClockPair(unix=ended, monotonic=ended - began)
     )
     return write(folder, manifest, files)
 

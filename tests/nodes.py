@@ -5,13 +5,13 @@ from collections.abc import Iterable
 import msgspec
 
 from builders import WAITER, process, still
-from mldebug.cluster.merge import Heard, Merged, merge
+from mldebug.cluster.merge import MergedRuns, NodeReplies, merge
 from mldebug.cluster.wire import NodeReply
 from mldebug.core.model import (
-    AskedNode,
     Job,
     NodeCapture,
     ProcessCapture,
+    QueriedNode,
     RankCapture,
     RankIdentity,
 )
@@ -94,12 +94,12 @@ def replies(captures: dict[str, NodeCapture]) -> dict[str, NodeReply]:
 
 
 def merged(
-    captures: dict[str, NodeCapture], failed: Iterable[AskedNode] = (), listed_by: str = "Slurm"
-) -> Merged:
+    captures: dict[str, NodeCapture], failed: Iterable[QueriedNode] = (), listed_by: str = "Slurm"
+) -> MergedRuns:
     """All of them put together."""
-    return merge(Heard(replies(captures), tuple(failed)), listed_by)
+    return merge(NodeReplies(replies(captures), tuple(failed)), listed_by)
 
 
-def silent(*names: str) -> list[AskedNode]:
+def silent(*names: str) -> list[QueriedNode]:
     """Nodes of which nothing came."""
-    return [AskedNode(name=name, state="silent", reason="No route to host") for name in names]
+    return [QueriedNode(name=name, state="silent", reason="No route to host") for name in names]

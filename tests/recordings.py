@@ -16,7 +16,7 @@ from builders import process
 from mldebug.core.model import OpenFile, RankCapture, RankIdentity
 from mldebug.diagnosis.classify.rank_class import classify
 from mldebug.stall.device_levels import DeviceLevels
-from mldebug.stall.signals import Look, Progress, ProgressKind, RankLook
+from mldebug.stall.signals import Progress, ProgressKind, RankLook, RunLook
 
 FOLDER = Path(__file__).parent / "fixtures" / "h200" / "signals"
 RECORD = 94  # bytes of one line of the training log
@@ -35,13 +35,15 @@ def phases(name: str) -> list[tuple[float, str]]:
     ]
 
 
-def looks(name: str, *, log: bool = True, gpu: bool = True, checkpoint: bool = True) -> list[Look]:
+def looks(
+    name: str, *, log: bool = True, gpu: bool = True, checkpoint: bool = True
+) -> list[RunLook]:
     """Every second of a recording, from the first that shows a rank; parts of it can be left out."""
     player = _Player(name, log=log, gpu=gpu, checkpoint=checkpoint)
     return list(player.play())
 
 
-def stretch(recording: list[Look], seconds: float, interval: float = 1.0) -> list[Look]:
+def stretch(recording: list[RunLook], seconds: float, interval: float = 1.0) -> list[RunLook]:
     """Let the last second of a recording last longer: counters that moved in it go on moving."""
     before, last = recording[-2:]
     longer = list(recording)
@@ -77,7 +79,7 @@ class _Player:
         self.record_at = 0.0
         self.stacks: dict[str, list[str]] = {}
 
-    def play(self) -> Iterator[Look]:
+    def play(self) -> Iterator[RunLook]:
         before: dict[str, Any] | None = None
         for row in self.rows:
             if before is not None and before["ranks"]:
@@ -91,9 +93,9 @@ class _Player:
             self.records += (new - old) // RECORD
             self.record_at = row["t"]
 
-    def _look(self, before: dict[str, Any], row: dict[str, Any]) -> Look:
+    def _look(self, before: dict[str, Any], row: dict[str, Any]) -> RunLook:
         alive = {rank: now for rank, now in row["ranks"].items() if now["state"] != "gone"}
-        return Look(
+        return RunLook(
             at=row["t"],
             run="h200",
             ranks=tuple(self._rank(rank, before, row) for rank in sorted(alive)),

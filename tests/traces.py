@@ -8,7 +8,14 @@ import msgspec
 from mldebug.core.model import Role
 from mldebug.stall.progress_clock import StallMemory
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, RankLook, Stage
+from mldebug.stall.signals import (
+    Progress,
+    ProgressKind,
+    RankLook,
+    RunLook,
+    Stage,
+    StallDecision,
+)
 from mldebug.stall.watch import StallWatch
 
 
@@ -61,7 +68,7 @@ class Run:
 
     def __init__(self, ranks: int = 4, interval: float = 1.0, start: float = 1000.0) -> None:
         self.ranks, self.interval, self.at = ranks, interval, start
-        self.looks: list[Look] = []
+        self.looks: list[RunLook] = []
         self.signals: dict[ProgressKind, Progress] = {}
         self.attempt, self.started, self.backend = 0, False, "nccl"
         self.collective_timeout: float | None = None
@@ -108,7 +115,7 @@ class Run:
         crew = [does if isinstance(does, Does) else does.get(n, others) for n in range(self.ranks)]
         ranks = tuple(self._rank(n, doing) for n, doing in enumerate(crew) if doing is not EXITED)
         self.looks.append(
-            Look(
+            RunLook(
                 at=self.at,
                 run="run-7",
                 attempt=self.attempt,
@@ -151,10 +158,10 @@ class Run:
 class Story:
     """What the watch said to a run; times are seconds since the first look."""
 
-    def __init__(self, said: list[tuple[float, Decision]], watch: StallWatch) -> None:
+    def __init__(self, said: list[tuple[float, StallDecision]], watch: StallWatch) -> None:
         self.said, self.watch = said, watch
 
-    def times(self, wanted: Callable[[Decision], bool]) -> list[float]:
+    def times(self, wanted: Callable[[StallDecision], bool]) -> list[float]:
         """When it said something of that sort."""
         return [at for at, decision in self.said if wanted(decision)]
 
@@ -168,7 +175,7 @@ class Story:
         """When captures were wanted."""
         return self.times(lambda decision: decision.capture)
 
-    def first(self, stage: Stage) -> Decision:
+    def first(self, stage: Stage) -> StallDecision:
         """The first decision of that stage."""
         return next(decision for _, decision in self.said if decision.stage is stage)
 
@@ -183,7 +190,7 @@ class Story:
 
 
 def watch(
-    looks: Iterable[Look],
+    looks: Iterable[RunLook],
     memory: StallMemory | None = None,
     *,
     blind: bool = True,
@@ -192,7 +199,7 @@ def watch(
     """Show the looks to a watch. `blind`: stacks and classes are hidden unless the look before asked for them."""
     chosen = StallSettings(**{"interval": 1.0, **settings})
     watcher = StallWatch(chosen, memory)
-    said: list[tuple[float, Decision]] = []
+    said: list[tuple[float, StallDecision]] = []
     start: float | None = None
     asked = False
     for look in looks:
@@ -203,7 +210,7 @@ def watch(
     return Story(said, watcher)
 
 
-def _unseen(look: Look) -> Look:
+def _unseen(look: RunLook) -> RunLook:
     ranks = tuple(
         msgspec.structs.replace(
             rank, role=None, class_name="", operation="", doing="", frames_signature=None

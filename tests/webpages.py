@@ -8,13 +8,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import samples
-from mldebug.config.schema import Agent
-from mldebug.core.model import Gap, Role, Said
+from mldebug.config.schema import AgentConfig
+from mldebug.core.model import Gap, HookState, Role
 from mldebug.incidents.report.html import render_html
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.web.listeners import open_unix
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from snapshots import AT, hooked, moving, snapshot, stalled
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\u202e{{7*7}}</script>"
@@ -22,7 +22,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&\u202e{{7*7}}</script>"
 
 def training(ranks: int = 8) -> RunState:
     """A run that goes well, with the hook."""
-    said = {rank: Said(step=1200 - rank % 2, step_age=0.2) for rank in range(ranks)}
+    said = {rank: HookState(step=1200 - rank % 2, step_age=0.2) for rank in range(ranks)}
     return replace(
         moving("5c01", ranks),
         uid=1000,
@@ -78,14 +78,14 @@ def store(state_dir: Path, name: str, job: str = "7f3a", **changes: object) -> s
     made = samples.report((samples.ALL | {"huge": samples.huge})[name]())
     job_view = replace(made.job, id=job)
     report = replace(made, job=job_view, **changes)
-    Archive(state_dir).save(report, render_html(report), {})
+    ReportStore(state_dir).save(report, render_html(report), {})
     return report.id
 
 
 @contextmanager
-def pages(state_dir: Path, told: Snapshot, **settings: object) -> Iterator[Server]:
+def pages(state_dir: Path, told: Snapshot, **settings: object) -> Iterator[AgentServer]:
     """Served at the socket, and by TCP where `listen` says so."""
-    server = Server(Agent(state_dir=state_dir, **({"listen": ""} | settings)))  # type: ignore[arg-type]
+    server = AgentServer(AgentConfig(state_dir=state_dir, **({"listen": ""} | settings)))  # type: ignore[arg-type]
     server.publish(told)
     server.start()
     server.serve_door(open_unix(state_dir))

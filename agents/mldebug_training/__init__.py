@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mldebug_training.helpers.switches.switches import Switches
     from mldebug_training.helpers.weights import dump_weights
     from mldebug_training.hook.phases import Phase
-    from mldebug_training.hook.silent import Silence
+    from mldebug_training.hook.silent import SilentPhase
 
 __all__ = [
     "BatchReachedError",
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_HELPERS[name]}"), name)
 
 
-def phase(name: str) -> Phase | Silence:
+def phase(name: str) -> Phase | SilentPhase:
     """`with phase("evaluate"):` What is inside is told as such; phases may be nested. Also a decorator."""
     try:
         from mldebug_training.hook.phases import Phase
@@ -70,9 +70,9 @@ def phase(name: str) -> Phase | Silence:
         return Phase(name)
     except Exception as error:  # another system than Linux, a Python that lacks what it takes
         pass_on(error)
-        from mldebug_training.hook.silent import Silence
+        from mldebug_training.hook.silent import SilentPhase
 
-        return Silence()
+        return SilentPhase()
 
 
 def heartbeat(step: int, **scalars: float) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from fieldvalues import allowed, default
 from fieldwords import comments
 from mldebug.config.schema import Config
-from mldebug.core.plugin_options import Room
+from mldebug.core.plugin_options import PluginKind
 from mldebug.core.plugins import summary
 from mldebug.core.scalars import unwrap
 from mldebug.hardware.health.thresholds import FILE, Thresholds
@@ -57,7 +57,7 @@ def _section(field: msgspec.structs.FieldInfo) -> Iterator[str]:
 
 
 def _plugins(key: str, kind: Any) -> Iterator[str]:
-    room = next(one for one in unwrap(kind)[1] if isinstance(one, Room))
+    room = next(one for one in unwrap(kind)[1] if isinstance(one, PluginKind))
     singular = key.removesuffix("s")
     for name in room.kinds():
         options = room.load(name).Options
@@ -94,7 +94,7 @@ def rows(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, st
 
 def is_room(kind: Any) -> bool:
     """Do plugins stand there?"""
-    return any(isinstance(one, Room) for one in unwrap(kind)[1])
+    return any(isinstance(one, PluginKind) for one in unwrap(kind)[1])
 
 
 def _entry(kind: Any) -> type[msgspec.Struct] | None:

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Literal
 
 from mldebug.alerts.message import message_of
-from mldebug.alerts.model import Event, Message
+from mldebug.alerts.model import AlertEvent, EventMessage
 from mldebug.core.model import Culprit, Noun
 
 Sure = Literal["high", "medium", "low"]
@@ -13,7 +13,7 @@ SURE: tuple[Sure, ...] = ("low", "medium", "high")
 MOST_BLAMED = 8
 
 
-class Outcome(StrEnum):
+class ActionOutcome(StrEnum):
     """How one step of a chain ended."""
 
     RAN = "ran"
@@ -23,14 +23,14 @@ class Outcome(StrEnum):
     INTERRUPTED = "interrupted"  # the agent ended while it ran: whether it was done is not known
 
 
-class Facts(Message, frozen=True, kw_only=True):
+class ActionFacts(EventMessage, frozen=True, kw_only=True):
     """What an action is given: the message of the event's beginning, and who is blamed in parts."""
 
     confidence: str = ""
     blamed: tuple[Culprit, ...] = ()
 
 
-class Decision(Noun, frozen=True, kw_only=True, omit_defaults=False):
+class ActionDecision(Noun, frozen=True, kw_only=True, omit_defaults=False):
     """One line of the audit log."""
 
     at: str  # RFC 3339, UTC
@@ -39,7 +39,7 @@ class Decision(Noun, frozen=True, kw_only=True, omit_defaults=False):
     event: str  # key
     event_id: str  # of the message that channels get
     event_kind: str
-    outcome: Outcome
+    outcome: ActionOutcome
     why: str = ""  # what was done, or why it was not
     run: str = ""
     code: int | None = None  # exit code, of what has one
@@ -50,22 +50,22 @@ class UnfitError(Exception):
     """The action does not do this: what is wrong is told, and nothing was done."""
 
 
-def facts_of(event: Event, node: str, link: str, version: str) -> Facts:
+def facts_of(event: AlertEvent, node: str, link: str, version: str) -> ActionFacts:
     """Of an event that fires."""
     message, alarm = message_of(event, node, link, version), event.alarm
-    return Facts(
+    return ActionFacts(
         **{name: getattr(message, name) for name in message.__struct_fields__},
         confidence=alarm.confidence,
         blamed=alarm.blamed[:MOST_BLAMED],
     )
 
 
-def environment(facts: Facts) -> dict[str, str]:
+def environment(facts: ActionFacts) -> dict[str, str]:
     """For a program: one line each, cleaned, and never part of a command."""
     return {f"MLDEBUG_{name}": value for name, value in _named(facts)}
 
 
-def sure_enough(facts: Facts, wanted: Sure) -> None:
+def sure_enough(facts: ActionFacts, wanted: Sure) -> None:
     """Raise where the verdict is less sure than that."""
     known = SURE.index(facts.confidence) if facts.confidence in SURE else -1
     if known < SURE.index(wanted):
@@ -73,7 +73,7 @@ def sure_enough(facts: Facts, wanted: Sure) -> None:
         raise UnfitError(f"the confidence is {told}, and it does so from {wanted} on only")
 
 
-def _named(facts: Facts) -> Iterator[tuple[str, str]]:
+def _named(facts: ActionFacts) -> Iterator[tuple[str, str]]:
     for name in ("id", "key", "kind", "severity", "started"):
         yield f"EVENT_{name.upper()}", getattr(facts, name)
     for name in ("node", "sentence", "verdict", "confidence", "report", "link", "version"):

@@ -15,21 +15,21 @@ from mldebug.core.redact import safe_line
 VERSION = "4"
 
 
-class Alert(msgspec.Struct, frozen=True):
+class AlertmanagerAlert(msgspec.Struct, frozen=True):
     """One of them; all else in it is for others."""
 
     status: str
     labels: dict[str, str] = {}
 
 
-class Payload(msgspec.Struct, frozen=True):
+class AlertmanagerPayload(msgspec.Struct, frozen=True):
     """One notification."""
 
     version: str
-    alerts: tuple[Alert, ...] = ()
+    alerts: tuple[AlertmanagerAlert, ...] = ()
 
 
-class Wanted(NamedTuple):
+class RunLabels(NamedTuple):
     """What an alert's labels say of a run; "": nothing."""
 
     run: str
@@ -43,10 +43,10 @@ class Wanted(NamedTuple):
         return ", ".join(told) or "no label run, job or node"
 
 
-def wanted(body: bytes) -> tuple[Wanted, ...]:
+def wanted(body: bytes) -> tuple[RunLabels, ...]:
     """What the alerts that fire ask for, each once; `UsageError` where this is no such payload."""
     try:
-        told = msgspec.json.decode(body, type=Payload)
+        told = msgspec.json.decode(body, type=AlertmanagerPayload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise UsageError("this is no payload of Alertmanager's webhook", _HOW) from None
     if told.version != VERSION:
@@ -55,7 +55,7 @@ def wanted(body: bytes) -> tuple[Wanted, ...]:
     return tuple(dict.fromkeys(map(_of, firing)))
 
 
-def chosen(jobs: Mapping[str, Job], one: Wanted, node: str) -> Iterator[Job]:
+def chosen(jobs: Mapping[str, Job], one: RunLabels, node: str) -> Iterator[Job]:
     """The runs of this node that it means. Prometheus calls its own scrape `job`: where that names no run here, `node` decides."""
     if one.run:
         yield from (job for job in jobs.values() if one.run in (job.id, job.name))
@@ -66,15 +66,15 @@ def chosen(jobs: Mapping[str, Job], one: Wanted, node: str) -> Iterator[Job]:
         yield from jobs.values()
 
 
-def sentence(unknown: Iterable[Wanted], node: str, jobs: Mapping[str, Job]) -> str:
+def sentence(unknown: Iterable[RunLabels], node: str, jobs: Mapping[str, Job]) -> str:
     """Why nothing is captured of them."""
     have = ", ".join(f"{job.id} ({job.name})" for job in list(jobs.values())[:4]) or "none"
     told = "; ".join(one.words for one in list(unknown)[:4])
     return f"no run here is meant by {told}; runs on {node}: {have}"
 
 
-def _of(labels: Mapping[str, str]) -> Wanted:
-    return Wanted(*(safe_line(labels.get(name, ""), 200) for name in Wanted._fields))
+def _of(labels: Mapping[str, str]) -> RunLabels:
+    return RunLabels(*(safe_line(labels.get(name, ""), 200) for name in RunLabels._fields))
 
 
 def _is(told: str, node: str) -> bool:

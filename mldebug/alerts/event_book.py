@@ -7,35 +7,35 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from mldebug.alerts.model import Alarm, Event, State
+from mldebug.alerts.model import Alert, AlertEvent, EventState
 
 MOST = 2000  # events that are remembered, those included of which a channel has not heard
 KEPT = 600.0  # seconds for which a resolved event is shown
 
 
-class EventBook:
+class EventRegistry:
     """All events that are not over, or of which somebody has not heard."""
 
     def __init__(self, pending: float = 30.0) -> None:
         self.pending = pending  # seconds for which an alarm must stand before it fires
         self.dropped = 0
-        self._events: dict[str, Event] = {}
+        self._events: dict[str, AlertEvent] = {}
         self._changed: set[str] = set()
         self._refined: set[str] = set()  # only their words have changed
 
-    def restore(self, stored: Iterable[Event]) -> None:
+    def restore(self, stored: Iterable[AlertEvent]) -> None:
         """What an earlier agent knew; what was raised since stays, and is known to have been told of."""
         for one in stored:
             mine = self._events.get(one.key)
             if mine is None:
                 self._events[one.key] = one
-            elif one.state is not State.RESOLVED:
+            elif one.state is not EventState.RESOLVED:
                 self._set(msgspec.structs.replace(one, alarm=mine.alarm, told=one.told | mine.told))
 
-    def raise_(self, alarm: Alarm, now: float, *, at_once: bool = False) -> None:
+    def raise_(self, alarm: Alert, now: float, *, at_once: bool = False) -> None:
         """Something is wrong, or is known better. `at_once`: whoever says so has waited long enough."""
         known = self._events.get(alarm.key)
-        if known is None or known.state is State.RESOLVED:
+        if known is None or known.state is EventState.RESOLVED:
             self._begin(alarm, now)
         elif known.ended is not None:  # it goes on
             self._set(msgspec.structs.replace(known, alarm=alarm, ended=None, outcome=""))
@@ -47,9 +47,9 @@ class EventBook:
     def clear(self, key: str, now: float, outcome: str = "cleared") -> None:
         """It is over; what never fired is forgotten."""
         known = self._events.get(key)
-        if known is None or known.state is State.RESOLVED or known.ended is not None:
+        if known is None or known.state is EventState.RESOLVED or known.ended is not None:
             return
-        if known.state is State.PENDING:
+        if known.state is EventState.PENDING:
             self._drop(key)
             return
         ended = max(now, known.started)  # a clock that was set back ends nothing before it began
@@ -63,25 +63,25 @@ class EventBook:
         if known is not None and known.started == started:
             self._set(msgspec.structs.replace(known, told=known.told | {channel: state}))
 
-    def untold(self, channel: str) -> list[Event]:
+    def untold(self, channel: str) -> list[AlertEvent]:
         """Events of whose state the channel has not heard, the oldest change first."""
         waiting = [one for one in self._events.values() if _waits(one, channel)]
         return sorted(waiting, key=lambda one: one.ended or one.fired or 0.0)
 
-    def firing(self) -> list[Event]:
+    def firing(self) -> list[AlertEvent]:
         """What is wrong now."""
-        return [one for one in self._events.values() if one.state is State.FIRING]
+        return [one for one in self._events.values() if one.state is EventState.FIRING]
 
     def keys(self, beginning: str) -> list[str]:
         """Keys of events that are not over and begin so."""
-        alive = (one for one in self._events.values() if one.state is not State.RESOLVED)
+        alive = (one for one in self._events.values() if one.state is not EventState.RESOLVED)
         return [one.key for one in alive if one.key.startswith(beginning)]
 
-    def get(self, key: str) -> Event | None:
+    def get(self, key: str) -> AlertEvent | None:
         """The event of that key."""
         return self._events.get(key)
 
-    def all(self) -> tuple[Event, ...]:
+    def all(self) -> tuple[AlertEvent, ...]:
         """All of them, the oldest first."""
         return tuple(sorted(self._events.values(), key=lambda one: one.started))
 
@@ -89,11 +89,13 @@ class EventBook:
         """Forget what is over, was shown for a while, and of which every channel has heard."""
         for one in list(self._events.values()):
             self._resolve(one, now)
-            over = one.state is State.RESOLVED and not any(_waits(one, name) for name in channels)
+            over = one.state is EventState.RESOLVED and not any(
+                _waits(one, name) for name in channels
+            )
             if over and not 0 <= now - (one.ended or 0.0) < KEPT:
                 self._drop(one.key)
 
-    def changed(self, *, words: bool = True) -> list[tuple[str, Event | None]]:
+    def changed(self, *, words: bool = True) -> list[tuple[str, AlertEvent | None]]:
         """What has changed since the last call; None for what is to be forgotten.
 
         `words`: those as well of which only the sentence has changed, which some do all the time.
@@ -105,29 +107,29 @@ class EventBook:
 
     # --- inside --------------------------------------------------------------------------------------
 
-    def _begin(self, alarm: Alarm, now: float) -> None:
+    def _begin(self, alarm: Alert, now: float) -> None:
         if alarm.key not in self._events and len(self._events) >= MOST and not self._make_room():
             self.dropped += 1
             return
         since = now if alarm.since is None else min(now, alarm.since)
-        self._set(Event(alarm=alarm, state=State.PENDING, started=since, fired=now))
+        self._set(AlertEvent(alarm=alarm, state=EventState.PENDING, started=since, fired=now))
 
     def _fire(self, key: str, now: float, pending: float) -> None:
         known = self._events.get(key)
-        if known is None or known.state is not State.PENDING or known.fired is None:
+        if known is None or known.state is not EventState.PENDING or known.fired is None:
             return
         if now - known.fired >= pending or now < known.fired:
-            self._set(msgspec.structs.replace(known, state=State.FIRING, fired=now))
+            self._set(msgspec.structs.replace(known, state=EventState.FIRING, fired=now))
 
-    def _resolve(self, event: Event, now: float) -> None:
+    def _resolve(self, event: AlertEvent, now: float) -> None:
         """What is over has to stand for a while where the alarm says so; a clock that was set back holds up nothing."""
-        if event.state is not State.FIRING or event.ended is None or event.fired is None:
+        if event.state is not EventState.FIRING or event.ended is None or event.fired is None:
             return
         if not 0 <= now - event.fired < event.alarm.stands:
-            self._set(msgspec.structs.replace(event, state=State.RESOLVED))
+            self._set(msgspec.structs.replace(event, state=EventState.RESOLVED))
 
     def _make_room(self) -> bool:
-        over = [one for one in self._events.values() if one.state is State.RESOLVED]
+        over = [one for one in self._events.values() if one.state is EventState.RESOLVED]
         if not over:
             return False
         oldest = min(over, key=lambda one: one.ended or 0.0)
@@ -135,7 +137,7 @@ class EventBook:
         self._drop(oldest.key)
         return True
 
-    def _set(self, event: Event) -> None:
+    def _set(self, event: AlertEvent) -> None:
         self._events[event.key] = event
         self._changed.add(event.key)
 
@@ -144,5 +146,5 @@ class EventBook:
         self._changed.add(key)
 
 
-def _waits(event: Event, channel: str) -> bool:
-    return event.state is not State.PENDING and event.told.get(channel) != event.state
+def _waits(event: AlertEvent, channel: str) -> bool:
+    return event.state is not EventState.PENDING and event.told.get(channel) != event.state

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from mldebug.alerts.model import Alarm, Severity
+from mldebug.alerts.model import Alert, Severity
 from mldebug.hardware.health.model import (
     ACTION_WORDS,
     BAD,
@@ -15,13 +15,13 @@ from mldebug.hardware.health.sentences import GpuName, name_of
 HEALTH = "health/"
 
 
-def health_alarms(told: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> Iterator[Alarm]:
+def health_alarms(told: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> Iterator[Alert]:
     """One for each component that is not well; `names`: uuid -> how the GPU is called."""
     for one in told:
         if one.state not in BAD:
             continue
         gpu = {"uuid": one.uuid} if one.uuid else {}
-        yield Alarm(
+        yield Alert(
             key=health_key(one),
             kind=one.component,
             severity=Severity.CRITICAL if one.state is HealthState.UNHEALTHY else Severity.WARNING,

@@ -5,8 +5,8 @@ A scheduler that cannot be asked ends no event: what it said last goes on.
 
 from collections.abc import Iterable, Iterator
 
-from mldebug.alerts.model import Alarm, Severity
-from mldebug.alerts.node_events import Word
+from mldebug.alerts.model import Alert, Severity
+from mldebug.alerts.node_events import SubjectAlerts
 from mldebug.core.redact import safe_line
 from mldebug.jobs.schedulers.expected_jobs import job_words
 from mldebug.jobs.schedulers.model import Orphan, QueueJob, SchedulerState, WatchedState
@@ -16,7 +16,7 @@ SCHEDULER, ORPHAN = "scheduler/", "orphan/"
 FAILURES = 3  # bad answers in a row after which somebody is told
 
 
-def of_schedulers(states: Iterable[SchedulerState], now: float) -> Iterator[Word]:
+def of_schedulers(states: Iterable[SchedulerState], now: float) -> Iterator[SubjectAlerts]:
     """One for each that this agent asks, once it has answered or failed."""
     for one in states:
         begin = f"{SCHEDULER}{one.name}/"
@@ -25,16 +25,16 @@ def of_schedulers(states: Iterable[SchedulerState], now: float) -> Iterator[Word
         alarms = (*_watched(one, begin, now), *_nodes(one, begin), *_trouble(one, begin))
         hidden = tuple(f"{begin}{it.name}{end}" for it in one.watched if it.hidden for end in "#/")
         unsure = hidden if not one.trouble else (begin,)
-        yield Word(alarms=alarms, watched=(begin,), unsure=unsure)
+        yield SubjectAlerts(alarms=alarms, watched=(begin,), unsure=unsure)
 
 
-def of_orphans(orphans: Iterable[Orphan] | None) -> Iterator[Word]:
+def of_orphans(orphans: Iterable[Orphan] | None) -> Iterator[SubjectAlerts]:
     """Nothing where nobody has looked."""
     if orphans is not None:
-        yield Word(alarms=tuple(map(_orphan, orphans)), watched=(ORPHAN,))
+        yield SubjectAlerts(alarms=tuple(map(_orphan, orphans)), watched=(ORPHAN,))
 
 
-def _watched(state: SchedulerState, begin: str, now: float) -> Iterator[Alarm]:
+def _watched(state: SchedulerState, begin: str, now: float) -> Iterator[Alert]:
     for one in state.watched:
         if one.missing:
             yield _missing(state, one, begin)
@@ -47,8 +47,8 @@ def _watched(state: SchedulerState, begin: str, now: float) -> Iterator[Alarm]:
             )
 
 
-def _missing(state: SchedulerState, one: WatchedState, begin: str) -> Alarm:
-    return Alarm(
+def _missing(state: SchedulerState, one: WatchedState, begin: str) -> Alert:
+    return Alert(
         key=f"{begin}{one.name}#missing",
         kind="job_missing",
         severity=Severity.CRITICAL,
@@ -58,9 +58,9 @@ def _missing(state: SchedulerState, one: WatchedState, begin: str) -> Alarm:
     )
 
 
-def _of_job(kind: str, begin: str, one: WatchedState, job: QueueJob, said: str, step: str) -> Alarm:
+def _of_job(kind: str, begin: str, one: WatchedState, job: QueueJob, said: str, step: str) -> Alert:
     name = safe_line(job.id, 60)
-    return Alarm(
+    return Alert(
         key=f"{begin}{one.name}/{name}#{kind}",
         kind=kind,
         severity=Severity.WARNING,
@@ -70,11 +70,11 @@ def _of_job(kind: str, begin: str, one: WatchedState, job: QueueJob, said: str, 
     )
 
 
-def _nodes(state: SchedulerState, begin: str) -> Iterator[Alarm]:
+def _nodes(state: SchedulerState, begin: str) -> Iterator[Alert]:
     for one in state.nodes:
         if one.name in state.node_events:
             reason = f": {safe_line(one.reason, 200)}" if one.reason else ", without a reason"
-            yield Alarm(
+            yield Alert(
                 key=f"{begin}{safe_line(one.name, 100)}#node",
                 kind="node_out",
                 severity=Severity.WARNING,
@@ -83,9 +83,9 @@ def _nodes(state: SchedulerState, begin: str) -> Iterator[Alarm]:
             )
 
 
-def _trouble(state: SchedulerState, begin: str) -> Iterator[Alarm]:
+def _trouble(state: SchedulerState, begin: str) -> Iterator[Alert]:
     if state.trouble and state.failing >= FAILURES:
-        yield Alarm(
+        yield Alert(
             key=f"{begin}#unanswered",
             kind="scheduler_unanswered",
             severity=Severity.WARNING,
@@ -94,8 +94,8 @@ def _trouble(state: SchedulerState, begin: str) -> Iterator[Alarm]:
         )
 
 
-def _orphan(one: Orphan) -> Alarm:
-    return Alarm(
+def _orphan(one: Orphan) -> Alert:
+    return Alert(
         key=f"{ORPHAN}{one.pid}/{one.start_ticks}",
         kind="orphan_process",
         severity=Severity.WARNING,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from mldebug.alerts.model import Alarm, Event, Message, State
+from mldebug.alerts.model import Alert, AlertEvent, EventMessage, EventState
 from mldebug.core.model import Culprit
 from mldebug.core.redact import safe_line
 
@@ -16,12 +16,12 @@ MOST_STEPS, MOST_CULPRITS = 5, 8
 SUBJECT = 200  # characters
 
 
-def message_of(event: Event, node: str, link: str = "", version: str = "") -> Message:
+def message_of(event: AlertEvent, node: str, link: str = "", version: str = "") -> EventMessage:
     """What is told of the state in which the event is now; `link` may hold `{report}`."""
-    alarm, over = event.alarm, event.state is State.RESOLVED
+    alarm, over = event.alarm, event.state is EventState.RESOLVED
     sentence = safe_line(alarm.sentence, 2000)
     state = "resolved" if over else "firing"
-    return Message(
+    return EventMessage(
         id=_id(event, node),
         key=safe_line(alarm.key, 300),
         state="resolved" if over else "firing",
@@ -43,16 +43,16 @@ def message_of(event: Event, node: str, link: str = "", version: str = "") -> Me
     )
 
 
-def alive(node: str, at: float, version: str = "") -> Message:
+def alive(node: str, at: float, version: str = "") -> EventMessage:
     """That the agent lives: what a dead man's switch is told."""
     told = "the agent lives"
-    return Message(
+    return EventMessage(
         id=f"{node}-{at:.3f}", key="alive", state="firing", kind="alive", severity="info", node=node,
         sentence=told, subject=safe_line(f"{node}: {told}", SUBJECT), started=_moment(at), version=version,
     )  # fmt: skip
 
 
-def cleaned(alarm: Alarm) -> Alarm:
+def cleaned(alarm: Alert) -> Alert:
     """The same with texts that can be stored and sent: names of files and jobs may be no UTF-8."""
     return msgspec.structs.replace(
         alarm,
@@ -70,7 +70,7 @@ def _cleaned(one: Culprit) -> Culprit:
     return msgspec.structs.replace(one, reason=reason, node=node)
 
 
-def plain_text(message: Message) -> str:
+def plain_text(message: EventMessage) -> str:
     """The message as a mail or a chat shows it."""
     lines = [message.sentence, ""]
     lines += [f"culprit: {one}" for one in message.culprits]
@@ -82,7 +82,7 @@ def plain_text(message: Message) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _id(event: Event, node: str) -> str:
+def _id(event: AlertEvent, node: str) -> str:
     """The same for the same state of the same event on the same node, whoever sends it and however often."""
     told = f"{node}\n{event.key}\n{event.started:.3f}\n{event.state}"
     return hashlib.sha256(told.encode(errors="replace")).hexdigest()[:32]

@@ -20,7 +20,7 @@ class Severity(StrEnum):
     CRITICAL = "critical"
 
 
-class State(StrEnum):
+class EventState(StrEnum):
     """Where an event is in its life."""
 
     PENDING = "pending"  # true, and not yet for long enough
@@ -28,7 +28,7 @@ class State(StrEnum):
     RESOLVED = "resolved"
 
 
-class Alarm(Noun, frozen=True, kw_only=True):
+class Alert(Noun, frozen=True, kw_only=True):
     """What a room says is wrong, for as long as it says so."""
 
     key: str  # stable, unique on this node: "health/gpu_ecc/GPU-1"
@@ -48,11 +48,11 @@ class Alarm(Noun, frozen=True, kw_only=True):
     stands: float = 0.0
 
 
-class Event(Noun, frozen=True, kw_only=True):
+class AlertEvent(Noun, frozen=True, kw_only=True):
     """One alarm through its life. Times are unix seconds."""
 
-    alarm: Alarm
-    state: State
+    alarm: Alert
+    state: EventState
     started: float
     fired: float | None = None  # while it is pending: when it was first seen
     ended: float | None = None  # while it fires: over, and it only stands for its time
@@ -65,7 +65,7 @@ class Event(Noun, frozen=True, kw_only=True):
         return self.alarm.key
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What a channel gets. The same `id` again is a double of a message that may have arrived."""
 
     id: str  # the event's key, its start and its state
@@ -94,9 +94,9 @@ class Channel(Protocol):
     repeat: float  # seconds after which a firing event is sent again; 0: never
     # a channel may have `every` (seconds), too: then it gets no events, and one message now and then, that the agent lives
 
-    def send(self, message: Message) -> None:
+    def send(self, message: EventMessage) -> None:
         """Deliver, or raise: `RefusedError` where another try cannot help, OSError where it may."""
 
 
-class RefusedError(Exception):
+class MessageRefusedError(Exception):
     """The other side has understood and does not want this message: sending it again cannot help."""

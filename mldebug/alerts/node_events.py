@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from mldebug.alerts.model import Alarm, Severity
+from mldebug.alerts.model import Alert, Severity
 from mldebug.core.redact import safe_line
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory, level_sentence
 from mldebug.storage.checkpoints.model import State as SaveNews
@@ -18,10 +18,10 @@ STORAGE, MEMORY, SAVES = "storage/", "memory/", "saves/"
 GRAVE = ("stuck", "read_only")
 
 
-class Word(msgspec.Struct, frozen=True, kw_only=True):
+class SubjectAlerts(msgspec.Struct, frozen=True, kw_only=True):
     """What rooms say at one moment."""
 
-    alarms: tuple[Alarm, ...] = ()
+    alarms: tuple[Alert, ...] = ()
     watched: tuple[str, ...] = ()  # beginnings of keys: what is not among the alarms is over …
     unsure: tuple[str, ...] = ()  # … but for these, which nobody could see
 
@@ -30,22 +30,22 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
         return key.startswith(self.watched) and not key.startswith(self.unsure)
 
 
-def together(words: Iterable[Word]) -> Word:
+def together(words: Iterable[SubjectAlerts]) -> SubjectAlerts:
     """Of several rooms."""
     said = tuple(words)
-    return Word(
+    return SubjectAlerts(
         alarms=tuple(one for word in said for one in word.alarms),
         watched=tuple(one for word in said for one in word.watched),
         unsure=tuple(one for word in said for one in word.unsure),
     )
 
 
-def of_storage(parts: Iterable[PartState]) -> Iterator[Word]:
+def of_storage(parts: Iterable[PartState]) -> Iterator[SubjectAlerts]:
     """One for each part that has looked."""
     for part in parts:
         begin = f"{STORAGE}{part.name}/"
         alarms = tuple(
-            Alarm(
+            Alert(
                 key=f"{begin}{_name(one.subject)}#{one.kind}",
                 kind=f"storage_{one.kind}",
                 severity=Severity.CRITICAL if one.kind in GRAVE else Severity.WARNING,
@@ -57,36 +57,36 @@ def of_storage(parts: Iterable[PartState]) -> Iterator[Word]:
         )
         silent = [one.what.partition(" ")[2] or one.what for one in part.gaps]
         silent += [one.subject for one in part.alarms if one.kind == "stuck"]
-        yield Word(
+        yield SubjectAlerts(
             alarms=alarms,
             watched=(begin,),
             unsure=tuple(f"{begin}{_name(one)}#" for one in silent),
         )
 
 
-def of_memory(told: NodeMemory | None) -> Iterator[Word]:
+def of_memory(told: NodeMemory | None) -> Iterator[SubjectAlerts]:
     """Nothing where nobody has looked."""
     if told is not None:
         alarms = (_memory(one, told) for one in told.levels if one.alarm)
-        yield Word(alarms=tuple(alarms), watched=(MEMORY,))
+        yield SubjectAlerts(alarms=tuple(alarms), watched=(MEMORY,))
 
 
-def of_saves(run: str, uid: int, states: Iterable[SaveState]) -> Iterator[Word]:
+def of_saves(run: str, uid: int, states: Iterable[SaveState]) -> Iterator[SubjectAlerts]:
     """A save that died is told as long as no newer one is there; `run` is empty for places of the configuration."""
     begin = f"{SAVES}{_name(run)}/"
     for one in states:
         key = f"{begin}{_name(one.folder)}/{_name(one.series)}#"
         if one.trouble:
-            yield Word(unsure=(key,))
+            yield SubjectAlerts(unsure=(key,))
         elif one.newest is not None and one.newest.state is SaveNews.INCOMPLETE:
             labels = {"run": run, "folder": one.folder, "series": one.series}
-            alarm = Alarm(
+            alarm = Alert(
                 key=f"{key}incomplete", kind="save_incomplete", severity=Severity.WARNING, uid=uid,
                 sentence=f"checkpoint in {one.folder}: {one.sentence}", labels=labels,
             )  # fmt: skip
-            yield Word(alarms=(alarm,))
+            yield SubjectAlerts(alarms=(alarm,))
         else:
-            yield Word(watched=(key,))
+            yield SubjectAlerts(watched=(key,))
 
 
 def _only(uids: tuple[int, ...]) -> int:
@@ -99,9 +99,9 @@ def _name(text: str) -> str:
     return safe_line(text, 150)
 
 
-def _memory(one: LevelState, told: NodeMemory) -> Alarm:
+def _memory(one: LevelState, told: NodeMemory) -> Alert:
     level = one.level
-    return Alarm(
+    return Alert(
         key=f"{MEMORY}{level.scope}/{_name(level.name)}",
         kind="memory_full",
         severity=Severity.CRITICAL,

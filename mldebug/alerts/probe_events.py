@@ -5,22 +5,22 @@ Nobody probes all the time: an event lasts until later runs say otherwise.
 
 from collections.abc import Iterable, Iterator
 
-from mldebug.alerts.model import Alarm, Severity
-from mldebug.alerts.node_events import Word
+from mldebug.alerts.model import Alert, Severity
+from mldebug.alerts.node_events import SubjectAlerts
 from mldebug.core.redact import safe_line
 from mldebug.probes.history import Judged, Standing, sentence
 
 PROBES = "probe/"
 
 
-def of_probes(judged: Iterable[Judged] | None) -> Iterator[Word]:
+def of_probes(judged: Iterable[Judged] | None) -> Iterator[SubjectAlerts]:
     """Nothing where the history was not read."""
     if judged is not None:
         shifted = (one for one in judged if one.standing is Standing.SHIFTED)
-        yield Word(alarms=tuple(map(_alarm, shifted)), watched=(PROBES,))
+        yield SubjectAlerts(alarms=tuple(map(_alarm, shifted)), watched=(PROBES,))
 
 
-def _alarm(one: Judged) -> Alarm:
+def _alarm(one: Judged) -> Alert:
     series = one.series
     labels = {
         "op": series.op,
@@ -31,7 +31,7 @@ def _alarm(one: Judged) -> Alarm:
         "nodes": safe_line(series.nodes, 150),
         "settings": safe_line(series.settings, 150),
     }
-    return Alarm(
+    return Alert(
         key=PROBES + "/".join(labels.values()),
         kind="probe_shift",
         severity=Severity.WARNING,

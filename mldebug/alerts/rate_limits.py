@@ -6,7 +6,7 @@ HOUR = 3600.0
 MOST = 2000  # runs that are remembered
 
 
-class Past(msgspec.Struct, frozen=True, array_like=True):
+class PastAction(msgspec.Struct, frozen=True, array_like=True):
     """One run of a step; `subject`: the run of the job, or the event where it is of none."""
 
     step: str
@@ -14,10 +14,10 @@ class Past(msgspec.Struct, frozen=True, array_like=True):
     at: float
 
 
-class Limits:
+class ActionRateLimits:
     """Remembers what has run; `past` is what must survive a restart."""
 
-    def __init__(self, past: tuple[Past, ...] = ()) -> None:
+    def __init__(self, past: tuple[PastAction, ...] = ()) -> None:
         self.past = past
 
     def refusal(self, step: str, subject: str, now: float, cooldown: float, hourly: int) -> str:
@@ -35,4 +35,4 @@ class Limits:
         """It runs now."""
         longest = max(HOUR, cooldown)
         kept = [one for one in self.past if now - one.at < longest]
-        self.past = (*kept, Past(step, subject, now))[-MOST:]
+        self.past = (*kept, PastAction(step, subject, now))[-MOST:]

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
-from mldebug.alerts.view import ActionState, ChannelState, Events, EventView
+from mldebug.alerts.view import ActionState, ChannelState, EventsView, EventView
 from mldebug.core.redact import clean
 
 MOST = 8
 SHOWN = ("health/", "scheduler/", "orphan/")  # `status` tells of these by itself
 
 
-def event_lines(told: Events, shown: Collection[str]) -> Iterator[str]:
+def event_lines(told: EventsView, shown: Collection[str]) -> Iterator[str]:
     """What is wrong and stands nowhere else, and channels that fail; `shown`: ids of incidents that are told."""
     firing = [one for one in told.events if one.state == "firing" and not one.key.startswith(SHOWN)]
     lines = [_firing(one) for one in firing if one.report not in {*shown} - {""}]

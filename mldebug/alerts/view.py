@@ -45,7 +45,7 @@ class ActionState(Noun, frozen=True, kw_only=True):
     why: str = ""  # what was done, or why not
 
 
-class Events(Noun, frozen=True, kw_only=True):
+class EventsView(Noun, frozen=True, kw_only=True):
     """All of it."""
 
     events: tuple[
@@ -58,7 +58,7 @@ class Events(Noun, frozen=True, kw_only=True):
     actions_trouble: str = ""  # why nothing is done at present, or not written down
 
 
-def for_user(told: Events, uid: int | None) -> Events:
+def for_user(told: EventsView, uid: int | None) -> EventsView:
     """What an ordinary user may see: the events of the node and of his own jobs, and no channel."""
     seen = tuple(one for one in told.events if one.uid in (-1, uid))
-    return Events(events=seen, dropped=told.dropped)
+    return EventsView(events=seen, dropped=told.dropped)

@@ -41,8 +41,8 @@ COMPLETION = "_MLDEBUG_COMPLETE"
 _TYPED = re.compile(r"mldebug(?: [^`]*|(?=`))")
 
 
-class Verbs(click.Group):
-    """A group whose commands are the files of the room `commands`; only the one that is asked for gets imported."""
+class VerbGroup(click.Group):
+    """A group whose commands are the plugins of kind `commands`; only the requested one gets imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return every verb, importing none."""
@@ -87,7 +87,7 @@ class Verbs(click.Group):
 
 
 @click.group(
-    cls=Verbs,
+    cls=VerbGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )

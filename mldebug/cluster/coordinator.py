@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from mldebug.cluster.membership import (
-    Call,
-    Member,
-    Stall,
+    CaptureCall,
+    ClusterStall,
+    KnownPeer,
     first_of_each_kind,
     lives,
     signals_of,
 )
 from mldebug.cluster.messages import End, RunNews, RunWord, Whole
-from mldebug.cluster.quiet_check import Quiet
-from mldebug.cluster.roster import Roster
+from mldebug.cluster.quiet_check import QuietCheck
+from mldebug.cluster.roster import PeerRoster
 from mldebug.cluster.run_identity import RunKey, is_of, run_id
 
 LOOK = 1.0  # seconds between two looks at who has progress to tell
@@ -29,20 +29,22 @@ GONE = "no node shows the job any more"
 BLAMED = "blamed"  # mldebug.stall.signals.Stage
 
 
-class Coordinator(Roster):
+class Coordinator(PeerRoster):
     """Belongs to one thread."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._stalls: dict[tuple[RunKey, int], Stall] = {}
+        self._stalls: dict[tuple[RunKey, int], ClusterStall] = {}
         self._ended: list[tuple[str, str]] = []
         self._renamed: list[tuple[str, str]] = []
         self._past: dict[str, str] = {}  # incident -> why it is over
         self._unknown: dict[str, float] = {}  # incident of a member, of no stall here -> since when
-        self._quiet = Quiet()
+        self._quiet = QuietCheck()
         self._tellers: dict[tuple[RunKey, int], tuple[float, tuple[str, ...]]] = {}  # when, who
 
-    def due(self, now: float, leads: Callable[[RunKey], bool] = lambda _: True) -> Iterator[Call]:
+    def due(
+        self, now: float, leads: Callable[[RunKey], bool] = lambda _: True
+    ) -> Iterator[CaptureCall]:
         """The stalls that nobody has been asked about yet; those that are over are let go.
 
         `leads`: is this agent the one that coordinates that run?
@@ -68,17 +70,17 @@ class Coordinator(Roster):
                 continue
             noticed = {member.told.node: member.told.agent}
             self._quiet.called((key, attempt))
-            stall = Stall(cause.incident if cause else news.incident, noticed, cause=cause)
+            stall = ClusterStall(cause.incident if cause else news.incident, noticed, cause=cause)
             self._stalls[key, attempt] = stall
             yield self._call(stall, member, news)
 
-    def _held_back(self, member: Member, news: RunNews, now: float) -> float:
+    def _held_back(self, member: KnownPeer, news: RunNews, now: float) -> float:
         """An incident needs every answering node quiet. Seconds that it waits for that."""
         shown = self._of(news.key, news.attempt)
         others = [pair for pair in shown if self._is_fresh(pair[0], now)]
         return self._quiet.holds((member, news), others, now, self.pace)
 
-    def _one_id(self, stall: Stall, member: Member, news: RunNews) -> None:
+    def _one_id(self, stall: ClusterStall, member: KnownPeer, news: RunNews) -> None:
         """There was another coordinator for a while, or the word of a bad end comes late: of two ids one stays.
 
         One that nobody was told of is none of the two: its node takes ours.
@@ -92,11 +94,11 @@ class Coordinator(Roster):
             self._renamed.append((stall.incident, first))
         stall.incident = first
 
-    def _call(self, stall: Stall, member: Member, news: RunNews) -> Call:
+    def _call(self, stall: ClusterStall, member: KnownPeer, news: RunNews) -> CaptureCall:
         members = tuple(one for one, _ in self._all(news.key, news.attempt))
-        return Call(stall.incident, news, member.told.node, members, stall.cause)
+        return CaptureCall(stall.incident, news, member.told.node, members, stall.cause)
 
-    def _end(self, member: Member, news: RunNews) -> End | None:
+    def _end(self, member: KnownPeer, news: RunNews) -> End | None:
         """The bad end of ranks that came first: who hangs since then waits for those. One that names somebody goes before.
 
         Not what ended before this run began: the next run of a script may have the same master.
@@ -135,9 +137,9 @@ class Coordinator(Roster):
         """The incidents that are open."""
         return frozenset(one.incident for one in self._stalls.values() if not one.over)
 
-    def named(self, job: str, uid: int | None = None) -> tuple[Call, ...]:
+    def named(self, job: str, uid: int | None = None) -> tuple[CaptureCall, ...]:
         """The runs of that name, or whose id begins so; as calls without an incident. `uid`: of this user's alone."""
-        found: dict[tuple[RunKey, int], tuple[Member, RunNews]] = {}
+        found: dict[tuple[RunKey, int], tuple[KnownPeer, RunNews]] = {}
         for member in self._members.values():
             for news in member.told.runs:
                 if uid is not None and not is_of(news.key, uid):
@@ -145,7 +147,7 @@ class Coordinator(Roster):
                 if lives(news) and (job == news.name or run_id(news.key).startswith(job)):
                     found.setdefault((news.key, news.attempt), (member, news))
         return tuple(
-            Call("", news, member.told.node, tuple(one for one, _ in self._of(*key)))
+            CaptureCall("", news, member.told.node, tuple(one for one, _ in self._of(*key)))
             for key, (member, news) in found.items()
         )
 
@@ -182,7 +184,7 @@ class Coordinator(Roster):
 
     def _telling(
         self, key: RunKey, attempt: int, node: str, now: float
-    ) -> list[tuple[Member, RunNews]]:
+    ) -> list[tuple[KnownPeer, RunNews]]:
         """Some other nodes that have signs of progress to tell: looked for once a second, among all that there are."""
         known = self._tellers.get((key, attempt))
         if known is None or not 0.0 <= now - known[0] < LOOK:
@@ -194,7 +196,7 @@ class Coordinator(Roster):
         some = ((self._members[name], shown[name]) for name in names)
         return [(one, each) for one, each in some if self._is_fresh(one, now)]
 
-    def _over(self, news: RunNews, stall: Stall | None, now: float) -> str:
+    def _over(self, news: RunNews, stall: ClusterStall | None, now: float) -> str:
         """Why the stall that a member still has open is none any more; "" while it may be one."""
         if news.incident in self._past or stall is not None:
             return self._past.get(news.incident, "")
@@ -204,7 +206,7 @@ class Coordinator(Roster):
         since = self._unknown.setdefault(news.incident, now)
         return MOVES if now - since > DOUBT else ""
 
-    def _blamed(self, now: float) -> Iterator[tuple[RunKey, int, Member, RunNews]]:
+    def _blamed(self, now: float) -> Iterator[tuple[RunKey, int, KnownPeer, RunNews]]:
         for name in sorted(self._members):
             member = self._members[name]
             for news in member.told.runs if self._is_fresh(member, now) else ():
@@ -232,7 +234,9 @@ class Coordinator(Roster):
         self._stalls = {each: stall for each, stall in self._stalls.items() if each in here}
         self._tellers = {each: one for each, one in self._tellers.items() if each in self._shown}
 
-    def _ends(self, stall: Stall, shown: Mapping[str, tuple[Member, RunNews]], now: float) -> str:
+    def _ends(
+        self, stall: ClusterStall, shown: Mapping[str, tuple[KnownPeer, RunNews]], now: float
+    ) -> str:
         """Why it is over: by what is said, never by silence."""
         fresh = {name: pair for name, pair in shown.items() if self._is_fresh(pair[0], now)}
         heard = any(

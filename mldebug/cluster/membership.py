@@ -13,30 +13,30 @@ from mldebug.core.ranksets import fold_ranks, unfold
 T = TypeVar("T", RunNews, RunWord)
 
 
-class Part(NamedTuple):
+class GroupAnnouncement(NamedTuple):
     """The runs that one node has announced in one circle, and when."""
 
     runs: tuple[RunNews, ...]
     at: float
 
 
-class Member(NamedTuple):
+class KnownPeer(NamedTuple):
     """One node that has announced itself, with the runs of all circles. `at`: when."""
 
     told: Announcement
     address: str  # host of its connection
     at: float
-    parts: Mapping[str, Part] = {}
+    parts: Mapping[str, GroupAnnouncement] = {}
     by: str = ""  # the node that speaks for it; "": itself
 
 
-class Call(NamedTuple):
+class CaptureCall(NamedTuple):
     """A stall to be captured now, on all nodes that have shown ranks of the run."""
 
     incident: str
     news: RunNews  # as whoever noticed it says it
     noticed_by: str
-    members: tuple[Member, ...]
+    members: tuple[KnownPeer, ...]
     cause: End | None = None  # ranks have ended badly before: the others wait for those
 
     @property
@@ -52,7 +52,7 @@ class Call(NamedTuple):
         return () if self.node_list else self.news.gaps
 
 
-class Stall(msgspec.Struct):
+class ClusterStall(msgspec.Struct):
     """One stall of one run and attempt."""
 
     incident: str
@@ -80,12 +80,12 @@ def lives(news: RunNews) -> bool:
     return bool(news.ranks) or news.end is None
 
 
-def another(known: Member, told: Announcement, address: str) -> bool:
+def is_another_agent(known: KnownPeer, told: Announcement, address: str) -> bool:
     """Not the same agent, nor one that was started in its place."""
     return known.told.agent != told.agent and known.address != address
 
 
-def signals_of(others: list[tuple[Member, RunNews]], now: float) -> Iterator[Signal]:
+def signals_of(others: list[tuple[KnownPeer, RunNews]], now: float) -> Iterator[Signal]:
     """Of each kind those of the first node that has it: two nodes may count differently."""
     seen: set[str] = set()
     for member, news in others:
@@ -97,7 +97,7 @@ def signals_of(others: list[tuple[Member, RunNews]], now: float) -> Iterator[Sig
                 yield msgspec.structs.replace(signal, age=age, told=told)
 
 
-def first_of_each_kind(shown: Iterable[tuple[Member, RunNews]]) -> tuple[str, ...]:
+def first_of_each_kind(shown: Iterable[tuple[KnownPeer, RunNews]]) -> tuple[str, ...]:
     """The nodes that have each kind of signal first, and second for whoever is the first himself."""
     found: dict[str, list[str]] = {}
     for member, news in shown:
@@ -108,7 +108,7 @@ def first_of_each_kind(shown: Iterable[tuple[Member, RunNews]]) -> tuple[str, ..
     return tuple(sorted({name for names in found.values() for name in names}))
 
 
-def ranks_of(members: Iterable[Member], key: RunKey) -> str:
+def ranks_of(members: Iterable[KnownPeer], key: RunKey) -> str:
     """The ranks that these nodes have shown, folded."""
     shown = (news.ranks for one in members for news in one.told.runs if news.key == key)
     return fold_ranks(rank for text in shown if text for rank in unfold(text))

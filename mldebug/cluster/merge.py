@@ -14,11 +14,11 @@ from mldebug.cluster.run_identity import RunKey, run_id, run_key
 from mldebug.cluster.wire import NodeReply
 from mldebug.core.model import (
     CAPTURE_SCHEMA,
-    Asked,
-    AskedNode,
     Gap,
     Job,
     NodeCapture,
+    QueriedNode,
+    QueriedNodes,
     RankCapture,
     RankIdentity,
     Remark,
@@ -29,25 +29,25 @@ from mldebug.diagnosis.classify.nodes import by_reason
 MAX_REASONS = 64  # different reasons why nodes have sent nothing
 
 
-class Run(NamedTuple):
+class MergedRun(NamedTuple):
     """One run on all its nodes: what `mldebug.diagnosis.diagnose.diagnose` takes. `captures` is not empty."""
 
     captures: tuple[NodeCapture, ...]  # by their lowest rank
-    asked: Asked
+    asked: QueriedNodes
 
 
-class Merged(NamedTuple):
+class MergedRuns(NamedTuple):
     """`asked` tells of all nodes, whichever run they have ranks of."""
 
-    runs: tuple[Run, ...]
-    asked: Asked
+    runs: tuple[MergedRun, ...]
+    asked: QueriedNodes
 
 
-class Heard(NamedTuple):
+class NodeReplies(NamedTuple):
     """What came of asking: replies by the name of the node, and why there is none of the others."""
 
     replies: Mapping[str, NodeReply]
-    failed: Iterable[AskedNode] = ()
+    failed: Iterable[QueriedNode] = ()
 
 
 class _Claim(NamedTuple):
@@ -58,7 +58,7 @@ class _Claim(NamedTuple):
     capture: NodeCapture
 
 
-def merge(heard: Heard, listed_by: str = "") -> Merged:
+def merge(heard: NodeReplies, listed_by: str = "") -> MergedRuns:
     """Sort the captures into runs, the largest first; each run tells of every node that was asked."""
     runs: dict[RunKey, list[_Claim]] = {}
     refused: dict[str, str] = {}
@@ -77,10 +77,10 @@ def merge(heard: Heard, listed_by: str = "") -> Merged:
         else:
             refused |= reasons
     found.sort(key=lambda run: (-_size(run), run.captures[0].job.id))
-    return Merged(tuple(found), _asked(heard, refused, set(), listed_by))
+    return MergedRuns(tuple(found), _asked(heard, refused, set(), listed_by))
 
 
-def _size(run: Run) -> int:
+def _size(run: MergedRun) -> int:
     return sum(len(capture.ranks) for capture in run.captures)
 
 
@@ -110,8 +110,12 @@ def _fitting(claims: list[_Claim], refused: dict[str, str]) -> list[_Claim]:
 
 
 def _run(
-    key: RunKey, claims: list[_Claim], heard: Heard, refused: Mapping[str, str], listed_by: str
-) -> Run:
+    key: RunKey,
+    claims: list[_Claim],
+    heard: NodeReplies,
+    refused: Mapping[str, str],
+    listed_by: str,
+) -> MergedRun:
     captures = _joined(key, sorted(claims, key=lambda one: (_lowest(one.capture), one.name)))
     asked = _asked(heard, refused, {one.name for one in claims}, listed_by)
     asked = msgspec.structs.replace(asked, hidden=_hiding(heard, captures[0].job.uid))
@@ -121,7 +125,7 @@ def _run(
         remarks=(*first.remarks, *_refusals(asked)),
         gaps=(*_gaps(asked), *first.gaps),
     )
-    return Run((first, *captures[1:]), asked)
+    return MergedRun((first, *captures[1:]), asked)
 
 
 def _lowest(capture: NodeCapture) -> int:
@@ -215,27 +219,29 @@ def _once_each_rank(claims: list[_Claim], refused: dict[str, str]) -> list[_Clai
 # --- what is told of the nodes ---------------------------------------------------------------------
 
 
-def _asked(heard: Heard, refused: Mapping[str, str], used: set[str], listed_by: str) -> Asked:
-    nodes = {name: AskedNode(name=name) for name in heard.replies}
+def _asked(
+    heard: NodeReplies, refused: Mapping[str, str], used: set[str], listed_by: str
+) -> QueriedNodes:
+    nodes = {name: QueriedNode(name=name) for name in heard.replies}
     for name, reason in refused.items():
         if name not in used:  # it may run another job as well
-            nodes[name] = AskedNode(name=name, state="refused", reason=f"its answer {reason}")
+            nodes[name] = QueriedNode(name=name, state="refused", reason=f"its answer {reason}")
     nodes |= {node.name: node for node in heard.failed}
-    return Asked(nodes=tuple(nodes[name] for name in sorted(nodes)), listed_by=listed_by)
+    return QueriedNodes(nodes=tuple(nodes[name] for name in sorted(nodes)), listed_by=listed_by)
 
 
-def _hiding(heard: Heard, uid: int) -> tuple[str, ...]:
+def _hiding(heard: NodeReplies, uid: int) -> tuple[str, ...]:
     """Nodes on which a rank may have been overlooked: who looks as the job's user sees all that are his."""
     found = heard.replies.items()
     return tuple(sorted(name for name, reply in found if reply.hidden and reply.uid != uid))
 
 
-def _gaps(asked: Asked) -> Iterator[Gap]:
+def _gaps(asked: QueriedNodes) -> Iterator[Gap]:
     for names, reason in by_reason(asked.nodes)[:MAX_REASONS]:
         yield Gap(what=f"the capture of {names}", reason=reason)
 
 
-def _refusals(asked: Asked) -> Iterator[Remark]:
+def _refusals(asked: QueriedNodes) -> Iterator[Remark]:
     refused = (node for node in asked.nodes if node.state == "refused")
     for names, reason in by_reason(refused)[:MAX_REASONS]:
         yield Remark(kind="node_refused", message=f"{names} is not believed: {reason}")

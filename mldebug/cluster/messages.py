@@ -33,10 +33,10 @@ _NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _INCIDENT = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}", re.ASCII)
 
-M = TypeVar("M", bound="Message")
+M = TypeVar("M", bound="PeerMessage")
 
 
-class Message(Noun, frozen=True, kw_only=True, omit_defaults=False):
+class PeerMessage(Noun, frozen=True, kw_only=True, omit_defaults=False):
     """Base of all that travels between agents."""
 
     schema: str = SCHEMA
@@ -91,7 +91,7 @@ class Relayed(Noun, frozen=True, kw_only=True):
     age: float = 0.0  # seconds
 
 
-class Announcement(Message, frozen=True, kw_only=True):
+class Announcement(PeerMessage, frozen=True, kw_only=True):
     """What a node tells its coordinator every few seconds."""
 
     node: str
@@ -130,7 +130,7 @@ class WordsFor(Noun, frozen=True, kw_only=True):
     runs: tuple[RunWord, ...] = ()
 
 
-class Welcome(Message, frozen=True, kw_only=True):
+class Welcome(PeerMessage, frozen=True, kw_only=True):
     """The answer to an announcement."""
 
     node: str
@@ -142,7 +142,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     relayed: tuple[WordsFor, ...] = ()  # for those whom the announcement relays
 
 
-class CaptureOrder(Message, frozen=True, kw_only=True):
+class CaptureOrder(PeerMessage, frozen=True, kw_only=True):
     """Capture this run now, as part of this incident."""
 
     key: RunKey
@@ -152,7 +152,7 @@ class CaptureOrder(Message, frozen=True, kw_only=True):
     caused: bool = False  # as in `RunWord`
 
 
-class DumpOrder(Message, frozen=True, kw_only=True):
+class DumpOrder(PeerMessage, frozen=True, kw_only=True):
     """Somebody wants to know now: capture this run on all its nodes."""
 
     job: str  # its id, the begin of it, or its name
@@ -170,7 +170,7 @@ class MemberView(Noun, frozen=True, kw_only=True):
     runs: tuple[RunNews, ...] = ()
 
 
-class ClusterView(Message, frozen=True, kw_only=True):
+class ClusterView(PeerMessage, frozen=True, kw_only=True):
     """All nodes, as `mldebug status --cluster` shows them."""
 
     coordinator: str
@@ -183,7 +183,7 @@ class ClusterView(Message, frozen=True, kw_only=True):
 def read(data: bytes, kind: type[M]) -> M:
     """One message; EvidenceError says in words why it cannot be used."""
     try:
-        head = msgspec.json.decode(data, type=Message)
+        head = msgspec.json.decode(data, type=PeerMessage)
         _check(head)
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -314,7 +314,7 @@ def check_incident(incident: str) -> None:
         raise EvidenceError(f"{clean(incident, 60)!r} is no id of an incident")
 
 
-def _check(head: Message) -> None:
+def _check(head: PeerMessage) -> None:
     if _NUMBER.fullmatch(head.schema) is None:
         raise EvidenceError(f"no message of an agent ({clean(head.schema, 40)!r})")
     if head.schema != SCHEMA:

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable
 
-from mldebug.cluster.membership import Member
+from mldebug.cluster.membership import KnownPeer
 from mldebug.cluster.messages import RunNews
 from mldebug.cluster.run_identity import RunKey
 
 HOLD = 6.0  # seconds; a pace of announcements more, for a node that moved may just have told so
 SAME = 1.0  # seconds: ranks that stop together are seen by their nodes in such a time
 
-Shown = tuple[Member, RunNews]
+Shown = tuple[KnownPeer, RunNews]
 
 
-class Quiet:
+class QuietCheck:
     """For how long a call is held back, by run and attempt."""
 
     def __init__(self) -> None:

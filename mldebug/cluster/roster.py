@@ -8,7 +8,14 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from mldebug.cluster.membership import Call, Member, Part, aged, another, lives
+from mldebug.cluster.membership import (
+    CaptureCall,
+    GroupAnnouncement,
+    KnownPeer,
+    aged,
+    is_another_agent,
+    lives,
+)
 from mldebug.cluster.messages import (
     MAX_RELAYED,
     MAX_RUNS,
@@ -29,28 +36,28 @@ EACH = 0.02  # seconds between two announcements to one coordinator, which cost 
 SLOWEST = 20.0  # seconds between two announcements of one node
 
 
-class Roster:
+class PeerRoster:
     """Belongs to one thread."""
 
     def __init__(self) -> None:
         self.refused: dict[str, str] = {}  # address -> why
-        self._members: dict[str, Member] = {}  # by name of the node
+        self._members: dict[str, KnownPeer] = {}  # by name of the node
         self._shown: dict[tuple[RunKey, int], dict[str, RunNews]] = {}  # node -> its part of a run
         self._bad: dict[tuple[RunKey, int], set[str]] = {}  # nodes on which ranks ended badly
 
     def hear(self, told: Announcement, address: str, now: float) -> None:
         """Take an announcement; a second node of one name is not believed while the first is there."""
         known = self._members.get(told.node)
-        if known and self._is_fresh(known, now) and another(known, told, address):
+        if known and self._is_fresh(known, now) and is_another_agent(known, told, address):
             self.refused[address] = f"it calls itself {told.node}, as {known.address} does"
             return
         if known is None and len(self._members) >= MAX_MEMBERS:
             self.refused[address] = f"there are {MAX_MEMBERS:,} nodes already"
             return
         self.refused.pop(address, None)
-        self._put(told.node, self._with_parts(Member(told, address, now), known))
+        self._put(told.node, self._with_parts(KnownPeer(told, address, now), known))
 
-    def _with_parts(self, new: Member, known: Member | None) -> Member:
+    def _with_parts(self, new: KnownPeer, known: KnownPeer | None) -> KnownPeer:
         """What it has announced in other circles holds as long as an announcement does."""
         same = known is not None and known.told.agent == new.told.agent
         before = dict(known.parts) if known and same else {}
@@ -64,7 +71,7 @@ class Roster:
             if news.key not in shown
         )
         told = msgspec.structs.replace(new.told, runs=(*new.told.runs, *others)[:MAX_RUNS])
-        parts[new.told.circle] = Part(new.told.runs, new.at)
+        parts[new.told.circle] = GroupAnnouncement(new.told.runs, new.at)
         return new._replace(told=told, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
 
     def hear_of(self, told: Announcement, now: float) -> None:
@@ -83,7 +90,7 @@ class Roster:
                 runs=one.runs,
                 version=told.version,
             )
-            self._put(one.node, Member(own, one.address, now - one.age, by=told.node))
+            self._put(one.node, KnownPeer(own, one.address, now - one.age, by=told.node))
 
     def relayed(self, circle: str, but: str, now: float) -> tuple[Relayed, ...]:
         """What nodes of a circle have announced here themselves, for the one who coordinates."""
@@ -104,7 +111,7 @@ class Roster:
             for one, part in itertools.islice(heard, MAX_RELAYED)
         )
 
-    def others(self, call: Call, now: float) -> tuple[Member, ...]:
+    def others(self, call: CaptureCall, now: float) -> tuple[KnownPeer, ...]:
         """Nodes that have announced themselves before, and not since: whoever has the run by now."""
         known = {one.told.node for one in call.members}
         return tuple(
@@ -113,7 +120,7 @@ class Roster:
             if name not in known and not self._is_fresh(one, now)
         )
 
-    def idle(self, call: Call, hosts: Collection[str], now: float) -> tuple[Member, ...]:
+    def idle(self, call: CaptureCall, hosts: Collection[str], now: float) -> tuple[KnownPeer, ...]:
         """Nodes of these names that are here, and have shown no rank of the run."""
         known = {one.told.node for one in call.members}
         short = {host.partition(".")[0] for host in hosts}
@@ -172,10 +179,10 @@ class Roster:
             refused=dict(self.refused),
         )
 
-    def _is_fresh(self, member: Member, now: float) -> bool:
+    def _is_fresh(self, member: KnownPeer, now: float) -> bool:
         return now - member.at < self.patience
 
-    def _put(self, node: str, new: Member | None) -> None:
+    def _put(self, node: str, new: KnownPeer | None) -> None:
         """Know a node anew, or no more."""
         known = self._members.pop(node, None)
         for news in known.told.runs if known else ():
@@ -197,12 +204,12 @@ class Roster:
         for name in [n for n, one in self._members.items() if now - one.at >= KEPT]:
             self._put(name, None)
 
-    def _all(self, key: RunKey, attempt: int) -> Iterator[tuple[Member, RunNews]]:
+    def _all(self, key: RunKey, attempt: int) -> Iterator[tuple[KnownPeer, RunNews]]:
         """Every node that has shown the run, or its end."""
         for name, news in sorted(self._shown.get((key, attempt), {}).items(), key=_name):
             yield self._members[name], news
 
-    def _of(self, key: RunKey, attempt: int) -> Iterator[tuple[Member, RunNews]]:
+    def _of(self, key: RunKey, attempt: int) -> Iterator[tuple[KnownPeer, RunNews]]:
         """Those where ranks of it live."""
         return (pair for pair in self._all(key, attempt) if lives(pair[1]))
 

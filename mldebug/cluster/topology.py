@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.core.model import Asked
+from mldebug.core.model import QueriedNodes
 from mldebug.core.ranksets import unfold_nodes
 
 Topology = Mapping[str, str]
 """Label -> its nodes, folded: `{"rack07": "node[001-016]"}`."""
 
 
-def placed(asked: Asked, topology: Topology | None) -> Asked:
+def placed(asked: QueriedNodes, topology: Topology | None) -> QueriedNodes:
     """Each node with the first label that has it, by its short name or the full one; UsageError where a list cannot be read."""
     if not topology:
         return asked

@@ -49,12 +49,12 @@ class NodeReply(msgspec.Struct, frozen=True, kw_only=True):  # its schema is alw
     age: float = 0.0  # seconds from the first of its captures to this reply, by its own clock
 
 
-class _Head(msgspec.Struct):
+class _ReplyHead(msgspec.Struct):
     schema: str = ""
     version: str = ""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class ReplyLine(msgspec.Struct, frozen=True):
     """One line of a reply."""
 
     token: bytes
@@ -74,7 +74,7 @@ def encode(reply: NodeReply) -> Iterator[bytes]:
         yield f"mldebug-node {token} {number} {len(parts)} {node} ".encode() + part + b"\n"
 
 
-def read_line(line: bytes) -> Piece | None:
+def read_line(line: bytes) -> ReplyLine | None:
     """One line of a reply, whatever stands before it; None for any other line."""
     found = _LINE.search(line) if len(line) <= 2 * MAX_LINE else None
     if found is None:
@@ -82,17 +82,17 @@ def read_line(line: bytes) -> Piece | None:
     number, count = int(found[2]), int(found[3])
     if not number < count <= MAX_LINES:
         return None
-    return Piece(found[1], number, count, found[4].decode(), found[5])
+    return ReplyLine(found[1], number, count, found[4].decode(), found[5])
 
 
-class Pieces:
+class ReplyLines:
     """Collects the lines of one reply; of several from one node, the first counts."""
 
     def __init__(self) -> None:
-        self._first: Piece | None = None
+        self._first: ReplyLine | None = None
         self._parts: dict[int, bytes] = {}
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: ReplyLine) -> None:
         """Take one line; what does not belong to the first is left out."""
         first = self._first = self._first or piece
         if (piece.token, piece.count) == (first.token, first.count):
@@ -133,7 +133,7 @@ def unpack(packed: bytes) -> NodeReply:
     """Unpack a reply; EvidenceError says in words why it cannot be used."""
     data = _unpack(packed)
     try:
-        _check_schema(msgspec.json.decode(data, type=_Head))
+        _check_schema(msgspec.json.decode(data, type=_ReplyHead))
         reply = msgspec.json.decode(data, type=NodeReply)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise EvidenceError(f"its answer is malformed: {clean(str(error))}") from error
@@ -155,7 +155,7 @@ def _unpack(packed: bytes) -> bytes:
     return data
 
 
-def _check_schema(head: _Head) -> None:
+def _check_schema(head: _ReplyHead) -> None:
     if _SCHEMA.fullmatch(head.schema) is None:
         raise EvidenceError(f"its answer is no capture of mldebug ({clean(head.schema, 40)!r})")
     if head.schema != SCHEMA:

@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from mldebug.core.errors import ConfigError
-from mldebug.core.plugin_options import Plugin, Room
+from mldebug.core.plugin_options import Plugin, PluginKind
 from mldebug.core.plugins import load, names
 from mldebug.core.scalars import members, unwrap
 from mldebug.core.units import SECONDS, SIZE, Duration, format_duration, format_size
@@ -39,7 +39,7 @@ def _own_state_dir() -> Path:
     return default_state_dir(os.environ, os.geteuid())
 
 
-class Agent(Section, frozen=True, kw_only=True):
+class AgentConfig(Section, frozen=True, kw_only=True):
     """What belongs to the node."""
 
     # ordinary users: $XDG_STATE_HOME/mldebug or ~/.local/state/mldebug
@@ -53,7 +53,7 @@ class Agent(Section, frozen=True, kw_only=True):
     group: str = ""
 
 
-class Capture(Section, frozen=True, kw_only=True):
+class CaptureConfig(Section, frozen=True, kw_only=True):
     """How evidence is taken."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"preview": "flight_recorder"}
@@ -76,7 +76,7 @@ class Capture(Section, frozen=True, kw_only=True):
     workers: Literal["auto"] | Annotated[int, msgspec.Meta(ge=1, le=64)] = "auto"
 
 
-class Stall(Section, frozen=True, kw_only=True):
+class StallConfig(Section, frozen=True, kw_only=True):
     """When a quiet run counts as stalled."""
 
     # auto: 5 times the 99th percentile of the run's own gaps, 30s to 4m; a number is obeyed as it is
@@ -91,7 +91,7 @@ class Stall(Section, frozen=True, kw_only=True):
     exclude: tuple[str, ...] = ("ipykernel_launcher",)
 
 
-class Cluster(Section, frozen=True, kw_only=True):
+class ClusterConfig(Section, frozen=True, kw_only=True):
     """The agents of several nodes among themselves; without a key or certificates each is alone."""
 
     # the same file on all nodes, at least 32 random bytes, closed to others: openssl rand -hex 32
@@ -115,14 +115,14 @@ class Cluster(Section, frozen=True, kw_only=True):
     topology: dict[str, str] = {}
 
 
-class Metrics(Section, frozen=True, kw_only=True):
+class MetricsConfig(Section, frozen=True, kw_only=True):
     """What Prometheus gets."""
 
     # series of one scrape at most; over it the least important families are left out, ranks' first
     series_budget: Annotated[int, msgspec.Meta(ge=100, le=1_000_000)] = 5000
 
 
-class Checkpoints(Section, frozen=True, kw_only=True):
+class CheckpointsConfig(Section, frozen=True, kw_only=True):
     """What jobs save, and whether it is whole."""
 
     # look at the saves of jobs; where they are is learned from what the jobs write
@@ -135,7 +135,7 @@ class Checkpoints(Section, frozen=True, kw_only=True):
     settle: Annotated[Duration, msgspec.Meta(ge=5, le=3600)] = 60.0
 
 
-class MemorySettings(Section, frozen=True, kw_only=True):
+class MemoryConfig(Section, frozen=True, kw_only=True):
     """Memory of the host, of control groups and of ranks."""
 
     # look at it; without it no alarm of memory
@@ -148,7 +148,7 @@ class MemorySettings(Section, frozen=True, kw_only=True):
     pss: bool = False
 
 
-class Health(Section, frozen=True, kw_only=True):
+class HealthConfig(Section, frozen=True, kw_only=True):
     """When a component of the node is not well."""
 
     # GPUs that must be there. auto: those that were seen before
@@ -157,7 +157,7 @@ class Health(Section, frozen=True, kw_only=True):
     thresholds: Thresholds = Thresholds()
 
 
-class Notifying(Section, frozen=True, kw_only=True):
+class EventsConfig(Section, frozen=True, kw_only=True):
     """What is told to all channels."""
 
     # for how long something must be wrong before anybody is told; incidents of jobs are told at once
@@ -166,12 +166,12 @@ class Notifying(Section, frozen=True, kw_only=True):
     link: str = ""
 
 
-class Actions(Section, frozen=True, kw_only=True):
+class ActionsConfig(Section, frozen=True, kw_only=True):
     """What is done about an event; nothing that may harm a job or a node without `allow`."""
 
     # by name: {save: {kind: capture}, stop: {kind: scancel}}
     steps: Annotated[
-        dict[str, Plugin], Room(lambda: names("actions"), lambda kind: load("actions", kind))
+        dict[str, Plugin], PluginKind(lambda: names("actions"), lambda kind: load("actions", kind))
     ] = {}
     # by kind of event, the steps in their order; '*' for all that have none: {stall: [save, stop]}
     chains: dict[str, tuple[str, ...]] = {}
@@ -195,7 +195,7 @@ class Actions(Section, frozen=True, kw_only=True):
                 yield "chains", f"{kind} names a step twice"
 
 
-class Trees(Section, frozen=True, kw_only=True):
+class DirSizesConfig(Section, frozen=True, kw_only=True):
     """Directories whose size and inodes are kept fresh; each is counted once and then watched."""
 
     # absolute: [/scratch/me, /data/checkpoints]
@@ -208,7 +208,7 @@ class Trees(Section, frozen=True, kw_only=True):
     max_inodes: Annotated[int, msgspec.Meta(ge=1000)] = 20_000_000
 
 
-class Quota(Section, frozen=True, kw_only=True):
+class QuotaConfig(Section, frozen=True, kw_only=True):
     """A site's own tool that tells a quota: `lfs quota`, `mmlsquota`, `idrquota`."""
 
     # the program with its arguments, without a shell; it runs in the C locale
@@ -221,7 +221,7 @@ class Quota(Section, frozen=True, kw_only=True):
     timeout: PositiveDuration = 10.0
 
 
-class Canary(Section, frozen=True, kw_only=True):
+class CanaryConfig(Section, frozen=True, kw_only=True):
     """Test writes: what `df` says and what can be written differ. The agent writes nowhere without them."""
 
     # folders in which a small file is written, synced and removed
@@ -232,7 +232,7 @@ class Canary(Section, frozen=True, kw_only=True):
     size: Annotated[int, SIZE, msgspec.Meta(ge=1, le=16 << 20)] = 64 << 10
 
 
-class Storage(Section, frozen=True, kw_only=True):
+class StorageConfig(Section, frozen=True, kw_only=True):
     """When filesystems are too full, or will be."""
 
     # between two looks
@@ -251,11 +251,11 @@ class Storage(Section, frozen=True, kw_only=True):
     # … or one of the next so many saves does not fit
     saves_left: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 3
     # by name, asked every five minutes: {work: {command: [idrquota, -w], pattern: '(?P<percent>[0-9.]+)%'}}
-    quotas: dict[str, Quota] = {}
+    quotas: dict[str, QuotaConfig] = {}
     # of a quota that the kernel keeps, too much from this share on
     quota_limit: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
     # folders in which the agent writes a small file
-    canary: Canary = msgspec.field(default_factory=Canary)
+    canary: CanaryConfig = msgspec.field(default_factory=CanaryConfig)
 
 
 class ExpectedJob(Section, frozen=True, kw_only=True):
@@ -271,7 +271,7 @@ class ExpectedJob(Section, frozen=True, kw_only=True):
     scheduler: str = ""
 
 
-class Jobs(Section, frozen=True, kw_only=True):
+class JobsConfig(Section, frozen=True, kw_only=True):
     """Jobs that somebody waits for, and what jobs have left behind."""
 
     # by name of the watch: {pretrain: {name: my-training-10b, user: ada}}; needs a scheduler
@@ -287,35 +287,42 @@ class Jobs(Section, frozen=True, kw_only=True):
 class Config(Section, frozen=True, kw_only=True):
     """Everything that can be set."""
 
-    agent: Agent = msgspec.field(default_factory=Agent)
-    capture: Capture = Capture()
-    stall: Stall = Stall()
+    agent: AgentConfig = msgspec.field(default_factory=AgentConfig)
+    capture: CaptureConfig = CaptureConfig()
+    stall: StallConfig = StallConfig()
     # formats of training logs, tried before the built-in ones: {mine: {kind: regex, pattern: '…'}}
     logs: Annotated[
-        dict[str, Plugin], Room(lambda: names("logs"), lambda kind: load("logs", kind))
+        dict[str, Plugin], PluginKind(lambda: names("logs"), lambda kind: load("logs", kind))
     ] = {}
     # how other nodes are reached: {ssh: {kind: ssh, options: '-i ~/.ssh/cluster'}}
     transports: Annotated[
-        dict[str, Plugin], Room(lambda: names("transports"), lambda kind: load("transports", kind))
+        dict[str, Plugin],
+        PluginKind(lambda: names("transports"), lambda kind: load("transports", kind)),
     ] = {}
     # who is told: {ops: {kind: webhook, url: 'https://…'}}
     channels: Annotated[
-        dict[str, Plugin], Room(lambda: names("channels"), lambda kind: load("channels", kind))
+        dict[str, Plugin],
+        PluginKind(lambda: names("channels"), lambda kind: load("channels", kind)),
     ] = {}
     # who is asked whether jobs run: {main: {kind: slurm, only_on: [head01]}}
     schedulers: Annotated[
-        dict[str, Plugin], Room(lambda: names("schedulers"), lambda kind: load("schedulers", kind))
+        dict[str, Plugin],
+        PluginKind(lambda: names("schedulers"), lambda kind: load("schedulers", kind)),
     ] = {}
-    jobs: Jobs = Jobs()
-    events: Notifying = Notifying()
-    actions: Actions = Actions()
-    cluster: Cluster = Cluster()
-    checkpoints: Checkpoints = Checkpoints()
-    memory: MemorySettings = MemorySettings()
-    metrics: Metrics = Metrics()
-    health: Health = Health()
-    trees: Trees = Trees()
-    storage: Storage = Storage()
+    # vendors whose GPUs are read: {main: {kind: nvidia}}; none: every vendor whose library is on this node
+    gpus: Annotated[
+        dict[str, Plugin], PluginKind(lambda: names("gpus"), lambda kind: load("gpus", kind))
+    ] = {}
+    jobs: JobsConfig = JobsConfig()
+    events: EventsConfig = EventsConfig()
+    actions: ActionsConfig = ActionsConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    memory: MemoryConfig = MemoryConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    health: HealthConfig = HealthConfig()
+    trees: DirSizesConfig = DirSizesConfig()
+    storage: StorageConfig = StorageConfig()
 
 
 def load_config(path: Path | None) -> Config:

@@ -339,7 +339,7 @@ class NcclRas(Noun, frozen=True, kw_only=True):
     left_out: int = 0  # communicators
 
 
-class Said(Noun, frozen=True, kw_only=True):
+class HookState(Noun, frozen=True, kw_only=True):
     """What the hook in a rank's process says of itself at one moment. Ages are seconds."""
 
     step: int | None = None  # None: none was made yet
@@ -371,7 +371,7 @@ class RankCapture(Noun, frozen=True, kw_only=True):
     children: tuple[ProcessCapture, ...] = ()
     log: LogTail | None = None
     flight: FlightRecord | None = None  # None: nobody could ask it
-    said: Said | None = None  # None: there is no hook in its process, or none that is believed
+    said: HookState | None = None  # None: there is no hook in its process, or none that is believed
     trace: TraceTail | None = None  # None: it is not traced, or its ring could not be read
 
 
@@ -451,7 +451,7 @@ class NodeCapture(
     versions: dict[str, str] = {}
 
 
-class AskedNode(Noun, frozen=True, kw_only=True):
+class QueriedNode(Noun, frozen=True, kw_only=True):
     """One node that was asked for its capture of a run, under the name by which it was asked.
 
     down: the scheduler says so; silent: nothing came from it, so it may be down; unable: it could be reached and has sent
@@ -468,10 +468,10 @@ class AskedNode(Noun, frozen=True, kw_only=True):
     place: str = ""  # the site's label of where it stands: a rack, a switch
 
 
-class Asked(Noun, frozen=True, kw_only=True):
+class QueriedNodes(Noun, frozen=True, kw_only=True):
     """All nodes that were asked for one run."""
 
-    nodes: tuple[AskedNode, ...] = ()  # sorted by name
+    nodes: tuple[QueriedNode, ...] = ()  # sorted by name
     listed_by: str = (
         ""  # the scheduler that says that these are all the nodes of the job; "": a person
     )

@@ -22,7 +22,7 @@ class PluginModule(Protocol):
     Options: type[msgspec.Struct]
 
 
-class Room(msgspec.Struct, frozen=True):
+class PluginKind(msgspec.Struct, frozen=True):
     """Annotates a `dict[str, Plugin]`: the plugins that may stand there."""
 
     kinds: Callable[[], list[str]]

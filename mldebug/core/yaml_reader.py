@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from mldebug.core.errors import ConfigError
-from mldebug.core.plugin_options import Plugin, Room, problems
+from mldebug.core.plugin_options import Plugin, PluginKind, problems
 from mldebug.core.redact import clean
 from mldebug.core.scalars import OutOfBoundsError, convert, describe, members, unwrap
 
@@ -47,17 +47,17 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 def parse(text: str, file: str, kind: type[T]) -> T:
     """Return the configuration in `text`; `ConfigError` lists every problem as `file:line: section.key: what`."""
     try:
-        node = _Loader(text).get_single_node()
+        node = _LineLoader(text).get_single_node()
     except yaml.YAMLError as error:
         raise ConfigError([_syntax_problem(error, file, text)]) from None
-    reader = _Reader(file)
+    reader = _SectionReader(file)
     value = kind() if node is None else reader.section(node, kind, "")
     if reader.problems:
         raise ConfigError([said for _, said in sorted(reader.problems)], SEE_KEYS)
     return value
 
 
-class _Loader(yaml.SafeLoader):
+class _LineLoader(yaml.SafeLoader):
     """Composes nodes with their lines; refuses what could multiply them."""
 
     depth = 0
@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-class _Reader:
+class _SectionReader:
     """Turns nodes into values and collects what is wrong with them, as (line, sentence)."""
 
     def __init__(self, file: str) -> None:
@@ -109,27 +109,27 @@ class _Reader:
             return self._sequence(node, get_args(plain)[0], path)
         if get_origin(plain) is dict:
             item = get_args(plain)[1]
-            room = next((mark for mark in meta if isinstance(mark, Room)), None)
-            if room is not None:
-                return self._plugins(node, room, path)
+            plugin_kind = next((mark for mark in meta if isinstance(mark, PluginKind)), None)
+            if plugin_kind is not None:
+                return self._plugins(node, plugin_kind, path)
             return {
                 key: self.value(value, item, _join(path, key))
                 for key, _, value in self._entries(node, path)
             }
         return self._scalar(node, plain, meta, path)
 
-    def _plugins(self, node: yaml.Node, room: Room, path: str) -> dict[str, Plugin]:
+    def _plugins(self, node: yaml.Node, plugin_kind: PluginKind, path: str) -> dict[str, Plugin]:
         found: dict[str, Plugin] = {}
         for name, key_node, value_node in self._entries(node, path):
             if not NAME.fullmatch(name):
                 problem = "a name has letters, digits, - and _, and at most 40 of them"
                 self._refuse(key_node, _join(path, name), problem)
-            elif plugin := self._plugin(value_node, room, _join(path, name)):
+            elif plugin := self._plugin(value_node, plugin_kind, _join(path, name)):
                 found[name] = plugin
         return found
 
-    def _plugin(self, node: yaml.Node, room: Room, path: str) -> Plugin | None:
-        kinds = ", ".join(room.kinds())
+    def _plugin(self, node: yaml.Node, plugin_kind: PluginKind, path: str) -> Plugin | None:
+        kinds = ", ".join(plugin_kind.kinds())
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         own = [pair for pair in pairs if pair[0].value == "kind"]
         if not own:
@@ -139,10 +139,10 @@ class _Reader:
             self._refuse(own[1][0], f"{path}.kind", "stands here twice")
             return None
         kind = own[0][1]
-        if kind.value not in room.kinds():
+        if kind.value not in plugin_kind.kinds():
             self._refuse(kind, f"{path}.kind", f"{_show(kind)} is no kind; choose from: {kinds}")
             return None
-        module = room.load(kind.value)
+        module = plugin_kind.load(kind.value)
         rest = [pair for pair in pairs if pair is not own[0]]
         settings = yaml.MappingNode(node.tag, rest, node.start_mark, node.end_mark)
         before = len(self.problems)

@@ -10,7 +10,6 @@ import msgspec
 from mldebug.capture.flight_recorder.votes import everybody, settled
 from mldebug.capture.stacks import merge
 from mldebug.core.model import (
-    Asked,
     Confidence,
     Diagnosis,
     Fault,
@@ -19,28 +18,29 @@ from mldebug.core.model import (
     Job,
     Judgement,
     NodeCapture,
+    QueriedNodes,
     Verdict,
 )
 from mldebug.core.plugins import create_all
 from mldebug.core.ranksets import MAX_RANK, all_of, fold_ranks, shorten_ranks
 from mldebug.diagnosis.classify.combined import join
 from mldebug.diagnosis.classify.evidence import Case, ranks_text
-from mldebug.diagnosis.classify.flight_recorder import Flights
+from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
 from mldebug.diagnosis.classify.held_stream import all_spin, held
 from mldebug.diagnosis.classify.nccl_ras import (
     OUT_OF_STEP,
-    Voice,
+    RasStatement,
     ras_alike,
     ras_apart,
     ras_evidence,
-    ras_voices,
+    ras_statements,
 )
 from mldebug.diagnosis.classify.nodes import missing_ranks, node_evidence, where_to_type
-from mldebug.diagnosis.classify.rank_states import classified, grouped, stand
+from mldebug.diagnosis.classify.rank_states import classified, grouped, position
 from mldebug.diagnosis.classify.unknown import unknown
 
 
-def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Judgement:
+def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None) -> Judgement:
     """Conclude from the captures of one job, one per node; raises nothing and names nobody without evidence.
 
     `asked`: all nodes that were asked for it, where that were more than the one that asks.
@@ -62,12 +62,12 @@ def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Jud
         flights={rank: one for rank, one in told.items() if rank not in strange},
         asked=asked,
     )
-    frames = {rank.rank: stand(rank)[0] for rank in case.ranks}
+    frames = {rank.rank: position(rank)[0] for rank in case.ranks}
     groups, group_of = grouped(case, frames)
     devices = tuple(capture.devices for capture in captures if capture.devices)
     saves = tuple(dict.fromkeys(capture.saves for capture in captures if capture.saves))[:1]
     ras = () if case.moved else ras_evidence(captures)
-    voices = () if case.moved else ras_voices(captures)
+    voices = () if case.moved else ras_statements(captures)
     apart = "" if case.moved else ras_apart(captures)
     nodes = node_evidence(case, captures)
     findings = _findings(case) or _apart(case, apart) or _held(case, captures)
@@ -147,7 +147,7 @@ def conclude(
     case: Case,
     findings: list[Finding],
     beside: tuple[str, ...] = (),
-    voices: tuple[Voice, ...] = (),
+    voices: tuple[RasStatement, ...] = (),
 ) -> Diagnosis:
     """The most specific verdict wins; no finding is `unknown`, with the reason why nobody is named.
 
@@ -160,7 +160,7 @@ def conclude(
         culprits=best.culprits,
         confidence=best.confidence,
         summary=best.summary[:1].upper() + best.summary[1:],
-        evidence=(*best.evidence, *Flights(case).evidence(), *beside),
+        evidence=(*best.evidence, *FlightRecorders(case).evidence(), *beside),
         next_steps=(*where_to_type(case, best), *best.next_steps),
     )
 
@@ -174,7 +174,7 @@ def _within_sight(case: Case, finding: Finding) -> Finding:
 
 def _apart(case: Case, words: str) -> list[Finding]:
     """All wait, and NCCL tells that they have launched what never meets. Who took the wrong way it does not tell."""
-    if not words or case.suspects or not case.complete or Flights(case).alike:
+    if not words or case.suspects or not case.complete or FlightRecorders(case).alike:
         return []
     summary = f"{case.everybody()}, and what they have launched does not fit together: {words.removeprefix(OUT_OF_STEP)}"
     nobody = unknown(case)

@@ -7,13 +7,21 @@ from typing import Literal
 import msgspec
 
 from mldebug.cluster.messages import End, Whole
-from mldebug.core.model import Asked, Diagnosis, Gap, Job, Judgement, NodeCapture, Noun
+from mldebug.core.model import (
+    Diagnosis,
+    Gap,
+    Job,
+    Judgement,
+    NodeCapture,
+    Noun,
+    QueriedNodes,
+)
 from mldebug.core.report_model import CaptureView, Comparison, Report, Stall, TimelineEvent
 from mldebug.core.text import rfc3339
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.judgement import judgement_of, with_gaps, without_processes
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.timeline import with_exits
 from mldebug.incidents.report.build import State, build_report
 from mldebug.incidents.report.changes import comparison, later_words
@@ -44,11 +52,11 @@ class Incident(Noun, frozen=True, kw_only=True):
     captures: tuple[NodeCapture, ...] = ()
     gaps: tuple[Gap, ...] = ()  # captures that could not be had
     kind: Literal["stall", "abnormal_end"] = "stall"
-    ending: Ending | None = None  # of the newest attempt that failed
+    ending: AttemptExit | None = None  # of the newest attempt that failed
     failed: tuple[int, ...] = ()  # attempts that failed the same way, in order
     versions: dict[str, str] = {}
     across: tuple[NodeCapture, ...] = ()  # of all nodes at one moment, ours among them
-    asked: Asked | None = None  # the nodes that were asked for them
+    asked: QueriedNodes | None = None  # the nodes that were asked for them
     shared: bool = False  # several nodes have it under this id: it is counted where their report is
     whole: Whole | None = None  # what all nodes together have come to, as the coordinator told it
     counted: bool = False  # among the incidents of this node
@@ -95,7 +103,7 @@ def end(incident: Incident, state: State, at: float, what: str) -> Incident:
     return say(msgspec.structs.replace(incident, state=state, over_at=at), at, what)
 
 
-def add_ending(incident: Incident, ending: Ending, at: float, what: str) -> Incident:
+def add_ending(incident: Incident, ending: AttemptExit, at: float, what: str) -> Incident:
     """An attempt has failed, or the rest of the one that is told of already has ended."""
     known, attempt = incident.ending, ending.job.attempt
     if known is not None and known.job.id == ending.job.id:
@@ -115,7 +123,7 @@ def add_ending(incident: Incident, ending: Ending, at: float, what: str) -> Inci
     )
 
 
-def _attempts(known: tuple[int, ...], ending: Ending) -> range:
+def _attempts(known: tuple[int, ...], ending: AttemptExit) -> range:
     """This attempt, those before it that were too short to be seen, and those after it that the launcher tells of."""
     attempt = ending.job.attempt
     first = known[-1] + 1 if known else attempt
@@ -144,7 +152,7 @@ def judge(incident: Incident) -> Judgement:
 
 
 def add_across(
-    incident: Incident, captures: tuple[NodeCapture, ...], asked: Asked, at: float, what: str
+    incident: Incident, captures: tuple[NodeCapture, ...], asked: QueriedNodes, at: float, what: str
 ) -> Incident:
     """All nodes were captured at one moment: from now on the judgement rests on that, and on none with fewer nodes."""
     if len(captures) < len(incident.across):
@@ -188,9 +196,9 @@ def _judge_here(incident: Incident) -> Judgement:
     return later if later.diagnosis.culprits else first
 
 
-def _judge_ending(incident: Incident, ending: Ending) -> Judgement:
+def _judge_ending(incident: Incident, ending: AttemptExit) -> Judgement:
     """An abnormal end, with the capture of those that outlived the first; a crash loop says how often."""
-    told = judgement_of(ending, judge_ending(ending), next(iter(incident.captures[-1:]), None))
+    told = judgement_of(ending, judge_exit(ending), next(iter(incident.captures[-1:]), None))
     if len(incident.failed) < 2:
         return told
     attempts = ", ".join(map(str, incident.failed[-8:]))
@@ -239,7 +247,7 @@ def _judged_by(incident: Incident, judgement: Judgement) -> NodeCapture:
     return next((one for one in incident.captures if one.taken_at == judgement.taken_at), first)
 
 
-def _of_the_end(incident: Incident, ending: Ending) -> NodeCapture:
+def _of_the_end(incident: Incident, ending: AttemptExit) -> NodeCapture:
     if incident.captures:
         return with_gaps(incident.captures[-1], ending)
     return without_processes(ending, incident.detected_at, incident.versions)

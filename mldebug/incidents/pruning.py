@@ -14,7 +14,7 @@ BY_HAND = "manual"  # follows the job in the id of a report that was taken by ha
 _BY_HAND = re.compile(rf"-{BY_HAND}(?:-\d{{2}})?$")
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class StoredReport(msgspec.Struct, frozen=True, kw_only=True):
     """One report on disk. `made_at` is unix time."""
 
     id: str
@@ -29,7 +29,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def excess(
-    kept: Sequence[Kept], *, oldest_allowed: float, max_reports: int, max_bytes: int
+    kept: Sequence[StoredReport], *, oldest_allowed: float, max_reports: int, max_bytes: int
 ) -> tuple[str, ...]:
     """Return the ids that have to go. The newest report of all stays, and counts as a quarter of the bytes at most."""
     *rest, newest = sorted(kept, key=lambda one: one.id) or (None,)
@@ -45,7 +45,7 @@ def excess(
     return tuple(one.id for one in gone)
 
 
-def _too_much(kept: Sequence[Kept], max_reports: int, max_bytes: int) -> Counter[int]:
+def _too_much(kept: Sequence[StoredReport], max_reports: int, max_bytes: int) -> Counter[int]:
     """How much of what there is too much of each owner holds; empty where all is well."""
     held: Counter[int] = Counter()
     if len(kept) > max_reports:
@@ -56,7 +56,7 @@ def _too_much(kept: Sequence[Kept], max_reports: int, max_bytes: int) -> Counter
     return held
 
 
-def _of_the_heaviest(rest: Sequence[Kept], held: Counter[int]) -> Kept:
+def _of_the_heaviest(rest: Sequence[StoredReport], held: Counter[int]) -> StoredReport:
     """Whoever holds most gives up the oldest one that was taken by hand, else the oldest."""
     heaviest = max({one.owner for one in rest}, key=lambda owner: (held[owner], owner))
     mine = [one for one in rest if one.owner == heaviest]

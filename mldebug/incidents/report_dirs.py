@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from mldebug.config.schema import SYSTEM_STATE_DIR, load_config
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 
 
-def archives_of(config: Path | None) -> tuple[Archive, ...]:
+def report_stores_of(config: Path | None) -> tuple[ReportStore, ...]:
     """This user's own reports; where no config file says which, those of the node's service too."""
     own = load_config(config).agent.state_dir
     places = [own] if config or own == SYSTEM_STATE_DIR else [own, SYSTEM_STATE_DIR]
-    return tuple(Archive(place, config=config) for place in places)
+    return tuple(ReportStore(place, config=config) for place in places)

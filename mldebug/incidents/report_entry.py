@@ -8,7 +8,7 @@ from mldebug.core.errors import AccessError, EvidenceError
 from mldebug.core.files import read_struct
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One report as a list shows it; `broken` says why it cannot be read ("" when it can)."""
 
     id: str
@@ -38,7 +38,7 @@ class _DiagnosisHead(msgspec.Struct):
     summary: str
 
 
-class _Head(msgspec.Struct):
+class _ReportHead(msgspec.Struct):
     """The part of report.json that a list needs; the rest is skipped, not built."""
 
     schema: str
@@ -49,13 +49,13 @@ class _Head(msgspec.Struct):
     kind: str = ""
 
 
-def read_entry(folder: Path) -> Entry:
+def read_entry(folder: Path) -> ReportEntry:
     """Read one; never raises: what cannot be read is listed with the reason."""
     try:
-        head = read_struct(folder / "report.json", _Head)
+        head = read_struct(folder / "report.json", _ReportHead)
     except (EvidenceError, AccessError) as error:
-        return Entry(id=folder.name, broken=error.message)
-    return Entry(
+        return ReportEntry(id=folder.name, broken=error.message)
+    return ReportEntry(
         id=folder.name,
         verdict=head.diagnosis.verdict,
         confidence=head.diagnosis.confidence,

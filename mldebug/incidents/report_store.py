@@ -28,8 +28,8 @@ from mldebug.core.files import (
 from mldebug.core.hints import typed
 from mldebug.core.model import NodeCapture
 from mldebug.core.report_model import REPORT_SCHEMA, Report
-from mldebug.incidents.pruning import Kept, excess
-from mldebug.incidents.report_entry import Entry, read_entry
+from mldebug.incidents.pruning import StoredReport, excess
+from mldebug.incidents.report_entry import ReportEntry, read_entry
 from mldebug.incidents.stored_evidence import load_captures, newer
 
 DAY = 86_400.0
@@ -49,7 +49,7 @@ def is_id(name: str) -> bool:
     return _ID.fullmatch(name) is not None
 
 
-class Archive:
+class ReportStore:
     """All reports below one folder. `clock` returns unix seconds; `config` is the file that people gave, for advice."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Archive:
         self._check_name(report_id)
         shutil.rmtree(self.folder / report_id, ignore_errors=True)
 
-    def list(self) -> tuple[Entry, ...]:
+    def list(self) -> tuple[ReportEntry, ...]:
         """Return all reports, newest first; one that cannot be read is listed as broken.
 
         AccessError where this user may not see which there are.
@@ -186,7 +186,7 @@ class Archive:
             return []
         return sorted(name for name in found if _ID.fullmatch(name))
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> ReportEntry:
         return read_entry(self.folder / name)
 
     def _resolve(self, wanted: str) -> str:
@@ -266,12 +266,14 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _kept(folder: Path) -> Kept:
+def _kept(folder: Path) -> StoredReport:
     try:
         owner = folder.lstat().st_uid
     except OSError:
         owner = -1
-    return Kept(id=folder.name, owner=owner, size=folder_size(folder), made_at=_made_at(folder))
+    return StoredReport(
+        id=folder.name, owner=owner, size=folder_size(folder), made_at=_made_at(folder)
+    )
 
 
 def _made_at(folder: Path) -> float:

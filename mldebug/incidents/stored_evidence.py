@@ -8,23 +8,23 @@ import msgspec
 from mldebug.capture.validation import wrong_numbers, wrong_ranks, wrong_time
 from mldebug.core.errors import EvidenceError
 from mldebug.core.files import read_struct, unreadable
-from mldebug.core.model import CAPTURE_SCHEMA, Asked, NodeCapture
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.core.model import CAPTURE_SCHEMA, NodeCapture, QueriedNodes
+from mldebug.diagnosis.exits.model import AttemptExit
 
 MAX_CAPTURES = 4_096
 ASKED = "asked.json"  # all nodes that were asked, where one asked for others
 DAMAGED = "this file is damaged or made up"
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class StoredEvidence(msgspec.Struct, frozen=True):
     """What a folder holds; both are empty where it is no evidence of ours."""
 
     captures: tuple[NodeCapture, ...] = ()  # in order of name, which is that of time on one node
-    ending: Ending | None = None
-    asked: Asked | None = None
+    ending: AttemptExit | None = None
+    asked: QueriedNodes | None = None
 
 
-def load_recorded(directory: Path) -> Recorded:
+def load_evidence(directory: Path) -> StoredEvidence:
     """Read the evidence of a report folder (its `evidence/`) or of the folder itself, and refuse what cannot be.
 
     EvidenceError, AccessError: it is there and cannot be read.
@@ -37,14 +37,16 @@ def load_recorded(directory: Path) -> Recorded:
             f"{directory} tells how a job ended on {len(endings)} nodes",
             "put each ending-*.json into a folder of its own, and judge these",
         )
-    ending = _checked_ending(read_struct(endings[0], Ending), endings[0]) if endings else None
-    asked = next((read_struct(file, Asked) for file in _files(directory, ASKED)[:1]), None)
-    return Recorded(tuple(_checked(_load_capture(file), file) for file in captures), ending, asked)
+    ending = _checked_ending(read_struct(endings[0], AttemptExit), endings[0]) if endings else None
+    asked = next((read_struct(file, QueriedNodes) for file in _files(directory, ASKED)[:1]), None)
+    return StoredEvidence(
+        tuple(_checked(_load_capture(file), file) for file in captures), ending, asked
+    )
 
 
 def load_captures(directory: Path) -> tuple[NodeCapture, ...]:
     """Read the captures of a report folder, in order of name; EvidenceError where there is none."""
-    captures = load_recorded(directory).captures
+    captures = load_evidence(directory).captures
     if not captures:
         raise EvidenceError(
             f"there is no capture-*.json in {directory}", "is it a report's folder?"
@@ -94,7 +96,7 @@ def _checked(capture: NodeCapture, file: Path) -> NodeCapture:
     return capture
 
 
-def _checked_ending(ending: Ending, file: Path) -> Ending:
+def _checked_ending(ending: AttemptExit, file: Path) -> AttemptExit:
     known = [one.rank for one in ending.identities]
     ended = [one.rank for one in ending.exits]
     _check_ranks([*known, *ended, *ending.living], ending.job.world_size, file)

@@ -6,7 +6,7 @@ import binascii
 import math
 import struct
 
-from mldebug.core.model import Noun, Said
+from mldebug.core.model import HookState, Noun
 from mldebug.core.redact import clean
 
 SIZE = 4096
@@ -86,9 +86,9 @@ def _checksum(data: bytes) -> int:
     return binascii.crc32(data[_STATE_AT : _SCALARS_AT + count * _SCALAR.size])
 
 
-def said(beat: Heartbeat, now: float) -> Said:
+def said(beat: Heartbeat, now: float) -> HookState:
     """The same as people want it: ages instead of moments of a clock that they do not have."""
-    return Said(
+    return HookState(
         step=beat.step,
         step_age=_age(beat.stepped_at, now) if beat.step is not None else 0.0,
         phase=beat.phase,

@@ -7,7 +7,7 @@ WINDOW = 10.0
 FAST = 1024.0 * 1024.0  # bytes a second; logs, tensorboard and stdout stay far below
 
 
-class Writes:
+class WriteRate:
     """The written bytes of one process, reading by reading."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ hangs. So in a run that tells its steps it counts for as long only as nobody wou
 
 from mldebug.capture.nccl_ras.progress import brief, moved
 from mldebug.core.model import NcclRas
-from mldebug.stall.signals import STEPS, Look, Progress, ProgressKind
+from mldebug.stall.signals import STEPS, Progress, ProgressKind, RunLook
 
 LIMIT = 0.75  # of the time after which torch ends a collective, without a step
 
@@ -29,7 +29,7 @@ class CollectiveProgress:
         """The next answer is compared with none before it: what happened in between is known from elsewhere."""
         self._last = None
 
-    def signals(self, look: Look) -> tuple[Progress, ...]:
+    def signals(self, look: RunLook) -> tuple[Progress, ...]:
         """The last state of the signal, for this look; none before the first movement, and none any more past the limit."""
         if not self._moves or self._moved_at > stepped_at(look) + LIMIT * look.evidence_lives:
             return ()
@@ -37,7 +37,7 @@ class CollectiveProgress:
         return (Progress(kind=ProgressKind.RAS, value=self._moves, at=at),)
 
 
-def stepped_at(look: Look) -> float:
+def stepped_at(look: RunLook) -> float:
     """When the run last told a step, a record or a beat; infinite where it tells none."""
     told = [one.at for one in look.progress if one.kind in STEPS]
     return max(told, default=float("inf"))

@@ -20,7 +20,7 @@ def shortest_timeout(beats: Mapping[int, Heartbeat]) -> float | None:
     return min((one for one in told if one is not None), default=None)
 
 
-class BeatProgress:
+class HeartbeatProgress:
     """What the hooks of one run have told so far."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def scalars(beats: Mapping[int, Heartbeat]) -> dict[str, float]:
     return next((beats[rank].scalars for rank in sorted(beats) if beats[rank].scalars), {})
 
 
-class HookSteps:
+class HeartbeatSteps:
     """The steps of the furthest rank, as records of a log that tells each of them at the moment it was reached."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ MAX_SHAPES = 64
 Shape = tuple[str, str, bool]  # format, words, bare
 
 
-class Loop:
+class MainLoopFilter:
     """What the lines of one run look like."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ Count = tuple[str, int | None]  # format, total
 Said = tuple[str, int | None, int | None, str, str, int]  # count, step, loss, place, mark
 
 
-class Sayings:
+class NoveltyFilter:
     """What was said last, the oldest first."""
 
     def __init__(self) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.logs.records import LogRecord, StepTimes
-from mldebug.stall.heartbeats import HOOK, HookSteps
-from mldebug.stall.log_filters import ECHO, Loop, Sayings
+from mldebug.stall.heartbeats import HOOK, HeartbeatSteps
+from mldebug.stall.log_filters import ECHO, MainLoopFilter, NoveltyFilter
 from mldebug.stall.signals import Progress, ProgressKind
 from mldebug.stall.step_times import StepTimer
 
@@ -21,15 +21,15 @@ class LogProgress:
         self.loss: float | None = None
         self.step_seconds: float | None = None
         self._count: tuple[str, int | None] | None = None  # format and total of that step
-        self._sayings = Sayings()
-        self._loop = Loop()
+        self._sayings = NoveltyFilter()
+        self._loop = MainLoopFilter()
         self._moves = 0
         self._told = 0  # of these told in signals()
         self._bytes = 0
         self._moved_at: float | None = None
         self._grown_at = 0.0
         self._timer = StepTimer()
-        self._hook = HookSteps()
+        self._hook = HeartbeatSteps()
 
     @property
     def moved_at(self) -> float | None:
@@ -105,13 +105,13 @@ class LogProgress:
 
     def restart(self) -> None:
         """Other processes write now: a resumed run says the steps again that an earlier one has said."""
-        self._sayings, self._loop = Sayings(), Loop()
+        self._sayings, self._loop = NoveltyFilter(), MainLoopFilter()
 
     def disown(self) -> None:
         """What was told so far may be another job's: forget it; the histogram of step times only grows."""
         self.step = self.loss = self.step_seconds = self._moved_at = self._count = None
         self._bytes = 0
-        self._sayings, self._loop = Sayings(), Loop()
+        self._sayings, self._loop = NoveltyFilter(), MainLoopFilter()
 
     def _learn(self, record: LogRecord) -> bool:
         """Take a record of the loop's own; say whether it tells anything that was not known."""

@@ -8,8 +8,8 @@ import math
 
 import msgspec
 
-from mldebug.stall.signals import STEPS, Look, Progress, ProgressKind
-from mldebug.stall.timeouts import GapMemory, Gaps
+from mldebug.stall.signals import STEPS, Progress, ProgressKind, RunLook
+from mldebug.stall.timeouts import GapMemory, ProgressGaps
 
 UNSEEN = 3.0
 BEATS = 10  # signs of a rhythm without step numbers, after which the job counts as started
@@ -17,7 +17,7 @@ COUNTED = (ProgressKind.RECORD, ProgressKind.RAS, ProgressKind.LOG_GROWTH)
 """Counts since the agent came: after its restart they begin anew."""
 
 
-class PulseMemory(msgspec.Struct, kw_only=True):
+class ProgressMemory(msgspec.Struct, kw_only=True):
     """What is known of the movement of one attempt; `at` is real (monotonic), the other times are watched."""
 
     now: float = 0.0
@@ -37,7 +37,7 @@ class StallMemory(msgspec.Struct, kw_only=True):
 
     run: str = ""
     attempt: int = 0
-    pulse: PulseMemory = msgspec.field(default_factory=PulseMemory)
+    pulse: ProgressMemory = msgspec.field(default_factory=ProgressMemory)
     lived: bool = False  # the attempt has had ranks
     over: bool = False
     confirmed: bool = False
@@ -51,12 +51,12 @@ class StallMemory(msgspec.Struct, kw_only=True):
     incidents: int = 0
 
 
-class Pulse:
+class ProgressClock:
     """Follows one run; `interval` is the usual time between two looks."""
 
-    def __init__(self, interval: float, memory: PulseMemory | None = None) -> None:
-        self.memory = memory or PulseMemory()
-        self.gaps = Gaps(self.memory.gaps)
+    def __init__(self, interval: float, memory: ProgressMemory | None = None) -> None:
+        self.memory = memory or ProgressMemory()
+        self.gaps = ProgressGaps(self.memory.gaps)
         self._most = UNSEEN * interval
         self._resumed = self.memory.looked_at  # by an earlier agent; None where there was none
         self._knew_step = ProgressKind.STEP in self.memory.values
@@ -72,11 +72,11 @@ class Pulse:
     def begin_attempt(self) -> None:
         """Forget the progress, keep the clock and the rhythm."""
         old = self.memory
-        self.memory = PulseMemory(
+        self.memory = ProgressMemory(
             now=old.now, progressed=old.now, looked_at=None, gaps=self.gaps.memory
         )
 
-    def hear(self, look: Look, learn: bool) -> float | None:
+    def hear(self, look: RunLook, learn: bool) -> float | None:
         """Take one look. Return the pause that ended with it where the job moved, else None."""
         memory, before = self.memory, self.memory.looked_at
         at = look.at if math.isfinite(look.at) else before or 0.0
@@ -114,7 +114,7 @@ class Pulse:
         """Whether there is any signal of the job's own, a log for one."""
         return any(kind != ProgressKind.RAS for kind in self.memory.values)
 
-    def started(self, look: Look) -> bool:
+    def started(self, look: RunLook) -> bool:
         """Whether this attempt has made its first step."""
         return look.started or self.memory.stepped or self.memory.beats >= BEATS
 

@@ -25,7 +25,7 @@ from enum import StrEnum
 import msgspec
 
 from mldebug.core.model import Role
-from mldebug.stall.checkpoint_writes import FAST, Writes
+from mldebug.stall.checkpoint_writes import FAST, WriteRate
 from mldebug.stall.signals import RankLook
 
 SLICE = 1.0  # counters are compared over at least this long: a clock tick is 10 ms
@@ -59,7 +59,7 @@ class Condition(StrEnum):
     GONE = "gone"
 
 
-class Spent(msgspec.Struct):
+class ActivitySum(msgspec.Struct):
     """What was used since a mark: looks are closer together than marks, and work comes in bursts."""
 
     main: float = 0.0  # CPU seconds
@@ -75,7 +75,7 @@ class Spent(msgspec.Struct):
         self.children_bytes += look.children_io_rate * span
 
 
-class Trail(msgspec.Struct, kw_only=True):
+class RankActivity(msgspec.Struct, kw_only=True):
     """One rank: when it last moved, by kind of movement."""
 
     last: RankLook
@@ -87,7 +87,7 @@ class Trail(msgspec.Struct, kw_only=True):
     helped: float  # no other thread and no child worked or did I/O
     marked: float
     mark: RankLook
-    spent: Spent = msgspec.field(default_factory=Spent)  # since the mark
+    spent: ActivitySum = msgspec.field(default_factory=ActivitySum)  # since the mark
     looked: float = 0.0
     device: bool | None = None  # the last reading since the job moved
     role: Role | None = None
@@ -97,7 +97,7 @@ class Trail(msgspec.Struct, kw_only=True):
     sampled: float = 0.0
     shown: float = 0.0  # the first sample of these frames
     changed: bool = False  # the last sample showed other frames than the one before
-    writes: Writes = msgspec.field(default_factory=Writes)
+    writes: WriteRate = msgspec.field(default_factory=WriteRate)
     written: int = 0  # bytes, when the job last moved
     saved: float = -math.inf  # when its bytes last grew as fast as a checkpoint's
 
@@ -215,7 +215,7 @@ class Trail(msgspec.Struct, kw_only=True):
         works = works or self.spent.children >= CHILDREN_BUSY * span
         if works or self.spent.children_bytes > COPY_RATE * span:
             self.helped = now
-        self.marked, self.mark, self.spent = now, look, Spent()
+        self.marked, self.mark, self.spent = now, look, ActivitySum()
 
     def _enough_samples(self, now: float, window: float) -> bool:
         """A stopped rank needs no stack; one that cannot be sampled is judged by its counters."""
@@ -223,9 +223,9 @@ class Trail(msgspec.Struct, kw_only=True):
         return self.samples >= SAMPLES or self.last.state in STOPPED or tried
 
 
-def new_trail(look: RankLook, now: float) -> Trail:
+def new_activity(look: RankLook, now: float) -> RankActivity:
     """Begin with the first look at a rank: it counts as having moved just now."""
-    trail = Trail(
+    trail = RankActivity(
         last=look,
         steady=now,
         posed=now,

@@ -24,9 +24,9 @@ from typing import Literal
 import msgspec
 
 from mldebug.jobs.heartbeat import LEGITIMATE
-from mldebug.stall.progress_clock import Pulse
-from mldebug.stall.signals import Look
-from mldebug.stall.stillness import Ranks, Standing
+from mldebug.stall.progress_clock import ProgressClock
+from mldebug.stall.signals import RunLook
+from mldebug.stall.stillness import RunActivity, StillnessSummary
 from mldebug.stall.timeouts import MOST, Timeout
 
 BUSY_FACTOR, BUSY_LEAST = 4.0, 300.0
@@ -51,7 +51,7 @@ class StallSettings(msgspec.Struct, frozen=True, kw_only=True):
     interval: float = 5.0
 
 
-class Rule(msgspec.Struct, frozen=True):
+class StallRule(msgspec.Struct, frozen=True):
     """What holds for a run at this moment."""
 
     by: Literal["progress", "stillness"]
@@ -64,7 +64,9 @@ class Rule(msgspec.Struct, frozen=True):
     saving_limit: float = math.inf  # quiet for so long, a growing checkpoint excuses nobody
 
 
-def choose(settings: StallSettings, look: Look, pulse: Pulse, ranks: Ranks, watched: float) -> Rule:
+def choose(
+    settings: StallSettings, look: RunLook, pulse: ProgressClock, ranks: RunActivity, watched: float
+) -> StallRule:
     """Return the rule for this look; `watched` is how long this agent has seen the attempt."""
     started = pulse.started(look)
     dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
@@ -74,19 +76,23 @@ def choose(settings: StallSettings, look: Look, pulse: Pulse, ranks: Ranks, watc
         says_why = _says_why(ranks, pulse.now, window)
         busy = max(patience, _busy_limit(settings, look, timeout, says_why))
         device = _device_limit(pulse, busy, says_why)
-        return Rule("progress", timeout, window, busy, device, patience, dies)
+        return StallRule("progress", timeout, window, busy, device, patience, dies)
     if not started and (pulse.tells or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
-        return Rule("stillness", timeout, timeout.seconds, None)
+        return StallRule("stillness", timeout, timeout.seconds, None)
     timeout = _without_signal(settings, pulse)
     others = settings.timeout == "auto" and look.elsewhere
     patience = max(timeout.seconds, dies) if others else timeout.seconds
     says_why = _says_why(ranks, pulse.now, timeout.seconds)
     busy = _busy_limit(settings, look, timeout, says_why)
-    return Rule("stillness", timeout, timeout.seconds, busy, patience=patience, saving_limit=dies)
+    return StallRule(
+        "stillness", timeout, timeout.seconds, busy, patience=patience, saving_limit=dies
+    )
 
 
-def is_blamed(rule: Rule, quiet: float, standing: Standing, ranks: Ranks, now: float) -> bool:
+def is_blamed(
+    rule: StallRule, quiet: float, standing: StillnessSummary, ranks: RunActivity, now: float
+) -> bool:
     """Whether the incident opens: nobody moves, or somebody has kept the others waiting for too long."""
     if rule.by == "stillness":
         early = waits_for_others(rule, standing) and standing.stood_for(now) < rule.patience
@@ -97,25 +103,25 @@ def is_blamed(rule: Rule, quiet: float, standing: Standing, ranks: Ranks, now: f
     return standing.frozen or (late and standing.somebody_stands)
 
 
-def waits_for_others(rule: Rule, standing: Standing) -> bool:
+def waits_for_others(rule: StallRule, standing: StillnessSummary) -> bool:
     """Without a signal: all ranks here wait, and whom they wait for may be on another node and well."""
     return rule.patience > rule.timeout.seconds and standing.only_waits
 
 
-def unexcused(rule: Rule, quiet: float, ranks: Ranks, now: float) -> float:
+def unexcused(rule: StallRule, quiet: float, ranks: RunActivity, now: float) -> float:
     """Seconds without a step that count against the run: those since a checkpoint last grew."""
     if rule.by == "stillness" or quiet >= rule.saving_limit:
         return quiet
     return min(quiet, now - ranks.saved_at(now, rule.window))
 
 
-def keeps_waiting(rule: Rule, some_unmoved: float) -> bool:
+def keeps_waiting(rule: StallRule, some_unmoved: float) -> bool:
     """Without a signal: one rank has not moved for so long that it is worth a sparse sample."""
     limit = rule.busy_limit
     return rule.by == "stillness" and limit is not None and some_unmoved >= limit / 2
 
 
-def glance(rule: Rule, changed: bool) -> float:
+def glance(rule: StallRule, changed: bool) -> float:
     """Seconds between two samples of a run that tells nothing, though cheap signs say that it moves.
 
     A wait that polls looks alive to every counter, and that is how ranks wait for each other before the first step.
@@ -126,14 +132,14 @@ def glance(rule: Rule, changed: bool) -> float:
     return rule.timeout.seconds if changed else rule.timeout.seconds / 4
 
 
-def spacing(rule: Rule, over: bool) -> float:
+def spacing(rule: StallRule, over: bool) -> float:
     """Seconds between two samples: at least 8 in the second half of the timeout, fewer when that is over."""
     half = rule.window if rule.by == "progress" else rule.timeout.seconds / 2
     planned = max(SOONEST, half / SAMPLES)
     return max(planned, min(LATER, half / 4)) if over else planned
 
 
-def _kept_waiting(rule: Rule, ranks: Ranks, now: float) -> bool:
+def _kept_waiting(rule: StallRule, ranks: RunActivity, now: float) -> bool:
     """Without a signal: somebody has stood in one place all that time while another worked."""
     if rule.busy_limit is None:
         return False
@@ -144,7 +150,9 @@ def _kept_waiting(rule: Rule, ranks: Ranks, now: float) -> bool:
     return bool(standing.busy) and standing.somebody_stands
 
 
-def _by_rhythm(settings: StallSettings, look: Look, pulse: Pulse) -> tuple[Timeout, float]:
+def _by_rhythm(
+    settings: StallSettings, look: RunLook, pulse: ProgressClock
+) -> tuple[Timeout, float]:
     """The timeout, and from when on those who stand are blamed."""
     if settings.timeout != "auto":
         return Timeout(settings.timeout, SET_BY_HAND), settings.timeout
@@ -159,7 +167,7 @@ def _by_rhythm(settings: StallSettings, look: Look, pulse: Pulse) -> tuple[Timeo
     return Timeout(cap, why), cap if pulse.gaps.known and not slow else usual.seconds
 
 
-def _without_signal(settings: StallSettings, pulse: Pulse) -> Timeout:
+def _without_signal(settings: StallSettings, pulse: ProgressClock) -> Timeout:
     if settings.timeout != "auto":
         return Timeout(settings.timeout, SET_BY_HAND)
     if pulse.log_grows(within=NO_SIGNAL):
@@ -167,14 +175,14 @@ def _without_signal(settings: StallSettings, pulse: Pulse) -> Timeout:
     return pulse.gaps.widen(Timeout(NO_SIGNAL, "no progress signal"))
 
 
-def _says_why(ranks: Ranks, now: float, window: float) -> bool:
+def _says_why(ranks: RunActivity, now: float, window: float) -> bool:
     """Whether a busy rank says itself why it makes no step. What a rank says that waits for it excuses nobody."""
     standing = ranks.standing(now, window)
     works = standing.busy or standing.blind  # who is blind may be computing
     return any(trail.last.phase in LEGITIMATE for trail in works)
 
 
-def _busy_limit(settings: StallSettings, look: Look, timeout: Timeout, says_why: bool) -> float:
+def _busy_limit(settings: StallSettings, look: RunLook, timeout: Timeout, says_why: bool) -> float:
     told = settings.busy_timeout
     patience = max(BUSY_FACTOR * timeout.seconds, BUSY_LEAST) if told == "auto" else told
     if told == "auto" and says_why:
@@ -182,7 +190,7 @@ def _busy_limit(settings: StallSettings, look: Look, timeout: Timeout, says_why:
     return max(timeout.seconds, min(patience, BEFORE_EVIDENCE_DIES * look.evidence_lives))
 
 
-def _device_limit(pulse: Pulse, busy_limit: float, says_why: bool) -> float:
+def _device_limit(pulse: ProgressClock, busy_limit: float, says_why: bool) -> float:
     if says_why:
         return math.inf
     return max(busy_limit, DEVICE_LIMIT, SURVIVED * pulse.gaps.memory.longest)

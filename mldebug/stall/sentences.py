@@ -6,9 +6,9 @@ from collections.abc import Callable
 from mldebug.core.model import Role
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import safe_line
-from mldebug.stall.rank_activity import STOPPED, Trail
-from mldebug.stall.rules import Rule
-from mldebug.stall.stillness import Standing
+from mldebug.stall.rank_activity import STOPPED, RankActivity
+from mldebug.stall.rules import StallRule
+from mldebug.stall.stillness import StillnessSummary
 
 NAMED = 3
 STAGE_WORDS = {"confirmed": "stalled, nobody named yet", "blamed": "stalled"}
@@ -24,7 +24,7 @@ def stage_words(stage: str) -> str:
     return STAGE_WORDS.get(stage, stage)
 
 
-def quietly(rule: Rule, quiet: float, usual: float | None, who: str = "no rank has") -> str:
+def quietly(rule: StallRule, quiet: float, usual: float | None, who: str = "no rank has") -> str:
     """`no step for 62 s (usual gap 1.1 s)`, or for a run without signals, how long its ranks have stood."""
     early = quiet < rule.timeout.seconds / 4
     if rule.by == "progress":
@@ -36,7 +36,7 @@ def quietly(rule: Rule, quiet: float, usual: float | None, who: str = "no rank h
     return f"{who} moved for {seconds(quiet)} ({rule.timeout.why})"
 
 
-def standing_words(standing: Standing) -> str:
+def standing_words(standing: StillnessSummary) -> str:
     """`7 ranks wait in all_reduce; rank 3 sleeps in slow_data_loader`; empty where nobody was seen."""
     parts = [
         *_waiters(standing.waiting, ""),
@@ -53,17 +53,17 @@ def standing_words(standing: Standing) -> str:
     return "; ".join(parts)
 
 
-def saving_words(savers: tuple[Trail, ...]) -> str:
+def saving_words(savers: tuple[RankActivity, ...]) -> str:
     """`rank 0 has written 3.2 GB`; empty where nobody writes a checkpoint."""
     return "; ".join(_each(savers, _written))
 
 
-def _written(trail: Trail) -> str:
+def _written(trail: RankActivity) -> str:
     gigabytes = trail.grown / 1e9
     return f"has written {gigabytes:.{1 if gigabytes < 10 else 0}f} GB"
 
 
-def _waiters(trails: tuple[Trail, ...], note: str) -> list[str]:
+def _waiters(trails: tuple[RankActivity, ...], note: str) -> list[str]:
     """`7 ranks wait in all_reduce`, or what each does where the wait has no name."""
     places = Counter(_operation(trail) for trail in trails if _operation(trail))
     named = [_wait(trails, place, count) for place, count in places.most_common(NAMED)]
@@ -71,22 +71,22 @@ def _waiters(trails: tuple[Trail, ...], note: str) -> list[str]:
     return [clause + note for clause in (*named, *_each(nameless, _waits))]
 
 
-def _wait(trails: tuple[Trail, ...], place: str, count: int) -> str:
+def _wait(trails: tuple[RankActivity, ...], place: str, count: int) -> str:
     if count > 1:
         return f"{count} ranks wait in {place}"
     rank = next(trail.last.rank for trail in trails if _operation(trail) == place)
     return f"rank {rank} waits in {place}"
 
 
-def _operation(trail: Trail) -> str:
+def _operation(trail: RankActivity) -> str:
     return safe_line(trail.told.operation, 60) if trail.told else ""
 
 
-def _waits(trail: Trail) -> str:
+def _waits(trail: RankActivity) -> str:
     return _doing(trail) or "waits"
 
 
-def _each(trails: tuple[Trail, ...], words: Callable[[Trail], str]) -> list[str]:
+def _each(trails: tuple[RankActivity, ...], words: Callable[[RankActivity], str]) -> list[str]:
     """`rank 3 sleeps in load`, `ranks 2-5: each sleeps in load`."""
     doing: dict[str, list[int]] = {}
     for trail in trails:
@@ -99,13 +99,13 @@ def _clause(ranks: list[int], phrase: str) -> str:
     return f"{_ranks(ranks)} {phrase}" if len(ranks) == 1 else f"{_ranks(ranks)}: each {phrase}"
 
 
-def _stands(trail: Trail) -> str:
+def _stands(trail: RankActivity) -> str:
     if trail.last.state in STOPPED:
         return "is stopped"
     return _doing(trail) or "does not move"
 
 
-def _works(trail: Trail) -> str:
+def _works(trail: RankActivity) -> str:
     if trail.last.compiling or trail.last.phase == "compile":
         return "compiles"
     if trail.grown:
@@ -117,7 +117,7 @@ def _works(trail: Trail) -> str:
     return f"moves ({_doing(trail)})" if _doing(trail) else "works"
 
 
-def _doing(trail: Trail) -> str:
+def _doing(trail: RankActivity) -> str:
     if trail.told is None:
         return ""
     phase = f" in phase {safe_line(trail.told.phase, 30)}" if trail.told.phase else ""

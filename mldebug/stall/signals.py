@@ -64,7 +64,7 @@ class RankLook(Noun, frozen=True, kw_only=True):
     device_progress: bool | None = None  # its GPU computes or moves memory; None: not readable
 
 
-class Look(Noun, frozen=True, kw_only=True):
+class RunLook(Noun, frozen=True, kw_only=True):
     """One tick of one run. A new `attempt` starts everything anew but the learned rhythm."""
 
     at: float
@@ -109,7 +109,7 @@ class Stage(StrEnum):
     ENDED = "ended"  # the job, or the attempt that was stalled, is over
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class StallDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What to do now, and the sentence that says why."""
 
     stage: Stage

@@ -4,17 +4,17 @@ import math
 
 import msgspec
 
-from mldebug.stall.rank_activity import Condition, Trail, new_trail
-from mldebug.stall.signals import Look
+from mldebug.stall.rank_activity import Condition, RankActivity, new_activity
+from mldebug.stall.signals import RunLook
 
 
-class Standing(msgspec.Struct, frozen=True):
+class StillnessSummary(msgspec.Struct, frozen=True):
     """The ranks of one run by condition, each with its trail, sorted by rank."""
 
-    waiting: tuple[Trail, ...] = ()
-    blind: tuple[Trail, ...] = ()
-    inert: tuple[Trail, ...] = ()
-    busy: tuple[Trail, ...] = ()
+    waiting: tuple[RankActivity, ...] = ()
+    blind: tuple[RankActivity, ...] = ()
+    inert: tuple[RankActivity, ...] = ()
+    busy: tuple[RankActivity, ...] = ()
     gone: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
 
@@ -53,16 +53,16 @@ class Standing(msgspec.Struct, frozen=True):
         return tuple(sorted((*found, *self.gone, *self.missing)))
 
 
-class Ranks:
+class RunActivity:
     """The trails of all ranks of one attempt."""
 
     def __init__(self) -> None:
-        self._trails: dict[int, Trail] = {}
+        self._trails: dict[int, RankActivity] = {}
         self._exited: tuple[int, ...] = ()
         self._missing: tuple[int, ...] = ()
         self._saved = -math.inf
 
-    def see(self, seen: Look, now: float) -> None:
+    def see(self, seen: RunLook, now: float) -> None:
         """Take one look at every rank; a rank that is no longer listed is forgotten."""
         known, self._exited, self._missing = self._trails, seen.exited, seen.missing
         if seen.saved_at is not None:
@@ -71,7 +71,7 @@ class Ranks:
         for look in seen.ranks:
             trail = known.get(look.rank)
             if trail is None:
-                trail = new_trail(look, now)
+                trail = new_activity(look, now)
             else:
                 trail.see(look, now)
             self._trails[look.rank] = trail
@@ -97,7 +97,7 @@ class Ranks:
         return max((self._saved, *told))
 
     @property
-    def savers(self) -> tuple[Trail, ...]:
+    def savers(self) -> tuple[RankActivity, ...]:
         """Ranks that have written as one writes a checkpoint since the job last moved."""
         return tuple(trail for _, trail in sorted(self._trails.items()) if trail.grown)
 
@@ -110,13 +110,13 @@ class Ranks:
         """Whether the frames of one of these ranks have changed after `moment`."""
         return any(trail.steady > moment for rank in ranks if (trail := self._trails.get(rank)))
 
-    def standing(self, now: float, window: float, *, devices: bool = True) -> Standing:
+    def standing(self, now: float, window: float, *, devices: bool = True) -> StillnessSummary:
         """Sort the ranks by what they did in the last `window` seconds; without `devices`, whatever those do."""
-        found: dict[Condition, list[Trail]] = {condition: [] for condition in Condition}
+        found: dict[Condition, list[RankActivity]] = {condition: [] for condition in Condition}
         for _, trail in sorted(self._trails.items()):
             found[trail.condition(now, window, devices=devices)].append(trail)
         gone = {trail.last.rank for trail in found[Condition.GONE]} | set(self._exited)
-        return Standing(
+        return StillnessSummary(
             waiting=tuple(found[Condition.WAITING]),
             blind=tuple(found[Condition.BLIND]),
             inert=tuple(found[Condition.INERT]),

@@ -42,7 +42,7 @@ class Timeout(msgspec.Struct, frozen=True):
     why: str
 
 
-class Gaps:
+class ProgressGaps:
     """Learns from the gaps of one run."""
 
     def __init__(self, memory: GapMemory | None = None) -> None:

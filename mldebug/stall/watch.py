@@ -8,9 +8,9 @@ Pure: no threads, no files, no clock; the same looks give the same decisions.
 import copy
 from typing import Any
 
-from mldebug.stall.progress_clock import Pulse, StallMemory
+from mldebug.stall.progress_clock import ProgressClock, StallMemory
 from mldebug.stall.rules import (
-    Rule,
+    StallRule,
     StallSettings,
     choose,
     glance,
@@ -21,8 +21,8 @@ from mldebug.stall.rules import (
     waits_for_others,
 )
 from mldebug.stall.sentences import quietly, saving_words, seconds, standing_words
-from mldebug.stall.signals import Decision, Look, Stage
-from mldebug.stall.stillness import Ranks, Standing
+from mldebug.stall.signals import RunLook, Stage, StallDecision
+from mldebug.stall.stillness import RunActivity, StillnessSummary
 from mldebug.stall.timeouts import Timeout
 
 LATER_CAPTURES = (
@@ -39,8 +39,8 @@ class StallWatch:
     def __init__(self, settings: StallSettings, memory: StallMemory | None = None) -> None:
         self._settings = settings
         self._memory = copy.deepcopy(memory) if memory else StallMemory()
-        self._pulse = Pulse(settings.interval, self._memory.pulse)
-        self._ranks = Ranks()
+        self._pulse = ProgressClock(settings.interval, self._memory.pulse)
+        self._ranks = RunActivity()
         self._came: float | None = None
         self._asked: float | None = None
         self._resumed = self._memory.confirmed
@@ -64,7 +64,7 @@ class StallWatch:
         """Does a rank still owe its Flight Recorder after the newest capture? A full one takes a minute."""
         self._memory.awaits = awaits
 
-    def look(self, look: Look) -> Decision:
+    def look(self, look: RunLook) -> StallDecision:
         """Take one look and decide."""
         interrupted = self._meet(look)
         pause = self._pulse.hear(look, learn=self._memory.opened is None)
@@ -83,7 +83,7 @@ class StallWatch:
 
     # --- the life of an attempt ---
 
-    def _meet(self, look: Look) -> Decision | None:
+    def _meet(self, look: RunLook) -> StallDecision | None:
         """Begin anew with a new attempt; one that was stalled ends here."""
         memory = self._memory
         first = self._pulse.memory.looked_at is None
@@ -95,18 +95,18 @@ class StallWatch:
         stalled = memory.opened is not None
         decision = self._ended(f"attempt {look.attempt} has begun") if stalled else None
         self._pulse.begin_attempt()
-        self._ranks = Ranks()
+        self._ranks = RunActivity()
         self._came = None
         memory.lived = memory.over = False
         self._moved()
         return decision
 
-    def _is_over(self, look: Look) -> bool:
+    def _is_over(self, look: RunLook) -> bool:
         living = bool(look.living)
         self._memory.lived = self._memory.lived or living
         return not living
 
-    def _ended(self, why: str) -> Decision:
+    def _ended(self, why: str) -> StallDecision:
         memory = self._memory
         stage = Stage.ENDED if memory.lived else Stage.WATCHING
         decision = self._say(stage, why, key=memory.key, stalled_since=memory.stalled_since)
@@ -127,7 +127,7 @@ class StallWatch:
 
     # --- from quiet to verdict ---
 
-    def _judge(self, rule: Rule) -> Decision:
+    def _judge(self, rule: StallRule) -> StallDecision:
         now, limit = self._pulse.now, rule.timeout.seconds
         every, some = self._ranks.unmoved_for(now)
         quiet = self._pulse.quiet if rule.by == "progress" else every
@@ -154,16 +154,16 @@ class StallWatch:
             next_look=pace,
         )
 
-    def _standing(self, rule: Rule, quiet: float, window: float) -> Standing:
+    def _standing(self, rule: StallRule, quiet: float, window: float) -> StillnessSummary:
         devices = min(quiet, self._watched) < rule.device_limit
         return self._ranks.standing(self._pulse.now, window, devices=devices)
 
-    def _glances(self, rule: Rule) -> bool:
+    def _glances(self, rule: StallRule) -> bool:
         """Without a signal nobody is trusted for ever for looking alive: a sparse sample shows who polls."""
         pace = glance(rule, self._ranks.changed)
         return rule.by == "stillness" and self._watched >= pace and self._sample_due(pace)
 
-    def _suspect(self, rule: Rule, quiet: float) -> Decision:
+    def _suspect(self, rule: StallRule, quiet: float) -> StallDecision:
         left = rule.timeout.seconds - quiet
         early = rule.by == "stillness" and left > rule.timeout.seconds / 2
         pace = spacing(rule, over=early or left <= 0)
@@ -177,7 +177,7 @@ class StallWatch:
             next_look=min(pace, left) if left > 0 else pace,
         )
 
-    def _confirm(self, rule: Rule, quiet: float, standing: Standing) -> Decision:
+    def _confirm(self, rule: StallRule, quiet: float, standing: StillnessSummary) -> StallDecision:
         capture, self._memory.confirmed = not self._memory.confirmed, True
         until = rule.patience if standing.frozen else rule.busy_limit or 0.0
         pace, left = spacing(rule, over=True), until - quiet
@@ -195,7 +195,7 @@ class StallWatch:
             next_look=min(pace, left) if left > 0 else pace,
         )
 
-    def _open(self, rule: Rule, quiet: float, standing: Standing) -> Decision:
+    def _open(self, rule: StallRule, quiet: float, standing: StillnessSummary) -> StallDecision:
         memory, pulse = self._memory, self._pulse
         if rule.by == "stillness":
             quiet = standing.stood_for(pulse.now)
@@ -207,7 +207,9 @@ class StallWatch:
         memory.stalled_since = self._stalled_since(rule, quiet)
         return self._blamed(rule, quiet, standing, open=True, capture=True)
 
-    def _blamed(self, rule: Rule, quiet: float, standing: Standing, **asked: bool) -> Decision:
+    def _blamed(
+        self, rule: StallRule, quiet: float, standing: StillnessSummary, **asked: bool
+    ) -> StallDecision:
         saw = self._pulse.memory.heard if rule.by == "progress" else quiet < self._watched - 1
         already = "" if saw or not asked.get("open") else "already stalled when the agent came: "
         words = standing_words(standing)
@@ -222,14 +224,14 @@ class StallWatch:
             **asked,
         )
 
-    def _stalled_since(self, rule: Rule, quiet: float) -> float:
+    def _stalled_since(self, rule: StallRule, quiet: float) -> float:
         if rule.by == "progress":
             return self._pulse.memory.progressed_at
         return (self._pulse.memory.looked_at or 0.0) - quiet
 
     # --- an open incident ---
 
-    def _follow(self, rule: Rule) -> Decision:
+    def _follow(self, rule: StallRule) -> StallDecision:
         """The incident is open: capture once more, and see whether the same frames advance by themselves."""
         memory, now = self._memory, self._pulse.now
         opened = memory.opened or 0.0
@@ -247,7 +249,7 @@ class StallWatch:
         wanted = done == 0 or self._memory.awaits
         return wanted and done < len(LATER_CAPTURES) and since >= LATER_CAPTURES[done]
 
-    def _recovered(self, pause: float) -> Decision:
+    def _recovered(self, pause: float) -> StallDecision:
         """It went on by itself: a false alarm, or a storage that came back. The run gets more time."""
         memory = self._memory
         self._pulse.gaps.false_alarm(pause, memory.timeout)
@@ -262,7 +264,7 @@ class StallWatch:
 
     # --- words ---
 
-    def _quietly(self, rule: Rule, quiet: float, some: bool = False) -> str:
+    def _quietly(self, rule: StallRule, quiet: float, some: bool = False) -> str:
         who = "some ranks have not" if some else "no rank has"
         return quietly(rule, quiet, self._pulse.gaps.usual, who)
 
@@ -276,13 +278,13 @@ class StallWatch:
         stage: Stage,
         sentence: str,
         *,
-        rule: Rule | None = None,
+        rule: StallRule | None = None,
         next_look: float | None = None,
         **said: Any,
-    ) -> Decision:
+    ) -> StallDecision:
         timeout = rule.timeout if rule else Timeout(0.0, "")
         pace = self._settings.interval if next_look is None else next_look
-        return Decision(
+        return StallDecision(
             stage=stage,
             sentence=sentence,
             timeout=timeout.seconds,

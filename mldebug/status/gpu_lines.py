@@ -11,35 +11,37 @@ from mldebug.status.gpu_view import names_of
 from mldebug.status.snapshot import RunState, Snapshot
 
 
-class Said(NamedTuple):
+class StatusLine(NamedTuple):
     """One line, and whether it is bad news."""
 
     text: str
     bad: bool = False
 
 
-def hardware_lines(told: Snapshot, now: float) -> Iterator[Said]:
+def hardware_lines(told: Snapshot, now: float) -> Iterator[StatusLine]:
     """How many GPUs there are and how they do; below it each that is not well, the worst first, at most 8."""
     if told.gpus_released_until is not None:
         left = _duration(told.gpus_released_until - now)
-        yield Said(f"it has let go of the GPUs for another {left}: {told.gpus_released_why}", True)
-        yield Said("  take them up again: mldebug gpus release --end")
+        yield StatusLine(
+            f"it has let go of the GPUs for another {left}: {told.gpus_released_why}", True
+        )
+        yield StatusLine("  take them up again: mldebug gpus release --end")
     elif told.gpus is not None and (told.gpus.gpus or told.gpus.lost):
         yield _headline(told)
     found = complaints(told.health, _names(told))
     for line in found[:MAX_LINES]:
-        yield Said(line, True)
+        yield StatusLine(line, True)
     if len(found) > MAX_LINES:
-        yield Said(f"… and {len(found) - MAX_LINES} more: mldebug doctor --gpus", True)
+        yield StatusLine(f"… and {len(found) - MAX_LINES} more: mldebug doctor --gpus", True)
 
 
-def _headline(told: Snapshot) -> Said:
+def _headline(told: Snapshot) -> StatusLine:
     uuids = [one.uuid for one in told.gpus.gpus] if told.gpus else []
     missing = len(told.gpu_count.missing) if told.gpu_count else 0
     silent = len(told.gpu_count.silent) if told.gpu_count else 0
     gone = f", {missing} missing" if missing else ""
     gone += f", {silent} without an answer" if silent else ""
-    return Said(f"{headline(uuids, told.health)}{gone}", bool(missing or silent))
+    return StatusLine(f"{headline(uuids, told.health)}{gone}", bool(missing or silent))
 
 
 def _names(told: Snapshot) -> dict[str, GpuName]:

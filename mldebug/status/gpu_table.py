@@ -10,7 +10,7 @@ from mldebug.core.redact import clean
 from mldebug.hardware.gpu.readings import GpuReading, GpuWatch, LostGpu
 from mldebug.hardware.health.sentences import state_of_gpu
 from mldebug.hardware.kernel_log.lines.reader import bus_id
-from mldebug.status.gpu_view import Glance, GpuUser
+from mldebug.status.gpu_view import GpuOverview, GpuUser
 
 HEADINGS = ("GPU", "BUS ID", "BUSY", "MEMORY", "POWER", "TEMP", "USED BY", "HEALTH")
 RIGHT = (0, 2, 3, 4, 5)  # columns of numbers
@@ -20,7 +20,7 @@ MAX_USER = 12
 Row = tuple[str, ...]
 
 
-def rows(seen: Glance) -> list[Row]:
+def rows(seen: GpuOverview) -> list[Row]:
     """One row for each GPU, also for those that do not answer; by number."""
     watched = {one.uuid: one for one in seen.watch.gpus} if seen.watch else {}
     told = seen.gpus.gpus if seen.gpus else ()
@@ -29,7 +29,7 @@ def rows(seen: Glance) -> list[Row]:
     return sorted(found, key=lambda row: int(row[0]))
 
 
-def missing(seen: Glance) -> list[tuple[int, str, str]]:
+def missing(seen: GpuOverview) -> list[tuple[int, str, str]]:
     """Index, bus id and uuid of each GPU that is lost, not listed any more or does not answer."""
     lost = _lost(seen)
     here = {one.uuid for one in seen.gpus.gpus} if seen.gpus else set()
@@ -46,7 +46,7 @@ def missing(seen: Glance) -> list[tuple[int, str, str]]:
     return sorted((*gone, *more))
 
 
-def _lost(seen: Glance) -> tuple[LostGpu, ...]:
+def _lost(seen: GpuOverview) -> tuple[LostGpu, ...]:
     newest = seen.watch or seen.gpus
     return newest.lost if newest else ()
 
@@ -79,7 +79,7 @@ def _many(what: str, numbers: set[int]) -> str:
     return f"{what}{'s' if len(numbers) > 1 else ''} {shorten_ranks(fold_ranks(numbers))}"
 
 
-def _row(gpu: GpuReading, watch: GpuWatch | None, seen: Glance) -> Row:
+def _row(gpu: GpuReading, watch: GpuWatch | None, seen: GpuOverview) -> Row:
     busy, power = busy_of(gpu, watch), power_of(gpu, watch)
     return (
         str(gpu.index),
@@ -104,7 +104,7 @@ def power_of(gpu: GpuReading, watch: GpuWatch | None) -> float | None:
     return gpu.power_average_watts if power is None else power
 
 
-def _gone(index: int, bus: str, uuid: str, seen: Glance) -> Row:
+def _gone(index: int, bus: str, uuid: str, seen: GpuOverview) -> Row:
     known = [(one.gpu.index, one.gpu.uuid) for one in seen.count.missing] if seen.count else []
     lost = [(one.index, one.uuid) for one in _lost(seen) if seen.gone(one)]
     state = "missing" if (index, uuid) in (*known, *lost) else "unknown"
@@ -118,7 +118,7 @@ def _of(value: float | None, limit: float | None, scale: int, unit: str) -> str:
     return f"{value / scale:.0f}{most} {unit}"
 
 
-def _user(uuid: str, gpu: GpuReading | None, seen: Glance) -> str:
+def _user(uuid: str, gpu: GpuReading | None, seen: GpuOverview) -> str:
     """The ranks on it, or else the processes that the driver lists."""
     ranks = {one.rank for one in seen.users if one.uuid == uuid}
     if ranks:

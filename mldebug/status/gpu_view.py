@@ -29,7 +29,7 @@ class GpuUser(Noun, frozen=True, kw_only=True):
     sure: bool = True  # False: only a convention says so
 
 
-class Glance(Noun, frozen=True, kw_only=True):
+class GpuOverview(Noun, frozen=True, kw_only=True):
     """One look. None means not known: the read failed, or nobody made it."""
 
     node: str
@@ -80,7 +80,7 @@ class Glance(Noun, frozen=True, kw_only=True):
                     yield _gone(one, user, self)
 
 
-def _gone(one: LostGpu, user: GpuUser, seen: Glance) -> Fault:
+def _gone(one: LostGpu, user: GpuUser, seen: GpuOverview) -> Fault:
     fault = fault_of_missing(one, one.reason, seen.at, seen.node, user.rank)
     return fault if user.sure else msgspec.structs.replace(fault, by="environment")
 
@@ -91,12 +91,12 @@ def names_of(gpus: NodeGpus | None) -> dict[str, GpuName]:
     return {one.uuid: GpuName(one.index, bus_id(one.bus_id)) for one in told}
 
 
-def of_agent(told: Snapshot) -> Glance:
+def of_agent(told: Snapshot) -> GpuOverview:
     """What the agent knows. What it has read is as old as it says."""
     gaps = {one.what: one for one in told.gaps}
     errors = (one.error.partition(": ")[2] for one in told.sources if one.name == "gpus")
     failed = next(errors, "") if told.gpus_released_until is None else ""
-    return Glance(
+    return GpuOverview(
         node=told.node,
         at=told.at,
         by_agent=True,

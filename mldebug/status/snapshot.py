@@ -2,8 +2,8 @@
 
 import msgspec
 
-from mldebug.alerts.view import Events
-from mldebug.core.model import Gap, Noun, RankDevice, Remark, Role, Said
+from mldebug.alerts.view import EventsView
+from mldebug.core.model import Gap, HookState, Noun, RankDevice, Remark, Role
 from mldebug.hardware.gpu.expected import GpuCount
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.hardware.health.model import ComponentHealth
@@ -46,7 +46,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     timeout_seconds: float = 0.0
     why_timeout: str = ""
     step: int | None = None
-    said: dict[int, Said] = {}  # rank -> what its hook says; who has none is absent
+    said: dict[int, HookState] = {}  # rank -> what its hook says; who has none is absent
     traced: dict[int, float] = {}  # rank -> unix time of the newest record in its trace ring
     loss: float | None = None
     step_seconds: float | None = None
@@ -126,7 +126,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )
     cluster_refused: dict[str, int] = {}  # by reason; empty: this agent knows no others
-    events: Events = Events()  # what somebody is told of, and the channels
+    events: EventsView = EventsView()  # what somebody is told of, and the channels
     series_budget: int = 5000  # of the metrics
     version: str = ""
     replay: str = ""  # what is played back, in words; "": this is a live node

@@ -1,34 +1,38 @@
-"""The storage desk as `status --storage` tells it, as lines and as JSON. Pure."""
+"""Storage and checkpoints as `status --storage` prints them: lines, and JSON. Pure."""
 
 from collections.abc import Iterator
 
 import msgspec
 
 from mldebug.core.redact import clean
-from mldebug.status.gpu_lines import Said
-from mldebug.storage.filesystems.state import StorageState
+from mldebug.core.units import format_duration
+from mldebug.status.gpu_lines import StatusLine
+from mldebug.status.snapshot import Snapshot
+from mldebug.storage.checkpoints.history import Kept
+from mldebug.storage.checkpoints.state import SaveState, size_words
+from mldebug.storage.filesystems.state import PartState, Row, StorageState
 
 WIDEST = 300
 NOTHING = "No filesystem is looked at: no job is seen here, and storage.paths names none."
 
 
-def storage_lines(told: StorageState) -> Iterator[Said]:
+def storage_lines(told: StorageState) -> Iterator[StatusLine]:
     """Alarms first, then what was measured by heading, then what could not be had."""
     for alarm in told.alarms:
-        yield Said(clean(f"! {alarm.whole}", WIDEST), True)
+        yield StatusLine(clean(f"! {alarm.whole}", WIDEST), True)
     if told.rows.get("filesystems") == ():
-        yield Said(NOTHING)
+        yield StatusLine(NOTHING)
     for heading, rows in told.rows.items():
         if not rows:
             continue
-        yield Said(f"{heading.replace('_', ' ').capitalize()}:")
+        yield StatusLine(f"{heading.replace('_', ' ').capitalize()}:")
         for row in rows:
-            yield Said(f"  {clean(str(row.get('line', '')), WIDEST)}")
+            yield StatusLine(f"  {clean(str(row.get('line', '')), WIDEST)}")
     if told.gaps:
-        yield Said("Not seen:")
+        yield StatusLine("Not seen:")
     for gap in told.gaps:
         way = f" → {gap.way_out}" if gap.way_out else ""
-        yield Said(f"  {clean(f'{gap.what}: {gap.reason}{way}', WIDEST)}")
+        yield StatusLine(f"  {clean(f'{gap.what}: {gap.reason}{way}', WIDEST)}")
 
 
 def storage_json(told: StorageState) -> str:
@@ -36,3 +40,45 @@ def storage_json(told: StorageState) -> str:
     rows = {"filesystems": (), "quotas": (), **told.rows}
     whole = {**rows, "alarms": told.alarms, "gaps": told.gaps}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
+
+
+NAME = "checkpoints"
+
+
+def saves_part(snapshot: Snapshot) -> PartState:
+    """One row for each series, and below it one for each of its newest saves; none where nothing is known."""
+    states = [*snapshot.saves, *(one for run in snapshot.runs for one in run.saves)]
+    rows = tuple(row for one in states for row in _rows(one, snapshot.at))
+    return PartState(name=NAME, at=snapshot.at, rows={NAME: rows} if rows else {})
+
+
+def _rows(state: SaveState, now: float) -> Iterator[Row]:
+    place = f"{clean(state.folder, 120)}/{clean(state.series, 60)}"
+    key: Row = {"job": state.run, "folder": state.folder, "series": state.series}
+    yield key | {"line": f"{place}: {state.sentence}"}
+    for one in state.listed:
+        yield key | _facts(one) | {"line": f"  {clean(one.name, 80)}  {save_words(one, now)}"}
+
+
+def _facts(one: Kept) -> Row:
+    return {
+        "name": one.name,
+        "state": one.state.value,
+        "why": one.why,
+        "layout": one.layout,
+        "bytes": one.size,
+        "shards": one.shards,
+        "world_size": one.world_size,
+        "step": one.step,
+        "began": one.began,
+        "ended": one.ended,
+    }
+
+
+def save_words(one: Kept, now: float) -> str:
+    """`complete, 4.2 GiB, 4 shards by 4 ranks, 12m old`."""
+    age = format_duration(float(round(max(0.0, now - one.ended))))
+    shards = f", {one.shards} {'shard' if one.shards == 1 else 'shards'}" if one.shards else ""
+    ranks = f" by {one.world_size} ranks" if one.shards and one.world_size else ""
+    why = f": {one.why}" if one.why else ""
+    return f"{one.state.value}, {size_words(one.size)}{shards}{ranks}, {age} old{why}"

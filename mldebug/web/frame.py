@@ -17,7 +17,7 @@ from mldebug.core.plugins import load, names
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration, format_size
 from mldebug.incidents.report import wording
-from mldebug.web.page import Asked, Page
+from mldebug.web.page import PageRequest, WebPage
 
 TEMPLATES = Path(__file__).with_name("pages") / "templates"
 REPORT = Path(__file__).parents[1] / "incidents/report/templates"
@@ -31,7 +31,7 @@ POLICY = (
 """The Content-Security-Policy of every page but the reports."""
 
 
-class Place(NamedTuple):
+class MenuEntry(NamedTuple):
     """One entry of the menu."""
 
     name: str
@@ -39,12 +39,12 @@ class Place(NamedTuple):
     key: str
 
 
-class Frame(msgspec.Struct, frozen=True, kw_only=True):
+class PageFrame(msgspec.Struct, frozen=True, kw_only=True):
     """What stands around each page."""
 
     name: str
     title: str
-    places: tuple[Place, ...]
+    places: tuple[MenuEntry, ...]
     node: str = ""
     at: str = ""  # when the agent looked, RFC 3339; "": no page of its own
     since: str = ""
@@ -57,7 +57,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def pages() -> dict[str, Page]:
+def pages() -> dict[str, WebPage]:
     """Every page by its name."""
     modules = {name: load("pages", name) for name in names("pages")}
     return {name: module.create(module.Options()) for name, module in modules.items()}
@@ -81,14 +81,14 @@ def version() -> str:
     return hashlib.sha256((style() + script()).encode()).hexdigest()[:12]
 
 
-def render(name: str, asked: Asked, *, leave: bool = False, stale: str = "") -> str | None:
+def render(name: str, asked: PageRequest, *, leave: bool = False, stale: str = "") -> str | None:
     """One page as HTML; None where there is no such thing. `stale` says that all of it is old."""
     page = pages()[name]
     built = page.build(asked)
     if built is None:
         return None
     told = asked.told
-    frame = Frame(
+    frame = PageFrame(
         name=name,
         title=page.title,
         places=_places(),
@@ -106,15 +106,15 @@ def render(name: str, asked: Asked, *, leave: bool = False, stale: str = "") -> 
 
 def plain(name: str, title: str, **shown: object) -> str:
     """A page about nothing on the node: login, and what goes wrong."""
-    frame = Frame(name=name, title=title, places=(), version=version(), every=0)
+    frame = PageFrame(name=name, title=title, places=(), version=version(), every=0)
     return _world().get_template(f"{name}.html.j2").render(f=frame, **shown)
 
 
 @cache
-def _places() -> tuple[Place, ...]:
+def _places() -> tuple[MenuEntry, ...]:
     shown = {name: page for name, page in pages().items() if page.key}
     order = [*(name for name in ORDER if name in shown), *(set(shown) - set(ORDER))]
-    return tuple(Place(name, shown[name].title, shown[name].key) for name in order)
+    return tuple(MenuEntry(name, shown[name].title, shown[name].key) for name in order)
 
 
 @cache

@@ -16,9 +16,9 @@ from mldebug.hardware.health.model import (
     SuggestedAction,
 )
 from mldebug.hardware.kernel_log.lines.reader import bus_id
-from mldebug.status.gpu_lines import Said
+from mldebug.status.gpu_lines import StatusLine
 from mldebug.status.gpu_table import Row, busy_of, missing, power_of, rows
-from mldebug.status.gpu_view import Glance
+from mldebug.status.gpu_view import GpuOverview
 from mldebug.web.storage_lists import share
 
 NOBODY = "no rank is seen here"  # other users' may be hidden, and what is no training job
@@ -34,7 +34,7 @@ class Meter(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None = None
 
 
-class Board(msgspec.Struct, frozen=True, kw_only=True):
+class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU."""
 
     index: str
@@ -43,13 +43,13 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
     mood: str
     user: str
     meters: tuple[Meter, ...]
-    facts: tuple[Said, ...] = ()  # clocks, errors, links
+    facts: tuple[StatusLine, ...] = ()  # clocks, errors, links
     complaints: tuple[str, ...] = ()  # reason → what to do
     unread: str = ""  # components of which nothing is known
     doing: str = ""  # by the fingerprint of its run
 
 
-def boards(seen: Glance, doing: Mapping[str, str]) -> tuple[Board, ...]:
+def boards(seen: GpuOverview, doing: Mapping[str, str]) -> tuple[GpuCard, ...]:
     """All GPUs, the worst first. `doing`: by uuid. A GPU that is gone may have left its number to another one."""
     read = {_key(one.index, one.bus_id): one for one in (seen.gpus.gpus if seen.gpus else ())}
     lost = {_key(index, bus): uuid for index, bus, uuid in missing(seen)}
@@ -68,7 +68,7 @@ def boards(seen: Glance, doing: Mapping[str, str]) -> tuple[Board, ...]:
     return tuple(sorted(found, key=lambda one: (ORDER.index(one.state), int(one.index))))
 
 
-def _away(seen: Glance) -> dict[tuple[str, str], str]:
+def _away(seen: GpuOverview) -> dict[tuple[str, str], str]:
     """Why each GPU is not there, and for how long where that is remembered."""
     newest = seen.watch or seen.gpus
     found = {_key(one.index, one.bus_id): clean(one.reason, 200) for one in (newest.lost if newest else ())}  # fmt: skip
@@ -82,9 +82,9 @@ def _key(index: int, bus: str) -> tuple[str, str]:
     return str(index), bus_id(bus) or "-"
 
 
-def _board(row: Row, gpu: GpuReading | None, watch: GpuWatch | None, health: Sequence[ComponentHealth], doing: str) -> Board:  # fmt: skip
+def _board(row: Row, gpu: GpuReading | None, watch: GpuWatch | None, health: Sequence[ComponentHealth], doing: str) -> GpuCard:  # fmt: skip
     index, bus, *_, user, state = row
-    return Board(
+    return GpuCard(
         index=index,
         bus=clean(bus, 40),
         state=state,
@@ -121,40 +121,42 @@ def _ratio(value: float | None, limit: float | None) -> float | None:
     return share(value / limit) if value is not None and limit else None
 
 
-def _facts(gpu: GpuReading) -> Iterator[Said]:
+def _facts(gpu: GpuReading) -> Iterator[StatusLine]:
     yield from _clocks(gpu)
     yield from _errors(gpu)
     if links := [one.up for one in gpu.nvlinks if one.up is not None]:
-        yield Said(f"{sum(links)} of {len(links)} NVLinks up")
+        yield StatusLine(f"{sum(links)} of {len(links)} NVLinks up")
     if gpu.pcie_width is not None and gpu.pcie_width_max is not None:
-        yield Said(f"PCIe {gpu.pcie_width} of {gpu.pcie_width_max} lanes")
+        yield StatusLine(f"PCIe {gpu.pcie_width} of {gpu.pcie_width_max} lanes")
 
 
-def _clocks(gpu: GpuReading) -> Iterator[Said]:
+def _clocks(gpu: GpuReading) -> Iterator[StatusLine]:
     """An idle GPU is slow by itself."""
     now, most = gpu.clock_hertz.get("sm"), gpu.clock_max_hertz.get("sm")
     if now is not None:
         of = f" of {most / 1e6:,.0f}" if most is not None else ""
-        yield Said(f"clock {now / 1e6:,.0f}{of} MHz")
+        yield StatusLine(f"clock {now / 1e6:,.0f}{of} MHz")
     if gpu.clock_events is None:
-        yield Said("what keeps its clocks low cannot be read")
+        yield StatusLine("what keeps its clocks low cannot be read")
         return
     for one in gpu.clock_events:
         if one != "gpu_idle":
-            yield Said(f"clocks kept low: {clean(one, 60).replace('_', ' ')}", one in HOT_EVENTS)
+            yield StatusLine(
+                f"clocks kept low: {clean(one, 60).replace('_', ' ')}", one in HOT_EVENTS
+            )
 
 
-def _errors(gpu: GpuReading) -> Iterator[Said]:
+def _errors(gpu: GpuReading) -> Iterator[StatusLine]:
     kinds: tuple[ErrorType, ...] = ("uncorrected", "corrected")
     counts = {kind: ecc_count(gpu, kind, "total", "volatile") for kind in kinds}
     told = [f"{count:,} {kind}" for kind, count in counts.items() if count is not None]
     if told:
-        yield Said(f"ECC errors: {', '.join(told)}")
+        yield StatusLine(f"ECC errors: {', '.join(told)}")
     elif gpu.ecc_mode is False:
-        yield Said("ECC is switched off")
+        yield StatusLine("ECC is switched off")
     rows_ = gpu.remapped_rows
     if rows_ is not None and (rows_.corrected or rows_.uncorrected):
-        yield Said(f"rows replaced: {(rows_.corrected or 0) + (rows_.uncorrected or 0):,}")
+        yield StatusLine(f"rows replaced: {(rows_.corrected or 0) + (rows_.uncorrected or 0):,}")
 
 
 def _complaint(one: ComponentHealth) -> str:

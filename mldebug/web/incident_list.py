@@ -7,14 +7,14 @@ import msgspec
 from mldebug.core.model import Verdict
 from mldebug.core.redact import clean
 from mldebug.incidents.report.wording import title
-from mldebug.incidents.report_entry import Entry
+from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.snapshot import Snapshot
 
 KINDS = {"stall": "stall", "abnormal_end": "abnormal end", "manual": "asked for"}
 STATES = {"open": "never closed", "recovered": "recovered", "ended": "job ended"}
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
     """One report."""
 
     id: str
@@ -31,14 +31,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     broken: str = ""
 
 
-def rows_of(entries: Iterable[Entry], told: Snapshot) -> tuple[Row, ...]:
+def rows_of(entries: Iterable[ReportEntry], told: Snapshot) -> tuple[IncidentRow, ...]:
     """In the same order. What no agent has closed is open only where a run that lives still has it."""
     alive = {run.incident for run in told.runs} - {""}
     return tuple(_row(one, one.id in alive) for one in entries)
 
 
-def _row(one: Entry, alive: bool) -> Row:
-    return Row(
+def _row(one: ReportEntry, alive: bool) -> IncidentRow:
+    return IncidentRow(
         id=one.id,
         verdict=_verdict(one.verdict),
         confidence=clean(one.confidence, 10),
@@ -54,7 +54,7 @@ def _row(one: Entry, alive: bool) -> Row:
     )
 
 
-def _state(one: Entry, alive: bool) -> str:
+def _state(one: ReportEntry, alive: bool) -> str:
     if alive:
         return "open"
     return STATES.get(one.state, clean(one.state, 20)) if one.kind != "manual" else ""

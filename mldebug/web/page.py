@@ -4,27 +4,27 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.incidents.report_entry import Entry
+from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.snapshot import Snapshot
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody asks for, and all that he may see of it; the clock of a page is `told.at`."""
 
     told: Snapshot
     id: str = ""  # of the address: ?id=…
     entries: tuple[
-        Entry, ...
+        ReportEntry, ...
     ] = ()  # the reports, the newest first; only for a page that wants them
     unread: str = ""  # why reports are missing
 
 
-class Page(Protocol):
+class WebPage(Protocol):
     """A page; its name is its address."""
 
     title: str
     key: str  # what is pressed after g to come here; "": it stands in no menu
     reports: bool  # does it want the reports?
 
-    def build(self, asked: Asked) -> msgspec.Struct | None:
+    def build(self, asked: PageRequest) -> msgspec.Struct | None:
         """What its template lays out, as `p`; None: there is no such thing."""

@@ -24,7 +24,7 @@ MEANINGS = {
 """Of what is no `Role`: nobody has classified these ranks."""
 
 
-class Rank(msgspec.Struct, frozen=True, kw_only=True):
+class RankCell(msgspec.Struct, frozen=True, kw_only=True):
     """One rank: a cell and a row."""
 
     rank: int
@@ -39,7 +39,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     hint: str = ""
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the legend."""
 
     role: str
@@ -50,23 +50,23 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     ranks: str
 
 
-class Grid(msgspec.Struct, frozen=True, kw_only=True):
+class RankGrid(msgspec.Struct, frozen=True, kw_only=True):
     """All of them, in the order of ranks; `rows` has those to look at first."""
 
-    cells: tuple[Rank, ...]
-    rows: tuple[Rank, ...]
-    legend: tuple[Kind, ...]
+    cells: tuple[RankCell, ...]
+    rows: tuple[RankCell, ...]
+    legend: tuple[LegendEntry, ...]
     size: str  # CSS class: how small a cell is
     more: int = 0
 
 
-def grid(run: RunState, gpus: Mapping[str, GpuName] = {}) -> Grid:
+def grid(run: RunState, gpus: Mapping[str, GpuName] = {}) -> RankGrid:
     """Of the ranks that live here, and of those that have ended; `gpus`: how each is called, by UUID."""
     numbers = sorted({*run.ranks, *run.lost, *run.exits})
     most = max((one.step for one in run.said.values() if one.step is not None), default=None)
     cells = tuple(_rank(run, rank, most, gpus) for rank in numbers[:MOST])
     rows = sorted(cells, key=lambda one: (not one.culprit, _suspicion(one.role), one.rank))
-    return Grid(
+    return RankGrid(
         cells=cells,
         rows=tuple(rows),
         legend=_legend(cells),
@@ -75,14 +75,14 @@ def grid(run: RunState, gpus: Mapping[str, GpuName] = {}) -> Grid:
     )
 
 
-def _rank(run: RunState, rank: int, most: int | None, gpus: Mapping[str, GpuName]) -> Rank:
+def _rank(run: RunState, rank: int, most: int | None, gpus: Mapping[str, GpuName]) -> RankCell:
     role, kind, doing = _does(run, rank)
     said = run.said.get(rank)
     step = said.step if said else None
     behind = f", {most - step:,} behind" if step is not None and most and most - step > 1 else ""
     blame = ", the culprit" if rank in run.culprits else ""
     told = f": {doing}" if doing else ""
-    return Rank(
+    return RankCell(
         rank=rank,
         pid=run.ranks.get(rank),
         role=role,
@@ -128,7 +128,7 @@ def _suspicion(role: str) -> int:
     return order.index(role)
 
 
-def _legend(cells: Sequence[Rank]) -> tuple[Kind, ...]:
+def _legend(cells: Sequence[RankCell]) -> tuple[LegendEntry, ...]:
     members: dict[tuple[str, str], list[int]] = {}
     for one in cells:
         members.setdefault((one.role, one.kind), []).append(one.rank)
@@ -136,8 +136,8 @@ def _legend(cells: Sequence[Rank]) -> tuple[Kind, ...]:
     return tuple(_kind(role, name, members[role, name]) for role, name in order[:24])
 
 
-def _kind(role: str, name: str, ranks: list[int]) -> Kind:
-    return Kind(
+def _kind(role: str, name: str, ranks: list[int]) -> LegendEntry:
+    return LegendEntry(
         role=role,
         name=name,
         letter=_letter(role),

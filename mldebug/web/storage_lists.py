@@ -15,7 +15,7 @@ ORDER = ("filesystems", "quotas", "trees", "writers", "test_writes")  # others f
 NAMES = ("title", "quota", "path")  # the key that an alarm names as its subject
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True):
+class ListItem(msgspec.Struct, frozen=True, kw_only=True):
     """One row; without a ratio there is no bar."""
 
     title: str
@@ -26,20 +26,20 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None = None
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class ItemGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The rows of one heading of `mldebug status --storage`."""
 
     name: str
     title: str
-    items: tuple[Item, ...]
+    items: tuple[ListItem, ...]
     more: int = 0
 
 
-def groups(told: StorageState) -> Iterator[Group]:
+def groups(told: StorageState) -> Iterator[ItemGroup]:
     """One for each heading; headings that are new here come last, under their own names."""
     wrong = {(part.name, one.subject) for part in told.parts for one in part.alarms}
     stuck = {one.subject for one in told.alarms if "stuck" in one.kind}
-    found: dict[str, list[Item]] = {}
+    found: dict[str, list[ListItem]] = {}
     for part in told.parts:
         bad = {subject for name, subject in wrong if name == part.name}
         for heading, items in _items(part, bad, stuck):
@@ -48,23 +48,23 @@ def groups(told: StorageState) -> Iterator[Group]:
         items = found[heading]
         title = clean(heading.replace("_", " ").capitalize(), 60)
         more = max(0, len(items) - MOST)
-        yield Group(name=heading, title=title, items=tuple(items[:MOST]), more=more)
+        yield ItemGroup(name=heading, title=title, items=tuple(items[:MOST]), more=more)
 
 
 def _items(
     part: PartState, bad: Collection[str], stuck: Collection[str]
-) -> Iterator[tuple[str, list[Item]]]:
+) -> Iterator[tuple[str, list[ListItem]]]:
     """What hangs, what is wrong, then in the part's own order."""
     for heading, rows in part.rows.items():
         order = sorted(rows, key=lambda row: (_name(row) not in stuck, _name(row) not in bad))
         yield heading, [_item(row, bad) for row in order]
 
 
-def _item(row: Row, bad: Collection[str]) -> Item:
+def _item(row: Row, bad: Collection[str]) -> ListItem:
     name, line, ahead = _name(row), str(row.get("line") or ""), str(row.get("forecast") or "")
     words = line.removeprefix("of ").removeprefix(f"{name}: ") if name else line
     unknown = bool(row.get("reason")) or bool(row.get("lower_bound"))
-    return Item(
+    return ListItem(
         title=clean(name, 160),
         words=clean(words.removesuffix(f"; {ahead}") if ahead else words, WIDEST),
         mood="bad" if name in bad else "quiet" if unknown else "good",

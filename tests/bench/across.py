@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 
 from bench.table import Row, show
-from mldebug.cluster.merge import Heard, Run, merge
+from mldebug.cluster.merge import MergedRun, NodeReplies, merge
 from mldebug.cluster.slimming import slim
-from mldebug.cluster.wire import Pieces, encode, read_line
+from mldebug.cluster.wire import ReplyLines, encode, read_line
 from mldebug.core.report_model import Stall
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.report.build import build_report
@@ -31,19 +31,19 @@ def sent(nodes: int) -> dict[str, list[bytes]]:
     return {name: list(encode(slim(reply))) for name, reply in found.items()}
 
 
-def read(lines: dict[str, list[bytes]]) -> Heard:
+def read(lines: dict[str, list[bytes]]) -> NodeReplies:
     """As the collector does."""
     found = {}
     for name, mine in lines.items():
-        pieces = Pieces()
+        pieces = ReplyLines()
         for line in mine:
             if piece := read_line(line):
                 pieces.add(piece)
         found[name] = pieces.reply()
-    return Heard(found)
+    return NodeReplies(found)
 
 
-def page(one: Run) -> str:
+def page(one: MergedRun) -> str:
     """The report as HTML."""
     report = build_report(
         diagnose(*one), one.captures, kind="manual", trigger="manual", detected_at=0.0,

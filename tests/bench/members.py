@@ -26,8 +26,8 @@ from mldebug.cluster.run_identity import run_key
 from mldebug.cluster.slimming import slim
 from mldebug.cluster.wire import pack
 from mldebug.core.model import NodeCapture
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.identity import Identity, derive, identity
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
+from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE
 from nodes import replies, run, sleeper
 from processes.harness import clean_environment, free_port, wait_for
@@ -85,7 +85,7 @@ class Fleet:
         )  # fmt: skip
         told = Announcement(node=name, agent=name, port=self._ports[name], runs=(news,))
         body = msgspec.json.encode(told)
-        Talk(self._proof).ask(self._to, ANNOUNCE, body, timeout=30.0, most=1 << 20)
+        PeerClient(self._proof).ask(self._to, ANNOUNCE, body, timeout=30.0, most=1 << 20)
 
     def announce_all(self) -> None:
         """All of them, one after the other."""

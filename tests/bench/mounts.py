@@ -17,7 +17,7 @@ from pathlib import Path
 from tools.table import Row, show
 
 from hung import hung_mount
-from mldebug.config.schema import Config, Storage
+from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.storage.filesystems.monitor import Filesystems
 
@@ -65,7 +65,7 @@ def script(paths: list[Path]) -> float:
 def rows(stack: ExitStack, folder: Path) -> Iterator[Row]:
     """The first round meets the dead ones, later ones know them."""
     paths = [*living(folder), *dead(stack, folder)]
-    config = Config(storage=Storage(paths=tuple(map(str, paths))))
+    config = Config(storage=StorageConfig(paths=tuple(map(str, paths))))
     servers = set(children(os.getpid()))
     tools = stack.enter_context(open_tools(config))
     desk, seconds = Filesystems(tools.context, tools.filesystem_probe), []

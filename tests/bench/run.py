@@ -18,7 +18,7 @@ from tools.table import Row, show
 
 from builders import WAITER, process, rank, still
 from builders import capture as node_capture
-from mldebug.config.schema import Agent, Capture, Config
+from mldebug.config.schema import AgentConfig, CaptureConfig, Config
 from mldebug.core.model import NodeCapture
 from mldebug.core.report_model import Stall
 from mldebug.diagnosis.diagnose import diagnose
@@ -117,7 +117,8 @@ def recipe() -> None:
 def capture_rows(count: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as state:
         config = Config(
-            agent=Agent(state_dir=Path(state)), capture=Capture(watch=0.0, native="never")
+            agent=AgentConfig(state_dir=Path(state)),
+            capture=CaptureConfig(watch=0.0, native="never"),
         )
         with open_tools(config) as tools, ranks(count) as pids:
             tools.capture.finder.find()

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.table import Row, show
-from mldebug.config.schema import Agent
+from mldebug.config.schema import AgentConfig
 from mldebug.core.plugins import create_all
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from processes.harness import free_port
 from snapshots import big, snapshot
 
@@ -36,11 +36,11 @@ class Scraper:
 
 
 @contextmanager
-def door() -> Iterator[tuple[Server, Scraper]]:
+def door() -> Iterator[tuple[AgentServer, Scraper]]:
     """A server on a free port, and somebody who asks it."""
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
-        server = Server(Agent(state_dir=Path(folder), listen=f"127.0.0.1:{port}"))
+        server = AgentServer(AgentConfig(state_dir=Path(folder), listen=f"127.0.0.1:{port}"))
         server.start()
         try:
             yield server, Scraper(port)

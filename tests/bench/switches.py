@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 from bench.table import Row, show
 from mldebug_training import Switches
-from mldebug_training.helpers.switches.exchange import Exchange, Place
+from mldebug_training.helpers.switches.exchange import Exchange, RankAtStore
 
 RANKS, STEPS, STEP = 4, 400, 0.008
 POLL, EXCHANGE = 20.0, 500.0  # microseconds
@@ -67,7 +67,7 @@ def many(size: int) -> tuple[float, float]:
     """Seconds of an exchange of so many, and of the processor for it, of all together (medians)."""
     host = dist.TCPStore("127.0.0.1", 0, size, True, wait_for_workers=False)
     stores = [dist.TCPStore("127.0.0.1", host.port, size, False) for _ in range(size)]
-    places = [Place(one, "bench", rank, size) for rank, one in enumerate(stores)]
+    places = [RankAtStore(one, "bench", rank, size) for rank, one in enumerate(stores)]
     last: list[Exchange | None] = [None] * size
     walls, busy = [], []
     with ThreadPoolExecutor(size) as pool:

@@ -17,7 +17,7 @@ from tools.alone import alone
 from tools.table import Row, show
 
 from hung import wait_until
-from mldebug.config.schema import Agent, Config
+from mldebug.config.schema import AgentConfig, Config
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.jobs.ranks.registry import SETTLING
 from mldebug_agents.watch.watch import Watch
@@ -72,7 +72,7 @@ def node(ranks: int, folder: Path) -> Iterator[None]:
 
 def look_rows(ranks: int, state: Path) -> Iterator[Row]:
     """CPU of one look, that of the reader child included."""
-    with open_tools(Config(agent=Agent(state_dir=state))) as tools:
+    with open_tools(Config(agent=AgentConfig(state_dir=state))) as tools:
         watch = Watch(tools.capture)
         for _ in range(3):
             watch.look()

@@ -22,6 +22,7 @@ PLUGINS = {
     "transports": "transport",
     "channels": "channel",
     "schedulers": "scheduler",
+    "gpus": "gpu",
     "actions": "step",
 }
 ENTRIES = {"jobs.expected": "scheduler", "storage.quotas": "limit"}  # one of the keys of an entry
@@ -62,7 +63,7 @@ def test_every_setting_stands_on_the_page() -> None:
     """Held against what `check-config --print` prints, which is made another way."""
     wanted = set(leaves(yaml.safe_load(effective_yaml(Config()))))
     told = {f"{section}.{key}" for section, rows in settings().items() for key in rows}
-    rooms = {"logs", "transports", "channels", "schedulers", "actions.steps"}
+    rooms = {"logs", "transports", "channels", "schedulers", "gpus", "actions.steps"}
     assert wanted - told == rooms
     for path, key in ENTRIES.items():
         assert f"{path}.NAME.{key}" in told

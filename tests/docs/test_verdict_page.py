@@ -11,7 +11,6 @@ import pytest
 from builders import ALL_REDUCE, WAITER, WRAPPER, capture, process, rank, still
 from flights import job, waits_in
 from mldebug.core.model import (
-    AskedNode,
     Confidence,
     Diagnosis,
     Fault,
@@ -20,6 +19,7 @@ from mldebug.core.model import (
     NodeCapture,
     OpenFile,
     ProcessCapture,
+    QueriedNode,
     Verdict,
 )
 from mldebug.diagnosis.classify import frame_table
@@ -94,7 +94,7 @@ def out_of_device_memory() -> Diagnosis:
     return diagnose([capture(rank(0, waits()), hung)]).diagnosis
 
 
-def silent_node(failed: list[AskedNode]) -> Diagnosis:
+def silent_node(failed: list[QueriedNode]) -> Diagnosis:
     """Six ranks on three nodes, of which the third gives no capture."""
     captures = run(3, 2)
     del captures["a3"]
@@ -137,7 +137,7 @@ EXAMPLES: dict[Verdict, tuple[Callable[[], Diagnosis], ...]] = {
     ),
     Verdict.NETWORK_FAULT: (),
     Verdict.NODE_UNREACHABLE: (
-        lambda: silent_node([AskedNode(name="a3", state="down", reason="Slurm: down")]),
+        lambda: silent_node([QueriedNode(name="a3", state="down", reason="Slurm: down")]),
     ),
     Verdict.RANK_EXITED: (
         lambda: of(None, lost=(LostRank(rank=3, pid=77, reason="killed by SIGSEGV (11)"),)),
@@ -161,7 +161,7 @@ EXAMPLES: dict[Verdict, tuple[Callable[[], Diagnosis], ...]] = {
     Verdict.UNKNOWN: (
         lambda: recorded("figures-kernel"),
         lambda: recorded("hook-kernel"),
-        lambda: silent_node([AskedNode(name="a3", state="unable", reason="no py-spy")]),
+        lambda: silent_node([QueriedNode(name="a3", state="unable", reason="no py-spy")]),
     ),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from collections import Counter
 from mldebug.config.schema import load_config
 from mldebug.core.errors import MldebugError
 from mldebug_agents.agent.wiring import NodeTools, open_tools
-from mldebug_agents.hardware.gpu.child.errors import GpuCrashedError
+from mldebug_agents.hardware.gpu.errors import GpuCrashedError
 from mldebug_agents.hardware.gpu.reader import VendorReader
 
 READS = 4

@@ -176,7 +176,7 @@ def making() -> str:
     switches, exchanged, finish = (
         unstarted(),
         exchange.Exchange._exchanged,
-        agreement.Agreement.finish,
+        agreement.RankAgreement.finish,
     )
     waits, told = threading.Event(), []
 
@@ -194,7 +194,7 @@ def making() -> str:
         raise AlarmError
 
     signal.signal(signal.SIGALRM, ring)
-    agreement.Agreement.finish = finish_and_say
+    agreement.RankAgreement.finish = finish_and_say
     exchange.Exchange._exchanged = ring_and_exchange if RANK == 1 else exchanged
     for _ in range(3):
         dist.barrier()

@@ -24,13 +24,13 @@ import samples
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
 from mldebug.incidents.report.schema import report_schema
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Decision, Stage
+from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.state import server
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.child.leftovers import children_of
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.watch.runs import Run
@@ -50,7 +50,7 @@ class Life:
         self.number = number
         self.ack = ack
         self.chance = random.Random(number)
-        self.ledger = Ledger(state_dir, Spawner({"state": server.serve}), retry=0.01)
+        self.ledger = StateStore(state_dir, Spawner({"state": server.serve}), retry=0.01)
         self.ledger.start(10)
         self.incidents = IncidentManager(self.ledger)
 
@@ -107,9 +107,9 @@ class Life:
         os.write(self.ack, f"{what} {run.incident.id}\n".encode())
 
 
-def blamed(key: str) -> Decision:
+def blamed(key: str) -> StallDecision:
     """The decision that opens an incident."""
-    return Decision(stage=Stage.BLAMED, sentence="no step", open=True, key=key, timeout=2.0)
+    return StallDecision(stage=Stage.BLAMED, sentence="no step", open=True, key=key, timeout=2.0)
 
 
 def capture_of(name: str) -> NodeCapture:
@@ -178,7 +178,7 @@ class Killer:
 
         Of an incident that had no capture yet, the next life writes the report: it has to be there at the end.
         """
-        archive = Archive(self.state_dir)
+        archive = ReportStore(self.state_dir)
         found = {entry.id: entry for entry in archive.list()}
         for name, entry in found.items():
             if entry.broken:
@@ -196,7 +196,7 @@ class Killer:
             elif what == "closed" and found[name].state != "recovered":
                 self.wrong.append(f"{when}: {name} was closed and is {found[name].state}")
 
-    def _check(self, archive: Archive, name: str) -> None:
+    def _check(self, archive: ReportStore, name: str) -> None:
         folder = archive.folder / name
         document = json.loads((folder / "report.json").read_bytes())
         VALIDATOR.validate(document)
@@ -211,7 +211,7 @@ class Killer:
 
     def result(self) -> dict[str, Any]:
         """What came of it all."""
-        entries = Archive(self.state_dir).list()
+        entries = ReportStore(self.state_dir).list()
         still_open = [
             one.id for one in entries if one.state == "open" and one.id not in self.stalls
         ]
@@ -227,7 +227,7 @@ class Killer:
 
     def _unseen(self, name: str) -> bool:
         """Had it no capture?"""
-        report = Archive(self.state_dir).folder / name / "report.json"
+        report = ReportStore(self.state_dir).folder / name / "report.json"
         return not json.loads(report.read_bytes())["captures"]
 
 
@@ -245,7 +245,7 @@ def main() -> None:
     killer = Killer(state_dir, seed)
     for number in range(rounds):
         killer.round(number)
-    last = Ledger(state_dir, Spawner({"state": server.serve}), retry=0.01)
+    last = StateStore(state_dir, Spawner({"state": server.serve}), retry=0.01)
     last.start(10)
     last.scribe.release()
     IncidentManager(last).settle({"stall"})

@@ -29,7 +29,7 @@ from disks import disk, frozen
 from hung import frozen_disk, hung_mount, wait_until
 from hung import state as process_state
 from mldebug.incidents.report.schema import report_schema
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.system.child.leftovers import children_of
 from mldebug_agents.web.client import ask_agent
@@ -770,7 +770,7 @@ def _start_seconds(folder: Path, config: str) -> float:
 
 def _whole(state: Path, when: str) -> None:
     """Every report folder is readable and obeys the schema."""
-    archive = Archive(state)
+    archive = ReportStore(state)
     for entry in archive.list():
         assert not entry.broken, f"{when}: {entry}"
         VALIDATOR.validate(json.loads((archive.path(entry.id) / "report.json").read_bytes()))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mldebug.alerts.message import message_of
-from mldebug.alerts.model import Alarm, Event, Message, Severity, State
+from mldebug.alerts.model import Alert, AlertEvent, EventMessage, EventState, Severity
 from mldebug_exporters.channels import alertmanager
 from processes.harness import (
     Plan,
@@ -99,14 +99,14 @@ def get(port: int, path: str) -> bytes | None:
     return body if answer.status == 200 else None
 
 
-def message(state: State, sentence: str, started: float) -> Message:
+def message(state: EventState, sentence: str, started: float) -> EventMessage:
     """Of one incident with a name that nobody would choose."""
-    alarm = Alarm(
+    alarm = Alert(
         key="incident/R1", kind="stall", severity=Severity.CRITICAL, sentence=sentence, report="R1",
         labels={"run": "r", "job": 'müller "x"\n{a="b"}'}, verdict="rank_stopped",
     )  # fmt: skip
-    ended = time.time() if state is State.RESOLVED else None
-    event = Event(alarm=alarm, state=state, started=started, ended=ended, outcome="recovered")
+    ended = time.time() if state is EventState.RESOLVED else None
+    event = AlertEvent(alarm=alarm, state=state, started=started, ended=ended, outcome="recovered")
     return message_of(event, "node1")
 
 
@@ -114,11 +114,13 @@ def test_one_alert_is_passed_on_refined_and_resolved(tmp_path: Path) -> None:
     started = time.time() - 60
     with receiver() as (url, got), running_alertmanager(tmp_path, url) as port:
         channel = alertmanager.create(alertmanager.Options(url=f"http://127.0.0.1:{port}"))
-        channel.send(message(State.FIRING, "nobody moves", started))
+        channel.send(message(EventState.FIRING, "nobody moves", started))
         wait_for("the alert is passed on", lambda: got, 60)
-        channel.send(message(State.FIRING, "rank 2 is stopped", started))  # sent again, refined
+        channel.send(
+            message(EventState.FIRING, "rank 2 is stopped", started)
+        )  # sent again, refined
         (alert,) = json.loads(get(port, "/api/v2/alerts") or b"[]")
-        channel.send(message(State.RESOLVED, "rank 2 is stopped", started))
+        channel.send(message(EventState.RESOLVED, "rank 2 is stopped", started))
         wait_for("its end is passed on", lambda: got[-1]["status"] == "resolved", 60)
         left = json.loads(get(port, "/api/v2/alerts") or b"[]")
 

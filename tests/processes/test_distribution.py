@@ -20,7 +20,7 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 
 import mldebug
-from mldebug_agents.web.unix_http import OverUnix
+from mldebug_agents.web.unix_http import UnixConnection
 
 pytestmark = [
     pytest.mark.scenario,
@@ -253,7 +253,7 @@ def asked(state: Path, path: str, seconds: float = 60.0) -> str:
     """What the agent serves there, once it has looked around."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        link = OverUnix(state)
+        link = UnixConnection(state)
         try:
             link.request("GET", path)
             answer = link.getresponse()

@@ -8,7 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from mldebug_agents.cluster.peers.identity import Identity, of_certificates
+from mldebug_agents.cluster.peers.net.identity import Identity, of_certificates
 
 
 class Site:

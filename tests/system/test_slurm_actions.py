@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mldebug.alerts.action_model import Decision, Outcome
-from mldebug.config.schema import Actions
+from mldebug.alerts.action_model import ActionDecision, ActionOutcome
+from mldebug.config.schema import ActionsConfig
 from mldebug.core.model import Culprit
 from mldebug.core.plugin_options import Plugin
 from mldebug_agents.alerts.actions import drain
@@ -101,11 +101,11 @@ def test_the_job_that_stalls_is_cancelled_once_where_that_is_allowed(
             assert running(cluster) == {mine, other}
 
 
-def _drains(folder: Path, starter: Spawner, **rules: Any) -> list[Decision]:
+def _drains(folder: Path, starter: Spawner, **rules: Any) -> list[ActionDecision]:
     """What becomes of a GPU of node a2 that is sick, and of the next one."""
     chains = {"stall": ("away",), "gpu_ecc": ("away",)}
     away = Plugin("drain", drain.Options())
-    actions = Actions(steps={"away": away}, chains=chains, cooldown=0.0, **rules)
+    actions = ActionsConfig(steps={"away": away}, chains=chains, cooldown=0.0, **rules)
     stand = Stand(folder, starter, actions, node="a2")
     gpu = Culprit(kind="gpu", rank=2, node="a2.example.org", pid=None, reason="Xid 79")
     stand.stalls(verdict="gpu_fault", blamed=(gpu,))
@@ -134,12 +134,12 @@ def test_the_node_of_a_sick_gpu_is_drained_once_where_that_is_allowed(
     finally:
         with suppress(AssertionError):
             cluster.run("scontrol", "update", "nodename=a2", "state=resume")
-    assert [one.outcome for one in first] == [Outcome.REFUSED, Outcome.REFUSED]
+    assert [one.outcome for one in first] == [ActionOutcome.REFUSED, ActionOutcome.REFUSED]
     assert (
         "it would: scontrol update nodename=a2 state=drain reason=mldebug:gpu_fault" in first[0].why
     )
     assert [one.split()[:2] for one in before] == [["a1", "idle"], ["a2", "mixed"]]
-    assert [one.outcome for one in second] == [Outcome.RAN, Outcome.REFUSED], second
+    assert [one.outcome for one in second] == [ActionOutcome.RAN, ActionOutcome.REFUSED], second
     assert "a2 is drained already" in second[1].why
     assert [one.split()[:3] for one in after][1] == ["a2", "draining", "mldebug:gpu_fault"]
     assert after[0].split()[1] == "idle"

@@ -12,7 +12,7 @@ import msgspec
 from mldebug.core.model import Gap, Job, NodeCapture
 from mldebug.core.redact import clean
 from mldebug.incidents.uncaptured import WHAT
-from mldebug.stall.signals import Decision
+from mldebug.stall.signals import StallDecision
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -30,7 +30,7 @@ class Order(NamedTuple):
 
     job: Job
     found: Discovery
-    told: Decision | None = None
+    told: StallDecision | None = None
     again: bool = False
 
 

@@ -16,28 +16,28 @@ from mldebug import __version__
 from mldebug.config.schema import Config
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, NodeCapture
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.sentences import stage_words
-from mldebug.stall.signals import Decision, Stage
+from mldebug.stall.signals import Stage, StallDecision
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent.capture_queue import Order, Orders
 from mldebug_agents.agent.monitors import Monitors, Seen
 from mldebug_agents.agent.recovery import Past
-from mldebug_agents.cluster.peers.controller import Members
-from mldebug_agents.incidents.exits.exit_tracker import Endings
-from mldebug_agents.incidents.exits.failed_attempts import Stories
+from mldebug_agents.cluster.peers.controller import PeersController
+from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
+from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.pidfds import ExitWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.context import Context
-from mldebug_agents.system.failure_counts import Unanswered
+from mldebug_agents.system.failure_counts import FailureCounts
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.system.service.reload import needs_restart, stuck_remarks
-from mldebug_agents.system.service.sd_notify import Notifier, reloading, status_text
+from mldebug_agents.system.service.sd_notify import SystemdNotifier, reloading, status_text
 from mldebug_agents.system.service.usage import Usage
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
@@ -62,19 +62,19 @@ class LoopParts:
 
     context: Context
     leftovers: Callable[[], tuple[Leftover, ...]]
-    failure_counts: Unanswered
-    store: Ledger
+    failure_counts: FailureCounts
+    store: StateStore
     inbox: Inbox
     workers: Mapping[str, Worker]
     monitors: Monitors
     incidents: IncidentManager
     capture_queue: Orders
-    failed_attempts: Stories
+    failed_attempts: FailedAttempts
     exit_watch: ExitWatch
-    exits: Endings
+    exits: ExitTracker
     recovery: Past
     ras: RasWatch
-    peers: Members | None
+    peers: PeersController | None
 
 
 class Node:
@@ -86,13 +86,13 @@ class Node:
         parts: LoopParts,
         publish: Callable[[Snapshot], None],
         apply: Callable[[Config], None],
-        notifier: Notifier | None = None,
+        notifier: SystemdNotifier | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`apply` makes another configuration the one that all parts read."""
         self.config = config
         self.publish = publish
-        self.notifier = notifier or Notifier()
+        self.notifier = notifier or SystemdNotifier()
         self.clock = clock or Clock()
         self.started_at = self.clock.now()
         self.stopping = False
@@ -202,7 +202,7 @@ class Node:
         elif result.worker == "exit":
             self._parts.exits.exited(result.value)
             self._due = min(self._due, time.monotonic() + SOONEST)
-        elif result.worker == "exits" and isinstance(result.value, Ending):
+        elif result.worker == "exits" and isinstance(result.value, AttemptExit):
             self._parts.exits.told(self.monitors.ending(result.value))
 
     # --- the configuration -------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Node:
         elif run.incident is not None and run.incident.kind == "stall":
             self.incidents.close(run, "ended", run.unjudged)
 
-    def _decide(self, run: Run, decision: Decision) -> None:
+    def _decide(self, run: Run, decision: StallDecision) -> None:
         if run.decision is None or run.decision.stage is not decision.stage:
             log.info("%s: %s: %s", run.job.name, stage_words(decision.stage), decision.sentence)
         run.decision = decision

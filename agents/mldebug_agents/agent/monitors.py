@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from mldebug.config.schema import Config
 from mldebug.core.model import Job, NodeCapture
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.alerts.action_runner.runner import Acting
-from mldebug_agents.alerts.notifier import Notices
+from mldebug_agents.alerts.action_runner.runner import ActionRunner
+from mldebug_agents.alerts.notifier import AlertNotifier
 from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
 from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.jobs.queue.monitor import QueueBoard
@@ -44,8 +44,8 @@ class Monitors:
     """The monitors of one agent, and who is told and what is done about it; in the order in which they are asked."""
 
     hardware: HardwareMonitor
-    notices: Notices
-    acting: Acting
+    notices: AlertNotifier
+    acting: ActionRunner
     storage: Storage
     saves: SaveBoard
     memory: MemoryBoard
@@ -94,7 +94,7 @@ class Monitors:
         """A capture, with what is known of the node's parts."""
         return self.storage.capture(self.saves.capture(self.hardware.capture(capture)))
 
-    def ending(self, ending: Ending) -> Ending:
+    def ending(self, ending: AttemptExit) -> AttemptExit:
         """An end of a job, with what the hardware said."""
         return self.hardware.ending(ending)
 

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from mldebug.core.model import Job
-from mldebug.diagnosis.exits.model import Ending, Ends
+from mldebug.diagnosis.exits.model import AttemptExit, KnownExits
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Look
+from mldebug.stall.signals import RunLook
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.incidents.exits.exit_tracker import Endings
-from mldebug_agents.incidents.exits.failed_attempts import Stories
+from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
+from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.known_exits import launcher_lives
 from mldebug_agents.incidents.manager import IncidentManager
-from mldebug_agents.state.run_row import Row
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.run_row import RunRow
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.context import Context
 from mldebug_agents.watch.job_watch import JobLook
@@ -33,12 +33,12 @@ class Past:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: StateStore,
         context: Context,
         leftovers: Callable[[], tuple[Leftover, ...]],
         incidents: IncidentManager,
-        stories: Stories,
-        endings: Endings,
+        stories: FailedAttempts,
+        endings: ExitTracker,
         capture: Callable[[Run], None],
     ) -> None:
         self._ledger = ledger
@@ -122,15 +122,15 @@ class Past:
                 self._endings.revive(self._gone(ends, ends.failing, settings), ends)
         return set(gone)
 
-    def _gone(self, ends: Ends, job: Job, settings: StallSettings) -> Run:
-        told = Ending(job=job, identities=ends.identities, exits=ends.exits)
+    def _gone(self, ends: KnownExits, job: Job, settings: StallSettings) -> Run:
+        told = AttemptExit(job=job, identities=ends.identities, exits=ends.exits)
         if not launcher_lives(self._context.host, told, self._same_boot):
             job = msgspec.structs.replace(job, launcher_pid=None)
         run = Run(job, StallWatch(settings))
-        run.seen = JobLook(job=job, look=Look(at=time.monotonic()))
+        run.seen = JobLook(job=job, look=RunLook(at=time.monotonic()))
         return run
 
-    def _goes_on(self, job_id: str, row: Row) -> bool:
+    def _goes_on(self, job_id: str, row: RunRow) -> bool:
         """An attempt has failed, and its launcher may start another one: they are one story."""
         ending = row.incident.ending if row.incident else None
         if ending is None or not launcher_lives(self._context.host, ending, self._same_boot):

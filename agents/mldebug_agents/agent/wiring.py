@@ -20,22 +20,22 @@ from mldebug_agents.agent.capture_queue import Orders, take
 from mldebug_agents.agent.loop import Inbox, LoopParts, Node
 from mldebug_agents.agent.monitors import Monitors
 from mldebug_agents.agent.recovery import Past
-from mldebug_agents.alerts.action_runner.alertmanager import Alerts
-from mldebug_agents.alerts.action_runner.capture_requests import Captures
-from mldebug_agents.alerts.action_runner.runner import Acting
-from mldebug_agents.alerts.notifier import Notices
+from mldebug_agents.alerts.action_runner.alertmanager import AlertReceiver
+from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
+from mldebug_agents.alerts.action_runner.runner import ActionRunner
+from mldebug_agents.alerts.notifier import AlertNotifier
 from mldebug_agents.capture.nccl_ras import child as ras_child
 from mldebug_agents.capture.nccl_ras.client import GLANCE as RAS_GLANCE
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.cluster.node_captures import machine
-from mldebug_agents.cluster.peers import identity
-from mldebug_agents.cluster.peers.client import Talk
-from mldebug_agents.cluster.peers.controller import Members
-from mldebug_agents.cluster.peers.coordinated_capture import Together
-from mldebug_agents.cluster.peers.identity import counting
-from mldebug_agents.cluster.peers.refusals import Refusals
+from mldebug_agents.cluster.peers.controller import PeersController
+from mldebug_agents.cluster.peers.coordinated_capture import ClusterCapture
+from mldebug_agents.cluster.peers.net import identity
+from mldebug_agents.cluster.peers.net.client import PeerClient
+from mldebug_agents.cluster.peers.net.identity import counting
+from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
-from mldebug_agents.cluster.peers.setup import Joined
+from mldebug_agents.cluster.peers.setup import PeerSetup
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, Verb, member_verbs
 from mldebug_agents.hardware.gpu.child import messages as gpu_messages
 from mldebug_agents.hardware.gpu.child import server as gpu_server
@@ -43,9 +43,9 @@ from mldebug_agents.hardware.gpu.controller import gpu_verbs
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
 from mldebug_agents.hardware.monitor import HardwareMonitor
-from mldebug_agents.incidents.exits.exit_evidence import Witness
-from mldebug_agents.incidents.exits.exit_tracker import Endings
-from mldebug_agents.incidents.exits.failed_attempts import Stories
+from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
+from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
+from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.pidfds import ExitWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.manual import write_case
@@ -54,7 +54,7 @@ from mldebug_agents.jobs.queue.monitor import QueueBoard
 from mldebug_agents.probes.history.monitor import ProbeBoard
 from mldebug_agents.state import client as state_client
 from mldebug_agents.state import server as state_server
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.storage.checkpoints.monitor import SaveBoard
 from mldebug_agents.storage.child import client as filesystem_client
 from mldebug_agents.storage.child import server as filesystem_server
@@ -66,11 +66,11 @@ from mldebug_agents.system.child.helper import Workers
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.context import Context, open_context
 from mldebug_agents.system.service.clock import Clock
-from mldebug_agents.system.service.sd_notify import Notifier
+from mldebug_agents.system.service.sd_notify import SystemdNotifier
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.ras_watch import RasWatch
 from mldebug_agents.watch.watch import Watch
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 
 CHILDREN: Workers = {
     state_client.NAME: state_server.serve,
@@ -133,11 +133,11 @@ def open_tools(
 def build_loop(
     current: CurrentConfig,
     tools: NodeTools,
-    store: Ledger,
+    store: StateStore,
     publish: Callable[[Snapshot], None],
-    notifier: Notifier | None = None,
+    notifier: SystemdNotifier | None = None,
     read_config: Callable[[], Config] | None = None,
-    joined: Joined | None = None,
+    joined: PeerSetup | None = None,
 ) -> Node:
     """The loop of an agent with all its parts.
 
@@ -146,7 +146,7 @@ def build_loop(
     config, context, inbox = current.read(), tools.context, Inbox()
     clock = Clock()
     workers = _workers(tools, inbox, read_config or current.read)
-    notices = Notices(config, context.node, store, inbox)
+    notices = AlertNotifier(config, context.node, store, inbox)
     incidents = IncidentManager(
         store,
         clock,
@@ -155,16 +155,18 @@ def build_loop(
         keep_failures=joined is not None,
     )
     capture_queue = Orders(workers["capture"].order, incidents)
-    failed_attempts = Stories(incidents, capture_queue.ask_now, store.forget)
+    failed_attempts = FailedAttempts(incidents, capture_queue.ask_now, store.forget)
     exit_watch = ExitWatch(context.host, lambda gone: inbox.put(Result("exit", None, gone, None)))
-    witness = Witness(tools.capture)
-    exits = Endings(witness, exit_watch, workers["exits"].order, failed_attempts, store.keep_ends)
+    witness = ExitEvidence(tools.capture)
+    exits = ExitTracker(
+        witness, exit_watch, workers["exits"].order, failed_attempts, store.keep_ends
+    )
     peers = _peers(config, context, inbox, incidents, capture_queue, joined)
     capture = requested_captures(tools, inbox, member_verbs(peers, joined.talk if joined else None))
     monitors = Monitors(
         hardware=HardwareMonitor.of(context, store, inbox, tools.gpus),
         notices=notices,
-        acting=Acting(config, context, capture, store, notices.book, inbox),
+        acting=ActionRunner(config, context, capture, store, notices.book, inbox),
         storage=Storage.of(context, tools.filesystem_probe, store, inbox),
         saves=SaveBoard(context, store, inbox, config.checkpoints),
         memory=MemoryBoard(context, inbox),
@@ -194,15 +196,17 @@ def build_loop(
     return Node(config, parts, publish, current.replace, notifier, clock)
 
 
-def serve_people(server: Server, node: Node, joined: Joined | None) -> None:
+def serve_people(server: AgentServer, node: Node, joined: PeerSetup | None) -> None:
     """What people and Alertmanager may ask of this agent over its own sockets."""
     captures = node.monitors.acting.captures
     own = member_verbs(node.peers, joined.talk if joined is not None else None)
-    alerts = Alerts(captures, node.node, partial(_runs_elsewhere, own))
+    alerts = AlertReceiver(captures, node.node, partial(_runs_elsewhere, own))
     server.serve_verbs(gpu_verbs(node.monitors.hardware.desk), own, alerts.answer)
 
 
-def serve_peers(server: Server, node: Node, joined: Joined, config: Config, store: Ledger) -> None:
+def serve_peers(
+    server: AgentServer, node: Node, joined: PeerSetup, config: Config, store: StateStore
+) -> None:
     """What other agents may ask of this one, where they are configured."""
     if node.peers is None:
         return
@@ -220,7 +224,7 @@ def serve_peers(server: Server, node: Node, joined: Joined, config: Config, stor
     )
 
 
-def requested_captures(tools: NodeTools, inbox: Inbox, verbs: dict[str, Verb]) -> Captures:
+def requested_captures(tools: NodeTools, inbox: Inbox, verbs: dict[str, Verb]) -> CaptureRequests:
     """How what alerts and actions ask for is captured: by all agents that are joined, else by this one."""
     context = tools.context
 
@@ -236,7 +240,7 @@ def requested_captures(tools: NodeTools, inbox: Inbox, verbs: dict[str, Verb]) -
         report: Any = verbs[DUMP_PATH]({"job": run, "trigger": "alert"}, None)
         return str(report.id)
 
-    return Captures(tools.capture.capturer, inbox, write, across)
+    return CaptureRequests(tools.capture.capturer, inbox, write, across)
 
 
 def _workers(
@@ -266,12 +270,12 @@ def _peers(
     inbox: Inbox,
     incidents: IncidentManager,
     capture_queue: Orders,
-    joined: Joined | None,
-) -> Members | None:
+    joined: PeerSetup | None,
+) -> PeersController | None:
     """Other agents, where some are configured."""
     if joined is None:
         return None
-    return Members(
+    return PeersController(
         *(context.node, joined.port, joined.talk, joined.candidates, joined.interval),
         *(inbox, incidents, capture_queue.ask_now),
         topology=config.cluster.topology,
@@ -288,7 +292,7 @@ def _runs_elsewhere(verbs: dict[str, Verb], wanted: Iterable[str]) -> Iterator[s
         yield from map(run_id, keys)
 
 
-def _admits(talk: Talk, refusals: Refusals, address: str) -> bool:
+def _admits(talk: PeerClient, refusals: Refusals, address: str) -> bool:
     """May an agent come from there? Known before it has sent a word."""
     if talk.allows(address):
         return True
@@ -300,7 +304,7 @@ def _turned_away(refusals: Refusals, reason: str, why: str) -> None:
     refusals.count(reason, "", why)
 
 
-def _judged(config: Config, node: str, told: Together) -> bytes:
+def _judged(config: Config, node: str, told: ClusterCapture) -> bytes:
     """A capture of all nodes as a report for a person; it is stored here."""
     if told.run is None:
         raise MldebugError("no node has sent a capture of it")

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from mldebug.alerts.event_book import EventBook
-from mldebug.alerts.model import Channel, Event, Message
+from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.model import AlertEvent, Channel, EventMessage
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import load
 from mldebug.core.redact import safe_line
@@ -22,15 +22,15 @@ PAUSE_FIRST, PAUSE_MOST = 1.0, 300.0  # seconds between two tries of a channel t
 WORKER = "channel:"
 
 
-class Sent(msgspec.Struct, frozen=True):
+class ChannelOrder(msgspec.Struct, frozen=True):
     """One order to a channel."""
 
-    message: Message
-    event: Event | None  # None: it only tells that the agent lives
+    message: EventMessage
+    event: AlertEvent | None  # None: it only tells that the agent lives
     line: Any  # the `Line` that has sent it
 
 
-class Line:
+class ChannelDelivery:
     """One channel: what it is sent, and how that goes. Monotonic seconds."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Line:
         self._repeated: dict[str, float] = {}  # key -> when it was sent last
         self._tries: dict[str, int] = {}  # key -> failures: one that nobody takes holds up no other
 
-    def next(self, book: EventBook, now: float) -> Event | None:
+    def next(self, book: EventRegistry, now: float) -> AlertEvent | None:
         """What to send now: news first, then what is due to be repeated."""
         if self.every or self.under_way or now < self.not_before:
             return None

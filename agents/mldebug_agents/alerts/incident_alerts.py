@@ -1,6 +1,6 @@
 """An incident as an alarm, whatever its state: what is known of it now. Pure."""
 
-from mldebug.alerts.model import Alarm, Severity
+from mldebug.alerts.model import Alert, Severity
 from mldebug.core.model import Culprit, Job, Judgement
 from mldebug.incidents.incident import Incident
 
@@ -10,11 +10,11 @@ INCIDENT = "incident/"
 STANDS = 600.0
 
 
-def alarm_of(incident: Incident, judgement: Judgement, uid: int) -> Alarm:
+def alarm_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
     """The alarm of one incident. Its labels never change; the verdict, which may be refined, is none of them."""
     told, job = judgement.diagnosis, _job(incident)
     name = {"job": job.name} if job is not None else {}
-    return Alarm(
+    return Alert(
         key=f"{INCIDENT}{incident.id}",
         kind=incident.kind,
         severity=Severity.CRITICAL,

@@ -12,23 +12,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import msgspec
 
 from mldebug import __version__
-from mldebug.alerts.event_book import EventBook
+from mldebug.alerts.event_book import EventRegistry
 from mldebug.alerts.health_events import health_alarms, health_key, healthy_keys
 from mldebug.alerts.job_events import of_orphans, of_schedulers
 from mldebug.alerts.message import alive, cleaned, message_of
-from mldebug.alerts.model import Alarm, Event, RefusedError, State
-from mldebug.alerts.node_events import Word, of_memory, of_saves, of_storage, together
+from mldebug.alerts.model import Alert, AlertEvent, EventState, MessageRefusedError
+from mldebug.alerts.node_events import SubjectAlerts, of_memory, of_saves, of_storage, together
 from mldebug.alerts.probe_events import of_probes
-from mldebug.alerts.view import ChannelState, Events, EventView
+from mldebug.alerts.view import ChannelState, EventsView, EventView
 from mldebug.config.schema import Config
 from mldebug.core.model import Judgement
 from mldebug.core.plugin_options import Plugin
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.incidents.incident import Incident
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.alerts.delivery import WORKER, Line, Sent
+from mldebug_agents.alerts.delivery import WORKER, ChannelDelivery, ChannelOrder
 from mldebug_agents.alerts.incident_alerts import INCIDENT, alarm_of, tells
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.workers import Result
 
 log = logging.getLogger("mldebug")
@@ -43,18 +43,18 @@ WORDS_EVERY = 60.0  # seconds between two times that new words of an old event a
 LOST = 900.0  # seconds after which an event is over of which nobody speaks any more
 
 
-class Notices:
+class AlertNotifier:
     """Everything about being told, for one agent."""
 
     def __init__(
         self,
         config: Config,
         node: str,
-        ledger: Ledger,
+        ledger: StateStore,
         inbox: "queue.SimpleQueue[Result | None]",
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.book = EventBook(config.events.pending)
+        self.book = EventRegistry(config.events.pending)
         self._link = config.events.link
         self._node = node
         self._ledger = ledger
@@ -62,7 +62,7 @@ class Notices:
         self._now = now
         self._restored = False
         self._alone_at = time.monotonic() + MEMORY_WAIT
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, ChannelDelivery] = {}
         self._words_due = 0.0
         self._unstored: dict[str, float] = {}  # key -> since when it waits for the disk
         self._spoken: dict[str, float] = {}  # key -> when a room spoke of it last
@@ -88,7 +88,7 @@ class Notices:
         """An incident is told under another id, by whoever has it."""
         self.book.clear(INCIDENT + old, self._now(), "other nodes know it under another id")
 
-    def alarm(self, alarm: Alarm) -> None:
+    def alarm(self, alarm: Alert) -> None:
         """A room says that something is wrong; again and again, for as long as it is."""
         self.book.raise_(cleaned(alarm), self._now())
 
@@ -146,16 +146,16 @@ class Notices:
         for key, event in self.book.changed(words=words):
             self._ledger.remember(ROW + key, msgspec.json.encode(event) if event else b"")
 
-    def _send(self, line: Line) -> None:
+    def _send(self, line: ChannelDelivery) -> None:
         now = time.monotonic()
         if line.beats(now):
-            beat = Sent(alive(self._node, self._now(), __version__), None, line)
+            beat = ChannelOrder(alive(self._node, self._now(), __version__), None, line)
             line.under_way = line.worker.order(beat)
         event = line.next(self.book, now)
         if event is None or not self._may_go(event.key, now):
             return
         message = message_of(event, self._node, self._link, __version__)
-        line.under_way = line.worker.order(Sent(message, event, line))
+        line.under_way = line.worker.order(ChannelOrder(message, event, line))
 
     def _may_go(self, key: str, now: float) -> bool:
         """Its row is on disk, or the disk has had its time: a hung one keeps nobody from being told."""
@@ -171,7 +171,7 @@ class Notices:
         line, event, now = result.order.line, result.order.event, time.monotonic()
         key = event.key if event is not None else ""
         line.under_way = False
-        if isinstance(result.error, RefusedError):
+        if isinstance(result.error, MessageRefusedError):
             line.refusal(key, result.error)
         elif result.error is not None:
             line.failure(key, result.error, now)
@@ -190,8 +190,8 @@ class Notices:
         self._unstored = {key: at for key, at in self._unstored.items() if key in everything}
         for line in self._lines.values():
             line.keep_only(everything)
-        known = [one for one in self.book.all() if one.state is not State.PENDING]
-        events = Events(
+        known = [one for one in self.book.all() if one.state is not EventState.PENDING]
+        events = EventsView(
             events=tuple(map(_view, known[-SHOWN:])),
             counts=_counts(known),
             dropped=self.book.dropped,
@@ -202,7 +202,7 @@ class Notices:
             snapshot, events=events, sources=(*snapshot.sources, *workers)
         )
 
-    def _state(self, line: Line) -> ChannelState:
+    def _state(self, line: ChannelDelivery) -> ChannelState:
         return ChannelState(
             name=line.name,
             kind=line.plugin.kind,
@@ -219,11 +219,11 @@ class Notices:
         for name, plugin in wanted.items():
             known = self._lines.get(name)
             same = known is not None and known.plugin == plugin
-            lines[name] = known if known and same else Line(name, plugin, self._inbox)
+            lines[name] = known if known and same else ChannelDelivery(name, plugin, self._inbox)
         self._lines = lines
 
 
-def _rooms(snapshot: Snapshot) -> Iterator[Word]:
+def _rooms(snapshot: Snapshot) -> Iterator[SubjectAlerts]:
     if snapshot.storage is not None:
         yield from of_storage(snapshot.storage.parts)
     yield from of_memory(snapshot.memory)
@@ -235,7 +235,7 @@ def _rooms(snapshot: Snapshot) -> Iterator[Word]:
         yield from of_saves(run.id, run.uid, run.saves)
 
 
-def _view(event: Event) -> EventView:
+def _view(event: AlertEvent) -> EventView:
     alarm = event.alarm
     return EventView(
         key=event.key,
@@ -252,21 +252,21 @@ def _view(event: Event) -> EventView:
     )
 
 
-def _counts(known: list[Event]) -> dict[str, int]:
+def _counts(known: list[AlertEvent]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for one in known:
-        if one.state is State.FIRING:
+        if one.state is EventState.FIRING:
             name = f"{one.alarm.kind}/{one.alarm.severity}"
             counts[name] = counts.get(name, 0) + 1
     return counts
 
 
-def _stored(ledger: Ledger) -> list[Event]:
+def _stored(ledger: StateStore) -> list[AlertEvent]:
     """What is stored; a row that cannot be read, of another version, is skipped."""
     found = []
     for name in ledger.memos(ROW):
         try:
-            found.append(msgspec.json.decode(ledger.memo(name), type=Event))
+            found.append(msgspec.json.decode(ledger.memo(name), type=AlertEvent))
         except msgspec.DecodeError:
             log.warning("an event that was stored cannot be read, and is forgotten")
             ledger.remember(name, b"")

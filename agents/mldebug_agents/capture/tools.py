@@ -17,7 +17,7 @@ from mldebug_agents.jobs.hook.stacks import HookStacks
 from mldebug_agents.jobs.ranks.discovery import RankFinder
 from mldebug_agents.jobs.ranks.known_issues import TrapFinder
 from mldebug_agents.system.context import Context
-from mldebug_agents.system.failure_counts import Unanswered
+from mldebug_agents.system.failure_counts import FailureCounts
 
 
 class CaptureTools:
@@ -27,7 +27,7 @@ class CaptureTools:
         """`probes`: processes of a probe count as ranks, too (see `RankFinder`)."""
         host, reader = context.host, context.reader
         self.context = context
-        self.failure_counts = Unanswered()
+        self.failure_counts = FailureCounts()
         self.ras = RasClient(context.spawner, host, self.failure_counts)
         launchers = create_all("clusters")
         self.finder = RankFinder(host, reader, context.node, launchers, self._ask_world, probes)

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mldebug.cluster.merge import Heard, Merged, merge
+from mldebug.cluster.merge import MergedRuns, NodeReplies, merge
 from mldebug.cluster.slimming import slim
 from mldebug.cluster.topology import placed
 from mldebug.cluster.wire import NodeReply
 from mldebug.config.schema import Config
 from mldebug.core.errors import AccessError, MissingError, MldebugError
-from mldebug.core.model import Asked, Job
+from mldebug.core.model import Job, QueriedNodes
 from mldebug.core.plugins import load
 from mldebug.core.ranksets import fold_nodes, shorten_ranks
 from mldebug.diagnosis.classify.nodes import by_reason
@@ -22,7 +22,7 @@ from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.cluster.fanout import child
 from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
 from mldebug_agents.cluster.fanout.collector import Progress, ask_all
-from mldebug_agents.cluster.fanout.messages import NAME, Plan, Transport, Wanted
+from mldebug_agents.cluster.fanout.messages import NAME, FanoutPlan, FanoutRequest, Transport
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.incidents.manual import Taken, look, look_beside, write_case
 from mldebug_agents.system.host import Host
@@ -81,7 +81,7 @@ def machine() -> str:
 
 
 def capture_all(
-    config: Config, transport: str, wanted: Wanted, node: str, progress: Progress
+    config: Config, transport: str, wanted: FanoutRequest, node: str, progress: Progress
 ) -> list[Taken]:
     """Ask all nodes, put together what comes, and write one report for each run; MldebugError where there is none."""
     detected = time.time()
@@ -106,7 +106,7 @@ def _transport(config: Config, name: str) -> Any:
     return module.create(set_up.options if set_up else module.Options())
 
 
-def _nothing(merged: Merged, heard: Heard, plan: Plan) -> MldebugError:
+def _nothing(merged: MergedRuns, heard: NodeReplies, plan: FanoutPlan) -> MldebugError:
     """Why there is nothing to judge."""
     reasons = by_reason(merged.asked.nodes)
     lines = [f"{shorten_ranks(names, 60)}: {reason}" for names, reason in reasons[:MAX_TOLD]]
@@ -122,14 +122,14 @@ def _nothing(merged: Merged, heard: Heard, plan: Plan) -> MldebugError:
     return kind("\n".join((message, *lines)), next(iter(ways), _see(merged.asked, plan)))
 
 
-def _hidden(heard: Heard) -> list[tuple[str, str]]:
+def _hidden(heard: NodeReplies) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for name, one in sorted(heard.replies.items()):
         found += [(name, gap.reason) for gap in one.gaps[:1]]
     return found
 
 
-def _see(asked: Asked, plan: Plan) -> str:
+def _see(asked: QueriedNodes, plan: FanoutPlan) -> str:
     if bare := asked.named("answered"):
         return f"`mldebug status` on {bare[0]} shows what is seen there"
     return f"look at {plan.nodes[0]} by hand: is it up, and may you log in there?"

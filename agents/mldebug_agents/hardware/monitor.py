@@ -16,7 +16,7 @@ import msgspec
 
 from mldebug.config.schema import Config
 from mldebug.core.model import Fault, Gap, Job, NodeCapture, RankDevice
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.hardware.gpu.hands_off import HandsOff, wants_release
 from mldebug.hardware.gpu.hands_off import gaps as gaps_of
 from mldebug.hardware.gpu.rank_gpus import rank_devices
@@ -32,8 +32,8 @@ from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.xids import xid_of_nvml
 from mldebug.status.gpu_lines import rank_sentences
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.controller import BY_ITSELF, GpuController
+from mldebug_agents.hardware.gpu.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.levels import Levels
 from mldebug_agents.hardware.gpu.monitor import GpuMonitor
@@ -45,7 +45,7 @@ from mldebug_agents.hardware.kernel_log import (
     sees_kernel_pids,
 )
 from mldebug_agents.jobs.ranks.discovery import Child
-from mldebug_agents.state.key_value_store import Memory
+from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
@@ -67,7 +67,7 @@ class HardwareMonitor:
     def __init__(
         self,
         node: str,
-        memory: Memory,
+        memory: KeyValueStore,
         workers: Mapping[str, Worker],
         *,
         kernel_pids: bool,
@@ -101,7 +101,7 @@ class HardwareMonitor:
         self._ask_by: float | None = None  # the GPUs are asked then, or as soon as the log is read
 
     @classmethod
-    def of(cls, context: Context, memory: Memory, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
+    def of(cls, context: Context, memory: KeyValueStore, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
         """Of the node that the context names at."""
         reads = GpuReads(
             gpus, Holders(context.host, context.reader), partial(gpu_slots, context.host)
@@ -254,7 +254,7 @@ class HardwareMonitor:
         joined, full = self._gpus.joined(job_id), self._gpus.full
         return rank_devices(joined, self._gpus.samples, self._levels.states(job_id), full)
 
-    def ending(self, ending: Ending) -> Ending:
+    def ending(self, ending: AttemptExit) -> AttemptExit:
         """An end, with what was said against its ranks."""
         return msgspec.structs.replace(ending, faults=self._faults(ending.job.id))
 

@@ -24,9 +24,9 @@ from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.health.node_rules import node_health
 from mldebug.hardware.kernel_log.attribution import RankEvent, gpu_owners, join, process_owners
 from mldebug.hardware.kernel_log.hands_off import hands_off
-from mldebug.status.gpu_view import Glance, GpuUser, fresh, of_agent
+from mldebug.status.gpu_view import GpuOverview, GpuUser, fresh, of_agent
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError
+from mldebug_agents.hardware.gpu.errors import GpuBlockedError
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.kernel_log import KernelNews, sees_kernel_pids
 from mldebug_agents.hardware.own_reads import GpuPart, read_gpus, read_kernel
@@ -85,7 +85,7 @@ class OneShotReader:
         self._kernel = _Task("kernel", lambda: read_kernel(context, self._until))
         self._gpus = _Task("gpus", self._read_gpus)
 
-    def take(self) -> Glance:
+    def take(self) -> GpuOverview:
         """All that is known when the time is over."""
         self._wanted.set()
         done = self._gpus.within(self._left())
@@ -137,14 +137,14 @@ def _blocked(told: Snapshot) -> Gap | None:
 
 def _put_together(
     context: Context, found: Discovery, part: GpuPart, kernel: KernelNews, told: Snapshot | None
-) -> Glance:
+) -> GpuOverview:
     full = part.full.full
     events = _events(context, found, part.full.joined, kernel)
     seen = of_agent(told) if told else None
     if kernel.gap is not None and seen is not None and seen.kernel_gap is None:
         kernel, events = msgspec.structs.replace(kernel, gap=None), seen.events
     count = seen.count if seen and seen.count else _count(full, context.config)
-    return Glance(
+    return GpuOverview(
         node=context.node,
         at=time.time(),
         gpus=full,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from mldebug.core.model import Gap, Judgement, NodeCapture
-from mldebug.diagnosis.exits.model import Ending
-from mldebug.diagnosis.exits.outcome import Outcome
+from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.incidents.incident import (
     Incident,
     add_capture,
@@ -24,12 +24,12 @@ from mldebug.incidents.incident import (
     say,
 )
 from mldebug.incidents.report.build import State
-from mldebug.stall.signals import Decision
+from mldebug.stall.signals import StallDecision
 from mldebug_agents.incidents.recent_failures import BadEnds
 from mldebug_agents.incidents.report_writer import IncidentWriter, owner, versions
 from mldebug_agents.incidents.shared import RemoteIncidents
-from mldebug_agents.state.run_row import Row
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.run_row import RunRow
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.watch.runs import Run
 
@@ -47,7 +47,7 @@ class IncidentManager:
 
     def __init__(
         self,
-        store: Ledger,
+        store: StateStore,
         clock: Clock | None = None,
         *,
         written: Callable[[Incident, Judgement, int], None] = lambda *_: None,
@@ -93,7 +93,7 @@ class IncidentManager:
             self._writer.write(known, run.judgement, run.job.uid)
 
     def settle(
-        self, present: Collection[str], goes_on: Callable[[str, Row], bool] = lambda *_: False
+        self, present: Collection[str], goes_on: Callable[[str, RunRow], bool] = lambda *_: False
     ) -> None:
         """What was open when an earlier agent ended, of runs that are gone since, ends now; or its story `goes_on`."""
         for job_id, row in self._writer.store.found().items():
@@ -185,7 +185,7 @@ class IncidentManager:
 
     # --- stalls ------------------------------------------------------------------------------------
 
-    def open(self, run: Run, decision: Decision, *, hold: bool = False) -> None:
+    def open(self, run: Run, decision: StallDecision, *, hold: bool = False) -> None:
         """A stall is blamed on somebody; with the capture of its confirmation, where one was taken.
 
         `hold`: nothing is written yet, for other nodes are asked, who may know it under another id.
@@ -237,7 +237,7 @@ class IncidentManager:
         run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
         self._writer.keep(run)
 
-    def _has_moved(self, incident: Incident, decision: Decision) -> bool:
+    def _has_moved(self, incident: Incident, decision: StallDecision) -> bool:
         """Did the run go on between that stall, which another node had told of, and this one?"""
         since = decision.stalled_since
         if since is None or not incident.shared:
@@ -256,7 +256,7 @@ class IncidentManager:
     # --- abnormal ends -----------------------------------------------------------------------------
 
     def failed(
-        self, run: Run, ending: Ending, outcome: Outcome, before: Incident | None = None
+        self, run: Run, ending: AttemptExit, outcome: ExitOutcome, before: Incident | None = None
     ) -> None:
         """An attempt ended badly, or lost a rank; `before` is the incident of which this is more."""
         now = self._writer.clock.now()
@@ -292,7 +292,7 @@ class IncidentManager:
         return closed
 
 
-def _step(run: Run, ending: Ending) -> int | None:
+def _step(run: Run, ending: AttemptExit) -> int | None:
     """The last one that this attempt was seen at."""
     seen = run.seen
     return seen.step if seen is not None and seen.job.attempt == ending.job.attempt else None

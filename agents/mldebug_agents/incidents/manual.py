@@ -9,23 +9,23 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.core.errors import AccessError, MldebugError, UsageError
-from mldebug.core.model import Asked, Job, Judgement, NodeCapture
+from mldebug.core.model import Job, Judgement, NodeCapture, QueriedNodes
 from mldebug.core.report_model import Report, Stall
 from mldebug.core.text import plural
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.pruning import BY_HAND
 from mldebug.incidents.report.build import Trigger, build_report, make_id
 from mldebug.incidents.report.html import render_html
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug.incidents.stored_evidence import ASKED
 from mldebug.jobs.known_issues.match import remarks
-from mldebug.status.gpu_view import Glance
+from mldebug.status.gpu_view import GpuOverview
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.incidents.report_writer import owner_of
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.web.nearest_agent import ask_nearest
+from mldebug_agents.web.client import ask_nearest
 
 STORE_TIMEOUT = 10.0
 BESIDE = 3.0  # seconds for GPUs and kernel log, from the begin of the first capture
@@ -143,7 +143,7 @@ def look(
     return capture if beside is None else with_hardware(capture, beside.take())
 
 
-def with_hardware(capture: NodeCapture, seen: Glance) -> NodeCapture:
+def with_hardware(capture: NodeCapture, seen: GpuOverview) -> NodeCapture:
     """A capture, with what was said against its ranks and what their GPUs do; what could not be read is a gap."""
     gaps = [one for one in (seen.gpu_gap, seen.kernel_gap) if one is not None]
     return msgspec.structs.replace(
@@ -164,7 +164,7 @@ def write_case(
     state_dir: Path,
     captures: tuple[NodeCapture, ...],
     detected: float,
-    asked: Asked | None = None,
+    asked: QueriedNodes | None = None,
     node: str | None = None,
     trigger: Trigger = "manual",
 ) -> Taken:
@@ -190,7 +190,7 @@ def write_case(
     stored: list[Named] = []
 
     def save() -> Path:
-        archive = Archive(state_dir)
+        archive = ReportStore(state_dir)
         stored.append(store(archive, report, captures, asked))
         archive.prune()
         return archive.folder / stored[0].report.id / "report.html"
@@ -201,17 +201,17 @@ def write_case(
     return Taken(named.report, named.html, judgement, path, trouble)
 
 
-def evidence(captures: tuple[NodeCapture, ...], asked: Asked | None) -> dict[str, bytes]:
+def evidence(captures: tuple[NodeCapture, ...], asked: QueriedNodes | None) -> dict[str, bytes]:
     """The files from which the same report can be made again."""
     files = {f"capture-{one.node}.json": msgspec.json.encode(one) for one in captures}
     return files if asked is None else files | {ASKED: msgspec.json.encode(asked)}
 
 
 def store(
-    archive: Archive,
+    archive: ReportStore,
     report: Report,
     captures: tuple[NodeCapture, ...],
-    asked: Asked | None = None,
+    asked: QueriedNodes | None = None,
 ) -> Named:
     """Save under an id that no other report has: of two taken in one second, the second gets a number."""
     files, owner = evidence(captures, asked), owner_of(captures)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.core.model import Diagnosis, Judgement
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.incident import Incident
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.watch.runs import Run
@@ -35,7 +35,7 @@ class BadEnds:
         self._wanted = wanted
         self._ends: dict[str, BadEnd] = {}
 
-    def note(self, run: Run, ending: Ending, incident: Incident, judgement: Judgement) -> None:
+    def note(self, run: Run, ending: AttemptExit, incident: Incident, judgement: Judgement) -> None:
         """A run has lost ranks, or more of them."""
         if not self._wanted:
             return

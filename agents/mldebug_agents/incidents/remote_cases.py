@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.incidents.incident import Incident
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 
 MEMO = "case:"
 MAX_STORED = (
@@ -19,7 +19,7 @@ MAX_STORED = (
 class Cases:
     """By the id of the incident."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: StateStore) -> None:
         self._ledger = ledger
         self._open: dict[str, Incident] = {}
         self._recalled = False

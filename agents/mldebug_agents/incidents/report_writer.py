@@ -14,7 +14,7 @@ from mldebug.incidents.incident import end as end_incident
 from mldebug.incidents.report.build import State, make_id
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.stored_evidence import ASKED
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.watch.runs import Run
 
@@ -29,7 +29,7 @@ class IncidentWriter:
 
     def __init__(
         self,
-        store: Ledger,
+        store: StateStore,
         clock: Clock,
         written: Callable[[Incident, Judgement, int], None],
         renamed: Callable[[str], None],
@@ -83,7 +83,7 @@ class IncidentWriter:
 
 
 def write_files(
-    ledger: Ledger, incident: Incident, judgement: Judgement, reported_at: float, uid: int
+    ledger: StateStore, incident: Incident, judgement: Judgement, reported_at: float, uid: int
 ) -> None:
     """Hand it to the writer as work: a full or hung state dir costs reports, never the loop."""
 

@@ -9,7 +9,7 @@ import platform
 import msgspec
 
 from mldebug.cluster.messages import End, Whole
-from mldebug.core.model import Asked, NodeCapture
+from mldebug.core.model import NodeCapture, QueriedNodes
 from mldebug.incidents.incident import (
     Incident,
     add_across,
@@ -84,7 +84,7 @@ class RemoteIncidents:
         run: Run | None,
         incident_id: str,
         found: tuple[NodeCapture, ...],
-        asked: Asked,
+        asked: QueriedNodes,
         what: str,
         cause: End | None = None,
     ) -> Whole:

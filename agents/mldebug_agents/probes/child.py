@@ -10,7 +10,7 @@ import msgspec
 from mldebug.core.errors import MldebugError
 from mldebug.core.redact import clean
 from mldebug_agents.probes.python import INSIDE
-from mldebug_agents.system.spawn import Completed, Hearer
+from mldebug_agents.system.spawn import Completed, OutputListener
 
 SILENCE = 30.0  # seconds without a beat after which a launcher is given up; importing torch does not stop it
 LONGEST_LINE = 8 << 20
@@ -35,7 +35,7 @@ class Hearing(Protocol):
         timeout: float,
         max_output: int = 16 << 20,
         env: Mapping[str, str] | None = None,
-        hear: Hearer | None = None,
+        hear: OutputListener | None = None,
     ) -> Completed:
         """Run a program to its end or its deadline."""
         ...

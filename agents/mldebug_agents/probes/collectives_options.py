@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mldebug.cli.param_types import INTERFACE, Listed
+from mldebug.cli.param_types import INTERFACE, WordListParam
 from mldebug.core.errors import UsageError
 from mldebug.probes.formulas import OPS
 from mldebug_agents.probes.multi_node import WAYS
@@ -19,7 +19,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
     click.option("--nproc", type=click.IntRange(1, 64), help="Ranks on each node. Default: one for each GPU, 2 on CPUs."),
     click.option("--sizes", metavar="LIST", help="Payloads: 1KiB,1GiB, or 1KiB-1GiB for each doubling."),
-    click.option("--ops", type=Listed(OPS), metavar="LIST", default=",".join(OPS), help="Which collectives. Default: all."),
+    click.option("--ops", type=WordListParam(OPS), metavar="LIST", default=",".join(OPS), help="Which collectives. Default: all."),
     click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of the elements."),
     click.option("--warmup", type=click.IntRange(1, 1000), default=5, show_default=True, help="Untimed repetitions."),
     click.option("--repeats", type=click.IntRange(1, 1000), default=20, show_default=True, help="Timed repetitions at most."),

@@ -8,7 +8,7 @@ from typing import Protocol
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
 from mldebug.hardware.gpu.readings import GpuReading, NodeGpus
-from mldebug_agents.hardware.gpu.child.errors import GpuCrashedError, NoGpuLibraryError
+from mldebug_agents.hardware.gpu.errors import GpuCrashedError, NoGpuLibraryError
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.probes.busy import BusyError
 

@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -17,34 +16,28 @@ from mldebug.core.errors import AccessError, ExitCode, MldebugError, UsageError
 from mldebug.core.report_model import Report
 from mldebug_agents.state.folder import OccupiedError
 from mldebug_agents.state.messages import (
-    Door,
-    Drop,
-    End,
-    Open,
-    Order,
-    Place,
-    Prune,
-    Reply,
-    Save,
-    receive,
-    send,
+    MAX_BODY,
+    CloseState,
+    DeviceInode,
+    OpenSocket,
+    OpenState,
+    PruneReports,
+    RemoveReport,
+    SaveReport,
+    StateOrder,
+    StateReply,
 )
-from mldebug_agents.system.spawn import Worker
+from mldebug_agents.system.child.link import ChildLink, WorkerStarter
+from mldebug_agents.system.spawn import ForkedWorker
 
 log = logging.getLogger("mldebug")
 
 NAME = "state"  # of the worker that the process starter forks
+GONE = "the state keeper is gone"
+_REPLIES = msgspec.msgpack.Decoder(StateReply)
 
 
-class WorkerStarter(Protocol):
-    """The part of a `Spawner` that is needed."""
-
-    def fork_worker(self, name: str) -> Worker:
-        """Fork the worker of that name; raises OSError when there is none to be had."""
-        ...
-
-
-class Keeper:
+class StateClient:
     """One state dir, by way of the child that keeps it. Raises what the child would have raised."""
 
     def __init__(
@@ -56,29 +49,29 @@ class Keeper:
         door: bool = False,
     ) -> None:
         """`on_loss` is told, in words, that the state dir had to be begun anew."""
-        self.worker: Worker | None = None
+        self.worker: ForkedWorker | None = None
         self._starter = starter
         self._state_dir = state_dir
         self._on_loss = on_loss
         self._wants_door = door
-        self._place: Place | None = None  # of our socket file
-        self._held: Place | None = None  # the lock file
+        self._place: DeviceInode | None = None  # of our socket file
+        self._held: DeviceInode | None = None  # the lock file
         self._ended = False
 
-    def open(self) -> tuple[Reply, socket.socket | None]:
+    def open(self) -> tuple[StateReply, socket.socket | None]:
         """Start the child where there is none and have it open the state dir; with the socket, once."""
         door = self._wants_door and self._place is None
-        reply, got = self._talk(Open(str(self._state_dir), os.getpid(), door, self._held))
+        reply, got = self._talk(OpenState(str(self._state_dir), os.getpid(), door, self._held))
         self._place = reply.door or self._place
         return reply, got
 
     def open_door(self) -> socket.socket | None:
         """Try again to open the socket."""
-        reply, door = self._talk(Door())
+        reply, door = self._talk(OpenSocket())
         self._place = reply.door or self._place
         return door
 
-    def ask(self, order: Order) -> None:
+    def ask(self, order: StateOrder) -> None:
         """Have an order carried out; a child that has ended is replaced once, and opens the state dir first."""
         try:
             self._ask(order)
@@ -88,7 +81,7 @@ class Keeper:
             log.warning("the child that keeps %s has ended: a new one goes on", self._state_dir)
             self._ask(order)
 
-    def _ask(self, order: Order) -> None:
+    def _ask(self, order: StateOrder) -> None:
         if self.worker is None:
             self.open()
         self._talk(order)
@@ -96,7 +89,7 @@ class Keeper:
     def end(self) -> None:
         """Have everything closed, and say good-bye."""
         if self.worker is not None:
-            self._talk(End(self._place))
+            self._talk(CloseState(self._place))
         self._ended = True
         self.hang_up()
 
@@ -106,17 +99,17 @@ class Keeper:
         if worker is not None:
             worker.hang_up()
 
-    def _talk(self, order: Order) -> tuple[Reply, socket.socket | None]:
+    def _talk(self, order: StateOrder) -> tuple[StateReply, socket.socket | None]:
         if self._ended:
             raise ConnectionError("the agent ends")
         worker = self.worker = self.worker or self._starter.fork_worker(NAME)
         try:
-            send(worker.socket, order)
-            body, descriptor = receive(worker.socket)
+            link = ChildLink(worker.socket, _REPLIES, max_body=MAX_BODY, gone=GONE)
+            link.send(order)
+            reply, descriptor = link.receive_with_descriptor()
         except OSError:
             self.hang_up()
             raise
-        reply = msgspec.msgpack.decode(body, type=Reply)
         for note in reply.notes:
             log.warning("%s", note)
         door = socket.socket(fileno=descriptor) if descriptor is not None else None
@@ -128,9 +121,9 @@ class Keeper:
 
 
 class RemoteArchive:
-    """Writes like an `mldebug.incidents.report_store.Archive`, in the child."""
+    """Writes like an `mldebug.incidents.report_store.ReportStore`, in the child."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: StateClient) -> None:
         self._keeper = keeper
 
     def save(
@@ -143,18 +136,18 @@ class RemoteArchive:
     ) -> None:
         """Write one report; the same id again replaces what was there."""
         told = msgspec.json.encode(report)
-        self._keeper.ask(Save(told, html, dict(evidence), owner_uid))
+        self._keeper.ask(SaveReport(told, html, dict(evidence), owner_uid))
 
     def remove(self, report_id: str) -> None:
         """Remove one report."""
-        self._keeper.ask(Drop(report_id))
+        self._keeper.ask(RemoveReport(report_id))
 
     def prune(self) -> None:
         """Remove what is too old or too much."""
-        self._keeper.ask(Prune())
+        self._keeper.ask(PruneReports())
 
 
-def _raise(reply: Reply, door: socket.socket | None) -> None:
+def _raise(reply: StateReply, door: socket.socket | None) -> None:
     if reply.refusal is None and not reply.errno:
         return
     if door is not None:

@@ -11,7 +11,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from mldebug_agents.state.messages import Found, Keep, Memo, StoredEnds, StoredRow
+from mldebug_agents.state.messages import Memo, StoredExits, StoredRow, StoredState, StoreRun
 from mldebug_agents.system.child.leftovers import Leftover
 
 _SCHEMA = """
@@ -55,10 +55,10 @@ class Database:
         except FileNotFoundError:
             return False
 
-    def load(self) -> Found:
+    def load(self) -> StoredState:
         """All that is stored; a damaged file is set aside."""
         if not self.path.exists():
-            return Found()
+            return StoredState()
         try:
             rows = self._do("SELECT job_id, CAST(memory AS BLOB), CAST(incident AS BLOB) FROM runs")
             ends = self._do("SELECT job_id, CAST(told AS BLOB) FROM ends")
@@ -68,22 +68,22 @@ class Database:
             raise  # a full or ailing disk: there may be something to read later
         except sqlite3.DatabaseError as error:
             self._set_aside(error)
-            return Found()
-        return Found(
+            return StoredState()
+        return StoredState(
             rows=tuple(StoredRow(*one) for one in rows),
-            ends=tuple(StoredEnds(*one) for one in ends),
+            ends=tuple(StoredExits(*one) for one in ends),
             memos=tuple(Memo(*one) for one in memos),
             leftovers=tuple(Leftover(*one) for one in left),
         )
 
-    def keep(self, order: Keep) -> None:
+    def keep(self, order: StoreRun) -> None:
         """Store one run."""
         self._do(
             "INSERT OR REPLACE INTO runs (job_id, memory, incident) VALUES (?, ?, ?)",
             *(order.job_id, order.memory, order.incident),
         )
 
-    def keep_ends(self, order: StoredEnds) -> None:
+    def keep_ends(self, order: StoredExits) -> None:
         """Store who of a run has ended."""
         self._do("INSERT OR REPLACE INTO ends VALUES (?, ?)", order.job_id, order.told)
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from mldebug.core.errors import AccessError, MldebugError, UsageError
-from mldebug_agents.state.messages import Place
+from mldebug_agents.state.messages import DeviceInode
 
 log = logging.getLogger("mldebug")
 
@@ -40,10 +40,10 @@ class OccupiedError(UsageError):
     """Another agent holds the state dir: this one has to end."""
 
 
-class Hold:
+class FolderLock:
     """Holds a state dir against a second agent, which is refused with the pid of the first."""
 
-    def __init__(self, state_dir: Path, pid: int, held: Place | None = None) -> None:
+    def __init__(self, state_dir: Path, pid: int, held: DeviceInode | None = None) -> None:
         """`pid` is the agent's, which others are told; `held`: the lock file that this agent had before."""
         self.state_dir = state_dir
         self.pid = pid
@@ -85,7 +85,7 @@ class Hold:
         """Does the path still show the file that we hold?"""
         return _place(os.fstat(self._fd)) == self._shown()
 
-    def _shown(self) -> Place | None:
+    def _shown(self) -> DeviceInode | None:
         try:
             return _place(os.stat(self.path))
         except OSError as error:
@@ -162,7 +162,7 @@ def _denied(folder: Path) -> AccessError:
     return AccessError(f"this user may not write the state dir {folder}", WAY_OUT)
 
 
-def _place(facts: os.stat_result) -> Place:
+def _place(facts: os.stat_result) -> DeviceInode:
     return facts.st_dev, facts.st_ino
 
 

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 
-class Memory(Protocol):
+class KeyValueStore(Protocol):
     """Small things by name, as JSON. Belongs to the main loop's thread."""
 
     @property

@@ -1,24 +1,15 @@
-"""What the agent and its state keeper say to each other, over one stream socket.
-
-A message is `HEAD` (size of the body, 1 where a descriptor follows), the body (msgpack), and where announced one byte
-that carries the descriptor of a listening socket.
-"""
-
-import socket
-import struct
+"""What the agent and its state keeper say to each other over a `Link`; beside a reply may come a listening socket."""
 
 import msgspec
 
 from mldebug_agents.system.child.leftovers import Leftover
 
-HEAD = struct.Struct("<Q?")
 MAX_BODY = 1 << 30
 
+DeviceInode = tuple[int, int]  # device and inode
 
-Place = tuple[int, int]  # device and inode
 
-
-class Open(msgspec.Struct, frozen=True, tag=True):
+class OpenState(msgspec.Struct, frozen=True, tag="Open"):
     """Make the state dir ours and read what is there; `pid` is the agent's, `door` asks for the socket.
 
     `held`: the lock file that an earlier keeper of this agent held.
@@ -27,18 +18,18 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     state_dir: str
     pid: int
     door: bool
-    held: Place | None = None
+    held: DeviceInode | None = None
 
 
-class Check(msgspec.Struct, frozen=True, tag=True):
+class CheckState(msgspec.Struct, frozen=True, tag="Check"):
     """Look whether the state dir is still the one that we hold; every other order does so, too."""
 
 
-class Door(msgspec.Struct, frozen=True, tag=True):
+class OpenSocket(msgspec.Struct, frozen=True, tag="Door"):
     """Open the socket that could not be opened with the rest."""
 
 
-class Keep(msgspec.Struct, frozen=True, tag=True):
+class StoreRun(msgspec.Struct, frozen=True, tag="Keep"):
     """Store one run, as JSON."""
 
     job_id: str
@@ -46,7 +37,7 @@ class Keep(msgspec.Struct, frozen=True, tag=True):
     incident: bytes | None
 
 
-class StoredEnds(msgspec.Struct, frozen=True, tag="KeepEnds"):
+class StoredExits(msgspec.Struct, frozen=True, tag="KeepEnds"):
     """Who of one run has ended, as JSON: an order, and what lies on disk."""
 
     job_id: str
@@ -60,25 +51,25 @@ class Memo(msgspec.Struct, frozen=True):
     told: bytes
 
 
-class Remember(msgspec.Struct, frozen=True, tag=True):
+class StoreMemo(msgspec.Struct, frozen=True, tag="Remember"):
     """Store a memo."""
 
     memo: Memo
 
 
-class Forget(msgspec.Struct, frozen=True, tag=True):
+class DeleteRun(msgspec.Struct, frozen=True, tag="Forget"):
     """Delete one run."""
 
     job_id: str
 
 
-class Leave(msgspec.Struct, frozen=True, tag=True):
+class StoreLeftovers(msgspec.Struct, frozen=True, tag="Leave"):
     """Store these and no other leftovers."""
 
     leftovers: tuple[Leftover, ...]
 
 
-class Save(msgspec.Struct, frozen=True, tag=True):
+class SaveReport(msgspec.Struct, frozen=True, tag="Save"):
     """Write one report (JSON) and its files."""
 
     report: bytes
@@ -87,24 +78,35 @@ class Save(msgspec.Struct, frozen=True, tag=True):
     owner_uid: int | None
 
 
-class Drop(msgspec.Struct, frozen=True, tag=True):
+class RemoveReport(msgspec.Struct, frozen=True, tag="Drop"):
     """Remove a report that is told under another id."""
 
     report_id: str
 
 
-class Prune(msgspec.Struct, frozen=True, tag=True):
+class PruneReports(msgspec.Struct, frozen=True, tag="Prune"):
     """Remove reports that are too old or too many."""
 
 
-class End(msgspec.Struct, frozen=True, tag=True):
+class CloseState(msgspec.Struct, frozen=True, tag="End"):
     """Close everything; the socket file goes if it is still the one of that device and inode."""
 
-    door: Place | None
+    door: DeviceInode | None
 
 
-Order = (
-    Open | Check | Door | Keep | StoredEnds | Remember | Forget | Leave | Save | Drop | Prune | End
+StateOrder = (
+    OpenState
+    | CheckState
+    | OpenSocket
+    | StoreRun
+    | StoredExits
+    | StoreMemo
+    | DeleteRun
+    | StoreLeftovers
+    | SaveReport
+    | RemoveReport
+    | PruneReports
+    | CloseState
 )
 
 
@@ -116,16 +118,16 @@ class StoredRow(msgspec.Struct, frozen=True):
     incident: bytes | None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StoredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that lies on disk."""
 
     rows: tuple[StoredRow, ...] = ()
-    ends: tuple[StoredEnds, ...] = ()
+    ends: tuple[StoredExits, ...] = ()
     memos: tuple[Memo, ...] = ()
     leftovers: tuple[Leftover, ...] = ()
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StateReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How it went. An error is an errno and its words, or a refusal: a sentence, its way out, its exit code."""
 
     errno: int = 0
@@ -133,38 +135,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     refusal: tuple[str, str, int] | None = None
     occupied: bool = False  # the refusal: another agent holds the state dir
     notes: tuple[str, ...] = ()  # for the log
-    found: Found = Found()
-    door: Place | None = None  # of the socket file that was opened
-    held: Place | None = None  # of the lock file
+    found: StoredState = StoredState()
+    door: DeviceInode | None = None  # of the socket file that was opened
+    held: DeviceInode | None = None  # of the lock file
     lost: str = ""  # what was on disk is not there any more, and why; it was begun anew
-
-
-def send(link: socket.socket, message: msgspec.Struct, descriptor: int | None = None) -> None:
-    """Send one message; raises OSError once the other side is gone."""
-    body = msgspec.msgpack.encode(message)
-    link.sendall(HEAD.pack(len(body), descriptor is not None))
-    link.sendall(body)
-    if descriptor is not None:
-        socket.send_fds(link, [b"+"], [descriptor])
-
-
-def receive(link: socket.socket) -> tuple[bytes, int | None]:
-    """Receive one body and the descriptor beside it; raises ConnectionError once the other side is gone."""
-    size, carries = HEAD.unpack(_exactly(link, HEAD.size))
-    if size > MAX_BODY:
-        raise ConnectionError("a message without end")
-    body = _exactly(link, size)
-    if not carries:
-        return body, None
-    _, descriptors, _, _ = socket.recv_fds(link, 1, 1)
-    return body, descriptors[0] if descriptors else None
-
-
-def _exactly(link: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = link.recv(min(size - len(parts), 1 << 20))
-        if not part:
-            raise ConnectionError("the state keeper is gone")
-        parts += part
-    return bytes(parts)

@@ -5,56 +5,56 @@ from collections.abc import Mapping
 import msgspec
 
 from mldebug.core.model import Job
-from mldebug.diagnosis.exits.model import Ends
+from mldebug.diagnosis.exits.model import KnownExits
 from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
-from mldebug_agents.state.messages import Found, Keep, StoredEnds
+from mldebug_agents.state.messages import StoredExits, StoredState, StoreRun
 
 Process = tuple[int, int]  # pid and start
 
 
-class Row(msgspec.Struct):
+class RunRow(msgspec.Struct):
     """One run as it is kept."""
 
     memory: StallMemory
     incident: Incident | None = None
 
 
-def stored(job_id: str, row: Row) -> Keep:
+def stored(job_id: str, row: RunRow) -> StoreRun:
     """As it is written."""
     told = msgspec.json.encode(row.incident) if row.incident else None
-    return Keep(job_id, msgspec.json.encode(row.memory), told)
+    return StoreRun(job_id, msgspec.json.encode(row.memory), told)
 
 
-def stored_ends(job_id: str, ends: Ends) -> StoredEnds:
+def stored_ends(job_id: str, ends: KnownExits) -> StoredExits:
     """As they are written."""
-    return StoredEnds(job_id, msgspec.json.encode(ends))
+    return StoredExits(job_id, msgspec.json.encode(ends))
 
 
-def rows_of(found: Found) -> dict[str, Row]:
+def rows_of(found: StoredState) -> dict[str, RunRow]:
     """As they were read; a row of another version is no reason to start without the others."""
     rows = {}
     for one in found.rows:
         try:
             told = msgspec.json.decode(one.incident, type=Incident) if one.incident else None
-            rows[one.job_id] = Row(msgspec.json.decode(one.memory, type=StallMemory), told)
+            rows[one.job_id] = RunRow(msgspec.json.decode(one.memory, type=StallMemory), told)
         except msgspec.MsgspecError:
             continue
     return rows
 
 
-def ends_of_all(found: Found) -> dict[str, Ends]:
+def ends_of_all(found: StoredState) -> dict[str, KnownExits]:
     """The same for ends."""
     ends = {}
     for one in found.ends:
         try:
-            ends[one.job_id] = msgspec.json.decode(one.told, type=Ends)
+            ends[one.job_id] = msgspec.json.decode(one.told, type=KnownExits)
         except msgspec.MsgspecError:
             continue
     return ends
 
 
-def processes(incident: Incident | None, ends: Ends | None) -> set[Process]:
+def processes(incident: Incident | None, ends: KnownExits | None) -> set[Process]:
     """Those of a run that an earlier agent knew, as far as it, its captures and its ends tell."""
     captures = incident.captures if incident else ()
     seen = [rank for capture in captures for rank in capture.job.ranks]
@@ -63,7 +63,7 @@ def processes(incident: Incident | None, ends: Ends | None) -> set[Process]:
     return {(rank.pid, rank.start_ticks) for rank in seen}
 
 
-def renamed(row: Row, job: Job) -> Row:
+def renamed(row: RunRow, job: Job) -> RunRow:
     """The same run under another id."""
     memory = msgspec.structs.replace(row.memory, run=job.id, attempt=job.attempt)
     incident = row.incident
@@ -74,10 +74,10 @@ def renamed(row: Row, job: Job) -> Row:
             ending = msgspec.structs.replace(ending, job=told)
         told_job = incident.job and msgspec.structs.replace(incident.job, id=job.id)
         incident = msgspec.structs.replace(incident, job_id=job.id, job=told_job, ending=ending)
-    return Row(memory=memory, incident=incident)
+    return RunRow(memory=memory, incident=incident)
 
 
-def known_as(job: Job, rows: Mapping[str, Row], ends: Mapping[str, Ends]) -> str | None:
+def known_as(job: Job, rows: Mapping[str, RunRow], ends: Mapping[str, KnownExits]) -> str | None:
     """The id under which a run is known by its processes."""
     here = {(rank.pid, rank.start_ticks) for rank in job.ranks}
     found = (one for one, row in rows.items() if here & processes(row.incident, ends.get(one)))

@@ -16,101 +16,100 @@ import msgspec
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.report_model import Report
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.state.database import Database, errno_of
-from mldebug_agents.state.folder import Hold, OccupiedError
+from mldebug_agents.state.folder import FolderLock, OccupiedError
 from mldebug_agents.state.messages import (
-    Check,
-    Door,
-    Drop,
-    End,
-    Forget,
-    Keep,
-    Leave,
-    Open,
-    Order,
-    Prune,
-    Remember,
-    Reply,
-    Save,
-    StoredEnds,
-    receive,
-    send,
+    MAX_BODY,
+    CheckState,
+    CloseState,
+    DeleteRun,
+    OpenSocket,
+    OpenState,
+    PruneReports,
+    RemoveReport,
+    SaveReport,
+    StateOrder,
+    StateReply,
+    StoredExits,
+    StoreLeftovers,
+    StoreMemo,
+    StoreRun,
 )
+from mldebug_agents.system.child.link import ChildLink
 from mldebug_agents.web.listeners import open_unix, reachable
 
-Answer = tuple[Reply, socket.socket | None]
+Answer = tuple[StateReply, socket.socket | None]
 
 
-def serve(link: socket.socket) -> None:
+def serve(connection: socket.socket) -> None:
     """Carry out orders until the agent hangs up."""
     notes = _Notes()
     logging.getLogger("mldebug").handlers[:] = [notes]
-    keeping = Keeping()
-    orders = msgspec.msgpack.Decoder(Order)
+    keeping = StateServer()
+    link = ChildLink(connection, msgspec.msgpack.Decoder(StateOrder), max_body=MAX_BODY)
     with contextlib.suppress(ConnectionError):
         while True:
-            body, _ = receive(link)
-            reply, door = answer(keeping, orders.decode(body))
+            reply, door = answer(keeping, link.receive())
             reply = msgspec.structs.replace(reply, notes=notes.take())
-            send(link, reply, door.fileno() if door else None)
+            link.send(reply, door.fileno() if door else None)
             if door:
                 door.close()
 
 
-def answer(keeping: "Keeping", order: Order) -> Answer:
+def answer(keeping: "StateServer", order: StateOrder) -> Answer:
     """Carry out one order; never raises for what the disk does."""
     try:
         return keeping.obey(order)
     except MldebugError as error:
         cause = error.__cause__
-        if isinstance(cause, OSError) and not isinstance(order, Open):
+        if isinstance(cause, OSError) and not isinstance(order, OpenState):
             return _failed(cause), None  # refused at the start, it is trouble of the disk later
         told = (error.message, error.way_out, int(error.exit_code))
-        return Reply(refusal=told, occupied=isinstance(error, OccupiedError)), None
+        return StateReply(refusal=told, occupied=isinstance(error, OccupiedError)), None
     except OSError as error:
         return _failed(error), None
     except sqlite3.Error as error:
         number = errno_of(error)
-        return Reply(errno=number, error=f"{os.strerror(number)} (SQLite: {error})"), None
+        return StateReply(errno=number, error=f"{os.strerror(number)} (SQLite: {error})"), None
 
 
-def _failed(error: OSError) -> Reply:
-    return Reply(errno=error.errno or errno.EIO, error=error.strerror or str(error))
+def _failed(error: OSError) -> StateReply:
+    return StateReply(errno=error.errno or errno.EIO, error=error.strerror or str(error))
 
 
-class Keeping:
+class StateServer:
     """The state dir, once `Open` has named it."""
 
     def __init__(self) -> None:
         self._folder = Path()
-        self._hold: Hold | None = None
+        self._hold: FolderLock | None = None
         self._database = Database(Path())
         self._lost = ""  # what the agent has to be told of the place
         self._orders: dict[type, Callable[..., Answer | None]] = {
-            Open: self._open,
-            Check: lambda _: None,
-            Door: lambda _: self._open_door(),
-            Keep: lambda order: self._database.keep(order),
-            StoredEnds: lambda order: self._database.keep_ends(order),
-            Remember: lambda order: self._database.remember(order.memo),
-            Forget: lambda order: self._database.forget(order.job_id),
-            Leave: lambda order: self._database.leave(order.leftovers),
-            Save: self._save,
-            Drop: lambda order: Archive(self._folder).remove(order.report_id),
-            Prune: self._prune,
-            End: self._end,
+            OpenState: self._open,
+            CheckState: lambda _: None,
+            OpenSocket: lambda _: self._open_door(),
+            StoreRun: lambda order: self._database.keep(order),
+            StoredExits: lambda order: self._database.keep_ends(order),
+            StoreMemo: lambda order: self._database.remember(order.memo),
+            DeleteRun: lambda order: self._database.forget(order.job_id),
+            StoreLeftovers: lambda order: self._database.leave(order.leftovers),
+            SaveReport: self._save,
+            RemoveReport: lambda order: ReportStore(self._folder).remove(order.report_id),
+            PruneReports: self._prune,
+            CloseState: self._end,
         }
 
-    def obey(self, order: Order) -> Answer:
+    def obey(self, order: StateOrder) -> Answer:
         """Carry out one order. OSError, sqlite3.Error: it may work later; `MldebugError`: never."""
-        if isinstance(order, Open) and self._hold is None:
+        if isinstance(order, OpenState) and self._hold is None:
             self._folder = Path(order.state_dir)
-            self._hold = Hold(self._folder, order.pid, order.held)
+            self._hold = FolderLock(self._folder, order.pid, order.held)
             self._database = Database(self._folder / "agent.sqlite")
-        if not isinstance(order, End):
+        if not isinstance(order, CloseState):
             self._stand()
-        reply, door = self._orders[type(order)](order) or (Reply(), None)
+        reply, door = self._orders[type(order)](order) or (StateReply(), None)
         lost, self._lost = self._lost, ""
         held = self._hold.held if self._hold else None
         return msgspec.structs.replace(reply, held=held, lost=lost), door
@@ -132,9 +131,9 @@ class Keeping:
 
     # --- opening and closing -----------------------------------------------------------------------
 
-    def _open(self, order: Open) -> Answer:
+    def _open(self, order: OpenState) -> Answer:
         found = self._database.load()
-        reply, door = self._try_door() if order.door else (Reply(), None)
+        reply, door = self._try_door() if order.door else (StateReply(), None)
         return msgspec.structs.replace(reply, found=found), door
 
     def _try_door(self) -> Answer:
@@ -142,15 +141,15 @@ class Keeping:
         try:
             return self._open_door()
         except OSError as error:
-            return Reply(error=error.strerror or str(error)), None
+            return StateReply(error=error.strerror or str(error)), None
 
     def _open_door(self) -> Answer:
         door = open_unix(self._folder)
         with reachable(self._folder) as path:
             facts = os.lstat(path)
-        return Reply(door=(facts.st_dev, facts.st_ino)), door
+        return StateReply(door=(facts.st_dev, facts.st_ino)), door
 
-    def _end(self, order: End) -> None:
+    def _end(self, order: CloseState) -> None:
         with contextlib.suppress(OSError), reachable(self._folder) as path:
             facts = os.lstat(path)
             if (facts.st_dev, facts.st_ino) == order.door:
@@ -161,12 +160,14 @@ class Keeping:
 
     # --- reports -----------------------------------------------------------------------------------
 
-    def _save(self, order: Save) -> None:
+    def _save(self, order: SaveReport) -> None:
         report = msgspec.json.decode(order.report, type=Report)
-        Archive(self._folder).save(report, order.html, order.evidence, owner_uid=order.owner_uid)
+        ReportStore(self._folder).save(
+            report, order.html, order.evidence, owner_uid=order.owner_uid
+        )
 
-    def _prune(self, order: Prune) -> None:
-        Archive(self._folder).prune()
+    def _prune(self, order: PruneReports) -> None:
+        ReportStore(self._folder).prune()
 
 
 class _Notes(logging.Handler):

@@ -13,15 +13,22 @@ from pathlib import Path
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
-from mldebug.diagnosis.exits.model import Ends
+from mldebug.diagnosis.exits.model import KnownExits
 from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
 from mldebug.status.snapshot import SourceState
-from mldebug_agents.state.client import Keeper, RemoteArchive, WorkerStarter
+from mldebug_agents.state.client import RemoteArchive, StateClient
 from mldebug_agents.state.failure_text import begun_anew
-from mldebug_agents.state.messages import Check, Forget, Found, Leave, Memo, Remember
+from mldebug_agents.state.messages import (
+    CheckState,
+    DeleteRun,
+    Memo,
+    StoredState,
+    StoreLeftovers,
+    StoreMemo,
+)
 from mldebug_agents.state.run_row import (
-    Row,
+    RunRow,
     ends_of_all,
     known_as,
     renamed,
@@ -29,16 +36,17 @@ from mldebug_agents.state.run_row import (
     stored,
     stored_ends,
 )
-from mldebug_agents.state.writer_thread import REPORT, RETRY_FIRST, Scribe, Work
+from mldebug_agents.state.writer_thread import REPORT, RETRY_FIRST, Work, WriterThread
 from mldebug_agents.system.child.leftovers import Leftover
-from mldebug_agents.system.spawn import Worker
+from mldebug_agents.system.child.link import WorkerStarter
+from mldebug_agents.system.spawn import ForkedWorker
 
 log = logging.getLogger("mldebug")
 
 OPEN_SECONDS = 3.0  # a start waits so long for its memory, and then goes on without
 
 
-class Ledger:
+class StateStore:
     """The agent's memory. Belongs to the main loop's thread; what it writes goes through `scribe`."""
 
     def __init__(
@@ -53,17 +61,17 @@ class Ledger:
         self.state_dir = state_dir
         self.leftovers: tuple[Leftover, ...] = ()  # of earlier agents, as they were found
         self.losses = 0  # times that the state dir was removed or replaced under us
-        self._rows: dict[str, Row] = {}
-        self._found: dict[str, Row] = {}
-        self._ends: dict[str, Ends] = {}
+        self._rows: dict[str, RunRow] = {}
+        self._found: dict[str, RunRow] = {}
+        self._ends: dict[str, KnownExits] = {}
         self._memos: dict[str, bytes] = {}
         self._begun_anew = threading.Event()
         self._left: tuple[Leftover, ...] = ()
         self._wants_door = on_door is not None
         self._got_door = on_door or socket.socket.close
-        self._keeper = Keeper(starter, state_dir, self._lost_place, door=self._wants_door)
+        self._keeper = StateClient(starter, state_dir, self._lost_place, door=self._wants_door)
         self.archive = RemoteArchive(self._keeper)
-        self.scribe = Scribe(state_dir, self._open_place, retry=retry)
+        self.scribe = WriterThread(state_dir, self._open_place, retry=retry)
 
     # --- opening -----------------------------------------------------------------------------------
 
@@ -74,7 +82,7 @@ class Ledger:
     def tend(self) -> bool:
         """Have the state dir looked at. True where it had to be begun anew: it has its rows again, and no report."""
         self.scribe.heed()
-        self.scribe.put("check", lambda: self._keeper.ask(Check()))
+        self.scribe.put("check", lambda: self._keeper.ask(CheckState()))
         if not self._begun_anew.is_set():
             return False
         self._begun_anew.clear()
@@ -149,11 +157,11 @@ class Ledger:
             self.keep_ends(job.id, self._ends[old])
         self.forget(old)
 
-    def found(self) -> dict[str, Row]:
+    def found(self) -> dict[str, RunRow]:
         """All that an earlier agent left and nobody has taken up or forgotten since."""
         return dict(self._found) if self.opened else {}
 
-    def failing(self, present: Collection[str]) -> dict[str, Ends]:
+    def failing(self, present: Collection[str]) -> dict[str, KnownExits]:
         """Runs that had just lost a rank, and of which nothing was told, when an earlier agent ended; gone since."""
         gone = {
             one: ends for one, ends in self._ends.items() if one not in present and ends.failing
@@ -167,15 +175,15 @@ class Ledger:
 
     def keep(self, job_id: str, memory: StallMemory, incident: Incident | None) -> None:
         """Store the newest state of one run. `memory` must not change any more."""
-        row = self._rows[job_id] = Row(memory=memory, incident=incident)
+        row = self._rows[job_id] = RunRow(memory=memory, incident=incident)
         self._found.pop(job_id, None)
         self._put(job_id, row, last=incident is None)
 
-    def ends(self, job_id: str) -> Ends | None:
+    def ends(self, job_id: str) -> KnownExits | None:
         """Who of that run has ended, as far as it is stored."""
         return self._ends.get(job_id)
 
-    def keep_ends(self, job_id: str, ends: Ends) -> None:
+    def keep_ends(self, job_id: str, ends: KnownExits) -> None:
         """Store who of a run has ended."""
         self._ends[job_id] = ends
         self._put_ends(job_id, ends)
@@ -212,7 +220,7 @@ class Ledger:
         self._found.pop(job_id, None)
         self._ends.pop(job_id, None)
         self.scribe.drop(f"ends:{job_id}")
-        self.scribe.put(f"run:{job_id}", lambda: self._keeper.ask(Forget(job_id)))
+        self.scribe.put(f"run:{job_id}", lambda: self._keeper.ask(DeleteRun(job_id)))
 
     def report(self, report_id: str, work: Work) -> None:
         """Have a report written; a newer one of the same id takes the place of one that waits."""
@@ -234,7 +242,7 @@ class Ledger:
             self._put_leftovers()
 
     @property
-    def worker(self) -> Worker | None:
+    def worker(self) -> ForkedWorker | None:
         """The child that keeps the state dir."""
         return self._keeper.worker
 
@@ -247,19 +255,19 @@ class Ledger:
 
     # --- inside ----------------------------------------------------------------------------------------
 
-    def _put(self, job_id: str, row: Row, *, last: bool = True) -> None:
+    def _put(self, job_id: str, row: RunRow, *, last: bool = True) -> None:
         self.scribe.put(f"run:{job_id}", lambda: self._keeper.ask(stored(job_id, row)), last=last)
 
-    def _put_ends(self, job_id: str, ends: Ends) -> None:
+    def _put_ends(self, job_id: str, ends: KnownExits) -> None:
         self.scribe.put(f"ends:{job_id}", lambda: self._keeper.ask(stored_ends(job_id, ends)))
 
     def _put_memo(self, name: str) -> None:
         memo = Memo(name, self._memos[name])
-        self.scribe.put(f"memo:{name}", lambda: self._keeper.ask(Remember(memo)))
+        self.scribe.put(f"memo:{name}", lambda: self._keeper.ask(StoreMemo(memo)))
 
     def _put_leftovers(self) -> None:
         left = self._left
-        self.scribe.put("leftovers", lambda: self._keeper.ask(Leave(left)))
+        self.scribe.put("leftovers", lambda: self._keeper.ask(StoreLeftovers(left)))
 
     # --- in the scribe's thread ------------------------------------------------------------------------
 
@@ -272,7 +280,7 @@ class Ledger:
             log.warning("no socket in %s yet: %s", self.state_dir, reply.error)
             self.scribe.put("door", self._open_door)
 
-    def _take_in(self, found: Found) -> None:
+    def _take_in(self, found: StoredState) -> None:
         self.leftovers = found.leftovers
         self._found = rows_of(found)
         self._ends = ends_of_all(found) | self._ends

@@ -30,7 +30,7 @@ FAILURES = (OSError, MldebugError)
 SILENT = -1  # the trouble that is no answer
 
 
-class Scribe:
+class WriterThread:
     """`open` is done first, until it works. An `MldebugError` from it, or later an `OccupiedError` from anything, is a
     refusal: nothing is done after that.
 

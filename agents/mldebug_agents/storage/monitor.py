@@ -17,7 +17,7 @@ from mldebug.core.model import Gap, Job, NodeCapture
 from mldebug.core.redact import clean
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.filesystems.state import Alarm, Measure, PartState, Row, StorageState
-from mldebug_agents.state.key_value_store import Memory as Store
+from mldebug_agents.state.key_value_store import KeyValueStore as Store
 from mldebug_agents.storage.child.client import Probe
 from mldebug_agents.storage.dir_sizes.monitor import Trees
 from mldebug_agents.storage.filesystems.canary import Canary

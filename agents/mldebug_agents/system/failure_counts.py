@@ -9,7 +9,7 @@ RAS = "NCCL RAS"
 WAYS = (*map(str, Kind), RAS)
 
 
-class Unanswered:
+class FailureCounts:
     """What exactly was wrong stands in the gaps of the reports; how often it goes wrong stands here."""
 
     def __init__(self) -> None:

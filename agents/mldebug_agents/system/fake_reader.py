@@ -3,10 +3,10 @@
 import errno
 from collections.abc import Mapping, Sequence
 
-from mldebug_agents.system.child.reader_child import FILE_ID, HEAD, Operation, pick_line
+from mldebug_agents.system.child.reader_child import HEAD, ReadAnswer, ReadOperation, pick_line
 from mldebug_agents.system.child.refusals import Refusal, Refused
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Answer, Unreadable, judge
+from mldebug_agents.system.reader_answers import Unreadable, judge
 
 
 class FakeReader(Reader):
@@ -27,44 +27,47 @@ class FakeReader(Reader):
 
     def _ask(
         self,
-        operation: Operation,
+        operation: ReadOperation,
         paths: Sequence[str],
         *,
         limit: int = 0,
         line: int = 0,
         timeout: float,
-    ) -> dict[str, Answer | Unreadable]:
+    ) -> dict[str, ReadAnswer | Unreadable]:
         return {path: self._answer(operation, path, limit, line) for path in paths}
 
     def _answer(
-        self, operation: Operation, path: str, limit: int, line: int
-    ) -> Answer | Unreadable:
+        self, operation: ReadOperation, path: str, limit: int, line: int
+    ) -> ReadAnswer | Unreadable:
         data = self.files.get(path)
-        if operation is Operation.LINK and not isinstance(data, Unreadable):
-            return Answer(b"")
-        if operation in (Operation.EXISTS, Operation.EXECUTABLE) and not isinstance(
+        if operation is ReadOperation.LINK and not isinstance(data, Unreadable):
+            return ReadAnswer()
+        if operation in (ReadOperation.EXISTS, ReadOperation.EXECUTABLE) and not isinstance(
             data, Unreadable
         ):
-            return Answer(b"" if data is None else b"1")
+            return ReadAnswer(b"" if data is None else b"1")
         if data is None:
-            return judge(errno.ENOENT, Answer(b""))
+            return judge(ReadAnswer(status=errno.ENOENT))
         if isinstance(data, Unreadable):
             return data
         try:
-            return Answer(_piece(operation, data, limit, line), len(data))
+            piece = _piece(operation, data, limit, line)
+            return ReadAnswer(piece, len(data), file_id=(1, 1, 0o100644, 0, 0))
         except Refused as refused:
-            return judge(refused.refusal, Answer(b"", len(data)))
+            return judge(ReadAnswer(size=len(data), status=refused.refusal))
 
 
-def _piece(operation: Operation, data: bytes, limit: int, line: int) -> bytes:
-    if operation is Operation.FILE and len(data) > limit:
+def _piece(operation: ReadOperation, data: bytes, limit: int, line: int) -> bytes:
+    if operation is ReadOperation.FILE and len(data) > limit:
         raise Refused(Refusal.TOO_LARGE)
-    if operation is Operation.LINE:
+    if operation is ReadOperation.LINE:
         return pick_line(data, line)
-    if operation is Operation.FROM:
-        return FILE_ID.pack(1, 1, 0o100644, 0, 0) + data[line : line + limit]
-    if operation is Operation.HEADS:
+    if operation is ReadOperation.FROM:
+        return data[line : line + limit]
+    if operation is ReadOperation.HEADS:
         places = range(line & 0xFFFFFFFF, len(data) - HEAD + 1, line >> 32)[: limit // HEAD]
         return b"".join(data[at : at + HEAD] for at in places)
-    start = {Operation.TAIL: max(0, len(data) - limit), Operation.MEMORY: line}.get(operation, 0)
+    start = {ReadOperation.TAIL: max(0, len(data) - limit), ReadOperation.MEMORY: line}.get(
+        operation, 0
+    )
     return data[start : start + limit]

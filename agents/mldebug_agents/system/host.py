@@ -16,7 +16,7 @@ from typing import Protocol
 
 from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState
 from mldebug_agents.system import procfs
-from mldebug_agents.system.procfs import Mount, Stat, Status
+from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
 from mldebug_agents.system.syscalls import syscall_name
 
 MAX_FILES = 4096  # descriptors looked at per process
@@ -179,7 +179,7 @@ class Host:
         """The numbers of the files it has open; none where it is gone or not for us."""
         return _numbers(f"{self.proc}/{pid}/fd")
 
-    def status(self, pid: int) -> Status:
+    def status(self, pid: int) -> ProcessStatus:
         """/proc/PID/status, all defaults once the process is gone."""
         return procfs.parse_status(self.text(pid, "status"))
 

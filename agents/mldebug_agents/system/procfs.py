@@ -42,7 +42,7 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
     image: tuple[int, ...] = ()  # addresses that every exec draws anew; zeros where we may not know
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     """/proc/PID/status."""
 
     uid: int = 0
@@ -99,7 +99,7 @@ def _stat(pid: int, name: str, numbers: list[int], state: str) -> Stat:
     )
 
 
-def parse_status(text: str) -> Status:
+def parse_status(text: str) -> ProcessStatus:
     """Read the fields that say something about a hang."""
     found = dict(line.partition(":")[::2] for line in text.splitlines())
     values = {key: value.split() for key, value in found.items()}
@@ -107,7 +107,7 @@ def parse_status(text: str) -> Status:
     def number(key: str, base: int = 10) -> int:
         return _integer((values.get(key) or ["0"])[0], base)
 
-    return Status(
+    return ProcessStatus(
         uid=number("Uid"),
         groups=tuple(_integer(gid) for key in ("Gid", "Groups") for gid in values.get(key, ())),
         tracer_pid=number("TracerPid"),

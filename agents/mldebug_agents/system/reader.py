@@ -10,28 +10,25 @@ import threading
 import time
 from collections.abc import Sequence
 from posixpath import dirname
-from typing import Protocol, Self
+from typing import Self
 
-from mldebug_agents.system.child.listing import Listed, unpack
+import msgspec
+
+from mldebug_agents.system.child.link import ChildLink, WorkerStarter
+from mldebug_agents.system.child.listing import FolderListing, unpack
 from mldebug_agents.system.child.reader_child import (
-    FILE_ID,
     HEAD,
+    MAX_BODY,
     MAX_SOURCE,
-    REQUEST,
-    Operation,
+    ReadAnswer,
+    ReadOperation,
+    ReadRequest,
 )
-from mldebug_agents.system.child.reader_writes import ASKED_FOR, Question
-from mldebug_agents.system.reader_answers import (
-    Answer,
-    Piece,
-    Tail,
-    Unreadable,
-    converse,
-    encode,
-)
-from mldebug_agents.system.spawn import Worker
+from mldebug_agents.system.child.reader_writes import ASKED_FOR, WorkerServerQuestion
+from mldebug_agents.system.reader_answers import FilePiece, Tail, Unreadable, encode, judge
+from mldebug_agents.system.spawn import ForkedWorker
 
-__all__ = ["Piece", "Reader", "Tail", "Unreadable"]
+__all__ = ["FilePiece", "Reader", "Tail", "Unreadable"]
 
 MAX_STUCK_KERNEL, MAX_STUCK_FILES = (
     10,
@@ -39,17 +36,9 @@ MAX_STUCK_KERNEL, MAX_STUCK_FILES = (
 )  # apart: a hung mount must not hide new jobs, nor a hung job all logs
 TIMEOUT = 2.0  # seconds for one path
 TOTAL = 4.0  # seconds for all paths of one question
-
+_ANSWERS = msgspec.msgpack.Decoder(ReadAnswer)
 
 _NO_TIME = Unreadable("not read: no time left", errno=errno.EAGAIN)
-
-
-class WorkerStarter(Protocol):
-    """The part of a `Spawner` that a `Reader` needs."""
-
-    def fork_worker(self, name: str) -> Worker:
-        """Fork the worker of that name; raises OSError when there is none to be had."""
-        ...
 
 
 class Reader:
@@ -62,8 +51,8 @@ class Reader:
     def __init__(self, spawner: WorkerStarter) -> None:
         self._spawner = spawner
         self._lock = threading.Lock()
-        self._worker: Worker | None = None
-        self._stuck: dict[str, tuple[Operation, Worker]] = {}
+        self._worker: ForkedWorker | None = None
+        self._stuck: dict[str, tuple[ReadOperation, ForkedWorker]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -94,20 +83,20 @@ class Reader:
 
         What there was no time for (`TOTAL`) or no reader left has errno EAGAIN: ask again later.
         """
-        answers = self._ask(Operation.KERNEL, paths, limit=max_bytes, timeout=timeout)
+        answers = self._ask(ReadOperation.KERNEL, paths, limit=max_bytes, timeout=timeout)
         return {path: _data(answer) for path, answer in answers.items()}
 
     def read_file(
         self, path: str, *, max_bytes: int, timeout: float = TIMEOUT
     ) -> bytes | Unreadable:
         """Read all of a regular file that a job chose; one larger than `max_bytes` is refused."""
-        return _data(self._ask_one(Operation.FILE, path, limit=max_bytes, timeout=timeout))
+        return _data(self._ask_one(ReadOperation.FILE, path, limit=max_bytes, timeout=timeout))
 
     def read_tail(
         self, path: str, *, max_bytes: int, timeout: float = TIMEOUT
     ) -> Tail | Unreadable:
         """Read the last `max_bytes` of a regular file; `/proc/PID/fd/N` stands for the open file, even if deleted."""
-        answer = self._ask_one(Operation.TAIL, path, limit=max_bytes, timeout=timeout)
+        answer = self._ask_one(ReadOperation.TAIL, path, limit=max_bytes, timeout=timeout)
         return (
             answer
             if isinstance(answer, Unreadable)
@@ -116,15 +105,14 @@ class Reader:
 
     def read_from(
         self, path: str, offset: int, *, max_bytes: int, timeout: float = TIMEOUT
-    ) -> Piece | Unreadable:
+    ) -> FilePiece | Unreadable:
         """Read at most `max_bytes` of a regular file from `offset` on; no bytes where it ends before that."""
         answer = self._ask_one(
-            Operation.FROM, path, limit=max_bytes, line=max(0, offset), timeout=timeout
+            ReadOperation.FROM, path, limit=max_bytes, line=max(0, offset), timeout=timeout
         )
         if isinstance(answer, Unreadable):
             return answer
-        facts = FILE_ID.unpack_from(answer.data)
-        return Piece(answer.data[FILE_ID.size :], answer.size, answer.mtime, *facts)
+        return FilePiece(answer.data, answer.size, answer.mtime, *(answer.file_id or (0, 0)))
 
     def read_heads(
         self, path: str, start: int, stride: int, *, count: int, timeout: float = TIMEOUT
@@ -132,14 +120,14 @@ class Reader:
         """Read the 64 bytes at `start` of a regular file and at every `stride` from there, at most `count` times."""
         place = (start & 0xFFFFFFFF) | (stride & 0xFFFFFFFF) << 32
         limit = HEAD * count
-        answer = self._ask_one(Operation.HEADS, path, limit=limit, line=place, timeout=timeout)
+        answer = self._ask_one(ReadOperation.HEADS, path, limit=limit, line=place, timeout=timeout)
         return _data(answer)
 
     def read_line(self, path: str, line: int, timeout: float = TIMEOUT) -> str | Unreadable:
         """Read one line (the first is 1) of a source file of at most 4 MiB, cut after 400 characters."""
         data = _data(
             self._ask_one(
-                Operation.LINE, path, limit=MAX_SOURCE, line=max(0, line), timeout=timeout
+                ReadOperation.LINE, path, limit=MAX_SOURCE, line=max(0, line), timeout=timeout
             )
         )
         return data.decode(errors="replace") if isinstance(data, bytes) else data
@@ -152,31 +140,35 @@ class Reader:
             return Unreadable("not an address")
         path = f"/proc/{pid}/mem"
         return _data(
-            self._ask_one(Operation.MEMORY, path, limit=max_bytes, line=address, timeout=timeout)
+            self._ask_one(
+                ReadOperation.MEMORY, path, limit=max_bytes, line=address, timeout=timeout
+            )
         )
 
     def list_folder(
         self, path: str, *, depth: int, most: int, timeout: float = TIMEOUT
-    ) -> Listed | Unreadable:
+    ) -> FolderListing | Unreadable:
         """What lies below a folder, `depth` levels deep: no link is followed, no other file system is entered."""
-        data = _data(self._ask_one(Operation.LIST, path, limit=most, line=depth, timeout=timeout))
+        data = _data(
+            self._ask_one(ReadOperation.LIST, path, limit=most, line=depth, timeout=timeout)
+        )
         return data if isinstance(data, Unreadable) else unpack(data)
 
     def exists(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
         """Say whether the path leads to anything; links are followed."""
-        return _truth(self._ask_one(Operation.EXISTS, path, timeout=timeout))
+        return _truth(self._ask_one(ReadOperation.EXISTS, path, timeout=timeout))
 
     def executable(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
         """Say whether the path is a regular file that this user may execute; links are followed."""
-        return _truth(self._ask_one(Operation.EXECUTABLE, path, timeout=timeout))
+        return _truth(self._ask_one(ReadOperation.EXECUTABLE, path, timeout=timeout))
 
     def is_link(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
         """Say whether the path itself is a symbolic link; one that leads to nothing is one, what is not there is none."""
-        return _truth(self._ask_one(Operation.LINK, path, timeout=timeout))
+        return _truth(self._ask_one(ReadOperation.LINK, path, timeout=timeout))
 
     def poke(self, path: str, uid: int, timeout: float = TIMEOUT) -> Unreadable | None:
         """Write one byte into a FIFO that belongs to this user; None where that was done. Never waits for who reads it."""
-        answer = self._ask_one(Operation.POKE, path, line=uid, timeout=timeout)
+        answer = self._ask_one(ReadOperation.POKE, path, line=uid, timeout=timeout)
         return answer if isinstance(answer, Unreadable) else None
 
     def another(self) -> "Reader":
@@ -193,30 +185,35 @@ class Reader:
         other.close()
 
     def ask_server(
-        self, place: str, question: Question, *, max_bytes: int, timeout: float = ASKED_FOR
+        self,
+        place: str,
+        question: WorkerServerQuestion,
+        *,
+        max_bytes: int,
+        timeout: float = ASKED_FOR,
     ) -> bytes | Unreadable:
         """Ask a worker server: the path of its socket below `/proc/PID/root`, or `tcp:PORT:PID:ADDRESS` on the loopback interface."""
         return _data(
             self._ask_one(
-                Operation.ASK, place, limit=max_bytes, line=int(question), timeout=timeout
+                ReadOperation.ASK, place, limit=max_bytes, line=int(question), timeout=timeout
             )
         )
 
     def _ask_one(
-        self, operation: Operation, path: str, *, limit: int = 0, line: int = 0, timeout: float
-    ) -> Answer | Unreadable:
+        self, operation: ReadOperation, path: str, *, limit: int = 0, line: int = 0, timeout: float
+    ) -> ReadAnswer | Unreadable:
         return self._ask(operation, [path], limit=limit, line=line, timeout=timeout)[path]
 
     def _ask(
         self,
-        operation: Operation,
+        operation: ReadOperation,
         paths: Sequence[str],
         *,
         limit: int = 0,
         line: int = 0,
         timeout: float,
-    ) -> dict[str, Answer | Unreadable]:
-        answers: dict[str, Answer | Unreadable] = {}
+    ) -> dict[str, ReadAnswer | Unreadable]:
+        answers: dict[str, ReadAnswer | Unreadable] = {}
         with self._lock:
             until = time.monotonic() + TOTAL
             self._forgive()
@@ -231,56 +228,53 @@ class Reader:
                 except OSError as error:
                     lost = Unreadable(f"not read: {error.strerror or error}", errno=error.errno)
                     return answers | dict.fromkeys(todo, lost)
-                header = REQUEST.pack(
-                    operation, limit, line, sum(map(len, todo.values())) + len(todo) - 1
-                )
-                self._converse(
-                    (operation, worker),
-                    header + b"\0".join(todo.values()),
-                    list(todo),
-                    (timeout, until),
-                    answers,
-                )
+                request = ReadRequest(operation, tuple(todo.values()), limit, line)
+                self._converse(worker, request, list(todo), (timeout, until), answers)
         return answers
 
     def _converse(
         self,
-        asked: tuple[Operation, Worker],
-        request: bytes,
+        worker: ForkedWorker,
+        request: ReadRequest,
         paths: list[str],
         limits: tuple[float, float],
-        answers: dict[str, Answer | Unreadable],
+        answers: dict[str, ReadAnswer | Unreadable],
     ) -> None:
         """Ask for all paths and take answers until all are there, one fails to come, or the time of all is over."""
-        (operation, worker), (timeout, until) = asked, limits
-        incoming = converse(worker, request, timeout)
+        timeout, until = limits
+        link = ChildLink(worker.socket, _ANSWERS, max_body=MAX_BODY)
         for number, path in enumerate(paths):
             if number and time.monotonic() >= until:  # it is not stuck, but we cannot wait for it
                 worker.kill()
                 self._worker = None
                 return
             try:
-                answers[path] = next(incoming)
+                if not number:
+                    worker.socket.settimeout(timeout)
+                    link.send(request)
+                answers[path] = judge(link.receive())
             except TimeoutError:
                 answers[path] = Unreadable(f"timed out after {timeout:.1f} s", stuck=True)
                 worker.hang_up()
-                self._stuck[path] = operation, worker
+                self._stuck[path] = request.operation, worker
                 self._worker = None
                 return
             except OSError as error:
-                answers[path] = Unreadable(f"the reader process ended: {error}", errno=error.errno)
+                answers[path] = Unreadable(
+                    f"the reader process ended: {error}", errno=error.errno or errno.ECONNRESET
+                )
                 worker.kill()
                 self._worker = None
                 return
 
     def _known(
-        self, operation: Operation, path: str, answers: dict[str, Answer | Unreadable]
+        self, operation: ReadOperation, path: str, answers: dict[str, ReadAnswer | Unreadable]
     ) -> bool:
         """Say whether the path has its answer; gives it one if it, or its folder, is stuck."""
         if path in answers:
             return True
-        kernel = operation is Operation.KERNEL
-        count = sum((kind is Operation.KERNEL) == kernel for kind, _ in self._stuck.values())
+        kernel = operation is ReadOperation.KERNEL
+        count = sum((kind is ReadOperation.KERNEL) == kernel for kind, _ in self._stuck.values())
         where = _folder(path, operation)
         if any(where == _folder(stuck, kind) for stuck, (kind, _) in self._stuck.items()):
             answers[path] = Unreadable("an earlier read there has not come back", stuck=True)
@@ -296,16 +290,16 @@ class Reader:
                 del self._stuck[path]
 
 
-def _folder(path: str, operation: Operation) -> str:
+def _folder(path: str, operation: ReadOperation) -> str:
     """What hangs together: the files of a folder, those of a process; but its descriptors lead anywhere."""
-    if operation is Operation.LIST:
+    if operation is ReadOperation.LIST:
         return path
     return path if dirname(path).endswith("/fd") else dirname(path)
 
 
-def _data(answer: Answer | Unreadable) -> bytes | Unreadable:
+def _data(answer: ReadAnswer | Unreadable) -> bytes | Unreadable:
     return answer if isinstance(answer, Unreadable) else answer.data
 
 
-def _truth(answer: Answer | Unreadable) -> bool | Unreadable:
+def _truth(answer: ReadAnswer | Unreadable) -> bool | Unreadable:
     return answer if isinstance(answer, Unreadable) else bool(answer.data)

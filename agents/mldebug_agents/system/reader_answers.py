@@ -1,16 +1,13 @@
-"""What the reader child answers, as the main process takes it in: requests out, answers in, reasons in words."""
+"""What the main process makes of the answers of the reader child: readings, and reasons in words."""
 
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
-from socket import socket
 
 import msgspec
 
-from mldebug_agents.system.child.reader_child import ANSWER
+from mldebug_agents.system.child.reader_child import ReadAnswer
 from mldebug_agents.system.child.refusals import Refusal
-from mldebug_agents.system.spawn import Worker
 
 _REASONS = {
     errno.EACCES: "permission denied",
@@ -32,7 +29,6 @@ _REFUSALS = {
     Refusal.SHARED_PORT: "not asked: other processes answer at its port; give each rank a port of its own",
     Refusal.UNSEEN: "not asked: its open files may not be read, and so not whose answer it would be",
 }
-_CHUNK = 1 << 18
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -51,7 +47,7 @@ class Tail(msgspec.Struct, frozen=True):
     mtime: float
 
 
-class Piece(msgspec.Struct, frozen=True):
+class FilePiece(msgspec.Struct, frozen=True):
     """Bytes of a file from an offset on, and what the file was at that moment: size (bytes), mtime (unix), identity."""
 
     data: bytes
@@ -64,40 +60,9 @@ class Piece(msgspec.Struct, frozen=True):
     gid: int = 0
 
 
-class Answer(msgspec.Struct):
-    """What came of one path: its data, the file's size (bytes) and modification time (unix) where it was opened."""
-
-    data: bytes
-    size: int = 0
-    mtime: float = 0.0
-
-
-def converse(worker: Worker, request: bytes, timeout: float) -> Iterator[Answer | Unreadable]:
-    """Send a request and yield its answers in order; TimeoutError when nothing comes for `timeout` seconds."""
-    connection = worker.socket
-    connection.settimeout(timeout)
-    connection.sendall(request)
-    incoming = bytearray()
-    while True:
-        _fill(connection, incoming, ANSWER.size)
-        status, length, size, mtime = ANSWER.unpack_from(incoming)
-        end = ANSWER.size + length
-        _fill(connection, incoming, end)
-        answer = Answer(bytes(incoming[ANSWER.size : end]), size, mtime)
-        del incoming[:end]
-        yield judge(status, answer)
-
-
-def _fill(connection: socket, incoming: bytearray, size: int) -> None:
-    while len(incoming) < size:
-        chunk = connection.recv(_CHUNK)
-        if not chunk:
-            raise ConnectionResetError(errno.ECONNRESET, "it hung up")
-        incoming += chunk
-
-
-def judge(status: int, answer: Answer) -> Answer | Unreadable:
-    """Turn the status of an answer (0, an errno, a `Refusal`) into the answer or its reason."""
+def judge(answer: ReadAnswer) -> ReadAnswer | Unreadable:
+    """The answer, or in words why it is none."""
+    status = answer.status
     if status == 0:
         return answer
     if status > 0:
@@ -105,7 +70,7 @@ def judge(status: int, answer: Answer) -> Answer | Unreadable:
     return Unreadable(_REFUSALS[Refusal(status)])
 
 
-def encode(path: str, answers: dict[str, Answer | Unreadable]) -> bytes | None:
+def encode(path: str, answers: dict[str, ReadAnswer | Unreadable]) -> bytes | None:
     """Return the path as the kernel takes it; one that cannot be a path gets its answer here."""
     with contextlib.suppress(UnicodeEncodeError):
         raw = os.fsencode(path)

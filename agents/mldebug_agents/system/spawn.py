@@ -22,22 +22,29 @@ from typing import Self
 import msgspec
 
 from mldebug_agents.system.child import reader_child
-from mldebug_agents.system.child.children import Roster, told
-from mldebug_agents.system.child.helper import MAX_REQUEST, Request, Workers, fork_helper
+from mldebug_agents.system.child.children import ChildRegistry, told
+from mldebug_agents.system.child.helper import MAX_REQUEST, HelperRequest, Workers, fork_helper
 from mldebug_agents.system.child.leftovers import Leftover, children_of, survivors
-from mldebug_agents.system.child.pipes import Child, Stream
-from mldebug_agents.system.child.programs import Completed, FakeSpawner, Starter
+from mldebug_agents.system.child.pipes import ChildProcess, OutputPipe
+from mldebug_agents.system.child.programs import Completed, FakeSpawner, ProgramStarter
 from mldebug_agents.system.child.structs import learn_structs
-from mldebug_agents.system.child.worker import Worker
+from mldebug_agents.system.child.worker import ForkedWorker
 
-__all__ = ["Completed", "FakeSpawner", "Hearer", "Spawner", "Starter", "Worker"]
+__all__ = [
+    "Completed",
+    "FakeSpawner",
+    "ForkedWorker",
+    "OutputListener",
+    "ProgramStarter",
+    "Spawner",
+]
 
 MAX_ABANDONED = 16
 GRACE = 0.5  # seconds in which a killed process should be dead
 HEARING = 0.2  # seconds at most between two calls of who hears a program
 WORKERS: Workers = {"reader": reader_child.serve}
 
-Hearer = Callable[[int | None, bytes], bool]  # pid, what stdout has brought; False: enough
+OutputListener = Callable[[int | None, bytes], bool]  # pid, what stdout has brought; False: enough
 
 _HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 
@@ -54,7 +61,7 @@ class Spawner:
         theirs.close()
         self._control.settimeout(1.0)
         self._numbers = itertools.count(1)
-        self._roster = Roster()
+        self._roster = ChildRegistry()
         self._cleared = False
 
     def __enter__(self) -> Self:
@@ -93,7 +100,7 @@ class Spawner:
         max_output: int = 16 << 20,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
-        hear: Hearer | None = None,
+        hear: OutputListener | None = None,
     ) -> Completed:
         """Run a program in a session of its own and in `/`, for at most `timeout` seconds.
 
@@ -114,7 +121,11 @@ class Spawner:
             )
             return Completed(argv=words, error=reason)
         try:
-            with Stream(max_output) as out, Stream(max_output) as err, _file_of(stdin) as source:
+            with (
+                OutputPipe(max_output) as out,
+                OutputPipe(max_output) as err,
+                _file_of(stdin) as source,
+            ):
                 request = _program(next(self._numbers), words, env)
                 child = self._launch(request, (out.inlet, err.inlet, *source), words)
                 out.close_inlet()
@@ -124,20 +135,20 @@ class Spawner:
             reason = getattr(error, "strerror", None) or str(error)
             return Completed(argv=words, error=reason, seconds=time.monotonic() - started)
 
-    def fork_worker(self, name: str) -> Worker:
+    def fork_worker(self, name: str) -> ForkedWorker:
         """Fork a child that runs the worker function of that name; raises OSError when the helper is gone."""
         ours, theirs = socket.socketpair()
         try:
-            request = Request(next(self._numbers), worker=name)
+            request = HelperRequest(next(self._numbers), worker=name)
             child = self._launch(request, (theirs.fileno(),), (name,))
         except OSError:
             ours.close()
             raise
         finally:
             theirs.close()
-        return Worker(child, ours, self._kill)
+        return ForkedWorker(child, ours, self._kill)
 
-    def abandon(self, worker: Worker, words: str) -> None:
+    def abandon(self, worker: ForkedWorker, words: str) -> None:
         """Let go of a worker that does not come back: it is among the `leftovers`, by these words, until it ends."""
         self._roster.abandon(worker.let_go(words))
 
@@ -153,7 +164,7 @@ class Spawner:
         self._bury_helper(time.monotonic() + 1.0)
         return (*self._roster.inherited(), *survivors(children, GRACE))
 
-    def clear(self, spare: Worker | None = None) -> tuple[Leftover, ...]:
+    def clear(self, spare: ForkedWorker | None = None) -> tuple[Leftover, ...]:
         """Kill every child but one and start no more; waits at most half a second. Returns who survived that."""
         self._cleared = True
         spared = spare.pid if spare else None
@@ -170,7 +181,9 @@ class Spawner:
             while os.waitpid(self.helper_pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
                 time.sleep(0.002)
 
-    def _launch(self, request: Request, fds: Sequence[int], words: tuple[str, ...]) -> Child:
+    def _launch(
+        self, request: HelperRequest, fds: Sequence[int], words: tuple[str, ...]
+    ) -> ChildProcess:
         if self._cleared:
             raise ConnectionError("mldebug ends: it starts no more programs")
         outlet, inlet = os.pipe()
@@ -182,17 +195,17 @@ class Spawner:
             raise ConnectionError(self._obituary()) if error.errno in _HUNG_UP else error from None
         finally:
             os.close(inlet)
-        child = Child(request.number, outlet, words)
+        child = ChildProcess(request.number, outlet, words)
         self._roster.add(child)
         return child
 
     def _supervise(
         self,
-        child: Child,
-        streams: tuple[Stream, Stream],
+        child: ChildProcess,
+        streams: tuple[OutputPipe, OutputPipe],
         started: float,
         timeout: float,
-        hear: Hearer | None,
+        hear: OutputListener | None,
     ) -> Completed:
         unwanted = not self._heard(child, streams, started + timeout, hear)
         truncated = unwanted or any(stream.flooded for stream in streams)
@@ -219,10 +232,10 @@ class Spawner:
 
     def _heard(
         self,
-        child: Child,
-        streams: tuple[Stream, Stream],
+        child: ChildProcess,
+        streams: tuple[OutputPipe, OutputPipe],
         deadline: float,
-        hear: Hearer | None,
+        hear: OutputListener | None,
     ) -> bool:
         """Follow to the end or the deadline; False where the hearer wants it to end before."""
         if hear is None:
@@ -239,7 +252,12 @@ class Spawner:
         return True
 
     def _follow(
-        self, child: Child, streams: Sequence[Stream], deadline: float, *, once: bool = False
+        self,
+        child: ChildProcess,
+        streams: Sequence[OutputPipe],
+        deadline: float,
+        *,
+        once: bool = False,
     ) -> None:
         """Read until the child is over, a stream floods, the helper is gone, or the deadline passes; `once`: or something came."""
         poll = select.poll()
@@ -261,8 +279,8 @@ class Spawner:
             if once and ready:
                 return
 
-    def _kill(self, child: Child) -> None:
-        packet = msgspec.msgpack.encode(Request(child.number, kill=True))
+    def _kill(self, child: ChildProcess) -> None:
+        packet = msgspec.msgpack.encode(HelperRequest(child.number, kill=True))
         try:
             self._control.send(packet)
         except OSError:  # the helper is gone: its children are ours to end
@@ -270,7 +288,7 @@ class Spawner:
                 with contextlib.suppress(OSError):
                     os.killpg(child.pid, signal.SIGKILL)
 
-    def _part(self, child: Child, abandoned: bool) -> None:
+    def _part(self, child: ChildProcess, abandoned: bool) -> None:
         if abandoned:
             self._roster.abandon(child)
         else:
@@ -280,11 +298,11 @@ class Spawner:
         return f"the helper process that starts programs (pid {self.helper_pid}) is gone; restart mldebug"
 
 
-def _program(number: int, words: tuple[str, ...], env: Mapping[str, str] | None) -> Request:
+def _program(number: int, words: tuple[str, ...], env: Mapping[str, str] | None) -> HelperRequest:
     if not words:
         raise ValueError("no program was named")
     encoded = None if env is None else {name: os.fsencode(value) for name, value in env.items()}
-    return Request(number, argv=[os.fsencode(word) for word in words], env=encoded)
+    return HelperRequest(number, argv=[os.fsencode(word) for word in words], env=encoded)
 
 
 @contextlib.contextmanager

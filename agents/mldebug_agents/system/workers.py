@@ -25,7 +25,7 @@ class Result(NamedTuple):
     error: Exception | None
 
 
-class Line:
+class OrderQueue:
     """Orders that wait. Whoever has the fewest under way is next, in turns, and one hand is left for who comes new:
     nobody's many orders keep another's out. Safe from any thread.
     """
@@ -94,7 +94,7 @@ class Worker:
         self._work = work
         self._inbox = inbox
         self._deadline = deadline
-        self._orders = Line(hands, whose)
+        self._orders = OrderQueue(hands, whose)
         self._since: dict[int, float] = {}  # hand -> when it began
         self._seconds = 0.0
         self._error = ""

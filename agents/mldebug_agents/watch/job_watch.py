@@ -26,9 +26,9 @@ from mldebug.diagnosis.classify.rank_class import classify
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.known_issues.match import Trap
 from mldebug.jobs.logs.records import LogCounts, StepTimes
-from mldebug.stall.heartbeats import BeatProgress, last_step, scalars, shortest_timeout
+from mldebug.stall.heartbeats import HeartbeatProgress, last_step, scalars, shortest_timeout
 from mldebug.stall.log_progress import LogProgress
-from mldebug.stall.signals import Look, RankLook
+from mldebug.stall.signals import RankLook, RunLook
 from mldebug_agents.capture.stacks.source_line import source_line
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.hook.records import Heartbeats
@@ -48,7 +48,7 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     """One job at one look: what the decision needs, and what people want to see."""
 
     job: Job
-    look: Look
+    look: RunLook
     step: int | None = None
     loss: float | None = None
     step_seconds: float | None = None
@@ -78,7 +78,7 @@ class JobWatch:
         self._tools, self._host = tools, tools.context.host
         self._reader = tools.context.reader
         self._heartbeats = heartbeats
-        self._beats = BeatProgress()
+        self._beats = HeartbeatProgress()
         self.progress = LogProgress()
         self.logs = JobLogs(
             self._host,
@@ -115,7 +115,7 @@ class JobWatch:
             _in_phase(self._rank(rank, children, captures, classes, now), beats.get(rank.rank))
             for rank in job.ranks
         )
-        look = Look(
+        look = RunLook(
             at=now,
             run=job.id,
             attempt=job.attempt,

@@ -6,11 +6,11 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from mldebug.core.model import Gap, Job, Judgement, NodeCapture, Role, Said
+from mldebug.core.model import Gap, HookState, Job, Judgement, NodeCapture, Role
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.heartbeat import said
 from mldebug.jobs.logs.records import LogCounts
-from mldebug.stall.signals import Decision, Stage
+from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import RunState
 from mldebug_agents.watch.job_watch import JobLook
@@ -30,9 +30,9 @@ class Run:
     def __init__(self, job: Job, watch: StallWatch) -> None:
         self.job = job
         self.watch = watch
-        self.decision: Decision | None = None
+        self.decision: StallDecision | None = None
         self.seen: JobLook | None = None
-        self.said: dict[int, Said] = {}  # by rank: what its hook said last in this attempt
+        self.said: dict[int, HookState] = {}  # by rank: what its hook said last in this attempt
         self.unjudged = ""
         self.classes: dict[int, str] = {}
         self.roles: dict[int, Role] = {}
@@ -126,13 +126,13 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
     )
 
 
-def _said(seen: JobLook | None) -> dict[int, Said]:
+def _said(seen: JobLook | None) -> dict[int, HookState]:
     """As it was at the look: the snapshot is some seconds younger."""
     now = time.monotonic()
     return {rank: said(beat, now) for rank, beat in seen.beats.items()} if seen else {}
 
 
-def _progress_at(decision: Decision | None, seen: JobLook | None) -> float | None:
+def _progress_at(decision: StallDecision | None, seen: JobLook | None) -> float | None:
     """Unix time of the last progress: a look has a monotonic clock, and is some seconds old already."""
     if decision is None or seen is None:
         return None

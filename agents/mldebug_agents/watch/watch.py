@@ -12,7 +12,7 @@ import msgspec
 
 from mldebug.core.model import Gap, Job
 from mldebug.jobs.known_issues.match import Trap, remarks
-from mldebug.stall.signals import Look, RankLook
+from mldebug.stall.signals import RankLook, RunLook
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.hook.records import Heartbeats
 from mldebug_agents.jobs.logs.job_logs import HungMounts
@@ -97,7 +97,7 @@ class Watch:
                 what=f"run {job.id}", reason=reason, way_out="report it as a defect of mldebug"
             )
             ranks = tuple(RankLook(rank=rank.rank) for rank in job.ranks)
-            empty = Look(at=now, run=job.id, attempt=job.attempt, ranks=ranks)
+            empty = RunLook(at=now, run=job.id, attempt=job.attempt, ranks=ranks)
             return JobLook(job=job, look=empty, gaps=(gap,))
 
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mldebug.core.errors import MldebugError
-from mldebug_agents.web.control_requests import Refusal
+from mldebug_agents.web.control_requests import ErrorAnswer
 
 PATH = "/api/v1/alerts"
 MAX_BODY = 8 << 20  # bytes: ten thousand alerts
@@ -21,7 +21,7 @@ PATIENCE = 10.0  # seconds for the whole body
 Answer = Callable[[bytes], tuple[int, bytes]]
 
 
-class AlertDoor:
+class AlertmanagerRoute:
     """`answer` has it done, in a thread; None: nobody is there who could."""
 
     def __init__(self, token_file: Path | None) -> None:
@@ -79,5 +79,5 @@ async def _body(request: Request) -> bytes | None:
 
 
 def _told(status: int, error: str, way_out: str = "") -> Response:
-    body = msgspec.json.encode(Refusal(error, way_out))
+    body = msgspec.json.encode(ErrorAnswer(error, way_out))
     return Response(body, status_code=status, media_type="application/json")

@@ -3,18 +3,19 @@
 import http.client
 import threading
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from mldebug.config.schema import SYSTEM_STATE_DIR
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.web.listeners import SOCKET
-from mldebug_agents.web.unix_http import TIMEOUT, OverUnix
+from mldebug_agents.web.unix_http import TIMEOUT, UnixConnection
 
 MAX_BYTES = 32 << 20
 
 
-class Inquiry(msgspec.Struct, frozen=True, kw_only=True):
+class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What came of asking; `trouble` is a sentence, "" where all went well or no agent runs."""
 
     outcome: Literal["answered", "none", "denied", "silent", "starting"]
@@ -27,9 +28,9 @@ def ask_agent(state_dir: Path) -> Snapshot | None:
     return inquire(state_dir).snapshot
 
 
-def inquire(state_dir: Path) -> Inquiry:
+def inquire(state_dir: Path) -> AgentAnswer:
     """Ask within a deadline, also where the state dir lies on a mount that hangs."""
-    answers: list[Inquiry] = []
+    answers: list[AgentAnswer] = []
     thread = threading.Thread(
         target=lambda: answers.append(_inquire(state_dir)), name="mldebug-ask", daemon=True
     )
@@ -38,30 +39,45 @@ def inquire(state_dir: Path) -> Inquiry:
     return answers[0] if answers else _silent(state_dir)
 
 
-def _inquire(state_dir: Path) -> Inquiry:
-    link = OverUnix(state_dir)
+def _inquire(state_dir: Path) -> AgentAnswer:
+    link = UnixConnection(state_dir)
     try:
         link.request("GET", "/api/v1/status")
         answer = link.getresponse()
         body = answer.read(MAX_BYTES)
         if answer.status == 503:
             trouble = "an agent runs here and has not looked yet: ask again in a moment"
-            return Inquiry(outcome="starting", trouble=trouble)
+            return AgentAnswer(outcome="starting", trouble=trouble)
         snapshot = msgspec.json.decode(body, type=Snapshot)
-        return Inquiry(outcome="answered", snapshot=snapshot)
+        return AgentAnswer(outcome="answered", snapshot=snapshot)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
-        return Inquiry(outcome="none")
+        return AgentAnswer(outcome="none")
     except PermissionError:
         trouble = (
             f"an agent may run here, but this user may not ask it: {state_dir / SOCKET} is closed"
         )
-        return Inquiry(outcome="denied", trouble=trouble)
+        return AgentAnswer(outcome="denied", trouble=trouble)
     except (OSError, http.client.HTTPException, msgspec.MsgspecError):
         return _silent(state_dir)
     finally:
         link.close()
 
 
-def _silent(state_dir: Path) -> Inquiry:
+def _silent(state_dir: Path) -> AgentAnswer:
     trouble = f"an agent does not answer at {state_dir / SOCKET}: see its log"
-    return Inquiry(outcome="silent", trouble=trouble)
+    return AgentAnswer(outcome="silent", trouble=trouble)
+
+
+class NearestAgent(NamedTuple):
+    """The agent's state dir, and what came of asking it."""
+
+    state_dir: Path
+    asked: AgentAnswer
+
+
+def ask_nearest(state_dir: Path, *, here_only: bool = False) -> NearestAgent:
+    """Ask in that state dir, and in the service's where nobody runs there; `here_only`: a config file said which one."""
+    asked = inquire(state_dir)
+    if asked.outcome == "none" and not here_only and state_dir != SYSTEM_STATE_DIR:
+        return NearestAgent(SYSTEM_STATE_DIR, inquire(SYSTEM_STATE_DIR))
+    return NearestAgent(state_dir, asked)

@@ -27,14 +27,14 @@ SILENT = 60.0  # seconds between two complaints about that
 _NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Guest(socket.socket):
+class LimitedConnection(socket.socket):
     """One connection; its place is free when it is closed."""
 
     proved = False  # it has shown that it belongs here
     since = 0.0  # when it came in; monotonic
     slow: Callable[[], None] = staticmethod(lambda: None)  # counts that it has taken too long
 
-    def enter(self, inside: "dict[Guest, str]", who: str) -> None:
+    def enter(self, inside: "dict[LimitedConnection, str]", who: str) -> None:
         """Take a place."""
         self._inside = inside
         self.since = time.monotonic()
@@ -52,7 +52,7 @@ class Guest(socket.socket):
         super().close()
 
 
-class Door(socket.socket):
+class ConnectionLimiter(socket.socket):
     """A listening socket that counts its guests; takes the descriptor of `plain` over. One thread uses it."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Door(socket.socket):
         """
         super().__init__(fileno=plain.detach())
         self._admits, self._slow = admits, slow
-        self._inside: dict[Guest, str] = {}  # in the order of their coming
+        self._inside: dict[LimitedConnection, str] = {}  # in the order of their coming
         self._complained = -SILENT
         self._each, self._most = each, most
 
@@ -82,7 +82,7 @@ class Door(socket.socket):
                 raise
             self._wait(error)
             raise BlockingIOError from None
-        guest = Guest(fileno=fd)
+        guest = LimitedConnection(fileno=fd)
         if self._admits is not None and not self._admits(str(address[0])):
             guest.detach()
             os.close(fd)
@@ -92,7 +92,7 @@ class Door(socket.socket):
         self._make_room(guest)
         return guest, address
 
-    def _make_room(self, guest: Guest) -> None:
+    def _make_room(self, guest: LimitedConnection) -> None:
         """Send the longest away of those that have the same name, or else the same right to be here."""
         who = self._inside[guest]
         inside = list(self._inside.items())

@@ -10,7 +10,7 @@ import msgspec
 
 from mldebug.core.errors import AccessError, ExitCode, MldebugError, UsageError
 from mldebug_agents.web.listeners import SOCKET
-from mldebug_agents.web.unix_http import OverUnix
+from mldebug_agents.web.unix_http import UnixConnection
 
 TIMEOUT = 10.0
 MAX_BYTES = 1 << 20
@@ -19,7 +19,7 @@ OK, BAD_REQUEST, FORBIDDEN, NOT_FOUND, CONFLICT = 200, 400, 403, 404, 409
 T = TypeVar("T")
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class ErrorAnswer(msgspec.Struct, frozen=True):
     """Why something was not done."""
 
     error: str = ""
@@ -32,13 +32,15 @@ def carry_out(verb: Callable[[Mapping[str, str]], object], asked: Mapping[str, s
         return OK, msgspec.json.encode(verb(asked))
     except MldebugError as error:
         status = BAD_REQUEST if error.exit_code is ExitCode.USAGE else CONFLICT
-        return status, msgspec.json.encode(Refusal(error.message, error.way_out))
+        return status, msgspec.json.encode(ErrorAnswer(error.message, error.way_out))
 
 
 def refused() -> tuple[int, bytes]:
     """What everybody else gets."""
     way_out = "ask as root, as the agent's user, or as a member of agent.group"
-    return FORBIDDEN, msgspec.json.encode(Refusal("the agent does that for its own only", way_out))
+    return FORBIDDEN, msgspec.json.encode(
+        ErrorAnswer("the agent does that for its own only", way_out)
+    )
 
 
 def tell_agent(
@@ -51,7 +53,7 @@ def tell_agent(
     **asked: float | str,
 ) -> T:
     """The other end: have something done. Raises an MldebugError in words where it is not."""
-    link = OverUnix(state_dir, timeout)
+    link = UnixConnection(state_dir, timeout)
     query = f"{path}?{urlencode(asked)}" if asked else path
     try:
         link.request("POST", query, headers={"Content-Length": "0"})
@@ -76,9 +78,9 @@ def tell_agent(
 
 def _error(status: int, body: bytes) -> MldebugError:
     try:
-        told = msgspec.json.decode(body, type=Refusal)
+        told = msgspec.json.decode(body, type=ErrorAnswer)
     except msgspec.MsgspecError:
-        told = Refusal()
+        told = ErrorAnswer()
     if status == FORBIDDEN:
         return AccessError(told.error or "the agent refuses", told.way_out)
     if status == BAD_REQUEST and told.error:

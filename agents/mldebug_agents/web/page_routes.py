@@ -12,16 +12,16 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from mldebug.core.errors import AccessError, MldebugError
-from mldebug.incidents.report_entry import Entry
+from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.run_lines import stale_words
 from mldebug.status.snapshot import Snapshot
 from mldebug.web import frame
 from mldebug.web.incident_list import rows_of
-from mldebug.web.page import Asked
+from mldebug.web.page import PageRequest
 from mldebug_agents.web.peer_credentials import may_see_all, view
-from mldebug_agents.web.report_cache import Shelf
+from mldebug_agents.web.report_cache import ReportCache
 from mldebug_agents.web.responses import HEADERS, Viewer, html, look, peer_at, said, same
-from mldebug_agents.web.token_auth import Gate
+from mldebug_agents.web.token_auth import TokenAuth
 
 MAX_ID = 512
 FEW = 5  # reports of a run that is over
@@ -31,7 +31,7 @@ Who = Callable[[Request], Viewer | Response]
 Show = Callable[[Viewer, Request], Response]
 
 
-class PageDoor:
+class PageRoutes:
     """Makes routes of the pages; `told` gives the last snapshot, `age` the seconds since it came."""
 
     def __init__(
@@ -45,8 +45,8 @@ class PageDoor:
         self._group = group
         self._told = told
         self._age = age
-        self._shelf = Shelf(state_dir)
-        self._gate = Gate(token_file)
+        self._shelf = ReportCache(state_dir)
+        self._gate = TokenAuth(token_file)
 
     def at_socket(self) -> list[Route]:
         """For people on this node; who comes from elsewhere was refused before."""
@@ -84,13 +84,13 @@ class PageDoor:
             tag = _tag(name, wanted, viewer, seen.started_at, seen.at, entries, unread, stale)
             if request.headers.get("if-none-match") == tag:
                 return same(tag)
-            asked = Asked(told=seen, id=wanted, entries=entries, unread=unread)
+            asked = PageRequest(told=seen, id=wanted, entries=entries, unread=unread)
             made = frame.render(name, asked, leave=viewer.leave, stale=stale)
             return html(made, tag=tag) if made is not None else _over(asked)
 
         return show
 
-    def _entries(self, name: str, viewer: Viewer) -> tuple[tuple[Entry, ...], str]:
+    def _entries(self, name: str, viewer: Viewer) -> tuple[tuple[ReportEntry, ...], str]:
         """The reports that he may see, for a page that wants them, or why there are none."""
         if not frame.pages()[name].reports:
             return (), ""
@@ -114,7 +114,7 @@ class PageDoor:
         return html(page.html, f"{page.policy}; frame-ancestors 'none'", tag)
 
 
-def _over(asked: Asked) -> Response:
+def _over(asked: PageRequest) -> Response:
     """There is no such run; of one that is over the reports are left."""
     mine = [one for one in asked.entries if asked.id and one.job_id == asked.id]
     sentence = "This run is over." if mine else "There is no such thing here, or it is over."

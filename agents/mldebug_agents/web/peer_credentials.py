@@ -28,7 +28,7 @@ _SO_PEERGROUPS = 59  # the same on all architectures that PyTorch runs on; Linux
 _MAX_GROUPS = 1024  # bytes, the most that Python asks for: 256 groups
 
 
-class Peer(msgspec.Struct, frozen=True):
+class PeerCredentials(msgspec.Struct, frozen=True):
     """The process at the other end, when it connected."""
 
     pid: int
@@ -36,14 +36,14 @@ class Peer(msgspec.Struct, frozen=True):
     groups: frozenset[int] = frozenset()
 
 
-def peer_of(link: socket.socket) -> Peer | None:
+def peer_of(link: socket.socket) -> PeerCredentials | None:
     """None where the other end is no process of this node (TCP)."""
     if link.family != socket.AF_UNIX:
         return None
     pid, uid, gid = _UCRED.unpack(
         link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     )
-    return Peer(pid, uid, frozenset((gid, *_groups(link))))
+    return PeerCredentials(pid, uid, frozenset((gid, *_groups(link))))
 
 
 def _groups(link: socket.socket) -> tuple[int, ...]:
@@ -109,14 +109,14 @@ def group_number(name: str) -> int | None:
         ) from None
 
 
-def may_see_all(peer: Peer | None, group: int | None) -> bool:
+def may_see_all(peer: PeerCredentials | None, group: int | None) -> bool:
     """Whether nothing is hidden from him; a peer that the kernel did not name sees nothing of others."""
     if peer is None:
         return False
     return peer.uid in (0, os.geteuid()) or (group is not None and group in peer.groups)
 
 
-def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
+def view(snapshot: Snapshot, peer: PeerCredentials | None, group: int | None) -> Snapshot:
     """What this peer may see: of others only how many runs there are."""
     if may_see_all(peer, group):
         return snapshot

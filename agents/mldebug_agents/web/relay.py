@@ -19,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from mldebug_agents.web.connection_limiter import BACKLOG, MOST, Door
+from mldebug_agents.web.connection_limiter import BACKLOG, MOST, ConnectionLimiter
 from mldebug_agents.web.peer_credentials import PeerProtocol
 from mldebug_agents.web.same_origin import cookie_name, misled
-from mldebug_agents.web.unix_http import OverUnix
+from mldebug_agents.web.unix_http import UnixConnection
 
 MAX_BODY = 32 << 20  # bytes
 TIMEOUT = 15.0  # seconds for an answer of the agent
@@ -54,7 +54,7 @@ class Relay:
 
     def serve(self, door: socket.socket) -> None:
         """Until Ctrl-C."""
-        self.server().run(sockets=[Door(door, MOST)])
+        self.server().run(sockets=[ConnectionLimiter(door, MOST)])
 
     def _get(self, request: Request) -> Response:
         if why := misled(request.headers, local=True):
@@ -82,7 +82,7 @@ class Relay:
 
     def _answer(self, request: Request) -> Response:
         """What the agent says to this user."""
-        link = OverUnix(self._state_dir, TIMEOUT)
+        link = UnixConnection(self._state_dir, TIMEOUT)
         target = _asked(request)
         headers = {name: request.headers[name] for name in PASSED if name in request.headers}
         try:

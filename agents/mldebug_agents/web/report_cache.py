@@ -14,9 +14,9 @@ from typing import NamedTuple, TypeVar
 
 from mldebug.core.errors import AccessError, EvidenceError, MldebugError
 from mldebug.core.report_model import Report
-from mldebug.incidents.report.html import Page, render_page
-from mldebug.incidents.report_entry import Entry, read_entry
-from mldebug.incidents.report_store import Archive, is_id
+from mldebug.incidents.report.html import ReportPage, render_page
+from mldebug.incidents.report_entry import ReportEntry, read_entry
+from mldebug.incidents.report_store import ReportStore, is_id
 
 PATIENCE = 3.0  # seconds for the state dir to answer
 HANGING = 4  # threads that may wait for it
@@ -26,26 +26,26 @@ MAX_LISTED = 500
 T = TypeVar("T")
 
 
-class Shelved(NamedTuple):
+class CachedReport(NamedTuple):
     """One report in the list."""
 
     owner: int  # uid
     version: tuple[int, int, int]  # changes when the file does
-    entry: Entry
+    entry: ReportEntry
 
 
-class Shelf:
+class ReportCache:
     """`archive` is asked in threads of our own: the state dir may lie on a mount that hangs."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._archive = Archive(state_dir)
-        self._known: dict[str, Shelved] = {}
+        self._archive = ReportStore(state_dir)
+        self._known: dict[str, CachedReport] = {}
         self._free = threading.BoundedSemaphore(HANGING)
         self._one = (
             threading.Lock()
         )  # reports are rendered one after the other: the agent has better to do
 
-    def entries(self, uid: int | None) -> tuple[Entry, ...]:
+    def entries(self, uid: int | None) -> tuple[ReportEntry, ...]:
         """The newest first, of this user's own; None: all. An MldebugError says why there are none."""
         return self._aside(lambda: self._list(uid))
 
@@ -53,17 +53,17 @@ class Shelf:
         """Changes when the report does; EvidenceError where there is none that he may see."""
         return self._aside(lambda: str(self._look(name, uid)[1]))
 
-    def page(self, name: str, uid: int | None, home: str) -> Page:
+    def page(self, name: str, uid: int | None, home: str) -> ReportPage:
         """One report as HTML, and the policy that fits it."""
         return self._aside(lambda: self._render(name, uid, home))
 
-    def _render(self, name: str, uid: int | None, home: str) -> Page:
+    def _render(self, name: str, uid: int | None, home: str) -> ReportPage:
         report = self._load(name, uid)
         with self._one:
             return render_page(report, home)
 
-    def _list(self, uid: int | None) -> tuple[Entry, ...]:
-        found: dict[str, Shelved] = {}
+    def _list(self, uid: int | None) -> tuple[ReportEntry, ...]:
+        found: dict[str, CachedReport] = {}
         for name in self._archive.names()[:MAX_LISTED]:
             try:
                 owner, version = self._look(name, None)
@@ -71,7 +71,7 @@ class Shelf:
                 continue
             kept = self._known.get(name)
             if kept is None or kept[:2] != (owner, version):
-                kept = Shelved(owner, version, read_entry(self._archive.folder / name))
+                kept = CachedReport(owner, version, read_entry(self._archive.folder / name))
                 self._known[name] = kept  # at once: whoever asks again after a timeout goes on here
             found[name] = kept
         self._known = found

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from mldebug.web import frame
-from mldebug.web.incident_list import Row
-from mldebug_agents.web.peer_credentials import Peer
+from mldebug.web.incident_list import IncidentRow
+from mldebug_agents.web.peer_credentials import PeerCredentials
 
 FOREVER = "public, max-age=31536000, immutable"
 HEADERS = {
@@ -40,7 +40,11 @@ def same(tag: str) -> Response:
 
 
 def said(
-    status: int, sentence: str, way_out: str = "", link: str = "", reports: tuple[Row, ...] = ()
+    status: int,
+    sentence: str,
+    way_out: str = "",
+    link: str = "",
+    reports: tuple[IncidentRow, ...] = (),
 ) -> Response:
     """A page that says one thing; `reports`: where it is told in full."""
     shown = {"sentence": sentence, "way_out": way_out, "link": link, "link_title": LINKS.get(link)}
@@ -52,7 +56,7 @@ def look(text: str, kind: str) -> Response:
     return Response(text, headers=HEADERS | {"Cache-Control": FOREVER}, media_type=kind)
 
 
-def peer_at(request: Request) -> Peer | None:
+def peer_at(request: Request) -> PeerCredentials | None:
     """Whoever is at the other end of the socket; None by TCP."""
     peer = getattr(request.state, "peer", None)
-    return peer if isinstance(peer, Peer) else None
+    return peer if isinstance(peer, PeerCredentials) else None

@@ -16,7 +16,7 @@ LOOPBACK = ("localhost", "localhost.localdomain", "ip6-localhost")
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 
 
-class OwnPagesOnly:
+class SameOriginOnly:
     """The socket, as somebody's browser reaches it by a forwarded port: GETs of this machine's own pages, and nothing else."""
 
     def __init__(self, app: ASGIApp) -> None:

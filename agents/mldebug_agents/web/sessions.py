@@ -17,7 +17,7 @@ MOST = 64  # sessions; the oldest gives way
 TRIES, ALL_TRIES, WINDOW = 5, 50, 60.0  # wrong tokens of one address and of all, in so many seconds
 
 
-class _Session(NamedTuple):
+class _LoginSession(NamedTuple):
     until: float
     token: bytes
 
@@ -28,7 +28,7 @@ class Sessions:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._open: dict[bytes, _Session] = {}
+        self._open: dict[bytes, _LoginSession] = {}
         self._wrong: dict[str, deque[float]] = {}
 
     def open(self, token: str) -> str:
@@ -38,7 +38,7 @@ class Sessions:
             self._sweep()
             while len(self._open) >= MOST:
                 del self._open[next(iter(self._open))]
-            self._open[_hash(made)] = _Session(self._clock() + LIFE, _hash(token))
+            self._open[_hash(made)] = _LoginSession(self._clock() + LIFE, _hash(token))
         return made
 
     def holds(self, shown: str, token: str) -> bool:

@@ -24,7 +24,7 @@ LOGIN = "/login"
 NO_PAGES = "By TCP there are pages only with agent.token_file. At the agent's socket they need no setting: `mldebug web` says how."
 
 
-class Gate:
+class TokenAuth:
     """Whoever has the token sees all."""
 
     def __init__(self, token_file: Path | None) -> None:

@@ -11,7 +11,7 @@ TIMEOUT = 2.0
 BUSY = 0.02  # seconds until the next try, where others wait at the door
 
 
-class OverUnix(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
     """A connection to the agent's socket; `timeout` in seconds for each step."""
 
     def __init__(self, state_dir: Path, timeout: float = TIMEOUT) -> None:

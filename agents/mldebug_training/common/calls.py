@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 ANSWERING = 10.0  # seconds that the job's store has for a call
 FOR_EVER = 1e8  # seconds; a lock takes no infinity
 GOODBYE = 10.0  # seconds that the end of the process waits for all calls that have not come back
-_running: set[Call] = set()
+_running: set[BackgroundCall] = set()
 
 
 class LateError(RuntimeError):
     """Who was waited for did not answer in time, or has said that it never will."""
 
 
-class Call:
+class BackgroundCall:
     """One call, which begins with `start`."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -45,7 +45,7 @@ class Call:
         """Has a thread begun to make it?"""
         return self._claimed.locked()
 
-    def start(self) -> Call:
+    def start(self) -> BackgroundCall:
         """Returns itself. Whoever was interrupted in it may start it again: it is made once. Raises RuntimeError without a thread."""
         if not self.begun:
             # before: the end of the process is not to miss a thread that has not come so far

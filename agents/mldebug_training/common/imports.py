@@ -47,12 +47,12 @@ class _Afterwards:
             )
             if spec is not None:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader, self.waiting)  # type: ignore[assignment]
+                    spec.loader = _WatchedLoader(spec.loader, self.waiting)  # type: ignore[assignment]
                 return spec
         return None
 
 
-class _Loader:
+class _WatchedLoader:
     """The loader that the others found, and what to do after it. The module never sees it, only who asks for the spec."""
 
     def __init__(self, loader: Loader, waiting: dict[str, list[Then]]) -> None:

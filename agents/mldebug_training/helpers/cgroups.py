@@ -19,7 +19,7 @@ _CACHED = {
 }
 
 
-class Limit:
+class CgroupLimit:
     """One limit of one group."""
 
     def __init__(self, folder: str, file: str, name: str, version: int) -> None:
@@ -41,10 +41,10 @@ class Limit:
         return max(0, limit - max(0, used - cached))
 
 
-def limits(root: str = "/") -> list[Limit]:
+def limits(root: str = "/") -> list[CgroupLimit]:
     """All that are set on the groups of this process and on those above them. Never raises OSError."""
     found = [
-        Limit(folder, file, name, version)
+        CgroupLimit(folder, file, name, version)
         for folder, name, version in _groups(root)
         for file in _LIMITS[version]
     ]

@@ -12,10 +12,10 @@ import socket
 import sys
 import time
 
-from mldebug_training.common.calls import ANSWERING, FOR_EVER, Call, LateError
+from mldebug_training.common.calls import ANSWERING, FOR_EVER, BackgroundCall, LateError
 from mldebug_training.common.interrupted import pass_on
 from mldebug_training.helpers.switches.opening import ask, new_token, tell
-from mldebug_training.helpers.switches.visits import Visits
+from mldebug_training.helpers.switches.visits import StoreRequests
 from mldebug_training.hook import ranks
 
 TYPE_CHECKING = False
@@ -67,7 +67,7 @@ class MainProcessFirst:
         if self._first:
             self._lead(f"rank {dist.get_rank()}")
         else:
-            visits = Visits(self._store, self._size)
+            visits = StoreRequests(self._store, self._size)
             self._wait(lambda: self._follow(visits, node), visits, self._timeout)
         return self._first
 
@@ -88,7 +88,7 @@ class MainProcessFirst:
             return bool(dist.get_rank() == 0)
         local = _told(_LOCAL)
         if not local:  # whoever comes first
-            visits = Visits(self._store, self._size)
+            visits = StoreRequests(self._store, self._size)
             taken = lambda: visits.ask("add", f"{self._key}/tickets", 1)
             return bool(self._wait(taken, visits, 0.0) == 1)
         return local == "0"
@@ -98,7 +98,7 @@ class MainProcessFirst:
         self._place = f"{self._key}/{new_token()}"
         self._tell("came", name)
         others = self._size if self._scope == "job" else int(_told(_LOCAL_SIZE) or self._size)
-        visits, key, place = Visits(self._store, self._size), self._key, self._place
+        visits, key, place = StoreRequests(self._store, self._size), self._key, self._place
 
         def lead() -> None:
             with visits:
@@ -106,7 +106,7 @@ class MainProcessFirst:
                 tell(visits, key, place, heard, FOR_EVER)
 
         try:
-            Call(lead).start()
+            BackgroundCall(lead).start()
         except RuntimeError as error:  # this thread would wait for the others
             pass_on(error)
             raise MainProcessError(
@@ -116,15 +116,15 @@ class MainProcessFirst:
     def _tell(self, word: str, text: str) -> None:
         """A store that has not heard it by then hears it when it goes on: nobody is kept here for it."""
         store, key = self._store, f"{self._place}/{word}"
-        call = _begun(Call(lambda: store.set(key, text)))
+        call = _begun(BackgroundCall(lambda: store.set(key, text)))
         if call.wait(ANSWERING):
             call.result(0.0)
 
-    def _wait(self, asks: Callable[[], Any], visits: Visits, timeout: float) -> Any:
+    def _wait(self, asks: Callable[[], Any], visits: StoreRequests, timeout: float) -> Any:
         """What the store says, which is asked for so long, and has some seconds to answer."""
         most = timeout + ANSWERING
         try:
-            return _begun(Call(asks)).result(most)
+            return _begun(BackgroundCall(asks)).result(most)
         except LateError:
             raise MainProcessError(
                 f"the job's store did not answer in main_process_first: waited {most:g} s for it"
@@ -132,7 +132,7 @@ class MainProcessFirst:
         finally:
             visits.end()
 
-    def _follow(self, visits: Visits, node: str) -> None:
+    def _follow(self, visits: StoreRequests, node: str) -> None:
         """Ask until it is done; a question to the store, and not a wait there, blocks nobody else who uses it."""
         who = "rank 0" if self._scope == "job" else f"local rank 0 of node {node}"
         span, deadline = f"{self._timeout:g} s", time.monotonic() + self._timeout
@@ -164,7 +164,7 @@ def main_process_first(timeout: float = TIMEOUT, scope: str = "job") -> MainProc
     return MainProcessFirst(timeout, scope)
 
 
-def _begun(call: Call) -> Call:
+def _begun(call: BackgroundCall) -> BackgroundCall:
     """By a thread; where the process may have no more of them, by this one, and without a deadline."""
     try:
         return call.start()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from mldebug_training.helpers.cgroups import Limit
+    from mldebug_training.helpers.cgroups import CgroupLimit
 
 EVERY = 1.0  # seconds
 LIMITS_EVERY = 60.0  # seconds: which limits there are
@@ -48,7 +48,7 @@ class MemoryGuard:
         self._host, self._gpu = _amount(host_left), _amount(gpu_left)
         self._every, self._root, self._clock = every, root, clock
         self._next = self._next_limits = float("-inf")
-        self._limits: list[Limit] = []
+        self._limits: list[CgroupLimit] = []
         self._reason: str | None = None
 
     def check(self) -> str | None:
@@ -81,7 +81,7 @@ class MemoryGuard:
             if limit is not None and left is not None:
                 yield left / (least or 1), one.name, left, limit
 
-    def _known_limits(self) -> list[Limit]:
+    def _known_limits(self) -> list[CgroupLimit]:
         if self._clock() >= self._next_limits:
             self._next_limits = self._clock() + LIMITS_EVERY
             self._limits = limits(self._root)

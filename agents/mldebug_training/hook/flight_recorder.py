@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from mldebug_training.hook.record import Record
+    from mldebug_training.hook.record import HookRecord
 
 SUFFIX = ".flight"
 ROOM = 1 << 20  # bytes of the file
@@ -45,10 +45,10 @@ FIELDS = (
 )  # fmt: skip
 
 
-class Flight:
+class FlightFile:
     """The file of one process. Nothing here raises."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: HookRecord) -> None:
         self._record = record
         self._path = record.path + SUFFIX
         self._file = OwnFile(-1)  # kept open: its lock says that the file is in use

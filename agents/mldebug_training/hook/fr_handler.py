@@ -25,21 +25,21 @@ def recorded_by(backend: str) -> bytes:
         return b""
     answer: dict[str, Any] = {}
 
-    class Request(bindings._Request):  # type: ignore[name-defined,misc]
+    class TraceRequest(bindings._Request):  # type: ignore[name-defined,misc]
         def body(self) -> bytes:
             return b""
 
         def get_param(self, name: str) -> str:
             return backend if name == "backend" else ""
 
-    class Response(bindings._Response):  # type: ignore[name-defined,misc]
+    class TraceResponse(bindings._Response):  # type: ignore[name-defined,misc]
         def set_content(self, content: Any, content_type: str) -> None:
             answer["content"] = content
 
         def set_status(self, status: int) -> None:
             answer["status"] = status
 
-    find(HANDLER)(Request(), Response())
+    find(HANDLER)(TraceRequest(), TraceResponse())
     content = answer.get("content", b"") if answer.get("status", 200) == 200 else b""
     return content.encode() if isinstance(content, str) else bytes(content)
 

@@ -14,8 +14,8 @@ from mldebug_training.common.natives import get_ident
 from mldebug_training.common.own_file import OwnFile
 from mldebug_training.common.shared_files import FOLDER, remove, sweep
 from mldebug_training.hook import ranks, stacks
-from mldebug_training.hook.flight_recorder import Flight, collective_timeout
-from mldebug_training.hook.record import Record, short
+from mldebug_training.hook.flight_recorder import FlightFile, collective_timeout
+from mldebug_training.hook.record import HookRecord, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ WITHOUT_STEPS = frozenset(
 LOOK_EVERY = 64  # steps
 
 
-class Process:
+class HookedProcess:
     """The record of the process that asks, and of no other: a fork has none until it speaks for itself."""
 
     def __init__(self, folder: str = FOLDER) -> None:
         self._folder = folder
-        self._record: Record | None = None
-        self._flight: Flight | None = None
+        self._record: HookRecord | None = None
+        self._flight: FlightFile | None = None
         self._stacks = OwnFile(-1)
         self._ask = 0  # the signal that asks for stacks, told or not
         self._tried = False
@@ -48,7 +48,7 @@ class Process:
         atexit.register(self.close)
 
     @property
-    def record(self) -> Record | None:
+    def record(self) -> HookRecord | None:
         """It, made at the first question; None where it cannot be had."""
         if self._record is None and not self._tried:
             self._tried = True
@@ -76,12 +76,12 @@ class Process:
             if record.beats % LOOK_EVERY == 1:
                 self._look(record)
 
-    def _end_phases(self, record: Record) -> None:
+    def _end_phases(self, record: HookRecord) -> None:
         """No step is made in these: an exception of the job's signal handler has kept us from ending them."""
         self._phases = [one for one in self._phases if one[0] not in WITHOUT_STEPS]
         record.phase, record.phase_ns = self._phases[-1] if self._phases else _NONE
 
-    def _look(self, record: Record) -> None:
+    def _look(self, record: HookRecord) -> None:
         """Now and then: what does not need to be looked at in each step."""
         if record.signal and not self._stacks.mine():
             self._deaf(record)
@@ -89,7 +89,7 @@ class Process:
         if seconds:
             record.write_timeout(seconds)
 
-    def _deaf(self, record: Record) -> None:
+    def _deaf(self, record: HookRecord) -> None:
         """The job has closed our file of stacks: say that nobody can ask any more."""
         record.signal, record.stacks_fd = 0, -1
         record.write()
@@ -154,10 +154,10 @@ class Process:
         if flight is not None:
             _quietly(flight.close)
 
-    def _made(self) -> Record | None:
+    def _made(self) -> HookRecord | None:
         try:
             sweep(self._folder)
-            record = self._record = Record(self._folder)
+            record = self._record = HookRecord(self._folder)
         except Exception as error:  # no /dev/shm, a full one, no /proc
             pass_on(error)
             return None
@@ -165,10 +165,10 @@ class Process:
         _quietly(record.write)
         return record
 
-    def _arm(self, record: Record) -> None:
+    def _arm(self, record: HookRecord) -> None:
         """Say who it is, and how it can be asked. Where that fails it cannot be asked, and tells its steps."""
         record.rank, record.world_size = ranks.rank_and_size()
-        self._flight = flight = Flight(record)
+        self._flight = flight = FlightFile(record)
         record.signal, record.stacks_fd = stacks.arm(record.path, flight.tell)
         self._stacks, self._ask = OwnFile(record.stacks_fd), record.signal
         flight.armed(record.signal)
@@ -201,4 +201,4 @@ def _name(phase: object) -> bytes:
         return b""
 
 
-own = Process()
+own = HookedProcess()

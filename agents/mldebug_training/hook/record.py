@@ -62,7 +62,7 @@ _FLIGHT = struct.Struct("<II")
 _TIMEOUT = _SUM = struct.Struct("<I")
 
 
-class Record:
+class HookRecord:
     """The record of this process. Raises OSError where there is no room for it, or no right to it."""
 
     def __init__(self, folder: str = FOLDER) -> None:

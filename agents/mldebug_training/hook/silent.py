@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ContextDecorator
 
 
-class Silence(ContextDecorator):
+class SilentPhase(ContextDecorator):
     """In place of `mldebug_training.hook.phases.Phase`."""
 
     def __enter__(self) -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from mldebug_training.hook.record import Record
+    from mldebug_training.hook.record import HookRecord
 
 SUFFIX = ".stacks"
 ROOM = 256 << 10  # bytes, reserved ahead: a /dev/shm that is full by then costs nothing
@@ -106,7 +106,7 @@ def _catch(ask: int, fd: int) -> None:
         faulthandler.register(number, file=fd, all_threads=number == ask - 1, chain=False)
 
 
-def disarm(record: Record, ask: int) -> None:
+def disarm(record: HookRecord, ask: int) -> None:
     """The process ends: nobody shall ask any more, and a signal that still comes is ignored, at every moment."""
     record.signal = 0
     try:

@@ -12,15 +12,15 @@ import threading
 
 from mldebug_training.common.interrupted import pass_on
 from mldebug_training.tracing import ring
-from mldebug_training.tracing.ring_writer import Writer
+from mldebug_training.tracing.ring_writer import RingWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, FrameType
     from typing import Any, Callable, Optional
 
-    from mldebug_training.tracing.ring_file import RingFile
-    from mldebug_training.tracing.ring_writer import Thread
+    from mldebug_training.tracing.ring_file import ProcessRing
+    from mldebug_training.tracing.ring_writer import ThreadWriter
 
     Decide = Callable[..., int]
     Tell = Callable[[str], None]
@@ -51,7 +51,7 @@ class Engine:
         self.decide, self.tell, self.mode, self.native = decide, tell, mode, native
         self.calls, self.lines = bool(mode & ring.CALLS), bool(mode & ring.LINES)
         self.on = False
-        self.writer: Writer | None = None
+        self.writer: RingWriter | None = None
         self.ids: dict[int, tuple[CodeType, int]] = {}
         self.name = f"{self.kind}, {'native' if native else 'python'}"
 
@@ -60,10 +60,10 @@ class Engine:
         """What CPython gives, as the ring has it."""
         return ""
 
-    def use(self, file: RingFile) -> Writer:
+    def use(self, file: ProcessRing) -> RingWriter:
         """Write into this ring from now on."""
         self.ids.clear()
-        writer = self.writer = Writer(file)
+        writer = self.writer = RingWriter(file)
         if self.native:
             main = threading.main_thread().ident or 0
             place = file.chunks, file.chunk_size, file.count
@@ -117,7 +117,7 @@ class Engine:
         found = self.ids.get(id(code))
         return found[1] if found is not None and found[0] is code else self.ask(code)
 
-    def written(self, own: Thread, name: int, line: int, kind: int) -> None:
+    def written(self, own: ThreadWriter, name: int, line: int, kind: int) -> None:
         """Write an event with its depth."""
         writer = self.writer
         if writer is None:

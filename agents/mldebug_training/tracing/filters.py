@@ -44,7 +44,7 @@ class Code:
             self.place = self.path if self.path[:1] == "<" else os.path.abspath(self.path)
 
 
-class Followed:
+class CodeFilter:
     """Tells whether code is followed. Raises ValueError for a word that means nothing."""
 
     def __init__(

@@ -53,7 +53,7 @@ class Mapping:
             _unmap(view, self._size)
 
 
-class RingFile:
+class ProcessRing:
     """One ring of this process. Raises OSError where it cannot be had, ValueError for a size that none has."""
 
     def __init__(

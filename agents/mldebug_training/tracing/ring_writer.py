@@ -15,16 +15,16 @@ from mldebug_training.tracing import ring
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from mldebug_training.tracing.ring_file import RingFile
+    from mldebug_training.tracing.ring_file import ProcessRing
 
 _MAX_DEPTH, _MAX_STEP = 65535, 2**53
 _pack, _word = ring.RECORD.pack_into, ring.WORD
 
 
-class Names:
+class NameTable:
     """Files and functions, each once. What the table has no room for is "?"."""
 
-    def __init__(self, file: RingFile) -> None:
+    def __init__(self, file: ProcessRing) -> None:
         self._mapping = file.mapping
         self._at, self._end = ring.HEADER_SIZE, ring.HEADER_SIZE + file.names
         self._ids: dict[tuple[int, int, bytes], int] = {}
@@ -63,10 +63,10 @@ class Names:
         return told
 
 
-class Thread:
+class ThreadWriter:
     """Where one thread writes. Its chunk is kept from others while this object lives."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: RingWriter) -> None:
         self.number, self.ident = threading.get_native_id(), get_ident()
         main = threading.main_thread()
         known = getattr(threading, "_active", {}).get(self.ident)
@@ -83,11 +83,11 @@ class Thread:
             pass
 
 
-class Writer:
+class RingWriter:
     """Records of all threads of this process."""
 
-    def __init__(self, file: RingFile) -> None:
-        self.file, self.names = file, Names(file)
+    def __init__(self, file: ProcessRing) -> None:
+        self.file, self.names = file, NameTable(file)
         self.mapping = file.mapping
         self.taken: dict[int, int] = {}  # chunk: thread that it is the last one of
         self._sequence, self._next = 0, 0
@@ -95,15 +95,15 @@ class Writer:
         self._local = threading.local()
         self.on = True
 
-    def thread(self) -> Thread:
+    def thread(self) -> ThreadWriter:
         """Where the calling thread writes."""
         try:
-            own: Thread = self._local.thread
+            own: ThreadWriter = self._local.thread
         except AttributeError:
-            own = self._local.thread = Thread(self)
+            own = self._local.thread = ThreadWriter(self)
         return own
 
-    def put(self, own: Thread, name: int, line: int, kind: int) -> None:
+    def put(self, own: ThreadWriter, name: int, line: int, kind: int) -> None:
         """Write one record."""
         at = own.at
         if at >= own.end:
@@ -122,7 +122,7 @@ class Writer:
             own = self.thread()
             self.put(own, number & 0xFFFFFFFF, number >> 32, ring.STEP_KIND)
 
-    def _chunk(self, own: Thread) -> int:
+    def _chunk(self, own: ThreadWriter) -> int:
         """Give the thread its next chunk; where it may write then."""
         file, view = self.file, self.mapping.view
         with self._lock:

@@ -21,10 +21,10 @@ from mldebug_training.common.writing import write_all
 from mldebug_training.hook.process import own
 from mldebug_training.tracing import ring as layout
 from mldebug_training.tracing.engines import UNTRACED, engine_for, native_module
-from mldebug_training.tracing.filters import UNINSTALLED, Code, Followed, globals_of, is_called
+from mldebug_training.tracing.filters import UNINSTALLED, Code, CodeFilter, globals_of, is_called
 from mldebug_training.tracing.moments import on_signal, signal_of, step_of
-from mldebug_training.tracing.ring_file import RingFile, leave_behind
-from mldebug_training.tracing.ring_writer import Writer
+from mldebug_training.tracing.ring_file import ProcessRing, leave_behind
+from mldebug_training.tracing.ring_writer import RingWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class trace:  # noqa: N801 - it is used as a function
     ) -> None:
         if not (calls or lines):
             raise ValueError("neither calls nor lines are to be traced")
-        self._followed = Followed(include or (UNINSTALLED,), exclude, start)
+        self._followed = CodeFilter(include or (UNINSTALLED,), exclude, start)
         self._first, self._last = step_of(start), step_of(stop)
         self._signals = tuple({one for one in map(signal_of, (start, stop)) if one is not None})
         self._start, self._stop = start, stop
@@ -76,8 +76,8 @@ class trace:  # noqa: N801 - it is used as a function
         self._off = True
         self._why = ""
         self._making = RLock()
-        self._file: RingFile | None = None
-        self._writer: Writer | None = None
+        self._file: ProcessRing | None = None
+        self._writer: RingWriter | None = None
         self._engine: Any = None
         layout.division(size)
 
@@ -250,13 +250,13 @@ class trace:  # noqa: N801 - it is used as a function
         at_end(self.end)
         file.tell(layout.ASIDE if self._why else layout.TRACING, self._why)
 
-    def _new_file(self, place: str | None) -> RingFile:
+    def _new_file(self, place: str | None) -> ProcessRing:
         if not self._child and is_worker():
             self._become_child()
         if place and self._child and "{pid}" not in (self._place or ""):
             place += f".{os.getpid()}"  # the name alone is the parent's, whoever comes first
         told = self._followed.told
-        return RingFile(place, self._size, self._engine.name, self._mode, told, self._child)
+        return ProcessRing(place, self._size, self._engine.name, self._mode, told, self._child)
 
     def _become_child(self) -> None:
         self._size = max(self._size // OF_CHILDREN, min(SMALLEST_OF_CHILDREN, self._size))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from mldebug.alerts.model import RefusedError
+from mldebug.alerts.model import MessageRefusedError
 from mldebug_exporters.channels._time_limit import TIMES, limit
 
 MOST = 4096  # bytes of an answer that are read
@@ -86,4 +86,4 @@ def _judge(status: int, host: str) -> None:
         raise OSError(f"{host} does not accept our token or password ({status})")
     if status >= 500 or status in LATER:
         raise OSError(f"{host} answers {status}")
-    raise RefusedError(f"{host} answers {status}")
+    raise MessageRefusedError(f"{host} answers {status}")

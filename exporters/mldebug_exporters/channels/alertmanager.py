@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mldebug.alerts.model import Message
+from mldebug.alerts.model import EventMessage
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import request
 from mldebug_exporters.channels._login import credentials, login_problems
@@ -39,7 +39,7 @@ class Alertmanager:
         self.repeat = options.repeat
         self._options = options
 
-    def send(self, message: Message) -> None:
+    def send(self, message: EventMessage) -> None:
         """Deliver it, or raise."""
         options = self._options
         url = f"{options.url.rstrip('/')}/api/v2/alerts"
@@ -48,7 +48,7 @@ class Alertmanager:
         request(url, body, headers | credentials(self._options), options.timeout, options.ca_file)
 
 
-def alert_of(message: Message, repeat: float, now: datetime) -> dict[str, Any]:
+def alert_of(message: EventMessage, repeat: float, now: datetime) -> dict[str, Any]:
     """Labels say which alert it is and never change; what may be refined is an annotation."""
     words = "".join(part.capitalize() for part in message.kind.split("_"))
     labels = {

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from mldebug.alerts.message import plain_text
-from mldebug.alerts.model import Message
+from mldebug.alerts.model import EventMessage
 
 MOST = 64 * 1024  # bytes of the file of addresses
 
@@ -33,7 +33,7 @@ class Apprise:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def send(self, message: Message) -> None:
+    def send(self, message: EventMessage) -> None:
         """Deliver it, or raise."""
         told = _receivers(_addresses(self._options.urls_file))
         if not told.notify(body=plain_text(message), title=message.subject, body_format="text"):

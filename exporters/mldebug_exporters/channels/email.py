@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NoReturn
 import msgspec
 
 from mldebug.alerts.message import plain_text
-from mldebug.alerts.model import Message, RefusedError
+from mldebug.alerts.model import EventMessage, MessageRefusedError
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._secrets import secret
 from mldebug_exporters.channels._time_limit import TIMES, limit
@@ -57,7 +57,7 @@ class Email:
         self._options = options
         self._settled: tuple[str, frozenset[str]] = ("", frozenset())  # message, who needs no more
 
-    def send(self, message: Message) -> None:
+    def send(self, message: EventMessage) -> None:
         """Deliver it, or raise. Who has it already, or does not want it, gets no double when it is tried again."""
         known, settled = self._settled
         to = [one for one in self._options.to if known != message.id or one not in settled]
@@ -77,12 +77,12 @@ class Email:
             raise OSError(f"{self._options.server}: {error.strerror or error}") from None
         self._settle(message, {one: code for one, (code, _) in refused.items()})
 
-    def _hand_over(self, message: Message, to: list[str]) -> "smtplib._SendErrs":
+    def _hand_over(self, message: EventMessage, to: list[str]) -> "smtplib._SendErrs":
         with self._connect() as server:
             self._greet(server)
             return server.send_message(mail_of(message, self._options), to_addrs=to)
 
-    def _settle(self, message: Message, refused: dict[str, int]) -> None:
+    def _settle(self, message: EventMessage, refused: dict[str, int]) -> None:
         """`refused`: address -> code. Raises for those who may take it later, and for those who never will."""
         later = [one for one, code in refused.items() if code not in PERMANENT]
         self._settled = "", frozenset()
@@ -90,7 +90,7 @@ class Email:
             self._settled = message.id, frozenset(self._options.to) - frozenset(later)
             raise OSError(f"{self._options.server}: {_addresses(len(later))} not accepted yet")
         if refused:
-            raise RefusedError(f"{_addresses(len(refused))} not accepted")
+            raise MessageRefusedError(f"{_addresses(len(refused))} not accepted")
 
     def _connect(self) -> "_Server":
         options = self._options
@@ -128,7 +128,7 @@ class _SecureServer(_Server, smtplib.SMTP_SSL):
     """The same, by TLS from the first byte."""
 
 
-def mail_of(message: Message, options: Options) -> EmailMessage:
+def mail_of(message: EventMessage, options: Options) -> EmailMessage:
     """The mail. The subject is one clean line, so nothing in it can become a header."""
     mail = EmailMessage()
     mail["Subject"] = message.subject
@@ -158,7 +158,7 @@ def _own_name() -> str:
 def _give_up(codes: set[int], said: str) -> NoReturn:
     """5xx about an address or a mail is final; about a login a person may mend it."""
     if codes and all(code in PERMANENT for code in codes):
-        raise RefusedError(said)
+        raise MessageRefusedError(said)
     raise OSError(said)
 
 

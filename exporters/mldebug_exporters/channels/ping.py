@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from mldebug.alerts.model import Message
+from mldebug.alerts.model import EventMessage
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import problem_of, request
 from mldebug_exporters.channels._secrets import secret
@@ -40,7 +40,7 @@ class Ping:
         self.every = options.every
         self._options = options
 
-    def send(self, message: Message) -> None:
+    def send(self, message: EventMessage) -> None:
         """Tell that the agent lives, whatever the message, or raise."""
         options = self._options
         url = options.url or secret(options.url_file)

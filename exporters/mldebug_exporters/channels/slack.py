@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from mldebug.alerts.message import plain_text
-from mldebug.alerts.model import Message
+from mldebug.alerts.model import EventMessage
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import request
 from mldebug_exporters.channels._secrets import secret
@@ -37,7 +37,7 @@ class Slack:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def send(self, message: Message) -> None:
+    def send(self, message: EventMessage) -> None:
         """Deliver it, or raise."""
         text = f"*{escape(message.subject)}*\n{escape(plain_text(message))[:MOST]}"
         body = msgspec.json.encode({"text": text})

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from mldebug.alerts.model import Message
+from mldebug.alerts.model import EventMessage
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import request
 from mldebug_exporters.channels._login import credentials, login_problems
@@ -36,7 +36,7 @@ class WebhookChannel:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def send(self, message: Message) -> None:
+    def send(self, message: EventMessage) -> None:
         """Deliver it, or raise."""
         headers = {
             "Content-Type": "application/json",

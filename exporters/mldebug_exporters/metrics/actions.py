@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.alerts.action_model import Outcome
+from mldebug.alerts.action_model import ActionOutcome
 from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Sample
 
@@ -37,7 +37,7 @@ class ActionMetrics:
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """Of each action of the config."""
         for one in snapshot.events.actions:
-            for outcome in Outcome:
+            for outcome in ActionOutcome:
                 yield Sample(ACTIONS, (one.name, str(outcome)), one.counts.get(outcome, 0))
             if one.last_success is not None:
                 yield Sample(SUCCESS, (one.name,), one.last_success)

@@ -12,17 +12,17 @@ from mldebug.cli.console import Console
 from mldebug.core.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.core.files import unreadable
 from mldebug.core.hints import typed
-from mldebug.core.model import Asked, Judgement, NodeCapture
+from mldebug.core.model import Judgement, NodeCapture, QueriedNodes
 from mldebug.core.report_model import Report, Stall
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.incident import Incident, write_report
 from mldebug.incidents.incident import judge as judge_incident
 from mldebug.incidents.report.build import build_report, make_id
 from mldebug.incidents.report.changes import comparison
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report
-from mldebug.incidents.stored_evidence import Recorded, load_recorded
+from mldebug.incidents.stored_evidence import StoredEvidence, load_evidence
 
 LIST = f"give the folder of a report; this says where they are: {typed('reports list')}"
 WHY = "recorded evidence, judged again"
@@ -33,7 +33,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Judged(NamedTuple):
+class RejudgedReport(NamedTuple):
     """The report that the evidence gives today; `found`: it tells of a stall or a failure."""
 
     report: Report
@@ -73,12 +73,12 @@ def _write(path: Path, text: str) -> None:
         ) from error
 
 
-def read_evidence(directory: Path) -> Recorded:
+def read_evidence(directory: Path) -> StoredEvidence:
     """What an agent or a dump has written; a folder without it is taken as a folder of py-spy dumps."""
     _check_folder(directory)
-    recorded = load_recorded(directory)
+    recorded = load_evidence(directory)
     if not recorded.captures and recorded.ending is None:
-        recorded = Recorded(captures=captures_from_dumps(directory))
+        recorded = StoredEvidence(captures=captures_from_dumps(directory))
     if not recorded.captures and recorded.ending is None:
         raise EvidenceError(
             f"{directory} holds nothing to judge: no {KINDS}",
@@ -106,7 +106,7 @@ def _check_folder(directory: Path) -> None:
     )
 
 
-def judge(recorded: Recorded) -> Judged:
+def judge(recorded: StoredEvidence) -> RejudgedReport:
     """Judge as it was judged then; times are those of the evidence."""
     if recorded.ending is not None:
         return _judge_end(recorded.ending, recorded.captures)
@@ -125,7 +125,7 @@ def judge(recorded: Recorded) -> Judged:
         taken=captures,
         asked=recorded.asked,
     )
-    return Judged(_with_changes(report, captures), judgement.stalled)
+    return RejudgedReport(_with_changes(report, captures), judgement.stalled)
 
 
 def _with_changes(report: Report, captures: tuple[NodeCapture, ...]) -> Report:
@@ -137,7 +137,7 @@ def _with_changes(report: Report, captures: tuple[NodeCapture, ...]) -> Report:
 
 
 def _judge_stall(
-    captures: tuple[NodeCapture, ...], asked: Asked | None
+    captures: tuple[NodeCapture, ...], asked: QueriedNodes | None
 ) -> tuple[Judgement, tuple[NodeCapture, ...]]:
     """The first moment, or the last one where the first names nobody, as the agent does; with its captures."""
     in_order = sorted(captures, key=lambda capture: capture.taken_at)
@@ -150,7 +150,7 @@ def _judge_stall(
     return (later, last) if later.diagnosis.culprits else (judgement, first)
 
 
-def _judge_end(ending: Ending, captures: tuple[NodeCapture, ...]) -> Judged:
+def _judge_end(ending: AttemptExit, captures: tuple[NodeCapture, ...]) -> RejudgedReport:
     """An end, with the capture of the ranks that lived on where there is one."""
     known = [one.at for one in ending.exits] + [one.taken_at for one in captures]
     at = max(known)
@@ -166,7 +166,7 @@ def _judge_end(ending: Ending, captures: tuple[NodeCapture, ...]) -> Judged:
         captures=(*captures[:1], *captures[1:][-1:]),
     )
     judgement = judge_incident(incident)
-    return Judged(write_report(incident, judgement, at), judgement.stalled)
+    return RejudgedReport(write_report(incident, judgement, at), judgement.stalled)
 
 
 def create(options: Options) -> click.Command:

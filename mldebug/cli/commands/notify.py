@@ -9,7 +9,13 @@ import msgspec
 
 from mldebug import __version__
 from mldebug.alerts.message import message_of
-from mldebug.alerts.model import Alarm, Event, RefusedError, Severity, State
+from mldebug.alerts.model import (
+    Alert,
+    AlertEvent,
+    EventState,
+    MessageRefusedError,
+    Severity,
+)
 from mldebug.cli.param_types import CHANNEL
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import MldebugError, UsageError
@@ -42,7 +48,7 @@ def command(config: Path, name: str) -> None:
         message = message_of(event, platform.node(), settings.events.link, __version__)
         try:
             channel.send(message)
-        except (OSError, RefusedError) as error:
+        except (OSError, MessageRefusedError) as error:
             told = safe_line(str(error), 300)
             raise MldebugError(f"channel {name}: {told}", "mend it and try again") from error
         click.echo(f"{name} ({plugin.kind}) has accepted the {event.state} message")
@@ -53,17 +59,17 @@ def _choice(settings: Config) -> str:
     return f"choose from: {names}" if names else "add one below channels:"
 
 
-def _events(now: float) -> tuple[Event, Event]:
-    alarm = Alarm(
+def _events(now: float) -> tuple[AlertEvent, AlertEvent]:
+    alarm = Alert(
         key=f"test/{now:.0f}",
         kind="test",
         severity=Severity.INFO,
         sentence="a test of mldebug's notifications: nothing is wrong",
         next_steps=("nothing to do",),
     )
-    firing = Event(alarm=alarm, state=State.FIRING, started=now, fired=now)
-    over = Event(
-        alarm=alarm, state=State.RESOLVED, started=now, ended=now + 0.001, outcome="cleared"
+    firing = AlertEvent(alarm=alarm, state=EventState.FIRING, started=now, fired=now)
+    over = AlertEvent(
+        alarm=alarm, state=EventState.RESOLVED, started=now, ended=now + 0.001, outcome="cleared"
     )
     return firing, over
 

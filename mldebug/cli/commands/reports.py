@@ -18,10 +18,10 @@ from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report, report_lines
-from mldebug.incidents.report_dirs import archives_of
-from mldebug.incidents.report_entry import Entry
-from mldebug.incidents.report_store import Archive
-from mldebug.incidents.stored_evidence import ASKED, load_recorded
+from mldebug.incidents.report_dirs import report_stores_of
+from mldebug.incidents.report_entry import ReportEntry
+from mldebug.incidents.report_store import ReportStore
+from mldebug.incidents.stored_evidence import ASKED, load_evidence
 
 SUFFIXES = (".tar.gz", ".html", ".json", ".txt")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -61,7 +61,7 @@ def group(context: click.Context, config: Path | None) -> None:
 def list_reports(given: Path | None, config: Path | None, as_json: bool) -> None:
     """List all reports, newest first."""
     config = config or given
-    listed, closed = _list(archives_of(config))
+    listed, closed = _list(report_stores_of(config))
     entries = tuple(entry for _, some in listed for entry in some)
     if not listed:
         raise closed[0]
@@ -83,7 +83,7 @@ def list_reports(given: Path | None, config: Path | None, as_json: bool) -> None
 @click.pass_obj
 def show(given: Path | None, config: Path | None, report_id: str, as_json: bool) -> None:
     """Print one report."""
-    archive, report = _find(archives_of(config or given), report_id)
+    archive, report = _find(report_stores_of(config or given), report_id)
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
         return
@@ -113,7 +113,7 @@ def export(
     suffix = next((known for known in SUFFIXES if file.name.endswith(known)), "")
     if not suffix:
         raise UsageError(f"{file} has no known ending", f"end it in one of {', '.join(SUFFIXES)}")
-    archive, report = _find(archives_of(config or given), report_id)
+    archive, report = _find(report_stores_of(config or given), report_id)
     content = exported(archive, report, suffix)
     _write(file, content, force)
     told = {"id": report.id, "file": str(file), "bytes": len(content)}
@@ -124,10 +124,10 @@ def export(
 
 
 def _list(
-    archives: Sequence[Archive],
-) -> tuple[list[tuple[Archive, tuple[Entry, ...]]], list[AccessError]]:
+    archives: Sequence[ReportStore],
+) -> tuple[list[tuple[ReportStore, tuple[ReportEntry, ...]]], list[AccessError]]:
     """What each holds, and why some may not be listed; the service's only where it has something."""
-    listed: list[tuple[Archive, tuple[Entry, ...]]] = []
+    listed: list[tuple[ReportStore, tuple[ReportEntry, ...]]] = []
     closed: list[AccessError] = []
     for archive in archives:
         try:
@@ -140,7 +140,7 @@ def _list(
     return listed, closed
 
 
-def _find(archives: Sequence[Archive], wanted: str) -> tuple[Archive, Report]:
+def _find(archives: Sequence[ReportStore], wanted: str) -> tuple[ReportStore, Report]:
     """The report, from the first place that has it; else what the first place has to say."""
     errors: list[MldebugError] = []
     for archive in archives:
@@ -168,7 +168,7 @@ def _write(file: Path, content: bytes, force: bool) -> None:
 
 
 def entry_lines(
-    entries: Sequence[Entry], folder: Path, config: Path | None = None
+    entries: Sequence[ReportEntry], folder: Path, config: Path | None = None
 ) -> Iterator[Text]:
     """Yield the list as a person reads it: one line of names, below it the sentence; last where they are."""
     place = clean(str(folder), 400)
@@ -183,7 +183,7 @@ def entry_lines(
     yield Text(f"  {typed('reports show', config)}", no_wrap=True)
 
 
-def _entry_lines(entry: Entry) -> Iterator[Text]:
+def _entry_lines(entry: ReportEntry) -> Iterator[Text]:
     if entry.broken:
         yield Text.assemble((entry.id, "bold"), ("  cannot be read", "red"))
         yield Text(f"    {clean(entry.broken, 300)}", style="dim")
@@ -196,7 +196,7 @@ def _entry_lines(entry: Entry) -> Iterator[Text]:
     yield Text(f"    {clean(entry.sentence, 300)}")
 
 
-def exported(archive: Archive, report: Report, suffix: str) -> bytes:
+def exported(archive: ReportStore, report: Report, suffix: str) -> bytes:
     """Return the content of an exported file; all of it is rendered anew from what was checked on reading."""
     forms = {
         "report.json": msgspec.json.encode(report) + b"\n",
@@ -208,10 +208,10 @@ def exported(archive: Archive, report: Report, suffix: str) -> bytes:
     return _packed(report.id, forms | _evidence(archive, report.id))
 
 
-def _evidence(archive: Archive, report_id: str) -> dict[str, bytes]:
+def _evidence(archive: ReportStore, report_id: str) -> dict[str, bytes]:
     """The captures of a report, and how its job ended; a report without any is exported without."""
     try:
-        recorded = load_recorded(archive.path(report_id))
+        recorded = load_evidence(archive.path(report_id))
     except (EvidenceError, AccessError):
         return {}
     named: dict[str, msgspec.Struct] = {

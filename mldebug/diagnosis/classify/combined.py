@@ -13,14 +13,14 @@ from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.capture.stacks import site
 from mldebug.core.model import ClassifiedRank, Collective, Confidence, Finding, Verdict
 from mldebug.diagnosis.classify.evidence import Case, ranks_text, sentence
-from mldebug.diagnosis.classify.nccl_ras import Voice
+from mldebug.diagnosis.classify.nccl_ras import RasStatement
 
 LOWER = {Confidence.HIGH: Confidence.MEDIUM, Confidence.MEDIUM: Confidence.LOW}
 OF_RANKS = ("rank", "worker")
 MAX_DOUBTS = 2
 
 
-def join(case: Case, finding: Finding, voices: Sequence[Voice]) -> Finding:
+def join(case: Case, finding: Finding, voices: Sequence[RasStatement]) -> Finding:
     """The finding, with what other sources add to its sentence, or say against it."""
     named = frozenset(one.rank for one in finding.culprits if one.rank is not None)
     if case.moved or not named or any(one.kind not in OF_RANKS for one in finding.culprits):
@@ -115,7 +115,7 @@ def _recorded(found: Sequence[Claim], named: frozenset[int]) -> Iterator[str]:
 
 
 def _counted(
-    case: Case, wait: Claim | None, voices: Sequence[Voice], named: frozenset[int]
+    case: Case, wait: Claim | None, voices: Sequence[RasStatement], named: frozenset[int]
 ) -> Iterator[str]:
     """NCCL RAS names others alone, or nobody in a group of all ranks in which the recorders miss some."""
     named_by = {voice.answer for voice in voices if named & voice.ranks}

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 
 from mldebug.capture.stacks import bare, is_user, principal, python_frames
 from mldebug.core.model import Classification, ProcessCapture, RankCapture, Role
-from mldebug.diagnosis.classify.process_facts import Subject, activity
+from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
 
 Suspicion = tuple[ProcessCapture, Classification]
 
 
 def stalled_loader(
-    subject: Subject,
+    subject: ProcessFacts,
     doing: str,
     capture: RankCapture,
     classify_child: Callable[[ProcessCapture], Classification],

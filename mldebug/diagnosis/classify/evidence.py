@@ -7,7 +7,6 @@ from functools import cached_property
 from mldebug.capture.flight_recorder.analysis import Analysis
 from mldebug.capture.stacks import principal, site
 from mldebug.core.model import (
-    Asked,
     ClassifiedRank,
     Confidence,
     Culprit,
@@ -17,6 +16,7 @@ from mldebug.core.model import (
     Job,
     Movement,
     ProcessCapture,
+    QueriedNodes,
     Role,
     Verdict,
 )
@@ -71,7 +71,7 @@ class Case:
         taken_at: float = 0.0,
         usual_gap: float = 0.0,
         flights: Mapping[int, FlightRecord] | None = None,
-        asked: Asked | None = None,
+        asked: QueriedNodes | None = None,
     ) -> None:
         self.job = job
         self.ranks = ranks

@@ -36,7 +36,7 @@ MAX_LINES = 4
 SOURCE = "Flight Recorder"
 
 
-class Odd(NamedTuple):
+class OutOfStepRank(NamedTuple):
     """One rank that is out of step, in three phrases."""
 
     rank: int
@@ -45,7 +45,7 @@ class Odd(NamedTuple):
     others: str  # "ranks 0-1,3 in all_reduce 6"
 
 
-class Flights:
+class FlightRecorders:
     """The Flight Recorders of one case, with what they prove."""
 
     def __init__(self, case: Case) -> None:
@@ -86,7 +86,7 @@ class Flights:
 
     # --- who is out of step ------------------------------------------------------------------------
 
-    def _odd(self, found: Found, claim: Claim) -> Iterator[Odd]:
+    def _odd(self, found: Found, claim: Claim) -> Iterator[OutOfStepRank]:
         if found.vote is not None and 2 * len(_others(claim, ())) > len(claim.members):
             yield from _other_calls(found.vote, claim)
         elif found.kind in OUT_OF_STEP and claim.most:
@@ -105,19 +105,21 @@ class Flights:
         on_gpu = rank.is_.name == "device_sync" and claim.view.backend == "nccl"
         return on_gpu or self._pends(number)
 
-    def _late(self, claim: Claim, rank: int) -> Odd:
+    def _late(self, claim: Claim, rank: int) -> OutOfStepRank:
         title, waiting = claim.view.title, _others(claim, (rank,))
         others, own = ranks_text(waiting), claim.view.pending.get(rank)
         if own is not None and own.sequence < claim.sequence:
             count = claim.sequence - own.sequence
             reason = f"is {_collectives(count)} behind in {title} ({own.op} {own.sequence} of {claim.sequence})"
-            return Odd(rank, reason, f"it waits in {_numbered(own)}", f"{others} in {claim.what}")
+            return OutOfStepRank(
+                rank, reason, f"it waits in {_numbered(own)}", f"{others} in {claim.what}"
+            )
         if rank in claim.slow:
             reason = f"has called {claim.what} of {title}, and its GPU has not come to it"
-            return Odd(rank, reason, "", f"{others} {_verb(waiting, 'is', 'are')} in it")
+            return OutOfStepRank(rank, reason, "", f"{others} {_verb(waiting, 'is', 'are')} in it")
         verb = _verb(waiting, "waits", "wait")
         reason = f"has not called {claim.what} of {title}, in which {others} {verb}"
-        return Odd(rank, reason, self._instead(claim, rank), "")
+        return OutOfStepRank(rank, reason, self._instead(claim, rank), "")
 
     def _instead(self, claim: Claim, rank: int) -> str:
         """In a group of the same members, if in any: then it takes the groups in another order."""
@@ -126,7 +128,7 @@ class Flights:
                 return f"it waits in {other.what} of {other.view.title} instead"
         return f"it {self._rank(rank).is_.doing}"
 
-    def _named(self, claim: Claim, found: tuple[Odd, ...], *, sure: bool) -> Finding:
+    def _named(self, claim: Claim, found: tuple[OutOfStepRank, ...], *, sure: bool) -> Finding:
         reasons = {one.rank: one.reason for one in found}
         odd = tuple(self._rank(number) for number in reasons)
         first = self._rank(_others(claim, reasons)[0])
@@ -153,15 +155,15 @@ class Flights:
         proved = watched and members and not filed and all(map(self._agrees, self._case.ranks))
         return Confidence.HIGH if proved else Confidence.MEDIUM
 
-    def _summary(self, found: tuple[Odd, ...]) -> str:
+    def _summary(self, found: tuple[OutOfStepRank, ...]) -> str:
         """Ranks with one reason and place in one sentence."""
-        alike: dict[Odd, list[int]] = {}
+        alike: dict[OutOfStepRank, list[int]] = {}
         for one in found:
             alike.setdefault(self._placed(one), []).append(one.rank)
         told = [_sentence(one, ranks) for one, ranks in alike.items()]
         return "; ".join(told[:MAX_LINES])
 
-    def _placed(self, one: Odd) -> Odd:
+    def _placed(self, one: OutOfStepRank) -> OutOfStepRank:
         """With its place in the code, and without its number."""
         site = self._rank(one.rank).is_.site
         at = f" at {site}" if site and site not in one.own else ""
@@ -238,7 +240,7 @@ def _unrecorded(rank: ClassifiedRank) -> bool:
     return rank.is_.name in UNRECORDED or rank.is_.operation == "monitored_barrier"
 
 
-def _sentence(one: Odd, ranks: list[int]) -> str:
+def _sentence(one: OutOfStepRank, ranks: list[int]) -> str:
     reason, own = (_many(one.reason), _many(one.own)) if len(ranks) > 1 else (one.reason, one.own)
     rest = ", ".join(part for part in (own, one.others) if part)
     return f"{ranks_text(ranks)} {reason}: {rest}"
@@ -265,7 +267,7 @@ def _verb(ranks: Sequence[int], one: str, many: str) -> str:
     return one if len(ranks) == 1 else many
 
 
-def _other_calls(told: Vote, claim: Claim) -> Iterator[Odd]:
+def _other_calls(told: Vote, claim: Claim) -> Iterator[OutOfStepRank]:
     waiting, title = _others(claim, told.differs), told.view.title
     others = f"{ranks_text(waiting)} {_verb(waiting, 'calls', 'call')}"
     for rank, call in sorted(told.differs.items()):
@@ -275,7 +277,7 @@ def _other_calls(told: Vote, claim: Claim) -> Iterator[Odd]:
         if call.op != told.model.op:
             reason = f"calls {call.op} as collective {call.sequence} of {title}"
             rest = f"{others} {told.model.op}"
-        yield Odd(rank, reason, "", rest)
+        yield OutOfStepRank(rank, reason, "", rest)
 
 
 def _size(call: Collective) -> str:

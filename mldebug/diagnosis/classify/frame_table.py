@@ -15,7 +15,7 @@ W, I, B = Role.WAITING, Role.INERT, Role.BUSY
 
 
 @dataclass(frozen=True)
-class Calls:
+class FrameSign:
     """One class as Python frames show it."""
 
     name: str
@@ -26,7 +26,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Sign:
+class NameSign:
     """One class as a single name shows it: a wait channel, a native function or the text of a source line."""
 
     name: str
@@ -36,12 +36,12 @@ class Sign:
     operation: str = ""
 
 
-def _calls(name: str, role: Role, phrase: str, file: str, function: str) -> Calls:
-    return Calls(name, role, phrase, re.compile(rf"(?:.*/)?(?:{file})"), re.compile(function))
+def _calls(name: str, role: Role, phrase: str, file: str, function: str) -> FrameSign:
+    return FrameSign(name, role, phrase, re.compile(rf"(?:.*/)?(?:{file})"), re.compile(function))
 
 
-def _sign(name: str, role: Role, phrase: str, pattern: str, operation: str = "") -> Sign:
-    return Sign(name, role, phrase, re.compile(pattern), operation)
+def _sign(name: str, role: Role, phrase: str, pattern: str, operation: str = "") -> NameSign:
+    return NameSign(name, role, phrase, re.compile(pattern), operation)
 
 
 C10D = "torch/distributed/distributed_c10d.py"
@@ -52,7 +52,7 @@ COLLECTIVES = (
 POINT_TO_POINT = r"send|recv|isend|irecv|batch_isend_irecv|send_object_list|recv_object_list"
 INIT = r"init_process_group|new_group|new_subgroups\w*|_new_process_group_helper|_new_group_with_tag|init_device_mesh|split_group"
 
-PYTHON: tuple[Calls, ...] = (
+PYTHON: tuple[FrameSign, ...] = (
     _calls(
         "debugger",
         I,
@@ -215,7 +215,7 @@ PYTHON: tuple[Calls, ...] = (
     ),
 )
 
-NATIVE: tuple[Sign, ...] = (
+NATIVE: tuple[NameSign, ...] = (
     _sign(
         "init",
         W,
@@ -271,7 +271,7 @@ STORAGE_WAITS = re.compile(
 )
 STOPPED_WAITS = re.compile(r"do_signal_stop|do_jobctl_trap|ptrace_stop")
 
-WAIT_CHANNELS: tuple[Sign, ...] = (
+WAIT_CHANNELS: tuple[NameSign, ...] = (
     _sign(
         "fifo",
         I,
@@ -311,7 +311,7 @@ POLL_WAITS = re.compile(r"poll_schedule_timeout|ep_poll|do_select|do_sys_poll|do
 """Waits for one of several descriptors: says that it waits, not for whom."""
 
 # The text of the innermost user line, for waits that leave no Python frame of their own.
-SOURCE: tuple[Sign, ...] = (
+SOURCE: tuple[NameSign, ...] = (
     _sign(
         "device_sync",
         W,
@@ -325,7 +325,7 @@ SOURCE: tuple[Sign, ...] = (
         r".*\.acquire\s*\((?!.*(False|timeout|blocking)).*|\s*with\b.*[lL]ock\b.*:\s*(#.*)?",
     ),
 )
-GPU_SOURCE: tuple[Sign, ...] = (
+GPU_SOURCE: tuple[NameSign, ...] = (
     _sign(
         "device_sync",
         W,

@@ -18,7 +18,7 @@ UNDATED = 900.0  # seconds before a capture for which nobody knows when the job 
 ONE_MOMENT = 5.0  # seconds in which the faults of several GPUs are one story
 
 
-class Fit(NamedTuple):
+class FittingFault(NamedTuple):
     """A fault that fits, and whether its time alone would do for `high`."""
 
     fault: Fault
@@ -32,7 +32,7 @@ def fitting(
     *,
     kinds: frozenset[str] = GPU_KINDS,
     gap: float = 0.0,
-) -> tuple[Fit, ...]:
+) -> tuple[FittingFault, ...]:
     """Fatal faults of these kinds from shortly before the stop until now, the first one first, each once.
 
     `stopped_at`: unix time since when the job has not moved; None where nobody watched. `gap`: the run's usual pause
@@ -41,7 +41,7 @@ def fitting(
     earliest = -min(BEFORE, max(LAG, gap))
     begin = until - UNDATED if stopped_at is None else stopped_at - BEFORE
     found = [
-        Fit(one, stopped_at is not None and earliest <= one.at - stopped_at <= PROMPT)
+        FittingFault(one, stopped_at is not None and earliest <= one.at - stopped_at <= PROMPT)
         for one in _once(faults)
         if one.kind in kinds and one.tier == "fatal" and begin <= one.at <= until + ONE_MOMENT
     ]

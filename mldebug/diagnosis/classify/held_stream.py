@@ -23,7 +23,7 @@ from mldebug.core.model import (
 )
 from mldebug.core.ranksets import all_of
 from mldebug.diagnosis.classify.evidence import Case, blame, ranks_text, show_source
-from mldebug.diagnosis.classify.flight_recorder import Flights
+from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
 from mldebug.diagnosis.classify.nccl_ras import ras_alike
 
 BUSY, QUIET = (0.9, 1.0), (0.0, 0.1)  # from, to: shares of the time with a kernel
@@ -82,7 +82,7 @@ def _alike(case: Case, captures: Sequence[NodeCapture]) -> str:
         return ""
     if not any(one.groups for one in case.flights.values()):
         return "NCCL RAS"
-    claim = Flights(case).alike
+    claim = FlightRecorders(case).alike
     whole = claim is not None and len(claim.members) == len(case.ranks)
     sizes = claim is not None and claim.view.one_size(claim.sequence)
     pairs = any(one.transfers or one.sends for one in case.flights.values())

@@ -6,8 +6,8 @@ from mldebug.capture.stacks import inner
 from mldebug.core.model import Classification, OpenFile, ProcessState, Role, ThreadState
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.classify import frame_table
-from mldebug.diagnosis.classify.frame_table import Sign
-from mldebug.diagnosis.classify.process_facts import Subject, activity
+from mldebug.diagnosis.classify.frame_table import NameSign
+from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
 
 READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
 RECEIVE_CALLS = READ_CALLS | {"recvfrom", "recvmsg", "recvmmsg"}
@@ -17,7 +17,7 @@ COMPILED = re.compile(
 )  # how a compiler marks its copies of a function
 
 
-def gone(subject: Subject) -> Classification | None:
+def gone(subject: ProcessFacts) -> Classification | None:
     state = subject.capture.state
     if state is None or state.state not in ("Z", "X"):
         return None
@@ -26,7 +26,7 @@ def gone(subject: Subject) -> Classification | None:
     )
 
 
-def stopped(subject: Subject) -> Classification | None:
+def stopped(subject: ProcessFacts) -> Classification | None:
     state = subject.capture.state
     if state is None or state.state not in ("T", "t"):
         return None
@@ -51,7 +51,7 @@ def tracer_words(state: ProcessState) -> str:
     return f"{f'the tracer {name}' if name else 'a debugger or tracer'} (pid {state.tracer_pid})"
 
 
-def storage_wait(subject: Subject) -> Classification | None:
+def storage_wait(subject: ProcessFacts) -> Classification | None:
     thread = subject.thread
     blocked = thread.state == "D" or frame_table.STORAGE_WAITS.fullmatch(thread.wchan)
     if not blocked or not subject.asleep:
@@ -64,7 +64,7 @@ def storage_wait(subject: Subject) -> Classification | None:
     return inert(subject, name, doing, fact, target)
 
 
-def stdin_wait(subject: Subject) -> Classification | None:
+def stdin_wait(subject: ProcessFacts) -> Classification | None:
     thread = subject.thread
     reading = thread.syscall in READ_CALLS and thread.syscall_args[:1] == (0,)
     if not reading or not subject.asleep:
@@ -80,7 +80,7 @@ def stdin_wait(subject: Subject) -> Classification | None:
     return inert(subject, "stdin", f"waits for input on stdin in {subject.at}", "read() on fd 0")
 
 
-def by_wait_channel(subject: Subject) -> Classification | None:
+def by_wait_channel(subject: ProcessFacts) -> Classification | None:
     """The wait channel names the cause, if the thread stayed in that one wait; who wakes up and sleeps again, polls."""
     if subject.movement and not subject.movement.same_frames:
         return None
@@ -103,14 +103,14 @@ def wait_channel(thread: ThreadState) -> str:
     return COMPILED.sub("", thread.wchan)
 
 
-def _receives(subject: Subject, wchan: str) -> bool:
+def _receives(subject: ProcessFacts, wchan: str) -> bool:
     """TCP waits in a function that terminals use as well: the system call and its file tell."""
     target = subject.capture.blocked_on
     is_socket = target is not None and target.target.startswith("socket:")
     return wchan == "wait_woken" and subject.thread.syscall in RECEIVE_CALLS and is_socket
 
 
-def _polls(subject: Subject, fact: str) -> Classification | None:
+def _polls(subject: ProcessFacts, fact: str) -> Classification | None:
     """It waits again and again: for whom, nobody can tell; where I/O or CPU time go on meanwhile it works."""
     if subject.computes or subject.transfers:
         return None
@@ -120,7 +120,7 @@ def _polls(subject: Subject, fact: str) -> Classification | None:
     )
 
 
-def from_sign(subject: Subject, row: Sign, fact: str, *, direct: bool) -> Classification:
+def from_sign(subject: ProcessFacts, row: NameSign, fact: str, *, direct: bool) -> Classification:
     target = subject.capture.blocked_on
     return Classification(
         name=row.name,
@@ -136,7 +136,7 @@ def from_sign(subject: Subject, row: Sign, fact: str, *, direct: bool) -> Classi
 
 
 def inert(
-    subject: Subject, name: str, doing: str, fact: str, target: OpenFile | None = None
+    subject: ProcessFacts, name: str, doing: str, fact: str, target: OpenFile | None = None
 ) -> Classification:
     return Classification(
         name=name,

@@ -43,7 +43,7 @@ def ras_apart(captures: Sequence[NodeCapture]) -> str:
     return told[0] if told and all(told) else ""
 
 
-def _apart(ras: NcclRas, names: "Names") -> str:
+def _apart(ras: NcclRas, names: "RasRankNames") -> str:
     one = next((one for one in ras.communicators if differs(one)), None)
     both = (one,) if one else crossed(ras.communicators) or ()
     return "; ".join(line for each in both for line in _counts(each, names))
@@ -55,11 +55,11 @@ def ras_alike(captures: Sequence[NodeCapture]) -> bool | None:
     Stages of a pipeline send and receive, which is not counted everywhere and differs as it should: a communicator of
     some of the ranks, or a send, and equal counts prove nothing.
     """
-    told = {_alike(one.ras, Names.of(one, one.ras)) for one in captures if one.ras}
+    told = {_alike(one.ras, RasRankNames.of(one, one.ras)) for one in captures if one.ras}
     return False if False in told else (bool(told) and None not in told) or None
 
 
-def _alike(ras: NcclRas, names: "Names") -> bool | None:
+def _alike(ras: NcclRas, names: "RasRankNames") -> bool | None:
     every = ras.communicators
     if ras.absent or ras.timeouts or ras.left_out or any(map(_speaks_against, every)):
         return False
@@ -73,7 +73,7 @@ def _speaks_against(one: NcclCommunicator) -> bool:
     return apart or any(name in _PAIRS for name in counts)
 
 
-class Voice(msgspec.Struct, frozen=True):
+class RasStatement(msgspec.Struct, frozen=True):
     """What it says of the communicator of all ranks: these are behind or do not answer; none: all are alike."""
 
     ranks: frozenset[int]
@@ -81,7 +81,7 @@ class Voice(msgspec.Struct, frozen=True):
     answer: int = 0  # of answers that contradict each other: which of them says it
 
 
-def ras_voices(captures: Sequence[NodeCapture]) -> tuple[Voice, ...]:
+def ras_statements(captures: Sequence[NodeCapture]) -> tuple[RasStatement, ...]:
     """For a comparison with other sources. Of a part of the ranks none: who is behind there may wait in another part."""
     return tuple(
         msgspec.structs.replace(voice, answer=number)
@@ -90,13 +90,13 @@ def ras_voices(captures: Sequence[NodeCapture]) -> tuple[Voice, ...]:
     )
 
 
-def _of_world(ras: NcclRas, names: "Names") -> Iterator[Voice]:
+def _of_world(ras: NcclRas, names: "RasRankNames") -> Iterator[RasStatement]:
     for one in ras.communicators:
         if names.is_world(one):
             yield from _voices(one, names)
 
 
-def _fullest(captures: Sequence[NodeCapture]) -> list[tuple[str, NcclRas, "Names"]]:
+def _fullest(captures: Sequence[NodeCapture]) -> list[tuple[str, NcclRas, "RasRankNames"]]:
     """Of several nodes' answers that in which most processes have answered, with its node; two where such contradict each other."""
     told = sorted(
         ((-sum(row.answered for row in one.ras.communicators), one.node, one, one.ras)
@@ -105,7 +105,7 @@ def _fullest(captures: Sequence[NodeCapture]) -> list[tuple[str, NcclRas, "Names
     )  # fmt: skip
     fullest = {_said(ras): (one, ras) for many, _, one, ras in reversed(told) if many == told[0][0]}
     found = sorted(fullest.values(), key=lambda one: one[0].node)[:MAX_ANSWERS]
-    return [(one.node, ras, Names.of(one, ras)) for one, ras in found]
+    return [(one.node, ras, RasRankNames.of(one, ras)) for one, ras in found]
 
 
 def _said(ras: NcclRas) -> frozenset[object]:
@@ -121,7 +121,7 @@ def _behind(one: NcclCommunicator) -> frozenset[int]:
     return frozenset(row.rank for row in found.ranks) if found else frozenset()
 
 
-class Names(msgspec.Struct, frozen=True):
+class RasRankNames(msgspec.Struct, frozen=True):
     """How to call the ranks of one answer."""
 
     world_size: int
@@ -129,7 +129,7 @@ class Names(msgspec.Struct, frozen=True):
     ranks: dict[Place, int]  # that, and what follows for the others
 
     @classmethod
-    def of(cls, taken: NodeCapture, told: NcclRas) -> "Names":
+    def of(cls, taken: NodeCapture, told: NcclRas) -> "RasRankNames":
         """The ranks of this node are known; those of others follow where a communicator is that of all."""
         job, seen = taken.job, [one.identity for one in taken.ranks]
         pids = {one.namespace_pid or one.pid: one.rank for one in seen}
@@ -165,7 +165,7 @@ def _place(row: NcclRank | NcclAbsent) -> str:
     return f"process {row.pid} on {row.host or 'an unknown host'}"
 
 
-def _lines(told: NcclRas, names: Names) -> Iterator[str]:
+def _lines(told: NcclRas, names: RasRankNames) -> Iterator[str]:
     ordered = sorted(told.communicators, key=lambda one: -one.size)
     for one in ordered:
         yield from _absent(one, one.absent, names)
@@ -174,7 +174,9 @@ def _lines(told: NcclRas, names: Names) -> Iterator[str]:
         yield from _counts(one, names)
 
 
-def _absent(one: NcclCommunicator, absent: Sequence[NcclAbsent], names: Names) -> Iterator[str]:
+def _absent(
+    one: NcclCommunicator, absent: Sequence[NcclAbsent], names: RasRankNames
+) -> Iterator[str]:
     dead = [row for row in absent if row.dead]
     silent = [row for row in absent if row.unresponsive and not row.dead]
     left = [row for row in absent if not row.unresponsive and not row.dead]
@@ -187,7 +189,7 @@ def _absent(one: NcclCommunicator, absent: Sequence[NcclAbsent], names: Names) -
             yield f"{names.call(one, rows)} {singular if len(rows) == 1 else plural}"
 
 
-def _counts(one: NcclCommunicator, names: Names) -> Iterator[str]:
+def _counts(one: NcclCommunicator, names: RasRankNames) -> Iterator[str]:
     among = "" if names.is_world(one) else f" in a communicator of {one.size}"
     found = behind(one)
     if found is not None:
@@ -206,19 +208,19 @@ def _counts(one: NcclCommunicator, names: Names) -> Iterator[str]:
         yield f"{all_of(one.answered)} ranks answer and have launched the same {one.furthest} collectives"
 
 
-def _most(one: NcclCommunicator, level: NcclLevel, names: Names) -> str:
+def _most(one: NcclCommunicator, level: NcclLevel, names: RasRankNames) -> str:
     rows = at_level(one, level)
     who = names.call(one, rows) if len(rows) == level.ranks else f"{level.ranks} ranks"
     return f"{who} {'has' if level.ranks == 1 else 'have'} launched the most {level.function} ({level.count})"
 
 
-def _voices(one: NcclCommunicator, names: Names) -> Iterator[Voice]:
+def _voices(one: NcclCommunicator, names: RasRankNames) -> Iterator[RasStatement]:
     gone = [row for row in one.absent if row.rank is not None and (row.dead or row.unresponsive)]
     for words in _absent(one, gone, names):
-        yield Voice(frozenset(row.rank for row in gone if row.rank is not None), words)
+        yield RasStatement(frozenset(row.rank for row in gone if row.rank is not None), words)
     found = behind(one)
     if found is not None and len(found.ranks) < found.many:
         return
     ranks = frozenset(row.rank for row in found.ranks) if found else frozenset()
     if found is not None or not gone:
-        yield from (Voice(ranks, words) for words in _counts(one, names) if not differs(one))
+        yield from (RasStatement(ranks, words) for words in _counts(one, names) if not differs(one))

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from mldebug.core.model import (
-    Asked,
-    AskedNode,
     Classification,
     ClassifiedRank,
     Finding,
     NodeCapture,
+    QueriedNode,
+    QueriedNodes,
     Role,
 )
 from mldebug.core.ranksets import fold_nodes, fold_ranks, shorten_ranks
@@ -21,7 +21,7 @@ MAX_LINES = 6
 
 
 def missing_ranks(
-    captures: Iterable[NodeCapture], seen: Iterable[int], world: int, asked: Asked | None
+    captures: Iterable[NodeCapture], seen: Iterable[int], world: int, asked: QueriedNodes | None
 ) -> list[ClassifiedRank]:
     """Ranks that run on no node of the job: known only where the scheduler has named all its nodes and each showed all."""
     if asked is None or not asked.listed_by or asked.absent or asked.hidden:
@@ -41,7 +41,7 @@ def _missing(nodes: int) -> Classification:
     return Classification(name="missing", role=Role.MISSING, doing=doing, direct=True)
 
 
-def _without_ranks(captures: Iterable[NodeCapture], asked: Asked) -> tuple[str, ...]:
+def _without_ranks(captures: Iterable[NodeCapture], asked: QueriedNodes) -> tuple[str, ...]:
     used = {capture.node for capture in captures}
     return tuple(name for name in asked.named("answered") if name not in used)
 
@@ -53,7 +53,7 @@ def node_evidence(case: Case, captures: tuple[NodeCapture, ...]) -> tuple[str, .
     return tuple(_sentences(case, captures, case.asked))
 
 
-def _sentences(case: Case, captures: tuple[NodeCapture, ...], asked: Asked) -> Iterator[str]:
+def _sentences(case: Case, captures: tuple[NodeCapture, ...], asked: QueriedNodes) -> Iterator[str]:
     if len(asked.nodes) > 1:
         yield f"{len(asked.named('answered'))} of {len(asked.nodes)} nodes answered"
     for names, reason in by_reason(asked.nodes)[:MAX_LINES]:
@@ -87,13 +87,13 @@ def _shared(case: Case) -> Iterator[str]:
     yield f"all ranks that do not wait ({who}) {run}: they are {all_of_it} of it"
 
 
-def _place(asked: Asked | None, nodes: Collection[str]) -> str:
+def _place(asked: QueriedNodes | None, nodes: Collection[str]) -> str:
     """The label that all of these nodes have; "" where they have none, or several."""
     labels = {one.place for one in asked.nodes if one.name in nodes} if asked else set()
     return labels.pop() if len(labels) == 1 else ""
 
 
-def _nodes_at(asked: Asked | None, place: str) -> set[str]:
+def _nodes_at(asked: QueriedNodes | None, place: str) -> set[str]:
     return {one.name for one in asked.nodes if one.place == place} if asked else set()
 
 
@@ -105,7 +105,7 @@ def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:
     return (f"ssh {min(nodes)}  # the next lines are for that node",)
 
 
-def not_all_seen(case: Case, asked: Asked) -> tuple[str, tuple[str, ...]]:
+def not_all_seen(case: Case, asked: QueriedNodes) -> tuple[str, tuple[str, ...]]:
     """Why nobody is named where what was seen waits for what was not, and what to do."""
     count = len(case.elsewhere)
     waits = f"all {len(case.ranks)} ranks seen wait ({case.victims()})"
@@ -117,7 +117,7 @@ def not_all_seen(case: Case, asked: Asked) -> tuple[str, tuple[str, ...]]:
     return f"{waits}; {count} more have no process on {where}", (step,)
 
 
-def by_reason(nodes: Iterable[AskedNode]) -> list[tuple[str, str]]:
+def by_reason(nodes: Iterable[QueriedNode]) -> list[tuple[str, str]]:
     """(names folded, why there is no capture of them), most nodes first."""
     found: dict[str, list[str]] = {}
     for node in nodes:

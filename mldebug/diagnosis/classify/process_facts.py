@@ -18,7 +18,7 @@ FUTEX_SWITCHES = 1
 """A wait on a futex does not wake up by itself; once, a signal or a neighbour may wake it."""
 
 
-class Subject:
+class ProcessFacts:
     """One process under examination: the capture and the few facts every sign asks for."""
 
     def __init__(self, capture: ProcessCapture) -> None:
@@ -94,7 +94,7 @@ class Subject:
         return bool(state and any(file.kind == "gpu" for file in state.files))
 
 
-def activity(subject: Subject) -> tuple[str, ...]:
+def activity(subject: ProcessFacts) -> tuple[str, ...]:
     """The counters behind a class, as one sentence."""
     move = subject.movement
     if move is None:

@@ -17,7 +17,7 @@ from mldebug.core.model import (
 )
 from mldebug.diagnosis.classify import frame_table
 from mldebug.diagnosis.classify.dataloader import stalled_loader
-from mldebug.diagnosis.classify.frame_table import Calls, Sign
+from mldebug.diagnosis.classify.frame_table import FrameSign, NameSign
 from mldebug.diagnosis.classify.kernel_state import (
     by_wait_channel,
     from_sign,
@@ -30,7 +30,7 @@ from mldebug.diagnosis.classify.kernel_state import (
     tracer_words,
     wait_channel,
 )
-from mldebug.diagnosis.classify.process_facts import Subject, activity, native_words
+from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity, native_words
 
 OF_ITS_OWN = frozenset(
     ("sleep", "fifo", "terminal", "flock", "file_lock", "child_wait", "debugger", "pipe_write")
@@ -40,7 +40,7 @@ OF_ITS_OWN = frozenset(
 
 def classify(capture: RankCapture) -> Classification:
     """Classify one rank; never raises, and answers `unclear` where the evidence does not tell."""
-    subject = Subject(capture.process)
+    subject = ProcessFacts(capture.process)
     for sign in (gone, stopped, storage_wait, stdin_wait):
         if found := sign(subject):
             return found
@@ -55,7 +55,7 @@ def classify(capture: RankCapture) -> Classification:
 
 def classify_process(capture: ProcessCapture) -> Classification:
     """Classify a child (a DataLoader worker): the same signs, without its own children."""
-    subject = Subject(capture)
+    subject = ProcessFacts(capture)
     for sign in (gone, stopped, storage_wait, stdin_wait, _by_native, by_wait_channel):
         if found := sign(subject):
             return found
@@ -65,7 +65,7 @@ def classify_process(capture: ProcessCapture) -> Classification:
     return _by_activity(subject)
 
 
-def _by_other_threads(subject: Subject) -> Classification | None:
+def _by_other_threads(subject: ProcessFacts) -> Classification | None:
     """Training may run in another thread (Ray, a pool of communication threads): if one waits, the rank waits.
 
     Only for a main thread that itself does nothing but wait for its threads; the name of the thread is told.
@@ -82,7 +82,7 @@ def _by_other_threads(subject: Subject) -> Classification | None:
 
 
 def _waits_in_thread(
-    subject: Subject, stack: ThreadStack, row: Calls, operation: str
+    subject: ProcessFacts, stack: ThreadStack, row: FrameSign, operation: str
 ) -> Classification:
     place = site(stack.frames)
     at = place.label if place else subject.at
@@ -100,7 +100,7 @@ def _waits_in_thread(
 # --- stacks ----------------------------------------------------------------------------------------
 
 
-def _by_calls(subject: Subject, capture: RankCapture) -> Classification | None:
+def _by_calls(subject: ProcessFacts, capture: RankCapture) -> Classification | None:
     """Ask the table of Python calls; the kernel and the native stack then make it direct, or correct it."""
     match = _match_calls(subject.frames)
     if match is None:
@@ -134,7 +134,7 @@ def _by_calls(subject: Subject, capture: RankCapture) -> Classification | None:
     )
 
 
-def _other_threads(subject: Subject) -> str:
+def _other_threads(subject: ProcessFacts) -> str:
     """` (uploader, in push (upload.py:9))`: the threads that are left, with their place."""
     others = [
         stack for stack in subject.capture.stacks if stack is not subject.stack and stack.frames
@@ -146,7 +146,7 @@ def _other_threads(subject: Subject) -> str:
     return f" ({'; '.join(told[:3])})" if told else ""
 
 
-def _match_calls(frames: tuple[Frame, ...]) -> tuple[Calls, str] | None:
+def _match_calls(frames: tuple[Frame, ...]) -> tuple[FrameSign, str] | None:
     """The first row that matches; the operation is the outermost matching call, as the user wrote it."""
     region = inner(frames)
     rows = [_rows_of(frame.file, bare(frame)) for frame in region]
@@ -167,7 +167,7 @@ def _rows_of(file: str, function: str) -> tuple[int, ...]:
     )
 
 
-def _frozen_work(subject: Subject, doing: str) -> Classification | None:
+def _frozen_work(subject: ProcessFacts, doing: str) -> Classification | None:
     """Work that does not move: the wait channel says why; else it is unclear."""
     if found := by_wait_channel(subject):
         return found
@@ -177,7 +177,7 @@ def _frozen_work(subject: Subject, doing: str) -> Classification | None:
     )
 
 
-def _backward(subject: Subject) -> Classification | None:
+def _backward(subject: ProcessFacts) -> Classification | None:
     """`backward()` computes, or waits inside for other ranks: native frames tell, else whether it sleeps."""
     row = frame_table.BACKWARD
     hits = [
@@ -211,7 +211,7 @@ def _backward(subject: Subject) -> Classification | None:
     )
 
 
-def _native_sign(subject: Subject) -> tuple[Sign, str] | None:
+def _native_sign(subject: ProcessFacts) -> tuple[NameSign, str] | None:
     """The innermost native frame that the table knows, below the innermost Python frame, and what it is called."""
     if subject.native is None:
         return None
@@ -224,7 +224,7 @@ def _native_sign(subject: Subject) -> tuple[Sign, str] | None:
     return None
 
 
-def _by_native(subject: Subject) -> Classification | None:
+def _by_native(subject: ProcessFacts) -> Classification | None:
     found = _native_sign(subject)
     if found is None or subject.native is None:
         return None
@@ -235,7 +235,7 @@ def _by_native(subject: Subject) -> Classification | None:
     return from_sign(subject, sign, fact, direct=True)
 
 
-def _gil(subject: Subject) -> Classification:
+def _gil(subject: ProcessFacts) -> Classification:
     holder = next(
         (s for s in subject.capture.stacks if s.owns_gil and s is not subject.stack), None
     )
@@ -247,7 +247,7 @@ def _gil(subject: Subject) -> Classification:
     )
 
 
-def _busy_child(subject: Subject) -> Classification:
+def _busy_child(subject: ProcessFacts) -> Classification:
     doing = f"waits for a child process that computes, in {subject.at}"
     return Classification(
         name="child_busy", role=Role.BUSY, doing=doing, site=subject.at, why=activity(subject)
@@ -256,13 +256,13 @@ def _busy_child(subject: Subject) -> Classification:
 
 def _busy_children(capture: RankCapture) -> bool:
     """True where a child process computes for the rank: a compiler, for one."""
-    return any(Subject(child).computes for child in capture.children)
+    return any(ProcessFacts(child).computes for child in capture.children)
 
 
 # --- what remains ----------------------------------------------------------------------------------
 
 
-def _by_source(subject: Subject) -> Classification | None:
+def _by_source(subject: ProcessFacts) -> Classification | None:
     """A line such as `loss.item()` tells of a wait that leaves no Python frame; C code has released the GIL there."""
     line = subject.capture.source_line
     if (
@@ -279,7 +279,7 @@ def _by_source(subject: Subject) -> Classification | None:
     return None
 
 
-def _by_activity(subject: Subject) -> Classification:
+def _by_activity(subject: ProcessFacts) -> Classification:
     """No name for what it does: the counters decide between busy and idle, and between those and unclear."""
     holder = next((s for s in subject.capture.stacks if s.owns_gil), None)
     if subject.computes and _released_gil(subject):
@@ -302,13 +302,13 @@ def _by_activity(subject: Subject) -> Classification:
     return _loosely(subject, "idle", Role.INERT, words)
 
 
-def _loosely(subject: Subject, name: str, role: Role, words: str) -> Classification:
+def _loosely(subject: ProcessFacts, name: str, role: Role, words: str) -> Classification:
     """A class that rests on counters alone."""
     doing = f"{words} {subject.at}"
     return Classification(name=name, role=role, doing=doing, site=subject.at, why=activity(subject))
 
 
-def _released_gil(subject: Subject) -> bool:
+def _released_gil(subject: ProcessFacts) -> bool:
     """On a CPU, in the same Python line all the time, without the GIL: C code runs, or spins."""
     frozen = subject.movement is None or subject.movement.same_frames
     return frozen and bool(subject.stack) and not any(s.owns_gil for s in subject.capture.stacks)

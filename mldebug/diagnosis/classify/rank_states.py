@@ -21,7 +21,7 @@ from mldebug.diagnosis.classify.rank_class import classify
 MIN_INFERRED = 3
 """Fewest ranks at one line whose common, unexplained stand counts as a wait in native code."""
 
-StandKey = tuple[tuple[str, ...], str, str]
+Position = tuple[tuple[str, ...], str, str]
 
 
 def classified(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
@@ -67,7 +67,7 @@ def _lost_class(lost: LostRank) -> Classification:
     )
 
 
-def stand(rank: ClassifiedRank) -> StandKey:
+def position(rank: ClassifiedRank) -> Position:
     """Where a rank stands: its Python stack, and how the kernel sees its main thread."""
     if rank.capture is None:
         return (), "", ""
@@ -81,11 +81,11 @@ def stand(rank: ClassifiedRank) -> StandKey:
 def _share_native(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     """What a native stack proved for one rank holds for those with the same stand that had none taken."""
     proved = {
-        stand(rank): rank
+        position(rank): rank
         for rank in ranks
         if rank.capture and rank.capture.process.native and rank.is_.direct
     }
-    return [_adopt(rank, proved.get(stand(rank))) for rank in ranks] if proved else ranks
+    return [_adopt(rank, proved.get(position(rank))) for rank in ranks] if proved else ranks
 
 
 def _adopt(rank: ClassifiedRank, model: ClassifiedRank | None) -> ClassifiedRank:
@@ -111,7 +111,7 @@ def _infer_native_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     says why, two in `broadcast`. It is never `direct`, so the verdict stays at medium.
     """
     unclear = [rank for rank in ranks if rank.is_.name == "native_code"]
-    stands = {stand(rank) for rank in unclear}
+    stands = {position(rank) for rank in unclear}
     others = [rank for rank in ranks if rank.is_.name != "native_code"]
     if len(unclear) < max(MIN_INFERRED, len(ranks) // 2 + 1) or len(stands) != 1:
         return ranks
@@ -154,10 +154,10 @@ def wants_native(capture: NodeCapture) -> tuple[int, ...]:
 
     Only ranks all of whose threads can be interrupted may be asked; that is for the caller to check.
     """
-    asked: dict[StandKey, int] = {}
+    asked: dict[Position, int] = {}
     for rank in _captured((capture,)):
         if needs_native(rank.is_):
-            asked.setdefault(stand(rank), rank.rank)
+            asked.setdefault(position(rank), rank.rank)
     return tuple(sorted(asked.values()))
 
 

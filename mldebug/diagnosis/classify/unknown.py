@@ -4,7 +4,7 @@ from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import Confidence, Finding, Verdict
 from mldebug.core.ranksets import all_of
 from mldebug.diagnosis.classify.evidence import Case, ranks_text, sentence
-from mldebug.diagnosis.classify.flight_recorder import Flights
+from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
 from mldebug.diagnosis.classify.nodes import not_all_seen
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1  # next time: then Flight Recorders tell whose GPU has not come to the call"
@@ -49,7 +49,7 @@ def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, .
             ("mldebug dump  # on the other nodes of the job",),
         )
     look = "nvidia-smi  # a GPU that fell off the bus, or an Xid in dmesg?"
-    if alike := Flights(case).alike:
+    if alike := FlightRecorders(case).alike:
         who = f"{all_of(len(alike.members))} members of {alike.view.title}"
         timing = () if alike.timed else (TIMING,)
         return f"{case.everybody()}; {who} have called {alike.what} {_likeness(alike)}", (look, *timing, again)  # fmt: skip

@@ -10,7 +10,7 @@ import msgspec
 
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Verdict
 from mldebug.diagnosis.classify.evidence import Case, blame, sentence, show_source
-from mldebug.diagnosis.classify.flight_recorder import Flights
+from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
 
 Key = tuple[str, str]
 
@@ -35,7 +35,7 @@ class CollectiveMismatch:
 
     def judge(self, case: Case) -> Finding | None:
         """Speak where everybody waits and a strict majority stands in one place, or in one collective."""
-        flights = Flights(case)
+        flights = FlightRecorders(case)
         return flights.judge() or (None if flights.alike else self._by_stacks(case))
 
     def _by_stacks(self, case: Case) -> Finding | None:

@@ -12,7 +12,7 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.diagnosis.classify.evidence import Case, evidence_of
-from mldebug.diagnosis.classify.gpu_faults import ONE_MOMENT, Fit, fitting
+from mldebug.diagnosis.classify.gpu_faults import ONE_MOMENT, FittingFault, fitting
 from mldebug.hardware.kernel_log.attribution import whose
 
 PLAIN_STOPS = ("stopped", "traced", "exited")
@@ -57,7 +57,9 @@ def _may_be_it(case: Case, fault: Fault) -> bool:
     return not firm
 
 
-def _finding(case: Case, together: tuple[Fit, ...], fits: tuple[Fit, ...]) -> Finding:
+def _finding(
+    case: Case, together: tuple[FittingFault, ...], fits: tuple[FittingFault, ...]
+) -> Finding:
     ranks = {rank.rank: rank for rank in case.ranks}
     named = {(fit.fault.node, fit.fault.uuid or fit.fault.bus_id, fit.fault.rank): fit for fit in together[::-1]}  # fmt: skip
     culprits = tuple(_culprit(fit.fault, ranks) for fit in list(named.values())[::-1])
@@ -75,7 +77,9 @@ def _finding(case: Case, together: tuple[Fit, ...], fits: tuple[Fit, ...]) -> Fi
     )
 
 
-def _confidence(case: Case, together: tuple[Fit, ...], culprits: tuple[Culprit, ...]) -> Confidence:
+def _confidence(
+    case: Case, together: tuple[FittingFault, ...], culprits: tuple[Culprit, ...]
+) -> Confidence:
     fault, prompt = together[0]
     joined = fault.rank is not None and fault.by in ("process", "gpu")
     if not joined:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mldebug.core.model import AskedNode, Confidence, Culprit, Finding, Verdict
+from mldebug.core.model import Confidence, Culprit, Finding, QueriedNode, Verdict
 from mldebug.core.ranksets import fold_nodes
 from mldebug.diagnosis.classify.evidence import Case, evidence_of
 
@@ -44,7 +44,7 @@ class NodeUnreachable:
         )
 
 
-def _culprit(node: AskedNode) -> Culprit:
+def _culprit(node: QueriedNode) -> Culprit:
     reason = f"does not answer ({node.reason})" if node.reason else "does not answer"
     return Culprit(kind="node", rank=None, node=node.name, pid=None, reason=reason)
 

@@ -51,7 +51,7 @@ UNSEEN = 0.2
 """The same for what only follows from the figures, because the message lists no process."""
 
 
-class Cause(StrEnum):
+class MemoryCause(StrEnum):
     """Why there was too little."""
 
     LIMIT = "limit"  # the job limits itself to a part of the device
@@ -62,7 +62,7 @@ class Cause(StrEnum):
     UNTOLD = "untold"  # the message has no figures
 
 
-class Holder(Noun, frozen=True, kw_only=True):
+class MemoryHolder(Noun, frozen=True, kw_only=True):
     """A process that holds memory of the device; `pid` as the driver counts it, which in a container is the host's."""
 
     pid: int
@@ -85,7 +85,7 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
     pools: int | None = None  # of `allocated`, in private pools (CUDA graphs)
     limit: int | None = None
     process: int | None = None  # all that this process holds
-    others: tuple[Holder, ...] = ()  # the largest first
+    others: tuple[MemoryHolder, ...] = ()  # the largest first
     setting: str = ""  # the variable that the message names
 
     @property
@@ -94,23 +94,23 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
         return sum(one.memory_bytes for one in self.others)
 
     @property
-    def cause(self) -> Cause:
+    def cause(self) -> MemoryCause:
         """Why there was too little, as far as the figures go."""
         asked, free = self.requested, self.free
         if asked is None or free is None:
-            return Cause.UNTOLD
+            return MemoryCause.UNTOLD
         if self.limit is not None and asked + (self.allocated or 0) > self.limit:
-            return Cause.LIMIT
+            return MemoryCause.LIMIT
         if asked <= free:
-            return Cause.TRANSIENT
+            return MemoryCause.TRANSIENT
         if self.capacity and self.others_bytes >= max(asked - free, MUCH * self.capacity):
-            return Cause.OTHERS
+            return MemoryCause.OTHERS
         if self.unallocated is None:
-            return Cause.UNTOLD
+            return MemoryCause.UNTOLD
         if self.fragmented:
-            return Cause.FRAGMENTED
+            return MemoryCause.FRAGMENTED
         much = self.elsewhere >= max(asked - free, UNSEEN * (self.capacity or 0))
-        return Cause.OTHERS if much else Cause.DEMAND
+        return MemoryCause.OTHERS if much else MemoryCause.DEMAND
 
     @property
     def elsewhere(self) -> int:
@@ -188,12 +188,12 @@ def _bytes(number: str, unit: str) -> int | None:
     return size if size < ABSURD else None
 
 
-def _holders(text: str) -> list[Holder]:
+def _holders(text: str) -> list[MemoryHolder]:
     told = ((int(pid), _bytes(number, unit)) for pid, number, unit in _PROCESS.findall(text))
-    return [Holder(pid=pid, memory_bytes=size) for pid, size in told if size is not None]
+    return [MemoryHolder(pid=pid, memory_bytes=size) for pid, size in told if size is not None]
 
 
-def _itself(holders: list[Holder], held: int) -> tuple[int | None, list[Holder]]:
+def _itself(holders: list[MemoryHolder], held: int) -> tuple[int | None, list[MemoryHolder]]:
     """In a container torch does not know its own pid as the driver counts, and lists itself among the others."""
     fitting = [one for one in holders if held and one.memory_bytes >= held]
     if not fitting:

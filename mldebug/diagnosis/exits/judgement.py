@@ -30,14 +30,14 @@ from mldebug.core.model import (
 from mldebug.core.redact import clean
 from mldebug.diagnosis.classify.rank_states import make_group
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.diagnosis.exits.model import Ending, words_of_status
-from mldebug.diagnosis.exits.outcome import Outcome
-from mldebug.diagnosis.exits.rank_exit import Seen, Way, see
+from mldebug.diagnosis.exits.model import AttemptExit, words_of_status
+from mldebug.diagnosis.exits.outcome import ExitOutcome
+from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit, explain_exits
 
 _PLACE = re.compile(r"\[/[^\]\s]{1,200}:\d+\] ")  # where in torch's own source a message comes from
 
 
-def without_processes(ending: Ending, at: float, versions: Mapping[str, str]) -> NodeCapture:
+def without_processes(ending: AttemptExit, at: float, versions: Mapping[str, str]) -> NodeCapture:
     """What stands for a capture where nobody was left to be captured."""
     node = ending.identities[0].node if ending.identities else ""
     lost = tuple(
@@ -54,16 +54,18 @@ def without_processes(ending: Ending, at: float, versions: Mapping[str, str]) ->
     return with_gaps(bare, ending)
 
 
-def with_gaps(capture: NodeCapture, ending: Ending) -> NodeCapture:
+def with_gaps(capture: NodeCapture, ending: AttemptExit) -> NodeCapture:
     """The capture, and what could not be learned about the end; what was said against its ranks by then."""
     gaps = tuple(Gap(what="how the job ended", reason=reason) for reason in ending.gaps)
     faults = tuple(dict.fromkeys((*capture.faults, *ending.faults)))
     return msgspec.structs.replace(capture, gaps=(*capture.gaps, *gaps), faults=faults)
 
 
-def judgement_of(ending: Ending, outcome: Outcome, capture: NodeCapture | None) -> Judgement:
+def judgement_of(
+    ending: AttemptExit, outcome: ExitOutcome, capture: NodeCapture | None
+) -> Judgement:
     """The outcome, with a row for every rank; `capture` shows those that were alive when it was taken."""
-    seen = {one.exit.rank: one for one in see(ending)}
+    seen = {one.exit.rank: one for one in explain_exits(ending)}
     before = diagnose([capture]) if capture is not None else None
     told = before if capture is None or _may_tell(seen.values(), capture) else None
     diagnosis = _diagnosis(outcome, before, told, ended=not ending.living)
@@ -84,17 +86,17 @@ def judgement_of(ending: Ending, outcome: Outcome, capture: NodeCapture | None) 
     )
 
 
-def _may_tell(seen: Iterable[Seen], capture: NodeCapture) -> bool:
+def _may_tell(seen: Iterable[ExplainedExit], capture: NodeCapture) -> bool:
     """May a capture name who kept the others waiting? Not where a rank had gone before it was taken: that one did.
 
     One that only lost a peer, or was told to end, had itself waited.
     """
     here = {one.identity.rank for one in capture.ranks}
-    return all(one.exit.rank in here or one.way in (Way.PEER, Way.ASKED) for one in seen)
+    return all(one.exit.rank in here or one.way in (ExitKind.PEER, ExitKind.ASKED) for one in seen)
 
 
 def _diagnosis(
-    outcome: Outcome, before: Judgement | None, told_before: Judgement | None, *, ended: bool
+    outcome: ExitOutcome, before: Judgement | None, told_before: Judgement | None, *, ended: bool
 ) -> Diagnosis:
     """What the exits say; where they name nobody, a capture from just before may know whom all waited for."""
     finding = outcome.finding or Finding(
@@ -124,9 +126,9 @@ def _diagnosis(
 
 def _row(
     rank: RankIdentity,
-    seen: Seen | None,
+    seen: ExplainedExit | None,
     alive: ClassifiedRank | None,
-    ending: Ending,
+    ending: AttemptExit,
     blamed: bool,
 ) -> ClassifiedRank:
     if seen is None:
@@ -150,15 +152,15 @@ def _row(
     )
 
 
-def _after(seen: Seen) -> str:
+def _after(seen: ExplainedExit) -> str:
     """A rank that only followed."""
-    if seen.way is Way.LEFT:
+    if seen.way is ExitKind.LEFT:
         return "left with exit status 0"
-    if seen.way is Way.ASKED:
+    if seen.way is ExitKind.ASKED:
         return f"was told to end ({words_of_status(seen.exit.status)})"
-    if seen.way is Way.PEER and seen.error is not None:
+    if seen.way is ExitKind.PEER and seen.error is not None:
         return f"lost a peer ({words_of_status(seen.exit.status)}): {clean(_PLACE.sub('', seen.error.error), 160)}"
-    if seen.way is Way.UNKNOWN:
+    if seen.way is ExitKind.UNKNOWN:
         return "ended, and nobody saw how"
     return seen.phrase()
 
@@ -170,7 +172,7 @@ def _still_there(rank: RankIdentity) -> ClassifiedRank:
     return ClassifiedRank(rank=rank.rank, node=rank.node, pid=rank.pid, is_=unclear)
 
 
-def _log(seen: Seen, ending: Ending, blamed: bool) -> LogTail | None:
+def _log(seen: ExplainedExit, ending: AttemptExit, blamed: bool) -> LogTail | None:
     """The last lines of a rank: its own, else the traceback it ended with, else those of the job."""
     rank = seen.exit.rank
     if rank in ending.logs:
@@ -181,7 +183,7 @@ def _log(seen: Seen, ending: Ending, blamed: bool) -> LogTail | None:
 
 
 def _with_words(
-    rank: RankIdentity, alive: ClassifiedRank | None, log: LogTail | None, ending: Ending
+    rank: RankIdentity, alive: ClassifiedRank | None, log: LogTail | None, ending: AttemptExit
 ) -> RankCapture | None:
     """Its stacks, where it was captured before, and its last words: of its output, its hook and its tracer."""
     capture = alive.capture if alive else None
@@ -200,7 +202,7 @@ def _with_words(
 
 def _groups(
     ranks: list[ClassifiedRank],
-    seen: Mapping[int, Seen],
+    seen: Mapping[int, ExplainedExit],
     blamed: Collection[int],
     before: Judgement | None,
 ) -> tuple[tuple[Group, ...], dict[int, int]]:
@@ -223,7 +225,10 @@ class _Key(NamedTuple):
 
 
 def _key(
-    rank: ClassifiedRank, seen: Seen | None, blamed: Collection[int], before: Judgement | None
+    rank: ClassifiedRank,
+    seen: ExplainedExit | None,
+    blamed: Collection[int],
+    before: Judgement | None,
 ) -> _Key:
     """Errors of one kind are one group: their words differ in ports and addresses."""
     if seen is None:

@@ -66,7 +66,7 @@ OTHERS_SAY = 5  # lines that other ranks write into a log after one has failed
 STOPPED_WITHIN = 60  # last lines in which a handler's word counts
 
 
-class Words(msgspec.Struct, frozen=True, kw_only=True):
+class LogWords(msgspec.Struct, frozen=True, kw_only=True):
     """A log, taken apart."""
 
     by_rank: dict[int, tuple[str, ...]] = {}
@@ -76,7 +76,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
 
 def take_apart(
     lines: Sequence[str], ranks_of_local: Mapping[int, int], tasks: Collection[int] = ()
-) -> Words:
+) -> LogWords:
     """Give marked lines to their ranks; `ranks_of_local` turns local ranks into ranks, `tasks` are numbers of tasks
     that are ranks."""
     by_rank: dict[int, list[str]] = {}
@@ -88,7 +88,7 @@ def take_apart(
         by_rank.setdefault(rank, []).append(text) if rank is not None else shared.append(text)
         every.append(text)
     own = {rank: tuple(some) for rank, some in by_rank.items()}
-    return Words(by_rank=own, shared=tuple(shared), every=tuple(every))
+    return LogWords(by_rank=own, shared=tuple(shared), every=tuple(every))
 
 
 def _labelled(lines: Sequence[str]) -> bool:

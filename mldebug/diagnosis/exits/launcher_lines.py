@@ -66,7 +66,7 @@ _RANK = re.compile(r"(?P<rank>\d{1,7}) \(local_rank: ")
 
 def launcher_words(lines: Sequence[str]) -> LauncherWords:
     """Read the end of a job's log."""
-    told = _Told()
+    told = _LauncherReader()
     for line in lines:
         told.read(line)
     return LauncherWords(
@@ -80,7 +80,7 @@ def launcher_words(lines: Sequence[str]) -> LauncherWords:
     )
 
 
-class _Told:
+class _LauncherReader:
     """What the lines read so far told."""
 
     def __init__(self) -> None:

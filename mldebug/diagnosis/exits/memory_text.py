@@ -1,6 +1,6 @@
 """A lack of device memory in words: the sentence that a report shows, and what to do next. Pure."""
 
-from mldebug.diagnosis.exits.cuda_memory import UNITS, Cause, DeviceMemory
+from mldebug.diagnosis.exits.cuda_memory import UNITS, DeviceMemory, MemoryCause
 
 
 def memory_sentence(told: DeviceMemory) -> str:
@@ -23,23 +23,23 @@ def _why(told: DeviceMemory) -> str:
     tensors = f"torch holds {_show(told.allocated)} in tensors" if told.allocated else ""
     beside = f"{tensors}, and " if tensors else ""
     match told.cause:
-        case Cause.LIMIT:
+        case MemoryCause.LIMIT:
             return f"the job limits itself to {_show(told.limit)}"
-        case Cause.OTHERS:
+        case MemoryCause.OTHERS:
             if not told.others:
                 return f"{beside}{_show(told.elsewhere)} are held outside torch, mostly by other processes"
             who = ", ".join(str(one.pid) for one in told.others[:4])
             many = "processes hold" if len(told.others) > 1 else "another process holds"
             return f"{many} {_show(told.others_bytes)} (pid {who})"
-        case Cause.FRAGMENTED:
+        case MemoryCause.FRAGMENTED:
             more = "more " if tensors else ""
             return f"{beside}{_show(told.unallocated)} {more}lie unused in pieces: fragmentation"
-        case Cause.DEMAND:
+        case MemoryCause.DEMAND:
             why = "no fragmentation, the job needs more than there is"
             return f"{tensors}: {why}" if tensors else why
-        case Cause.TRANSIENT:
+        case MemoryCause.TRANSIENT:
             return "enough is free: another process, or another thread, held it at that moment"
-        case Cause.UNTOLD:
+        case MemoryCause.UNTOLD:
             asked = f"{told.by} asked for it, " if told.by else ""
             return "" if told.inside else f"{asked}outside torch's own allocator"
 
@@ -48,12 +48,14 @@ def memory_steps(told: DeviceMemory) -> tuple[str, ...]:
     """What to do next, the most promising first."""
     smaller = "lower the micro batch or the sequence length, or turn on activation checkpointing"
     return {
-        Cause.LIMIT: ("raise torch.cuda.set_per_process_memory_fraction, or lower the batch",),
-        Cause.OTHERS: _who_else(told),
-        Cause.FRAGMENTED: (_expandable(told), smaller),
-        Cause.DEMAND: (smaller,),
-        Cause.TRANSIENT: _who_else(told),
-        Cause.UNTOLD: (*_who_else(told), smaller),
+        MemoryCause.LIMIT: (
+            "raise torch.cuda.set_per_process_memory_fraction, or lower the batch",
+        ),
+        MemoryCause.OTHERS: _who_else(told),
+        MemoryCause.FRAGMENTED: (_expandable(told), smaller),
+        MemoryCause.DEMAND: (smaller,),
+        MemoryCause.TRANSIENT: _who_else(told),
+        MemoryCause.UNTOLD: (*_who_else(told), smaller),
     }[told.cause]
 
 

@@ -5,11 +5,11 @@ import signal
 from mldebug.core.model import (
     Fault,
     FlightRecord,
+    HookState,
     Job,
     LogTail,
     Noun,
     RankIdentity,
-    Said,
     TraceTail,
 )
 from mldebug.diagnosis.exits.cuda_memory import DeviceMemory
@@ -79,7 +79,7 @@ class KernelDeath(Noun, frozen=True, kw_only=True):
     at: float = 0.0  # seconds of the kernel's own clock
 
 
-class Ends(Noun, frozen=True, kw_only=True):
+class KnownExits(Noun, frozen=True, kw_only=True):
     """The ranks of a run on this node, and the exits among them."""
 
     identities: tuple[RankIdentity, ...] = ()
@@ -89,7 +89,7 @@ class Ends(Noun, frozen=True, kw_only=True):
     )
 
 
-class Ending(Noun, frozen=True, kw_only=True):
+class AttemptExit(Noun, frozen=True, kw_only=True):
     """All that was seen of the end of one attempt on this node."""
 
     job: Job
@@ -98,7 +98,7 @@ class Ending(Noun, frozen=True, kw_only=True):
     living: tuple[int, ...] = ()  # ranks that are still there
     launcher_pid: int | None = None
     step: int | None = None  # the last one known
-    said: dict[int, Said] = {}  # rank -> what its hook said last
+    said: dict[int, HookState] = {}  # rank -> what its hook said last
     flights: dict[int, FlightRecord] = {}  # rank -> what PyTorch dumped when it timed out
     traces: dict[int, TraceTail] = {}  # rank -> what its tracer wrote last
     launcher_gone: bool = False

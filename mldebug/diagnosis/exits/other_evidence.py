@@ -16,15 +16,15 @@ from mldebug.capture.flight_recorder.analysis import Analysis
 from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import Confidence, Culprit, Fault, Finding, Verdict
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
-from mldebug.diagnosis.classify.gpu_faults import ONE_MOMENT, Fit, fitting
-from mldebug.diagnosis.exits.model import Ending
-from mldebug.diagnosis.exits.outcome import Outcome
+from mldebug.diagnosis.classify.gpu_faults import ONE_MOMENT, FittingFault, fitting
+from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.hardware.kernel_log.attribution import SLACK
 
 MOST_REMARKS = 4
 
 
-def with_gpu_fault(outcome: Outcome, ending: Ending) -> Outcome:
+def with_gpu_fault(outcome: ExitOutcome, ending: AttemptExit) -> ExitOutcome:
     """The outcome, or the same with the verdict `gpu_fault` where a fatal fault fits the rank and the time of its end."""
     finding = outcome.finding
     times = [one.at for one in ending.exits if one.at]
@@ -41,13 +41,15 @@ def with_gpu_fault(outcome: Outcome, ending: Ending) -> Outcome:
     )
 
 
-def _late_by(fault: Fault, ending: Ending) -> float:
+def _late_by(fault: Fault, ending: AttemptExit) -> float:
     """Seconds from the end of its rank to the fault; negative where it came before, or where that rank was not seen to end."""
     ends = [one.at for one in ending.exits if one.rank == fault.rank and one.at]
     return fault.at - max(ends) if ends else -math.inf
 
 
-def _remarked(outcome: Outcome, finding: Finding, late: Sequence[Fault], ending: Ending) -> Outcome:
+def _remarked(
+    outcome: ExitOutcome, finding: Finding, late: Sequence[Fault], ending: AttemptExit
+) -> ExitOutcome:
     if not late:
         return outcome
     words = tuple(
@@ -58,7 +60,7 @@ def _remarked(outcome: Outcome, finding: Finding, late: Sequence[Fault], ending:
     return msgspec.structs.replace(outcome, finding=told)
 
 
-def _named(finding: Finding, fits: Sequence[Fit]) -> Finding | None:
+def _named(finding: Finding, fits: Sequence[FittingFault]) -> Finding | None:
     """The exits name one rank, and the GPU that failed is its own."""
     if len(finding.culprits) != 1:
         return None
@@ -71,7 +73,7 @@ def _named(finding: Finding, fits: Sequence[Fit]) -> Finding | None:
     return _told(finding, mine.fault, culprit, confidence)
 
 
-def _unnamed(finding: Finding, fits: Sequence[Fit]) -> Finding | None:
+def _unnamed(finding: Finding, fits: Sequence[FittingFault]) -> Finding | None:
     """The exits name nobody: the one GPU that failed first is named, at `medium`, where its rank is known."""
     together = [fit.fault for fit in fits if fit.fault.at - fits[0].fault.at <= ONE_MOMENT]
     if len({(fault.node, fault.rank) for fault in together}) != 1 or together[0].rank is None:
@@ -111,7 +113,7 @@ RECENT = 120.0  # seconds
 SOURCE = "Flight Recorder, dumped before the end"
 
 
-def with_flights(outcome: Outcome, ending: Ending) -> Outcome:
+def with_flights(outcome: ExitOutcome, ending: AttemptExit) -> ExitOutcome:
     """The outcome, with who waited for whom as further evidence: never a name, and nothing of an earlier hang."""
     found = Analysis(ending.flights).claims[:MAX_LINES] if _of_this_end(ending) else ()
     if outcome.finding is None or not found:
@@ -121,7 +123,7 @@ def with_flights(outcome: Outcome, ending: Ending) -> Outcome:
     return msgspec.structs.replace(outcome, finding=told)
 
 
-def _of_this_end(ending: Ending) -> bool:
+def _of_this_end(ending: AttemptExit) -> bool:
     """Had a call of these dumps taken too long, and that at most two minutes before the first rank ended?
 
     PyTorch ends a process when it has dumped. A dump of before, which the job survived, or of a neighbour with the same path says

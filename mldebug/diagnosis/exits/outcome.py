@@ -10,13 +10,13 @@ from mldebug.core.model import Confidence, Culprit, Finding, Verdict
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.diagnosis.exits.last_words import is_out_of_memory
 from mldebug.diagnosis.exits.memory_text import memory_steps
-from mldebug.diagnosis.exits.model import Ending, RankError, exit_signal, words_of_status
-from mldebug.diagnosis.exits.rank_exit import Seen, Way
+from mldebug.diagnosis.exits.model import AttemptExit, RankError, exit_signal, words_of_status
+from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit
 
 MAX_FACTS = 12  # about ranks that are not named
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ExitOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What the end of an attempt was. `finding` is None where there is nothing to report."""
 
     kind: Literal["normal", "outside", "abnormal"]
@@ -28,11 +28,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def abnormal(
-    seen: Sequence[Seen],
-    culprits: tuple[Seen, ...],
+    seen: Sequence[ExplainedExit],
+    culprits: tuple[ExplainedExit, ...],
     confidence: Confidence,
-    ending: Ending | None = None,
-) -> Outcome:
+    ending: AttemptExit | None = None,
+) -> ExitOutcome:
     """These began it; `ending` adds what the job's log says without a rank."""
     first = culprits[0]
     shared = ending.shared_error if ending and first.error is None else None
@@ -53,15 +53,17 @@ def abnormal(
         evidence=_evidence(seen, ending, culprits),
         next_steps=_next_steps(first, verdict, ending),
     )
-    return Outcome(kind="abnormal", sentence=summary, finding=finding, signs=_signs(first, shared))
+    return ExitOutcome(
+        kind="abnormal", sentence=summary, finding=finding, signs=_signs(first, shared)
+    )
 
 
-def _memory(first: Seen, shared: RankError | None) -> bool:
+def _memory(first: ExplainedExit, shared: RankError | None) -> bool:
     told = shared is not None and not shared.caught and is_out_of_memory(shared.error)
     return first.out_of_memory or told
 
 
-def _guessed(first: Seen, shared: RankError | None) -> bool:
+def _guessed(first: ExplainedExit, shared: RankError | None) -> bool:
     """Does nothing but a library that could not allocate say that it was memory?"""
     error = first.error or shared
     return first.death is None and bool(error and error.memory and error.memory.likely)
@@ -74,13 +76,13 @@ def shared_words(error: RankError) -> str:
     return f"the job's log ends with {error.error}"
 
 
-def _culprit(one: Seen) -> Culprit:
+def _culprit(one: ExplainedExit) -> Culprit:
     return Culprit(
         kind="rank", rank=one.exit.rank, node=one.node, pid=one.exit.pid, reason=one.phrase()
     )
 
 
-def nobody(ending: Ending, seen: Sequence[Seen], why: str) -> Outcome:
+def nobody(ending: AttemptExit, seen: Sequence[ExplainedExit], why: str) -> ExitOutcome:
     """It ended badly, and the evidence names nobody."""
     error = ending.shared_error
     told = f"; {shared_words(error)}" if error and error.error not in why else ""
@@ -95,14 +97,14 @@ def nobody(ending: Ending, seen: Sequence[Seen], why: str) -> Outcome:
         next_steps=(_search("Error|Traceback|FAILED", ending),),
     )
     kinds = sorted({one.error.kind for one in seen if one.error})
-    return Outcome(
+    return ExitOutcome(
         kind="abnormal", sentence=summary, finding=finding, signs=tuple(f"error {k}" for k in kinds)
     )
 
 
-def _consequence(others: Iterable[Seen]) -> str:
+def _consequence(others: Iterable[ExplainedExit]) -> str:
     """`ranks 0-2,4 ended after it (killed by SIGTERM)`."""
-    ranks = [one for one in others if one.way is not Way.LEFT]
+    ranks = [one for one in others if one.way is not ExitKind.LEFT]
     if not ranks:
         return ""
     who = shorten_ranks(fold_ranks(one.exit.rank for one in ranks))
@@ -119,13 +121,15 @@ def _living(ranks: Sequence[int]) -> str:
     return f"rank {who} lives on" if len(ranks) == 1 else f"ranks {who} live on"
 
 
-def status_words(one: Seen) -> str:
+def status_words(one: ExplainedExit) -> str:
     """How it ended, in two words."""
     return words_of_status(one.exit.status)
 
 
 def _evidence(
-    seen: Sequence[Seen], ending: Ending | None, culprits: Sequence[Seen] = ()
+    seen: Sequence[ExplainedExit],
+    ending: AttemptExit | None,
+    culprits: Sequence[ExplainedExit] = (),
 ) -> tuple[str, ...]:
     """What tells of the culprits, each fact for itself; of the others, equal facts together."""
     facts = [fact for one in culprits for fact in _facts(one)]
@@ -143,7 +147,7 @@ def _evidence(
     return tuple(facts)
 
 
-def _facts(one: Seen) -> Iterator[str]:
+def _facts(one: ExplainedExit) -> Iterator[str]:
     yield f"rank {one.exit.rank}: {_told(one)}"
     if one.death is not None:
         yield f"rank {one.exit.rank}: kernel log: {one.death.text}"
@@ -151,16 +155,16 @@ def _facts(one: Seen) -> Iterator[str]:
         yield f"rank {one.exit.rank}: {one.error.source}: {one.error.error}"
 
 
-def _told(one: Seen) -> str:
+def _told(one: ExplainedExit) -> str:
     """`killed by SIGKILL (exit status of the process)`."""
     words = status_words(one)
     return words if one.exit.source == words else f"{words} ({one.exit.source})"
 
 
-def _folded(others: Sequence[Seen]) -> Iterator[str]:
+def _folded(others: Sequence[ExplainedExit]) -> Iterator[str]:
     """`ranks 0,2-3: killed by SIGTERM (…)`; of errors of one kind, the first speaks for all."""
-    same: dict[str, list[Seen]] = {}
-    alike: dict[tuple[str, bool], list[Seen]] = {}
+    same: dict[str, list[ExplainedExit]] = {}
+    alike: dict[tuple[str, bool], list[ExplainedExit]] = {}
     errors: dict[tuple[str, bool], RankError] = {}
     for one in others:
         same.setdefault(_told(one), []).append(one)
@@ -177,27 +181,31 @@ def _folded(others: Sequence[Seen]) -> Iterator[str]:
         yield f"{len(told) - MAX_FACTS} more facts of this sort stand in the evidence"
 
 
-def _error_of(error: RankError, some: Sequence[Seen]) -> str:
+def _error_of(error: RankError, some: Sequence[ExplainedExit]) -> str:
     such = f"an error about a lost peer, {error.source}" if error.blames_peer else error.source
     each = f" (rank {some[0].exit.rank}, the others alike)" if len(some) > 1 else ""
     return f"{such}: {error.error}{each}"
 
 
-def _ranks(some: Sequence[Seen]) -> str:
+def _ranks(some: Sequence[ExplainedExit]) -> str:
     who = shorten_ranks(fold_ranks(one.exit.rank for one in some))
     return f"{'rank' if len(some) == 1 else 'ranks'} {who}"
 
 
-def _next_steps(first: Seen, verdict: Verdict, ending: Ending | None) -> tuple[str, ...]:
+def _next_steps(
+    first: ExplainedExit, verdict: Verdict, ending: AttemptExit | None
+) -> tuple[str, ...]:
     rank = first.exit.rank
-    if verdict is Verdict.OUT_OF_MEMORY and (first.way is Way.KILLED or first.worker):
+    if verdict is Verdict.OUT_OF_MEMORY and (first.way is ExitKind.KILLED or first.worker):
         return ("dmesg -T | grep -iE 'oom-kill|killed process' | tail",)
     if verdict is Verdict.OUT_OF_MEMORY:
         error = first.error or (ending.shared_error if ending else None)
         if error is not None and error.memory is not None:
             return memory_steps(error.memory)
         return ("lower the batch or sequence length, or look what else is on that GPU: nvidia-smi",)
-    if first.way is Way.KILLED or (first.way is Way.FAILED and exit_signal(first.exit.status)):
+    if first.way is ExitKind.KILLED or (
+        first.way is ExitKind.FAILED and exit_signal(first.exit.status)
+    ):
         return (
             f"dmesg -T | grep -E '[^0-9]{first.exit.pid}[^0-9]|Xid|segfault' | tail",
             "coredumpctl list  # where cores are kept",
@@ -205,7 +213,7 @@ def _next_steps(first: Seen, verdict: Verdict, ending: Ending | None) -> tuple[s
     return (_search(f"rank{rank}\\]|Traceback|Error", ending, rank),)
 
 
-def _search(words: str, ending: Ending | None, rank: int = -1) -> str:
+def _search(words: str, ending: AttemptExit | None, rank: int = -1) -> str:
     """A command that can be typed as it stands, or what to do where no log was found."""
     path = ending.log_paths.get(rank, ending.log_path) if ending else ""
     if path:
@@ -213,7 +221,7 @@ def _search(words: str, ending: Ending | None, rank: int = -1) -> str:
     return "look for the first error in what the job printed: no file that holds it was found"
 
 
-def _signs(first: Seen, shared: RankError | None) -> tuple[str, ...]:
+def _signs(first: ExplainedExit, shared: RankError | None) -> tuple[str, ...]:
     error = first.error or shared
     signs = [f"rank {first.exit.rank} {status_words(first)}"]
     return (*signs, f"error {error.kind}") if error else tuple(signs)

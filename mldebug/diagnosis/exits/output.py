@@ -14,7 +14,7 @@ from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.cuda_memory import device_memory
 from mldebug.diagnosis.exits.last_words import (
     MAX_LINES,
-    Words,
+    LogWords,
     before_launcher,
     blames_peer,
     last_error,
@@ -26,15 +26,15 @@ TASKED = ("slurm", "openmpi", "mpich")  # launchers whose tasks are the ranks
 OWN, SHARED = "its own output", "the job's log"
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True):
+class LogOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One log. `owner`: the only rank that writes to it, None where there are several."""
 
     path: str
     owner: int | None
-    words: Words
+    words: LogWords
 
 
-def own_lines(outputs: Iterable[Output]) -> dict[int, list[str]]:
+def own_lines(outputs: Iterable[LogOutput]) -> dict[int, list[str]]:
     """Rank -> lines that are its own: all of a log that only it writes to, and marked ones of others."""
     found: dict[int, list[str]] = {}
     for one in outputs:
@@ -46,12 +46,12 @@ def own_lines(outputs: Iterable[Output]) -> dict[int, list[str]]:
     return found
 
 
-def shared_lines(outputs: Iterable[Output]) -> list[str]:
+def shared_lines(outputs: Iterable[LogOutput]) -> list[str]:
     """Lines that are nobody's in particular."""
     return [line for one in outputs if one.owner is None for line in one.words.shared]
 
 
-def own_errors(outputs: Sequence[Output]) -> dict[int, RankError]:
+def own_errors(outputs: Sequence[LogOutput]) -> dict[int, RankError]:
     """Rank -> its last error. One whose lines torch has marked was not caught, whatever was written after it."""
     marked: dict[int, list[str]] = {}
     for one in outputs:
@@ -66,7 +66,7 @@ def own_errors(outputs: Sequence[Output]) -> dict[int, RankError]:
     return {rank: error for rank, error in found.items() if error is not None}
 
 
-def paths(outputs: Iterable[Output]) -> dict[int, str]:
+def paths(outputs: Iterable[LogOutput]) -> dict[int, str]:
     """Rank -> the file that holds its own lines."""
     return {
         rank: one.path

@@ -7,7 +7,7 @@ import msgspec
 from mldebug.diagnosis.exits.last_words import is_out_of_memory, lost_worker
 from mldebug.diagnosis.exits.memory_text import memory_sentence
 from mldebug.diagnosis.exits.model import (
-    Ending,
+    AttemptExit,
     KernelDeath,
     LauncherFailure,
     LauncherWords,
@@ -23,7 +23,7 @@ from mldebug.diagnosis.exits.model import (
 KILL, ABORT = 9, 6
 
 
-class Way(StrEnum):
+class ExitKind(StrEnum):
     """How one rank ended."""
 
     FAILED = "failed"  # by an exit code, a crash or an error of its own
@@ -34,11 +34,11 @@ class Way(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ExplainedExit(msgspec.Struct, frozen=True, kw_only=True):
     """One exit with all that is known of it."""
 
     exit: RankExit
-    way: Way
+    way: ExitKind
     node: str
     error: RankError | None = None
     death: KernelDeath | None = None
@@ -63,13 +63,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     def phrase(self) -> str:
         """What follows "rank 3 ": `exited with code 1: ValueError: bad shard 7`."""
-        said = _said(self.error) if self.error and self.way is not Way.ASKED else ""
+        said = _said(self.error) if self.error and self.way is not ExitKind.ASKED else ""
         if self.death is not None and self.death.kind == "out_of_memory":
             whose = f"lost its worker process {self.worker}" if self.worker else "was killed"
             return f"{whose} by the kernel's OOM killer"
-        if self.out_of_memory and self.way is Way.KILLED:
+        if self.out_of_memory and self.way is ExitKind.KILLED:
             return "was killed by SIGKILL while the OOM killer worked in its cgroup"
-        if self.way is Way.LEFT:
+        if self.way is ExitKind.LEFT:
             return "left early with exit code 0"
         number = exit_signal(self.exit.status)
         if number is not None:
@@ -86,13 +86,13 @@ def _said(error: RankError) -> str:
     return f"; some lines before its last it printed {words}" if error.caught else f": {words}"
 
 
-def see(ending: Ending) -> tuple[Seen, ...]:
+def explain_exits(ending: AttemptExit) -> tuple[ExplainedExit, ...]:
     """All exits in their order, each with what tells about it."""
     nodes = {one.rank: one.node for one in ending.identities}
-    return tuple(_see_one(one, ending, nodes.get(one.rank, "")) for one in ending.exits)
+    return tuple(_explain(one, ending, nodes.get(one.rank, "")) for one in ending.exits)
 
 
-def _see_one(one: RankExit, ending: Ending, node: str) -> Seen:
+def _explain(one: RankExit, ending: AttemptExit, node: str) -> ExplainedExit:
     one = merged(one, _told_by_launcher(one, ending))
     error = ending.words.errors.get(one.rank) or ending.errors.get(one.rank)
     if exit_signal(one.status) not in (None, ABORT):
@@ -107,13 +107,13 @@ def _see_one(one: RankExit, ending: Ending, node: str) -> Seen:
     hinted = bool(ending.oom_kills or ending.words.out_of_memory) and not ending.kernel_readable
     oom = oom or (killed and hinted)  # whom it was, only a line of the kernel tells
     oom = oom or (error is not None and not error.caught and is_out_of_memory(error.error))
-    way = _way(one, error, death, _ended_by_launcher(one, ending.words))
-    return Seen(
+    way = _kind(one, error, death, _ended_by_launcher(one, ending.words))
+    return ExplainedExit(
         exit=one, way=way, node=node, error=error, death=death, worker=worker, out_of_memory=oom
     )
 
 
-def _told_by_launcher(one: RankExit, ending: Ending) -> LauncherFailure | None:
+def _told_by_launcher(one: RankExit, ending: AttemptExit) -> LauncherFailure | None:
     """The launcher's word about this process, or about this rank where it tells no process."""
     told = (*ending.words.failures, *ending.words.followers)
     return next((failure for failure in told if is_about(failure, one)), None)
@@ -128,17 +128,19 @@ def _ended_by_launcher(one: RankExit, words: LauncherWords) -> bool:
     return one.pid in words.ended or any(is_about(failure, one) for failure in words.followers)
 
 
-def _way(one: RankExit, error: RankError | None, death: KernelDeath | None, ended: bool) -> Way:
+def _kind(
+    one: RankExit, error: RankError | None, death: KernelDeath | None, ended: bool
+) -> ExitKind:
     if exit_signal(one.status) == KILL and death is None and ended:
-        return Way.ASKED
+        return ExitKind.ASKED
     if exit_signal(one.status) == KILL:
-        return Way.KILLED
+        return ExitKind.KILLED
     if exit_code(one.status) == 0:
-        return Way.LEFT
+        return ExitKind.LEFT
     if error is not None and error.blames_peer:
-        return Way.PEER
+        return ExitKind.PEER
     if was_asked(one.status) or (one.status is None and ended):
-        return Way.ASKED
+        return ExitKind.ASKED
     if one.status is None and error is None:
-        return Way.UNKNOWN
-    return Way.FAILED
+        return ExitKind.UNKNOWN
+    return ExitKind.FAILED

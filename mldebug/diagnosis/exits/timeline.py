@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.report_model import TimelineEvent
 from mldebug.core.text import plural, rfc3339
-from mldebug.diagnosis.exits.model import Ending, RankExit, full_words
-from mldebug.diagnosis.exits.rank_exit import see
+from mldebug.diagnosis.exits.model import AttemptExit, RankExit, full_words
+from mldebug.diagnosis.exits.rank_exit import explain_exits
 
 MAX_SINGLE = 32  # exits that are listed one by one; the others are folded by how they ended
 MAX_FOLDED = 16
@@ -18,7 +18,7 @@ _NOTE = re.compile(r"rank (\d{1,6}) ended: ")
 
 
 def with_exits(
-    events: Sequence[TimelineEvent], ending: Ending, blamed: Collection[int], noticed: float
+    events: Sequence[TimelineEvent], ending: AttemptExit, blamed: Collection[int], noticed: float
 ) -> tuple[TimelineEvent, ...]:
     """The story of an incident with every exit in its place; `noticed` stands in where nobody saw when.
 
@@ -32,9 +32,11 @@ def with_exits(
     return tuple(sorted((*exits, *others), key=lambda one: one.at))
 
 
-def exit_events(ending: Ending, blamed: Collection[int], noticed: float) -> Iterator[TimelineEvent]:
+def exit_events(
+    ending: AttemptExit, blamed: Collection[int], noticed: float
+) -> Iterator[TimelineEvent]:
     """One event for each of the first exits and those of blamed ranks, then one for each kind of the others."""
-    seen = [one.exit for one in see(ending)]
+    seen = [one.exit for one in explain_exits(ending)]
     times = list(_in_order(seen, noticed))
     single = {at for at, one in enumerate(seen) if at < MAX_SINGLE or one.rank in blamed}
     for at, one in enumerate(seen):

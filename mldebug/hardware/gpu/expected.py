@@ -145,9 +145,9 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
             if uuid in present:
                 continue
             lost = next((lost for lost in seen.lost if _is_it(lost, one)), None)
-            reason = lost.reason if lost and lost.reason else NOT_LISTED
+            reason = lost.reason if lost and lost.reason else seen.unread or NOT_LISTED
             before = self.absent.get(uuid)
-            now = self.absent[uuid] = _absence(before, lost, bool(seen.gpus))
+            now = self.absent[uuid] = _absence(before, lost, bool(seen.gpus) and not seen.unread)
             if now is Absence.GONE and before is not Absence.GONE:
                 news.append(f"{_name(one)} is gone: {reason}")
             elif before is None:
@@ -170,7 +170,7 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
 
 
 def _absence(before: Absence | None, lost: LostGpu | None, others: bool) -> Absence:
-    """`others`: are other GPUs there? A driver that lists none at all has not been read well."""
+    """`others`: were the other GPUs read? A driver that lists none at all has not been read well."""
     if before is Absence.GONE or (lost is not None and lost.code == LOST):
         return Absence.GONE
     if not others or (lost is not None and lost.code != UNLISTED):

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap
-from mldebug.hardware.gpu.readings import GpuReading, LostGpu, NodeGpus, NodeWatch
+from mldebug.hardware.gpu.readings import NVIDIA, GpuReading, LostGpu, NodeGpus, NodeWatch
 
 LOST = "its GPU does not answer"
 _STRENGTH = tuple(reversed(JoinEvidence))
@@ -20,20 +20,24 @@ _UNNAMED = "lost "  # stands for the uuid of a GPU that never told it
 def located(told: _Read, slots: Iterable[str]) -> _Read:
     """Add the PCI addresses of GPUs that are lost and never told theirs, as NVML writes them.
 
-    `slots`: those of all GPUs that the driver has (`0000:3b:00.0`). It counts in their order; where the GPUs that answer
+    `slots`: those of all GPUs that the NVIDIA driver has (`0000:3b:00.0`). It counts in their order; where the GPUs that answer
     stand elsewhere, or are not all that it has, as in a container, nothing is added.
     """
     if all(one.bus_id for one in told.lost):
         return told
     ordered = sorted(map(as_nvml, slots))
-    answering = {one.index: one.bus_id for one in told.gpus}
-    lost = {one.index for one in told.lost}
-    if len(told.gpus) + len(told.lost) != len(ordered) or answering.keys() | lost != set(range(len(ordered))):  # fmt: skip
+    here = [one for one in told.gpus if one.vendor == NVIDIA]
+    gone = [one for one in told.lost if one.vendor == NVIDIA]
+    answering = {one.index: one.bus_id for one in here}
+    lost = {one.index for one in gone}
+    if len(here) + len(gone) != len(ordered) or answering.keys() | lost != set(range(len(ordered))):  # fmt: skip
         return told
     if any(as_nvml(address) != ordered[index] for index, address in answering.items()):
         return told
     places = (
-        one if one.bus_id else msgspec.structs.replace(one, bus_id=ordered[one.index])
+        msgspec.structs.replace(one, bus_id=ordered[one.index])
+        if one.index in lost and not one.bus_id
+        else one
         for one in told.lost
     )
     return msgspec.structs.replace(told, lost=tuple(places))
@@ -57,9 +61,10 @@ def with_lost(node: NodeGpus) -> tuple[GpuReading, ...]:
 
 
 def _place(one: LostGpu, node: NodeGpus) -> GpuReading:
-    like = node.gpus[0].name if node.gpus else ""  # or the GPUs would seem to be of two kinds
+    # or the GPUs would seem to be of two kinds
+    like = next((gpu.name for gpu in node.gpus if gpu.vendor == one.vendor), "")
     uuid = one.uuid or f"{_UNNAMED}{one.index}"
-    return GpuReading(uuid=uuid, index=one.index, bus_id=one.bus_id, name=like)
+    return GpuReading(uuid=uuid, index=one.index, bus_id=one.bus_id, name=like, vendor=one.vendor)
 
 
 def named(told: RankGpuMap) -> RankGpuMap:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from mldebug.core.model import Noun
 from mldebug.core.ranksets import fold_ranks
-from mldebug.hardware.gpu.readings import GpuReading
+from mldebug.hardware.gpu.readings import NVIDIA, GpuReading
 from mldebug.hardware.gpu.visible_devices import (
     CUDA,
     VisibleDevice,
@@ -108,8 +108,9 @@ def join(processes: Iterable[RankProcess], gpus: Sequence[GpuReading]) -> RankGp
 
 def _claims(process: RankProcess, gpus: Sequence[GpuReading]) -> tuple[list[_GpuClaim], str]:
     """All that is said of one rank, the strongest first; a problem of the weakest where nothing is."""
-    claims = [*_by_driver(process, gpus), *_by_device(process, gpus)]
-    claim, problem = _by_environment(process, gpus)
+    cuda = [gpu for gpu in gpus if gpu.vendor == NVIDIA]
+    claims = [*_by_driver(process, gpus), *_by_device(process, cuda)]
+    claim, problem = _by_environment(process, cuda)
     return (claims if claim is None else [*claims, claim]), problem
 
 

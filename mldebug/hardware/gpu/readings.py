@@ -11,6 +11,9 @@ import msgspec
 
 from mldebug.core.model import Gap, Noun
 
+NVIDIA = "nvidia"
+"""The vendor of GPUs that do not say another one."""
+
 ErrorType = Literal["corrected", "uncorrected"]
 Scope = Literal["volatile", "aggregate"]  # since the driver was loaded; since the board was made
 
@@ -29,6 +32,7 @@ class GpuWatch(Noun, frozen=True, kw_only=True):
     energy_joules: float | None = (
         None  # counter; only where it was read now: of one GPU at each look
     )
+    vendor: str = NVIDIA  # file name of the plugin that read it
 
 
 LOST = "gpu_is_lost"
@@ -45,6 +49,7 @@ class LostGpu(Noun, frozen=True, kw_only=True):
     uuid: str = ""  # "" where it never told it
     bus_id: str = ""
     code: str = ""  # the library's name for the error: gpu_is_lost, unknown, …; or UNLISTED
+    vendor: str = NVIDIA
 
 
 class GpuEvent(Noun, frozen=True, kw_only=True):
@@ -203,6 +208,7 @@ class GpuReading(Noun, frozen=True, kw_only=True):
     processes: tuple[GpuProcess, ...] | None = None
     unreadable: dict[str, str] = {}  # what it should tell and did not -> why
     unsupported: tuple[str, ...] = ()  # what this GPU or driver does not know
+    vendor: str = NVIDIA
 
 
 class NodeGpus(Noun, frozen=True, kw_only=True):
@@ -216,6 +222,7 @@ class NodeGpus(Noun, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()
     read_seconds: float = 0.0
     cpu_seconds: float = 0.0
+    unread: str = ""  # why the GPUs of one of several vendors are not in here; "" where all are
 
 
 CLOCK_EVENTS = (

@@ -8,12 +8,12 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from mldebug.core.model import (
-    Asked,
-    AskedNode,
+    HookState,
     Judgement,
     NodeCapture,
+    QueriedNode,
+    QueriedNodes,
     RankCapture,
-    Said,
     TreeNode,
 )
 from mldebug.core.ranksets import fold_ranks
@@ -59,7 +59,7 @@ def build_report(
     stalled_since: float | None = None,
     node: str | None = None,
     taken: Sequence[NodeCapture] = (),
-    asked: Asked | None = None,
+    asked: QueriedNodes | None = None,
 ) -> Report:
     """Write an incident down.
 
@@ -67,7 +67,7 @@ def build_report(
     are to be listed, where the judgement rests on some of them. `asked`: all nodes that were asked, where it was not one.
     Times are unix seconds. `node` is the one that reports (default: that of the first capture).
     """
-    asked = asked or Asked()
+    asked = asked or QueriedNodes()
     job = _job(captures, asked, [one.capture for one in judgement.ranks if one.capture])
     hardware = hardware_lines(captures, judgement.diagnosis)
     report = Report(
@@ -108,7 +108,9 @@ def make_id(at: float, job_id: str) -> str:
 # --- the job and its nodes -----------------------------------------------------------------------
 
 
-def _job(captures: Sequence[NodeCapture], asked: Asked, ranks: Sequence[RankCapture]) -> JobView:
+def _job(
+    captures: Sequence[NodeCapture], asked: QueriedNodes, ranks: Sequence[RankCapture]
+) -> JobView:
     job = captures[0].job
     said = [one.said for one in ranks if one.said is not None]
     lived = any(one.process.state is not None for one in ranks)
@@ -134,7 +136,7 @@ def _unread(captures: Iterable[NodeCapture]) -> bool:
     return any(gap.what == RECORD for each in captures for gap in each.gaps)
 
 
-def _step(captures: Iterable[NodeCapture], said: Iterable[Said]) -> int | None:
+def _step(captures: Iterable[NodeCapture], said: Iterable[HookState]) -> int | None:
     """What the watch knew; where nobody watched, how far the first of the ranks is."""
     watched = [one.step for one in captures if one.step is not None]
     told = [one.step for one in said if one.step is not None]
@@ -148,7 +150,7 @@ def _latest(captures: Iterable[NodeCapture]) -> list[NodeCapture]:
     return [latest[name] for name in sorted(latest)]
 
 
-def _nodes(captures: Sequence[NodeCapture], asked: Asked) -> Iterator[NodeView]:
+def _nodes(captures: Sequence[NodeCapture], asked: QueriedNodes) -> Iterator[NodeView]:
     """Those that were asked, or else those that told."""
     told = {capture.node: capture for capture in _latest(captures)}
     others = {node.name: node for node in asked.nodes if node.name not in told}
@@ -156,7 +158,7 @@ def _nodes(captures: Sequence[NodeCapture], asked: Asked) -> Iterator[NodeView]:
         yield _node_view(told[name]) if name in told else _silent_view(others[name])
 
 
-def _silent_view(node: AskedNode) -> NodeView:
+def _silent_view(node: QueriedNode) -> NodeView:
     return NodeView(
         node=node.name,
         ranks="",

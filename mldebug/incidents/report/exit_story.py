@@ -11,7 +11,7 @@ MAX_SHOWN = 10  # events that are shown without unfolding; the last one is shown
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT(\d\d:\d\d:\d\d(?:\.\d{1,3})?)\d*Z", re.ASCII)
 
 
-class Event(NamedTuple):
+class ExitEvent(NamedTuple):
     """One line of the story. `culprit`: it is the exit of a rank that is named."""
 
     time: str
@@ -20,13 +20,13 @@ class Event(NamedTuple):
     culprit: bool
 
 
-class Story(NamedTuple):
+class ExitStory(NamedTuple):
     """Events, those in the middle apart where there are many."""
 
     day: str  # 2026-11-21
-    first: Sequence[Event]
-    middle: Sequence[Event]
-    last: Sequence[Event]
+    first: Sequence[ExitEvent]
+    middle: Sequence[ExitEvent]
+    last: Sequence[ExitEvent]
 
 
 def is_end(report: Report) -> bool:
@@ -71,7 +71,7 @@ def words_title(one: RankView) -> str:
     return f"Last lines of rank {one.rank}" + (f", from {one.log_source}" if one.log_source else "")
 
 
-def story(report: Report) -> Story:
+def story(report: Report) -> ExitStory:
     """The timeline. An event that only repeats the summary says that the agent has judged."""
     exits = tuple(
         f"rank {one.rank} (pid {one.pid}):"
@@ -82,14 +82,14 @@ def story(report: Report) -> Story:
     events = [_event(one, exits, summary) for one in report.timeline]
     day = report.timeline[0].at[:10] if report.timeline else ""
     if len(events) <= MAX_SHOWN + 2:
-        return Story(day, events, (), ())
-    return Story(day, events[:MAX_SHOWN], events[MAX_SHOWN:-1], events[-1:])
+        return ExitStory(day, events, (), ())
+    return ExitStory(day, events[:MAX_SHOWN], events[MAX_SHOWN:-1], events[-1:])
 
 
-def _event(event: TimelineEvent, exits: tuple[str, ...], summary: str) -> Event:
+def _event(event: TimelineEvent, exits: tuple[str, ...], summary: str) -> ExitEvent:
     found = _TIME.fullmatch(event.at)
     repeats = len(event.what) > 20 and summary.startswith(event.what.lower())
-    return Event(
+    return ExitEvent(
         time=found[1] if found else event.at,
         what="the agent judged the end and wrote this report" if repeats else event.what,
         source=event.source,

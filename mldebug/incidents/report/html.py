@@ -31,7 +31,7 @@ from mldebug.incidents.report import (
     wording,
 )
 from mldebug.incidents.report.hook_lines import step_words
-from mldebug.incidents.report.rank_map import NODE_GAP, PITCH, Kind, kind_indices
+from mldebug.incidents.report.rank_map import NODE_GAP, PITCH, MapLegendEntry, kind_indices
 from mldebug.incidents.report.sanitize import tidy_report
 
 FOLDER = Path(__file__).with_name("templates")
@@ -49,7 +49,7 @@ class GroupCard:
 
     index: int
     group: Group
-    look: wording.Look
+    look: wording.RoleStyle
     ranks: str
     culprit: bool
 
@@ -61,7 +61,7 @@ class GapRow(NamedTuple):
     where: str
 
 
-class Page(NamedTuple):
+class ReportPage(NamedTuple):
     """A report that the agent's pages serve."""
 
     html: str
@@ -73,10 +73,10 @@ def render_html(report: Report) -> str:
     return _template().render(_view(tidy_report(report)))
 
 
-def render_page(report: Report, home: str) -> Page:
+def render_page(report: Report, home: str) -> ReportPage:
     """The same with a way back to the page that lists it."""
     shown = _view(tidy_report(report)) | {"home": home}
-    return Page(_template().render(shown), shown["policy"])
+    return ReportPage(_template().render(shown), shown["policy"])
 
 
 def policy(style: str, script: str) -> str:
@@ -231,7 +231,7 @@ def _where(gaps: list[GapView]) -> str:
     return f"pid {gaps[0].pid}" if gaps[0].pid is not None else ""
 
 
-def rank_columns(ranks: Sequence[RankView], legend: Sequence[Kind]) -> dict[str, Any]:
+def rank_columns(ranks: Sequence[RankView], legend: Sequence[MapLegendEntry]) -> dict[str, Any]:
     """Return plain data; words are stored once and columns of them as `[index, times, …]`."""
     words: dict[str, int] = {}
     return {

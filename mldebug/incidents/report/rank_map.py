@@ -23,7 +23,7 @@ MAX_TINTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class MapLegendEntry:
     """One entry of the legend: a role and class, with its colour's CSS classes and the ranks that have it."""
 
     name: str
@@ -36,7 +36,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MapCell:
     """One rank of a small map; `index` is its row in the data."""
 
     index: int
@@ -51,10 +51,10 @@ class NodeCells(NamedTuple):
     """The cells of one node."""
 
     node: str
-    cells: list[Cell]
+    cells: list[MapCell]
 
 
-class Mark(NamedTuple):
+class CulpritLabel(NamedTuple):
     """A culprit on a drawn map: the corner of its cell and where its label starts."""
 
     x: int
@@ -65,7 +65,7 @@ class Mark(NamedTuple):
     label_y: int
 
 
-class Drawing(NamedTuple):
+class DrawnMap(NamedTuple):
     """A drawn map in SVG units. `paths` are (kind, d); JavaScript finds a cell by the same numbers."""
 
     css: str
@@ -76,10 +76,10 @@ class Drawing(NamedTuple):
     paths: list[tuple[int, str]]
     grid: str
     apart: str
-    marks: list[Mark]
+    marks: list[CulpritLabel]
 
 
-def kinds(ranks: Sequence[RankView]) -> list[Kind]:
+def kinds(ranks: Sequence[RankView]) -> list[MapLegendEntry]:
     """Return the legend, the most suspicious role first."""
     members: dict[tuple[Role, str], list[int]] = {}
     for one in ranks:
@@ -87,7 +87,7 @@ def kinds(ranks: Sequence[RankView]) -> list[Kind]:
     order = list(ROLES)
     found = sorted(members, key=lambda key: (order.index(key[0]), -len(members[key]), key[1]))
     return [
-        Kind(
+        MapLegendEntry(
             name=name,
             role=role,
             letter=ROLES[role].letter,
@@ -100,25 +100,25 @@ def kinds(ranks: Sequence[RankView]) -> list[Kind]:
     ]
 
 
-def kind_indices(ranks: Sequence[RankView], legend: Sequence[Kind]) -> list[int]:
+def kind_indices(ranks: Sequence[RankView], legend: Sequence[MapLegendEntry]) -> list[int]:
     """Return the legend entry of each rank."""
     index = {(kind.role, kind.name): position for position, kind in enumerate(legend)}
     return [index[one.role, one.class_] for one in ranks]
 
 
-def cells(ranks: Sequence[RankView], legend: Sequence[Kind]) -> list[NodeCells]:
+def cells(ranks: Sequence[RankView], legend: Sequence[MapLegendEntry]) -> list[NodeCells]:
     """Return the cells of a small map, node by node in the order of ranks."""
-    nodes: dict[str, list[Cell]] = {}
+    nodes: dict[str, list[MapCell]] = {}
     for index, (one, kind) in enumerate(zip(ranks, kind_indices(ranks, legend), strict=True)):
         css = f"{legend[kind].css} culprit" if one.culprit else legend[kind].css
         blame = ", culprit" if one.culprit else ""
         hint = f"rank {one.rank}{blame}: {one.doing}"
-        cell = Cell(index, one.rank, kind, legend[kind].letter, css, hint)
+        cell = MapCell(index, one.rank, kind, legend[kind].letter, css, hint)
         nodes.setdefault(one.node, []).append(cell)
     return [NodeCells(node, mine) for node, mine in nodes.items()]
 
 
-def drawings(ranks: Sequence[RankView], legend: Sequence[Kind]) -> list[Drawing]:
+def drawings(ranks: Sequence[RankView], legend: Sequence[MapLegendEntry]) -> list[DrawnMap]:
     """Return the map drawn for a screen and for a phone."""
     per_node = _per_node(ranks)
     which = kind_indices(ranks, legend)
@@ -131,7 +131,7 @@ def left(column: int, per_node: int) -> int:
     return column * PITCH + (column // per_node * NODE_GAP if per_node else 0)
 
 
-def describe(legend: Sequence[Kind]) -> str:
+def describe(legend: Sequence[MapLegendEntry]) -> str:
     """Return the map in words, for those who do not see it."""
     return "; ".join(f"{plural(kind.count, 'rank')} {kind.role}: {kind.name}" for kind in legend)
 
@@ -150,7 +150,7 @@ def _per_node(ranks: Sequence[RankView]) -> int:
 
 def _draw(
     css: str, columns: int, per_node: int, ranks: Sequence[RankView], which: Sequence[int]
-) -> Drawing:
+) -> DrawnMap:
     rows = -(-len(ranks) // columns)
     width = left(columns - 1, per_node) + PITCH
     bars: dict[int, list[str]] = {}
@@ -158,7 +158,7 @@ def _draw(
         for kind, bar in _bars(which[row * columns : (row + 1) * columns], row, per_node):
             bars.setdefault(kind, []).append(bar)
     culprits = [index for index, one in enumerate(ranks) if one.culprit]
-    return Drawing(
+    return DrawnMap(
         css=css,
         columns=columns,
         per_node=per_node,
@@ -194,10 +194,12 @@ def _apart(columns: int, rows: int, per_node: int) -> str:
     return "".join(f"M{left(start, per_node) - NODE_GAP // 2} 0v{rows * PITCH}" for start in starts)
 
 
-def _mark(index: int, columns: int, per_node: int, width: int, ranks: Sequence[RankView]) -> Mark:
+def _mark(
+    index: int, columns: int, per_node: int, width: int, ranks: Sequence[RankView]
+) -> CulpritLabel:
     row, column = divmod(index, columns)
     x, y = left(column, per_node), row * PITCH
     late = x > width * 0.7
     label_x = x - 8 if late else x + PITCH + 8
     label_y = max(y + PITCH - 1, 16)
-    return Mark(x, y, ranks[index].rank, "end" if late else "start", label_x, label_y)
+    return CulpritLabel(x, y, ranks[index].rank, "end" if late else "start", label_x, label_y)

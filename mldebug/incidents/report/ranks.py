@@ -3,7 +3,13 @@
 from collections.abc import Iterator
 
 from mldebug.capture.flight_recorder.votes import collective_words
-from mldebug.core.model import ClassifiedRank, Judgement, ProcessCapture, Said, ThreadStack
+from mldebug.core.model import (
+    ClassifiedRank,
+    HookState,
+    Judgement,
+    ProcessCapture,
+    ThreadStack,
+)
 from mldebug.core.report_model import RankView, ThreadView
 
 MAX_DETAILED = 64  # ranks shown with threads and log: culprits first, then representatives
@@ -49,7 +55,7 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
     process = one.capture.process if one.capture else None
     moved = process.movement if process else None
     log = one.capture.log if one.capture and detailed else None
-    said = (one.capture.said if one.capture else None) or Said()
+    said = (one.capture.said if one.capture else None) or HookState()
     trace = one.capture.trace if one.capture else None
     return RankView(
         rank=one.rank,

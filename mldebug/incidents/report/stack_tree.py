@@ -16,7 +16,7 @@ MAX_LEVELS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class StackBranch:
     """A run of frames that the same ranks share, outermost first. `closes` ends that many branches after it."""
 
     frames: list[str]
@@ -29,12 +29,12 @@ class Branch:
     closes: int
 
 
-class _Run(NamedTuple):
+class _FrameRun(NamedTuple):
     nodes: list[TreeNode]
     level: int
 
 
-def branches(tree: Sequence[TreeNode], culprits: Sequence[int], world: int) -> list[Branch]:
+def branches(tree: Sequence[TreeNode], culprits: Sequence[int], world: int) -> list[StackBranch]:
     """Flatten the tree depth first: a branch's children follow it until `closes` says that it has ended."""
     runs = list(_bounded(_runs(tree, 0)))
     folded = len(runs) > OPEN_BRANCHES
@@ -51,7 +51,7 @@ def left_out(tree: Sequence[TreeNode]) -> int:
     return every - sum(len(run.nodes) for run in _bounded(_runs(tree, 0)))
 
 
-def _runs(nodes: Sequence[TreeNode], level: int) -> Iterator[_Run]:
+def _runs(nodes: Sequence[TreeNode], level: int) -> Iterator[_FrameRun]:
     """Depth first with an explicit stack."""
     waiting = [(node, level) for node in reversed(nodes)]
     while waiting:
@@ -60,12 +60,12 @@ def _runs(nodes: Sequence[TreeNode], level: int) -> Iterator[_Run]:
         while len(node.children) == 1 and node.children[0].count == node.count:
             node = node.children[0]
             run.append(node)
-        yield _Run(run, depth)
+        yield _FrameRun(run, depth)
         deeper = min(depth + 1, MAX_LEVELS)
         waiting.extend((child, deeper) for child in reversed(node.children))
 
 
-def _bounded(runs: Iterator[_Run]) -> Iterator[_Run]:
+def _bounded(runs: Iterator[_FrameRun]) -> Iterator[_FrameRun]:
     room = MAX_NODES
     for run in runs:
         room -= len(run.nodes)
@@ -74,10 +74,12 @@ def _bounded(runs: Iterator[_Run]) -> Iterator[_Run]:
         yield run
 
 
-def _branch(run: _Run, following: int, culprits: Sequence[int], world: int, folded: bool) -> Branch:
+def _branch(
+    run: _FrameRun, following: int, culprits: Sequence[int], world: int, folded: bool
+) -> StackBranch:
     first, leaf = run.nodes[0], following <= run.level
     blamed = _among(culprits, first.ranks)
-    return Branch(
+    return StackBranch(
         frames=[node.frame for node in run.nodes],
         ranks=shorten_ranks(first.ranks, 48),
         count=first.count,

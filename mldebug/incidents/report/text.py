@@ -13,8 +13,8 @@ from mldebug.core.report_model import Report
 from mldebug.core.text import plural
 from mldebug.incidents.report.changes import change_lines, later_words
 from mldebug.incidents.report.exit_story import (
-    Event,
-    Story,
+    ExitEvent,
+    ExitStory,
     groups_title,
     is_end,
     last_words,
@@ -44,7 +44,7 @@ MAX_SENTENCE = 400
 MAX_STEP = 1_500
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     """One line without its end, and the style a terminal may give it."""
 
     text: str
@@ -64,7 +64,7 @@ def print_report(report: Report, console: Console) -> None:
         console.print(Text(line.text, style=style), highlight=False, soft_wrap=True)
 
 
-def _lines(report: Report, width: int) -> Iterator[Line]:
+def _lines(report: Report, width: int) -> Iterator[TextLine]:
     yield from _verdict(report, width)
     yield from _culprits(report, width)
     yield from _last_words(report, width)
@@ -87,7 +87,7 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
     yield from _gaps(report, width)
 
 
-def _verdict(report: Report, width: int) -> Iterator[Line]:
+def _verdict(report: Report, width: int) -> Iterator[TextLine]:
     diagnosis = report.diagnosis
     words = (title(diagnosis.verdict), f"confidence {diagnosis.confidence}", ending(report))
     headline = " · ".join(word for word in words if word)
@@ -113,11 +113,11 @@ def _headline_style(diagnosis: Diagnosis) -> str:
     return "bold red" if diagnosis.culprits else "bold yellow"
 
 
-def _culprits(report: Report, width: int) -> Iterator[Line]:
+def _culprits(report: Report, width: int) -> Iterator[TextLine]:
     culprits = report.diagnosis.culprits
     heading = "First to fail" if is_end(report) else "Culprits" if len(culprits) > 1 else "Culprit"
-    yield Line("")
-    yield Line(heading, "underline")
+    yield TextLine("")
+    yield TextLine(heading, "underline")
     if not culprits:
         yield from _wrap("nobody is named: the evidence does not tell", width, "  ")
     for culprit in culprits[:MAX_CULPRITS]:
@@ -125,70 +125,70 @@ def _culprits(report: Report, width: int) -> Iterator[Line]:
         text = f"{culprit_name(culprit)} · {place} · {tidy(culprit.reason, MAX_SENTENCE)}"
         yield from _wrap(text, width, "> ", "  ", "bold red")
     if len(culprits) > MAX_CULPRITS:
-        yield Line(f"  … and {len(culprits) - MAX_CULPRITS:,} more")
+        yield TextLine(f"  … and {len(culprits) - MAX_CULPRITS:,} more")
 
 
-def _last_words(report: Report, width: int) -> Iterator[Line]:
+def _last_words(report: Report, width: int) -> Iterator[TextLine]:
     """Why the first rank failed, in its own words."""
     one = last_words(report)
     if one is None:
         return
-    yield Line("")
+    yield TextLine("")
     yield from _wrap(words_title(one), width, style="underline")
     if len(one.log) > MAX_LOG_LINES:
-        yield Line(f"  … {plural(len(one.log) - MAX_LOG_LINES, 'line')} before", "dim")
+        yield TextLine(f"  … {plural(len(one.log) - MAX_LOG_LINES, 'line')} before", "dim")
     for line in one.log[-MAX_LOG_LINES:]:
         yield from _wrap(tidy(line, MAX_SENTENCE), width, "  | ")
 
 
-def _last_calls(report: Report, width: int) -> Iterator[Line]:
+def _last_calls(report: Report, width: int) -> Iterator[TextLine]:
     """What the tracer of the first culprit saw last."""
     one = traced_culprit(report)
     if one is None:
         return
-    yield Line("")
+    yield TextLine("")
     yield from _wrap(trace_title(one), width, style="underline")
     for line in one.trace[-MAX_LOG_LINES:]:
         yield from _wrap(tidy(line, MAX_SENTENCE), width, "  | ")
 
 
-def _story(told: Story, width: int) -> Iterator[Line]:
+def _story(told: ExitStory, width: int) -> Iterator[TextLine]:
     if not told.first:
         return
-    yield Line("")
+    yield TextLine("")
     heading = f"In order ({told.day}, UTC; in brackets: who says so)"
     yield from _wrap(heading, width, style="underline")
     for event in told.first:
         yield from _event(event, width)
     if told.middle:
-        yield Line(f"  … {plural(len(told.middle), 'more event')} in the full report", "dim")
+        yield TextLine(f"  … {plural(len(told.middle), 'more event')} in the full report", "dim")
     for event in told.last:
         yield from _event(event, width)
 
 
-def _event(event: Event, width: int) -> Iterator[Line]:
+def _event(event: ExitEvent, width: int) -> Iterator[TextLine]:
     source = f" [{event.source}]" if event.source else ""
     mark, style = ("> ", "bold red") if event.culprit else ("  ", "")
     text = tidy(f"{event.time}  {event.what}{source}", MAX_SENTENCE)
     yield from _wrap(text, width, mark, "    ", style)
 
 
-def _groups(report: Report, width: int) -> Iterator[Line]:
+def _groups(report: Report, width: int) -> Iterator[TextLine]:
     groups = others(report)
     blamed = {one.group for one in report.ranks if one.culprit}
     if groups:
-        yield Line("")
-        yield Line(groups_title(report), "underline")
+        yield TextLine("")
+        yield TextLine(groups_title(report), "underline")
     ordered = sorted(groups, key=lambda pair: pair[0] not in blamed)
     for index, group in ordered[:MAX_GROUPS]:
         yield from _group(group, index in blamed, width)
         for line in _last_collectives(report, index, group):
             yield from _wrap(line, width, "      ", "        ")
     if len(groups) > MAX_GROUPS:
-        yield Line(f"  … and {plural(len(groups) - MAX_GROUPS, 'more group')}")
+        yield TextLine(f"  … and {plural(len(groups) - MAX_GROUPS, 'more group')}")
 
 
-def _group(group: Group, blamed: bool, width: int) -> Iterator[Line]:
+def _group(group: Group, blamed: bool, width: int) -> Iterator[TextLine]:
     look = ROLES[group.role]
     mark, style = ("> ", "bold red") if blamed else ("  ", look.style)
     ranks = f"{'rank' if group.count == 1 else 'ranks'} {shorten_ranks(group.ranks, 30)}"
@@ -199,7 +199,7 @@ def _group(group: Group, blamed: bool, width: int) -> Iterator[Line]:
     for label in group.frames[:MAX_FRAMES]:
         yield from _wrap(tidy(label, MAX_LABEL), width, "      ", "        ")
     if len(group.frames) > MAX_FRAMES:
-        yield Line(f"      … {plural(len(group.frames) - MAX_FRAMES, 'more frame')}", "dim")
+        yield TextLine(f"      … {plural(len(group.frames) - MAX_FRAMES, 'more frame')}", "dim")
 
 
 def _last_collectives(report: Report, index: int, group: Group) -> Iterator[str]:
@@ -214,20 +214,20 @@ def _last_collectives(report: Report, index: int, group: Group) -> Iterator[str]
         yield f"last collective of {who}: {tidy(words, MAX_LABEL)}"
 
 
-def _steps(steps: tuple[str, ...]) -> Iterator[Line]:
+def _steps(steps: tuple[str, ...]) -> Iterator[TextLine]:
     """What to type next: whole lines, or they could not be copied."""
     if steps:
-        yield Line("")
-        yield Line("Next", "underline")
+        yield TextLine("")
+        yield TextLine("Next", "underline")
     for step in steps:
-        yield Line(f"  {tidy(step, MAX_STEP)}", "cyan")
+        yield TextLine(f"  {tidy(step, MAX_STEP)}", "cyan")
 
 
-def _listed(heading: str, bullet: str, items: tuple[str, ...], width: int) -> Iterator[Line]:
+def _listed(heading: str, bullet: str, items: tuple[str, ...], width: int) -> Iterator[TextLine]:
     if not items:
         return
-    yield Line("")
-    yield Line(heading, "underline")
+    yield TextLine("")
+    yield TextLine(heading, "underline")
     for item in items:
         yield from _wrap(tidy(item, MAX_SENTENCE), width, f"  {bullet}", "    ")
 
@@ -240,10 +240,10 @@ def _moved(report: Report) -> tuple[str, str, tuple[str, ...]]:
     return f"What moved, {later_words(told)}", "- ", change_lines(told)
 
 
-def _gaps(report: Report, width: int) -> Iterator[Line]:
+def _gaps(report: Report, width: int) -> Iterator[TextLine]:
     if report.gaps:
         first = report.gaps[0]
-        yield Line("")
+        yield TextLine("")
         count = plural(len(report.gaps), "piece")
         yield from _wrap(
             f"Gaps: {count} of evidence could not be had, or only in a poorer way.", width
@@ -255,17 +255,17 @@ def _gaps(report: Report, width: int) -> Iterator[Line]:
 
 def _wrap(
     text: str, width: int, first: str = "", later: str | None = None, style: str = ""
-) -> Iterator[Line]:
+) -> Iterator[TextLine]:
     """Break tidied text at spaces into lines of at most `width` columns (wide characters take two)."""
     line = first
     empty = True
     for word in _pieces(tidy(text, 1_000), width - max(len(first), len(later or first))):
         joined = line + word if empty else f"{line} {word}"
         if not empty and cell_len(joined) > width:
-            yield Line(line, style)
+            yield TextLine(line, style)
             joined = (first if later is None else later) + word
         line, empty = joined, False
-    yield Line(line, style)
+    yield TextLine(line, style)
 
 
 def _pieces(text: str, width: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ from mldebug.core.report_model import Report
 from mldebug.core.text import moment
 
 
-class Look(NamedTuple):
+class RoleStyle(NamedTuple):
     """How a role is shown: its letter, a terminal style and what it means."""
 
     letter: str
@@ -15,13 +15,13 @@ class Look(NamedTuple):
     meaning: str
 
 
-ROLES: dict[Role, Look] = {
-    Role.EXITED: Look("X", "bold magenta", "its process is gone"),
-    Role.MISSING: Look("M", "bold magenta", "it never came"),
-    Role.INERT: Look("I", "bold red", "does nothing, and no other rank can wake it"),
-    Role.BUSY: Look("B", "bold yellow", "it computes"),
-    Role.UNCLEAR: Look("?", "bold", "the evidence does not tell"),
-    Role.WAITING: Look("w", "dim", "waits for other ranks"),
+ROLES: dict[Role, RoleStyle] = {
+    Role.EXITED: RoleStyle("X", "bold magenta", "its process is gone"),
+    Role.MISSING: RoleStyle("M", "bold magenta", "it never came"),
+    Role.INERT: RoleStyle("I", "bold red", "does nothing, and no other rank can wake it"),
+    Role.BUSY: RoleStyle("B", "bold yellow", "it computes"),
+    Role.UNCLEAR: RoleStyle("?", "bold", "the evidence does not tell"),
+    Role.WAITING: RoleStyle("w", "dim", "waits for other ranks"),
 }
 """In the order of suspicion."""
 

@@ -14,12 +14,12 @@ from mldebug.hardware.health.sentences import complaints, headline
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS as XID_WORDS
 from mldebug.hardware.kernel_log.xids import xid_row
-from mldebug.status.gpu_lines import Said, hardware_lines
+from mldebug.status.gpu_lines import StatusLine, hardware_lines
 from mldebug.status.gpu_table import missing, users
-from mldebug.status.gpu_view import Glance, fresh, of_agent
+from mldebug.status.gpu_view import GpuOverview, fresh, of_agent
 from mldebug.status.snapshot import Snapshot
-from mldebug.web.gpu_cards import Board, boards
-from mldebug.web.page import Asked
+from mldebug.web.gpu_cards import GpuCard, boards
+from mldebug.web.page import PageRequest
 
 NO_GPU = "No GPU here: this node has no NVIDIA driver, and GPUs of other vendors are not read."
 NOT_YET = "The GPUs have not been read yet."
@@ -32,7 +32,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class GpuEventRow(msgspec.Struct, frozen=True, kw_only=True):
     """What kernel or driver said."""
 
     moment: str
@@ -42,36 +42,36 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     mood: str
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class GpusPageData(msgspec.Struct, frozen=True, kw_only=True):
     """The page."""
 
     lead: str
     bad: bool
     about: str  # models, driver, how old the read is
     nothing: str  # why there is no GPU to show
-    notes: tuple[Said, ...]
+    notes: tuple[StatusLine, ...]
     who: tuple[str, ...]  # which job on which GPUs
-    boards: tuple[Board, ...]
+    boards: tuple[GpuCard, ...]
     more: int
-    events: tuple[Event, ...]
+    events: tuple[GpuEventRow, ...]
     more_events: int
     gaps: tuple[Gap, ...]
 
 
-class Gpus:
+class GpusPage:
     """`mldebug gpus list` and `mldebug doctor --gpus` as a page."""
 
     title = "GPUs"
     key = "c"
     reports = False
 
-    def build(self, asked: Asked) -> Shown:
+    def build(self, asked: PageRequest) -> GpusPageData:
         """From the agent's last reads."""
         told = asked.told
         seen = of_agent(told)
         found = boards(seen, _doing(told) if fresh(told) else {})
         events = [one for one in seen.events if _of_hardware(one)]
-        return Shown(
+        return GpusPageData(
             lead=_lead(seen, found),
             bad=any(one.mood == "bad" for one in found) or seen.gpu_gap is not None,
             about="; ".join(_about(seen)),
@@ -86,7 +86,7 @@ class Gpus:
         )
 
 
-def _lead(seen: Glance, found: tuple[Board, ...]) -> str:
+def _lead(seen: GpuOverview, found: tuple[GpuCard, ...]) -> str:
     """As the first line of `mldebug gpus list`."""
     if not found:
         return "No GPU to show"
@@ -95,7 +95,7 @@ def _lead(seen: Glance, found: tuple[Board, ...]) -> str:
     return f"{words}{f'; {gone} missing' if gone else ''}"
 
 
-def _about(seen: Glance) -> Iterator[str]:
+def _about(seen: GpuOverview) -> Iterator[str]:
     gpus = seen.gpus.gpus if seen.gpus else ()
     if names := sorted({clean(one.name, 60) for one in gpus if one.name}):
         yield ", ".join(names)
@@ -105,7 +105,7 @@ def _about(seen: Glance) -> Iterator[str]:
         yield f"read {max(0.0, seen.at - seen.gpus.at):.0f} s ago"
 
 
-def _nothing(told: Snapshot, seen: Glance) -> str:
+def _nothing(told: Snapshot, seen: GpuOverview) -> str:
     """None could be shown: because nobody looked, the read failed, or there is none."""
     if seen.released_until is not None:
         return "The agent has let go of the GPUs: nobody reads them."
@@ -117,13 +117,13 @@ def _nothing(told: Snapshot, seen: Glance) -> str:
     return NO_GPU if source is not None and source.last_success is not None else NOT_YET
 
 
-def _notes(told: Snapshot, seen: Glance) -> Iterator[Said]:
+def _notes(told: Snapshot, seen: GpuOverview) -> Iterator[StatusLine]:
     """Of the node: what no card says."""
     if seen.released_until is not None:
         yield from hardware_lines(told, told.at)
         return
     node = [one for one in seen.health if not one.uuid]
-    yield from (Said(clean(one, 400), True) for one in complaints(node, seen.names()))
+    yield from (StatusLine(clean(one, 400), True) for one in complaints(node, seen.names()))
 
 
 # --- the kernel's log ----------------------------------------------------------------------------
@@ -134,10 +134,10 @@ def _of_hardware(one: RankEvent) -> bool:
     return one.burst.root.xid is not None or one.burst.root.kind.value.startswith("gpu")
 
 
-def _event(one: RankEvent, now: float) -> Event:
+def _event(one: RankEvent, now: float) -> GpuEventRow:
     at, root = one.burst.last_at, one.burst.root
     known = xid_row(root.xid) if root.xid is not None and root.kind.value == "xid" else None
-    return Event(
+    return GpuEventRow(
         moment=f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC",
         ago=format_duration(float(max(0, int(now - at)))),
         sentence=clean(sentence(one), 400),
@@ -156,13 +156,13 @@ def _doing(told: Snapshot) -> dict[str, str]:
     return {uuid: ", ".join(dict.fromkeys(words)) for uuid, words in found.items()}
 
 
-def _gaps(told: Snapshot, seen: Glance) -> Iterator[Gap]:
+def _gaps(told: Snapshot, seen: GpuOverview) -> Iterator[Gap]:
     every = (seen.gpu_gap, seen.kernel_gap, *(seen.gpus.gaps if seen.gpus else ()))
     for one in dict.fromkeys(every):
         if one is not None:
             yield Gap(what=clean(one.what, 100), reason=clean(one.reason, 300), way_out=clean(one.way_out, 200))  # fmt: skip
 
 
-def create(options: Options) -> Gpus:
+def create(options: Options) -> GpusPage:
     """Build the page."""
-    return Gpus()
+    return GpusPage()

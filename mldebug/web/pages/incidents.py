@@ -3,15 +3,15 @@
 import msgspec
 
 from mldebug.core.redact import clean
-from mldebug.web.incident_list import Row, rows_of
-from mldebug.web.page import Asked
+from mldebug.web.incident_list import IncidentRow, rows_of
+from mldebug.web.page import PageRequest
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
+class PendingIncident(msgspec.Struct, frozen=True, kw_only=True):
     """An incident that is open and has no report yet."""
 
     id: str
@@ -20,32 +20,32 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class IncidentsPageData(msgspec.Struct, frozen=True, kw_only=True):
     """The page."""
 
     open: int
-    rows: tuple[Row, ...]
-    pending: tuple[Pending, ...]
+    rows: tuple[IncidentRow, ...]
+    pending: tuple[PendingIncident, ...]
     unread: str
 
 
-class Incidents:
+class IncidentsPage:
     """`mldebug reports list` as a page."""
 
     title = "Incidents"
     key = "i"
     reports = True
 
-    def build(self, asked: Asked) -> Shown:
+    def build(self, asked: PageRequest) -> IncidentsPageData:
         """Open ones that are not written yet, then what is on disk."""
         known = {one.id for one in asked.entries}
         unwritten = [run for run in asked.told.runs if run.incident and run.incident not in known]
         rows = rows_of(asked.entries, asked.told)
-        return Shown(
+        return IncidentsPageData(
             open=sum(bool(run.incident) for run in asked.told.runs),
             rows=rows,
             pending=tuple(
-                Pending(
+                PendingIncident(
                     id=run.incident,
                     run=run.id,
                     name=clean(run.name, 60),
@@ -57,6 +57,6 @@ class Incidents:
         )
 
 
-def create(options: Options) -> Incidents:
+def create(options: Options) -> IncidentsPage:
     """Build the page."""
-    return Incidents()
+    return IncidentsPage()

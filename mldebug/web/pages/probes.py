@@ -12,7 +12,7 @@ from mldebug.probes.history import SHARE, Judged, Standing, change_words, figure
 from mldebug.status.probe_lines import common, dated, moment, verdict
 from mldebug.status.run_lines import ailing_lines
 from mldebug.status.snapshot import Snapshot
-from mldebug.web.page import Asked
+from mldebug.web.page import PageRequest
 
 MOST = 500  # series
 WIDTH, HEIGHT, EDGE = 120.0, 28.0, 2.0  # of a drawing
@@ -27,7 +27,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Spark(msgspec.Struct, frozen=True, kw_only=True):
+class Sparkline(msgspec.Struct, frozen=True, kw_only=True):
     """A small drawing, in units of its own: the line, the band of the usual, the last run."""
 
     line: str  # "x,y x,y …"
@@ -36,7 +36,7 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class SeriesRow(msgspec.Struct, frozen=True, kw_only=True):
     """One series."""
 
     op: str
@@ -48,17 +48,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     figures: str
     change: str  # "" where nothing has changed
-    spark: Spark | None
+    spark: Sparkline | None
 
 
-class Heading(msgspec.Struct, frozen=True, kw_only=True):
+class SeriesGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Series that have all but op and size in common."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[SeriesRow, ...]
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class ProbesPageData(msgspec.Struct, frozen=True, kw_only=True):
     """The page."""
 
     lead: str
@@ -66,24 +66,24 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     last: str  # when the newest run was
     nothing: str
     notes: tuple[str, ...]
-    headings: tuple[Heading, ...]
+    headings: tuple[SeriesGroup, ...]
     more: int
     commands: tuple[str, ...]
 
 
-class Probes:
+class ProbesPage:
     """`mldebug probe history` as a page."""
 
     title = "Probes"
     key = "p"
     reports = False
 
-    def build(self, asked: Asked) -> Shown:
+    def build(self, asked: PageRequest) -> ProbesPageData:
         """From what the agent has read of its history."""
         told = asked.told
         judged = told.probes or ()
         shifted = sum(one.standing is Standing.SHIFTED for one in judged)
-        return Shown(
+        return ProbesPageData(
             lead=_lead(judged, shifted),
             bad=bool(shifted),
             last=_last(judged, told.at),
@@ -127,16 +127,16 @@ def _notes(told: Snapshot) -> Iterator[str]:
     yield from (clean(line, 300) for line in ailing_lines(bare))
 
 
-def _headings(judged: Sequence[Judged], now: float) -> tuple[Heading, ...]:
+def _headings(judged: Sequence[Judged], now: float) -> tuple[SeriesGroup, ...]:
     """In the order of their first series: shifted ones come first."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[SeriesRow]] = {}
     for one in judged:
         found.setdefault(common(one.series), []).append(_row(one, now))
-    return tuple(Heading(title=title, rows=tuple(rows)) for title, rows in found.items())
+    return tuple(SeriesGroup(title=title, rows=tuple(rows)) for title, rows in found.items())
 
 
-def _row(one: Judged, now: float) -> Row:
-    return Row(
+def _row(one: Judged, now: float) -> SeriesRow:
+    return SeriesRow(
         op=clean(one.series.op, 40),
         size=format_size(one.series.bytes) if one.series.bytes else "",
         verdict=_verdict(one),
@@ -157,7 +157,7 @@ def _verdict(one: Judged) -> str:
 # --- the drawing ---------------------------------------------------------------------------------
 
 
-def _spark(one: Judged) -> Spark | None:
+def _spark(one: Judged) -> Sparkline | None:
     """Speeds from the oldest to the newest, more above less, with the band of the usual behind them; None for one run."""
     speeds = one.speeds
     band = [each for each in (one.low, one.high) if each is not None]
@@ -169,7 +169,7 @@ def _spark(one: Judged) -> Spark | None:
     step = (WIDTH - 2 * EDGE) / (len(speeds) - 1)
     points = [(round(EDGE + at * step, 1), _height(speed, ends)) for at, speed in enumerate(speeds)]
     heights = [_height(each, ends) for each in band]
-    return Spark(
+    return Sparkline(
         line=" ".join(f"{x:g},{y:g}" for x, y in points),
         last=points[-1],
         band=(heights[1], round(heights[0] - heights[1], 1)) if len(heights) == 2 else None,
@@ -184,6 +184,6 @@ def _height(speed: float, ends: tuple[float, float]) -> float:
     return round(EDGE + (HEIGHT - 2 * EDGE) * share, 1)
 
 
-def create(options: Options) -> Probes:
+def create(options: Options) -> ProbesPage:
     """Build the page."""
-    return Probes()
+    return ProbesPage()

@@ -14,9 +14,9 @@ from mldebug.status.gpu_view import names_of
 from mldebug.status.run_lines import mood, pace_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.storage.checkpoints.state import lines_of
-from mldebug.web.incident_list import Row, rows_of
-from mldebug.web.page import Asked
-from mldebug.web.rank_grid import Grid, grid
+from mldebug.web.incident_list import IncidentRow, rows_of
+from mldebug.web.page import PageRequest
+from mldebug.web.rank_grid import RankGrid, grid
 
 REPORTS = 10
 
@@ -25,21 +25,21 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Fact(msgspec.Struct, frozen=True, kw_only=True):
+class RunFact(msgspec.Struct, frozen=True, kw_only=True):
     """One word and what it is."""
 
     name: str
     text: str
 
 
-class Silence(msgspec.Struct, frozen=True, kw_only=True):
+class QuietTime(msgspec.Struct, frozen=True, kw_only=True):
     """How long it has been quiet, against what counts as a stall."""
 
     ratio: float
     text: str
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class RunPageData(msgspec.Struct, frozen=True, kw_only=True):
     """The page."""
 
     id: str
@@ -49,33 +49,33 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     report: str  # the sentence of the open incident
     incident: str
     written: bool  # is its report on disk?
-    silence: Silence | None
-    facts: tuple[Fact, ...]
-    grid: Grid
+    silence: QuietTime | None
+    facts: tuple[RunFact, ...]
+    grid: RankGrid
     lines: tuple[str, ...]  # GPUs, saves
     kernel: tuple[str, ...]
     traps: tuple[str, ...]
     gaps: tuple[Gap, ...]
-    reports: tuple[Row, ...]
+    reports: tuple[IncidentRow, ...]
     unread: str
     commands: tuple[str, ...]
 
 
-class OneRun:
+class RunPage:
     """Found by its id."""
 
     title = "Run"
     key = ""
     reports = True
 
-    def build(self, asked: Asked) -> Shown | None:
+    def build(self, asked: PageRequest) -> RunPageData | None:
         """None where it is over, or somebody else's."""
         told = asked.told
         run = next((one for one in told.runs if one.id == asked.id), None)
         if run is None:
             return None
         mine = [one for one in asked.entries if one.job_id == run.id]
-        return Shown(
+        return RunPageData(
             id=run.id,
             name=clean(run.name, 60),
             mood=mood(run),
@@ -96,25 +96,25 @@ class OneRun:
         )
 
 
-def _silence(run: RunState) -> Silence | None:
+def _silence(run: RunState) -> QuietTime | None:
     if run.incident or not run.timeout_seconds:
         return None
     ratio = min(1.0, run.quiet_seconds / run.timeout_seconds)
     text = f"quiet for {seconds(run.quiet_seconds)}, a stall after {seconds(run.timeout_seconds)}"
-    return Silence(ratio=ratio, text=text)
+    return QuietTime(ratio=ratio, text=text)
 
 
-def _facts(run: RunState) -> Iterator[Fact]:
+def _facts(run: RunState) -> Iterator[RunFact]:
     if pace := ", ".join(clean(one, 120) for one in pace_words(run)):
-        yield Fact(name="Progress", text=pace)
+        yield RunFact(name="Progress", text=pace)
     if run.step_seconds:
-        yield Fact(name="Pace", text=f"{seconds(run.step_seconds)} per step")
-    yield Fact(name="Ranks here", text=f"{len(run.ranks):,} of {run.world_size:,}")
+        yield RunFact(name="Pace", text=f"{seconds(run.step_seconds)} per step")
+    yield RunFact(name="Ranks here", text=f"{len(run.ranks):,} of {run.world_size:,}")
     user = clean(run.user, 40) or str(run.uid)
-    yield Fact(name="Started by", text=f"{user}, {clean(run.launcher, 40)}")
+    yield RunFact(name="Started by", text=f"{user}, {clean(run.launcher, 40)}")
     if run.attempt:
-        yield Fact(name="Attempt", text=str(run.attempt))
-    yield Fact(name="Log", text=clean(run.log, 200) or "no log found")
+        yield RunFact(name="Attempt", text=str(run.attempt))
+    yield RunFact(name="Log", text=clean(run.log, 200) or "no log found")
 
 
 def _lines(run: RunState) -> Iterable[str]:
@@ -135,6 +135,6 @@ def _gaps(told: Snapshot, run: RunState) -> Iterator[Gap]:
             )
 
 
-def create(options: Options) -> OneRun:
+def create(options: Options) -> RunPage:
     """Build the page."""
-    return OneRun()
+    return RunPage()

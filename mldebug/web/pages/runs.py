@@ -10,15 +10,15 @@ from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.core.text import rfc3339
 from mldebug.hardware.host_memory.state import alarms
-from mldebug.incidents.report_entry import Entry
+from mldebug.incidents.report_entry import ReportEntry
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
 from mldebug.stall.sentences import seconds
-from mldebug.status.gpu_lines import Said, hardware_lines
+from mldebug.status.gpu_lines import StatusLine, hardware_lines
 from mldebug.status.run_lines import ailing_lines, mood, pace_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug.web.incident_list import Row as Incident
+from mldebug.web.incident_list import IncidentRow as Incident
 from mldebug.web.incident_list import rows_of
-from mldebug.web.page import Asked
+from mldebug.web.page import PageRequest
 
 MOST = 500  # rows
 FEW, LATELY = 5, 86_400.0  # incidents of runs that are over, and for how many seconds
@@ -28,7 +28,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class RunListRow(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
     id: str
@@ -47,31 +47,31 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     before: Incident | None = None  # the newest report of an incident that is over
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class RunsPageData(msgspec.Struct, frozen=True, kw_only=True):
     """The page."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[RunListRow, ...]
     more: int
     open: int  # incidents
-    notes: tuple[Said, ...]  # of the node, the bad ones first
+    notes: tuple[StatusLine, ...]  # of the node, the bad ones first
     over: tuple[Incident, ...]
 
 
-class Runs:
+class RunsPage:
     """`mldebug status` as a page."""
 
     title = "Runs"
     key = "r"
     reports = True
 
-    def build(self, asked: Asked) -> Shown:
+    def build(self, asked: PageRequest) -> RunsPageData:
         """Those with an incident first, then those that are quiet."""
         told = asked.told
         newest = {one.job_id: one for one in reversed(asked.entries)}
         written = {one.id for one in asked.entries}
         made = [_row(run, told, newest.get(run.id), written) for run in told.runs]
         rows = sorted(made, key=lambda row: ("bad", "quiet", "good").index(row.mood))
-        return Shown(
+        return RunsPageData(
             rows=tuple(rows[:MOST]),
             more=max(0, len(rows) - MOST),
             open=sum(bool(run.incident) for run in told.runs),
@@ -80,7 +80,7 @@ class Runs:
         )
 
 
-def _over(asked: Asked) -> tuple[Incident, ...]:
+def _over(asked: PageRequest) -> tuple[Incident, ...]:
     """The newest whose run is gone: whoever was woken by one finds it here, beside how quiet the node is now."""
     told, alive = asked.told, {run.id for run in asked.told.runs}
     first, last = (rfc3339(told.at + by) for by in (-LATELY, LATELY))  # clocks of nodes may differ
@@ -88,10 +88,12 @@ def _over(asked: Asked) -> tuple[Incident, ...]:
     return rows_of(islice((one for one in gone if first <= one.time <= last), FEW), told)
 
 
-def _row(run: RunState, told: Snapshot, newest: Entry | None, written: Collection[str]) -> Row:
+def _row(
+    run: RunState, told: Snapshot, newest: ReportEntry | None, written: Collection[str]
+) -> RunListRow:
     before = rows_of([newest], told)[0] if newest and not run.incident else None
     here = len(run.ranks)
-    return Row(
+    return RunListRow(
         id=run.id,
         name=clean(run.name, 60),
         who=", ".join(_who(run)),
@@ -114,19 +116,19 @@ def _who(run: RunState) -> tuple[str, ...]:
     return (clean(run.launcher, 40), f"user {clean(run.user, 40) or run.uid}", *attempt)
 
 
-def _notes(told: Snapshot) -> list[Said]:
+def _notes(told: Snapshot) -> list[StatusLine]:
     """What `status` says above the jobs."""
     events = event_lines(told.events, {run.incident for run in told.runs})
-    found = [Said(f"other nodes: {told.cluster}")] if told.cluster else []
-    found += [Said(line, True) for line in events]
-    found += [Said(line, True) for line in ailing_lines(told)]
-    found += [Said(line, True) for line in (alarms(told.memory) if told.memory else ())]
-    found += [Said(line, bad) for line, bad in scheduler_lines(told.schedulers, told.at)]
-    found += [Said(orphan_line(one, told.at), True) for one in told.orphans or ()]
+    found = [StatusLine(f"other nodes: {told.cluster}")] if told.cluster else []
+    found += [StatusLine(line, True) for line in events]
+    found += [StatusLine(line, True) for line in ailing_lines(told)]
+    found += [StatusLine(line, True) for line in (alarms(told.memory) if told.memory else ())]
+    found += [StatusLine(line, bad) for line, bad in scheduler_lines(told.schedulers, told.at)]
+    found += [StatusLine(orphan_line(one, told.at), True) for one in told.orphans or ()]
     found += hardware_lines(told, told.at)
-    return [Said(clean(one.text.strip(), 400), one.bad) for one in found]
+    return [StatusLine(clean(one.text.strip(), 400), one.bad) for one in found]
 
 
-def create(options: Options) -> Runs:
+def create(options: Options) -> RunsPage:
     """Build the page."""
-    return Runs()
+    return RunsPage()

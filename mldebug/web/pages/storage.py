@@ -15,14 +15,13 @@ from mldebug.hardware.host_memory.state import (
     level_name,
     level_sentence,
 )
-from mldebug.status.checkpoint_lines import save_words
 from mldebug.status.run_lines import ailing_lines
 from mldebug.status.snapshot import Snapshot
-from mldebug.status.storage_lines import NOTHING
+from mldebug.status.storage_lines import NOTHING, save_words
 from mldebug.storage.checkpoints.model import State
 from mldebug.storage.checkpoints.state import SaveState, lost_words, size_words
-from mldebug.web.page import Asked
-from mldebug.web.storage_lists import MOST, WIDEST, Group, Item, groups, share
+from mldebug.web.page import PageRequest
+from mldebug.web.storage_lists import MOST, WIDEST, ItemGroup, ListItem, groups, share
 
 NOT_YET = "Nothing is known yet: the agent has not looked, or its look has not come back."
 VERDICTS = ("storage_fault", "rank_blocked_io")
@@ -33,7 +32,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Blocked(msgspec.Struct, frozen=True, kw_only=True):
+class StorageIncident(msgspec.Struct, frozen=True, kw_only=True):
     """An open incident whose verdict is about storage."""
 
     id: str
@@ -41,7 +40,7 @@ class Blocked(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
-class Saves(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointSeriesRow(msgspec.Struct, frozen=True, kw_only=True):
     """One series of checkpoints."""
 
     id: str  # the same at each look, whatever the order
@@ -50,10 +49,10 @@ class Saves(msgspec.Struct, frozen=True, kw_only=True):
     mood: str
     lost: str  # "12m of work and 1,200 steps"; "": not known
     sentence: str
-    listed: tuple[Item, ...]
+    listed: tuple[ListItem, ...]
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class RankMemoryRow(msgspec.Struct, frozen=True, kw_only=True):
     """One rank; what it holds and nobody can take back comes first."""
 
     job: str
@@ -65,29 +64,29 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     growth: str
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class StoragePageData(msgspec.Struct, frozen=True, kw_only=True):
     """The page."""
 
     lead: str
     alarms: tuple[str, ...]
-    blocked: tuple[Blocked, ...]
-    groups: tuple[Group, ...]
-    saves: tuple[Saves, ...]
-    levels: tuple[Item, ...]
-    ranks: tuple[Memory, ...]
+    blocked: tuple[StorageIncident, ...]
+    groups: tuple[ItemGroup, ...]
+    saves: tuple[CheckpointSeriesRow, ...]
+    levels: tuple[ListItem, ...]
+    ranks: tuple[RankMemoryRow, ...]
     more_ranks: int
     notes: tuple[str, ...]  # why something is missing
     gaps: tuple[Gap, ...]
 
 
-class Storage:
+class StoragePage:
     """`mldebug status --storage` as a page."""
 
     title = "Storage"
     key = "s"
     reports = False
 
-    def build(self, asked: Asked) -> Shown:
+    def build(self, asked: PageRequest) -> StoragePageData:
         """From what the parts of the storage desk have told."""
         told = asked.told
         memory = told.memory or NodeMemory()
@@ -95,7 +94,7 @@ class Storage:
         ranks = sorted(memory.ranks, key=lambda one: -one.own)
         states = (*told.saves, *(one for run in told.runs for one in run.saves))
         names = {run.id: clean(run.name, 60) for run in told.runs}
-        return Shown(
+        return StoragePageData(
             lead=_lead(told, len(found)),
             alarms=found,
             blocked=tuple(_blocked(told)),
@@ -124,22 +123,26 @@ def _alarms(told: Snapshot) -> Iterator[str]:
         yield clean(line, WIDEST)
 
 
-def _blocked(told: Snapshot) -> Iterator[Blocked]:
+def _blocked(told: Snapshot) -> Iterator[StorageIncident]:
     for run in told.runs:
         if run.incident and run.verdict in VERDICTS:
             job, words = clean(run.name, 60), clean(run.report, 400)
-            yield Blocked(id=run.incident, job=job, sentence=words or "its report is being written")
+            yield StorageIncident(
+                id=run.incident, job=job, sentence=words or "its report is being written"
+            )
 
 
 # --- checkpoints and memory ----------------------------------------------------------------------
 
 
-def _saves(states: Iterable[SaveState], names: dict[str, str], now: float) -> Iterator[Saves]:
+def _saves(
+    states: Iterable[SaveState], names: dict[str, str], now: float
+) -> Iterator[CheckpointSeriesRow]:
     """Whoever would lose most comes first, and before him those of whom it is not known."""
     for one in sorted(states, key=_by_loss):
         left = one.newest is not None and one.newest.state is State.INCOMPLETE
         key = f"{one.run}/{one.folder}/{one.series}".encode(errors="replace")
-        yield Saves(
+        yield CheckpointSeriesRow(
             id=f"saves-{zlib.crc32(key):08x}",
             place=clean(f"{one.folder}/{one.series}", 180),
             job=names.get(one.run, clean(one.run, 60)),
@@ -147,7 +150,7 @@ def _saves(states: Iterable[SaveState], names: dict[str, str], now: float) -> It
             lost=lost_words(one),
             sentence=clean(one.sentence, 600),
             listed=tuple(
-                Item(
+                ListItem(
                     title=clean(kept.name, 80),
                     words=clean(save_words(kept, now), WIDEST),
                     mood="good" if kept.state in (State.COMPLETE, State.WRITING) else "quiet",
@@ -161,9 +164,9 @@ def _by_loss(one: SaveState) -> tuple[bool, float]:
     return one.lost_seconds is not None, -(one.lost_seconds or 0.0)
 
 
-def _level(one: LevelState, memory: NodeMemory) -> Item:
+def _level(one: LevelState, memory: NodeMemory) -> ListItem:
     name = level_name(one.level)
-    return Item(
+    return ListItem(
         title=clean(name.capitalize() if one.level.scope == "host" else name, 120),
         words=clean(level_sentence(one, memory.ranks).removeprefix(f"{name}: "), WIDEST),
         mood="bad" if one.alarm else "good",
@@ -171,8 +174,8 @@ def _level(one: LevelState, memory: NodeMemory) -> Item:
     )
 
 
-def _rank(one: RankMemory, names: dict[str, str]) -> Memory:
-    return Memory(
+def _rank(one: RankMemory, names: dict[str, str]) -> RankMemoryRow:
+    return RankMemoryRow(
         job=names.get(one.run, ""),
         rank=one.rank,
         own=size_words(one.anon),
@@ -207,6 +210,6 @@ def _gaps(told: Snapshot, memory: NodeMemory, states: Iterable[SaveState]) -> tu
     )
 
 
-def create(options: Options) -> Storage:
+def create(options: Options) -> StoragePage:
     """Build the page."""
-    return Storage()
+    return StoragePage()

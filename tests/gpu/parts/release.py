@@ -9,7 +9,7 @@ import psutil
 
 from gpu import world
 from mldebug_agents.hardware.gpu.child import messages, server
-from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
+from mldebug_agents.hardware.gpu.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import WORKERS, Spawner

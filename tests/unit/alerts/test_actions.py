@@ -16,12 +16,18 @@ import msgspec
 import pytest
 
 from hung import wait_until
-from mldebug.alerts.action_model import Decision, Facts, Outcome, UnfitError, environment
-from mldebug.alerts.event_book import EventBook
-from mldebug.alerts.model import Alarm, Severity
-from mldebug.alerts.rate_limits import Limits
+from mldebug.alerts.action_model import (
+    ActionDecision,
+    ActionFacts,
+    ActionOutcome,
+    UnfitError,
+    environment,
+)
+from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.model import Alert, Severity
+from mldebug.alerts.rate_limits import ActionRateLimits
 from mldebug.alerts.status_lines import event_lines
-from mldebug.config.schema import Actions, Agent, Config
+from mldebug.config.schema import ActionsConfig, AgentConfig, Config
 from mldebug.core.errors import ConfigError
 from mldebug.core.model import Culprit, Job, RankIdentity
 from mldebug.core.plugin_options import Plugin
@@ -30,9 +36,9 @@ from mldebug.core.yaml_reader import parse
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.action_runner import audit
 from mldebug_agents.alerts.action_runner import runner as desk
-from mldebug_agents.alerts.action_runner.capture_requests import Captures
-from mldebug_agents.alerts.action_runner.model import Work
-from mldebug_agents.alerts.action_runner.runner import Acting
+from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
+from mldebug_agents.alerts.action_runner.model import ActionInput
+from mldebug_agents.alerts.action_runner.runner import ActionRunner
 from mldebug_agents.alerts.actions import command, signal
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
@@ -80,22 +86,24 @@ class Stand:
         self,
         folder: Path,
         starter: Any,
-        settings: Actions,
+        settings: ActionsConfig,
         memory: Memory | None = None,
         node: str = "node1",
     ) -> None:
         self.folder, self.memory = folder, memory or Memory()
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-        self.book = EventBook()
+        self.book = EventRegistry()
         context: Any = SimpleNamespace(node=node, spawner=starter, host=Host())
-        config = Config(agent=Agent(state_dir=folder), actions=settings)
+        config = Config(agent=AgentConfig(state_dir=folder), actions=settings)
         ledger: Any = self.memory
-        captures = Captures(SimpleNamespace, self.inbox, lambda _: "")  # type: ignore[arg-type]
-        self.desk = Acting(config, context, captures, ledger, self.book, self.inbox, lambda: NOW)
+        captures = CaptureRequests(SimpleNamespace, self.inbox, lambda _: "")  # type: ignore[arg-type]
+        self.desk = ActionRunner(
+            config, context, captures, ledger, self.book, self.inbox, lambda: NOW
+        )
         self.jobs: dict[str, Job] = {}
 
     def stalls(self, key: str = "incident/R1", kind: str = "stall", **more: Any) -> None:
-        alarm = Alarm(
+        alarm = Alert(
             key=key, kind=kind, severity=Severity.CRITICAL, sentence="rank 2 is stopped",
             labels={"run": RUN, "job": 'evil "$(reboot)"; é'}, report="R1", confidence="high", **more,
         )  # fmt: skip
@@ -108,7 +116,7 @@ class Stand:
             assert result is not None
             assert self.desk.told(result)
 
-    def until(self, count: int) -> list[Decision]:
+    def until(self, count: int) -> list[ActionDecision]:
         """The audit log, once it has so many lines."""
 
         def enough() -> bool:
@@ -120,10 +128,10 @@ class Stand:
             self.turn()
         return self.log()
 
-    def log(self) -> list[Decision]:
+    def log(self) -> list[ActionDecision]:
         file = self.folder / audit.FILE
         lines = file.read_bytes().splitlines() if file.exists() else []
-        return [msgspec.json.decode(one, type=Decision) for one in lines]
+        return [msgspec.json.decode(one, type=ActionDecision) for one in lines]
 
     def snapshot(self) -> Snapshot:
         return self.desk.show(snapshot())
@@ -140,9 +148,9 @@ def script(folder: Path, text: str) -> str:
     return str(file)
 
 
-def settings(**more: Any) -> Actions:
+def settings(**more: Any) -> ActionsConfig:
     """One step that counts how often it runs."""
-    return Actions(**{"chains": {"stall": ("count",)}, "allow": ("command",)} | more)
+    return ActionsConfig(**{"chains": {"stall": ("count",)}, "allow": ("command",)} | more)
 
 
 def counting(folder: Path) -> dict[str, Plugin]:
@@ -166,7 +174,7 @@ def test_a_program_gets_the_facts_in_its_environment_and_on_stdin_and_no_shell(
     stand = Stand(tmp_path, spawner, settings(steps={"count": run(told, "$(id) ;")}))
     stand.stalls(blamed=(Culprit(kind="rank", rank=2, node="node1", pid=7, reason="stopped"),))
     (line,) = stand.until(1)
-    assert (line.outcome, line.code, line.run) == (Outcome.RAN, 0, RUN)
+    assert (line.outcome, line.code, line.run) == (ActionOutcome.RAN, 0, RUN)
     facts = json.loads((tmp_path / "in").read_text())
     assert (facts["sentence"], facts["blamed"][0]["pid"]) == ("rank 2 is stopped", 7)
     lines = (tmp_path / "env").read_text().splitlines()
@@ -182,7 +190,7 @@ def test_nothing_that_may_harm_runs_unless_it_is_allowed(tmp_path: Path, spawner
     stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path), allow=()))
     stand.stalls()
     (line,) = stand.until(1)
-    assert (line.outcome, counted(tmp_path)) == (Outcome.REFUSED, 0)
+    assert (line.outcome, counted(tmp_path)) == (ActionOutcome.REFUSED, 0)
     assert "actions.allow does not name command; it would: " in line.why
     assert "script" in line.why
 
@@ -191,7 +199,7 @@ def test_a_dry_run_says_what_it_would_do(tmp_path: Path, spawner: Spawner) -> No
     stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path), dry_run=True))
     stand.stalls()
     (line,) = stand.until(1)
-    assert (line.outcome, counted(tmp_path)) == (Outcome.DRY_RUN, 0)
+    assert (line.outcome, counted(tmp_path)) == (ActionOutcome.DRY_RUN, 0)
     assert line.why.startswith("it would: /")
     told = list(event_lines(stand.snapshot().events, {"R1"}))
     assert any(
@@ -212,7 +220,11 @@ def test_steps_follow_each_other_and_one_that_fails_keeps_those_that_may_harm_fr
     stand = Stand(tmp_path, spawner, settings(steps=steps, chains=chains))
     stand.stalls()
     lines = stand.until(3)
-    assert [one.outcome for one in lines] == [Outcome.RAN, Outcome.FAILED, Outcome.REFUSED]
+    assert [one.outcome for one in lines] == [
+        ActionOutcome.RAN,
+        ActionOutcome.FAILED,
+        ActionOutcome.REFUSED,
+    ]
     assert (lines[1].code, "ended with 3: why" in lines[1].why) == (3, True)
     assert "two before it has failed" in lines[2].why
     assert Path(order).read_text().split() == ["one", "two"]
@@ -233,7 +245,7 @@ def test_a_program_that_never_ends_or_floods_is_bounded_and_told(
     stand.stalls()
     began = time.monotonic()
     (line,) = stand.until(1)
-    assert (line.outcome, why in line.why) == (Outcome.FAILED, True), line.why
+    assert (line.outcome, why in line.why) == (ActionOutcome.FAILED, True), line.why
     assert time.monotonic() - began < 25
     samples = {
         (one.family.name, one.labels): one.value
@@ -259,7 +271,7 @@ def test_what_is_over_is_not_harmed(tmp_path: Path, spawner: Spawner) -> None:
     stand.book.clear("incident/R1", NOW + 1, "recovered")
     stand.memory.stored = True
     (line,) = stand.until(1)
-    assert (line.outcome, "the event is over" in line.why) == (Outcome.REFUSED, True)
+    assert (line.outcome, "the event is over" in line.why) == (ActionOutcome.REFUSED, True)
     assert counted(tmp_path) == 0
 
 
@@ -268,16 +280,16 @@ def test_an_order_that_waited_is_not_carried_out_for_what_is_over_by_then(
 ) -> None:
     """All hands were busy with other programs for minutes, or Slurm answered late; meanwhile the job moves again."""
     stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path)))
-    real = command.Command.plan
+    real = command.CommandAction.plan
 
-    def late(self: command.Command, work: Work) -> Any:
+    def late(self: command.CommandAction, work: ActionInput) -> Any:
         stand.book.clear("incident/R1", NOW + 1, "recovered")
         return real(self, work)
 
-    monkeypatch.setattr(command.Command, "plan", late)
+    monkeypatch.setattr(command.CommandAction, "plan", late)
     stand.stalls()
     (line,) = stand.until(1)
-    assert (line.outcome, counted(tmp_path)) == (Outcome.REFUSED, 0)
+    assert (line.outcome, counted(tmp_path)) == (ActionOutcome.REFUSED, 0)
     assert "by now the event is over" in line.why
 
 
@@ -287,16 +299,16 @@ def test_an_order_that_waited_obeys_the_settings_of_now(
 ) -> None:
     steps = counting(tmp_path)
     stand = Stand(tmp_path, spawner, settings(steps=steps))
-    real = command.Command.plan
+    real = command.CommandAction.plan
 
-    def late(self: command.Command, work: Work) -> Any:
+    def late(self: command.CommandAction, work: ActionInput) -> Any:
         stand.desk.reload(Config(actions=settings(steps=steps, **rules)))
         return real(self, work)
 
-    monkeypatch.setattr(command.Command, "plan", late)
+    monkeypatch.setattr(command.CommandAction, "plan", late)
     stand.stalls()
     (line,) = stand.until(1)
-    assert (line.outcome, counted(tmp_path)) == (Outcome.REFUSED, 0)
+    assert (line.outcome, counted(tmp_path)) == (ActionOutcome.REFUSED, 0)
 
 
 @pytest.mark.parametrize(("outcome", "ran"), [("ended", 1), ("recovered", 0)])
@@ -308,7 +320,7 @@ def test_the_end_of_a_job_which_is_over_as_it_begins_has_its_chain(
     stand.stalls(kind="abnormal_end", stands=600.0)
     stand.book.clear("incident/R1", NOW, outcome)
     if ran:
-        assert [one.outcome for one in stand.until(1)] == [Outcome.RAN]
+        assert [one.outcome for one in stand.until(1)] == [ActionOutcome.RAN]
     for _ in range(5):
         stand.turn()
     assert counted(tmp_path) == ran
@@ -325,14 +337,14 @@ def test_ranks_that_came_after_the_event_are_not_its_run(
     stand.jobs = {RUN: Job(id=RUN, name="t", launcher="srun", ranks=(later,))}
     stand.stalls()
     (line,) = stand.until(1)
-    assert (line.outcome, sleeper.poll()) == (Outcome.REFUSED, None), line.why
+    assert (line.outcome, sleeper.poll()) == (ActionOutcome.REFUSED, None), line.why
 
 
 # --- how often -----------------------------------------------------------------------------------
 
 
 def test_a_step_has_a_cool_down_for_each_run_and_a_limit_in_the_hour() -> None:
-    limits = Limits()
+    limits = ActionRateLimits()
     limits.note("stop", "r1", NOW, 600)
     assert "cool-down" in limits.refusal("stop", "r1", NOW + 599, 600, 3)
     assert limits.refusal("stop", "r1", NOW + 601, 600, 3) == ""
@@ -354,7 +366,7 @@ def test_a_cool_down_outlives_the_agent(tmp_path: Path, spawner: Spawner) -> Non
     second.book.restore(first.book.all())
     second.stalls(key="incident/R2")
     lines = second.until(2)
-    assert [one.outcome for one in lines] == [Outcome.RAN, Outcome.REFUSED]
+    assert [one.outcome for one in lines] == [ActionOutcome.RAN, ActionOutcome.REFUSED]
     assert "cool-down" in lines[1].why
     assert counted(tmp_path) == 1
 
@@ -393,7 +405,7 @@ def test_it_is_on_disk_before_it_is_done_and_not_done_where_the_disk_never_answe
     assert (counted(tmp_path), stand.log()) == (0, [])
     monkeypatch.setattr(desk, "STORED_WITHIN", 0.0)
     (line,) = stand.until(1)
-    assert (line.outcome, counted(tmp_path)) == (Outcome.REFUSED, 0)
+    assert (line.outcome, counted(tmp_path)) == (ActionOutcome.REFUSED, 0)
     assert "could not be written down" in line.why
 
 
@@ -406,7 +418,7 @@ def test_nothing_is_done_before_it_is_known_what_was_done(tmp_path: Path, spawne
     assert counted(tmp_path) == 0
     assert "state dir" in stand.snapshot().events.actions_trouble
     stand.memory.opened = True
-    assert [one.outcome for one in stand.until(1)] == [Outcome.RAN]
+    assert [one.outcome for one in stand.until(1)] == [ActionOutcome.RAN]
 
 
 @pytest.mark.parametrize("moment", ["before", "while", "after"])
@@ -433,7 +445,7 @@ def test_an_agent_that_is_killed_does_nothing_twice(
     second.book.restore(first.book.all())
     lines = second.until(1)
     assert [one.outcome for one in lines] == [
-        Outcome.RAN if moment == "after" else Outcome.INTERRUPTED
+        ActionOutcome.RAN if moment == "after" else ActionOutcome.INTERRUPTED
     ]
     assert counted(tmp_path) == kept
 
@@ -459,12 +471,12 @@ def blamed(pid: int, kind: Any = "rank", node: str = "node1", rank: int = 2) -> 
     return Culprit(kind=kind, rank=rank, node=node, pid=pid, reason="stopped")
 
 
-def work(*ranks: RankIdentity, starter: Any = None, **facts: Any) -> Work:
+def work(*ranks: RankIdentity, starter: Any = None, **facts: Any) -> ActionInput:
     words = {"id": "i", "key": "incident/R1", "kind": "stall", "severity": "critical"}
     words |= {"node": "node1", "sentence": "s", "subject": "s", "confidence": "high"}
-    told = Facts(state="firing", started="2026-01-01T00:00:00Z", **{**words, **facts})
+    told = ActionFacts(state="firing", started="2026-01-01T00:00:00Z", **{**words, **facts})
     job = Job(id=RUN, name="train.py", launcher="torchrun", ranks=ranks, uid=os.getuid())
-    return Work(told, job, "node1", starter, Host(), lambda _: "R1")
+    return ActionInput(told, job, "node1", starter, Host(), lambda _: "R1")
 
 
 def test_the_culprit_gets_the_signal(sleeper: "subprocess.Popen[bytes]") -> None:
@@ -563,8 +575,8 @@ def test_a_config_that_cannot_work_is_named_at_once(text: str, problem: str) -> 
 
 
 def test_without_a_config_nothing_is_done() -> None:
-    assert Actions() == Config().actions
-    assert (Actions().chains, Actions().allow) == ({}, ())
+    assert ActionsConfig() == Config().actions
+    assert (ActionsConfig().chains, ActionsConfig().allow) == ({}, ())
     harmful = {
         name for name in names("actions")
         if load("actions", name).create(load("actions", name).Options()).harms

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from hung import wait_until
-from mldebug.config.schema import Agent
+from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, NodeCapture
 from mldebug_agents.alerts.action_runner import capture_requests as module
-from mldebug_agents.alerts.action_runner.alertmanager import Alerts
-from mldebug_agents.alerts.action_runner.capture_requests import Captures
+from mldebug_agents.alerts.action_runner.alertmanager import AlertReceiver
+from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.workers import Result
 from mldebug_agents.web import alertmanager_route
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from processes.harness import free_port
 from snapshots import snapshot
 
@@ -62,7 +62,7 @@ class Stand:
         file.write_text(f"{token}\n")
         self.bench, self.now = Bench(), 1000.0
         inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-        self.captures = Captures(
+        self.captures = CaptureRequests(
             self.bench.capturer,  # type: ignore[arg-type]
             inbox,
             lambda capture: f"report-of-{capture.job.id}",
@@ -72,11 +72,11 @@ class Stand:
         self.captures.show(JOBS, Discovery())
         self.port = free_port()
         path = file if token is not None else None
-        self.server = Server(
-            Agent(state_dir=folder, listen=f"127.0.0.1:{self.port}", token_file=path)
+        self.server = AgentServer(
+            AgentConfig(state_dir=folder, listen=f"127.0.0.1:{self.port}", token_file=path)
         )
         self.server.publish(snapshot())
-        self.server.alerts.answer = Alerts(self.captures, "node1.example", elsewhere).answer
+        self.server.alerts.answer = AlertReceiver(self.captures, "node1.example", elsewhere).answer
         self.server.start()
 
     def post(self, body: bytes, token: str = TOKEN) -> tuple[int, Any]:

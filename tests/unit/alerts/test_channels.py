@@ -20,7 +20,14 @@ import pytest
 from click.testing import CliRunner
 
 from mldebug.alerts.message import message_of
-from mldebug.alerts.model import Alarm, Event, Message, RefusedError, Severity, State
+from mldebug.alerts.model import (
+    Alert,
+    AlertEvent,
+    EventMessage,
+    EventState,
+    MessageRefusedError,
+    Severity,
+)
 from mldebug.cli.commands.notify import command
 from mldebug.config.schema import Config
 from mldebug.core.errors import ConfigError, MldebugError, UsageError
@@ -32,13 +39,15 @@ NOW = 1_700_000_000.0
 SECRET = "t0p-s3cret-value"
 
 
-def message(state: State = State.FIRING, sentence: str = "rank 3 waits for a lock") -> Message:
-    alarm = Alarm(
+def message(
+    state: EventState = EventState.FIRING, sentence: str = "rank 3 waits for a lock"
+) -> EventMessage:
+    alarm = Alert(
         key="incident/R1", kind="stall", severity=Severity.CRITICAL, sentence=sentence, report="R1",
         labels={"run": "r", "job": "müller <!here>"}, culprits=("rank 3 on n: lock",), verdict="rank_waiting",
     )  # fmt: skip
-    ended = NOW + 5 if state is State.RESOLVED else None
-    event = Event(alarm=alarm, state=state, started=NOW, ended=ended, outcome="recovered")
+    ended = NOW + 5 if state is EventState.RESOLVED else None
+    event = AlertEvent(alarm=alarm, state=state, started=NOW, ended=ended, outcome="recovered")
     return message_of(event, "node1", "https://reports/{report}")
 
 
@@ -99,7 +108,7 @@ def test_a_webhook_gets_the_message_and_the_token(sink: str, tmp_path: Path) -> 
     ((path, headers, body),) = Sink.got
     assert (path, headers["Authorization"]) == ("/x?y=1", f"Bearer {SECRET}")
     assert headers["Idempotency-Key"] == told.id
-    assert msgspec.json.decode(body, type=Message) == told
+    assert msgspec.json.decode(body, type=EventMessage) == told
     assert told.link == "https://reports/R1"
 
 
@@ -120,9 +129,9 @@ def test_a_redirect_is_not_followed_and_takes_no_credentials(sink: str, tmp_path
         (429, OSError),
         (500, OSError),
         (503, OSError),
-        (400, RefusedError),
-        (413, RefusedError),
-        (422, RefusedError),
+        (400, MessageRefusedError),
+        (413, MessageRefusedError),
+        (422, MessageRefusedError),
     ],
 )
 def test_what_may_be_mended_is_tried_again_and_the_rest_is_not(
@@ -154,7 +163,7 @@ def test_nobody_there_is_told_without_the_address() -> None:
 def test_alertmanager_gets_one_alert_with_an_end(sink: str) -> None:
     channel = alertmanager.create(alertmanager.Options(url=sink + "/"))
     channel.send(message())
-    channel.send(message(State.RESOLVED))
+    channel.send(message(EventState.RESOLVED))
     (path, _, first), (_, _, last) = Sink.got
     (begun,), (over,) = json.loads(first), json.loads(last)
     assert path == "/api/v2/alerts"
@@ -246,7 +255,8 @@ def test_a_mail_arrives_with_one_id_and_no_foreign_header(smtp: tuple[int, Box])
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind"), [("550 no", RefusedError), ("451 later", OSError), ("535 auth", OSError)]
+    ("answer", "kind"),
+    [("550 no", MessageRefusedError), ("451 later", OSError), ("535 auth", OSError)],
 )
 def test_a_mail_server_that_says_no(
     smtp: tuple[int, Box], answer: str, kind: type[Exception]
@@ -272,8 +282,8 @@ def test_who_has_the_mail_gets_no_double_while_another_is_tried_again(
     box.refuses = {"never@x.org": "550 unknown"}
     channel.send(told)
     assert box.got == [["a@x.org"], ["later@x.org"]]
-    with pytest.raises(RefusedError, match="1 of the addresses was not accepted"):
-        channel.send(message(State.RESOLVED))
+    with pytest.raises(MessageRefusedError, match="1 of the addresses was not accepted"):
+        channel.send(message(EventState.RESOLVED))
     assert box.got[-1] == ["a@x.org", "later@x.org"]
 
 
@@ -321,7 +331,7 @@ def test_without_starttls_nothing_is_sent(smtp: tuple[int, Box]) -> None:
 
 
 def test_a_mail_is_readable_text() -> None:
-    mail = email.mail_of(message(State.RESOLVED), mail_options(25))
+    mail = email.mail_of(message(EventState.RESOLVED), mail_options(25))
     assert isinstance(mail, EmailMessage)
     assert mail["Subject"] == "[resolved] node1: rank 3 waits for a lock"
     assert "over: 2023-11-14T22:13:25.000Z (recovered)" in mail.get_content()

@@ -9,13 +9,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.alerts.event_book import KEPT, MOST, EventBook
+from mldebug.alerts.event_book import KEPT, MOST, EventRegistry
 from mldebug.alerts.health_events import health_alarms, healthy_keys
 from mldebug.alerts.message import message_of, plain_text
-from mldebug.alerts.model import Alarm, Event, Message, RefusedError, Severity, State
+from mldebug.alerts.model import (
+    Alert,
+    AlertEvent,
+    EventMessage,
+    EventState,
+    MessageRefusedError,
+    Severity,
+)
 from mldebug.alerts.node_events import of_memory, of_saves, of_storage, together
 from mldebug.alerts.status_lines import event_lines
-from mldebug.alerts.view import Events, EventView
+from mldebug.alerts.view import EventsView, EventView
 from mldebug.config.schema import Config
 from mldebug.core.model import Gap
 from mldebug.core.plugin_options import Plugin
@@ -30,7 +37,7 @@ from mldebug.storage.checkpoints.state import SaveState
 from mldebug.storage.filesystems.state import Alarm as RoomAlarm
 from mldebug.storage.filesystems.state import PartState, StorageState
 from mldebug_agents.alerts import delivery, notifier
-from mldebug_agents.alerts.notifier import Notices
+from mldebug_agents.alerts.notifier import AlertNotifier
 from mldebug_agents.state import writer_thread
 from mldebug_agents.system.workers import Result
 from snapshots import snapshot
@@ -38,11 +45,11 @@ from snapshots import snapshot
 NOW = 1_700_000_000.0
 
 
-def alarm(key: str = "a", sentence: str = "it hangs", **more: Any) -> Alarm:
-    return Alarm(key=key, kind="stall", severity=Severity.CRITICAL, sentence=sentence, **more)
+def alarm(key: str = "a", sentence: str = "it hangs", **more: Any) -> Alert:
+    return Alert(key=key, kind="stall", severity=Severity.CRITICAL, sentence=sentence, **more)
 
 
-def states(book: EventBook) -> dict[str, str]:
+def states(book: EventRegistry) -> dict[str, str]:
     return {one.key: str(one.state) for one in book.all()}
 
 
@@ -50,7 +57,7 @@ def states(book: EventBook) -> dict[str, str]:
 
 
 def test_an_alarm_fires_only_when_it_has_stood_for_a_while() -> None:
-    book = EventBook(pending=30.0)
+    book = EventRegistry(pending=30.0)
     book.raise_(alarm(), NOW)
     assert states(book) == {"a": "pending"}
     book.raise_(alarm(), NOW + 29)
@@ -60,14 +67,14 @@ def test_an_alarm_fires_only_when_it_has_stood_for_a_while() -> None:
 
 
 def test_what_passes_before_it_fires_is_told_to_nobody() -> None:
-    book = EventBook(pending=30.0)
+    book = EventRegistry(pending=30.0)
     book.raise_(alarm(), NOW)
     book.clear("a", NOW + 5)
     assert (book.all(), book.untold("ops")) == ((), [])
 
 
 def test_each_state_is_told_once_and_a_refined_culprit_is_no_news() -> None:
-    book = EventBook()
+    book = EventRegistry()
     book.raise_(alarm(), NOW, at_once=True)
     (event,) = book.untold("ops")
     book.told("a", "ops", "firing", event.started)
@@ -81,16 +88,16 @@ def test_each_state_is_told_once_and_a_refined_culprit_is_no_news() -> None:
 
 
 def test_the_end_that_comes_while_the_beginning_is_under_way_is_told_after_it() -> None:
-    book = EventBook()
+    book = EventRegistry()
     book.raise_(alarm(), NOW, at_once=True)
     (sent,) = book.untold("ops")
     book.clear("a", NOW + 1)
     book.told("a", "ops", str(sent.state), sent.started)
-    assert [one.state for one in book.untold("ops")] == [State.RESOLVED]
+    assert [one.state for one in book.untold("ops")] == [EventState.RESOLVED]
 
 
 def test_a_clock_that_is_set_back_ends_nothing_before_it_began() -> None:
-    book = EventBook()
+    book = EventRegistry()
     book.raise_(alarm(), NOW, at_once=True)
     book.clear("a", NOW - 3600)
     (event,) = book.all()
@@ -99,11 +106,11 @@ def test_a_clock_that_is_set_back_ends_nothing_before_it_began() -> None:
 
 
 def test_a_new_beginning_is_told_though_its_key_was_told_before() -> None:
-    book = EventBook()
+    book = EventRegistry()
     for at in (NOW, NOW + 100):
         book.raise_(alarm(), at, at_once=True)
         (event,) = book.untold("ops")
-        assert event.state is State.FIRING
+        assert event.state is EventState.FIRING
         book.told("a", "ops", "firing", event.started)
         book.clear("a", at + 1)
         (over,) = book.untold("ops")
@@ -111,7 +118,7 @@ def test_a_new_beginning_is_told_though_its_key_was_told_before() -> None:
 
 
 def test_what_is_over_is_forgotten_only_when_all_have_heard() -> None:
-    book = EventBook()
+    book = EventRegistry()
     book.raise_(alarm(), NOW, at_once=True)
     book.clear("a", NOW + 1)
     (over,) = book.untold("ops")
@@ -124,7 +131,7 @@ def test_what_is_over_is_forgotten_only_when_all_have_heard() -> None:
 
 
 def test_ten_thousand_alarms_are_bounded_and_the_rest_is_counted() -> None:
-    book = EventBook()
+    book = EventRegistry()
     for number in range(10_000):
         book.raise_(alarm(f"a{number}"), NOW + number, at_once=True)
     assert (len(book.all()), book.dropped) == (MOST, 10_000 - MOST)
@@ -136,7 +143,9 @@ def test_ten_thousand_alarms_are_bounded_and_the_rest_is_counted() -> None:
 
 def test_a_hostile_name_neither_breaks_the_subject_nor_leaks_a_secret() -> None:
     evil = "job\r\nBcc: x@evil\x1b[31m token=hf_abcdefghijklmnopqrstuvwxyz müller"
-    event = Event(alarm=alarm(sentence=evil, labels={"job": evil}), state=State.FIRING, started=NOW)
+    event = AlertEvent(
+        alarm=alarm(sentence=evil, labels={"job": evil}), state=EventState.FIRING, started=NOW
+    )
     told = message_of(event, "node1")
     assert told.subject.isprintable()
     assert "hf_abc" not in plain_text(told) + str(told.labels)
@@ -144,9 +153,9 @@ def test_a_hostile_name_neither_breaks_the_subject_nor_leaks_a_secret() -> None:
 
 
 def test_a_double_has_the_same_id_and_each_state_its_own() -> None:
-    event = Event(alarm=alarm(), state=State.FIRING, started=NOW)
+    event = AlertEvent(alarm=alarm(), state=EventState.FIRING, started=NOW)
     refined = msgspec.structs.replace(event, alarm=alarm(sentence="rank 3"), told={"x": "firing"})
-    over = msgspec.structs.replace(event, state=State.RESOLVED, ended=NOW + 1)
+    over = msgspec.structs.replace(event, state=EventState.RESOLVED, ended=NOW + 1)
     ids = [message_of(one, "node1").id for one in (event, refined, over)]
     assert ids[0] == ids[1] != ids[2]
 
@@ -156,7 +165,9 @@ def test_a_double_has_the_same_id_and_each_state_its_own() -> None:
     [("", "mldebug reports show R1"), ("https://x/r/{report}", "https://x/r/R1")],
 )
 def test_a_message_shows_the_way_to_the_report(link: str, told: str) -> None:
-    event = Event(alarm=alarm(report="R1", next_steps=("look",)), state=State.FIRING, started=NOW)
+    event = AlertEvent(
+        alarm=alarm(report="R1", next_steps=("look",)), state=EventState.FIRING, started=NOW
+    )
     message = message_of(event, "node1", link)
     assert message.link == told
     assert f"report: {told}" in plain_text(message)
@@ -213,12 +224,12 @@ class Sink:
     repeat = 0.0
 
     def __init__(self) -> None:
-        self.got: list[Message] = []
+        self.got: list[EventMessage] = []
         self.errors: list[Exception] = []
         self.gate = threading.Event()
         self.gate.set()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: EventMessage) -> None:
         self.gate.wait(30)
         if self.errors:
             raise self.errors.pop(0)
@@ -234,7 +245,7 @@ class Stand:
         monkeypatch.setattr(delivery, "PAUSE_FIRST", 0.01)
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         config = Config(channels={"ops": Plugin(kind="sink", options=None)})
-        self.desk = Notices(config, "node1", memory, self.inbox)  # type: ignore[arg-type]
+        self.desk = AlertNotifier(config, "node1", memory, self.inbox)  # type: ignore[arg-type]
         self.told_all = False
 
     def turn(self, *, hear: bool = True) -> None:
@@ -262,7 +273,7 @@ def test_a_channel_that_is_down_gets_it_later_and_one_that_refuses_is_left_alone
 ) -> None:
     sink, memory = Sink(), Memory()
     stand = Stand(monkeypatch, memory, sink)
-    sink.errors = [OSError("down"), OSError("down"), RefusedError("400")]
+    sink.errors = [OSError("down"), OSError("down"), MessageRefusedError("400")]
     stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
     stand.desk.book.raise_(alarm("b"), NOW + 1, at_once=True)
     assert stand.until(sink, 1) == [("b", "firing")]
@@ -290,9 +301,9 @@ def test_a_failing_channel_is_told_in_status(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_event_in_status_says_where_to_read_on() -> None:
     one = EventView(key="a", kind="abnormal_end", severity="critical", state="firing", sentence="rank 1 was killed " * 30, started=NOW, report="R1")  # fmt: skip
-    (told,) = event_lines(Events(events=(one,)), ())
+    (told,) = event_lines(EventsView(events=(one,)), ())
     assert told.endswith("… (report R1)")
-    assert list(event_lines(Events(events=(one,)), {"R1"})) == []
+    assert list(event_lines(EventsView(events=(one,)), {"R1"})) == []
 
 
 @pytest.mark.parametrize("killed", ["before it was sent", "before it was heard", "after it all"])
@@ -400,7 +411,7 @@ def test_rows_of_another_version_are_skipped(
 
 
 def test_what_begins_and_ends_at_once_stands_for_its_time_and_then_ends_as_it_did() -> None:
-    book = EventBook()
+    book = EventRegistry()
     book.raise_(alarm(stands=600.0), NOW, at_once=True)
     book.clear("a", NOW + 1, "ended")
     assert states(book) == {"a": "firing"}
@@ -414,7 +425,7 @@ def test_what_begins_and_ends_at_once_stands_for_its_time_and_then_ends_as_it_di
 
 
 def test_what_goes_on_while_it_stands_is_not_over() -> None:
-    book = EventBook()
+    book = EventRegistry()
     book.raise_(alarm(stands=600.0), NOW, at_once=True)
     book.clear("a", NOW + 1, "ended")
     book.raise_(alarm(stands=600.0, sentence="a second attempt failed"), NOW + 2, at_once=True)
@@ -423,14 +434,14 @@ def test_what_goes_on_while_it_stands_is_not_over() -> None:
 
 
 def test_a_clock_that_is_set_back_holds_nothing_up() -> None:
-    book = EventBook()
+    book = EventRegistry()
     book.raise_(alarm(stands=600.0), NOW, at_once=True)
     book.clear("a", NOW - 7200)
     assert states(book) == {"a": "resolved"}
 
 
 def test_a_sentence_that_changes_all_the_time_is_not_written_all_the_time() -> None:
-    book = EventBook()
+    book = EventRegistry()
     book.raise_(alarm(), NOW, at_once=True)
     assert len(book.changed()) == 1
     book.raise_(alarm(sentence="83 degrees"), NOW + 1)
@@ -443,7 +454,7 @@ def test_a_message_that_nobody_takes_holds_up_no_other(monkeypatch: pytest.Monke
     stand = Stand(monkeypatch, Memory(), sink)
     send = sink.send
 
-    def picky(message: Message) -> None:
+    def picky(message: EventMessage) -> None:
         if message.key == "poison":
             raise OSError("500")
         send(message)
@@ -487,7 +498,7 @@ def test_a_storm_of_events_pushes_out_no_state_of_a_run(
 ) -> None:
     monkeypatch.setattr(writer_thread, "MAX_EVENTS", 100)
     monkeypatch.setattr(writer_thread, "MAX_STATES", 50)
-    writer = writer_thread.Scribe(tmp_path, lambda: None)
+    writer = writer_thread.WriterThread(tmp_path, lambda: None)
     writer.put("run:job", lambda: None)
     for number in range(300):
         writer.put(f"memo:event:{number}", lambda: None)

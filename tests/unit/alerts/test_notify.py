@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug.config.schema import Agent, Config, Stall
+from mldebug.config.schema import AgentConfig, Config, StallConfig
 from mldebug.core.errors import MldebugError
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent import loop as module
 from mldebug_agents.agent.wiring import CurrentConfig, build_loop, open_tools
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.sd_notify import (
     MAX_STATUS,
-    Notifier,
+    SystemdNotifier,
     reloading,
     status_text,
 )
@@ -49,7 +49,7 @@ def test_states_go_out_in_one_datagram_and_status_only_when_new(
     manager: tuple[str, Callable[[], list[str]]],
 ) -> None:
     address, heard = manager
-    notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
     notifier.send("READY=1", "STATUS=x")
     for _ in range(3):
         notifier.status("1 run")
@@ -61,13 +61,13 @@ def test_states_go_out_in_one_datagram_and_status_only_when_new(
 def test_an_abstract_address_is_understood() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind("\0mldebug-test-notify")
-        Notifier({"NOTIFY_SOCKET": "@mldebug-test-notify"}).send("READY=1")
+        SystemdNotifier({"NOTIFY_SOCKET": "@mldebug-test-notify"}).send("READY=1")
         assert ear.recv(100) == b"READY=1"
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "x"}])
 def test_without_a_manager_nothing_happens(environ: dict[str, str]) -> None:
-    Notifier(environ).send("READY=1")
+    SystemdNotifier(environ).send("READY=1")
 
 
 def test_a_reload_begins_with_the_time_that_systemd_asks_for() -> None:
@@ -96,17 +96,19 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
     monkeypatch.setattr(Watch, "look", lambda *_: back.wait(60))
     monkeypatch.setattr(module, "LOOK_DEADLINE", 1.5)
     monkeypatch.setattr(module, "BEAT", 0.05)
-    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall(interval=0.5))
+    config = Config(
+        agent=AgentConfig(state_dir=tmp_path / "state", listen=""), stall=StallConfig(interval=0.5)
+    )
     published: list[Snapshot] = []
     with open_tools(config) as tools:
-        ledger = Ledger(config.agent.state_dir, tools.context.spawner, retry=0.01)
+        ledger = StateStore(config.agent.state_dir, tools.context.spawner, retry=0.01)
         ledger.start(5)
         node = build_loop(
             CurrentConfig(config),
             tools,
             ledger,
             published.append,
-            Notifier({"NOTIFY_SOCKET": address}),
+            SystemdNotifier({"NOTIFY_SOCKET": address}),
         )
         thread = threading.Thread(target=node.run)
         thread.start()
@@ -128,11 +130,13 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
 
 
 def test_without_its_helper_the_loop_ends_with_an_error(tmp_path: Path) -> None:
-    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall(interval=0.5))
+    config = Config(
+        agent=AgentConfig(state_dir=tmp_path / "state", listen=""), stall=StallConfig(interval=0.5)
+    )
     with open_tools(config) as tools:
-        ledger = Ledger(config.agent.state_dir, tools.context.spawner, retry=0.01)
+        ledger = StateStore(config.agent.state_dir, tools.context.spawner, retry=0.01)
         ledger.start(5)
-        node = build_loop(CurrentConfig(config), tools, ledger, lambda _: None, Notifier({}))
+        node = build_loop(CurrentConfig(config), tools, ledger, lambda _: None, SystemdNotifier({}))
         os.kill(tools.context.spawner.helper_pid, signal.SIGKILL)
         with pytest.raises(MldebugError, match="is gone; restart mldebug") as raised:
             node.run()

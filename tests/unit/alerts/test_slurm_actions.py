@@ -12,7 +12,7 @@ import pytest
 
 from mldebug.alerts.action_model import UnfitError
 from mldebug.core.model import Culprit
-from mldebug_agents.alerts.action_runner.model import ProgramError, Work
+from mldebug_agents.alerts.action_runner.model import ActionInput, ProgramError
 from mldebug_agents.alerts.actions import drain, scancel
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
@@ -84,11 +84,11 @@ class Grouped(Host):
         return self._groups if name == "cgroup" else super().text(pid, name)
 
 
-def asked(spawner: Spawner, groups: str = "0::/user.slice\n", **facts: Any) -> Work:
+def asked(spawner: Spawner, groups: str = "0::/user.slice\n", **facts: Any) -> ActionInput:
     return work(rank(os.getpid()), starter=spawner, **facts)._replace(host=Grouped(groups))
 
 
-def cancel(told: Work, **options: Any) -> str:
+def cancel(told: ActionInput, **options: Any) -> str:
     return scancel.create(scancel.Options(**options)).plan(told).do().words
 
 
@@ -215,7 +215,7 @@ def culprit(kind: Any, node: str = "node1.cluster.example") -> Culprit:
     return Culprit(kind=kind, rank=None, node=node, pid=None, reason="evil $(reboot)")
 
 
-def drained(told: Work) -> str:
+def drained(told: ActionInput) -> str:
     return drain.create(drain.Options()).plan(told).do().words
 
 

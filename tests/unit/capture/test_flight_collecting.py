@@ -14,10 +14,10 @@ from builders import WAITER, capture, moving, process, still
 from flights import job, waits_in
 from hung import state, wait_until
 from mldebug.config.schema import Config
-from mldebug.core.model import Gap, NodeCapture, RankCapture, Said, ThreadState
+from mldebug.core.model import Gap, HookState, NodeCapture, RankCapture, ThreadState
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.diagnosis.exits.judge import judge_ending
-from mldebug.diagnosis.exits.model import Ending, RankExit
+from mldebug.diagnosis.exits.judge import judge_exit
+from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.capture.flight_recorder.collector import Collector
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -324,7 +324,7 @@ def test_a_hook_that_did_not_answer_leaves_the_ways_that_cost_nothing(
     collector: Collector, tmp_path: Path
 ) -> None:
     with met(collector, tmp_path) as one:
-        rank = msgspec.structs.replace(one.captured(WAITS), said=Said())
+        rank = msgspec.structs.replace(one.captured(WAITS), said=HookState())
         found = add(collector, rank)
         assert (told(found), found.gaps) == (
             {},
@@ -420,7 +420,7 @@ def test_what_killed_ranks_have_dumped_is_evidence(collector: Collector, tmp_pat
         assert sorted(found) == [0, 1]
         exits = tuple(RankExit(rank=one.rank, pid=one.pid, status=6) for one in ranks)
         job = capture(world=2).job
-        outcome = judge_ending(Ending(job=job, identities=ranks, exits=exits, flights=found))
+        outcome = judge_exit(AttemptExit(job=job, identities=ranks, exits=exits, flights=found))
         assert outcome.finding is not None
         assert (
             "Flight Recorder, dumped before the end: rank 0 waited in all_reduce 56812 of group 0, "

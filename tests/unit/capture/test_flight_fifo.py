@@ -29,7 +29,7 @@ from mldebug_agents.capture.flight_recorder.files import Careful, Found, read_du
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Piece, Unreadable
+from mldebug_agents.system.reader_answers import FilePiece, Unreadable
 from mldebug_agents.system.spawn import Spawner
 from monitored import RECORDED, Monitored, monitored, recording
 
@@ -346,7 +346,7 @@ class Counting(Careful):
 
     whole = 0
 
-    def read_from(self, path: str, offset: int, *, max_bytes: int) -> Piece | Unreadable:
+    def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece | Unreadable:
         self.whole += max_bytes > 1
         return super().read_from(path, offset, max_bytes=max_bytes)
 

@@ -25,11 +25,11 @@ from mldebug_agents.capture.flight_recorder.worker_servers import (
 )
 from mldebug_agents.jobs.ranks.installed import Installed
 from mldebug_agents.jobs.ranks.libraries import Program, libraries
-from mldebug_agents.system.child.reader_writes import Question
+from mldebug_agents.system.child.reader_writes import WorkerServerQuestion
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
-from mldebug_agents.system.spawn import Spawner, Worker
+from mldebug_agents.system.spawn import ForkedWorker, Spawner
 
 SERVES = """
 import sys
@@ -243,7 +243,7 @@ def test_a_child_that_does_not_come_back_is_not_followed_by_another(
 ) -> None:
     """One that hangs in the kernel outlives its kill: the same place is left alone until it is gone."""
     release, gone = threading.Event(), threading.Event()
-    monkeypatch.setattr(Worker, "gone", lambda _: gone.is_set())
+    monkeypatch.setattr(ForkedWorker, "gone", lambda _: gone.is_set())
     path = tmp_path / "server"
     with listening(path, lambda *_: release.wait(30)) as asked:
         place = f"/proc/{os.getpid()}/root{path}"
@@ -328,7 +328,7 @@ def test_what_is_no_socket_is_left_alone(reader: Reader, tmp_path: Path, kind: s
     elif kind == "link":
         path.symlink_to("/run/nobody")
     place = f"/proc/{os.getpid()}/root{path}"
-    told = reader.ask_server(place, Question.HANDLERS, max_bytes=MAX_DUMP)
+    told = reader.ask_server(place, WorkerServerQuestion.HANDLERS, max_bytes=MAX_DUMP)
     assert isinstance(told, Unreadable)
     why = {"file": "not a socket", "link": "a symbolic link", "gone": "no such file"}[kind]
     assert why in told.reason

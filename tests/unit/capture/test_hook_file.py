@@ -25,7 +25,7 @@ from mldebug.jobs.heartbeat import parse_record
 from mldebug_training.common.shared_files import start_ticks
 from mldebug_training.hook import flight_recorder as written
 from mldebug_training.hook.nccl_recording import NEW, OLD, record_collectives
-from mldebug_training.hook.record import Record
+from mldebug_training.hook.record import HookRecord
 
 H200 = Path(__file__).parents[2] / "fixtures" / "h200"
 
@@ -356,13 +356,13 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Iterator[Record]:
-    one = Record(str(tmp_path))
+def record(tmp_path: Path) -> Iterator[HookRecord]:
+    one = HookRecord(str(tmp_path))
     yield one
     one.close()
 
 
-def answers(record: Record) -> tuple[int | None, int]:
+def answers(record: HookRecord) -> tuple[int | None, int]:
     found = parse_record(Path(record.path).read_bytes(), record.pid, start_ticks(), 1e9)
     return found.flight_signal, found.flight_answers
 
@@ -463,10 +463,10 @@ def test_before_there_are_groups_no_recorder_is_asked(torch: Callable[..., None]
 
 
 def test_each_answer_is_counted_and_takes_the_place_of_the_last(
-    torch: Callable[..., None], record: Record
+    torch: Callable[..., None], record: HookRecord
 ) -> None:
     torch(_dump_fr_trace_json=lambda: json.dumps(gloo(entry(1))).encode())
-    flight = written.Flight(record)
+    flight = written.FlightFile(record)
     assert answers(record) == (None, 0)
     record.signal = 63
     record.write()
@@ -484,10 +484,10 @@ def test_each_answer_is_counted_and_takes_the_place_of_the_last(
 
 @pytest.mark.parametrize("error", [OSError(28, "full"), OSError(13, "no right")])
 def test_where_there_is_no_room_no_old_answer_is_left(
-    torch: Callable[..., None], record: Record, monkeypatch: pytest.MonkeyPatch, error: OSError
+    torch: Callable[..., None], record: HookRecord, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
     torch(_dump_fr_trace_json=lambda: json.dumps(gloo(entry(1))).encode())
-    flight = written.Flight(record)
+    flight = written.FlightFile(record)
     flight.tell()
 
     def refuse(*_: object) -> int:
@@ -502,10 +502,10 @@ def test_where_there_is_no_room_no_old_answer_is_left(
 
 @pytest.mark.parametrize("dump", [lambda: b"{", lambda: b"[]", lambda: 1 / 0])
 def test_a_recorder_that_fails_costs_only_this(
-    torch: Callable[..., None], record: Record, dump: Callable[[], Any]
+    torch: Callable[..., None], record: HookRecord, dump: Callable[[], Any]
 ) -> None:
     torch(_dump_fr_trace_json=dump)
-    flight = written.Flight(record)
+    flight = written.FlightFile(record)
     flight.tell()
     assert answers(record)[1] == 1
     flight.close()

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 from hung import wait_until
-from mldebug.config.schema import Agent, Config
+from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.stall.signals import Decision, Look, ProgressKind, Stage
+from mldebug.stall.signals import ProgressKind, RunLook, Stage, StallDecision
 from mldebug_agents.agent.capture_queue import GLANCE
 from mldebug_agents.agent.wiring import CurrentConfig, NodeTools, build_loop, open_tools
 from mldebug_agents.incidents.manual import write_down
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.host import Host
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.watch import NodeLook
@@ -33,7 +33,7 @@ SPEAKS = f"{HOLDS}\n{SLEEP}"
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeTools]:
-    state = Agent(state_dir=tmp_path_factory.mktemp("state"))
+    state = AgentConfig(state_dir=tmp_path_factory.mktemp("state"))
     with open_tools(Config(agent=state)) as one:
         yield one
 
@@ -134,11 +134,11 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
     tools: NodeTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is quiet: two answers whose counts differ, by the real worker, are a sign in the next look."""
-    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""))
+    config = Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))
     node = build_loop(
         CurrentConfig(config),
         tools,
-        Ledger(tmp_path / "state", tools.context.spawner),
+        StateStore(tmp_path / "state", tools.context.spawner),
         lambda _: None,
     )
     seen: list[JobLook] = []
@@ -152,7 +152,7 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
         job = Job(id="j", name="train.py", launcher="torchrun", ranks=(rank,))
         look = NodeLook(at=1.0, found=Discovery(jobs=(job,)), jobs=(quiet(job),))
         node._looked(look)
-        node.runs["j"].decision = Decision(stage=Stage.SUSPECT, sentence="")
+        node.runs["j"].decision = StallDecision(stage=Stage.SUSPECT, sentence="")
         for count in (5, 6):
             server.serve = says(answer({0: {"AllReduce": count}}, pids={0: os.getpid()}))
             node._parts.ras.turn(node.runs)
@@ -165,4 +165,4 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
 
 
 def quiet(job: Job) -> JobLook:
-    return JobLook(job=job, look=Look(at=1.0, run=job.id, backend="nccl"))
+    return JobLook(job=job, look=RunLook(at=1.0, run=job.id, backend="nccl"))

@@ -26,7 +26,7 @@ from mldebug.core.model import (
     TraceTail,
 )
 from mldebug.diagnosis.exits.judgement import _with_words
-from mldebug.diagnosis.exits.model import Ending, RankExit
+from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
 from mldebug.status.snapshot import RunState, Snapshot
@@ -306,7 +306,7 @@ def test_a_report_tells_the_culprit_in_full_and_the_others_in_a_line() -> None:
 
 def test_a_rank_that_ended_brings_its_last_calls_into_the_report() -> None:
     rank = RankIdentity(rank=1, world_size=2, pid=10)
-    ending = Ending(
+    ending = AttemptExit(
         job=Job(id="j", name="n", launcher="torchrun"),
         identities=(rank,),
         exits=(RankExit(rank=1, pid=10, status=9),),

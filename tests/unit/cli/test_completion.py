@@ -17,18 +17,17 @@ import samples
 from hung import hung_mount
 from mldebug.cli.main import COMPLETION, cli, main
 from mldebug.core.plugins import names
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.cli.commands.demo import FAULTS
-from mldebug_agents.cli.completion import side_child
-from mldebug_agents.cli.completion.answer import lines
-from mldebug_agents.cli.completion.request import Asked, is_plain
-from mldebug_agents.cli.completion.side_child import look_aside, values
+from mldebug_agents.cli.completion import answer
+from mldebug_agents.cli.completion.answer import lines, look_aside, values
+from mldebug_agents.cli.completion.request import CompletionRequest, is_plain
 from mldebug_agents.cli.completion.table import FILE, read_table, written
 from mldebug_agents.probes.node_stages import STAGES
 from proctree import as_nobody
 from webpages import hanging, hostile, pages, shown
 
-DEADLINE = side_child.DEADLINE
+DEADLINE = answer.DEADLINE
 MAX_CPU = 0.2  # seconds of one TAB on an idle core of the test bed; half of it is Python and click
 MAX_HANG = 10.0  # seconds, on a crowded machine, of what takes DEADLINE and the start of Python
 
@@ -38,13 +37,13 @@ OLD, NEW = "20260101T000000Z-old", "20261121T055041Z-new"
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A crowded machine is no state dir that hangs."""
-    monkeypatch.setattr(side_child, "DEADLINE", 60.0)
+    monkeypatch.setattr(answer, "DEADLINE", 60.0)
 
 
 def save(state_dir: Path, name: str) -> Path:
     """A report of that id; its folder."""
     report = replace(samples.report(samples.sleeping()), id=name)
-    return Archive(state_dir).save(report, "", {})
+    return ReportStore(state_dir).save(report, "", {})
 
 
 def offered(line: str, shell: str = "zsh") -> list[str]:
@@ -165,7 +164,7 @@ def seen_by(uid: int, state_dir: Path) -> str:
     """The words that a user is offered; an ordinary user of the tests is nobody to himself."""
 
     def look() -> str:
-        found = values("reports", Asked(state_dir / "c.yaml", described=True))
+        found = values("reports", CompletionRequest(state_dir / "c.yaml", described=True))
         return " ".join(one.word for one in found)
 
     return as_nobody(look) if os.geteuid() == 0 and uid else look()
@@ -193,10 +192,10 @@ def test_the_deadline_is_one_that_a_person_forgives() -> None:
 def test_an_agent_that_does_not_answer_holds_nobody_up(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_child, "DEADLINE", DEADLINE)
+    monkeypatch.setattr(answer, "DEADLINE", DEADLINE)
     with stuck(config.parent):
         began = time.monotonic()
-        assert look_aside("jobs", Asked(config)) == []
+        assert look_aside("jobs", CompletionRequest(config)) == []
         assert DEADLINE <= time.monotonic() - began < MAX_HANG
 
 
@@ -207,11 +206,14 @@ def test_a_state_dir_that_hangs_holds_nobody_up(
         save(mount.source, NEW)
         config = tmp_path / "c.yaml"
         config.write_text(f"agent: {{state_dir: {mount.target}}}\n")
-        assert [one.word for one in look_aside("reports", Asked(config))] == ["latest", NEW]
-        monkeypatch.setattr(side_child, "DEADLINE", DEADLINE)
+        assert [one.word for one in look_aside("reports", CompletionRequest(config))] == [
+            "latest",
+            NEW,
+        ]
+        monkeypatch.setattr(answer, "DEADLINE", DEADLINE)
         mount.hang()
         began = time.monotonic()
-        assert look_aside("reports", Asked(config)) == []
+        assert look_aside("reports", CompletionRequest(config)) == []
         assert DEADLINE <= time.monotonic() - began < MAX_HANG
         assert tab(f"mldebug reports --config {config} show ") == ""
         assert tab(f"mldebug notify --config {mount.target}/c.yaml --test ") == ""

@@ -14,11 +14,11 @@ from mldebug.core.report_model import Report
 from mldebug_agents.cli.commands import demo
 from mldebug_agents.support.demo import job as demo_job
 from mldebug_agents.support.demo.agent import stage_line
-from mldebug_agents.support.demo.job import DemoJob, Plan, Step, job_environment
+from mldebug_agents.support.demo.job import DemoJob, DemoPlan, DemoStep, job_environment
 from mldebug_agents.system.spawn import Completed, FakeSpawner
 from samples import report, sleeping
 
-PLAN = Plan(fault="sleep", ranks=3, struck=1)
+PLAN = DemoPlan(fault="sleep", ranks=3, struck=1)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def job(tmp_path: Path, clock: Clock) -> DemoJob:
 
 def test_steps_are_read_from_the_files_of_the_ranks(job: DemoJob) -> None:
     (job.folder / "progress.1").write_text("12 0.5000")
-    assert job.steps() == [Step(), Step(12, "0.5000"), Step()]
+    assert job.steps() == [DemoStep(), DemoStep(12, "0.5000"), DemoStep()]
 
 
 def test_the_launcher_is_known_once_a_rank_has_started(job: DemoJob) -> None:
@@ -45,21 +45,21 @@ def test_the_launcher_is_known_once_a_rank_has_started(job: DemoJob) -> None:
 
 def test_a_job_is_stuck_when_it_was_struck_and_stands(job: DemoJob, clock: Clock) -> None:
     (job.folder / "strike.1").touch()
-    assert not job.stuck([Step(5)])
+    assert not job.stuck([DemoStep(5)])
     clock.now += demo_job.STUCK_AFTER
-    assert not job.stuck([Step(6)])  # it moved in between
+    assert not job.stuck([DemoStep(6)])  # it moved in between
     clock.now += demo_job.STUCK_AFTER
-    assert job.stuck([Step(6)])
+    assert job.stuck([DemoStep(6)])
 
 
 def test_a_job_that_only_stands_is_not_stuck_yet(job: DemoJob, clock: Clock) -> None:
-    job.stuck([Step(5)])
+    job.stuck([DemoStep(5)])
     clock.now += 10 * demo_job.STUCK_AFTER
-    assert not job.stuck([Step(5)])
+    assert not job.stuck([DemoStep(5)])
     (job.folder / "strike.1").touch()
-    assert not job.stuck([Step(5)])  # since the strike, not since the last step
+    assert not job.stuck([DemoStep(5)])  # since the strike, not since the last step
     clock.now += demo_job.STUCK_AFTER
-    assert job.stuck([Step(5)])
+    assert job.stuck([DemoStep(5)])
 
 
 def test_a_job_that_ends_early_says_why(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from mldebug.cli.console import print_line
-from mldebug.core.model import Gap, Job, LostRank, RankIdentity, Remark, Said
+from mldebug.core.model import Gap, HookState, Job, LostRank, RankIdentity, Remark
 from mldebug.jobs.known_issues.match import Trap
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.cli.commands.status import Seen, status_lines
+from mldebug_agents.cli.commands.status import NodeListing, status_lines
 
 NOW = 1_795_240_000.0
 
@@ -35,7 +35,9 @@ def job(**changes: object) -> Job:
 def printed(*jobs: Job, remarks: tuple[Remark, ...] = (), gaps: tuple[Gap, ...] = ()) -> str:
     buffer = io.StringIO()
     console = Console(file=buffer, width=80)
-    for line in status_lines(Seen(node="n1", now=NOW, jobs=jobs, remarks=remarks, gaps=gaps)):
+    for line in status_lines(
+        NodeListing(node="n1", now=NOW, jobs=jobs, remarks=remarks, gaps=gaps)
+    ):
         console.print(line, soft_wrap=True, highlight=False)
     return buffer.getvalue()
 
@@ -80,7 +82,7 @@ def test_many_remarks_are_cut() -> None:
 def test_known_traps_stand_below_their_job_and_are_no_alarm() -> None:
     trap = Trap(name="ras_off", message="NCCL_RAS_ENABLE=0\x1b[31m: bad", todo="unset it", source="https://x")  # fmt: skip
     buffer = io.StringIO()
-    seen = Seen(node="n1", now=NOW, jobs=(job(),), remarks=(), gaps=(), traps={"1a2b3c": (trap,) * 10, "9": (trap,)})  # fmt: skip
+    seen = NodeListing(node="n1", now=NOW, jobs=(job(),), remarks=(), gaps=(), traps={"1a2b3c": (trap,) * 10, "9": (trap,)})  # fmt: skip
     for line in status_lines(seen):
         Console(file=buffer, width=80).print(line, soft_wrap=True, highlight=False)
     text = buffer.getvalue()
@@ -116,7 +118,7 @@ def watched(**changes: object) -> RunState:
 
 
 def beside(*runs: RunState, jobs: tuple[Job, ...] = (), width: int = 80, **changes: object) -> str:
-    seen = Seen(
+    seen = NodeListing(
         node="n1", now=NOW, jobs=jobs or (job(),), remarks=(), gaps=(),
         agent=Snapshot(**({"node": "n1", "at": NOW, "started_at": NOW - 3600, "runs": runs} | changes)),  # type: ignore[arg-type]
     )  # fmt: skip
@@ -132,7 +134,9 @@ def test_without_an_agent_it_says_that_nobody_watches() -> None:
 
 
 def test_an_agent_that_may_not_be_asked_is_no_absent_one() -> None:
-    seen = Seen(node="n1", now=NOW, jobs=(), remarks=(), gaps=(), agent_trouble="may not ask it")
+    seen = NodeListing(
+        node="n1", now=NOW, jobs=(), remarks=(), gaps=(), agent_trouble="may not ask it"
+    )
     lines = [line.plain for line in status_lines(seen)]
     assert "may not ask it" in lines
     assert not any("no agent" in line for line in lines)
@@ -147,8 +151,8 @@ def test_a_quiet_run_says_why_it_is_quiet() -> None:
 
 
 def test_what_ranks_say_of_themselves_stands_beside_the_step() -> None:
-    said = dict.fromkeys((0, 1), Said(step=1200, phase="checkpoint_save", phase_age=12.0))
-    said |= {2: Said(step=1199, phase="data_wait", phase_age=900.0), 3: Said(step=1200)}
+    said = dict.fromkeys((0, 1), HookState(step=1200, phase="checkpoint_save", phase_age=12.0))
+    said |= {2: HookState(step=1199, phase="data_wait", phase_age=900.0), 3: HookState(step=1200)}
     text = " ".join(beside(watched(said=said)).split())
     assert (
         "step 1200, loss 2.5, ranks 0-1 in checkpoint_save for 12 s, rank 2 in data_wait for 15 min,"
@@ -157,11 +161,11 @@ def test_what_ranks_say_of_themselves_stands_beside_the_step() -> None:
 
 
 def test_who_is_behind_is_told_and_a_phase_of_a_moment_is_not() -> None:
-    said = dict.fromkeys(range(3), Said(step=1200, phase="data_wait", phase_age=0.01))
+    said = dict.fromkeys(range(3), HookState(step=1200, phase="data_wait", phase_age=0.01))
     ranks = {rank: 100 + rank for rank in range(4)}
     text = " ".join(beside(watched(said=said, ranks=ranks)).split())
     assert "loss 2.5, hook in 3 of 4 ranks, log" in text
-    said |= {3: Said(step=1150)}
+    said |= {3: HookState(step=1150)}
     text = " ".join(beside(watched(said=said, ranks=ranks)).split())
     assert "loss 2.5, rank 3 at step 1150 of 1200, log" in text
 
@@ -215,7 +219,7 @@ def test_long_lines_go_on_below_their_beginning_in_80_columns() -> None:
 
 def suggested(*jobs: Job, config: Path | None, **changes: object) -> list[str]:
     """The commands that stand in the answer, as lines of a terminal of 80 columns."""
-    seen = Seen(node="n1", now=NOW, jobs=jobs, remarks=(), gaps=(), **changes)  # type: ignore[arg-type]
+    seen = NodeListing(node="n1", now=NOW, jobs=jobs, remarks=(), gaps=(), **changes)  # type: ignore[arg-type]
     buffer = io.StringIO()
     console = Console(file=buffer, width=80, force_terminal=True, color_system=None)
     for line in status_lines(seen, config):

@@ -12,18 +12,13 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from mldebug.core.errors import MldebugError
-from mldebug_agents.cluster.peers import broadcast, connect_pool
-from mldebug_agents.cluster.peers.broadcast import Shot
-from mldebug_agents.cluster.peers.client import Line, Peer, Talk
-from mldebug_agents.cluster.peers.connect_pool import Hands
-from mldebug_agents.cluster.peers.errors import (
-    CutError,
-    NoRoomError,
-    RefusedError,
-    SilentError,
-)
-from mldebug_agents.cluster.peers.http_answer import Answer
-from mldebug_agents.cluster.peers.identity import Identity, derive, identity
+from mldebug_agents.cluster.peers.net import broadcast, connect_pool
+from mldebug_agents.cluster.peers.net.broadcast import NodeAnswer
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient, PeerConnection
+from mldebug_agents.cluster.peers.net.connect_pool import ConnectPool
+from mldebug_agents.cluster.peers.net.errors import CutError, NoRoomError, RefusedError, SilentError
+from mldebug_agents.cluster.peers.net.http_answer import HttpAnswer
+from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 Serve = Callable[[ssl.SSLSocket], None]
@@ -74,11 +69,11 @@ def node(
         thread.join(0.1)
 
 
-def fire(talk: Talk, to: Sequence[Peer], patience: float = 30.0) -> list[Shot]:
-    return list(broadcast.volley(talk, to, "/capture", b"{}", most=1 << 20, patience=patience))
+def fire(talk: PeerClient, to: Sequence[Peer], patience: float = 30.0) -> list[NodeAnswer]:
+    return list(broadcast.broadcast(talk, to, "/capture", b"{}", most=1 << 20, patience=patience))
 
 
-def bodies(shots: Sequence[Shot]) -> list[bytes | MldebugError]:
+def bodies(shots: Sequence[NodeAnswer]) -> list[bytes | MldebugError]:
     return [one.told for one in shots]
 
 
@@ -96,8 +91,8 @@ def test_nobody_hears_the_order_before_all_are_reached(
     monkeypatch.setattr(connect_pool, "MOST", threads)
     heard = list[str]()
 
-    class Noting(Talk):
-        def connect(self, to: Peer, until: float) -> Line:
+    class Noting(PeerClient):
+        def connect(self, to: Peer, until: float) -> PeerConnection:
             line = super().connect(to, until)
             heard.append("reached")
             return line
@@ -125,15 +120,15 @@ def test_who_is_reached_late_keeps_nobody_and_hears_it_all_the_same(
         node(ours, says(ANSWER, answered)) as first,
         node(ours, says(ANSWER), before=lambda: answered.wait(60)) as late,
     ):
-        monkeypatch.setattr("mldebug_agents.cluster.peers.client.CONNECT", 60.0)
-        assert bodies(fire(Talk(ours), [late, first])) == [b"hello", b"hello"]
+        monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.CONNECT", 60.0)
+        assert bodies(fire(PeerClient(ours), [late, first])) == [b"hello", b"hello"]
     assert answered.is_set()
 
 
 def test_who_never_proves_anything_is_silent_and_keeps_nobody(ours: Identity) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, node(ours, says(ANSWER)) as lives:
         silent, told = bodies(
-            fire(Talk(ours), [Peer("127.0.0.1", mute.getsockname()[1]), lives], 20.0)
+            fire(PeerClient(ours), [Peer("127.0.0.1", mute.getsockname()[1]), lives], 20.0)
         )
     assert told == b"hello"
     assert isinstance(silent, SilentError)
@@ -145,7 +140,7 @@ def test_an_answer_that_is_cut_in_the_middle_is_asked_for_again(ours: Identity) 
         node(ours, says(ANSWER[:-2]), says(ANSWER)) as cut,
         node(ours, says(ANSWER[:9]), says(b"")) as twice,
     ):
-        told, gone = bodies(fire(Talk(ours), [cut, twice]))
+        told, gone = bodies(fire(PeerClient(ours), [cut, twice]))
     assert told == b"hello"
     assert isinstance(gone, CutError)
 
@@ -162,21 +157,21 @@ def test_what_drips_ends_in_time(ours: Identity, answer: bytes) -> None:
 
     answer = answer.replace(b"Content-Length: 5", b"Content-Length: 99999")
     with node(ours, drip, drip) as to:
-        (told,) = bodies(fire(Talk(ours), [to], 0.5))
+        (told,) = bodies(fire(PeerClient(ours), [to], 0.5))
         assert isinstance(told, SilentError)
         assert told.message == "no answer in 0.5 s"
         with pytest.raises(SilentError, match=r"no answer in 0\.5 s"):
-            Talk(ours).ask(to, "/", b"", timeout=0.5, most=1 << 20)
+            PeerClient(ours).ask(to, "/", b"", timeout=0.5, most=1 << 20)
 
 
-class Scarce(Talk):
+class Scarce(PeerClient):
     """A node with room for one connection at a time."""
 
     def __init__(self, proof: Identity, room: int) -> None:
         super().__init__(proof)
         self.room, self._open, self._lock = room, 0, threading.Lock()
 
-    def connect(self, to: Peer, until: float) -> Line:
+    def connect(self, to: Peer, until: float) -> PeerConnection:
         with self._lock:
             if self._open >= self.room:
                 raise NoRoomError("this node cannot open one more connection: Too many open files")
@@ -211,22 +206,22 @@ def test_a_full_table_of_descriptors_is_no_unknown_name(
     def full(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.socket", full)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.socket.socket", full)
     with pytest.raises(NoRoomError, match="Too many open files"):
-        Talk(ours).connect(Peer("a..b", 1), time.monotonic() + 5)
-    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.create_connection", full)
+        PeerClient(ours).connect(Peer("a..b", 1), time.monotonic() + 5)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.socket.create_connection", full)
     with pytest.raises(NoRoomError, match="Too many open files"):
-        Talk(ours).connect(Peer("127.0.0.1", 1), time.monotonic() + 5)
+        PeerClient(ours).connect(Peer("127.0.0.1", 1), time.monotonic() + 5)
 
 
-class Stuck(Talk):
+class Stuck(PeerClient):
     """The first name is looked up for ever."""
 
     def __init__(self, proof: Identity) -> None:
         super().__init__(proof)
         self.go = threading.Event()
 
-    def connect(self, to: Peer, until: float) -> Line:
+    def connect(self, to: Peer, until: float) -> PeerConnection:
         self.go.wait(60)
         return super().connect(to, until)
 
@@ -251,19 +246,19 @@ def test_who_is_reached_when_nobody_waits_is_hung_up() -> None:
     there.settimeout(60)
     go = threading.Event()
 
-    class Late(Line):
+    class Late(PeerConnection):
         def __init__(self) -> None:
             pass
 
         def close(self) -> None:
             here.close()
 
-    def connect(_: int) -> Line:
+    def connect(_: int) -> PeerConnection:
         go.wait(60)
         return Late()
 
     with there:
-        one = Hands(connect, 1)
+        one = ConnectPool(connect, 1)
         one.go(0)
         while not one.begun:
             time.sleep(0.01)
@@ -284,7 +279,7 @@ def test_where_threads_are_scarce_some_are_given_back(monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", scarce)
-        one = Hands(lambda _: (_ for _ in ()).throw(SilentError("no")), 100)
+        one = ConnectPool(lambda _: (_ for _ in ()).throw(SilentError("no")), 100)
     for number in range(20):
         one.go(number)
     ended = 0
@@ -302,7 +297,7 @@ def test_where_threads_are_scarce_some_are_given_back(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_an_answer_in_pieces_is_the_same(size: int) -> None:
-    told = Answer(100)
+    told = HttpAnswer(100)
     pieces = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
     assert [told.feed(one) for one in pieces] == [False] * (len(pieces) - 1) + [True]
     assert told.body() == b"hello"
@@ -322,7 +317,7 @@ def test_an_answer_in_pieces_is_the_same(size: int) -> None:
 )
 def test_what_is_no_answer_is_told(answer: bytes, words: str) -> None:
     def whole() -> bytes:
-        told = Answer(1 << 10)
+        told = HttpAnswer(1 << 10)
         return told.body() if told.feed(answer) or told.feed(b"") else b""
 
     with pytest.raises(RefusedError, match=words):
@@ -342,13 +337,13 @@ def test_an_agent_with_others_may_have_all_the_descriptors_that_it_can() -> None
 class Room(Scarce):
     """Counts who has come to nothing, too, as the system does."""
 
-    def connect(self, to: Peer, until: float, patience: float | None = None) -> Line:
+    def connect(self, to: Peer, until: float, patience: float | None = None) -> PeerConnection:
         with self._lock:
             if self._open >= self.room:
                 raise NoRoomError("this node cannot open one more connection: Too many open files")
             self._open += 1
         try:
-            line = Talk.connect(self, to, until, patience)
+            line = PeerClient.connect(self, to, until, patience)
         except BaseException:
             with self._lock:
                 self._open -= 1
@@ -387,12 +382,12 @@ def test_who_says_nothing_takes_nobody_s_descriptor_for_ever(ours: Identity) -> 
 def test_one_handshake_that_is_too_slow_is_tried_again(
     ours: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.cluster.peers.client.CONNECT", 0.5)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.CONNECT", 0.5)
     monkeypatch.setattr(broadcast, "SLOW", 30.0)
     once = iter([2.0])
     slow = node(ours, says(ANSWER), says(ANSWER), before=lambda: time.sleep(next(once, 0.0)))
     with slow as late, node(ours, says(ANSWER)) as first:
-        assert bodies(fire(Talk(ours), [late, first])) == [b"hello", b"hello"]
+        assert bodies(fire(PeerClient(ours), [late, first])) == [b"hello", b"hello"]
 
 
 class Given:
@@ -406,7 +401,7 @@ class Given:
 
 def is_time(given: Given, ready: int, last: float, of: int = 11, first: float = 100.0) -> bool:
     """With so many reached, of whom the last came then."""
-    one = broadcast.Volley(None, [Peer("n", 1)] * of, "/", b"", 1, 20.0, given)  # type: ignore[arg-type]
+    one = broadcast.Broadcast(None, [Peer("n", 1)] * of, "/", b"", 1, 20.0, given)  # type: ignore[arg-type]
     one._ready = dict.fromkeys(range(ready))  # type: ignore[arg-type]
     one._first, one._last = first, last
     return one._is_time()

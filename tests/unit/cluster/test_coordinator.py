@@ -5,7 +5,7 @@ import pytest
 
 from mldebug.cluster.announcement_size import fitting
 from mldebug.cluster.coordinator import DOUBT, MOVES, Coordinator
-from mldebug.cluster.membership import Call
+from mldebug.cluster.membership import CaptureCall
 from mldebug.cluster.messages import (
     MAX_MESSAGE,
     SCHEMA,
@@ -53,7 +53,7 @@ def three(
     *stages: str,
     ids: tuple[str, ...] = ("", "", ""),
     told_of: bool = False,
-) -> list[Call]:
+) -> list[CaptureCall]:
     for number, (stage, own) in enumerate(zip(stages, ids, strict=True), 1):
         ranks = f"{2 * number - 2}-{2 * number - 1}"
         told = announced(f"n{number}", news(ranks, stage, own, told=told_of))

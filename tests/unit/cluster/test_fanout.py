@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from mldebug.cli.console import Console
-from mldebug.cluster.merge import Heard
+from mldebug.cluster.merge import NodeReplies
 from mldebug.cluster.wire import NodeReply, encode
 from mldebug.config.schema import load_config
 from mldebug.core.errors import ConfigError, MissingError, MldebugError, ToolError, UsageError
 from mldebug_agents.cluster.fanout import child
-from mldebug_agents.cluster.fanout.collector import Collector, ask_all
-from mldebug_agents.cluster.fanout.messages import NAME, News, Plan, Wanted
+from mldebug_agents.cluster.fanout.collector import ReplyCollector, ask_all
+from mldebug_agents.cluster.fanout.messages import NAME, FanoutNews, FanoutPlan, FanoutRequest
 from mldebug_agents.cluster.fanout.progress_line import Waiting, words
 from mldebug_agents.cluster.node_captures import capture_all
 from mldebug_agents.cluster.transports import slurm, ssh
@@ -67,9 +67,11 @@ def fake(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def asked(spawner: Spawner, folder: Path, hosts: str, timeout: float = 10.0) -> Heard:
+def asked(spawner: Spawner, folder: Path, hosts: str, timeout: float = 10.0) -> NodeReplies:
     transport = ssh.create(ssh.Options(ssh=str(folder / "ssh"), tree="none"))
-    wanted = Wanted(target=hosts, python="/opt/py", arguments=("dump", "--send"), timeout=timeout)
+    wanted = FanoutRequest(
+        target=hosts, python="/opt/py", arguments=("dump", "--send"), timeout=timeout
+    )
     return ask_all(spawner, transport.plan(wanted, spawner), transport)
 
 
@@ -121,7 +123,7 @@ def alive(pid: int) -> bool:
 
 def test_who_hangs_up_leaves_nothing_running(spawner: Spawner, fake: Path) -> None:
     transport = ssh.create(ssh.Options(ssh=str(fake / "ssh"), tree="none"))
-    wanted = Wanted(target="hangs[1-3]", python="/p", arguments=(), timeout=60.0)
+    wanted = FanoutRequest(target="hangs[1-3]", python="/p", arguments=(), timeout=60.0)
     plan = transport.plan(wanted, spawner)
 
     def give_up(answered: int, missing: tuple[str, ...]) -> None:
@@ -168,20 +170,20 @@ def test_a_node_speaks_for_itself_alone(spawner: Spawner, fake: Path) -> None:
 
 @pytest.mark.parametrize("hosts", ["", "a b", "-oProxyCommand=x", "x;rm", "node[1-", "x[0-999999]"])
 def test_what_is_no_list_of_hosts_is_refused(spawner: Spawner, hosts: str) -> None:
-    wanted = Wanted(target=hosts, python="/p", arguments=(), timeout=1.0)
+    wanted = FanoutRequest(target=hosts, python="/p", arguments=(), timeout=1.0)
     with pytest.raises(UsageError):
         ssh.create(ssh.Options()).plan(wanted, spawner)
 
 
 def test_a_tree_that_is_not_there_is_told(spawner: Spawner) -> None:
-    wanted = Wanted(target="a", python="/p", arguments=(), timeout=1.0)
+    wanted = FanoutRequest(target="a", python="/p", arguments=(), timeout=1.0)
     with pytest.raises(ToolError, match="there is no /no/topology"):
         ssh.create(ssh.Options(tree=Path("/no/topology"))).plan(wanted, spawner)
 
 
 def test_a_tree_that_cannot_be_read_is_told(spawner: Spawner, fake: Path) -> None:
     (fake / "topology").write_text("nonsense")
-    wanted = Wanted(target="good1", python="/p", arguments=(), timeout=5.0)
+    wanted = FanoutRequest(target="good1", python="/p", arguments=(), timeout=5.0)
     transport = ssh.create(ssh.Options(ssh=str(fake / "ssh"), tree=fake / "topology"))
     with pytest.raises(MldebugError, match="the nodes could not be asked"):
         ask_all(spawner, transport.plan(wanted, spawner), transport)
@@ -232,7 +234,7 @@ def test_no_node_at_all_is_something_that_is_missing(fake: Path, tmp_path: Path)
     """Exit code 1 says that a stall was found."""
     file = tmp_path / "c.yaml"
     file.write_text(f"transports: {{ssh: {{kind: ssh, ssh: {fake}/ssh, tree: none}}}}")
-    wanted = Wanted(target="bare,key", python="/p", arguments=(), timeout=9.0)
+    wanted = FanoutRequest(target="bare,key", python="/p", arguments=(), timeout=9.0)
     with pytest.raises(MissingError, match="Permission denied"):
         capture_all(load_config(file), "ssh", wanted, "here", lambda *_: None)
 
@@ -246,12 +248,14 @@ srun: error: a[3-4]: tasks 2-3: Exited with exit code 7
 srun: Force Terminated StepId=7.1""".splitlines()
 
 
-def planned(jobs: str, states: str, target: str = "7") -> Plan:
+def planned(jobs: str, states: str, target: str = "7") -> FanoutPlan:
     def answer(argv: tuple[str, ...]) -> Completed:
         text = {"squeue": jobs, "sinfo": states}[argv[0]]
         return Completed(argv=argv, returncode=0, stdout=text.encode())
 
-    wanted = Wanted(target=target, python="/opt/py", arguments=("dump", "--send"), timeout=30.0)
+    wanted = FanoutRequest(
+        target=target, python="/opt/py", arguments=("dump", "--send"), timeout=30.0
+    )
     return slurm.create(slurm.Options()).plan(wanted, FakeSpawner(answer))
 
 
@@ -327,12 +331,12 @@ def test_what_srun_says_of_all_is_told_of_each(spawner: Spawner) -> None:
 def test_two_tasks_that_say_they_are_one_node_are_not_believed(spawner: Spawner) -> None:
     """One srun speaks for all nodes: whoever runs on one of them may write any name into its lines."""
     plan = planned("7|RUNNING|a[1-4]\n", "")
-    collector = Collector(plan, slurm.create(slurm.Options()))
+    collector = ReplyCollector(plan, slurm.create(slurm.Options()))
     said = [(0, "a1"), (0, "a4"), (1, "a3"), (2, "a3"), (3, "a4")]  # task 1 is not on a3
     sent = replies(run(4, 1))
     for task, name in said:
         for line in encode(sent[name]):
-            collector.take(News(line=f"{task}: {line.decode().strip()}"))
+            collector.take(FanoutNews(line=f"{task}: {line.decode().strip()}"))
     heard = collector.heard()
 
     assert sorted(heard.replies) == ["a1", "a4"]

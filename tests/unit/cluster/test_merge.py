@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import process, still
-from mldebug.cluster.merge import Heard, merge
+from mldebug.cluster.merge import NodeReplies, merge
 from mldebug.cluster.topology import placed
 from mldebug.cluster.wire import NodeReply
 from mldebug.core.model import (
-    Asked,
-    AskedNode,
     Confidence,
     Fault,
     Judgement,
     ProcessCapture,
+    QueriedNode,
+    QueriedNodes,
     Verdict,
 )
 from mldebug.core.report_model import Report, Stall
@@ -27,7 +27,7 @@ from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.report.build import build_report
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
-from mldebug.incidents.stored_evidence import load_recorded
+from mldebug.incidents.stored_evidence import load_evidence
 from mldebug_agents.incidents.manual import evidence
 from nodes import merged, node_capture, rank, replies, run, silent, sleeper, starter, waiter
 
@@ -151,7 +151,7 @@ def test_nothing_is_sure_while_a_node_was_not_seen(
 def test_a_node_that_slurm_has_given_up_is_better_evidence() -> None:
     captures = run(3, 2)
     del captures["a3"]
-    down = [AskedNode(name="a3", state="down", reason="Slurm says that it is down")]
+    down = [QueriedNode(name="a3", state="down", reason="Slurm says that it is down")]
     assert judged(captures, down).diagnosis.confidence is Confidence.MEDIUM
 
 
@@ -178,7 +178,7 @@ def test_ranks_out_of_step_explain_more_than_a_silent_node() -> None:
 def test_of_a_node_that_was_reached_and_could_not_capture_nothing_is_known(state: str) -> None:
     captures = run(3, 2, {5: sleeper()})
     del captures["a3"]
-    failed = [AskedNode(name="a3", state=state, reason="No module named mldebug")]
+    failed = [QueriedNode(name="a3", state=state, reason="No module named mldebug")]
     found = judged(captures, failed)
 
     assert found.diagnosis.verdict is Verdict.UNKNOWN
@@ -188,7 +188,7 @@ def test_of_a_node_that_was_reached_and_could_not_capture_nothing_is_known(state
 
 def test_ranks_may_be_on_the_node_that_was_reached_too() -> None:
     captures = run(4, 2, {5: sleeper()})
-    failed = [*silent("a4"), AskedNode(name="a3", state="unable", reason="no py-spy")]
+    failed = [*silent("a4"), QueriedNode(name="a3", state="unable", reason="no py-spy")]
     found = judged({name: captures[name] for name in ("a1", "a2")}, failed)
 
     assert found.diagnosis.verdict is Verdict.UNKNOWN
@@ -221,7 +221,7 @@ def test_whichever_nodes_are_missing_no_wrong_rank_is_named(data: st.DataObject)
         name: data.draw(st.sampled_from(["down", "silent", "unable", "refused"]))
         for name in missing
     }
-    failed = [AskedNode(name=name, state=state) for name, state in states.items()]
+    failed = [QueriedNode(name=name, state=state) for name, state in states.items()]
     found = judged({n: c for n, c in captures.items() if n not in missing}, failed)
 
     blamed = set(named(found)) - {None}
@@ -247,7 +247,7 @@ def test_ranks_that_never_came_are_named_with_the_host_that_has_none() -> None:
     captures = run(3, 2, rest=starter())
     answers = replies({name: captures[name] for name in ("a1", "a2")})
     answers["a3"] = NodeReply(node="a3", machine="boot a3")
-    (one,) = merge(Heard(answers), "Slurm").runs
+    (one,) = merge(NodeReplies(answers), "Slurm").runs
     found = diagnose(*one)
 
     assert found.diagnosis.verdict is Verdict.INIT_INCOMPLETE
@@ -272,7 +272,7 @@ def test_ranks_on_a_node_that_hides_processes_are_not_missing(uid: int, missing:
     less = node_capture("a2", captures["a2"].ranks[:1])
     answers = replies({"a1": captures["a1"], "a2": less})
     answers["a2"] = msgspec.structs.replace(answers["a2"], hidden=True, uid=uid)
-    (one,) = merge(Heard(answers), "Slurm").runs
+    (one,) = merge(NodeReplies(answers), "Slurm").runs
 
     assert named(diagnose(*one)) == missing
 
@@ -307,7 +307,7 @@ def test_two_names_of_one_machine_are_one_node() -> None:
     captures = run(2, 2, {3: sleeper()})
     answers = replies(captures)
     answers["localhost"] = answers["a2"]
-    (one,) = merge(Heard(answers), "").runs
+    (one,) = merge(NodeReplies(answers), "").runs
 
     assert [capture.node for capture in one.captures] == ["a1", "a2"]
     assert not one.asked.absent
@@ -341,7 +341,7 @@ def test_another_run_on_the_same_nodes_is_another_report() -> None:
     answers["a1"] = msgspec.structs.replace(
         answers["a1"], captures=(captures["a1"], node_capture("a1", [other]))
     )
-    found = merge(Heard(answers), "")
+    found = merge(NodeReplies(answers), "")
 
     assert [len(one.captures) for one in found.runs] == [2, 1]
     assert len({one.captures[0].job.id for one in found.runs}) == 2
@@ -354,7 +354,7 @@ def test_whoever_starts_a_process_under_the_run_id_of_another_is_not_in_that_run
         node: msgspec.structs.replace(one, job=msgspec.structs.replace(one.job, uid=whose[node]))
         for node, one in run(3, 2, {1: sleeper()}).items()
     }
-    found = merge(Heard(replies(captures)), "")
+    found = merge(NodeReplies(replies(captures)), "")
 
     assert [[one.node for one in each.captures] for each in found.runs] == [["a1", "a2"], ["a3"]]
 
@@ -420,7 +420,7 @@ def test_the_stored_files_give_the_same_judgement(tmp_path: Path) -> None:
     (one,) = merged(captures, silent("a3")).runs
     for name, content in evidence(*one).items():
         (tmp_path / name).write_bytes(content)
-    recorded = load_recorded(tmp_path)
+    recorded = load_evidence(tmp_path)
 
     assert diagnose(recorded.captures, recorded.asked) == diagnose(*one)
 
@@ -488,5 +488,7 @@ def test_what_the_suspects_share_may_be_a_rack() -> None:
 
 
 def test_a_node_is_known_by_its_short_name_too() -> None:
-    asked = placed(Asked(nodes=(AskedNode(name="a3.cluster.org"), AskedNode(name="b1"))), RACKS)
+    asked = placed(
+        QueriedNodes(nodes=(QueriedNode(name="a3.cluster.org"), QueriedNode(name="b1"))), RACKS
+    )
     assert [one.place for one in asked.nodes] == ["rack2", ""]

@@ -22,13 +22,13 @@ from schemathesis.specs.openapi.checks import (
 
 from mldebug.cluster.coordinator import Coordinator
 from mldebug.cluster.messages import Announcement, CaptureOrder, DumpOrder, Welcome
-from mldebug.config.schema import Agent
+from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import MldebugError
-from mldebug_agents.cluster.peers.identity import Identity, derive, identity
+from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
 from mldebug_agents.cluster.peers.openapi import OPENAPI, document
-from mldebug_agents.cluster.peers.remote_orders import Taken
+from mldebug_agents.cluster.peers.remote_orders import TimedCapture
 from mldebug_agents.cluster.peers.routes import app
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from nodes import run
 from unit.cluster.test_peers import key_file
 
@@ -52,7 +52,7 @@ class Loop:
         if isinstance(what, Announcement):
             answer.set_result(self._welcome(what, address))
         elif isinstance(what, CaptureOrder):
-            answer.set_result(Taken(run(1, 2)["a1"], 0.0) if what.incident else None)
+            answer.set_result(TimedCapture(run(1, 2)["a1"], 0.0) if what.incident else None)
         elif isinstance(what, DumpOrder):
             answer.set_exception(MldebugError("no runs match"))
         else:
@@ -127,7 +127,7 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Identity:
 
 @pytest.fixture(scope="module")
 def served(proof: Identity) -> Iterator[tuple[str, Counting]]:
-    server, loop = Server(Agent(listen="")), Counting()
+    server, loop = AgentServer(AgentConfig(listen="")), Counting()
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     server.serve_peers(app(loop.ask, "n1", lambda _: b""), listening, proof.server)

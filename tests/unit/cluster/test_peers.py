@@ -18,16 +18,16 @@ import pytest
 
 from mldebug.cluster.messages import Announcement, CaptureOrder, Welcome, read
 from mldebug.cluster.wire import MAX_BYTES, unpack
-from mldebug.config.schema import Agent, Cluster
+from mldebug.config.schema import AgentConfig, ClusterConfig
 from mldebug.core.errors import ConfigError, UsageError
-from mldebug_agents.cluster.peers.certificate_renewal import Renewing
-from mldebug_agents.cluster.peers.certificates import says
-from mldebug_agents.cluster.peers.client import Peer, Talk, peer
-from mldebug_agents.cluster.peers.coordinator_search import Seeker
-from mldebug_agents.cluster.peers.errors import RefusedError, SilentError
-from mldebug_agents.cluster.peers.identity import (
+from mldebug_agents.cluster.peers.coordinator_search import CoordinatorSearch
+from mldebug_agents.cluster.peers.net.certificates import says
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient, peer
+from mldebug_agents.cluster.peers.net.errors import RefusedError, SilentError
+from mldebug_agents.cluster.peers.net.identity import (
     NAME,
     Identity,
+    RenewedIdentity,
     counting,
     derive,
     identity,
@@ -36,13 +36,13 @@ from mldebug_agents.cluster.peers.identity import (
     read_key,
     serve,
 )
+from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE, CAPTURE, VIEW
-from mldebug_agents.cluster.peers.refusals import Refusals
-from mldebug_agents.cluster.peers.remote_orders import Taken
+from mldebug_agents.cluster.peers.remote_orders import TimedCapture
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import join
 from mldebug_agents.system.spawn import Spawner
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from nodes import run
 from processes.harness import wait_for
 from system.sites import Site
@@ -80,7 +80,7 @@ class Loop:
         if isinstance(what, Announcement):
             answer.set_result(Welcome(node="n1", agent="me"))
         elif isinstance(what, CaptureOrder):
-            answer.set_result(Taken(run(1, 2)["a1"], 0.0) if what.incident else None)
+            answer.set_result(TimedCapture(run(1, 2)["a1"], 0.0) if what.incident else None)
         return answer
 
 
@@ -92,7 +92,7 @@ def served(
     door: socket.socket | None = None,
 ) -> Iterator[Peer]:
     """A peer door on loopback."""
-    server = Server(Agent(listen=""))
+    server = AgentServer(AgentConfig(listen=""))
     door = door or socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
     server.serve_peers(app(loop.ask, "n1", lambda _: b""), door, proof.server, admits)
@@ -115,7 +115,7 @@ def there(ours: Identity, loop: Loop) -> Iterator[Peer]:
 
 def say(proof: Identity, to: Peer, body: bytes = b"", path: str = ANNOUNCE) -> bytes:
     body = body or msgspec.json.encode(TOLD)
-    return Talk(proof).ask(to, path, body, timeout=5.0, most=MAX_BYTES)
+    return PeerClient(proof).ask(to, path, body, timeout=5.0, most=MAX_BYTES)
 
 
 def test_two_with_the_same_key_understand_each_other(
@@ -197,7 +197,7 @@ def test_who_proves_nothing_for_seconds_gives_way(
 
 def test_who_comes_from_elsewhere_is_not_let_in(ours: Identity, loop: Loop) -> None:
     """No handshake, so no certificate is shown to him either."""
-    talk = Talk(ours, [ipaddress.ip_network("10.1.0.0/16")])
+    talk = PeerClient(ours, [ipaddress.ip_network("10.1.0.0/16")])
     with served(ours, loop, talk.allows) as there, pytest.raises(RefusedError, match="hung up"):
         say(ours, there)
     assert loop.asked == []
@@ -207,7 +207,7 @@ def test_one_door_for_both_kinds_of_address(ours: Identity, loop: Loop) -> None:
     """By IPv6 an IPv4 address is ::ffff:127.0.0.1, and is in the same network all the same."""
     if not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
-    talk = Talk(ours, [ipaddress.ip_network("127.0.0.0/8")])
+    talk = PeerClient(ours, [ipaddress.ip_network("127.0.0.0/8")])
     door = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     with served(ours, loop, talk.allows, door) as there:
         assert read(say(ours, there), Welcome).node == "n1"
@@ -279,14 +279,14 @@ def test_a_byte_at_a_time_does_not_keep_us(ours: Identity) -> None:
         rude(ours, head + b"x" * 20, pace=0.05) as to,
         pytest.raises(SilentError, match="no answer in 1 s"),
     ):
-        Talk(ours).ask(to, "/", b"", timeout=1.0, most=9999)
+        PeerClient(ours).ask(to, "/", b"", timeout=1.0, most=9999)
     assert time.monotonic() - began < 6
 
 
 @pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"", b"SSH-2.0-OpenSSH\r\n"])
 def test_who_does_not_speak_as_an_agent_is_told(ours: Identity, answer: bytes) -> None:
     with rude(ours, answer) as to, pytest.raises(RefusedError):
-        Talk(ours).ask(to, "/", b"", timeout=2.0, most=9999)
+        PeerClient(ours).ask(to, "/", b"", timeout=2.0, most=9999)
 
 
 def test_an_endless_answer_ends(ours: Identity) -> None:
@@ -295,16 +295,16 @@ def test_an_endless_answer_ends(ours: Identity) -> None:
         rude(ours, head + b"x" * 300_000) as to,
         pytest.raises(RefusedError, match="larger than 100 KiB"),
     ):
-        Talk(ours).ask(to, "/", b"", timeout=5.0, most=100 << 10)
+        PeerClient(ours).ask(to, "/", b"", timeout=5.0, most=100 << 10)
 
 
 def test_a_port_that_nobody_serves_and_a_name_that_nobody_has(ours: Identity) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
     with pytest.raises(RefusedError, match="no agent is there"):
-        Talk(ours).ask(Peer("127.0.0.1", port), "/", b"", timeout=2.0, most=1)
+        PeerClient(ours).ask(Peer("127.0.0.1", port), "/", b"", timeout=2.0, most=1)
     with pytest.raises(SilentError, match="its name is not known"):
-        Talk(ours).ask(Peer("a..b", 1), "/", b"", timeout=2.0, most=1)
+        PeerClient(ours).ask(Peer("a..b", 1), "/", b"", timeout=2.0, most=1)
 
 
 @pytest.mark.parametrize(
@@ -313,12 +313,12 @@ def test_a_port_that_nobody_serves_and_a_name_that_nobody_has(ours: Identity) ->
 )
 def test_some_addresses_are_never_asked(ours: Identity, address: str) -> None:
     """A job, or a name server, may have chosen them: 169.254.169.254 gives credentials away in clouds."""
-    assert not Talk(ours).allows(address)
+    assert not PeerClient(ours).allows(address)
 
 
 def test_other_networks_are_never_asked(ours: Identity, there: Peer, loop: Loop) -> None:
     networks = [ipaddress.ip_network("10.1.0.0/16"), ipaddress.ip_network("fd00::/8")]
-    talk = Talk(ours, networks)
+    talk = PeerClient(ours, networks)
     assert talk.allows("10.1.2.3")
     assert talk.allows("fd00::7")
     assert talk.allows("::ffff:10.1.2.3")  # as an IPv6 socket tells it
@@ -335,7 +335,7 @@ def test_the_first_that_answers_coordinates(
     with socket.socket() as door, served(strangers, loop) as other:
         door.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else gets that port
         nobody = Peer("127.0.0.1", door.getsockname()[1])
-        seeker = Seeker(Talk(ours), (nobody, other, there), lambda: now[0])
+        seeker = CoordinatorSearch(PeerClient(ours), (nobody, other, there), lambda: now[0])
         found = seeker.announce(TOLD)
         assert (found.peer, found.welcome.node) == (there, "n1")
         assert "no agent is there" in found.passed[0]
@@ -344,7 +344,7 @@ def test_the_first_that_answers_coordinates(
         now[0] = 60.0
         assert len(seeker.announce(TOLD).passed) == 2
     with pytest.raises(SilentError, match="no other agent coordinates"):
-        Seeker(Talk(ours), (nobody,)).announce(TOLD)
+        CoordinatorSearch(PeerClient(ours), (nobody,)).announce(TOLD)
 
 
 class Rack:
@@ -366,7 +366,7 @@ class Rack:
 def test_dead_nodes_before_the_first_that_lives_keep_nobody(dead: int) -> None:
     rack = Rack(dead)
     peers = [Peer(str(number), 1) for number in range(dead + 4)]
-    seeker = Seeker(rack, peers, lambda: rack.now)  # type: ignore[arg-type]
+    seeker = CoordinatorSearch(rack, peers, lambda: rack.now)  # type: ignore[arg-type]
     assert seeker.announce(TOLD).peer == peers[dead]
     for _ in range(20):
         rack.now += 2.0
@@ -400,7 +400,7 @@ def test_who_does_not_reach_the_coordinator_has_somebody_who_does() -> None:
     """Nobody coordinates beside him; as soon as he answers, he is told directly."""
     net = Follower(0)
     names = ("n1", "n2", "n3")
-    seeker = Seeker(net, [Peer(one, 1) for one in names], lambda: net.now)  # type: ignore[arg-type]
+    seeker = CoordinatorSearch(net, [Peer(one, 1) for one in names], lambda: net.now)  # type: ignore[arg-type]
     found = seeker.announce(TOLD)
     assert (found.peer.host, found.welcome.follows) == ("n2", "n1")
     net.reached = True
@@ -412,7 +412,7 @@ def test_peers_in_another_order_lead_to_the_same_coordinator() -> None:
     net = Follower(0)
     net.reached = True
     peers = [Peer(one, 1) for one in ("n2", "n1")]
-    seeker = Seeker(net, peers, lambda: net.now)  # type: ignore[arg-type]
+    seeker = CoordinatorSearch(net, peers, lambda: net.now)  # type: ignore[arg-type]
     assert seeker.announce(TOLD).peer.host == "n1"
 
 
@@ -447,7 +447,7 @@ def test_the_child_makes_the_same_certificate(tmp_path: Path) -> None:
 
 
 def test_peers_in_every_form(tmp_path: Path) -> None:
-    settings = Cluster(
+    settings = ClusterConfig(
         key_file=key_file(tmp_path), listen="127.0.0.1:0", networks=("10.0.0.0/8",),
         peers=("node[1-2]", "other:99", "10.0.0.1", "[fd00::1]:7", "fd00::2", "node[3-4]:5"),
     )  # fmt: skip
@@ -463,27 +463,30 @@ def test_peers_in_every_form(tmp_path: Path) -> None:
 
 
 def test_half_a_cluster_is_refused(tmp_path: Path) -> None:
-    assert join(Cluster(), derive) is None
+    assert join(ClusterConfig(), derive) is None
     with pytest.raises(ConfigError, match=r"needs cluster\.key_file"):
-        join(Cluster(peers=("a",)), derive)
+        join(ClusterConfig(peers=("a",)), derive)
     with pytest.raises(ConfigError, match=r"needs peers, or networks"):
-        join(Cluster(key_file=key_file(tmp_path)), derive)
+        join(ClusterConfig(key_file=key_file(tmp_path)), derive)
     with pytest.raises(ConfigError, match="go together"):
-        join(Cluster(certificate=tmp_path, peers=("a",)), derive)
-    both = Cluster(
+        join(ClusterConfig(certificate=tmp_path, peers=("a",)), derive)
+    both = ClusterConfig(
         key_file=key_file(tmp_path), certificate=tmp_path, key=tmp_path, ca=tmp_path, peers=("a",)
     )
     with pytest.raises(ConfigError, match="choose one"):
         join(both, derive)
     with pytest.raises(UsageError, match=r"cluster\.networks"):
-        join(Cluster(key_file=key_file(tmp_path), peers=("a",), networks=("10.0.0.1/8",)), derive)
+        join(
+            ClusterConfig(key_file=key_file(tmp_path), peers=("a",), networks=("10.0.0.1/8",)),
+            derive,
+        )
 
 
 @pytest.mark.parametrize("text", ["n1:70000", "n[1-2]:65536", "[fd00::1]:70000", "n1:0"])
 def test_a_port_that_cannot_be_is_refused(tmp_path: Path, text: str) -> None:
     """The system would take 70000 for 4464."""
     with pytest.raises(ConfigError, match="is no port"):
-        join(Cluster(key_file=key_file(tmp_path), peers=(text,)), derive)
+        join(ClusterConfig(key_file=key_file(tmp_path), peers=(text,)), derive)
 
 
 # --- certificates of their own -------------------------------------------------------------------------
@@ -497,7 +500,7 @@ def site(tmp_path: Path) -> Site:
 @contextmanager
 def guarded(proof: Identity, loop: Loop) -> Iterator[tuple[Peer, Refusals]]:
     """A peer door on loopback that counts whom it turns away."""
-    server, refusals = Server(Agent(listen="")), Refusals()
+    server, refusals = AgentServer(AgentConfig(listen="")), Refusals()
     door = socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
     proof.server.sslobject_class = counting(
@@ -574,12 +577,12 @@ def test_a_certificate_is_renewed_without_a_restart(site: Site, loop: Loop) -> N
     }
     site.node("n1", "127.0.0.1", since=-2, until=-1)
     site.node("n2", since=-2, until=-1)
-    first, second = (Renewing(*paths[name], clock=lambda: now[0]) for name in paths)
+    first, second = (RenewedIdentity(*paths[name], clock=lambda: now[0]) for name in paths)
     with guarded(first(), loop) as (there, _):
 
         def say_n2() -> bytes:
             first()
-            talk = Talk(second(), newest=second)
+            talk = PeerClient(second(), newest=second)
             return talk.ask(there, ANNOUNCE, msgspec.json.encode(TOLD), timeout=5.0, most=1 << 20)
 
         with pytest.raises(RefusedError, match="expired"):

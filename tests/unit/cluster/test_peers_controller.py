@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from mldebug.cluster.coordinator import MOVES, Coordinator
-from mldebug.cluster.membership import Call, Member
-from mldebug.cluster.merge import Heard, merge
+from mldebug.cluster.membership import CaptureCall, KnownPeer
+from mldebug.cluster.merge import NodeReplies, merge
 from mldebug.cluster.messages import (
     Announcement,
     CaptureOrder,
@@ -35,38 +35,37 @@ from mldebug.cluster.run_identity import job_key, run_key
 from mldebug.cluster.wire import NodeReply, pack, unpack
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import (
-    Asked,
-    AskedNode,
     Confidence,
     Diagnosis,
     Gap,
     Job,
     NodeCapture,
+    QueriedNode,
+    QueriedNodes,
     RankIdentity,
     Verdict,
 )
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.incident import Incident
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
+from mldebug.stall.signals import Progress, ProgressKind, RunLook, Stage, StallDecision
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.cluster.peers.broadcast import Shot
-from mldebug_agents.cluster.peers.candidates import candidates
-from mldebug_agents.cluster.peers.client import Line, Peer
-from mldebug_agents.cluster.peers.controller import Members
+from mldebug_agents.cluster.peers.controller import PeersController
 from mldebug_agents.cluster.peers.coordinated_capture import (
-    Round,
-    ToAsk,
-    Together,
+    CaptureRound,
+    ClusterCapture,
+    NodeToAsk,
     _begun,
     ask_all,
 )
-from mldebug_agents.cluster.peers.coordinator_search import Found
-from mldebug_agents.cluster.peers.errors import SilentError
-from mldebug_agents.cluster.peers.http_answer import Answer
+from mldebug_agents.cluster.peers.coordinator_search import FoundCoordinator, candidates
 from mldebug_agents.cluster.peers.leader import Leader
-from mldebug_agents.cluster.peers.remote_orders import Ordered
-from mldebug_agents.cluster.peers.remote_progress import FarProgress
+from mldebug_agents.cluster.peers.net.broadcast import NodeAnswer
+from mldebug_agents.cluster.peers.net.client import Peer, PeerConnection
+from mldebug_agents.cluster.peers.net.errors import SilentError
+from mldebug_agents.cluster.peers.net.http_answer import HttpAnswer
+from mldebug_agents.cluster.peers.own_runs import RemoteProgress
+from mldebug_agents.cluster.peers.remote_orders import RemoteOrders
 from mldebug_agents.cluster.peers.routes import _packed
 from mldebug_agents.incidents.recent_failures import BadEnds
 from mldebug_agents.incidents.report_writer import owner_of
@@ -127,9 +126,9 @@ class Loop:
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.books, self.ordered = Books(), 0
         self.run = Run(JOB, StallWatch(StallSettings()))
-        look = Look(at=0.0, elsewhere=True)
+        look = RunLook(at=0.0, elsewhere=True)
         self.run.seen = JobLook(job=JOB, look=look)
-        self.members = Members(
+        self.members = PeersController(
             "n1", 9754, Silence(), peers, 1.0, self.inbox, self.books, self._capture  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -137,7 +136,7 @@ class Loop:
 
     def _met(self, job: Job) -> Run:
         run = Run(job, StallWatch(StallSettings()))
-        run.seen = JobLook(job=job, look=Look(at=0.0, elsewhere=True))
+        run.seen = JobLook(job=job, look=RunLook(at=0.0, elsewhere=True))
         return run
 
     def _capture(self, run: Run) -> None:
@@ -181,7 +180,7 @@ def test_one_capture_serves_all_who_ask(loop: Loop) -> None:
 def test_a_dump_in_between_costs_no_second_capture() -> None:
     """A person's order joins that of an incident; the connection of that one is cut, and it comes once more."""
     took = list[Run]()
-    one, run = Ordered(took.append), Run(JOB, StallWatch(StallSettings()))
+    one, run = RemoteOrders(took.append), Run(JOB, StallWatch(StallSettings()))
     one.order(run, "X", Future(), 0.0)
     one.order(run, "", Future(), 0.1)
     run.capture = CAPTURE
@@ -247,7 +246,7 @@ def test_nobody_answers_and_a_stall_is_not_held_back(loop: Loop) -> None:
 
 
 def welcomed(loop: Loop, *words: RunWord, agent: str = "other") -> None:
-    found = Found(Peer("n2", 1), Welcome(node="n2", agent=agent, runs=words))
+    found = FoundCoordinator(Peer("n2", 1), Welcome(node="n2", agent=agent, runs=words))
     loop.members.told(Result("members", Announcement(node="n1", agent="", port=1), found, None))
 
 
@@ -374,7 +373,9 @@ def spoken_for(
     ours = believed(loop.members._announcement(circle, time.monotonic()))
     answer = leader.welcome(ours, "10.0.0.1", time.monotonic())
     believed_answer = believed_welcome(read(msgspec.json.encode(answer), Welcome))
-    loop.members.told(Result("members", ours, Found(Peer("n2", 1), believed_answer), None))
+    loop.members.told(
+        Result("members", ours, FoundCoordinator(Peer("n2", 1), believed_answer), None)
+    )
     circle.heard_at -= later
     (word,) = loop.ask(told).result(0).runs
     return word
@@ -382,7 +383,7 @@ def spoken_for(
 
 def test_a_job_of_one_node_is_nobody_elses(loop: Loop) -> None:
     welcomed(loop)
-    loop.run.seen = JobLook(job=JOB, look=Look(at=0.0))
+    loop.run.seen = JobLook(job=JOB, look=RunLook(at=0.0))
     assert not loop.members.holds(loop.run)
 
 
@@ -442,21 +443,23 @@ def test_nodes_that_could_not_be_asked_at_all_are_told_of(loop: Loop) -> None:
         JOB.name
     ) or loop.members.leader._coordinator.named("")
     failed = Result(
-        "other nodes", Round(call, (), answer), None, RuntimeError("can't start new thread")
+        "other nodes", CaptureRound(call, (), answer), None, RuntimeError("can't start new thread")
     )
     loop.members.told(failed)
     with pytest.raises(MldebugError, match="can't start new thread"):
         answer.result(0)
-    loop.members.told(Result("other nodes", Round(call), None, RuntimeError("x")))  # of an incident
+    loop.members.told(
+        Result("other nodes", CaptureRound(call), None, RuntimeError("x"))
+    )  # of an incident
 
 
 def test_who_announces_himself_is_not_silent(loop: Loop) -> None:
     loop.ask(Announcement(node="n7", agent="7", port=1))
     nodes = (
-        AskedNode(name="n7", state="silent", reason="no answer"),
-        AskedNode(name="n9", state="silent"),
+        QueriedNode(name="n7", state="silent", reason="no answer"),
+        QueriedNode(name="n9", state="silent"),
     )
-    judged = loop.members.leader.judged(Asked(nodes=nodes))
+    judged = loop.members.leader.judged(QueriedNodes(nodes=nodes))
     assert [one.state for one in judged.nodes] == ["unable", "silent"]
     assert judged.by == "n1"
 
@@ -480,7 +483,7 @@ def test_the_list_of_the_scheduler_tells_which_nodes_have_no_rank(loop: Loop) ->
         for name, one in found.items()
     }
     replies["a3"] = NodeReply(node="a3")
-    told = merge(Heard(replies)).runs[0]
+    told = merge(NodeReplies(replies)).runs[0]
     assert leader._listed(told).listed_by == "the scheduler"
     missing = diagnose(told.captures, leader._listed(told)).ranks[-2:]
     assert [(one.rank, one.node, one.is_.name) for one in missing] == [
@@ -488,7 +491,7 @@ def test_the_list_of_the_scheduler_tells_which_nodes_have_no_rank(loop: Loop) ->
         (5, "a3", "missing"),
     ]
     del replies["a3"]
-    assert leader._listed(merge(Heard(replies)).runs[0]).listed_by == ""
+    assert leader._listed(merge(NodeReplies(replies)).runs[0]).listed_by == ""
 
 
 def test_a_node_that_may_not_see_the_ranks_does_not_say_that_none_are_there(
@@ -508,7 +511,7 @@ def test_a_node_that_may_not_see_the_ranks_does_not_say_that_none_are_there(
     }
     for gaps, confidence in (((), "high"), ((gap,), "low")):
         answer = unpack(_packed(None, "a3", "boot", gaps))
-        told = merge(Heard(replies | {"a3": answer})).runs[0]
+        told = merge(NodeReplies(replies | {"a3": answer})).runs[0]
         judged = diagnose(told.captures, loop.members.leader._listed(told)).diagnosis
         assert str(judged.confidence) == confidence
         assert bool(judged.culprits) is not bool(gaps)
@@ -534,7 +537,7 @@ def test_a_list_that_cannot_hold_the_run_is_not_all_it_has(loop: Loop) -> None:
         name: NodeReply(node=name, captures=(msgspec.structs.replace(one, job=jobs[name]),))
         for name, one in found.items()
     }
-    told = merge(Heard(replies)).runs[0]
+    told = merge(NodeReplies(replies)).runs[0]
     asked = loop.members.leader._listed(told)
     assert asked.listed_by == ""
     assert [one.rank for one in diagnose(told.captures, asked).diagnosis.culprits] == []
@@ -551,7 +554,7 @@ def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
         started.append(thread)
         start(thread)
 
-    monkeypatch.setattr("mldebug_agents.cluster.peers.connect_pool.threading.Thread.start", few)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.connect_pool.threading.Thread.start", few)
     replies = {
         name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
     }
@@ -563,8 +566,8 @@ def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
 def test_who_is_spoken_for_is_not_silent(loop: Loop) -> None:
     other = Relayed(node="n8", agent="c", port=7, address="10.0.0.8", age=6.0)
     loop.ask(Announcement(node="n7", agent="7", port=1, relayed=(other,)))
-    nodes = (AskedNode(name="n8", state="silent", reason="no answer"),)
-    (judged,) = loop.members.leader.judged(Asked(nodes=nodes)).nodes
+    nodes = (QueriedNode(name="n8", state="silent", reason="no answer"),)
+    (judged,) = loop.members.leader.judged(QueriedNodes(nodes=nodes)).nodes
     assert (judged.state, judged.reason) == (
         "unable",
         "no answer, and it has announced itself 6 s ago",
@@ -572,11 +575,11 @@ def test_who_is_spoken_for_is_not_silent(loop: Loop) -> None:
 
 
 def look(*progress: Progress) -> JobLook:
-    return JobLook(job=Job(id="j", name="j", launcher="x"), look=Look(at=9.0, progress=progress))
+    return JobLook(job=Job(id="j", name="j", launcher="x"), look=RunLook(at=9.0, progress=progress))
 
 
 def test_progress_from_afar_stands_in_for_what_is_not_seen_here() -> None:
-    far = FarProgress()
+    far = RemoteProgress()
     far.take(
         [Signal(kind="step", value=5.0, age=1.0), Signal(kind="mood", value=1.0, age=0.0)], 10.0
     )
@@ -709,7 +712,7 @@ def test_two_jobs_of_a_node_have_a_coordinator_each() -> None:
     told = loop.members._announcement(one, 0.0)
     assert ([run.name for run in told.runs], told.circle) == (["a.py", "c.py"], one.name)
 
-    found = Found(Peer("n1", 9754), Welcome(node="n1", agent="other"))
+    found = FoundCoordinator(Peer("n1", 9754), Welcome(node="n1", agent="other"))
     loop.members.told(Result("members", told, found, None))
     assert "n1 coordinates" in loop.members.sentence
     assert loop.members._circles.of(loop.runs["b"]) is two
@@ -735,7 +738,7 @@ def test_a_capture_that_fails_is_told_to_all_who_wait(loop: Loop) -> None:
 
 def test_what_another_node_says_does_not_end_what_is_seen_here(loop: Loop) -> None:
     loop.run.incident = Incident(id="x", key="k", job_id=JOB.id, detected_at=0.0)
-    loop.run.decision = Decision(
+    loop.run.decision = StallDecision(
         stage=Stage.BLAMED, sentence="", timeout=1.0, why_timeout="", usual_gap=1.0, next_look=1.0, key="k"
     )  # fmt: skip
     over = RunWord(key=KEY, incident="x", over="the job moves again")
@@ -750,7 +753,7 @@ def test_what_another_node_says_does_not_end_what_is_seen_here(loop: Loop) -> No
 # --- who is asked ------------------------------------------------------------------------------------
 
 
-class Said(Line):
+class Said(PeerConnection):
     """A connection by which this answer comes as soon as anything was asked."""
 
     def __init__(self, body: bytes) -> None:
@@ -763,7 +766,7 @@ class Said(Line):
     def send(self, path: str, body: bytes) -> None:
         self._there.send(b"!")
 
-    def take(self, told: Answer) -> bool:
+    def take(self, told: HttpAnswer) -> bool:
         return told.feed(self._told)
 
     def close(self) -> None:
@@ -777,22 +780,22 @@ class Nodes:
     def __init__(self, replies: dict[str, NodeReply]) -> None:
         self.replies = replies
 
-    def connect(self, to: Peer, until: float) -> Line:
+    def connect(self, to: Peer, until: float) -> PeerConnection:
         if to.host not in self.replies:
             raise SilentError("no answer in 20 s")
         return Said(pack(self.replies[to.host]))
 
 
-def asked(nodes: Nodes, *more: str) -> Together:
+def asked(nodes: Nodes, *more: str) -> ClusterCapture:
     found = captures_of(3, 2)
     key = run_key(found["a1"])
     members = tuple(
-        Member(Announcement(node=name, agent=name, port=1, runs=(RunNews(key=key, ranks="0", world_size=6),)), name, 0.0)
+        KnownPeer(Announcement(node=name, agent=name, port=1, runs=(RunNews(key=key, ranks="0", world_size=6),)), name, 0.0)
         for name in found
     )  # fmt: skip
-    call = Call("i", members[0].told.runs[0], "a1", members)
-    others = tuple(ToAsk(name, Peer(name, 1), None) for name in more)
-    return ask_all(nodes, Round(call, others))  # type: ignore[arg-type]
+    call = CaptureCall("i", members[0].told.runs[0], "a1", members)
+    others = tuple(NodeToAsk(name, Peer(name, 1), None) for name in more)
+    return ask_all(nodes, CaptureRound(call, others))  # type: ignore[arg-type]
 
 
 def test_a_node_that_is_asked_under_two_names_answers_once() -> None:
@@ -815,20 +818,20 @@ def test_who_was_heard_of_last_is_asked_first(monkeypatch: pytest.MonkeyPatch) -
     went = list[str]()
 
     class Noting(Nodes):
-        def connect(self, to: Peer, until: float) -> Line:
+        def connect(self, to: Peer, until: float) -> PeerConnection:
             went.append(to.host)
             return super().connect(to, until)
 
-    monkeypatch.setattr("mldebug_agents.cluster.peers.connect_pool.MOST", 1)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.connect_pool.MOST", 1)
     key = run_key(captures_of(3, 2)["a1"])
     news = RunNews(key=key, ranks="0", world_size=600)
     seen = {"dead1": 10.0, "a1": 99.0, "dead2": 20.0, "a2": 98.0, "a3": 97.0}
     members = tuple(
-        Member(Announcement(node=name, agent=name, port=1, runs=(news,)), name, at)
+        KnownPeer(Announcement(node=name, agent=name, port=1, runs=(news,)), name, at)
         for name, at in seen.items()
     )
-    never = (ToAsk("never", Peer("never", 1), None),)
-    told = ask_all(Noting(replies), Round(Call("i", news, "a1", members), never))  # type: ignore[arg-type]
+    never = (NodeToAsk("never", Peer("never", 1), None),)
+    told = ask_all(Noting(replies), CaptureRound(CaptureCall("i", news, "a1", members), never))  # type: ignore[arg-type]
     assert went == ["a1", "a2", "a3", "dead2", "dead1", "never"]
     assert told.run is not None
     assert [one.node for one in told.run.captures] == ["a1", "a2", "a3"]
@@ -841,7 +844,7 @@ def test_who_was_heard_of_last_is_asked_first(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_a_node_cannot_say_that_it_was_captured_when_it_was_not(age: float, begun: float) -> None:
     """Asked at 100, answered at 103; a capture may be older than the order, by what serves several orders."""
-    assert _begun(Shot(b"", 100.0, 103.0), age, 200.0) == begun
+    assert _begun(NodeAnswer(b"", 100.0, 103.0), age, 200.0) == begun
 
 
 def test_a_capture_of_another_run_is_refused() -> None:

@@ -9,8 +9,8 @@ import pytest
 from mldebug.cluster.messages import ClusterView, DumpOrder, MemberView, RunNews
 from mldebug.core.errors import MldebugError
 from mldebug.status.cluster_lines import cluster_lines
-from mldebug_agents.cluster.peers.client import Peer
-from mldebug_agents.cluster.peers.errors import RefusedError, SilentError
+from mldebug_agents.cluster.peers.net.client import Peer
+from mldebug_agents.cluster.peers.net.errors import RefusedError, SilentError
 from mldebug_agents.cluster.peers.openapi import DUMP
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, member_verbs
 

@@ -11,9 +11,16 @@ from mldebug.cluster.coordinator import Coordinator
 from mldebug.cluster.messages import Announcement, RunNews, Signal
 from mldebug.core.model import Job, Role
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, RankLook, Stage
+from mldebug.stall.signals import (
+    Progress,
+    ProgressKind,
+    RankLook,
+    RunLook,
+    Stage,
+    StallDecision,
+)
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.cluster.peers.remote_progress import FarProgress
+from mldebug_agents.cluster.peers.own_runs import RemoteProgress
 from mldebug_agents.watch.job_watch import JobLook
 
 KEY = ("env", "", "n1:29500")
@@ -39,13 +46,13 @@ class Two:
     """Among `nodes`: one writes the log, the other one judges by it; both announce themselves as seldom as they may."""
 
     def __init__(self, nodes: int) -> None:
-        self.by, self.far, self.watch = Coordinator(), FarProgress(), StallWatch(StallSettings())
+        self.by, self.far, self.watch = Coordinator(), RemoteProgress(), StallWatch(StallSettings())
         for number in range(nodes):
             self.by.hear(announced(f"n{number}"), f"10.0.0.{number}", 0.0)
         self.pace = max(2.0, self.by.pace)
         self._chance = random.Random(1)
 
-    def live(self, seconds: int, stops: float = 1e9) -> Iterator[tuple[float, Decision]]:
+    def live(self, seconds: int, stops: float = 1e9) -> Iterator[tuple[float, StallDecision]]:
         """Second by second; the worst phase: what was told waits for almost a whole pace."""
         writes, hears = 0.0, self.pace - 1
         for now in map(float, range(seconds)):
@@ -61,9 +68,9 @@ class Two:
                 hears = now + self.pace
             yield now, self.watch.look(self._look(now))
 
-    def _look(self, now: float) -> Look:
+    def _look(self, now: float) -> RunLook:
         ranks = tuple(rank(number, now, self._chance) for number in range(8))
-        look = Look(at=now, run="r", ranks=ranks, elsewhere=True, started=True)
+        look = RunLook(at=now, run="r", ranks=ranks, elsewhere=True, started=True)
         job = Job(id="r", name="r", ranks=(), world_size=8192, launcher="torchrun")
         return self.far.complete(JobLook(job=job, look=look)).look
 
@@ -88,7 +95,7 @@ def test_a_stall_is_suspected_all_the_same(nodes: int) -> None:
 
 
 def test_what_was_told_late_is_known_up_to_then() -> None:
-    far = FarProgress()
+    far = RemoteProgress()
     far.take((Signal(kind="step", value=7.0, age=31.0, told=30.0),), 100.0)
     (step,) = far.all(110.0)
     assert (step.age, step.told) == (41.0, 40.0)
@@ -102,7 +109,7 @@ def test_what_is_seen_here_counts_to_the_end() -> None:
     here = Progress(kind=ProgressKind.STEP, value=1.0, at=0.0)
     there = Progress(kind=ProgressKind.RECORD, value=1.0, at=0.0, until=1.0)
     watch = StallWatch(StallSettings())
-    look = Look(at=0.0, run="r", ranks=(RankLook(rank=0),), progress=(here, there))
+    look = RunLook(at=0.0, run="r", ranks=(RankLook(rank=0),), progress=(here, there))
     watch.look(look)
     for at in range(1, 60):
         later = msgspec.structs.replace(look, at=float(at), started=True)

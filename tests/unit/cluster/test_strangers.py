@@ -15,14 +15,14 @@ import msgspec
 import pytest
 
 from mldebug.cluster.messages import MAX_MESSAGE, Announcement, Welcome, read
-from mldebug.config.schema import Agent
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.errors import RefusedError, StrangerError
-from mldebug_agents.cluster.peers.identity import Identity, counting, derive, identity
+from mldebug.config.schema import AgentConfig
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
+from mldebug_agents.cluster.peers.net.errors import RefusedError, StrangerError
+from mldebug_agents.cluster.peers.net.identity import Identity, counting, derive, identity
+from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE
-from mldebug_agents.cluster.peers.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from processes.harness import wait_for
 from unit.cluster.test_peers import KEY, OTHER, Loop, key_file
 
@@ -43,7 +43,7 @@ def refusals() -> Refusals:
 @pytest.fixture
 def there(ours: Identity, refusals: Refusals) -> Iterator[Peer]:
     """A peer door on loopback, as an agent opens it."""
-    server = Server(Agent(listen=""))
+    server = AgentServer(AgentConfig(listen=""))
     door = socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
     ours.server.sslobject_class = counting(ours, lambda why, words: refusals.count(why, "", words))
@@ -57,7 +57,7 @@ def there(ours: Identity, refusals: Refusals) -> Iterator[Peer]:
 
 
 def announce(proof: Identity, to: Peer) -> Welcome:
-    return read(Talk(proof).ask(to, ANNOUNCE, TOLD, timeout=20.0, most=1 << 20), Welcome)
+    return read(PeerClient(proof).ask(to, ANNOUNCE, TOLD, timeout=20.0, most=1 << 20), Welcome)
 
 
 def proved(proof: Identity, to: Peer) -> ssl.SSLSocket:
@@ -96,7 +96,7 @@ def recording(to: Peer) -> Iterator[tuple[Peer, list[bytes]]]:
 
 
 def test_a_recorded_connection_cannot_be_replayed(ours: Identity, refusals: Refusals) -> None:
-    server, loop = Server(Agent(listen="")), Loop()
+    server, loop = AgentServer(AgentConfig(listen="")), Loop()
     door = socket.create_server(("127.0.0.1", 0))
     there = Peer("127.0.0.1", door.getsockname()[1])
     ours.server.sslobject_class = counting(ours, lambda why, words: refusals.count(why, "", words))
@@ -212,7 +212,7 @@ def secrets_in(heard: list[bytes], key: str) -> list[bytes]:
 def test_a_stranger_is_counted_and_hears_no_secret(
     ours: Identity, refusals: Refusals, caplog: pytest.LogCaptureFixture, first: bytes
 ) -> None:
-    talk = Talk(ours)
+    talk = PeerClient(ours)
     talk.tell(refusals.count)
     with answering(first) as (stranger, heard):
         for _ in range(2):
@@ -238,7 +238,7 @@ def test_who_has_another_key_is_counted_and_hears_no_secret(
 
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
-    talk = Talk(ours)
+    talk = PeerClient(ours)
     talk.tell(refusals.count)
     with closing(door), pytest.raises(StrangerError, match="does not have the same key"):
         talk.ask(Peer("127.0.0.1", door.getsockname()[1]), ANNOUNCE, TOLD, timeout=20.0, most=9)
@@ -250,7 +250,7 @@ def test_who_has_another_key_is_counted_and_hears_no_secret(
 def test_an_address_out_of_our_networks_is_counted_and_never_asked(
     ours: Identity, refusals: Refusals
 ) -> None:
-    talk = Talk(ours, [ipaddress.ip_network("10.1.0.0/16")])
+    talk = PeerClient(ours, [ipaddress.ip_network("10.1.0.0/16")])
     talk.tell(refusals.count)
     with answering(b"") as (elsewhere, heard), pytest.raises(RefusedError, match="no network"):
         talk.ask(elsewhere, ANNOUNCE, TOLD, timeout=20.0, most=9)
@@ -267,7 +267,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         kind = socket.SOCK_STREAM
         return [(socket.AF_INET, kind, 6, "", (one, port)) for one in names]
 
-    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.getaddrinfo", found)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.socket.getaddrinfo", found)
 
 
 def test_of_a_name_with_several_addresses_the_one_that_answers_is_asked(
@@ -282,7 +282,7 @@ def test_of_a_name_with_several_addresses_some_may_be_elsewhere(
     ours: Identity, there: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses(monkeypatch, "127.0.0.2", "169.254.1.1", "127.0.0.1")
-    talk = Talk(ours, [ipaddress.ip_network("127.0.0.1/32")])
+    talk = PeerClient(ours, [ipaddress.ip_network("127.0.0.1/32")])
     tried = list[str]()
     real = socket.create_connection
 
@@ -290,7 +290,7 @@ def test_of_a_name_with_several_addresses_some_may_be_elsewhere(
         tried.append(to[0])
         return real(to, *more)
 
-    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.create_connection", connect)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.net.client.socket.create_connection", connect)
     told = talk.ask(Peer("several", there.port), ANNOUNCE, TOLD, timeout=20.0, most=1 << 20)
     assert read(told, Welcome).node == "n1"
     assert tried == ["127.0.0.1"]

@@ -16,7 +16,7 @@ from mldebug.cluster.wire import (
     MAX_BYTES,
     MAX_LINE,
     NodeReply,
-    Pieces,
+    ReplyLines,
     decode,
     encode,
     read_line,
@@ -32,8 +32,8 @@ def packed(value: object) -> bytes:
     return base64.b64encode(zlib.compress(msgspec.json.encode(value)))
 
 
-def collected(lines: list[bytes]) -> Pieces:
-    pieces = Pieces()
+def collected(lines: list[bytes]) -> ReplyLines:
+    pieces = ReplyLines()
     for line in lines:
         if piece := read_line(line):
             pieces.add(piece)
@@ -69,7 +69,7 @@ def test_an_answer_that_is_cut_off_says_so() -> None:
         line for line in encode(msgspec.structs.replace(REPLY, version="x" * 4000)) if line.strip()
     ]
     with pytest.raises(EvidenceError, match=r"only 0 of 0 lines"):
-        Pieces().reply()
+        ReplyLines().reply()
     found = collected(lines[:-1])
     assert not found.complete or len(lines) == 1
 

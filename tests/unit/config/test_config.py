@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mldebug.config.schema import (
     MAX_BYTES,
-    Agent,
-    Capture,
+    AgentConfig,
+    CaptureConfig,
     Config,
     default_state_dir,
     effective_yaml,
@@ -57,8 +57,8 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "capture: {py_spy: /opt/py-spy, deadline: 1m30s, native: never, watch: 250ms, workers: 2}\n"
     )
     assert load_config(file) == Config(
-        agent=Agent(state_dir=Path("/srv/x")),
-        capture=Capture(
+        agent=AgentConfig(state_dir=Path("/srv/x")),
+        capture=CaptureConfig(
             py_spy=Path("/opt/py-spy"), deadline=90.0, native="never", watch=0.25, workers=2
         ),
     )
@@ -92,7 +92,7 @@ captur: 3
         "c.yaml:8: capture.native: 'no' is not 'auto' or 'never' or 'always'",
         "c.yaml:9: capture.workers: stands here twice, first in line 7",
         "c.yaml:10: capture.py_spy: has no value; remove the line to get the default",
-        "c.yaml:11: captur: there is no such key; did you mean 'capture'? legal here: agent, capture, stall, logs, transports, channels, schedulers, jobs, events, actions, cluster, checkpoints, memory, metrics, health, trees, storage",
+        "c.yaml:11: captur: there is no such key; did you mean 'capture'? legal here: agent, capture, stall, logs, transports, channels, schedulers, gpus, jobs, events, actions, cluster, checkpoints, memory, metrics, health, trees, storage",
     ]
 
 
@@ -197,9 +197,11 @@ def test_every_kind_of_field_can_be_refused(text: str, problem: str) -> None:
 durations = st.integers(1, 10**9).map(lambda milliseconds: milliseconds / 1000)
 configs = st.builds(
     Config,
-    agent=st.builds(Agent, state_dir=st.sampled_from([Path("/a"), Path("/no"), Path("/ü b#: x")])),
+    agent=st.builds(
+        AgentConfig, state_dir=st.sampled_from([Path("/a"), Path("/no"), Path("/ü b#: x")])
+    ),
     capture=st.builds(
-        Capture,
+        CaptureConfig,
         py_spy=st.sampled_from(["auto", Path("/x")]),
         deadline=durations,
         native=st.sampled_from(["auto", "never", "always"]),
@@ -270,4 +272,8 @@ def _leaves(section: Any) -> list[str]:
 
 def test_print_shows_every_key() -> None:
     text = effective_yaml(Config())
-    assert all(f"{name}:" in text for kind in (Config, Agent, Capture) for name in _leaves(kind))
+    assert all(
+        f"{name}:" in text
+        for kind in (Config, AgentConfig, CaptureConfig)
+        for name in _leaves(kind)
+    )

@@ -6,11 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mldebug.core.model import Confidence, Finding, Job, RankIdentity, Verdict
-from mldebug.diagnosis.exits.cuda_memory import Cause, DeviceMemory, Holder, device_memory
-from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.cuda_memory import (
+    DeviceMemory,
+    MemoryCause,
+    MemoryHolder,
+    device_memory,
+)
+from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.last_words import is_out_of_memory, last_error
 from mldebug.diagnosis.exits.memory_text import memory_sentence, memory_steps
-from mldebug.diagnosis.exits.model import Ending, RankError, RankExit, status_of_code
+from mldebug.diagnosis.exits.model import AttemptExit, RankError, RankExit, status_of_code
 from mldebug.diagnosis.exits.output import parse_error_file
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -95,7 +100,7 @@ FIGURES = [
     (V2_0_LIMIT, {"limit": gib(2), "free": gib(13), "allocated": gib(1.5)}),
     (V2_1, {"device": 0, "requested": gib(55.57), "capacity": gib(12), "free": gib(9.02), "allocated": mib(984.52), "unallocated": mib(463.48)}),
     (V2_2_SELF, {"device": None, "process": gib(44.17), "others": (), "free": mib(160.81)}),
-    (V2_6_OTHERS, {"process": gib(3.14), "others": (Holder(pid=3053273, memory_bytes=gib(29.04)), Holder(pid=3120922, memory_bytes=gib(14.74)), Holder(pid=644963, memory_bytes=mib(5.59)))}),
+    (V2_6_OTHERS, {"process": gib(3.14), "others": (MemoryHolder(pid=3053273, memory_bytes=gib(29.04)), MemoryHolder(pid=3120922, memory_bytes=gib(14.74)), MemoryHolder(pid=644963, memory_bytes=mib(5.59)))}),
     (V2_9_POOLS, {"device": 7, "pools": gib(2.5), "allocated": gib(60), "unallocated": gib(16.48), "process": gib(78.08), "setting": "PYTORCH_ALLOC_CONF"}),
     (HIP, {"kind": "HIP", "device": 1, "unallocated": gib(40), "setting": "PYTORCH_HIP_ALLOC_CONF"}),
     (NOT_AVAILABLE, {"requested": MIB, "free": 512 * KIB, "others": (), "process": None}),
@@ -111,35 +116,35 @@ def test_the_figures_of_a_message(text: str, figures: dict[str, object]) -> None
 
 
 CAUSES = [
-    (V1_0, Cause.FRAGMENTED, True, "5.54 GiB more lie unused in pieces: fragmentation"),
-    (V1_4, Cause.FRAGMENTED, True, "CUDA out of memory on GPU 3: 264.00 MiB asked, 145.93 MiB of 2.00 GiB free; "),
-    (V1_13, Cause.OTHERS, False, "are held outside torch"),
-    (V1_13_ROOM, Cause.TRANSIENT, False, "304.00 MiB asked, 6.32 GiB of 8.00 GiB free; enough is free"),
-    (V2_0_LIMIT, Cause.LIMIT, False, "the job limits itself to 2.00 GiB"),
-    (V2_1, Cause.DEMAND, False, "no fragmentation, the job needs more than there is"),
-    (V2_2_SELF, Cause.DEMAND, False, "torch holds 43.36 GiB in tensors: no fragmentation"),
-    (V2_6_OTHERS, Cause.OTHERS, False, "processes hold 43.79 GiB (pid 3053273, 3120922, 644963)"),
-    (V2_6_DEMAND, Cause.DEMAND, False, "no fragmentation"),
-    (V2_9_POOLS, Cause.FRAGMENTED, True, "torch holds 60.00 GiB in tensors, and 16.48 GiB more"),
-    (HIP, Cause.FRAGMENTED, True, "HIP out of memory on GPU 1: 2.00 GiB asked"),
-    (NOT_AVAILABLE, Cause.DEMAND, False, "the job needs more"),
-    ("RuntimeError: CUDA error: out of memory", Cause.UNTOLD, None, "CUDA out of memory: outside torch's own allocator"),
-    ("RuntimeError: HIP error: out of memory", Cause.UNTOLD, None, "HIP out of memory"),
-    ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58", Cause.UNTOLD, None, "CUDA out of memory"),
-    ("RuntimeError: CUDA driver error: out of memory", Cause.UNTOLD, None, "CUDA out of memory: outside torch's own allocator"),
-    ("ng30903:3063028:3066152 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'", Cause.UNTOLD, None, "CUDA out of memory: NCCL asked for it, outside torch's own allocator"),
-    ("Cuda failure 2 'out of memory'", Cause.UNTOLD, None, "CUDA out of memory: NCCL asked for it"),
-    ("HIP failure: 'out of memory'", Cause.UNTOLD, None, "HIP out of memory: NCCL asked for it"),
-    ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", Cause.UNTOLD, None, "cuBLAS could not allocate its workspace: the GPU's memory is most likely full"),
-    ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", Cause.UNTOLD, None, "cuDNN could not allocate its workspace: the GPU's memory is most likely full"),
-    ("RuntimeError: CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", Cause.UNTOLD, None, "hipBLAS could not allocate"),
-    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.", Cause.UNTOLD, None, "CUDA out of memory"),
-    ("torch.OutOfMemoryError: CUDA out of memory.", Cause.UNTOLD, None, "CUDA out of memory"),
+    (V1_0, MemoryCause.FRAGMENTED, True, "5.54 GiB more lie unused in pieces: fragmentation"),
+    (V1_4, MemoryCause.FRAGMENTED, True, "CUDA out of memory on GPU 3: 264.00 MiB asked, 145.93 MiB of 2.00 GiB free; "),
+    (V1_13, MemoryCause.OTHERS, False, "are held outside torch"),
+    (V1_13_ROOM, MemoryCause.TRANSIENT, False, "304.00 MiB asked, 6.32 GiB of 8.00 GiB free; enough is free"),
+    (V2_0_LIMIT, MemoryCause.LIMIT, False, "the job limits itself to 2.00 GiB"),
+    (V2_1, MemoryCause.DEMAND, False, "no fragmentation, the job needs more than there is"),
+    (V2_2_SELF, MemoryCause.DEMAND, False, "torch holds 43.36 GiB in tensors: no fragmentation"),
+    (V2_6_OTHERS, MemoryCause.OTHERS, False, "processes hold 43.79 GiB (pid 3053273, 3120922, 644963)"),
+    (V2_6_DEMAND, MemoryCause.DEMAND, False, "no fragmentation"),
+    (V2_9_POOLS, MemoryCause.FRAGMENTED, True, "torch holds 60.00 GiB in tensors, and 16.48 GiB more"),
+    (HIP, MemoryCause.FRAGMENTED, True, "HIP out of memory on GPU 1: 2.00 GiB asked"),
+    (NOT_AVAILABLE, MemoryCause.DEMAND, False, "the job needs more"),
+    ("RuntimeError: CUDA error: out of memory", MemoryCause.UNTOLD, None, "CUDA out of memory: outside torch's own allocator"),
+    ("RuntimeError: HIP error: out of memory", MemoryCause.UNTOLD, None, "HIP out of memory"),
+    ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58", MemoryCause.UNTOLD, None, "CUDA out of memory"),
+    ("RuntimeError: CUDA driver error: out of memory", MemoryCause.UNTOLD, None, "CUDA out of memory: outside torch's own allocator"),
+    ("ng30903:3063028:3066152 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'", MemoryCause.UNTOLD, None, "CUDA out of memory: NCCL asked for it, outside torch's own allocator"),
+    ("Cuda failure 2 'out of memory'", MemoryCause.UNTOLD, None, "CUDA out of memory: NCCL asked for it"),
+    ("HIP failure: 'out of memory'", MemoryCause.UNTOLD, None, "HIP out of memory: NCCL asked for it"),
+    ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", MemoryCause.UNTOLD, None, "cuBLAS could not allocate its workspace: the GPU's memory is most likely full"),
+    ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", MemoryCause.UNTOLD, None, "cuDNN could not allocate its workspace: the GPU's memory is most likely full"),
+    ("RuntimeError: CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", MemoryCause.UNTOLD, None, "hipBLAS could not allocate"),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.", MemoryCause.UNTOLD, None, "CUDA out of memory"),
+    ("torch.OutOfMemoryError: CUDA out of memory.", MemoryCause.UNTOLD, None, "CUDA out of memory"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "cause", "fragmented", "words"), CAUSES)
-def test_the_cause(text: str, cause: Cause, fragmented: bool | None, words: str) -> None:
+def test_the_cause(text: str, cause: MemoryCause, fragmented: bool | None, words: str) -> None:
     told = device_memory(text)
 
     assert told is not None
@@ -148,8 +153,8 @@ def test_the_cause(text: str, cause: Cause, fragmented: bool | None, words: str)
     assert is_out_of_memory(text)
 
 
-@pytest.mark.parametrize(("free", "cause"), [(99, Cause.DEMAND), (100, Cause.FRAGMENTED), (199, Cause.FRAGMENTED), (200, Cause.TRANSIENT)])  # fmt: skip
-def test_the_borders_of_fragmentation(free: int, cause: Cause) -> None:
+@pytest.mark.parametrize(("free", "cause"), [(99, MemoryCause.DEMAND), (100, MemoryCause.FRAGMENTED), (199, MemoryCause.FRAGMENTED), (200, MemoryCause.TRANSIENT)])  # fmt: skip
+def test_the_borders_of_fragmentation(free: int, cause: MemoryCause) -> None:
     told = DeviceMemory(
         requested=200, capacity=1000, free=free, allocated=700, unallocated=100, process=800
     )
@@ -228,14 +233,14 @@ ITSELF = "Including non-PyTorch memory, this process has 79.00 GiB memory in use
 @pytest.mark.parametrize(
     ("asked", "free", "allocated", "pieces", "cause"),
     [
-        ("20.00 MiB", "10.00 MiB", "79.50 GiB", "15.00 MiB", Cause.DEMAND),
-        ("2.00 GiB", "1.00 GiB", "74.00 GiB", "3.90 GiB", Cause.DEMAND),
-        ("2.00 GiB", "1.00 GiB", "74.00 GiB", "4.00 GiB", Cause.FRAGMENTED),
-        ("6.00 GiB", "1.00 GiB", "74.00 GiB", "4.00 GiB", Cause.DEMAND),
+        ("20.00 MiB", "10.00 MiB", "79.50 GiB", "15.00 MiB", MemoryCause.DEMAND),
+        ("2.00 GiB", "1.00 GiB", "74.00 GiB", "3.90 GiB", MemoryCause.DEMAND),
+        ("2.00 GiB", "1.00 GiB", "74.00 GiB", "4.00 GiB", MemoryCause.FRAGMENTED),
+        ("6.00 GiB", "1.00 GiB", "74.00 GiB", "4.00 GiB", MemoryCause.DEMAND),
     ],
 )
 def test_a_full_device_is_not_fragmented_by_a_few_pieces(
-    asked: str, free: str, allocated: str, pieces: str, cause: Cause
+    asked: str, free: str, allocated: str, pieces: str, cause: MemoryCause
 ) -> None:
     told = device_memory(FIGURES.format(asked, free, ITSELF, allocated, pieces))
 
@@ -294,21 +299,21 @@ def test_a_cpp_exception_without_a_traceback() -> None:
     assert not error.memory.inside
 
 
-def ending(error: RankError) -> Ending:
+def ending(error: RankError) -> AttemptExit:
     ranks = tuple(RankIdentity(rank=n, world_size=2, pid=100 + n, node="n1") for n in (0, 1))
     job = Job(id="j", name="train.py", launcher="torchrun", world_size=2, ranks=ranks)
     exits = (
         RankExit(rank=1, pid=101, at=5.0, moment=0, status=status_of_code(1), source="pidfd"),
         RankExit(rank=0, pid=100, at=6.0, moment=1, status=15, source="pidfd"),
     )
-    return Ending(job=job, identities=ranks, exits=exits, errors={1: error})
+    return AttemptExit(job=job, identities=ranks, exits=exits, errors={1: error})
 
 
 def test_the_verdict_says_what_was_asked_and_what_to_do() -> None:
     lines = ["Traceback (most recent call last):", '  File "/a.py", line 1, in f', V2_9_POOLS]
     error = last_error(lines, "the job's log")
     assert error is not None
-    finding = judge_ending(ending(error)).finding
+    finding = judge_exit(ending(error)).finding
 
     assert finding is not None
     assert finding.verdict is Verdict.OUT_OF_MEMORY
@@ -335,7 +340,7 @@ HEAD = ("Traceback (most recent call last):", '  File "/a.py", line 1, in f')
 def judged(*lines: str) -> tuple[RankError, Finding]:
     error = last_error(lines, "the job's log")
     assert error is not None
-    finding = judge_ending(ending(error)).finding
+    finding = judge_exit(ending(error)).finding
     assert finding is not None
     return error, finding
 
@@ -381,7 +386,7 @@ def test_the_error_file_holds_what_nccl_says() -> None:
 
     assert error is not None
     assert is_out_of_memory(error.error)
-    assert judge_ending(ending(error)).finding.verdict is Verdict.OUT_OF_MEMORY  # type: ignore[union-attr]
+    assert judge_exit(ending(error)).finding.verdict is Verdict.OUT_OF_MEMORY  # type: ignore[union-attr]
 
 
 def test_a_library_that_could_not_allocate_is_less_sure_and_worded_so() -> None:

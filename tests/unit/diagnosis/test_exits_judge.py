@@ -17,10 +17,10 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.judgement import judgement_of, without_processes
 from mldebug.diagnosis.exits.model import (
-    Ending,
+    AttemptExit,
     KernelDeath,
     LauncherFailure,
     LauncherWords,
@@ -69,7 +69,7 @@ def ending(
     attempt: int = 0,
     launcher: str = "torchrun",
     **more: object,
-) -> Ending:
+) -> AttemptExit:
     """One status for each rank; `order`: their moments, as many as there are exits (default: by rank)."""
     moments = order or tuple(range(len(statuses)))
     exits = [
@@ -88,7 +88,7 @@ def ending(
         id=f"j{attempt}", name="train.py", launcher=launcher, world_size=len(known), attempt=attempt,
         launcher_pid=LAUNCHER, ranks=known, nodes=("n1",),
     )  # fmt: skip
-    told = Ending(
+    told = AttemptExit(
         job=job,
         identities=known,
         exits=tuple(sorted(exits, key=lambda one: one.moment or 0)),
@@ -164,9 +164,9 @@ ABNORMAL = [
     ids=[case[0] for case in ABNORMAL],
 )
 def test_who_began_it(
-    told: Ending, verdict: str, blamed: list[int], confidence: str, said: str
+    told: AttemptExit, verdict: str, blamed: list[int], confidence: str, said: str
 ) -> None:
-    outcome = judge_ending(told)
+    outcome = judge_exit(told)
 
     assert outcome.kind == "abnormal", outcome.sentence
     assert outcome.finding is not None
@@ -201,8 +201,8 @@ SILENT = [
 @pytest.mark.parametrize(
     ("told", "kind"), [case[1:] for case in SILENT], ids=[case[0] for case in SILENT]
 )
-def test_what_is_no_failure_of_a_rank(told: Ending, kind: str) -> None:
-    outcome = judge_ending(told)
+def test_what_is_no_failure_of_a_rank(told: AttemptExit, kind: str) -> None:
+    outcome = judge_exit(told)
 
     assert (outcome.kind, outcome.finding) == (kind, None)
     assert outcome.sentence
@@ -214,7 +214,7 @@ def test_everything_together_never_names_at_high_without_a_status_or_a_kernel_li
         for second in statuses:
             for error in (None, OWN, PEER):
                 errors = {1: error} if error else {}
-                outcome = judge_ending(ending(first, second, order=(1, 0), errors=errors))
+                outcome = judge_exit(ending(first, second, order=(1, 0), errors=errors))
                 finding = outcome.finding
                 if finding and finding.confidence is Confidence.HIGH:
                     (culprit,) = finding.culprits
@@ -227,7 +227,7 @@ def test_everything_together_never_names_at_high_without_a_status_or_a_kernel_li
 def test_what_to_type_next_names_the_real_log() -> None:
     told = ending(TERM, ONE, order=(1, 0), errors={1: OWN}, log_path="/home/ada/it's a run.log")
 
-    finding = judge_ending(told).finding
+    finding = judge_exit(told).finding
 
     assert finding is not None
     assert finding.next_steps[0].endswith("""'/home/ada/it'"'"'s a run.log' | tail -40""")
@@ -238,7 +238,7 @@ def test_what_to_type_next_names_the_log_of_the_rank() -> None:
         TERM, ONE, order=(1, 0), errors={1: OWN}, log_path="/job0.log", log_paths={1: "/job1.log"}
     )
 
-    finding = judge_ending(told).finding
+    finding = judge_exit(told).finding
 
     assert finding is not None
     assert finding.next_steps[0].endswith("/job1.log | tail -40")
@@ -332,7 +332,7 @@ def test_where_exits_name_nobody_a_capture_from_just_before_may() -> None:
         "load (train.py:7)", pid=101, wchan="hrtimer_nanosleep", syscall="clock_nanosleep", move=still(span=20.0),
     )  # fmt: skip
     told = ending(ONE, TERM, order=(0, 1), errors={0: PEER})
-    judgement = judgement_of(told, judge_ending(told), capture(waits, rank(1, sleeps, world=2)))
+    judgement = judgement_of(told, judge_exit(told), capture(waits, rank(1, sleeps, world=2)))
 
     assert judgement.diagnosis.verdict is Verdict.RANK_WAITING
     assert [culprit.rank for culprit in judgement.diagnosis.culprits] == [1]
@@ -354,7 +354,7 @@ def test_who_outlives_a_failed_rank_is_not_named_for_it(status: int) -> None:
     taken = msgspec.structs.replace(taken, taken_at=1030.0)
     told = ending(status, size=3)
 
-    judgement = judgement_of(told, judge_ending(told), taken)
+    judgement = judgement_of(told, judge_exit(told), taken)
 
     assert judgement.diagnosis.culprits == ()
     assert "then the job ended" not in judgement.diagnosis.summary
@@ -369,7 +369,7 @@ def test_who_kept_the_first_waiting_is_named_though_it_outlives_it() -> None:
     taken = msgspec.structs.replace(taken, taken_at=1030.0)
     told = ending(ONE, size=3, errors={0: PEER})
 
-    judgement = judgement_of(told, judge_ending(told), taken)
+    judgement = judgement_of(told, judge_exit(told), taken)
 
     assert [culprit.rank for culprit in judgement.diagnosis.culprits] == [1]
     assert judgement.diagnosis.summary.endswith("then a rank ended")
@@ -422,8 +422,8 @@ def test_a_dump_counts_where_its_call_was_too_late_just_before_the_end(
 ) -> None:
     """Rank 0 ended at 1000.0; an older dump is one that the job survived, or a neighbour's with the same path."""
     told = msgspec.structs.replace(ending(ABRT, ABRT), flights=dumped(created, timeout))
-    plain = judge_ending(ending(ABRT, ABRT)).finding
-    found = judge_ending(told).finding
+    plain = judge_exit(ending(ABRT, ABRT)).finding
+    found = judge_exit(told).finding
     assert plain is not None
     assert found is not None
     words = "Flight Recorder, dumped before the end: rank 0 waited in all_reduce 6 of group 0, which rank 1 had not called"

@@ -19,9 +19,9 @@ from mldebug.cli.commands.diagnose import judge, read_evidence
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.report_model import Report
-from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import (
-    Ending,
+    AttemptExit,
     LauncherFailure,
     LauncherWords,
     RankError,
@@ -51,13 +51,13 @@ def rejudged(name: str) -> Report:
     return judge(read_evidence(RECORDED / name)).report
 
 
-def exits_of(*exits: RankExit, size: int = 0, **more: object) -> Ending:
+def exits_of(*exits: RankExit, size: int = 0, **more: object) -> AttemptExit:
     size = size or len(exits)
     known = tuple(
         RankIdentity(rank=rank, world_size=size, pid=100 + rank, node="n1") for rank in range(size)
     )
     job = Job(id="1a2b3c", name="train.py", launcher="torchrun", world_size=size, nodes=("n1",))
-    return msgspec.structs.replace(Ending(job=job, identities=known, exits=exits), **more)
+    return msgspec.structs.replace(AttemptExit(job=job, identities=known, exits=exits), **more)
 
 
 def gone(rank: int, status: int | None, after: float = 0.0, **more: object) -> RankExit:
@@ -68,11 +68,11 @@ def gone(rank: int, status: int | None, after: float = 0.0, **more: object) -> R
     return msgspec.structs.replace(one, **more)
 
 
-def told(ending: Ending) -> Report:
+def told(ending: AttemptExit) -> Report:
     """The report as the agent writes it."""
     at = NOON + 5
     new = Incident(id="x", key="x", job_id="x", detected_at=at, kind="abnormal_end")
-    incident = end(add_ending(new, ending, at, judge_ending(ending).sentence), "ended", at, "over")
+    incident = end(add_ending(new, ending, at, judge_exit(ending).sentence), "ended", at, "over")
     return write_report(incident, judge_incident(incident), at)
 
 
@@ -124,7 +124,7 @@ def test_an_end_from_outside_is_no_finding(
     ],
 )
 def test_evidence_that_cannot_be_is_a_sentence(
-    tmp_path: Path, content: bytes | Ending, said: str
+    tmp_path: Path, content: bytes | AttemptExit, said: str
 ) -> None:
     data = content if isinstance(content, bytes) else msgspec.json.encode(content)
     (tmp_path / "ending-n1.json").write_bytes(data)
@@ -203,7 +203,7 @@ def test_what_was_noted_of_an_exit_while_the_incident_was_open_is_told_once() ->
     ]
 
 
-def many(size: int = 8192) -> Ending:
+def many(size: int = 8192) -> AttemptExit:
     """All but rank 4711 lose their peer, each with a port of its own in its words."""
     first = gone(4711, ONE, 0.0)
     others = [

@@ -16,7 +16,7 @@ from mldebug.diagnosis.exits.last_words import (
 )
 from mldebug.diagnosis.exits.launcher_lines import launcher_words
 from mldebug.diagnosis.exits.output import (
-    Output,
+    LogOutput,
     own_errors,
     own_lines,
     parse_error_file,
@@ -458,8 +458,8 @@ def test_a_handler_says_that_it_was_told_to_stop(line: str, yes: bool) -> None:
 # --- whose lines they are --------------------------------------------------------------------------------
 
 
-def output(owner: int | None, *lines: str, path: str = "/log") -> Output:
-    return Output(path=path, owner=owner, words=take_apart(lines, {}))
+def output(owner: int | None, *lines: str, path: str = "/log") -> LogOutput:
+    return LogOutput(path=path, owner=owner, words=take_apart(lines, {}))
 
 
 def test_a_log_of_one_rank_is_its_own_and_so_is_its_path() -> None:
@@ -479,7 +479,7 @@ def test_steps_that_a_buffer_held_back_do_not_weaken_a_marked_traceback() -> Non
 
 def test_a_number_in_a_log_of_one_rank_is_nobody_else_s() -> None:
     told = ["0: a", *(f"1: {line}" for line in PLAIN)]
-    log = Output(path="/log", owner=0, words=take_apart(told, {}, tasks=range(2)))
+    log = LogOutput(path="/log", owner=0, words=take_apart(told, {}, tasks=range(2)))
 
     assert {rank: one.error for rank, one in own_errors([log]).items()} == {
         0: "ValueError: bad shard 7"

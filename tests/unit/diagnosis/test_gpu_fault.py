@@ -20,8 +20,8 @@ from mldebug.core.model import (
 )
 from mldebug.diagnosis.classify.gpu_faults import BEFORE, LAG, PROMPT, UNDATED
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.diagnosis.exits.judge import judge_ending
-from mldebug.diagnosis.exits.model import Ending, RankError, RankExit
+from mldebug.diagnosis.exits.judge import judge_exit
+from mldebug.diagnosis.exits.model import AttemptExit, RankError, RankExit
 from mldebug.hardware.gpu.expected import GpuCount, KnownGpu, MissingGpu
 from mldebug.hardware.gpu.readings import GpuReading, LostGpu
 from mldebug.hardware.health.faults import (
@@ -198,7 +198,7 @@ def test_a_rank_that_only_a_convention_puts_on_the_gpu_is_never_high() -> None:
 
     assert found.confidence is Confidence.MEDIUM
     assert "(probably rank 1)" in found.summary
-    dead = judge_ending(ending(fault(1, by="environment"), errors={1: ECC})).finding
+    dead = judge_exit(ending(fault(1, by="environment"), errors={1: ECC})).finding
     assert dead is not None
     assert (dead.verdict, dead.confidence) == (Verdict.GPU_FAULT, Confidence.MEDIUM)
 
@@ -303,7 +303,9 @@ def test_a_lack_of_memory_after_which_the_rank_went_on_is_no_last_word(after: st
 # --- ends ------------------------------------------------------------------------------------------------
 
 
-def ending(*faults: Fault, errors: dict[int, RankError], order: tuple[int, ...] = (1, 0)) -> Ending:
+def ending(
+    *faults: Fault, errors: dict[int, RankError], order: tuple[int, ...] = (1, 0)
+) -> AttemptExit:
     """Rank 1 exits with code 1, rank 0 is told to end a second later."""
     ranks = tuple(RankIdentity(rank=n, world_size=2, pid=100 + n, node="n1") for n in (0, 1))
     status = {1: 1 << 8, 0: int(signal.SIGTERM) if 0 not in errors else 1 << 8}
@@ -312,7 +314,7 @@ def ending(*faults: Fault, errors: dict[int, RankError], order: tuple[int, ...] 
         for at, n in enumerate(order)
     )
     job = Job(id="j", name="train.py", launcher="torchrun", world_size=2, ranks=ranks)
-    return Ending(job=job, identities=ranks, exits=exits, errors=errors, faults=faults)
+    return AttemptExit(job=job, identities=ranks, exits=exits, errors=errors, faults=faults)
 
 
 ECC = RankError(error="RuntimeError: CUDA error: uncorrectable ECC error encountered", source="its log")  # fmt: skip
@@ -320,7 +322,7 @@ PEER = RankError(error="RuntimeError: Connection closed by peer", source="its lo
 
 
 def test_a_rank_that_died_of_its_gpu() -> None:
-    finding = judge_ending(ending(fault(1, code="xid_48", words="Xid 48 (double-bit ECC)"), errors={1: ECC})).finding  # fmt: skip
+    finding = judge_exit(ending(fault(1, code="xid_48", words="Xid 48 (double-bit ECC)"), errors={1: ECC})).finding  # fmt: skip
 
     assert finding is not None
     assert (finding.verdict, finding.confidence) == (Verdict.GPU_FAULT, Confidence.HIGH)
@@ -334,39 +336,39 @@ OTHERS = [fault(0), fault(1, at=STOPPED - 3600), fault(1, tier="application"), f
 
 @pytest.mark.parametrize("other", OTHERS, ids=["another rank's", "an hour ago", "the job's own", "of nobody"])  # fmt: skip
 def test_a_fault_that_does_not_fit_changes_nothing(other: Fault) -> None:
-    plain = judge_ending(ending(errors={1: ECC}))
+    plain = judge_exit(ending(errors={1: ECC}))
 
-    assert judge_ending(ending(other, errors={1: ECC})) == plain
+    assert judge_exit(ending(other, errors={1: ECC})) == plain
     assert plain.finding is not None
     assert plain.finding.verdict is Verdict.RANK_EXITED
 
 
 @pytest.mark.parametrize("errors", [{1: ECC}, {0: PEER, 1: PEER}], ids=["one", "all blame a peer"])
 def test_what_a_gpu_says_after_its_rank_has_ended_is_a_remark(errors: dict[int, RankError]) -> None:
-    plain = judge_ending(ending(errors=errors)).finding
-    found = judge_ending(ending(fault(1, at=STOPPED + 3), errors=errors)).finding
+    plain = judge_exit(ending(errors=errors)).finding
+    found = judge_exit(ending(fault(1, at=STOPPED + 3), errors=errors)).finding
 
     assert plain is not None
     assert found is not None
     assert found.evidence[:-1] == plain.evidence
     assert found.evidence[-1].endswith("3 s after rank 1 had ended")
     assert msgspec.structs.replace(found, evidence=plain.evidence) == plain
-    clocks = judge_ending(ending(fault(1, at=STOPPED + 1.5), errors=errors)).finding
+    clocks = judge_exit(ending(fault(1, at=STOPPED + 1.5), errors=errors)).finding
     assert clocks is not None
     assert clocks.verdict is Verdict.GPU_FAULT
 
 
 def test_a_fault_names_the_rank_where_all_blame_a_peer() -> None:
     both = {0: PEER, 1: PEER}
-    plain = judge_ending(ending(errors=both)).finding
-    found = judge_ending(ending(fault(1), errors=both)).finding
+    plain = judge_exit(ending(errors=both)).finding
+    found = judge_exit(ending(fault(1), errors=both)).finding
 
     assert plain is not None
     assert plain.culprits == ()
     assert found is not None
     assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, Confidence.MEDIUM)
     assert [one.rank for one in found.culprits] == [1]
-    two = judge_ending(ending(fault(1), fault(0, at=STOPPED + 1), errors=both)).finding
+    two = judge_exit(ending(fault(1), fault(0, at=STOPPED + 1), errors=both)).finding
     assert two == plain
 
 
@@ -525,7 +527,7 @@ def test_what_one_read_alone_tells_is_medium_at_most(
     confirmed: bool, confidence: Confidence
 ) -> None:
     ecc = fault(kind="ecc", code="ecc_uncorrected", confirmed=confirmed)
-    ended = judge_ending(ending(ecc, errors={1: ECC})).finding
+    ended = judge_exit(ending(ecc, errors={1: ECC})).finding
 
     assert told(ecc).confidence is confidence
     both = told(msgspec.structs.replace(ecc, confirmed=False), ecc)

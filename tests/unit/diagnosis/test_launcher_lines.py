@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.last_words import last_error
 from mldebug.diagnosis.exits.launcher_lines import launcher_words
-from mldebug.diagnosis.exits.model import Ending, LauncherWords, RankError, RankExit
+from mldebug.diagnosis.exits.model import AttemptExit, LauncherWords, RankError, RankExit
 from mldebug_agents.jobs.launchers import mpich, openmpi
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "endings"
@@ -22,7 +22,7 @@ def told(name: str) -> LauncherWords:
 
 def ending(
     words: LauncherWords, *statuses: int | None, order: tuple[int | None, ...] = (2, 1)
-) -> Ending:
+) -> AttemptExit:
     """Of ranks 0 and 1, with these statuses, in this order."""
     ranks = tuple(
         RankIdentity(rank=rank, world_size=2, pid=100 + rank, node="n", launcher="x")
@@ -33,11 +33,11 @@ def ending(
         for rank, status in enumerate(statuses)
     )
     job = Job(id="j", name="train.py", launcher="x", world_size=2, ranks=ranks)
-    return Ending(job=job, identities=ranks, exits=exits, words=words)
+    return AttemptExit(job=job, identities=ranks, exits=exits, words=words)
 
 
-def blamed(one: Ending) -> list[int | None]:
-    finding = judge_ending(one).finding
+def blamed(one: AttemptExit) -> list[int | None]:
+    finding = judge_exit(one).finding
     return [culprit.rank for culprit in finding.culprits] if finding else []
 
 
@@ -131,7 +131,7 @@ def test_hydra_lets_the_others_live_on_and_the_log_tells_why_one_ended(
     one = msgspec.structs.replace(both, exits=both.exits[1:], living=(0,), shared_error=error)
 
     assert blamed(one) == named
-    finding = judge_ending(one).finding
+    finding = judge_exit(one).finding
     assert finding is not None
     assert finding.confidence != "high"
 
@@ -170,7 +170,7 @@ def test_an_end_from_outside_is_no_failure(name: str, outside: str) -> None:
     words = told(name)
 
     assert (words.outside, words.failures) == (outside, ())
-    assert judge_ending(ending(words, TERMINATED, TERMINATED)).kind == "outside"
+    assert judge_exit(ending(words, TERMINATED, TERMINATED)).kind == "outside"
 
 
 def test_a_signal_that_the_job_survived_explains_no_later_failure() -> None:
@@ -182,7 +182,7 @@ def test_a_signal_that_the_job_survived_explains_no_later_failure() -> None:
 
 
 def test_the_words_of_the_launcher_stand_in_the_evidence() -> None:
-    finding = judge_ending(ending(told("openmpi-sigkill"), TERMINATED, KILLED)).finding
+    finding = judge_exit(ending(told("openmpi-sigkill"), TERMINATED, KILLED)).finding
 
     assert finding is not None
     assert any("the launcher wrote: mpirun noticed" in fact for fact in finding.evidence)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config.schema import Agent
+from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug_agents.hardware.gpu.controller import (
     ACCEPT,
@@ -22,10 +22,10 @@ from mldebug_agents.hardware.gpu.controller import (
     Released,
     gpu_verbs,
 )
+from mldebug_agents.web.client import ask_nearest
 from mldebug_agents.web.control_requests import carry_out, tell_agent
 from mldebug_agents.web.listeners import open_unix
-from mldebug_agents.web.nearest_agent import ask_nearest
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from snapshots import snapshot
 
 
@@ -49,7 +49,7 @@ class Source:
 
 @contextmanager
 def serving(folder: Path, desk: GpuController) -> Iterator[None]:
-    server = Server(Agent(state_dir=folder, listen=""))
+    server = AgentServer(AgentConfig(state_dir=folder, listen=""))
     server.verbs = gpu_verbs(desk)
     server.publish(snapshot())
     server.serve_door(open_unix(folder))

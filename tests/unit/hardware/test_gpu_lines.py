@@ -26,7 +26,7 @@ from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.parse import parse_line
 from mldebug.status.gpu_lines import hardware_lines, rank_lines, rank_sentences
 from mldebug.status.gpu_table import missing, rows, table, users
-from mldebug.status.gpu_view import Glance, GpuUser, of_agent
+from mldebug.status.gpu_view import GpuOverview, GpuUser, of_agent
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.cli.commands.doctor import show_gpus
 from mldebug_agents.cli.commands.gpus import show_list
@@ -92,7 +92,7 @@ GONE = MissingGpu(
     since=NOW - 754.0,
     reason="GPU is lost",
 )
-SICK = Glance(
+SICK = GpuOverview(
     node="node7",
     at=NOW,
     gpus=NodeGpus(
@@ -251,7 +251,7 @@ def test_while_a_run_is_suspected_its_events_stand_beside_frame_and_stall() -> N
 # --- the agent's word ------------------------------------------------------------------------------------
 
 
-def told_by_agent(age: float = 3.0, **changes: object) -> Glance:
+def told_by_agent(age: float = 3.0, **changes: object) -> GpuOverview:
     run = RunState(
         id="1a2b3c", name="train.py", launcher="torchrun", gpus={0: "GPU-0", 3: "GPU-3"}, devices="GPU 0 computes"
     )  # fmt: skip
@@ -338,7 +338,7 @@ def test_a_gpu_that_is_lost_and_remembered_is_listed_once() -> None:
     assert missing(again) == [(3, "00000000:4B:00.0", "GPU-3")]
 
 
-def states(seen: Glance) -> list[tuple[str, str]]:
+def states(seen: GpuOverview) -> list[tuple[str, str]]:
     return [(row[0], row[-1]) for row in rows(seen)]
 
 
@@ -346,14 +346,14 @@ def test_gpus_are_listed_by_number_whether_they_answer_or_not() -> None:
     lost = LostGpu(index=2, uuid="GPU-2", reason="GPU is lost", code="gpu_is_lost")
     slow = LostGpu(index=10, uuid="GPU-10", reason="left alone", code="xid_119")
     full = NodeGpus(at=NOW, gpus=(gpu(1), gpu(9), gpu(11)), lost=(lost, slow))
-    seen = Glance(node="n", at=NOW, gpus=full)
+    seen = GpuOverview(node="n", at=NOW, gpus=full)
     assert states(seen) == [("1", "unknown"), ("2", "missing"), ("9", "unknown"), ("10", "unknown"), ("11", "unknown")]  # fmt: skip
 
 
 def test_a_gpu_that_does_not_answer_is_listed_once() -> None:
     slow = LostGpu(index=3, uuid="GPU-3", reason="left alone", code="xid_119")
     count = GpuCount(present=1, expected=2, silent=(GONE,))
-    seen = Glance(node="n", at=NOW, gpus=NodeGpus(at=NOW, gpus=(gpu(0),), lost=(slow,)), count=count)  # fmt: skip
+    seen = GpuOverview(node="n", at=NOW, gpus=NodeGpus(at=NOW, gpus=(gpu(0),), lost=(slow,)), count=count)  # fmt: skip
     assert states(seen) == [("0", "unknown"), ("3", "unknown")]
     silent = msgspec.structs.replace(seen, gpus=NodeGpus(at=NOW, gpus=(gpu(0),)))
     assert states(silent) == [("0", "unknown"), ("3", "unknown")]

@@ -14,10 +14,10 @@ import pytest
 from mldebug.capture.nccl_ras.progress import behind, crossed
 from mldebug.core.model import Diagnosis, NcclCommunicator, NcclRank, NodeCapture
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.incident import Incident
 from mldebug.incidents.incident import judge as judge_incident
-from mldebug.incidents.stored_evidence import load_recorded
+from mldebug.incidents.stored_evidence import load_evidence
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "h200" / "hangs"
 TOLD = {
@@ -120,13 +120,13 @@ def judged(file: Path, folder: Path) -> Diagnosis:
     """As `mldebug diagnose` does with the folder of a report."""
     prefix = "ending" if "kill" in file.stem else "capture-1"
     shutil.copy(file, folder / f"{prefix}-vm.json")
-    told = load_recorded(folder)
+    told = load_evidence(folder)
     if told.ending is not None:
         return judge_incident(incident(told.ending)).diagnosis
     return diagnose(told.captures).diagnosis
 
 
-def incident(ending: Ending) -> Incident:
+def incident(ending: AttemptExit) -> Incident:
     """An end as the agent tells it."""
     return Incident(
         id="recorded", key=ending.job.id, job_id=ending.job.id, detected_at=0.0, why="recorded",

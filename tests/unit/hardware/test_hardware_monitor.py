@@ -27,8 +27,8 @@ from mldebug.hardware.gpu.readings import (
 from mldebug.hardware.health.model import HealthState
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.hardware import monitor as module
-from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.controller import FOR_RESET
+from mldebug_agents.hardware.gpu.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder
 from mldebug_agents.hardware.kernel_log import KernelNews
 from mldebug_agents.hardware.monitor import LISTEN, HardwareMonitor

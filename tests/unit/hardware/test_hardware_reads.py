@@ -27,8 +27,8 @@ from mldebug.hardware.gpu.readings import (
 )
 from mldebug.hardware.health.model import HealthState
 from mldebug.hardware.health.thresholds import Thresholds
-from mldebug.stall.signals import Look, RankLook
-from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError, NoGpuLibraryError
+from mldebug.stall.signals import RankLook, RunLook
+from mldebug_agents.hardware.gpu.errors import GpuBlockedError, NoGpuLibraryError
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.levels import MEMO, Levels
 from mldebug_agents.hardware.gpu.monitor import EXPECTED, GpuMonitor
@@ -365,7 +365,7 @@ def watch(at: float, *busy: float, power: float, moves: float) -> NodeWatch:
 
 def look() -> JobLook:
     return JobLook(
-        job=JOB, look=Look(at=0.0, run="job", ranks=(RankLook(rank=0), RankLook(rank=1)))
+        job=JOB, look=RunLook(at=0.0, run="job", ranks=(RankLook(rank=0), RankLook(rank=1)))
     )
 
 
@@ -396,7 +396,7 @@ def test_devices_that_compute_move_and_those_that_spin_do_not() -> None:
 
 def wrote(at: float, *written: int, step: int | None = None) -> JobLook:
     ranks = tuple(RankLook(rank=rank, written_bytes=one) for rank, one in enumerate(written))
-    return JobLook(job=JOB, look=Look(at=at, run="job", ranks=ranks), step=step)
+    return JobLook(job=JOB, look=RunLook(at=at, run="job", ranks=ranks), step=step)
 
 
 @pytest.mark.parametrize(

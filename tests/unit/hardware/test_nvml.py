@@ -19,10 +19,7 @@ from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, encode, nvlink_e
 from mldebug.hardware.health.gpu_rules import gpu_health
 from mldebug.hardware.health.model import HealthState
 from mldebug.hardware.health.thresholds import Thresholds
-from mldebug_agents.hardware.gpu.child.vendor_errors import (
-    DriverGoneError,
-    MissingLibraryError,
-)
+from mldebug_agents.hardware.gpu.errors import DriverGoneError, MissingLibraryError
 from mldebug_agents.hardware.gpu.nvml import bounds, fields
 from mldebug_agents.hardware.gpu.nvml.calls import TURN
 from mldebug_agents.hardware.gpu.nvml.library import Library

@@ -22,18 +22,18 @@ from mldebug.core.errors import MldebugError
 from mldebug.hardware.gpu.readings import NodeWatch
 from mldebug_agents.hardware.gpu import reader as source
 from mldebug_agents.hardware.gpu.child import pause, server, stuck
-from mldebug_agents.hardware.gpu.child.errors import (
+from mldebug_agents.hardware.gpu.child.messages import NAME
+from mldebug_agents.hardware.gpu.errors import (
     GpuBlockedError,
     GpuCrashedError,
     GpuDriverError,
     GpusReleasedError,
     NoGpuLibraryError,
 )
-from mldebug_agents.hardware.gpu.child.messages import NAME
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.spawn import Spawner, Worker
+from mldebug_agents.system.spawn import ForkedWorker, Spawner
 
 SOON = 0.3  # seconds: a deadline that a test lets pass
 PATIENT = 20.0
@@ -439,7 +439,7 @@ class SlowStarter:
         self._spawner = spawner
         self.asked, self.go = threading.Event(), threading.Event()
 
-    def fork_worker(self, name: str) -> Worker:
+    def fork_worker(self, name: str) -> ForkedWorker:
         self.asked.set()
         assert self.go.wait(PATIENT)
         return self._spawner.fork_worker(name)

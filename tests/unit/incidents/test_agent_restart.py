@@ -9,7 +9,7 @@ import pytest
 import samples
 from mldebug.core.report_model import Report
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Look, Progress, ProgressKind, RankLook, Role, Stage
+from mldebug.stall.signals import Progress, ProgressKind, RankLook, Role, RunLook, Stage
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.report_writer import IncidentWriter
@@ -19,7 +19,7 @@ from mldebug_agents.watch.runs import Run
 SETTINGS = StallSettings(timeout=10.0, interval=1.0)
 
 
-def look(at: float, step: int, records: int, written: float) -> Look:
+def look(at: float, step: int, records: int, written: float) -> RunLook:
     """Two ranks, of which rank 1 sleeps; the log's last record is of `written`."""
     kinds = {ProgressKind.STEP: step, ProgressKind.RECORD: records}
     progress = [Progress(kind=kind, value=value, at=written) for kind, value in kinds.items()]
@@ -28,7 +28,7 @@ def look(at: float, step: int, records: int, written: float) -> Look:
         RankLook(rank=0, role=Role.WAITING, class_name="collective", frames_signature="w", state="S"),
         RankLook(rank=1, role=Role.INERT, class_name="sleep", frames_signature="s", state="S"),
     )  # fmt: skip
-    return Look(at=at, run="job", ranks=ranks, progress=tuple(progress))
+    return RunLook(at=at, run="job", ranks=ranks, progress=tuple(progress))
 
 
 def stalled() -> StallWatch:

@@ -15,7 +15,7 @@ from mldebug.incidents.report.changes import MAX_MOVES, comparison
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.schema import report_schema
 from mldebug.incidents.report.text import report_lines
-from mldebug.incidents.stored_evidence import Recorded
+from mldebug.incidents.stored_evidence import StoredEvidence
 
 STRIKE = ("strike (train.py:34)", "<module> (train.py:50)")
 BACKWARD = ("backward (train.py:80)", "<module> (train.py:50)")
@@ -172,7 +172,7 @@ def test_old_evidence_gives_the_same_again(blamed_later: bool) -> None:
     if not blamed_later:
         first, second = later(*second.ranks, seconds=0.0), later(*first.ranks)
     captures = (marked(first, "first"), marked(second, "second"))
-    live, again = told(*captures), judge_again(Recorded(captures=captures)).report
+    live, again = told(*captures), judge_again(StoredEvidence(captures=captures)).report
     for name in ("diagnosis", "comparison", "remarks", "versions", "nodes", "job", "ranks"):
         assert getattr(again, name) == getattr(live, name), name
     assert len(again.captures) == 2

@@ -11,15 +11,15 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from mldebug.config.schema import Agent, Config
+from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, LostRank, RankIdentity
-from mldebug.diagnosis.exits.judge import judge_ending
-from mldebug.diagnosis.exits.model import Ending, RankExit
+from mldebug.diagnosis.exits.judge import judge_exit
+from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.incidents.exits import exit_evidence as module
 from mldebug_agents.incidents.exits import job_notes, kernel_deaths
-from mldebug_agents.incidents.exits.exit_evidence import Witness
-from mldebug_agents.incidents.exits.kernel_deaths import KEPT, KernelLog
+from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
+from mldebug_agents.incidents.exits.kernel_deaths import KEPT, KernelDeathLog
 
 WAIT = 10.0
 MARKED = "[rank1]: Traceback (most recent call last):\n[rank1]:   x\n[rank1]: ValueError: shard of another\n"
@@ -43,9 +43,9 @@ def start() -> Iterator[Start]:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Witness]:
-    with open_tools(Config(agent=Agent(state_dir=tmp_path / "state", listen=""))) as tools:
-        yield Witness(tools.capture)
+def watched(tmp_path: Path) -> Iterator[ExitEvidence]:
+    with open_tools(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as tools:
+        yield ExitEvidence(tools.capture)
 
 
 def job(name: str, *pids: int) -> Job:
@@ -55,12 +55,12 @@ def job(name: str, *pids: int) -> Job:
     return Job(id=name, name="train.py", launcher="environment", world_size=len(pids), ranks=ranks)
 
 
-def asked(watched: Witness, one: Job) -> Ending:
-    return watched.ask(Ending(job=one, identities=one.ranks))
+def asked(watched: ExitEvidence, one: Job) -> AttemptExit:
+    return watched.ask(AttemptExit(job=one, identities=one.ranks))
 
 
 def test_no_word_counts_in_a_log_that_another_run_writes_to(
-    tmp_path: Path, start: Start, watched: Witness
+    tmp_path: Path, start: Start, watched: ExitEvidence
 ) -> None:
     log = tmp_path / "all.log"
     first, other = (job(name, start(log), start(log)) for name in "ab")
@@ -77,7 +77,7 @@ def test_no_word_counts_in_a_log_that_another_run_writes_to(
 
 
 def test_attempts_that_follow_each_other_in_one_log_are_no_strangers(
-    tmp_path: Path, watched: Witness
+    tmp_path: Path, watched: ExitEvidence
 ) -> None:
     log = tmp_path / "all.log"
     for name in "ab":
@@ -95,7 +95,7 @@ def test_attempts_that_follow_each_other_in_one_log_are_no_strangers(
 
 
 def test_a_log_of_its_own_belongs_to_rank_zero_as_well(
-    tmp_path: Path, start: Start, watched: Witness
+    tmp_path: Path, start: Start, watched: ExitEvidence
 ) -> None:
     logs = [tmp_path / f"job{rank}.log" for rank in range(2)]
     one = job("a", *(start(log) for log in logs))
@@ -110,7 +110,7 @@ def test_a_log_of_its_own_belongs_to_rank_zero_as_well(
 
 
 def test_only_oom_kills_near_the_end_are_counted(
-    tmp_path: Path, start: Start, watched: Witness, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Start, watched: ExitEvidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kills = iter([1, 1, 2, 3, 3])
     monkeypatch.setattr(module, "oom_counter", lambda *_: "/memory.events")
@@ -137,7 +137,7 @@ class Kmsg:
         own = SimpleNamespace(**vars(os))
         own.read = self._read
         monkeypatch.setattr(kernel_deaths, "os", own)
-        self.log = KernelLog(str(path))
+        self.log = KernelDeathLog(str(path))
 
     def _read(self, _: int, __: int) -> bytes:
         answer = self.answers.pop(0) if self.answers else BlockingIOError()
@@ -158,8 +158,8 @@ def test_where_records_were_overwritten_a_kill_for_memory_is_not_ruled_out(
     """All ranks and the launcher were killed at once: from outside, if only the kernel did not do it."""
     one = job("a", 100, 101)
     exits = tuple(RankExit(rank=rank, pid=100 + rank, at=9.0, moment=rank, status=signal.SIGKILL) for rank in range(2))  # fmt: skip
-    with open_tools(Config(agent=Agent(state_dir=tmp_path / "state", listen=""))) as tools:
-        watched = Witness(tools.capture, kmsg.log)
+    with open_tools(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as tools:
+        watched = ExitEvidence(tools.capture, kmsg.log)
         watched.meet(one)
         calm = asked(watched, one)
         kmsg.answers = [BrokenPipeError()]
@@ -169,15 +169,15 @@ def test_where_records_were_overwritten_a_kill_for_memory_is_not_ruled_out(
     assert (calm.kernel_readable, torn.kernel_readable) == (True, False)
     assert [gap for gap in torn.gaps if "overwritten" in gap]
     assert not [gap for gap in torn.gaps if "CAP_SYSLOG" in gap]
-    assert [judge_ending(told).kind == "outside" for told in gone] == [True, False]
+    assert [judge_exit(told).kind == "outside" for told in gone] == [True, False]
 
 
 def test_records_that_were_overwritten_while_all_lived_hide_nothing(
     tmp_path: Path, start: Start, kmsg: Kmsg
 ) -> None:
     one = job("a", start(tmp_path / "log"), start(tmp_path / "log"))
-    with open_tools(Config(agent=Agent(state_dir=tmp_path / "state", listen=""))) as tools:
-        watched = Witness(tools.capture, kmsg.log)
+    with open_tools(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as tools:
+        watched = ExitEvidence(tools.capture, kmsg.log)
         watched.meet(one)
         kmsg.answers = [BrokenPipeError()]
         watched.meet(one)
@@ -196,8 +196,10 @@ def test_in_a_container_the_kernel_means_other_processes(
     told = {}
     for same in (True, False):
         monkeypatch.setattr(module, "sees_kernel_pids", lambda _, same=same: same)
-        with open_tools(Config(agent=Agent(state_dir=tmp_path / "state", listen=""))) as tools:
-            watched = Witness(tools.capture, kmsg.log)
+        with open_tools(
+            Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))
+        ) as tools:
+            watched = ExitEvidence(tools.capture, kmsg.log)
             watched.meet(one)
             kmsg.answers = [KILL.replace(b"{}", b"100")]
             told[same] = asked(watched, one)
@@ -208,7 +210,7 @@ def test_in_a_container_the_kernel_means_other_processes(
 
 
 def test_another_device_in_its_place_is_no_log_that_is_silent() -> None:
-    assert not KernelLog("/dev/null").readable
+    assert not KernelDeathLog("/dev/null").readable
 
 
 def test_more_deaths_than_are_remembered_are_no_whole_story(kmsg: Kmsg) -> None:

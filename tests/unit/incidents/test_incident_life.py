@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import samples
-from mldebug.config.schema import Agent, Config, Stall
+from mldebug.config.schema import AgentConfig, Config, StallConfig
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import NodeCapture, Verdict
 from mldebug.core.report_model import Report
@@ -19,7 +19,7 @@ from mldebug.incidents.incident import Incident
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Decision, Stage
+from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.agent import wiring
 from mldebug_agents.agent.capture_queue import Order, Orders
@@ -27,14 +27,14 @@ from mldebug_agents.agent.wiring import CurrentConfig, build_loop, open_tools
 from mldebug_agents.incidents import manager as module
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.state.run_row import Row, processes, renamed
-from mldebug_agents.state.store import Ledger
-from mldebug_agents.system.service.sd_notify import Notifier
+from mldebug_agents.state.run_row import RunRow, processes, renamed
+from mldebug_agents.state.store import StateStore
+from mldebug_agents.system.service.sd_notify import SystemdNotifier
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.runs import Run
 
 SENTENCE = "no step for 62 s (usual gap 1.1 s); rank 3 sleeps in slow_data_loader"
-BLAMED = Decision(
+BLAMED = StallDecision(
     stage=Stage.BLAMED, sentence=SENTENCE, open=True, capture=True, key="j/0/7", timeout=30.0
 )
 
@@ -43,7 +43,7 @@ class Books:
     """Stands in for the ledger: what was kept, and each report as it was written."""
 
     def __init__(self, *found: tuple[str, Incident]) -> None:
-        self.rows = {name: Row(memory=watch().memory(), incident=told) for name, told in found}
+        self.rows = {name: RunRow(memory=watch().memory(), incident=told) for name, told in found}
         self.kept: list[Incident | None] = []
         self.reports: list[Report] = []
         self.archive = self
@@ -54,7 +54,7 @@ class Books:
     def earlier_incident(self, job_id: str) -> Incident | None:
         return self.rows[job_id].incident if job_id in self.rows else None
 
-    def found(self) -> dict[str, Row]:
+    def found(self) -> dict[str, RunRow]:
         return dict(self.rows)
 
     def forget(self, job_id: str) -> None:
@@ -169,7 +169,7 @@ def test_a_run_is_known_again_by_an_incident_without_capture() -> None:
     assert incident is not None
     assert (run.job.ranks[0].pid, run.job.ranks[0].start_ticks) in processes(incident, None)
     other = msgspec.structs.replace(run.job, id="other")
-    again = renamed(Row(memory=watch().memory(), incident=incident), other).incident
+    again = renamed(RunRow(memory=watch().memory(), incident=incident), other).incident
     assert again is not None
     assert again.job is not None
     assert (again.job_id, again.job.id) == ("other", "other")
@@ -291,11 +291,11 @@ def test_the_node_tries_a_capture_that_raises_once_more(
         raise OSError("no room")
 
     monkeypatch.setattr(wiring, "take", fails)
-    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall())
+    config = Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""), stall=StallConfig())
     with open_tools(config) as tools:
-        ledger = Ledger(config.agent.state_dir, tools.context.spawner, retry=0.01)
+        ledger = StateStore(config.agent.state_dir, tools.context.spawner, retry=0.01)
         ledger.start(5)
-        node = build_loop(CurrentConfig(config), tools, ledger, lambda _: None, Notifier({}))
+        node = build_loop(CurrentConfig(config), tools, ledger, lambda _: None, SystemdNotifier({}))
         run = node.runs[evidence().job.id] = Run(evidence().job, watch())
         node._decide(run, BLAMED)
         for _ in range(2):
@@ -313,10 +313,10 @@ def test_the_node_tries_a_capture_that_raises_once_more(
 def test_a_late_capture_of_an_earlier_attempt_makes_nobody_wait_for_an_answer(
     tmp_path: Path, attempt: int, awaits: bool
 ) -> None:
-    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall())
+    config = Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""), stall=StallConfig())
     with open_tools(config) as tools:
-        ledger = Ledger(config.agent.state_dir, tools.context.spawner)
-        node = build_loop(CurrentConfig(config), tools, ledger, lambda _: None, Notifier({}))
+        ledger = StateStore(config.agent.state_dir, tools.context.spawner)
+        node = build_loop(CurrentConfig(config), tools, ledger, lambda _: None, SystemdNotifier({}))
         now, then = (msgspec.structs.replace(evidence().job, attempt=it) for it in (1, attempt))
         run = node.runs[now.id] = Run(now, watch())
         node._captured(now.id, msgspec.structs.replace(evidence(), job=then, awaited=(0,)))

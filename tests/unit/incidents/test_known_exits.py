@@ -10,27 +10,33 @@ import pytest
 
 from mldebug.core.model import Job, LostRank, RankIdentity
 from mldebug.core.report_model import Report
-from mldebug.diagnosis.exits.judge import judge_ending
-from mldebug.diagnosis.exits.model import Ending, Ends, LauncherWords, RankError, RankExit
+from mldebug.diagnosis.exits.judge import judge_exit
+from mldebug.diagnosis.exits.model import (
+    AttemptExit,
+    KnownExits,
+    LauncherWords,
+    RankError,
+    RankExit,
+)
 from mldebug.incidents.incident import Incident
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Look
+from mldebug.stall.signals import RunLook
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.agent.recovery import Past
-from mldebug_agents.incidents.exits.attempt import GRACE, Following
-from mldebug_agents.incidents.exits.exit_tracker import Endings
-from mldebug_agents.incidents.exits.failed_attempts import Stories
+from mldebug_agents.incidents.exits.attempt import GRACE, WatchedAttempt
+from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
+from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.known_exits import (
     MAX_RANKS,
-    ends_of,
-    joined,
+    joined_exits,
+    known_exits_of,
     launcher_lives,
     past,
     with_exits,
 )
 from mldebug_agents.incidents.exits.pidfds import ProcessExit
 from mldebug_agents.incidents.manager import IncidentManager
-from mldebug_agents.state.run_row import Row
+from mldebug_agents.state.run_row import RunRow
 from mldebug_agents.system.host import Host
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -57,23 +63,23 @@ def run(*ranks: int, attempt: int = 0, job_id: str = "job") -> Run:
     return Run(job(*ranks, attempt=attempt, job_id=job_id), StallWatch(StallSettings()))
 
 
-def ends(*exits: RankExit) -> Ends:
-    return ends_of({one.rank: one for one in RANKS}, {one.rank: one for one in exits})
+def ends(*exits: RankExit) -> KnownExits:
+    return known_exits_of({one.rank: one for one in RANKS}, {one.rank: one for one in exits})
 
 
 def test_words_for_exits_leave_out_who_was_not_seen_to_end() -> None:
-    following = Following(run(0))
+    following = WatchedAttempt(run(0))
     following.recall(ends(LEFT, RankExit(rank=2, pid=102, moment=8, status=9)))
     assert following.exit_words() == {1: "exit status 0", 2: "killed by SIGKILL (9)"}
     following.recall(ends(LEFT))
-    unseen = Following(run(0, 1))
+    unseen = WatchedAttempt(run(0, 1))
     unseen.recall(ends())
     assert 2 in unseen.exits
     assert unseen.exit_words() == {}
 
 
 def test_where_a_young_job_writes_to_is_looked_at_again_soon() -> None:
-    one = Following(run(0))
+    one = WatchedAttempt(run(0))
     assert one.wants_notes(one.met_at)
     one.noted_at = one.met_at
     assert not one.wants_notes(one.met_at + 2.9)
@@ -98,16 +104,16 @@ def test_exits_of_an_earlier_agent_keep_their_order_and_lie_before_all_new_ones(
 def test_what_is_kept_is_bounded_and_has_those_that_ended() -> None:
     many = {rank: msgspec.structs.replace(RANKS[0], rank=rank) for rank in range(MAX_RANKS + 500)}
     last = MAX_RANKS + 499
-    kept = ends_of(many, {last: RankExit(rank=last, pid=1)})
+    kept = known_exits_of(many, {last: RankExit(rank=last, pid=1)})
     assert len(kept.identities) == MAX_RANKS
     assert kept.identities[0].rank == last
     assert [one.rank for one in kept.exits] == [last]
     assert not any(one.argv for one in kept.identities)
-    assert msgspec.json.decode(msgspec.json.encode(kept), type=Ends) == kept
+    assert msgspec.json.decode(msgspec.json.encode(kept), type=KnownExits) == kept
 
 
 def test_a_rank_whose_exit_is_known_is_not_missing() -> None:
-    look = Look(at=0.0, run="job", missing=(1,))
+    look = RunLook(at=0.0, run="job", missing=(1,))
     seen = msgspec.structs.replace(job(0, 2), lost=(LostRank(rank=1),))
     told, after = with_exits(seen, look, {1: LEFT})
     assert told.lost == (LostRank(rank=1, pid=101, exit_status=0, reason="exit code 0"),)
@@ -121,7 +127,7 @@ def test_a_rank_whose_exit_is_known_is_not_missing() -> None:
 def test_the_status_of_a_zombie_is_not_replaced() -> None:
     zombie = LostRank(rank=1, pid=101, exit_status=9, reason="killed")
     seen = msgspec.structs.replace(job(0, 2), lost=(zombie,))
-    told, _ = with_exits(seen, Look(at=0.0, run="job"), {1: RankExit(rank=1, pid=101)})
+    told, _ = with_exits(seen, RunLook(at=0.0, run="job"), {1: RankExit(rank=1, pid=101)})
     assert told.lost == (zombie,)
 
 
@@ -129,7 +135,7 @@ def test_the_status_of_a_zombie_is_not_replaced() -> None:
 
 
 def test_an_exit_from_before_the_restart_is_no_unknown_one() -> None:
-    again = Following(run(0, 2))
+    again = WatchedAttempt(run(0, 2))
     again.recall(ends(LEFT))
     again.over_at = 0.0
     exits = {one.rank: one for one in again.ending().exits}
@@ -138,7 +144,7 @@ def test_an_exit_from_before_the_restart_is_no_unknown_one() -> None:
 
 
 def test_all_that_left_with_zero_before_and_after_is_a_normal_end() -> None:
-    again = Following(run(0, 2))
+    again = WatchedAttempt(run(0, 2))
     again.recall(ends(LEFT))
     assert not again.normal
     for rank in (0, 2):
@@ -148,21 +154,21 @@ def test_all_that_left_with_zero_before_and_after_is_a_normal_end() -> None:
 
 def test_a_failure_that_nobody_judged_before_the_restart_is_judged_after_it() -> None:
     failed = msgspec.structs.replace(LEFT, status=1 << 8)
-    again = Following(run(0, 2))
+    again = WatchedAttempt(run(0, 2))
     again.recall(ends(failed))
     assert again.failing_at is not None
     assert again.due(again.failing_at + GRACE)
     told = run(0, 2)
     told.incident = Incident(
-        id="x", key="k", job_id="job", detected_at=1.0, kind="abnormal_end", ending=Ending(job=told.job)
+        id="x", key="k", job_id="job", detected_at=1.0, kind="abnormal_end", ending=AttemptExit(job=told.job)
     )  # fmt: skip
-    quiet = Following(told)
+    quiet = WatchedAttempt(told)
     quiet.recall(ends(failed))
     assert quiet.failing_at is None, "it has its incident"
 
 
 def test_who_went_while_no_agent_watched_is_an_exit_unknown_and_no_living_rank() -> None:
-    again = Following(run(0))
+    again = WatchedAttempt(run(0))
     again.recall(ends(LEFT))
     exits = {one.rank: one for one in again.ending().exits}
     assert exits[2].status is None
@@ -170,21 +176,23 @@ def test_who_went_while_no_agent_watched_is_an_exit_unknown_and_no_living_rank()
 
 
 def test_the_early_leaver_is_named_when_its_victims_fail_after_a_restart() -> None:
-    again = Following(run(0, 2))
+    again = WatchedAttempt(run(0, 2))
     again.recall(ends(LEFT))
     again.exits[0] = RankExit(rank=0, pid=100, at=8.0, moment=1, status=1 << 8)
     peer = RankError(error="RuntimeError: Connection closed by peer", blames_peer=True)
     ending = msgspec.structs.replace(again.ending(), errors={0: peer})
-    finding = judge_ending(ending).finding
+    finding = judge_exit(ending).finding
     assert finding is not None
     assert [culprit.rank for culprit in finding.culprits] == [1]
 
 
 def test_words_that_only_the_first_agent_could_read_are_not_lost() -> None:
     error = RankError(error="ValueError: bad shard 7")
-    first = Ending(job=job(0), words=LauncherWords(ended=(4,)), errors={1: error}, log_path="/log")
-    second = Ending(job=job(0), words=LauncherWords(ended=(5,), outside="signal 15"))
-    told = joined(first, second)
+    first = AttemptExit(
+        job=job(0), words=LauncherWords(ended=(4,)), errors={1: error}, log_path="/log"
+    )
+    second = AttemptExit(job=job(0), words=LauncherWords(ended=(5,), outside="signal 15"))
+    told = joined_exits(first, second)
     assert (told.errors, told.log_path) == ({1: error}, "/log")
     assert (told.words.ended, told.words.outside) == ((4, 5), "signal 15")
 
@@ -197,12 +205,12 @@ def test_a_launcher_is_known_by_its_age() -> None:
     mine = host.brief(me)
     assert mine is not None
 
-    def ending(start: int, pid: int = me, *, boot: float = 0.0, gone: bool = False) -> Ending:
+    def ending(start: int, pid: int = me, *, boot: float = 0.0, gone: bool = False) -> AttemptExit:
         rank = msgspec.structs.replace(
             RANKS[0], start_ticks=start, started_at=host.started_at(start) - boot
         )
         launched = job(0, launcher=pid)
-        return Ending(job=launched, identities=(rank,), launcher_pid=pid, launcher_gone=gone)
+        return AttemptExit(job=launched, identities=(rank,), launcher_pid=pid, launcher_gone=gone)
 
     assert launcher_lives(host, ending(mine.start_ticks + 1))
     assert not launcher_lives(host, ending(mine.start_ticks - 1)), "somebody else has its number"
@@ -218,7 +226,7 @@ class Books:
 
     opened = True
 
-    def __init__(self, rows: dict[str, Row] | None = None) -> None:
+    def __init__(self, rows: dict[str, RunRow] | None = None) -> None:
         self.rows = dict(rows or {})
         self.kept: list[str] = []
         self.reports: list[Report] = []
@@ -233,7 +241,7 @@ class Books:
 
     def keep(self, job_id: str, memory: object, incident: Incident | None) -> None:
         self.kept.append(job_id)
-        self.rows[job_id] = Row(memory=memory, incident=incident)  # type: ignore[arg-type]
+        self.rows[job_id] = RunRow(memory=memory, incident=incident)  # type: ignore[arg-type]
 
     def forget(self, job_id: str) -> None:
         self.rows.pop(job_id, None)
@@ -241,7 +249,7 @@ class Books:
     def forget_others(self, present: object) -> None:
         """No ends without a row here."""
 
-    def found(self) -> dict[str, Row]:
+    def found(self) -> dict[str, RunRow]:
         return dict(self.rows)
 
     def report(self, report_id: str, work: Callable[[], None]) -> None:
@@ -260,14 +268,14 @@ class Teller:
     def __init__(self, books: Books) -> None:
         self.books = books
         self.incidents = IncidentManager(books)  # type: ignore[arg-type]
-        self.stories = Stories(self.incidents, lambda _: None, books.forget)
+        self.stories = FailedAttempts(self.incidents, lambda _: None, books.forget)
 
     def fail(self, attempt: int, message: str = "bad shard 7") -> Run:
         one = run(attempt=attempt, job_id=f"job-{attempt}")
         error = RankError(error=f"ValueError: {message}")
         exits = (msgspec.structs.replace(LEFT, status=1 << 8),)
-        ending = Ending(job=one.job, identities=RANKS, exits=exits, errors={1: error})
-        self.stories.failed(one, ending, judge_ending(ending), final=False)
+        ending = AttemptExit(job=one.job, identities=RANKS, exits=exits, errors={1: error})
+        self.stories.failed(one, ending, judge_exit(ending), final=False)
         self.stories.done(one)
         return one
 
@@ -279,10 +287,10 @@ def test_no_story_is_kept_of_a_job_without_a_launcher_when_it_is_over() -> None:
     teller = Teller(Books())
     for number in range(3):
         one = Run(job(0, 1, 2, job_id=f"lone-{number}", launcher=None), StallWatch(StallSettings()))
-        ending = Ending(
+        ending = AttemptExit(
             job=one.job, identities=RANKS, exits=(msgspec.structs.replace(LEFT, status=9),)
         )
-        teller.stories.failed(one, ending, judge_ending(ending), final=True)
+        teller.stories.failed(one, ending, judge_exit(ending), final=True)
         teller.stories.done(one)
     assert teller.books.reports[-1].state == "ended"
     assert not teller.books.rows
@@ -302,10 +310,10 @@ def sibling(name: str, *ranks: int, master: str = "") -> Run:
 def lose(teller: Teller, one: Run, message: str, living: tuple[int, ...] = ()) -> None:
     exits = (msgspec.structs.replace(LEFT, status=1 << 8),)
     errors = {1: RankError(error=f"ValueError: {message}")}
-    ending = Ending(
+    ending = AttemptExit(
         job=one.job, identities=one.job.ranks, exits=exits, errors=errors, living=living
     )
-    teller.stories.failed(one, ending, judge_ending(ending), final=not living)
+    teller.stories.failed(one, ending, judge_exit(ending), final=not living)
 
 
 @pytest.mark.parametrize("master", ["", "the same"], ids=["own master", "one master"])
@@ -356,8 +364,8 @@ class Pidfds:
         pass
 
 
-def following(teller: Teller) -> Endings:
-    return Endings(
+def following(teller: Teller) -> ExitTracker:
+    return ExitTracker(
         None,  # type: ignore[arg-type]
         Pidfds(),  # type: ignore[arg-type]
         lambda _: True,
@@ -377,11 +385,11 @@ def test_an_end_is_final_where_no_launcher_can_start_again(
     teller.stories.failed = lambda *_, final: told.append(final)  # type: ignore[method-assign,assignment,misc]
     endings = following(teller)
     one = Run(job(0, 1, 2, launcher=launcher), StallWatch(StallSettings()))
-    one.seen = JobLook(job=one.job, look=Look(at=0.0))
+    one.seen = JobLook(job=one.job, look=RunLook(at=0.0))
     endings.follow(one, {})
     endings.over(one)
     exits = (msgspec.structs.replace(LEFT, status=9),)
-    endings.told(Ending(job=one.job, identities=RANKS, exits=exits))
+    endings.told(AttemptExit(job=one.job, identities=RANKS, exits=exits))
     assert told == [final]
 
 
@@ -396,7 +404,7 @@ def test_a_process_that_turns_out_to_be_a_rank_of_another_job_leaves_no_end_behi
         StallWatch(StallSettings()),
     )
     for one in (alone, whole):
-        one.seen = JobLook(job=one.job, look=Look(at=0.0))
+        one.seen = JobLook(job=one.job, look=RunLook(at=0.0))
         endings.follow(one, {})
     endings.over(alone)
     assert "alone" not in endings._jobs
@@ -454,8 +462,8 @@ def test_another_failure_after_the_restart_is_another_incident() -> None:
     (open_one,) = {one.id for one in books.reports}
     other = run(attempt=1, job_id="job-1")
     exits = (RankExit(rank=2, pid=102, moment=1, status=11),)
-    ending = Ending(job=other.job, identities=RANKS, exits=exits)
-    again.stories.failed(other, ending, judge_ending(ending), final=False)
+    ending = AttemptExit(job=other.job, identities=RANKS, exits=exits)
+    again.stories.failed(other, ending, judge_exit(ending), final=False)
     states = {one.id: one.state for one in books.reports}
     assert len(states) == 2
     assert states[open_one] == "ended"
@@ -490,9 +498,11 @@ def test_a_launcher_is_known_by_an_agent_that_starts_after_the_clock_was_set() -
     assert mine is not None
     ticks = mine.start_ticks + 1
     rank = msgspec.structs.replace(RANKS[0], start_ticks=ticks, started_at=host.started_at(ticks) - 3600.0)  # fmt: skip
-    told = Ending(job=job(0, launcher=os.getpid()), identities=(rank,), launcher_pid=os.getpid())
+    told = AttemptExit(
+        job=job(0, launcher=os.getpid()), identities=(rank,), launcher_pid=os.getpid()
+    )
     incident = Incident(id="i", key="k", job_id="j", detected_at=0.0, ending=told)
-    row = Row(StallWatch(StallSettings()).memory(), incident)
+    row = RunRow(StallWatch(StallSettings()).memory(), incident)
     assert not past_of(memos, host)._goes_on("j", row), "nobody knows whether it is the same boot"
     assert past_of(memos, host)._goes_on("j", row)
     assert not past_of({"boot": b'"of-before"'}, host)._goes_on("j", row)

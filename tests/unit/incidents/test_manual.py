@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 
 import samples
-from mldebug.config.schema import Agent, Config
+from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, RankIdentity, Remark
 from mldebug.core.report_model import Report
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.incidents import manual
 from mldebug_agents.incidents.manual import Named, choose, store, write_down
@@ -24,7 +24,7 @@ CAPTURE = samples.sleeping().captures[0]
 @pytest.fixture
 def tools(tmp_path: Path) -> CaptureTools:
     """As much of the tools as storing needs."""
-    config = Config(agent=Agent(state_dir=tmp_path))
+    config = Config(agent=AgentConfig(state_dir=tmp_path))
     return cast(CaptureTools, SimpleNamespace(context=SimpleNamespace(config=config)))
 
 
@@ -35,7 +35,7 @@ def made() -> Report:
 def test_two_dumps_of_one_second_are_two_reports(tools: CaptureTools, tmp_path: Path) -> None:
     at = samples.TAKEN_AT
     taken = [write_down(tools, CAPTURE, at) for _ in range(3)]
-    archive = Archive(tmp_path)
+    archive = ReportStore(tmp_path)
     ids = [one.report.id for one in taken]
     assert len(set(ids)) == 3
     assert ids == sorted(ids)
@@ -50,7 +50,7 @@ def test_two_dumps_of_one_second_are_two_reports(tools: CaptureTools, tmp_path: 
 
 def test_many_at_once_take_no_id_twice(tmp_path: Path) -> None:
     """Processes, in truth: each has a temporary name of its own."""
-    archives = [Archive(tmp_path) for _ in range(8)]
+    archives = [ReportStore(tmp_path) for _ in range(8)]
     for number, archive in enumerate(archives):
         make = archive._make_temporary
         archive._make_temporary = lambda name, make=make, number=number: make(f"{number}-{name}")  # type: ignore[method-assign, misc]
@@ -71,7 +71,7 @@ def test_a_report_by_hand_never_takes_the_place_of_the_agents(
 
 def test_a_second_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manual, "MAX_TURNS", 3)
-    archive = Archive(tmp_path)
+    archive = ReportStore(tmp_path)
     assert isinstance(store(archive, made(), (CAPTURE,)), Named)
     store(archive, made(), (CAPTURE,))
     with pytest.raises(MldebugError, match="of this second"):

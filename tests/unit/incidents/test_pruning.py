@@ -8,20 +8,22 @@ import pytest
 from msgspec.structs import replace
 
 import samples
-from mldebug.incidents.pruning import Kept, excess
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.pruning import StoredReport, excess
+from mldebug.incidents.report_store import ReportStore
 
 ADA, BOB = 1000, 1001
 
 
-def report(day: int, owner: int = ADA, size: int = 10, hand: bool = False) -> Kept:
+def report(day: int, owner: int = ADA, size: int = 10, hand: bool = False) -> StoredReport:
     end = "-manual" if hand else ""
-    return Kept(
+    return StoredReport(
         id=f"202601{day:02d}T000000Z-1a2b3c{end}", owner=owner, size=size, made_at=float(day)
     )
 
 
-def gone(*kept: Kept, reports: int = 100, size: int = 10_000, oldest: float = 0.0) -> list[int]:
+def gone(
+    *kept: StoredReport, reports: int = 100, size: int = 10_000, oldest: float = 0.0
+) -> list[int]:
     """The days whose reports go, in order."""
     named = excess(kept, oldest_allowed=oldest, max_reports=reports, max_bytes=size)
     return [int(one[6:8]) for one in named]
@@ -70,10 +72,10 @@ def test_too_old_goes_whoever_has_it_but_never_the_newest() -> None:
 def test_whatever_there_is_the_bounds_hold_and_who_has_little_keeps_it(seed: int) -> None:
     dice = random.Random(seed)
     kept = [
-        Kept(id=f"{n:04d}", owner=dice.choice((1, 1, 1, 2, 3)), size=dice.randrange(1, 60), made_at=1.0)
+        StoredReport(id=f"{n:04d}", owner=dice.choice((1, 1, 1, 2, 3)), size=dice.randrange(1, 60), made_at=1.0)
         for n in range(60)
     ]  # fmt: skip
-    little = [Kept(id=f"0000-{n}", owner=4, size=5, made_at=1.0) for n in range(2)]
+    little = [StoredReport(id=f"0000-{n}", owner=4, size=5, made_at=1.0) for n in range(2)]
     kept = [*little, *kept]
     named = set(excess(kept, oldest_allowed=0.0, max_reports=30, max_bytes=600))
     left = [one for one in kept if one.id not in named]
@@ -85,7 +87,9 @@ def test_whatever_there_is_the_bounds_hold_and_who_has_little_keeps_it(seed: int
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_on_disk_the_owner_is_whose_folder_it_is(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, max_age_days=9_999, max_reports=3, clock=lambda: samples.TAKEN_AT)
+    archive = ReportStore(
+        tmp_path, max_age_days=9_999, max_reports=3, clock=lambda: samples.TAKEN_AT
+    )
     made = samples.report(samples.sleeping())
     for day, owner in ((1, ADA), (2, BOB), (3, BOB), (4, BOB)):
         archive.save(replace(made, id=report(day).id), "", {}, owner_uid=owner)

@@ -7,25 +7,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.cluster.merge import Run as Merged
+from mldebug.cluster.merge import MergedRun as Merged
 from mldebug.cluster.messages import End
-from mldebug.core.model import Asked, Confidence, Verdict
+from mldebug.core.model import Confidence, QueriedNodes, Verdict
 from mldebug.core.report_model import Report
-from mldebug.diagnosis.exits.judge import judge_ending
-from mldebug.diagnosis.exits.model import Ending, RankExit
+from mldebug.diagnosis.exits.judge import judge_exit
+from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Decision, Stage
+from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.remote_cases import Cases
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.state.writer_thread import Work
 from mldebug_agents.watch.runs import Run
 from nodes import merged
 from nodes import run as captures_of
 
 
-class Books(Ledger):
+class Books(StateStore):
     """A ledger whose memory lives on; each report as it was written."""
 
     opened = True
@@ -70,13 +70,13 @@ def all_nodes() -> Merged:
     return merged(captures_of(3, 2)).runs[0]
 
 
-def crash(all_nodes: Merged) -> tuple[Run, Ending]:
+def crash(all_nodes: Merged) -> tuple[Run, AttemptExit]:
     """Rank 5 of the third node dies of SIGSEGV."""
     job = all_nodes.captures[2].job
     gone = RankExit(
         rank=5, pid=7, at=time.time() - 2.0, moment=1, status=11, source="its exit status"
     )
-    ending = Ending(job=job, identities=job.ranks, exits=(gone,), living=(4,))
+    ending = AttemptExit(job=job, identities=job.ranks, exits=(gone,), living=(4,))
     return Run(job, StallWatch(StallSettings())), ending
 
 
@@ -102,17 +102,17 @@ def test_a_case_of_another_version_is_none() -> None:
 def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: Merged) -> None:
     run, ending = crash(all_nodes)
     alone = IncidentManager(Books({}))
-    alone.failed(run, ending, judge_ending(ending))
+    alone.failed(run, ending, judge_exit(ending))
     assert not alone.failures.recent()  # nobody will ask, and captures are large
     there = IncidentManager(Books({}), keep_failures=True)
-    there.failed(run, ending, judge_ending(ending))
+    there.failed(run, ending, judge_exit(ending))
     (told,) = there.failures.recent().values()
     cause = End(incident=told.incident.id, diagnosis=told.diagnosis)
 
     books = Books({})
     here = IncidentManager(books)
     whole = here.remote.together(
-        None, cause.incident, all_nodes.captures[:2], Asked(), "captured 2 nodes", cause
+        None, cause.incident, all_nodes.captures[:2], QueriedNodes(), "captured 2 nodes", cause
     )
     assert [(one.rank, one.node) for one in whole.diagnosis.culprits] == [(5, "a3")]
     assert (whole.diagnosis.verdict, whole.diagnosis.confidence) == (
@@ -129,7 +129,7 @@ def test_where_the_crash_was_here_the_report_of_it_goes_on(all_nodes: Merged) ->
     run, ending = crash(all_nodes)
     books = Books({})
     incidents = IncidentManager(books)
-    incidents.failed(run, ending, judge_ending(ending))
+    incidents.failed(run, ending, judge_exit(ending))
     assert run.incident is not None
     incident = run.incident.id
     incidents.remote.together(
@@ -158,7 +158,7 @@ def test_an_id_that_nobody_was_told_of_gives_way(all_nodes: Merged, told: bool) 
     books = Books({})
     incidents = IncidentManager(books)
     run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
-    incidents.open(run, Decision(stage=Stage.BLAMED, sentence="no step", key="k"))
+    incidents.open(run, StallDecision(stage=Stage.BLAMED, sentence="no step", key="k"))
     assert run.incident is not None
     own = run.incident.id
     if told:
@@ -175,7 +175,7 @@ def test_an_id_that_was_told_without_a_capture_stays_or_its_report_moves(
     books = Books({})
     incidents = IncidentManager(books)
     run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
-    incidents.open(run, Decision(stage=Stage.BLAMED, sentence="no step", key="k"))
+    incidents.open(run, StallDecision(stage=Stage.BLAMED, sentence="no step", key="k"))
     incidents.unseen(run)
     (own,) = books.reports
     run.judgement = None
@@ -203,7 +203,9 @@ def test_who_reported_alone_and_comes_back_says_what_all_have_come_to(all_nodes:
     books = Books({})
     incidents = IncidentManager(books)
     incidents.remote.called(run, "first", "n3: no step")
-    incidents.remote.together(run, "first", all_nodes.captures[2:], Asked(), "captured 1 node")
+    incidents.remote.together(
+        run, "first", all_nodes.captures[2:], QueriedNodes(), "captured 1 node"
+    )
     alone = books.reports["first"].diagnosis.summary
 
     three = incidents.remote.together(
@@ -240,7 +242,7 @@ def test_a_stall_that_nobody_closed_does_not_take_the_next_one(
     run.incident = msgspec.structs.replace(run.incident, detected_at=told)
     run.capture = later = msgspec.structs.replace(here, quiet_seconds=99.0)
     stalled_since = time.monotonic() - 7200.0 + since
-    incidents.open(run, Decision(stage=Stage.BLAMED, sentence="no step", key="k", stalled_since=stalled_since))  # fmt: skip
+    incidents.open(run, StallDecision(stage=Stage.BLAMED, sentence="no step", key="k", stalled_since=stalled_since))  # fmt: skip
     assert run.incident is not None
     if since < 0:  # the same stall, noticed here later
         assert (run.incident.id, quiet(run)) == ("first", [here.quiet_seconds])
@@ -255,7 +257,7 @@ def test_a_stall_that_moves_again_while_others_are_waited_for_is_none(all_nodes:
     books = Books({})
     incidents = IncidentManager(books)
     run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
-    stall = Decision(stage=Stage.BLAMED, sentence="no step", key="k")
+    stall = StallDecision(stage=Stage.BLAMED, sentence="no step", key="k")
     incidents.open(run, stall, hold=True)
     run.capture = all_nodes.captures[0]
     incidents.withdraw(run, "moves again")

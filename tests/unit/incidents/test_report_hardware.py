@@ -8,7 +8,7 @@ from mldebug.core.model import Fault, NodeCapture
 from mldebug.core.report_model import Report
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.judgement import with_gaps, without_processes
-from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.report.build import build_report
 from mldebug.incidents.report.hardware import hardware_lines
 from mldebug.incidents.report.html import render_html
@@ -93,9 +93,9 @@ def test_text_and_html_show_it_and_a_forgery_is_called_one() -> None:
 
 def test_what_was_known_at_the_end_is_in_the_report_of_the_end() -> None:
     job = captured().job
-    bare = without_processes(Ending(job=job, faults=(XID, KILL)), AT, {})
+    bare = without_processes(AttemptExit(job=job, faults=(XID, KILL)), AT, {})
     assert bare.faults == (XID, KILL)
-    assert with_gaps(captured(XID), Ending(job=job, faults=(XID,))).faults == (XID,)
+    assert with_gaps(captured(XID), AttemptExit(job=job, faults=(XID,))).faults == (XID,)
 
 
 def test_a_report_of_an_earlier_version_is_read() -> None:

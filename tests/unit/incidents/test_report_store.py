@@ -15,14 +15,14 @@ from mldebug.core.errors import AccessError, EvidenceError
 from mldebug.core.model import NodeCapture
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.build import make_id
-from mldebug.incidents.report_store import DAY, Archive, load_captures
+from mldebug.incidents.report_store import DAY, ReportStore, load_captures
 
 NOW = samples.TAKEN_AT + 60
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Archive:
-    return Archive(tmp_path, clock=lambda: NOW)
+def archive(tmp_path: Path) -> ReportStore:
+    return ReportStore(tmp_path, clock=lambda: NOW)
 
 
 def made(report_id: str = "", days_ago: float = 0.0) -> Report:
@@ -37,7 +37,7 @@ def evidence() -> dict[str, bytes]:
     return {f"capture-{one.node}.json": msgspec.json.encode(one) for one in captures}
 
 
-def test_what_was_saved_comes_back(archive: Archive) -> None:
+def test_what_was_saved_comes_back(archive: ReportStore) -> None:
     folder = archive.save(made(), "<html>", evidence())
     assert sorted(path.name for path in folder.iterdir()) == [
         "evidence",
@@ -49,7 +49,7 @@ def test_what_was_saved_comes_back(archive: Archive) -> None:
     assert load_captures(folder) == load_captures(folder / "evidence")
 
 
-def test_only_the_owner_may_look(archive: Archive) -> None:
+def test_only_the_owner_may_look(archive: ReportStore) -> None:
     folder = archive.save(made(), "<html>", evidence())
     modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
     assert modes.pop(folder.name) == modes.pop("evidence") == 0o700
@@ -57,7 +57,7 @@ def test_only_the_owner_may_look(archive: Archive) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_root_gives_the_report_to_the_owner_of_the_job(archive: Archive) -> None:
+def test_root_gives_the_report_to_the_owner_of_the_job(archive: ReportStore) -> None:
     folder = archive.save(made(), "<html>", evidence(), owner_uid=12345)
     owners = {path.stat().st_uid for path in (folder, *folder.rglob("*"))}
     assert owners == {12345}
@@ -66,7 +66,7 @@ def test_root_gives_the_report_to_the_owner_of_the_job(archive: Archive) -> None
 
 
 def test_root_that_may_give_nothing_away_keeps_the_report(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
+    archive: ReportStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container's root without CAP_CHOWN: this ended in an error, and the report was lost."""
 
@@ -80,7 +80,7 @@ def test_root_that_may_give_nothing_away_keeps_the_report(
     assert {path.stat().st_uid for path in (folder, *folder.rglob("*"))} == {os.getuid()}
 
 
-def test_the_same_id_replaces(archive: Archive) -> None:
+def test_the_same_id_replaces(archive: ReportStore) -> None:
     archive.save(made(), "first", evidence())
     ended = replace(made(), state="ended")
     folder = archive.save(ended, "second", {})
@@ -90,7 +90,7 @@ def test_the_same_id_replaces(archive: Archive) -> None:
 
 
 def test_a_failed_save_leaves_nothing_half(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
+    archive: ReportStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -105,11 +105,11 @@ def test_a_failed_save_leaves_nothing_half(
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "reports").write_text("a file")
     with pytest.raises(AccessError) as caught:
-        Archive(tmp_path).save(made(), "", {})
+        ReportStore(tmp_path).save(made(), "", {})
     assert "state_dir" in caught.value.way_out
 
 
-def test_newest_first_and_broken_ones_are_listed(archive: Archive) -> None:
+def test_newest_first_and_broken_ones_are_listed(archive: ReportStore) -> None:
     for days in (3, 1, 2):
         archive.save(made(days_ago=days), "", {})
     broken = archive.folder / "20300101T000000Z-x"
@@ -125,7 +125,7 @@ def test_newest_first_and_broken_ones_are_listed(archive: Archive) -> None:
     assert archive.load("latest").id == good.id
 
 
-def test_a_prefix_is_enough_when_it_is_clear(archive: Archive) -> None:
+def test_a_prefix_is_enough_when_it_is_clear(archive: ReportStore) -> None:
     archive.save(made("20260101T000000Z-a"), "", {})
     archive.save(made("20260102T000000Z-b"), "", {})
     assert archive.load("20260102").id == "20260102T000000Z-b"
@@ -136,14 +136,14 @@ def test_a_prefix_is_enough_when_it_is_clear(archive: Archive) -> None:
     assert "reports list" in caught.value.way_out
 
 
-def test_an_exact_id_wins_over_a_longer_one(archive: Archive) -> None:
+def test_an_exact_id_wins_over_a_longer_one(archive: ReportStore) -> None:
     archive.save(made("20260101T000000Z-a"), "", {})
     archive.save(made("20260101T000000Z-ab"), "", {})
     assert archive.load("20260101T000000Z-a").id == "20260101T000000Z-a"
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc", "", ".", "..", "a/b", "a\0b", "é", "x" * 200])
-def test_names_never_leave_the_folder(archive: Archive, name: str) -> None:
+def test_names_never_leave_the_folder(archive: ReportStore, name: str) -> None:
     with pytest.raises(EvidenceError):
         archive.load(name)
     with pytest.raises(EvidenceError):
@@ -154,7 +154,7 @@ def test_names_never_leave_the_folder(archive: Archive, name: str) -> None:
 
 
 def test_no_archive_is_an_empty_one(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "never" / "made")
+    archive = ReportStore(tmp_path / "never" / "made")
     assert archive.list() == ()
     assert archive.prune() == ()
     with pytest.raises(EvidenceError) as caught:
@@ -165,7 +165,7 @@ def test_no_archive_is_an_empty_one(tmp_path: Path) -> None:
 # --- what the owner of a folder may have put there ----------------------------------------------
 
 
-def test_a_symlink_is_not_followed(archive: Archive, tmp_path: Path) -> None:
+def test_a_symlink_is_not_followed(archive: ReportStore, tmp_path: Path) -> None:
     folder = archive.save(made(), "", evidence())
     secret = tmp_path / "secret.json"
     secret.write_bytes((folder / "report.json").read_bytes())
@@ -176,14 +176,16 @@ def test_a_symlink_is_not_followed(archive: Archive, tmp_path: Path) -> None:
         archive.load(made().id)
 
 
-def test_a_folder_that_is_a_symlink_is_no_report(archive: Archive, tmp_path: Path) -> None:
+def test_a_folder_that_is_a_symlink_is_no_report(archive: ReportStore, tmp_path: Path) -> None:
     folder = archive.save(made(), "", evidence())
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
     assert archive.list() == ()
 
 
-def test_an_evidence_folder_that_is_a_symlink_is_refused(archive: Archive, tmp_path: Path) -> None:
+def test_an_evidence_folder_that_is_a_symlink_is_refused(
+    archive: ReportStore, tmp_path: Path
+) -> None:
     folder = archive.save(made(), "", evidence())
     (folder / "evidence").rename(tmp_path / "moved")
     (folder / "evidence").symlink_to(tmp_path / "moved")
@@ -192,7 +194,7 @@ def test_an_evidence_folder_that_is_a_symlink_is_refused(archive: Archive, tmp_p
 
 
 @pytest.mark.timeout(20)
-def test_a_fifo_does_not_block(archive: Archive) -> None:
+def test_a_fifo_does_not_block(archive: ReportStore) -> None:
     folder = archive.save(made(), "", evidence())
     for name in ("report.json", "evidence/capture-gpu-17.json"):
         (folder / name).unlink()
@@ -202,13 +204,13 @@ def test_a_fifo_does_not_block(archive: Archive) -> None:
         archive.evidence(made().id)
 
 
-def test_a_huge_file_is_not_read(archive: Archive) -> None:
+def test_a_huge_file_is_not_read(archive: ReportStore) -> None:
     folder = archive.save(made(), "", evidence())
     os.truncate(folder / "report.json", files.MAX_FILE_BYTES + 1)
     assert "more than" in archive.list()[0].broken
 
 
-def test_pruning_does_not_leave_the_folder(archive: Archive, tmp_path: Path) -> None:
+def test_pruning_does_not_leave_the_folder(archive: ReportStore, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "keep").write_text("me")
@@ -261,7 +263,7 @@ def test_an_empty_folder_has_no_captures(tmp_path: Path) -> None:
 
 
 def test_old_reports_go_but_the_newest_stays(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, max_age_days=10, clock=lambda: NOW)
+    archive = ReportStore(tmp_path, max_age_days=10, clock=lambda: NOW)
     for days in (30, 20, 11):
         archive.save(made(days_ago=days), "", {})
     assert len(archive.prune()) == 2
@@ -269,7 +271,7 @@ def test_old_reports_go_but_the_newest_stays(tmp_path: Path) -> None:
 
 
 def test_too_many_reports_go_oldest_first(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, max_reports=2, clock=lambda: NOW)
+    archive = ReportStore(tmp_path, max_reports=2, clock=lambda: NOW)
     for days in (4, 3, 2, 1):
         archive.save(made(days_ago=days), "", {})
     assert set(archive.prune()) == {made(days_ago=4).id, made(days_ago=3).id}
@@ -277,19 +279,19 @@ def test_too_many_reports_go_oldest_first(tmp_path: Path) -> None:
 
 
 def test_too_many_bytes_go_oldest_first(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, max_bytes=250_000, clock=lambda: NOW)
+    archive = ReportStore(tmp_path, max_bytes=250_000, clock=lambda: NOW)
     for days in (3, 2, 1):
         archive.save(made(days_ago=days), "x" * 100_000, {})
     assert archive.prune() == (made(days_ago=3).id,)
 
 
 def test_a_single_report_larger_than_the_bound_stays(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, max_bytes=10, clock=lambda: NOW)
+    archive = ReportStore(tmp_path, max_bytes=10, clock=lambda: NOW)
     archive.save(made(), "x" * 100, {})
     assert archive.prune() == ()
 
 
-def test_leftovers_of_a_crash_are_swept(archive: Archive) -> None:
+def test_leftovers_of_a_crash_are_swept(archive: ReportStore) -> None:
     archive.save(made(), "", {})
     for name, age in ((".tmp-1-old", 7200), (".tmp-2-new", 60)):
         (archive.folder / name).mkdir()
@@ -300,7 +302,7 @@ def test_leftovers_of_a_crash_are_swept(archive: Archive) -> None:
 
 
 def test_a_report_that_was_half_replaced_gets_its_name_back(tmp_path: Path) -> None:
-    archive = Archive(tmp_path, clock=lambda: time.time() + 7200)
+    archive = ReportStore(tmp_path, clock=lambda: time.time() + 7200)
     folder = archive.save(made(), "<html>", evidence())
     folder.rename(folder.with_name(f".tmp-99-{folder.name}.old"))
     assert archive.list() == ()
@@ -310,7 +312,7 @@ def test_a_report_that_was_half_replaced_gets_its_name_back(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("atomic", [True, False])
 def test_replacing_leaves_the_new_one_and_no_litter(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch, atomic: bool
+    archive: ReportStore, monkeypatch: pytest.MonkeyPatch, atomic: bool
 ) -> None:
     if not atomic:
         monkeypatch.setattr(files, "_exchange", lambda one, other: False)

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from mldebug.core.model import RankIdentity
 from mldebug.jobs.heartbeat import MAGIC, RECORD, SIZE, TornError, parse_record, record_name
-from mldebug.stall.heartbeats import BeatProgress, last_step, shortest_timeout
+from mldebug.stall.heartbeats import HeartbeatProgress, last_step, shortest_timeout
 from mldebug_agents.jobs.hook.records import Heartbeats, read_said
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.reader_answers import Piece, Unreadable
+from mldebug_agents.system.reader_answers import FilePiece, Unreadable
 from mldebug_training.common import shared_files
 from mldebug_training.hook import record as written
 
@@ -30,24 +30,24 @@ NOW = 1e9  # of the monotonic clock: later than whatever is written here
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Iterator[written.Record]:
-    one = written.Record(str(tmp_path))
+def record(tmp_path: Path) -> Iterator[written.HookRecord]:
+    one = written.HookRecord(str(tmp_path))
     yield one
     one.close()
 
 
-def data_of(record: written.Record) -> bytes:
+def data_of(record: written.HookRecord) -> bytes:
     return Path(record.path).read_bytes()
 
 
-def read(record: written.Record, now: float = NOW):  # type: ignore[no-untyped-def]
+def read(record: written.HookRecord, now: float = NOW):  # type: ignore[no-untyped-def]
     return parse_record(data_of(record), PID, shared_files.start_ticks(), now)
 
 
 # --- both sides of one layout --------------------------------------------------------------------
 
 
-def test_what_is_written_is_what_is_read(record: written.Record) -> None:
+def test_what_is_written_is_what_is_read(record: written.HookRecord) -> None:
     record.rank, record.world_size, record.signal, record.stacks_fd = 3, 8, 63, 17
     record.phase, record.phase_ns = "évaluate".encode(), 2_500_000_000
     record.write_scalars({"loss": 0.25, "lr": 1e-4, "grad": float("inf")})
@@ -66,7 +66,7 @@ def test_what_is_written_is_what_is_read(record: written.Record) -> None:
 
 @pytest.mark.parametrize("number", [1, 2, 9, 15, 33, 34, 35, 65])
 def test_a_signal_that_is_not_the_hooks_is_not_believed(
-    record: written.Record, number: int
+    record: written.HookRecord, number: int
 ) -> None:
     """Whoever may write the record would have the agent send it."""
     record.signal = number
@@ -79,7 +79,7 @@ def test_a_signal_that_is_not_the_hooks_is_not_believed(
     assert (read(record).signal, read(record).flight_signal) == (50, None)
 
 
-def test_a_new_record_says_nothing_yet(record: written.Record) -> None:
+def test_a_new_record_says_nothing_yet(record: written.HookRecord) -> None:
     found = read(record)
     assert (found.step, found.rank, found.signal, found.stacks_fd) == (None, None, None, None)
     assert (found.phase, found.scalars, found.beats) == ("", {}, 0)
@@ -88,7 +88,9 @@ def test_a_new_record_says_nothing_yet(record: written.Record) -> None:
     assert os.path.basename(record.path) == record_name(PID, shared_files.start_ticks())
 
 
-def test_scalars_are_bounded_and_their_names_cut_between_characters(record: written.Record) -> None:
+def test_scalars_are_bounded_and_their_names_cut_between_characters(
+    record: written.HookRecord,
+) -> None:
     record.write_scalars({f"{'ä' * 20}{n}": float(n) for n in range(40)})
     record.beat(1)
     assert list(read(record).scalars) == ["ä" * 12]  # 16 of them have the same first 24 bytes
@@ -97,7 +99,7 @@ def test_scalars_are_bounded_and_their_names_cut_between_characters(record: writ
 # --- hostile records -----------------------------------------------------------------------------
 
 
-def damaged(record: written.Record, at: int, what: bytes) -> bytes:
+def damaged(record: written.HookRecord, at: int, what: bytes) -> bytes:
     data = bytearray(data_of(record))
     data[at : at + len(what)] = what
     return bytes(data)
@@ -114,26 +116,26 @@ def damaged(record: written.Record, at: int, what: bytes) -> bytes:
     ids=["magic", "layout", "pid", "start"],
 )
 def test_a_record_of_somebody_else_is_refused(
-    record: written.Record, at: int, what: bytes, why: str
+    record: written.HookRecord, at: int, what: bytes, why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
         parse_record(damaged(record, at, what), PID, shared_files.start_ticks(), NOW)
 
 
 @pytest.mark.parametrize("size", [0, 1, 128, SIZE - 1, SIZE + 1])
-def test_a_record_of_another_length_is_refused(record: written.Record, size: int) -> None:
+def test_a_record_of_another_length_is_refused(record: written.HookRecord, size: int) -> None:
     data = (data_of(record) * 2)[:size]
     with pytest.raises(ValueError, match="bytes and not 4096"):
         parse_record(data, PID, shared_files.start_ticks(), NOW)
 
 
-def test_a_record_that_is_being_written_is_read_again(record: written.Record) -> None:
+def test_a_record_that_is_being_written_is_read_again(record: written.HookRecord) -> None:
     torn = damaged(record, SIZE - 8, struct.pack("<Q", 99))
     with pytest.raises(TornError):
         parse_record(torn, PID, shared_files.start_ticks(), NOW)
 
 
-def test_a_record_whose_checksum_is_another_one_is_read_again(record: written.Record) -> None:
+def test_a_record_whose_checksum_is_another_one_is_read_again(record: written.HookRecord) -> None:
     record.write_scalars({"loss": 0.5})
     record.beat(4)
     torn = damaged(record, 40, struct.pack("<q", 5))
@@ -143,7 +145,7 @@ def test_a_record_whose_checksum_is_another_one_is_read_again(record: written.Re
     assert parse_record(without, PID, shared_files.start_ticks(), NOW).step == 5
 
 
-def test_absurd_numbers_are_unknown_and_no_time_lies_ahead(record: written.Record) -> None:
+def test_absurd_numbers_are_unknown_and_no_time_lies_ahead(record: written.HookRecord) -> None:
     state = struct.pack(
         "<QqQQiiIiQ32s", 2**64 - 1, 2**62, 2**64 - 1, 2**64 - 1, -5, -1, 4000, -7, 2**63,
         b"\xff\xfe\x1b[31mred\x00junk",
@@ -174,11 +176,11 @@ def test_any_bytes_are_read_or_refused(rest: bytes) -> None:
 class OneFile:
     """A reader that has one file, or none."""
 
-    def __init__(self, answer: Piece | Unreadable) -> None:
+    def __init__(self, answer: FilePiece | Unreadable) -> None:
         self.answer = answer
         self.asked: list[str] = []
 
-    def read_from(self, path: str, offset: int, *, max_bytes: int) -> Piece | Unreadable:
+    def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece | Unreadable:
         self.asked.append(path)
         return self.answer
 
@@ -191,16 +193,16 @@ def rank(**more: object) -> RankIdentity:
     return RankIdentity(**{**told, **more})  # type: ignore[arg-type]
 
 
-def piece(record: written.Record, uid: int = 1000, mode: int = 0o100600) -> Piece:
+def piece(record: written.HookRecord, uid: int = 1000, mode: int = 0o100600) -> FilePiece:
     data = data_of(record)
-    return Piece(data=data, size=len(data), mtime=0, inode=1, device=1, mode=mode, uid=uid)
+    return FilePiece(data=data, size=len(data), mtime=0, inode=1, device=1, mode=mode, uid=uid)
 
 
 def source(reader: OneFile, now: float = NOW) -> Heartbeats:
     return Heartbeats(Host(clock=lambda: 1000.0), reader, lambda: now)  # type: ignore[arg-type]
 
 
-def test_the_record_is_looked_for_by_what_the_process_sees(record: written.Record) -> None:
+def test_the_record_is_looked_for_by_what_the_process_sees(record: written.HookRecord) -> None:
     record.beat(5)
     reader = OneFile(piece(record))
     assert source(reader).read([rank()])[2].step == 5
@@ -217,14 +219,14 @@ def test_the_record_is_looked_for_by_what_the_process_sees(record: written.Recor
     ],
 )
 def test_a_record_that_others_could_have_written_is_not_believed(
-    record: written.Record, uid: int, mode: int, why: str
+    record: written.HookRecord, uid: int, mode: int, why: str
 ) -> None:
     heartbeats = source(OneFile(piece(record, uid, mode)))
     assert heartbeats.read([rank()]) == {}
     assert why in heartbeats.refused[900]
 
 
-def test_in_a_report_it_is_what_the_rank_said_or_a_gap(record: written.Record) -> None:
+def test_in_a_report_it_is_what_the_rank_said_or_a_gap(record: written.HookRecord) -> None:
     record.beat(5)
     host, own, other = Host(clock=lambda: 1000.0), OneFile(piece(record)), OneFile(piece(record, 1))
     told, gaps = read_said(host, own, [rank()])  # type: ignore[arg-type]
@@ -258,7 +260,7 @@ def test_a_record_that_cannot_be_read_is_a_gap_and_none_is_not(
 @pytest.mark.parametrize(
     ("pid", "why"), [(PID, "being written"), (2**22 + 1, "has ended")], ids=["lives", "is gone"]
 )
-def test_a_record_that_stays_torn_says_so(record: written.Record, pid: int, why: str) -> None:
+def test_a_record_that_stays_torn_says_so(record: written.HookRecord, pid: int, why: str) -> None:
     record.beat(5)
     torn = msgspec.structs.replace(piece(record), data=damaged(record, SIZE - 8, bytes(8)))
     reader = OneFile(torn)
@@ -330,8 +332,8 @@ def test_who_has_no_record_is_asked_ever_more_rarely() -> None:
 # --- as a sign of progress -----------------------------------------------------------------------
 
 
-def test_a_step_of_any_rank_is_movement(record: written.Record) -> None:
-    progress = BeatProgress()
+def test_a_step_of_any_rank_is_movement(record: written.HookRecord) -> None:
+    progress = HeartbeatProgress()
     assert progress.signals({}) == ()
     assert progress.signals({0: read(record)}) == ()  # no step yet
     assert last_step({0: read(record)}) is None
@@ -347,7 +349,7 @@ def test_a_step_of_any_rank_is_movement(record: written.Record) -> None:
     assert last_step({0: first[0], 1: read(record)}) == 4
 
 
-def test_of_collective_timeouts_the_shortest_counts(record: written.Record) -> None:
+def test_of_collective_timeouts_the_shortest_counts(record: written.HookRecord) -> None:
     untold = read(record)
     record.write_timeout(600)
     long = read(record)
@@ -360,7 +362,7 @@ def test_of_collective_timeouts_the_shortest_counts(record: written.Record) -> N
 
 
 def test_what_a_killed_process_left_is_swept_away_and_what_lives_is_not(tmp_path: Path) -> None:
-    living = written.Record(str(tmp_path))
+    living = written.HookRecord(str(tmp_path))
     for name in ("mldebug-1-1", "mldebug-1-1.stacks", "other"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "mldebug-9-9").symlink_to(tmp_path / "other")
@@ -375,5 +377,5 @@ def test_a_name_that_is_taken_is_not_written_to(tmp_path: Path) -> None:
     theirs = tmp_path / record_name(PID, shared_files.start_ticks())
     theirs.write_bytes(b"mine")
     with pytest.raises(FileExistsError):
-        written.Record(str(tmp_path))
+        written.HookRecord(str(tmp_path))
     assert theirs.read_bytes() == b"mine"

@@ -76,7 +76,7 @@ def test_what_a_job_has_not_flushed_survives_the_end_of_the_hook(site: Path) -> 
 
 
 def test_a_living_process_keeps_its_record_without_its_lock(tmp_path: Path) -> None:
-    record = written.Record(str(tmp_path))
+    record = written.HookRecord(str(tmp_path))
     os.close(record._file.fd)  # as the job may
     shared_files.sweep(str(tmp_path))
     assert Path(record.path).exists()
@@ -141,13 +141,13 @@ def test_a_file_whose_lock_a_neighbour_has_is_left_to_it_and_made_again(
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Iterator[written.Record]:
-    one = written.Record(str(tmp_path))
+def record(tmp_path: Path) -> Iterator[written.HookRecord]:
+    one = written.HookRecord(str(tmp_path))
     yield one
     one.close()
 
 
-def read(record: written.Record) -> Any:
+def read(record: written.HookRecord) -> Any:
     return parse_record(
         Path(record.path).read_bytes(), os.getpid(), shared_files.start_ticks(), 1e9
     )
@@ -171,7 +171,7 @@ class Between:
 
 
 def test_a_write_within_a_write_does_not_end_it(
-    record: written.Record, monkeypatch: pytest.MonkeyPatch
+    record: written.HookRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
 
@@ -188,7 +188,7 @@ def test_a_write_within_a_write_does_not_end_it(
 
 
 def test_what_comes_during_the_last_moment_of_a_write_is_told(
-    record: written.Record, monkeypatch: pytest.MonkeyPatch
+    record: written.HookRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     between = Between(written._SEQUENCE_AT, lambda: record.beat(43))
     monkeypatch.setattr(written, "_SEQUENCE", between)
@@ -197,7 +197,7 @@ def test_what_comes_during_the_last_moment_of_a_write_is_told(
 
 
 def test_a_write_that_a_signal_broke_off_does_not_silence_the_record(
-    record: written.Record,
+    record: written.HookRecord,
 ) -> None:
     record._writing.acquire()
     for step in range(written.MISSED + 2):
@@ -205,7 +205,7 @@ def test_a_write_that_a_signal_broke_off_does_not_silence_the_record(
     assert read(record).step == written.MISSED + 1
 
 
-def test_scalars_that_are_none_leave_the_record_whole(record: written.Record) -> None:
+def test_scalars_that_are_none_leave_the_record_whole(record: written.HookRecord) -> None:
     record.write_scalars({"loss": 0.5})
     wrong: Any = {"loss": 0.1, "bad": "word"}
     with pytest.raises(ValueError, match="word"):

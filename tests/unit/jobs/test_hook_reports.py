@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import samples
-from mldebug.core.model import Gap, Job, RankIdentity, Said
+from mldebug.core.model import Gap, HookState, Job, RankIdentity
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
@@ -14,16 +14,16 @@ from mldebug.jobs.heartbeat import RECORD, Heartbeat, said
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Look
+from mldebug.stall.signals import RunLook
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run, run_state
 
-AHEAD = Said(step=41, step_age=36.4)
-BEHIND = Said(step=40, step_age=41.0, phase="data_wait", phase_age=40.9)
+AHEAD = HookState(step=41, step_age=36.4)
+BEHIND = HookState(step=40, step_age=41.0, phase="data_wait", phase_age=40.9)
 
 
-def report(told: dict[int, Said], step: int | None = None) -> Report:
+def report(told: dict[int, HookState], step: int | None = None) -> Report:
     """The sleeping job, whose ranks say this."""
     sample = samples.sleeping()
     ranks = tuple(
@@ -82,13 +82,13 @@ def test_the_step_that_was_watched_counts_before_what_ranks_counted() -> None:
 
 
 def test_a_rank_before_its_first_step_says_what_it_does() -> None:
-    compiling = Said(phase="compile", phase_age=700.0)
+    compiling = HookState(phase="compile", phase_age=700.0)
     text = " ".join("\n".join(report_lines(report({0: compiling}))).split())
     assert "rank 0: no step yet, in compile for 12 min" in text
 
 
 def test_many_ways_to_be_apart_are_few_lines() -> None:
-    told = {rank: Said(step=rank, phase=f"<b>{rank}") for rank in range(8)}
+    told = {rank: HookState(step=rank, phase=f"<b>{rank}") for rank in range(8)}
     made = report(told)
     html = render_html(made)
     assert "<b>3" not in html.partition("<main")[2].replace("<b>3</b>", "")
@@ -105,17 +105,17 @@ def beat(step: int | None, at: float, **more: object) -> Heartbeat:
 
 def test_moments_become_ages_and_none_is_negative() -> None:
     told = said(beat(5, 100.0, phase="evaluate", phase_since=103.0, scalars={"loss": 1.0}), 102.5)
-    assert told == Said(
+    assert told == HookState(
         step=5, step_age=2.5, phase="evaluate", phase_age=0.0, scalars={"loss": 1.0}
     )
-    assert said(beat(None, 100.0), 102.5) == Said()
+    assert said(beat(None, 100.0), 102.5) == HookState()
 
 
 def look(attempt: int = 0, **beats: Heartbeat) -> JobLook:
     job = Job(id="j", name="t", launcher="torchrun", attempt=attempt,
               ranks=(RankIdentity(rank=0, world_size=1, pid=9),))  # fmt: skip
     told = {int(name[1:]): one for name, one in beats.items()}
-    return JobLook(job=job, look=Look(at=1.0), beats=told)
+    return JobLook(job=job, look=RunLook(at=1.0), beats=told)
 
 
 def test_the_last_words_of_a_rank_outlive_it_until_another_attempt_begins() -> None:

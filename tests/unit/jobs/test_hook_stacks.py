@@ -23,9 +23,9 @@ from mldebug.jobs.heartbeat import Heartbeat, record_name
 from mldebug_agents.jobs.hook.signals import Asking, Hooked
 from mldebug_agents.jobs.hook.stacks import HookStacks, parse_faulthandler, whole_answer
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.procfs import Status
+from mldebug_agents.system.procfs import ProcessStatus
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Piece
+from mldebug_agents.system.reader_answers import FilePiece
 from mldebug_agents.system.spawn import Spawner
 
 
@@ -177,9 +177,9 @@ def test_half_an_answer_is_waited_for_wherever_it_begins() -> None:
         def path(self, one: Hooked, suffix: str) -> str:
             return suffix
 
-        def read_from(self, path: str, offset: int, *, max_bytes: int) -> Piece:
+        def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece:
             data = (whole[: self.now] + old[self.now :])[offset : offset + max_bytes]
-            return Piece(data=data, size=len(data), mtime=0, inode=1, device=1)
+            return FilePiece(data=data, size=len(data), mtime=0, inode=1, device=1)
 
     fake: Any = Fake()
     beat = Heartbeat(written_at=0.0, signal=49, stacks_fd=3, main_thread=5)
@@ -353,7 +353,7 @@ def test_a_record_of_another_pid_or_start_is_no_invitation(at: int, more: int) -
 
 def test_a_record_of_another_user_is_no_invitation() -> None:
     class Another(Host):
-        def status(self, pid: int) -> Status:
+        def status(self, pid: int) -> ProcessStatus:
             found = super().status(pid)
             return msgspec.structs.replace(found, uid=found.uid + 1)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug.config.schema import Agent, Config
+from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.plugins import create_all
 from mldebug.jobs.known_issues.model import NodeFacts, Software
@@ -29,7 +29,7 @@ from mldebug_agents.jobs.ranks.libraries import (
     software,
 )
 from mldebug_agents.jobs.ranks.node_facts import read_node
-from mldebug_agents.system.child.reader_child import Operation
+from mldebug_agents.system.child.reader_child import ReadOperation
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader, Unreadable
@@ -111,7 +111,7 @@ class Counting(FakeReader):
 
     asked = 0
 
-    def _ask(self, operation: Operation, paths, **more):  # type: ignore[no-untyped-def]
+    def _ask(self, operation: ReadOperation, paths, **more):  # type: ignore[no-untyped-def]
         self.asked += len(paths)
         return super()._ask(operation, paths, **more)
 
@@ -403,7 +403,7 @@ def test_status_and_agent_tell_the_traps_of_a_real_job(
 
     assert set(until_found(by_status, {"debug_detail"})) == {"debug_detail"}
 
-    with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:
+    with open_tools(Config(agent=AgentConfig(state_dir=tmp_path))) as tools:
         watch = Watch(tools.capture)
 
         def by_agent() -> dict[str, str]:

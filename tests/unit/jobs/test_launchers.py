@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from mldebug.core.plugins import create_all, names, summary
-from mldebug_agents.cluster.peers.candidates import listed
+from mldebug_agents.cluster.peers.coordinator_search import listed
 from mldebug_agents.jobs.launchers.slurm import tasks_here
 from mldebug_agents.jobs.ranks.claims import Claim, runs, script_of
 

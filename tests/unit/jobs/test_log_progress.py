@@ -9,8 +9,8 @@ from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.stall.log_progress import LogProgress
-from mldebug.stall.progress_clock import Pulse
-from mldebug.stall.signals import Look
+from mldebug.stall.progress_clock import ProgressClock
+from mldebug.stall.signals import RunLook
 
 MINUTE = 60
 
@@ -20,7 +20,7 @@ class Told:
 
     def __init__(self) -> None:
         self.progress = LogProgress()
-        self.pulse = Pulse(1.0)
+        self.pulse = ProgressClock(1.0)
         self.now = 0.0
         self.parser = LogParser(create_all("logs"))
 
@@ -32,7 +32,7 @@ class Told:
 
     def look(self) -> None:
         """Hand on what is known."""
-        self.pulse.hear(Look(at=self.now, progress=self.progress.signals()), learn=True)
+        self.pulse.hear(RunLook(at=self.now, progress=self.progress.signals()), learn=True)
 
     def longest(self, *lines: str, seconds: int = 2 * MINUTE, first: int = 0) -> float:
         """Say these lines in turn; return the longest quiet after the first seconds."""
@@ -294,10 +294,10 @@ def test_a_restart_of_the_agent_beside_a_chatty_hang_is_no_movement() -> None:
     told = Told()
     for step in (58, 59, 60, 61, 60, 61):
         told.say(f"rank 0 step={step} mem=1")
-    pulse, quiet = Pulse(1.0, told.pulse.memory), told.pulse.quiet
+    pulse, quiet = ProgressClock(1.0, told.pulse.memory), told.pulse.quiet
     again = LogProgress()
     again.arrive(LogRecord(step=60, format="plain"), told.now + 3, "a")
-    moved = pulse.hear(Look(at=told.now + 4, progress=again.signals()), learn=True)
+    moved = pulse.hear(RunLook(at=told.now + 4, progress=again.signals()), learn=True)
     assert moved is None
     assert pulse.quiet > quiet
 

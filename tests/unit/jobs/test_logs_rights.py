@@ -17,7 +17,7 @@ from mldebug_agents.jobs.logs.locations import LogPlace, find_logs
 from mldebug_agents.jobs.logs.rights import Rights
 from mldebug_agents.jobs.logs.tail import log_of, read_log
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.reader import Piece, Reader, Unreadable
+from mldebug_agents.system.reader import FilePiece, Reader, Unreadable
 from mldebug_agents.system.spawn import Spawner
 
 NOBODY = 65534
@@ -86,7 +86,7 @@ def steps(news: LogNews) -> list[int | None]:
 def test_the_kernel_s_rule(
     uid: int, groups: tuple[int, ...], owner: int, group: int, mode: int, allowed: bool
 ) -> None:
-    file = Piece(b"", 0, 0.0, 1, 1, 0o100000 | mode, owner, group)
+    file = FilePiece(b"", 0, 0.0, 1, 1, 0o100000 | mode, owner, group)
     assert Rights(uid, groups).may_read(file) is allowed
 
 
@@ -158,9 +158,9 @@ class SwappingReader(Reader):
 
     def read_from(
         self, path: str, offset: int, *, max_bytes: int, timeout: float = 2.0
-    ) -> Piece | Unreadable:
+    ) -> FilePiece | Unreadable:
         answer = super().read_from(path, offset, max_bytes=max_bytes, timeout=timeout)
-        if "/root/" in path and isinstance(answer, Piece) and self.swap:
+        if "/root/" in path and isinstance(answer, FilePiece) and self.swap:
             folder, elsewhere = self.swap.pop()
             folder.rename(folder.with_name("moved"))
             folder.symlink_to(elsewhere)

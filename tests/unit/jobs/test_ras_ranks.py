@@ -15,11 +15,11 @@ import pytest
 from hung import wait_until
 from mldebug.capture.nccl_ras.answer import parse
 from mldebug.capture.nccl_ras.process_map import World, world_of
-from mldebug.config.schema import Agent, Capture, Config
+from mldebug.config.schema import AgentConfig, CaptureConfig, Config
 from mldebug.core.model import Job, NcclRas
 from mldebug.core.plugins import create_all
 from mldebug_agents.agent.wiring import NodeTools, open_tools
-from mldebug_agents.cli.commands.status import Seen, status_lines
+from mldebug_agents.cli.commands.status import NodeListing, status_lines
 from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
 from mldebug_agents.jobs.ranks.ras_ranks import PAUSES
@@ -224,7 +224,7 @@ time.sleep(600)
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Iterator[NodeTools]:
-    state = Agent(state_dir=tmp_path / "state")
+    state = AgentConfig(state_dir=tmp_path / "state")
     with open_tools(Config(agent=state)) as one:
         yield one
 
@@ -283,7 +283,7 @@ def test_real_processes_get_the_ranks_that_ras_tells(tools: NodeTools, tmp_path:
         asked = server.connections
         assert all_found(tools, pids) == [job]
         assert server.connections == asked, "not asked in every look"
-    seen = Seen(node="n", now=time.time(), jobs=(job,), remarks=(), gaps=())
+    seen = NodeListing(node="n", now=time.time(), jobs=(job,), remarks=(), gaps=())
     shown = "\n".join(str(line) for line in status_lines(seen))
     assert f"ranks 1,3 of 4; pids {pids[1]} {pids[0]}; which is which NCCL RAS tells" in shown
 
@@ -310,7 +310,9 @@ def test_a_ras_that_is_of_no_use_gives_no_numbers_and_costs_one_question(
 
 
 def test_where_it_is_switched_off_nobody_is_asked(tmp_path: Path) -> None:
-    config = Config(agent=Agent(state_dir=tmp_path / "state"), capture=Capture(nccl_ras=False))
+    config = Config(
+        agent=AgentConfig(state_dir=tmp_path / "state"), capture=CaptureConfig(nccl_ras=False)
+    )
     with open_tools(config) as plain, serving(says(ranks(2))) as server, two(tmp_path, server):
         plain.finder.find()
         assert server.connections == 0

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.alerts.event_book import EventBook
+from mldebug.alerts.event_book import EventRegistry
 from mldebug.alerts.job_events import of_schedulers
-from mldebug.alerts.model import State
+from mldebug.alerts.model import EventState
 from mldebug.alerts.node_events import together
-from mldebug.config.schema import Config, ExpectedJob, Jobs, load_config
+from mldebug.config.schema import Config, ExpectedJob, JobsConfig, load_config
 from mldebug.core.errors import ConfigError
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.yaml_reader import parse
@@ -193,10 +193,10 @@ class Clocked:
 
     def __init__(self, expected: dict[str, ExpectedJob], **options: Any) -> None:
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-        self.jobs = Jobs(expected=expected)
+        self.jobs = JobsConfig(expected=expected)
         plugin = Plugin("slurm", slurm.Options(**{"only_on": ("*",), **options}))
         self.asked = Asked("main", plugin, "node1", FakeSpawner(lambda _: Completed()), self.inbox)  # type: ignore[arg-type]
-        self.book = EventBook(pending=0.0)
+        self.book = EventRegistry(pending=0.0)
 
     def tell(self, answer: Queue | QueueError) -> SchedulerState:
         """An answer has come; the events hear of it."""
@@ -213,7 +213,7 @@ class Clocked:
         return state
 
     def firing(self) -> list[str]:
-        return sorted(one.alarm.kind for one in self.book.all() if one.state is State.FIRING)
+        return sorted(one.alarm.kind for one in self.book.all() if one.state is EventState.FIRING)
 
 
 def job(name: str, **more: Any) -> QueueJob:
@@ -259,7 +259,7 @@ def test_a_squeue_that_hangs_holds_up_no_turn(spawner: Spawner, tmp_path: Path) 
     result = inbox.get()
     assert result is not None
     asked.told(result)
-    state = asked.state(Jobs())
+    state = asked.state(JobsConfig())
     assert (state.success_at, state.failures) == (None, {"timeout": 1})
     assert "had not answered after 2 s" in state.trouble
 

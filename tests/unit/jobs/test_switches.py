@@ -30,9 +30,9 @@ from mldebug_agents.system.spawn import Spawner
 from mldebug_training.helpers.deadline import TimeLimit, seconds, slurm_end
 from mldebug_training.helpers.switches import agreement, files, meeting
 from mldebug_training.helpers.switches import watch as switchwatch
-from mldebug_training.helpers.switches.files import Seen, choose, look, take, write
+from mldebug_training.helpers.switches.files import SwitchReading, choose, look, take, write
 from mldebug_training.helpers.switches.meeting import LateError
-from mldebug_training.helpers.switches.stop_signal import Asked
+from mldebug_training.helpers.switches.reasons import StopSignal
 from mldebug_training.helpers.switches.switches import Switches
 from unit.training.test_hook import PYTHONS, interpreters
 
@@ -169,12 +169,12 @@ class Still:
     trouble = ""
 
     def __init__(self) -> None:
-        self.seen: Seen | None = Seen()
+        self.seen: SwitchReading | None = SwitchReading()
         self.taken: list[int] = []
 
     def start(self) -> None: ...
 
-    def first_look(self) -> Seen | None:
+    def first_look(self) -> SwitchReading | None:
         return self.seen
 
     def tell(self, word: dict[str, Any]) -> None: ...
@@ -198,29 +198,29 @@ def switches(**options: Any) -> tuple[Switches, Still]:
 
 def test_a_save_switch_that_cannot_be_taken_away_saves_once() -> None:
     one, watch = switches(every=1)
-    watch.seen = Seen(save=5)
+    watch.seen = SwitchReading(save=5)
     assert [one.poll() for _ in range(4)] == ["save", None, None, None]
-    watch.seen = Seen(save=6)
+    watch.seen = SwitchReading(save=6)
     assert [one.poll() for _ in range(4)] == ["save", None, None, None]
     assert watch.taken == [5, 6]
-    watch.seen = Seen(save=5)  # an old view of it
+    watch.seen = SwitchReading(save=5)  # an old view of it
     assert one.poll() is None
 
 
 def test_a_kill_goes_before_a_save_and_stays() -> None:
     one, watch = switches()
-    watch.seen = Seen(kill=1, save=5, by="alice")
+    watch.seen = SwitchReading(kill=1, save=5, by="alice")
     assert [one.poll(), one.poll()] == ["kill", "kill"]
     assert one.reason == "rank 0: the kill switch /switches/kill is set (by alice)"
 
 
 def test_a_job_that_was_killed_before_it_began_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     one, watch = switches()
-    watch.seen = Seen(kill=1)
+    watch.seen = SwitchReading(kill=1)
     assert one.at_start() == "kill"
     assert capsys.readouterr().err.count("kill switch") == 1
     other, watch = switches()
-    watch.seen = Seen(save=1)
+    watch.seen = SwitchReading(save=1)
     assert other.at_start() is None
     assert other.poll() == "save"
     assert one.at_start() == "kill"
@@ -231,7 +231,7 @@ def test_before_the_ranks_can_agree_nobody_acts(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     one, watch = switches()
-    watch.seen = Seen(kill=1)
+    watch.seen = SwitchReading(kill=1)
     assert [one.poll(), one.poll()] == [None, None]
     assert capsys.readouterr().err.count("until torch.distributed is initialised") == 1
     assert one.at_start() is None  # another rank may see it later
@@ -252,13 +252,13 @@ def test_a_signal_asks_to_stop_and_reaches_the_handler_before() -> None:
 
 
 def test_a_signal_is_no_matter_outside_the_main_thread() -> None:
-    made: list[Asked] = []
-    thread = threading.Thread(target=lambda: made.append(Asked("USR1")))
+    made: list[StopSignal] = []
+    thread = threading.Thread(target=lambda: made.append(StopSignal("USR1")))
     thread.start()
     thread.join()
     assert "main thread" in made[0].trouble
     with pytest.raises(ValueError, match="no signal"):
-        Asked("SIGNIFICANT")
+        StopSignal("SIGNIFICANT")
 
 
 @pytest.mark.usefixtures("usr1")
@@ -266,14 +266,14 @@ def test_a_handler_that_python_does_not_know_stays() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     faulthandler.register(signal.SIGUSR1)
     try:
-        assert "C code handles it" in Asked("USR1").trouble
+        assert "C code handles it" in StopSignal("USR1").trouble
     finally:
         faulthandler.unregister(signal.SIGUSR1)
-    assert Asked("USR1").trouble == ""
+    assert StopSignal("USR1").trouble == ""
 
 
 def test_the_watch_is_in_no_list_of_threads(place: Path) -> None:
-    watch = switchwatch.Watch(str(place), ours=False)
+    watch = switchwatch.SwitchWatch(str(place), ours=False)
     before = threading.enumerate()
     watch.start()
     watch.first_look()
@@ -422,11 +422,11 @@ def test_ranks_whose_counts_part_give_up_together(
 def test_counts_that_part_for_a_moment_cost_nothing(two: Any) -> None:
     """Where a kill is asked for just then, the ranks that meet decide."""
     polled(two, range(1, 9))
-    two[2][0]._watch.seen = Seen(save=1)
+    two[2][0]._watch.seen = SwitchReading(save=1)
     assert polled(two, range(9, 11), ahead=1)[2:] == ["save", "save"]
-    two[2][0]._watch.seen = Seen()
+    two[2][0]._watch.seen = SwitchReading()
     assert set(polled(two, range(11, 13))) == {None}
-    two[2][0]._watch.seen = Seen(kill=1)
+    two[2][0]._watch.seen = SwitchReading(kill=1)
     polled(two, range(13, 14), ahead=1)
     assert polled(two, range(14, 15), ahead=1) == ["kill", "kill"]
 
@@ -465,15 +465,15 @@ class Broken(Seat):
 @pytest.mark.parametrize(
     ("where", "seen", "told"),
     [
-        ("meeting", Seen(kill=1), ["interrupted", "kill", "kill"]),
-        ("meeting", Seen(save=5), ["interrupted", "save", None]),
-        ("said", Seen(kill=1), ["interrupted", "kill", "kill"]),
-        ("said", Seen(save=5), ["interrupted", "save", None]),
-        ("next", Seen(save=5), ["interrupted", "save", None]),
+        ("meeting", SwitchReading(kill=1), ["interrupted", "kill", "kill"]),
+        ("meeting", SwitchReading(save=5), ["interrupted", "save", None]),
+        ("said", SwitchReading(kill=1), ["interrupted", "kill", "kill"]),
+        ("said", SwitchReading(save=5), ["interrupted", "save", None]),
+        ("next", SwitchReading(save=5), ["interrupted", "save", None]),
     ],
 )
 def test_what_all_obey_is_not_lost_in_the_rank_that_was_interrupted_then(
-    where: str, seen: Seen, told: list[str | None], monkeypatch: pytest.MonkeyPatch
+    where: str, seen: SwitchReading, told: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, watch = switches(every=1)
     seat = Broken(Table(1), 0, where)
@@ -483,7 +483,7 @@ def test_what_all_obey_is_not_lost_in_the_rank_that_was_interrupted_then(
     one._agreement = seat  # type: ignore[assignment]
     watch.seen = seen
     assert one.poll() is None
-    watch.seen = Seen()
+    watch.seen = SwitchReading()
     answers: list[str | None] = []
     for _ in range(3):
         try:
@@ -494,9 +494,9 @@ def test_what_all_obey_is_not_lost_in_the_rank_that_was_interrupted_then(
     assert bool(seat.given_up) is (where == "next")
 
 
-@pytest.mark.parametrize("seen", [Seen(kill=1), Seen(save=5)])
+@pytest.mark.parametrize("seen", [SwitchReading(kill=1), SwitchReading(save=5)])
 def test_a_poll_missed_where_all_would_obey_turns_the_switches_off(
-    capsys: pytest.CaptureFixture[str], seen: Seen
+    capsys: pytest.CaptureFixture[str], seen: SwitchReading
 ) -> None:
     table = Table(1)
     one, watch = switches(every=1)
@@ -676,11 +676,11 @@ def test_all_ranks_do_the_same_at_the_same_step(events: list[Any], every: int | 
 def _happen(what: str, rank: tuple[Switches, Still], words: list[str | None], number: int) -> None:
     one, watch = rank
     if what.startswith("save"):
-        watch.seen = Seen(save=int(what[-1]))
+        watch.seen = SwitchReading(save=int(what[-1]))
     elif what == "gone":
-        watch.seen = Seen()
+        watch.seen = SwitchReading()
     elif what == "kill":
-        watch.seen = Seen(kill=9)
+        watch.seen = SwitchReading(kill=9)
     elif what == "signal":
         one._reasons.asked.came = True
     elif what == "reason":
@@ -767,7 +767,7 @@ def wait_for(condition: Any, timeout: float = 20.0) -> None:
 def test_the_watch_leaves_word_and_takes_it_back(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(switchwatch.sharedfiles, "FOLDER", str(tmp_path))
     folder = tmp_path / "a" / "b"
-    watch = switchwatch.Watch(str(folder), ours=True, interval=0.01)
+    watch = switchwatch.SwitchWatch(str(folder), ours=True, interval=0.01)
     watch.start()
     assert watch.first_look().trouble == ""
     watch.tell({"at": 5.0, "rank": 0, "world_size": 3, "node": "n1", "pid": 7, "polls": 2})
@@ -790,7 +790,7 @@ def test_what_a_killed_job_has_left_goes_with_the_next(tmp_path: Path, monkeypat
     monkeypatch.setattr(switchwatch.sharedfiles, "FOLDER", str(tmp_path))
     left = tmp_path / "mldebug-1-1.switch"
     left.write_text('{"folder": "/x"}')
-    watch = switchwatch.Watch(str(tmp_path / "none"), ours=False, interval=0.01)
+    watch = switchwatch.SwitchWatch(str(tmp_path / "none"), ours=False, interval=0.01)
     watch.start()
     watch.first_look()
     assert [path.name for path in tmp_path.iterdir()] != [left.name]
@@ -804,7 +804,7 @@ def test_a_read_only_folder_is_told_and_counts_once(place: Path, monkeypatch: An
 
     (place / "save").touch()
     monkeypatch.setattr(files.os, "unlink", refuse)
-    watch = switchwatch.Watch(str(place), ours=False, interval=0.01)
+    watch = switchwatch.SwitchWatch(str(place), ours=False, interval=0.01)
     watch.start()
     watch.obeyed(watch.first_look().save)
     wait_for(lambda: watch.trouble)
@@ -814,9 +814,9 @@ def test_a_read_only_folder_is_told_and_counts_once(place: Path, monkeypatch: An
 
 def test_a_folder_that_hangs_holds_nobody_up(monkeypatch: Any) -> None:
     released = threading.Event()
-    monkeypatch.setattr(switchwatch, "look", lambda *_: released.wait(60) and Seen())
+    monkeypatch.setattr(switchwatch, "look", lambda *_: released.wait(60) and SwitchReading())
     monkeypatch.setattr(switchwatch, "GOODBYE", 0.1)
-    watch = switchwatch.Watch("/hung", ours=False)
+    watch = switchwatch.SwitchWatch("/hung", ours=False)
     watch.start()
     began = time.monotonic()
     assert "hangs" in watch.first_look(timeout=0.1).trouble

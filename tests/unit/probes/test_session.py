@@ -14,11 +14,7 @@ import pytest
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.model import Job, RankIdentity
 from mldebug.hardware.gpu.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
-from mldebug_agents.hardware.gpu.child.errors import (
-    GpuCrashedError,
-    GpuDriverError,
-    NoGpuLibraryError,
-)
+from mldebug_agents.hardware.gpu.errors import GpuCrashedError, GpuDriverError, NoGpuLibraryError
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.probes import child
 from mldebug_agents.probes.busy import BusyError

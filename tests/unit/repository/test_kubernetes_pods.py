@@ -20,9 +20,9 @@ from manifests import (
     render,
     stored,
 )
-from mldebug.config.schema import SYSTEM_STATE_DIR, Agent, default_state_dir
+from mldebug.config.schema import SYSTEM_STATE_DIR, AgentConfig, default_state_dir
 from mldebug.core.units import parse_size
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from processes.harness import free_port
 from snapshots import snapshot
 
@@ -178,9 +178,9 @@ def test_bounds_are_those_of_the_service(pod: Object, container: Object) -> None
 @pytest.mark.parametrize(("pod", "container"), ALL)
 def test_probes_ask_what_the_agent_answers(pod: Object, container: Object, tmp_path: Path) -> None:
     (port,) = [each["containerPort"] for each in container["ports"] if each["name"] == "metrics"]
-    assert str(port) in Agent(state_dir=tmp_path).listen
+    assert str(port) in AgentConfig(state_dir=tmp_path).listen
     mine = free_port()
-    server = Server(Agent(state_dir=tmp_path, listen=f"127.0.0.1:{mine}"))
+    server = AgentServer(AgentConfig(state_dir=tmp_path, listen=f"127.0.0.1:{mine}"))
     server.publish(snapshot())
     server.start()
     probes = [

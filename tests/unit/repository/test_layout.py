@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
+from mldebug.config.schema import Config
 from mldebug.core.plugins import ROOMS, load, names
+from mldebug.core.yaml_reader import parse
+from mldebug_agents.hardware.gpu.child.messages import NAME
+from mldebug_agents.hardware.gpu.child.server import serve
+from mldebug_agents.hardware.gpu.node_reader import node_reader
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import Spawner
+from vendorfiles import vendor_file
 
 ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs/plugins.md"
@@ -96,6 +104,17 @@ def test_every_example_in_the_guide_is_a_plugin(number: int) -> None:
     module: dict[str, Any] = {"__name__": "example"}
     exec(compile(examples()[number], f"{GUIDE} example {number}", "exec"), module)
     assert module["create"](module["Options"]()) is not None
+
+
+def test_the_gpu_vendor_of_the_guide_is_read_through_the_child(tmp_path: Path) -> None:
+    (example,) = [one for one in examples() if "gpu.vendors import Vendor" in one]
+    with vendor_file(tmp_path, "abacus", example), Spawner({NAME: serve}) as spawner:
+        config = parse("gpus: {main: {kind: abacus, watts: 4}}", "mldebug.yaml", Config)
+        reader = node_reader(spawner, Host(), config.gpus)
+        (watch,), (full,) = reader.watch().gpus, reader.full().gpus
+        reader.close()
+    assert (watch.uuid, watch.index, watch.power_watts, watch.vendor) == ("A-1", 0, 4.0, "abacus")
+    assert (full.name, full.vendor) == ("Abacus 1", "abacus")
 
 
 def test_make_lists_its_targets_and_ci_is_a_script() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from mldebug.stall.signals import Look
+from mldebug.stall.signals import RunLook
 from plots import trained
 from traces import SLEEPS, SPINS, watch
 
@@ -12,8 +12,8 @@ STALL = 60.0  # seconds of the trace at which the steps end
 
 
 def on_disk(
-    looks: Sequence[Look], first: float, last: float, every: float = 15.0
-) -> Iterator[Look]:
+    looks: Sequence[RunLook], first: float, last: float, every: float = 15.0
+) -> Iterator[RunLook]:
     """The same looks with a save that a child of rank 3 writes between these seconds, as a look every 15 s sees it."""
     saved = None
     for look in looks:

@@ -10,7 +10,7 @@ import pytest
 from mldebug.capture.nccl_ras.answer import parse
 from mldebug.core.model import Job, NcclRas, RankIdentity
 from mldebug.stall.collective_counts import LIMIT, CollectiveProgress
-from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
+from mldebug.stall.signals import Progress, ProgressKind, RunLook, Stage, StallDecision
 from mldebug_agents.capture.nccl_ras.child import RasReply
 from mldebug_agents.jobs.ranks.ras_address import OFF
 from mldebug_agents.system.workers import Result
@@ -34,7 +34,7 @@ class Watched(NamedTuple):
     """As much of a run as counts here."""
 
     job: Job
-    decision: Decision | None
+    decision: StallDecision | None
     seen: JobLook
     unjudged: str = ""
 
@@ -51,8 +51,8 @@ def run(
         RankIdentity(rank=n, world_size=world, pid=100 + n, nccl_ras=ras) for n in range(2)
     )
     job = Job(id="j", name="train.py", launcher="torchrun", world_size=world, ranks=ranks)
-    look = Look(at=0.0, run="j", progress=progress, backend=backend)
-    decision = Decision(stage=stage, sentence="") if stage else None
+    look = RunLook(at=0.0, run="j", progress=progress, backend=backend)
+    decision = StallDecision(stage=stage, sentence="") if stage else None
     return Watched(job, decision, JobLook(job=job, look=look), **more)
 
 
@@ -157,7 +157,7 @@ def test_another_attempt_begins_anew() -> None:
 # --- what it does to the decision: recorded --------------------------------------------------------
 
 
-def with_ras(name: str, **parts: bool) -> list[Look]:
+def with_ras(name: str, **parts: bool) -> list[RunLook]:
     """A recording's looks, with the answers that NCCL gave every 8 seconds."""
     answers = [one for one in recorded(name) if one[1][:1] == "{"]
     progress = CollectiveProgress()

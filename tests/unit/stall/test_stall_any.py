@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mldebug.core.model import Role
 from mldebug.stall.progress_clock import StallMemory
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Look, Progress, ProgressKind, RankLook
+from mldebug.stall.signals import Progress, ProgressKind, RankLook, RunLook
 from mldebug.stall.watch import StallWatch
 from traces import (
     SLEEPS,
@@ -42,7 +42,7 @@ SIGNALS = st.builds(
     Progress, kind=st.sampled_from(ProgressKind), value=ANY, at=ANY, events=st.integers(-1, 5)
 )
 LOOKS = st.builds(
-    Look,
+    RunLook,
     at=st.one_of(st.floats(0, 1e5), ANY),
     attempt=st.integers(0, 2),
     ranks=st.lists(RANKS, max_size=4).map(tuple),
@@ -56,7 +56,7 @@ LOOKS = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(LOOKS, max_size=25), st.sampled_from(["auto", 0.0, 15.0]))
-def test_no_look_makes_it_raise(looks: list[Look], timeout: float | str) -> None:
+def test_no_look_makes_it_raise(looks: list[RunLook], timeout: float | str) -> None:
     watcher = StallWatch(StallSettings(timeout=timeout, interval=1.0))  # type: ignore[arg-type]
     for look in looks:
         decision = watcher.look(look)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from mldebug.stall.device_levels import DeviceLevels
-from mldebug.stall.signals import Look, Stage
+from mldebug.stall.signals import RunLook, Stage
 from recordings import looks, phases, stretch
 from traces import Story, watch
 
@@ -107,7 +107,7 @@ def test_train_evaluate_checkpoint_and_slow_input_are_silent(
     assert story.opened == [], story.first(Stage.BLAMED).sentence
 
 
-def phase(name: str, wanted: str, **parts: bool) -> list[Look]:
+def phase(name: str, wanted: str, **parts: bool) -> list[RunLook]:
     """The looks of the first phase of that name, with the training before it."""
     times = [*phases(name), (float("inf"), "")]
     index = next(i for i, (_, found) in enumerate(times) if found == wanted)
@@ -152,14 +152,14 @@ def test_without_a_log_a_wait_for_the_checkpoint_of_another_node_is_captured_and
     assert began + 55 <= story.captured[0] <= began + 75
 
 
-def _longer(before: list[Look]) -> list[Look]:
+def _longer(before: list[RunLook]) -> list[RunLook]:
     """Its last seconds go on for about five minutes."""
     last = before[-8:]  # a whole period of slow input
     laps = (_again(look, before[-9], last[-1], lap) for lap in range(1, 36) for look in last)
     return [*before, *laps]
 
 
-def _again(look: Look, before: Look, last: Look, lap: int) -> Look:
+def _again(look: RunLook, before: RunLook, last: RunLook, lap: int) -> RunLook:
     """The same second once more, `lap` rounds later: counters go on, logs do not."""
     ranks = tuple(
         msgspec.structs.replace(

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.stall.timeouts import GapMemory, Gaps
+from mldebug.stall.timeouts import GapMemory, ProgressGaps
 
 EVIDENCE = 450.0
 
 
-def learned(*gaps: float, memory: GapMemory | None = None) -> Gaps:
-    found = Gaps(memory)
+def learned(*gaps: float, memory: GapMemory | None = None) -> ProgressGaps:
+    found = ProgressGaps(memory)
     for gap in gaps:
         found.add(gap)
     return found
@@ -107,7 +107,7 @@ def test_memory_survives() -> None:
     gaps = learned(*[10.0] * 50)
     stored = msgspec.json.decode(msgspec.json.encode(gaps.memory), type=GapMemory)
 
-    assert Gaps(stored).timeout(EVIDENCE) == gaps.timeout(EVIDENCE)
+    assert ProgressGaps(stored).timeout(EVIDENCE) == gaps.timeout(EVIDENCE)
 
 
 @given(st.lists(st.floats(0.001, 10_000), max_size=260))

@@ -21,17 +21,17 @@ import pytest
 from hung import hung_mount, wait_until
 from mldebug.core.errors import AccessError, MldebugError, UsageError
 from mldebug.core.model import Job, NodeCapture, RankIdentity
-from mldebug.diagnosis.exits.model import Ends, RankExit
+from mldebug.diagnosis.exits.model import KnownExits, RankExit
 from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
 from mldebug_agents.state import server
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.child.leftovers import Leftover, children_of
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.web.listeners import open_unix
 
 INCIDENT = Incident(id="20261121T055041Z-job", key="job/0/7", job_id="job", detected_at=1.0)
-ENDS = Ends(
+ENDS = KnownExits(
     identities=(RankIdentity(rank=1, world_size=2, pid=7, start_ticks=9),),
     exits=(RankExit(rank=1, pid=7, moment=1, status=0),),
 )
@@ -49,12 +49,12 @@ def starter() -> Iterator[None]:
         SPAWNERS.remove(one)
 
 
-def unopened(folder: Path) -> Ledger:
-    return Ledger(folder, SPAWNERS[-1], retry=0.01)
+def unopened(folder: Path) -> StateStore:
+    return StateStore(folder, SPAWNERS[-1], retry=0.01)
 
 
 @contextmanager
-def ledger(folder: Path, timeout: float = 5.0) -> Iterator[Ledger]:
+def ledger(folder: Path, timeout: float = 5.0) -> Iterator[StateStore]:
     one = unopened(folder)
     try:
         one.start(timeout)
@@ -160,10 +160,10 @@ def test_a_killed_agent_leaves_no_lock(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from mldebug_agents.state import keeping
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state import server
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.spawn import Spawner
-one = Ledger(Path({str(tmp_path)!r}), Spawner({{"state": server.serve}})); one.start()
+one = StateStore(Path({str(tmp_path)!r}), Spawner({{"state": server.serve}})); one.start()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
@@ -217,7 +217,7 @@ def test_a_closed_state_dir_is_a_sentence(tmp_path: Path, closed: str) -> None:
         os.setresgid(65534, 65534, 65534)
         os.setresuid(65534, 65534, 65534)
         try:
-            Ledger(place, Spawner({"state": server.serve})).start()
+            StateStore(place, Spawner({"state": server.serve})).start()
             send.send("started")
         except MldebugError as error:
             send.send(f"{type(error).__name__}: {error.message}")
@@ -278,7 +278,7 @@ def test_a_hung_disk_is_opened_when_it_comes_back(tmp_path: Path) -> None:
 def test_the_socket_file_goes_at_the_end_if_it_is_still_ours(tmp_path: Path) -> None:
     for taken_over in (False, True):
         doors: list[socket.socket] = []
-        one = Ledger(tmp_path, SPAWNERS[-1], doors.append, retry=0.01)
+        one = StateStore(tmp_path, SPAWNERS[-1], doors.append, retry=0.01)
         assert one.start(5)
         assert doors[0].getsockname() == str(tmp_path / "agent.sock")
         if taken_over:
@@ -395,7 +395,7 @@ def test_the_place_of_another_agent_is_left_to_it(tmp_path: Path) -> None:
 
 def test_the_socket_comes_back_with_the_folder(tmp_path: Path) -> None:
     state, doors = tmp_path / "state", list[socket.socket]()
-    one = Ledger(state, SPAWNERS[-1], doors.append, retry=0.01)
+    one = StateStore(state, SPAWNERS[-1], doors.append, retry=0.01)
     assert one.start(5)
     one.scribe.release()
     shutil.rmtree(state)

@@ -13,7 +13,7 @@ from hung import wait_until
 from mldebug.core.errors import UsageError
 from mldebug_agents.state import writer_thread as module
 from mldebug_agents.state.folder import OccupiedError
-from mldebug_agents.state.writer_thread import MAX_REPORTS, REPORT, Scribe
+from mldebug_agents.state.writer_thread import MAX_REPORTS, REPORT, WriterThread
 
 PLACE = Path("/var/lib/mldebug")
 
@@ -43,8 +43,8 @@ class Disk:
 
 
 @contextmanager
-def scribe(disk: Disk, retry: float = 0.01, release: bool = True) -> Iterator[Scribe]:
-    one = Scribe(PLACE, disk.write("open"), retry=retry)
+def scribe(disk: Disk, retry: float = 0.01, release: bool = True) -> Iterator[WriterThread]:
+    one = WriterThread(PLACE, disk.write("open"), retry=retry)
     if release:
         one.release()
     try:
@@ -146,7 +146,7 @@ def test_a_refusal_is_raised_and_nothing_is_done_after_it() -> None:
         raise UsageError("another agent is here")
 
     done: list[str] = []
-    one = Scribe(PLACE, refuse)
+    one = WriterThread(PLACE, refuse)
     one.release()
     one.put("a", lambda: done.append("a"))
     with pytest.raises(UsageError, match="another agent"):

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.config.schema import Canary as Wanted
-from mldebug.config.schema import Config, Storage
+from mldebug.config.schema import CanaryConfig as Wanted
+from mldebug.config.schema import Config
 from mldebug.storage.filesystems.canary import Written, sentence
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.canary import Canary
-from mldebug_agents.storage.monitor import all_parts
+from mldebug_agents.storage.monitor import StorageConfig, all_parts
 from nodetools import with_config
 from unit.storage.test_filesystems import mount, mounted
 
@@ -25,7 +25,7 @@ def tools() -> Iterator[NodeTools]:
 
 
 def look(tools: NodeTools, folder: Path) -> Canary:
-    config = Config(storage=Storage(canary=Wanted(paths=(str(folder),))))
+    config = Config(storage=StorageConfig(canary=Wanted(paths=(str(folder),))))
     part = Canary(with_config(tools.context, config), tools.filesystem_probe)
     part.look(1.0, [])
     return part
@@ -122,7 +122,7 @@ def test_a_folder_that_is_a_link_to_another_filesystem_is_written_to(
     with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
         (tmp_path / "link").symlink_to(elsewhere)
         paths = (str(tmp_path / "link"),)
-        config = Config(storage=Storage(canary=Wanted(paths=paths)))
+        config = Config(storage=StorageConfig(canary=Wanted(paths=paths)))
         desk = Canary(with_config(tools.context, config), tools.filesystem_probe)
         desk.look(1.0, [])
         assert not desk.gaps()

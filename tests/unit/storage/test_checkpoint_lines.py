@@ -2,9 +2,8 @@
 
 import msgspec
 
-from mldebug.status.checkpoint_lines import saves_part
 from mldebug.status.snapshot import Snapshot
-from mldebug.status.storage_lines import storage_json, storage_lines
+from mldebug.status.storage_lines import saves_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.history import Seen, Series
 from mldebug.storage.checkpoints.model import State, Verdict
 from mldebug.storage.checkpoints.state import LISTED, tell

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.config.schema import Checkpoints
+from mldebug.config.schema import CheckpointsConfig
 from mldebug.core.model import Job, NodeCapture, RankIdentity
-from mldebug.stall.signals import Look, RankLook
+from mldebug.stall.signals import RankLook, RunLook
 from mldebug.storage.checkpoints.state import SaveState
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.storage.checkpoints.monitor import SaveBoard
@@ -63,7 +63,7 @@ class Setting:
         self.store = Store()
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.context: Any = SimpleNamespace(host=Host(), reader=reader)
-        self.settings = Checkpoints(interval=2.0, settle=5.0)
+        self.settings = CheckpointsConfig(interval=2.0, settle=5.0)
         self.board = self.new_board()
         self.process = subprocess.Popen(
             [sys.executable, "-c", WRITER], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -119,7 +119,7 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
 
 def job_look(id: str = "r1") -> JobLook:
     job = Job(id=id, name="train.py", launcher="x")
-    return JobLook(job=job, look=Look(at=time.monotonic(), run=id, ranks=(RankLook(rank=0),)))
+    return JobLook(job=job, look=RunLook(at=time.monotonic(), run=id, ranks=(RankLook(rank=0),)))
 
 
 def test_a_place_is_learned_from_an_open_file_and_growth_is_progress(setting: Setting) -> None:
@@ -168,22 +168,22 @@ def test_the_same_job_that_comes_again_takes_up_what_was_known(setting: Setting)
 
 
 def test_a_place_of_the_configuration_needs_no_job(setting: Setting) -> None:
-    setting.settings = Checkpoints(paths=(f"{setting.folder}/c*/step_*",))
+    setting.settings = CheckpointsConfig(paths=(f"{setting.folder}/c*/step_*",))
     setting.look({})
     state = setting.state
     assert (state.run, state.folder, state.series) == ("", f"{setting.folder}/ckpt", "step_*")
 
 
 def test_a_place_that_the_configuration_names_no_more_is_told_no_more(setting: Setting) -> None:
-    setting.settings = Checkpoints(paths=(f"{setting.folder}/c*/step_*",))
+    setting.settings = CheckpointsConfig(paths=(f"{setting.folder}/c*/step_*",))
     setting.look({})
-    setting.settings = Checkpoints()
+    setting.settings = CheckpointsConfig()
     setting.look(setting.runs())
     assert [one.run for one in setting.board.states()] == ["r1"]
 
 
 def test_a_place_above_which_nothing_answers_is_not_forgotten(setting: Setting) -> None:
-    setting.settings = Checkpoints(paths=(f"{setting.folder}/c*/step_*",))
+    setting.settings = CheckpointsConfig(paths=(f"{setting.folder}/c*/step_*",))
     setting.look({})
     reader = setting.board._saves._reader
     listing = reader.list_folder

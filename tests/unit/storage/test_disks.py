@@ -12,8 +12,8 @@ import pytest
 
 from disks import disk, frozen
 from hung import missing
-from mldebug.config.schema import Canary as Wanted
-from mldebug.config.schema import Config, Storage
+from mldebug.config.schema import CanaryConfig as Wanted
+from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.child.messages import Owners
 from mldebug_agents.storage.child.quota import read_blocks
@@ -37,7 +37,7 @@ class Desk:
 
     def __init__(self, tools: NodeTools, folder: Path) -> None:
         paths = (str(folder),)
-        config = Config(storage=Storage(paths=paths, canary=Wanted(paths=paths)))
+        config = Config(storage=StorageConfig(paths=paths, canary=Wanted(paths=paths)))
         context, probe = with_config(tools.context, config), tools.filesystem_probe
         self.filesystems, self.canary = Filesystems(context, probe), Canary(context, probe)
         self.folder = folder

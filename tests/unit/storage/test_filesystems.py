@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.config.schema import Canary, Config, Storage
+from mldebug.config.schema import CanaryConfig, Config
 from mldebug.core.model import Job, RankIdentity
 from mldebug.status.storage_lines import storage_json
 from mldebug_agents.agent.wiring import NodeTools, open_tools
@@ -20,7 +20,7 @@ from mldebug_agents.storage.filesystems import monitor as filesystems
 from mldebug_agents.storage.filesystems.canary import Canary as Writing
 from mldebug_agents.storage.filesystems.monitor import Filesystems
 from mldebug_agents.storage.filesystems.mounts import Used, mount_table, used_mounts
-from mldebug_agents.storage.monitor import look_once
+from mldebug_agents.storage.monitor import StorageConfig, look_once
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import Mount, mount_of, parse_mountinfo
 from nodetools import with_config
@@ -57,7 +57,7 @@ def job(pid: int | None = None) -> Job:
 
 
 def part(tools: NodeTools, **settings: object) -> Filesystems:
-    config = Config(storage=Storage(**settings))  # type: ignore[arg-type]
+    config = Config(storage=StorageConfig(**settings))  # type: ignore[arg-type]
     return Filesystems(with_config(tools.context, config), tools.filesystem_probe)
 
 
@@ -143,7 +143,7 @@ def test_a_name_with_spaces_newlines_and_odd_bytes_is_found(
         (told,) = desk.status()["filesystems"]
         assert told["used_ratio"] == 0
         state = look_once(
-            with_config(tools.context, Config(storage=Storage(paths=(str(folder),)))),
+            with_config(tools.context, Config(storage=StorageConfig(paths=(str(folder),)))),
             tools.filesystem_probe,
             [],
         )
@@ -300,7 +300,7 @@ def test_below_another_root_a_link_means_what_it_means_on_the_node(tmp_path: Pat
         open_tools(Config(), root=str(tmp_path)) as there,
     ):
         (folder / "team").mkdir()
-        limited = {"limits": {"/scratch": "1GiB left"}, "canary": Canary(paths=("/scratch",))}
+        limited = {"limits": {"/scratch": "1GiB left"}, "canary": CanaryConfig(paths=("/scratch",))}
         desk = part(there, **limited)
         desk.look(1.0, [])
         assert kinds(desk, folder) == {"too_full"}

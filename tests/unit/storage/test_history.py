@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config.schema import Checkpoints, Config
+from mldebug.config.schema import CheckpointsConfig, Config
 from mldebug.storage.filesystems.forecast import forecast
 from mldebug.storage.filesystems.history import KEPT, MOST_STORED, Past, restored, stored
 from mldebug_agents.agent.wiring import NodeTools, open_tools
-from mldebug_agents.state.key_value_store import Memory
+from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.storage.filesystems.monitor import Filesystems
 from mldebug_agents.storage.monitor import MEMO, Storage
 from mldebug_agents.system.workers import Result
@@ -103,13 +103,13 @@ def test_what_a_rank_used_once_is_watched_while_it_lives(tools: NodeTools, tmp_p
 
 def test_where_checkpoints_are_configured_is_watched(tools: NodeTools, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "size=64m") as folder:
-        config = Config(checkpoints=Checkpoints(paths=(f"{folder}/run-*/step-*",)))
+        config = Config(checkpoints=CheckpointsConfig(paths=(f"{folder}/run-*/step-*",)))
         desk = Filesystems(with_config(tools.context, config), tools.filesystem_probe)
         desk.look(1.0, [])
         assert row(desk, folder)["used_ratio"] == 0
 
 
-class Drawer(Memory):
+class Drawer(KeyValueStore):
     """What a ledger keeps, once it is open."""
 
     def __init__(self) -> None:

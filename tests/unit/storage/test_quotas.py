@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mldebug.config.schema import Config, Quota, Storage
+from mldebug.config.schema import Config, QuotaConfig, StorageConfig
 from mldebug.storage.filesystems.quotas import QuotaError, amount, read_quota
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.quotas import Quotas
@@ -60,18 +60,18 @@ def tools() -> Iterator[NodeTools]:
 def test_tools_are_asked_in_children_that_may_fail_or_hang(tools: NodeTools) -> None:
     shell = ("/bin/sh", "-c")
     config = Config(
-        storage=Storage(
+        storage=StorageConfig(
             quotas={
-                "full": Quota(command=(*shell, "echo '(90%)'"), pattern=PERCENT),
-                "fine": Quota(
+                "full": QuotaConfig(command=(*shell, "echo '(90%)'"), pattern=PERCENT),
+                "fine": QuotaConfig(
                     command=(*shell, 'test "$LC_ALL" = C && echo "(10%)"'), pattern=PERCENT
                 ),
-                "failed": Quota(
+                "failed": QuotaConfig(
                     command=(*shell, "echo '(10%)'; echo 'no such server' >&2; exit 3"),
                     pattern=PERCENT,
                 ),
-                "missing": Quota(command=("/no/such/tool",), pattern=PERCENT),
-                "hangs": Quota(command=(*shell, "sleep 100"), pattern=PERCENT, timeout=0.5),
+                "missing": QuotaConfig(command=("/no/such/tool",), pattern=PERCENT),
+                "hangs": QuotaConfig(command=(*shell, "sleep 100"), pattern=PERCENT, timeout=0.5),
             }
         )
     )

@@ -18,7 +18,7 @@ from mldebug.storage.checkpoints.model import State, Wanted
 from mldebug_agents.storage.checkpoints import series_reader
 from mldebug_agents.storage.checkpoints.file_search import OVERLAP, PIECE, read_part
 from mldebug_agents.storage.checkpoints.series_reader import SeriesLook, SeriesWatch
-from mldebug_agents.system.child.listing import Left, Listed
+from mldebug_agents.system.child.listing import FolderListing, LeftOut
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import Spawner
@@ -33,9 +33,9 @@ def reader() -> Iterator[Reader]:
         yield it
 
 
-def listed(reader: Reader, path: Path, depth: int = 1, most: int = 10_000) -> Listed:
+def listed(reader: Reader, path: Path, depth: int = 1, most: int = 10_000) -> FolderListing:
     found = reader.list_folder(str(path), depth=depth, most=most, timeout=20.0)
-    assert isinstance(found, Listed), found
+    assert isinstance(found, FolderListing), found
     return found
 
 
@@ -59,7 +59,7 @@ def test_a_folder_is_listed_with_kinds_and_sizes(tmp_path: Path, reader: Reader)
     assert found["step_5/__0_0.distcp"] == ("file", 10)
     assert (found["link"][0], found["pipe"][0], found["step_5"][0]) == ("link", "other", "folder")
     assert not any(path.startswith("link/") for path in found)
-    assert listed(reader, tmp_path, 3).left == Left(0)
+    assert listed(reader, tmp_path, 3).left == LeftOut(0)
 
 
 def test_a_link_and_a_file_are_no_folder(tmp_path: Path, reader: Reader) -> None:
@@ -199,7 +199,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_raises_nothing(
 
 def test_another_file_system_is_told_and_not_entered(reader: Reader) -> None:
     found = listed(reader, Path("/dev"), 2)
-    assert Left.OTHER in found.left
+    assert LeftOut.OTHER in found.left
     assert "shm" in {one.path for one in found.entries}
     assert not any(one.path.startswith("shm/") for one in found.entries)
 

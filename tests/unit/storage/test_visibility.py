@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config.schema import Config, Storage
+from mldebug.config.schema import Config, StorageConfig
 from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.storage_lines import NOTHING, storage_lines
@@ -15,7 +15,7 @@ from mldebug.storage.filesystems.state import Alarm, Measure, PartState, Storage
 from mldebug.storage.filesystems.visibility import of_user
 from mldebug_agents.agent.wiring import CurrentConfig, NodeTools, open_tools
 from mldebug_agents.storage.filesystems.monitor import Filesystems
-from mldebug_agents.web.peer_credentials import Peer, view
+from mldebug_agents.web.peer_credentials import PeerCredentials, view
 from unit.storage.test_filesystems import mounted
 
 ALICE, BOB = 1001, 1002
@@ -61,18 +61,18 @@ def test_others_mounts_are_hidden_and_what_is_everyones_stays() -> None:
 
 def test_the_socket_hides_them_from_a_plain_user_and_from_nobody_known() -> None:
     snapshot = Snapshot(node="n", at=1.0, started_at=0.0, storage=TOLD)
-    for peer in (Peer(pid=1, uid=ALICE, groups=frozenset()), None):
+    for peer in (PeerCredentials(pid=1, uid=ALICE, groups=frozenset()), None):
         seen = view(snapshot, peer, None).storage
         assert seen is not None
         assert "/home/bob/x (nfs01:/secret)" not in lines(seen)
-    assert view(snapshot, Peer(pid=1, uid=0, groups=frozenset()), None).storage == TOLD
+    assert view(snapshot, PeerCredentials(pid=1, uid=0, groups=frozenset()), None).storage == TOLD
 
 
 def test_the_owner_of_a_job_is_told_what_could_not_be_seen_of_it() -> None:
     run = RunState(id="j", name="gpt", launcher="single", uid=BOB, ranks={0: 7})
     snapshot = Snapshot(node="n", at=1.0, started_at=0.0, runs=(run,), storage=TOLD)
     for uid, wanted in ((BOB, ["filesystem /home/bob/x", "/"]), (ALICE, ["/"])):
-        seen = view(snapshot, Peer(pid=1, uid=uid, groups=frozenset()), None).storage
+        seen = view(snapshot, PeerCredentials(pid=1, uid=uid, groups=frozenset()), None).storage
         assert seen is not None
         assert [one.what for one in seen.gaps] == wanted
 
@@ -97,7 +97,7 @@ def test_a_real_mount_is_its_users_until_it_is_configured(tools: NodeTools, tmp_
         assert rows[str(folder)]["uids"] == str(BOB)
         assert rows["/dev/shm"]["uids"] == ""
         assert [one.uids for one in desk.alarms() if one.kind == "too_full" and str(folder) in one.subject] == [(BOB,)]  # fmt: skip
-        current.replace(Config(storage=Storage(paths=(str(folder),))))
+        current.replace(Config(storage=StorageConfig(paths=(str(folder),))))
         desk.look(2.0, [job])
         rows = {str(row["mount"]): row for row in desk.status()["filesystems"]}
         assert rows[str(folder)]["uids"] == ""

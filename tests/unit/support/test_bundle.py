@@ -27,10 +27,10 @@ from mldebug_agents.state.database import Database
 from mldebug_agents.state.messages import Memo
 from mldebug_agents.support.bundle import layout, packing
 from mldebug_agents.support.bundle.facts import MAX_LOG, agent_log
-from mldebug_agents.support.bundle.folder import Folder
+from mldebug_agents.support.bundle.folder import BundleFolder
 from mldebug_agents.support.bundle.kernel_log import read_kernel_log, split_records
-from mldebug_agents.support.bundle.layout import Clocks, Failure, Manifest
-from mldebug_agents.support.bundle.observer import AgentEye
+from mldebug_agents.support.bundle.layout import ClockPair, GpuReadFailure, Manifest
+from mldebug_agents.support.bundle.observer import AgentObserver
 from mldebug_agents.support.bundle.recorder import Recorder
 from mldebug_agents.support.replay.player import Player
 from mldebug_agents.support.replay.recording import load
@@ -43,7 +43,7 @@ UUID, SERIAL = "3b7c1111-2222-3333-4444-555555555555", "1653023011111"
 SECRETS = ("hf_abcdefghijklmnopqrstuvwx", "hunter2222", "AKIAABCDEFGHIJKLMNOP")
 ORIGINALS = (HOST, DOMAIN, USER, UUID, SERIAL, "llm-secret-project", "10.1.2.3", *SECRETS)
 KNOWN = {"node": (f"{HOST}.{DOMAIN}",), "user": (USER,)}
-MANIFEST = Manifest(began_at=1.0, ended_at=2.0, clocks=Clocks(unix=2.0, monotonic=1.0))
+MANIFEST = Manifest(began_at=1.0, ended_at=2.0, clocks=ClockPair(unix=2.0, monotonic=1.0))
 KERNEL = f"""\
 4,10,1000000,-;NVRM: GPU at PCI:0000:45:00: GPU-{UUID}
  SUBSYSTEM=pci
@@ -124,7 +124,7 @@ def test_a_place_that_will_not_do_is_refused_before_anything_is_recorded(tmp_pat
 
 
 def test_what_is_too_long_loses_its_beginning_and_says_so() -> None:
-    folder = Folder(max_file=10, max_total=12)
+    folder = BundleFolder(max_file=10, max_total=12)
     folder.add("a.log", b"first\nsecond\nx\n")
     assert folder.files["a.log"] == b"second\nx\n"
     assert "6 of 15" in folder.gaps[0].reason
@@ -136,7 +136,7 @@ def test_what_is_too_long_loses_its_beginning_and_says_so() -> None:
 
 
 def test_what_goes_wrong_costs_only_itself() -> None:
-    folder = Folder()
+    folder = BundleFolder()
 
     def fails() -> None:
         raise RuntimeError("of our own")
@@ -179,7 +179,7 @@ def test_a_kernel_log_that_is_closed_says_how_to_open_it(tmp_path: Path) -> None
 
 
 def test_the_agents_log_may_be_a_file_or_a_pipe(tmp_path: Path) -> None:
-    folder = Folder()
+    folder = BundleFolder()
     read, write = os.pipe()
     os.write(write, b"INFO one\nINFO two\n")
     os.close(write)
@@ -210,7 +210,7 @@ def answer(at: float, watch: float | None, full: float | None, error: str = "") 
 
 
 def test_each_read_of_an_agent_is_taken_once_and_a_failure_too() -> None:
-    eye = AgentEye()
+    eye = AgentObserver()
     for one in (
         answer(10.0, 9.0, 5.0),
         answer(10.0, 9.0, 5.0),
@@ -224,13 +224,13 @@ def test_each_read_of_an_agent_is_taken_once_and_a_failure_too() -> None:
     seen = eye.finish()
     assert [one.at for one in seen.watch] == [9.0, 10.5, 12.1]
     assert [one.at for one in seen.full] == [5.0, 11.2]
-    assert seen.failed == [Failure(at=11.5, read="watch", error="blocked")]
+    assert seen.failed == [GpuReadFailure(at=11.5, read="watch", error="blocked")]
     assert [one.at for one in seen.statuses] == [10.0, 11.5, 12.2]
     assert all(one.gpus is None and one.gpu_watch is None for one in seen.statuses)
 
 
 def test_a_node_without_gpus_has_no_failures() -> None:
-    eye = AgentEye()
+    eye = AgentObserver()
     eye.take(answer(10.0, None, None))
     eye.take(answer(11.0, None, None))
     assert eye.finish().failed == []

@@ -17,7 +17,7 @@ from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.cli.commands.doctor import Examination, show, sum_up, verdict
 from mldebug_agents.support.doctor import checks, rights, rows, trials
 from mldebug_agents.support.doctor.clock import STA_UNSYNC, TIME_ERROR, ClockState, clock_state
-from mldebug_agents.support.doctor.rows import Check
+from mldebug_agents.support.doctor.rows import DoctorCheck
 from mldebug_agents.system.child.programs import Completed, FakeSpawner
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.reader import Unreadable
@@ -113,7 +113,9 @@ NOTHING: frozenset[str] = frozenset()
         (rows.clock(2e9, ClockState(known=True, synchronised=True, error_seconds=0.02)), "ok", "0.02 s"),
     ],
 )  # fmt: skip
-def test_a_row_says_what_it_means_and_how_to_get_more(check: Check, state: str, said: str) -> None:
+def test_a_row_says_what_it_means_and_how_to_get_more(
+    check: DoctorCheck, state: str, said: str
+) -> None:
     assert check.state == state
     assert said in f"{check.meaning} {check.way_out}"
     assert state == "ok" or check.way_out or "does not say" in check.meaning
@@ -164,8 +166,8 @@ def answering(dump: Completed, version: Completed | None = None, place: bytes = 
 
 def world(
     files: dict[str, bytes | Unreadable] | None = None, answer: Answer | None = None
-) -> checks.World:
-    return checks.World(
+) -> checks.CheckEnvironment:
+    return checks.CheckEnvironment(
         reader=FakeReader(files or {}),
         starter=FakeSpawner(answer or answering(Completed(returncode=0, stdout=DUMPED))),
         py_spy="/opt/py-spy",
@@ -347,7 +349,7 @@ def test_a_state_directory_that_is_a_file_is_named(
     spawner: Spawner, tmp_path: Path, below: str
 ) -> None:
     (tmp_path / "state").write_text("")
-    world = checks.World(
+    world = checks.CheckEnvironment(
         reader=FakeReader({}), starter=spawner, py_spy="", state_dir=Path(f"{tmp_path}/state{below}"), asleep=1
     )  # fmt: skip
     row = checks.state_dir(world)
@@ -379,7 +381,7 @@ def test_doctor_tells_a_script_when_dump_cannot_work(tmp_path: Path) -> None:
 
 
 def test_the_table_fits_a_narrow_terminal_and_ends_in_a_sentence() -> None:
-    hostile = Check(
+    hostile = DoctorCheck(
         name=checks.OWN_DUMP,
         state="missing",
         meaning="[red]x\x1b[2J" + "long " * 40,
@@ -397,8 +399,8 @@ def test_the_table_fits_a_narrow_terminal_and_ends_in_a_sentence() -> None:
 
 def test_the_closing_sentence_counts_what_costs_evidence() -> None:
     good, less = (
-        Check(name="a", state="ok", meaning=""),
-        Check(name="b", state="limited", meaning=""),
+        DoctorCheck(name="a", state="ok", meaning=""),
+        DoctorCheck(name="b", state="limited", meaning=""),
     )
     assert "Nothing is missing" in verdict(sum_up((good,)))
     assert "1 of 2 checks" in verdict(sum_up((good, less)))

@@ -12,7 +12,7 @@ import pytest
 
 from bundles import JOB, UUIDS, h200_bundle, write
 from mldebug.cli.main import main
-from mldebug.config.schema import Config, Health, load_config
+from mldebug.config.schema import Config, HealthConfig, load_config
 from mldebug.core.errors import EvidenceError, UsageError
 from mldebug.core.model import Job, RankIdentity
 from mldebug.hardware.gpu.expected import ExpectedGpus
@@ -26,20 +26,22 @@ from mldebug.hardware.gpu.readings import (
 )
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.cli.commands.agent import replay_settings
-from mldebug_agents.cli.commands.status import Seen, jobs_shown, status_lines
+from mldebug_agents.cli.commands.status import NodeListing, jobs_shown, status_lines
 from mldebug_agents.support.bundle import layout
-from mldebug_agents.support.bundle.layout import Clocks, Failure, Manifest
+from mldebug_agents.support.bundle.layout import ClockPair, GpuReadFailure, Manifest
 from mldebug_agents.support.replay.player import Player
 from mldebug_agents.support.replay.recording import MAX_BYTES, MAX_LINES, Recording, load
-from mldebug_agents.support.replay.running import Replay
-from mldebug_agents.support.replay.state_dir import place
+from mldebug_agents.support.replay.running import Replay, place
 from mldebug_agents.web.listeners import is_served
 from recordings import phases
 
 T0 = 1_795_000_000.0
 BOOT = 5000.0  # the kernel's clock at T0
 MANIFEST = Manifest(
-    began_at=T0, ended_at=T0 + 60, clocks=Clocks(unix=T0 + 60, monotonic=BOOT + 60), read_by="agent"
+    began_at=T0,
+    ended_at=T0 + 60,
+    clocks=ClockPair(unix=T0 + 60, monotonic=BOOT + 60),
+    read_by="agent",
 )
 BUS = "00000000:45:00.0"
 
@@ -191,8 +193,8 @@ def test_a_read_that_failed_takes_its_values_away() -> None:
         full=(full(T0),),
         watch=(NodeWatch(at=T0, gpus=(GpuWatch(uuid=UUIDS[0], index=0, power_watts=100.0),)),),
         failed=(
-            Failure(at=T0 + 5, read="watch", error="blocked"),
-            Failure(at=T0 + 9, read="full", error="blocked"),
+            GpuReadFailure(at=T0 + 5, read="watch", error="blocked"),
+            GpuReadFailure(at=T0 + 9, read="full", error="blocked"),
         ),
     )
     assert played(recording, T0 + 1).snapshot().gpu_watch is not None
@@ -346,7 +348,7 @@ def test_a_time_that_cannot_be_is_refused_in_words(tmp_path: Path, field: str, a
     clocks = {"unix": T0, "monotonic": 1.0}
     times = {"began_at": T0, "ended_at": T0}
     (clocks if field in clocks else times)[field] = at
-    manifest = Manifest(**times, clocks=Clocks(**clocks))
+    manifest = Manifest(**times, clocks=ClockPair(**clocks))
     write(tmp_path, manifest, {layout.WATCH: b'{"at": 1.0}\n'})
     with pytest.raises(EvidenceError, match=r"manifest\.json is malformed: .* is no time"):
         load(tmp_path)
@@ -435,7 +437,9 @@ def test_files_of_somebody_else_are_left_as_they_are(tmp_path: Path) -> None:
 def test_status_shows_the_runs_of_a_recording_and_says_that_it_is_one() -> None:
     recording = Recording(manifest=MANIFEST, statuses=(status(T0),))
     shown = Player(recording, Config(), "n1 of yesterday").snapshot()
-    seen = Seen(node="here", now=T0, jobs=jobs_shown((), shown), remarks=(), gaps=(), agent=shown)
+    seen = NodeListing(
+        node="here", now=T0, jobs=jobs_shown((), shown), remarks=(), gaps=(), agent=shown
+    )
     text = "\n".join(line.plain for line in status_lines(seen))
     assert "a replay of n1 of yesterday" in text
     assert "train.py" in text
@@ -443,7 +447,7 @@ def test_status_shows_the_runs_of_a_recording_and_says_that_it_is_one() -> None:
 
 
 def test_the_config_of_the_recorded_node_is_obeyed_unless_another_is_given(tmp_path: Path) -> None:
-    there = Config(health=Health(gpus=8))
+    there = Config(health=HealthConfig(gpus=8))
     recording = Recording(manifest=MANIFEST, statuses=(status(T0),), config=there)
     assert replay_settings(recording, None).health.gpus == 8
     assert replay_settings(recording, None).agent == Config().agent

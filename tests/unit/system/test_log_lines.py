@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug_agents.system.service.log_lines import Lines, is_journal
+from mldebug_agents.system.service.log_lines import LogLineFormatter, is_journal
 
 RECORD = logging.LogRecord("mldebug", logging.WARNING, "", 0, "rank %d sleeps", (3,), None)
 
@@ -19,16 +19,16 @@ def test_a_line_has_local_time_with_its_offset(monkeypatch: pytest.MonkeyPatch) 
     time.tzset()
     try:
         RECORD.created = 1_795_240_000.25
-        told = Lines(timed=True).format(RECORD)
+        told = LogLineFormatter(timed=True).format(RECORD)
     finally:
         monkeypatch.undo()
         time.tzset()
     assert told == "2026-11-21T11:16:40.250+05:30 WARNING rank 3 sleeps"
-    assert re.match(r"\d{4}-\d\d-\d\dT", Lines(timed=True).format(RECORD))
+    assert re.match(r"\d{4}-\d\d-\d\dT", LogLineFormatter(timed=True).format(RECORD))
 
 
 def test_journald_stamps_its_lines_itself() -> None:
-    assert Lines(timed=False).format(RECORD) == "WARNING rank 3 sleeps"
+    assert LogLineFormatter(timed=False).format(RECORD) == "WARNING rank 3 sleeps"
 
 
 def test_the_journal_is_known_by_its_device_and_inode(tmp_path: Path) -> None:

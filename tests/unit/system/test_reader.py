@@ -72,16 +72,16 @@ def test_forbidden_file_is_named(tmp_path: Path) -> None:
     path.write_text("secret")
     path.chmod(0)
     tmp_path.chmod(0o755)
-    status, size, _, _ = reader_child.ANSWER.unpack_from(_as_nobody(str(path)))
-    assert (status, size) == (13, 0)
+    assert _as_nobody(str(path)) == b"13 0"
 
 
 def _as_nobody(path: str) -> bytes:
     """Ask in a process without rights (root may read everything)."""
     script = (
-        "import os, sys; from mldebug_agents.system.child import reading as r\n"
+        "import os, sys; from mldebug_agents.system.child import reader_child as r\n"
         "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
-        "sys.stdout.buffer.write(r.answer(r.Operation.FILE, os.fsencode(sys.argv[1]), 10, 0))"
+        "answer = r.answer(r.Operation.FILE, os.fsencode(sys.argv[1]), 10, 0)\n"
+        "print(answer.status, len(answer.data), end='')"
     )
     return subprocess.run([sys.executable, "-c", script, path], check=True, stdout=-1).stdout
 
@@ -225,19 +225,22 @@ def test_what_lies_outside_cannot_be_reached(root: Path) -> None:
     (root / "loop").symlink_to("loop")
     before = len(os.listdir("/proc/self/fd"))
     for path in ("up/secret", "../secret", "out", "host/env", "loop/x", "data/logs/log/x"):
-        for operation in reader_child.Operation:
+        for operation in reader_child.ReadOperation:
             reply = reader_child.answer(operation, os.fsencode(f"{root}/{path}"), 99, 1)
-            status, size, _, _ = reader_child.ANSWER.unpack_from(reply)
-            assert size == (operation is reader_child.Operation.LINK and path == "out"), path
-            assert status or operation in TRUTHS, path
+            assert len(reply.data) == (
+                operation is reader_child.ReadOperation.LINK and path == "out"
+            ), path
+            assert reply.status or operation in TRUTHS, path
     assert len(os.listdir("/proc/self/fd")) == before
-    assert reader_child.look(reader_child.Operation.EXECUTABLE, b"/usr/bin/env", 0, 0)[0] == b"1"
+    assert (
+        reader_child.look(reader_child.ReadOperation.EXECUTABLE, b"/usr/bin/env", 0, 0).data == b"1"
+    )
 
 
 TRUTHS = (
-    reader_child.Operation.EXISTS,
-    reader_child.Operation.EXECUTABLE,
-    reader_child.Operation.LINK,
+    reader_child.ReadOperation.EXISTS,
+    reader_child.ReadOperation.EXECUTABLE,
+    reader_child.ReadOperation.LINK,
 )
 CHROOTED = """
 import os, sys, time

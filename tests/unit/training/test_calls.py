@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from mldebug_training.common.calls import Call, LateError
+from mldebug_training.common.calls import BackgroundCall, LateError
 
 
 def test_a_call_that_is_late_goes_on_and_is_heard_later() -> None:
     goes_on = threading.Event()
-    call = Call(lambda: goes_on.wait(20) and 3).start()
+    call = BackgroundCall(lambda: goes_on.wait(20) and 3).start()
     with pytest.raises(LateError, match=r"no answer after 0\.01 s"):
         call.result(0.01)
     assert not call.wait(0.0)
@@ -20,7 +20,7 @@ def test_a_call_that_is_late_goes_on_and_is_heard_later() -> None:
 
 def test_what_it_raises_reaches_whoever_asks() -> None:
     with pytest.raises(ZeroDivisionError):
-        Call(lambda: 1 // 0).start().result(20)
+        BackgroundCall(lambda: 1 // 0).start().result(20)
 
 
 def test_a_handler_that_raises_ends_the_wait_and_not_the_call() -> None:
@@ -30,7 +30,7 @@ def test_a_handler_that_raises_ends_the_wait_and_not_the_call() -> None:
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, ring)
-    call = Call(lambda: goes_on.wait(20) and threading.current_thread().name).start()
+    call = BackgroundCall(lambda: goes_on.wait(20) and threading.current_thread().name).start()
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(TimeoutError):

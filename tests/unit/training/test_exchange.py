@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from mldebug_training.common import calls, natives
-from mldebug_training.common.calls import Call, LateError
+from mldebug_training.common.calls import BackgroundCall, LateError
 from mldebug_training.helpers import first
 from mldebug_training.helpers.switches import agreement, exchange, meeting, visits
-from mldebug_training.helpers.switches.exchange import Exchange, Place
+from mldebug_training.helpers.switches.exchange import Exchange, RankAtStore
 from mldebug_training.helpers.switches.meeting import Meeting
 
 dist = pytest.importorskip("torch.distributed")
@@ -35,11 +35,11 @@ def waiting() -> Iterator[threading.Event]:
     event.set()
 
 
-def places(store: Any, size: int = SIZE) -> list[Place]:
-    return [Place(store, "here", rank, size) for rank in range(size)]
+def places(store: Any, size: int = SIZE) -> list[RankAtStore]:
+    return [RankAtStore(store, "here", rank, size) for rank in range(size)]
 
 
-def begun(places: list[Place], numbers: list[tuple[int, ...]], before: list[Exchange] | None = None) -> list[Exchange]:  # fmt: skip
+def begun(places: list[RankAtStore], numbers: list[tuple[int, ...]], before: list[Exchange] | None = None) -> list[Exchange]:  # fmt: skip
     found = [
         Exchange(place, numbers[place.rank], before[place.rank] if before else None)
         for place in places
@@ -103,7 +103,7 @@ def test_a_rank_whose_launcher_counts_its_restarts_otherwise_is_found(monkeypatc
     for count in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
         agreement._made.clear()
-        names.add(agreement.Agreement()._name)
+        names.add(agreement.RankAgreement()._name)
     assert names == {"mldebug/switches/all/1"}
 
 
@@ -227,7 +227,7 @@ def test_a_rank_without_a_thread_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_who_wait_for_a_call_are_told(waiting: threading.Event) -> None:
-    call = Call(lambda: waiting.wait(20)).start()
+    call = BackgroundCall(lambda: waiting.wait(20)).start()
     with ThreadPoolExecutor(3) as pool:
         told = [pool.submit(call.wait, 15.0) for _ in range(3)]
         time.sleep(0.1)
@@ -238,7 +238,7 @@ def test_all_who_wait_for_a_call_are_told(waiting: threading.Event) -> None:
 def test_a_thread_that_has_not_come_so_far_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     threads: list[Any] = []
     monkeypatch.setattr(natives, "start_new_thread", lambda call, args: threads.append(call))
-    call = Call(lambda: 5).start()
+    call = BackgroundCall(lambda: 5).start()
     assert call in calls._running
     threads[0]()
     assert call.result(0.0) == 5
@@ -250,7 +250,7 @@ def test_main_process_first_does_without_a_thread(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(natives, "start_new_thread", none_left)
-    assert first._begun(Call(lambda: 5)).result(0.0) == 5
+    assert first._begun(BackgroundCall(lambda: 5)).result(0.0) == 5
     leader = first.MainProcessFirst(5.0)
     leader._store, leader._size, leader._key = dist.HashStore(), 2, "here"
     with pytest.raises(first.MainProcessError, match="has no thread to tell the others with"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.cli.main import main
-from mldebug_training.tracing.filters import Code, Followed, folders
+from mldebug_training.tracing.filters import Code, CodeFilter, folders
 from ringwords import Words
 from unit.training.test_tracer import AGENTS, run
 
@@ -57,7 +57,7 @@ EVERY = [TORCH, PIL, JSON, MINE, EDITABLE, FROZEN, GENERATED]
 def test_words_mean_what_they_say(
     include: list[str], exclude: list[str], expected: list[Code]
 ) -> None:
-    followed = Followed(include, exclude)
+    followed = CodeFilter(include, exclude)
     assert [one for one in EVERY if followed.follows(one)] == expected
     assert not followed.follows(OURS)
 
@@ -65,14 +65,14 @@ def test_words_mean_what_they_say(
 def test_a_word_that_means_nothing_is_refused() -> None:
     for word in ("", " torch", "torch "):
         with pytest.raises(ValueError, match="names no package"):
-            Followed([word])
+            CodeFilter([word])
 
 
 def test_a_function_may_begin_it() -> None:
-    assert Followed([], start="train_step").begins(MINE)
-    assert Followed([], start="train:train_step").begins(MINE)
-    assert not Followed([], start="step").begins(MINE)
-    assert not Followed([], start="other:train_step").begins(MINE)
+    assert CodeFilter([], start="train_step").begins(MINE)
+    assert CodeFilter([], start="train:train_step").begins(MINE)
+    assert not CodeFilter([], start="step").begins(MINE)
+    assert not CodeFilter([], start="other:train_step").begins(MINE)
 
 
 PROJECT = {

@@ -520,6 +520,9 @@ def test_a_copy_of_the_model_takes_no_hook_along() -> None:
         stored = io.BytesIO()
         torch.save(model, stored)
         twin(data() / 0)
+        assert (
+            b"mldebug_training.modules\n_NoHook" in stored.getvalue()
+        )  # as in all models saved so far
         stored.seek(0)
         torch.load(stored, weights_only=False)(data() / 0)
     assert detector.batch == -1

@@ -10,7 +10,7 @@ from mldebug.incidents.incident import Incident
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Decision, Look, Stage
+from mldebug.stall.signals import RunLook, Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run, run_state
@@ -24,15 +24,15 @@ JOB = Job(
 )
 
 
-def run(decision: Decision | None, look_age: float = 0.0) -> Run:
+def run(decision: StallDecision | None, look_age: float = 0.0) -> Run:
     made = Run(JOB, StallWatch(StallSettings()))
     made.decision = decision
-    made.seen = JobLook(job=JOB, look=Look(at=time.monotonic() - look_age))
+    made.seen = JobLook(job=JOB, look=RunLook(at=time.monotonic() - look_age))
     return made
 
 
-def decision(stage: Stage = Stage.QUIET, **said: float) -> Decision:
-    return Decision(stage=stage, sentence="x", **({"timeout": 60.0} | said))  # type: ignore[arg-type]
+def decision(stage: Stage = Stage.QUIET, **said: float) -> StallDecision:
+    return StallDecision(stage=stage, sentence="x", **({"timeout": 60.0} | said))  # type: ignore[arg-type]
 
 
 def test_progress_is_told_as_a_moment_that_does_not_move_with_the_age_of_the_look() -> None:
@@ -46,7 +46,9 @@ def test_progress_is_told_as_a_moment_that_does_not_move_with_the_age_of_the_loo
 @pytest.mark.parametrize(
     "told", [None, decision(Stage.ENDED, timeout=0.0), decision(Stage.WATCHING, timeout=0.0)]
 )
-def test_a_run_that_is_not_watched_or_has_ended_tells_no_progress(told: Decision | None) -> None:
+def test_a_run_that_is_not_watched_or_has_ended_tells_no_progress(
+    told: StallDecision | None,
+) -> None:
     assert run_state(run(told), {}).progress_at is None
 
 

@@ -11,7 +11,7 @@ from mldebug.core.model import Classification, Job, NodeCapture, RankIdentity, R
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.rules import StallSettings
-from mldebug.stall.signals import Decision, Look, RankLook, Stage
+from mldebug.stall.signals import RankLook, RunLook, Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.agent.capture_queue import Order, take
 from mldebug_agents.agent.loop import Node
@@ -32,7 +32,7 @@ def seen(
     """A job that trains, unless told otherwise."""
     rank = RankIdentity(rank=0, world_size=world, pid=1, start_ticks=1, script=script)
     job = Job(id="j", name=script, launcher=launcher, world_size=world, ranks=(rank,))
-    look = Look(at=0.0, ranks=(RankLook(rank=0, wchan=wchan),))
+    look = RunLook(at=0.0, ranks=(RankLook(rank=0, wchan=wchan),))
     return JobLook(job=job, look=look, step=step, log_counts=LogCounts(records=records))
 
 
@@ -100,7 +100,9 @@ def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
 
     capturer = SimpleNamespace(capture=capture)
     tools: Any = SimpleNamespace(capturer=lambda _: capturer)
-    decision = Decision(stage=Stage.CONFIRMED, sentence="", quiet=40.0, usual_gap=7.0, resumed=True)
+    decision = StallDecision(
+        stage=Stage.CONFIRMED, sentence="", quiet=40.0, usual_gap=7.0, resumed=True
+    )
     _, told = take(tools, Order(job, Discovery(), decision))
     assert (told.quiet_seconds, told.usual_gap_seconds) == (40.0, 7.0)
     assert take(tools, Order(job, Discovery())) == ("j", taken)

@@ -17,11 +17,11 @@ import pytest
 
 from builders import stack
 from hung import hung_mount, wait_until
-from mldebug.config.schema import Agent, Config, load_config
+from mldebug.config.schema import AgentConfig, Config, load_config
 from mldebug.core.model import Gap
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
-from mldebug.stall.stillness import Ranks
+from mldebug.stall.stillness import RunActivity
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.capture.flight_recorder.collector import Collector
 from mldebug_agents.capture.stacks.pyspy import Dump
@@ -387,7 +387,9 @@ def test_a_pattern_of_the_config_reads_a_strange_log(
         job = job_of(looks.look(), rank.pid)
         assert job.loss is not None
         assert job.step == job.loss * 2
-    with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:  # nothing else reads it
+    with open_tools(
+        Config(agent=AgentConfig(state_dir=tmp_path))
+    ) as tools:  # nothing else reads it
         assert _step(Watch(tools.capture), rank.pid) is None
 
 
@@ -408,7 +410,7 @@ def test_a_real_rank_with_another_name_and_argv(
     with log.open("wb") as file:
         rank = start(code, world(0, 1, MASTER_PORT=29702), stdout=file)
     wait_until(lambda: Path(f"/proc/{rank.pid}/comm").read_text() == "renamed\n")
-    with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:
+    with open_tools(Config(agent=AgentConfig(state_dir=tmp_path))) as tools:
         looks = Watch(tools.capture)
         wait_until(lambda: _step(looks, rank.pid) == 3)
 
@@ -455,8 +457,8 @@ def test_a_real_checkpoint_is_seen_to_grow_and_a_log_is_not(
     code = SAVES.format(path=str(tmp_path / "file"), size=size)
     rank = start(code, world(0, 1, MASTER_PORT=29703))
     wait_until(lambda: (tmp_path / "file").exists())
-    seen = Ranks()
-    with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:
+    seen = RunActivity()
+    with open_tools(Config(agent=AgentConfig(state_dir=tmp_path))) as tools:
         looks = Watch(tools.capture)
         for now in range(1, 4):
             seen.see(job_of(looks.look(), rank.pid).look, now)
@@ -490,7 +492,7 @@ def test_what_a_child_copies_counts_for_the_rank_above_it(
     rank = start(code, world(0, 1, MASTER_PORT=29703), cwd=tmp_path, start_new_session=True)
     try:
         wait_until(lambda: (tmp_path / "copy").exists())
-        with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:
+        with open_tools(Config(agent=AgentConfig(state_dir=tmp_path))) as tools:
             looks = Watch(tools.capture)
             rates = []
             for _ in range(3):
@@ -536,7 +538,7 @@ def test_a_log_on_a_hung_mount_costs_the_other_jobs_one_deadline(
         for name in ("source/a.log", "source/b.log", "good.log"):
             wait_until(lambda name=name: (tmp_path / name).stat().st_size > 0)  # type: ignore[misc]
         mount.hang()
-        with open_tools(Config(agent=Agent(state_dir=tmp_path))) as tools:
+        with open_tools(Config(agent=AgentConfig(state_dir=tmp_path))) as tools:
             looks = Watch(tools.capture)
             began = time.monotonic()
             look = looks.look()
@@ -569,7 +571,7 @@ def test_processes_whose_environment_never_answers_do_not_hide_the_others(tmp_pa
             stack.callback(subprocess.run, ["umount", "-l", environ], check=True)
         stack.callback(mount.recover)
         mount.hang()
-        config = Config(agent=Agent(state_dir=tmp_path))
+        config = Config(agent=AgentConfig(state_dir=tmp_path))
         with open_tools(config, root=str(node.tree.root)) as tools:
             looks = Watch(tools.capture)
             spent = []

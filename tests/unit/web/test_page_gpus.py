@@ -16,22 +16,22 @@ from mldebug.status.gpu_table import rows
 from mldebug.status.gpu_view import of_agent
 from mldebug.status.snapshot import Snapshot, SourceState
 from mldebug.web import frame
-from mldebug.web.page import Asked
-from mldebug.web.pages.gpus import MOST, NO_GPU, NOT_YET, Gpus, Shown
+from mldebug.web.page import PageRequest
+from mldebug.web.pages.gpus import MOST, NO_GPU, NOT_YET, GpusPage, GpusPageData
 from mldebug_agents.hardware.gpu.nvml.library import Library
 from mldebug_agents.hardware.gpu.vendors import nvidia
-from mldebug_agents.web.peer_credentials import Peer, view
+from mldebug_agents.web.peer_credentials import PeerCredentials, view
 from pagedata import SOURCES, gpu, gpus, quiet
 from snapshots import AT
 from webtext import HOSTILE, text_of
 
 
-def built(told: Snapshot) -> Shown:
-    return Gpus().build(Asked(told=told))
+def built(told: Snapshot) -> GpusPageData:
+    return GpusPage().build(PageRequest(told=told))
 
 
 def page(told: Snapshot) -> str:
-    html = frame.render("gpus", Asked(told=told))
+    html = frame.render("gpus", PageRequest(told=told))
     assert html is not None
     return html
 
@@ -148,7 +148,7 @@ def test_let_go_of_says_until_when_and_each_line_once() -> None:
 
 
 def test_a_stranger_sees_the_gpus_and_nothing_of_the_jobs_of_others() -> None:
-    text = text_of(page(view(gpus(), Peer(pid=1, uid=54321), None)))
+    text = text_of(page(view(gpus(), PeerCredentials(pid=1, uid=54321), None)))
     for secret in ("llama-7b", "rank 1", "waits in a collective", "Xid"):
         assert secret not in text.replace("Xids and the like", ""), secret
     assert "2 uncorrected ECC errors" in text

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 import pagedata
 from browser import CHROMIUM, Tab, chromium, relayed, tab
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from webpages import LATER, pages
 from webtext import HOSTILE
 
@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[Server, str, str]]:
+def served() -> Iterator[tuple[AgentServer, str, str]]:
     """A server; the address of its relay, and a link into it."""
     folder = Path(tempfile.mkdtemp(prefix="mldebug-test-"))
     try:
@@ -62,7 +62,7 @@ def picture(seen: Tab, name: str) -> None:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("phone", [False, True], ids=["desk", "phone"])
 @pytest.mark.parametrize("name", FIRST)
-def test_what_is_bad_is_seen_without_scrolling(browser: Browser, served: tuple[Server, str, str], name: str, phone: bool, dark: bool) -> None:  # fmt: skip
+def test_what_is_bad_is_seen_without_scrolling(browser: Browser, served: tuple[AgentServer, str, str], name: str, phone: bool, dark: bool) -> None:  # fmt: skip
     _, base, link = served
     what, words = FIRST[name]
     with tab(browser, base, phone=phone, dark=dark) as seen:
@@ -77,7 +77,7 @@ def test_what_is_bad_is_seen_without_scrolling(browser: Browser, served: tuple[S
         picture(seen, f"{name}{'-phone' if phone else ''}{'-dark' if dark else ''}")
 
 
-def test_bars_and_lines_are_drawn_though_no_style_attribute_is_allowed(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+def test_bars_and_lines_are_drawn_though_no_style_attribute_is_allowed(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     _, base, link = served
     with tab(browser, base) as seen:
         seen.open(link)
@@ -94,7 +94,7 @@ def test_bars_and_lines_are_drawn_though_no_style_attribute_is_allowed(browser: 
         assert box["height"] > 10  # it has fallen
 
 
-def test_the_pages_follow_and_keep_what_was_opened_and_filtered(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+def test_the_pages_follow_and_keep_what_was_opened_and_filtered(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     server, base, link = served
     with tab(browser, base) as seen:
         seen.open(link)
@@ -117,7 +117,7 @@ def test_the_pages_follow_and_keep_what_was_opened_and_filtered(browser: Browser
         expect(page.locator("#memory .item:visible")).to_have_count(0)
 
 
-def test_keys_reach_the_pages_and_walk_over_their_rows(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+def test_keys_reach_the_pages_and_walk_over_their_rows(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     _, base, link = served
     with tab(browser, base) as seen:
         seen.open(link)
@@ -138,7 +138,7 @@ def test_keys_reach_the_pages_and_walk_over_their_rows(browser: Browser, served:
         expect(seen.page.locator(".probe:visible")).to_have_count(8)
 
 
-def test_without_gpus_and_probes_each_page_is_one_sentence(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+def test_without_gpus_and_probes_each_page_is_one_sentence(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     server, base, link = served
     server.publish(replace(pagedata.quiet(), at=LATER))
     with tab(browser, base, phone=True) as seen:
@@ -149,7 +149,7 @@ def test_without_gpus_and_probes_each_page_is_one_sentence(browser: Browser, ser
 
 
 @pytest.mark.parametrize("phone", [False, True], ids=["desk", "phone"])
-def test_a_thousand_ranks_and_names_that_mean_harm_fit(browser: Browser, served: tuple[Server, str, str], phone: bool) -> None:  # fmt: skip
+def test_a_thousand_ranks_and_names_that_mean_harm_fit(browser: Browser, served: tuple[AgentServer, str, str], phone: bool) -> None:  # fmt: skip
     server, base, link = served
     big = pagedata.storage(ranks=1024, writers=1024)
     card = pagedata.gpu(0, name=HOSTILE * 9, bus_id=HOSTILE)

@@ -10,28 +10,36 @@ from mldebug.probes.history import RECENT, figures, judge, judge_all
 from mldebug.status.probe_lines import common, verdict
 from mldebug.status.snapshot import Snapshot, SourceState
 from mldebug.web import frame
-from mldebug.web.page import Asked
-from mldebug.web.pages.probes import HEIGHT, NONE, NOT_YET, WIDTH, Probes, Shown, Spark
+from mldebug.web.page import PageRequest
+from mldebug.web.pages.probes import (
+    HEIGHT,
+    NONE,
+    NOT_YET,
+    WIDTH,
+    ProbesPage,
+    ProbesPageData,
+    Sparkline,
+)
 from pagedata import SERIES, history, measured, probes, quiet
 from webtext import HOSTILE, text_of
 
 
-def built(told: Snapshot) -> Shown:
-    return Probes().build(Asked(told=told))
+def built(told: Snapshot) -> ProbesPageData:
+    return ProbesPage().build(PageRequest(told=told))
 
 
 def page(told: Snapshot) -> str:
-    html = frame.render("probes", Asked(told=told))
+    html = frame.render("probes", PageRequest(told=told))
     assert html is not None
     return html
 
 
-def drawn(*speeds: float) -> Spark | None:
+def drawn(*speeds: float) -> Sparkline | None:
     told = quiet(probes=(judge(*measured(speeds)),))
     return built(told).headings[0].rows[0].spark
 
 
-def heights(spark: Spark | None) -> list[float]:
+def heights(spark: Sparkline | None) -> list[float]:
     assert spark is not None
     return [float(point.partition(",")[2]) for point in spark.line.split()]
 

@@ -19,10 +19,10 @@ import samples
 from mldebug.web import frame
 from mldebug_agents.web import report_cache
 from mldebug_agents.web.listeners import open_unix
-from mldebug_agents.web.report_cache import Shelf
+from mldebug_agents.web.report_cache import ReportCache
 from mldebug_agents.web.same_origin import hostname, misled
 from mldebug_agents.web.sessions import ALL_TRIES, LIFE, MOST, TRIES, Sessions
-from mldebug_agents.web.unix_http import OverUnix
+from mldebug_agents.web.unix_http import UnixConnection
 from webpages import HOSTILE, LATER, hanging, hostile, pages, shown, store, training
 
 SAMPLES = list(samples.ALL)
@@ -74,7 +74,7 @@ def told(link: http.client.HTTPConnection, method: str, path: str, body: str | N
 
 
 def at_socket(folder: Path, path: str, method: str = "GET", **headers: str) -> Answer:
-    return told(OverUnix(folder), method, path, None, {k.replace("_", "-"): v for k, v in headers.items()})  # fmt: skip
+    return told(UnixConnection(folder), method, path, None, {k.replace("_", "-"): v for k, v in headers.items()})  # fmt: skip
 
 
 def by_tcp(at: tuple[str, int], path: str, method: str = "GET", body: str | None = None, **headers: str) -> Answer:  # fmt: skip
@@ -289,12 +289,12 @@ def test_a_state_dir_that_hangs_costs_seconds_and_few_threads(folder: Path, monk
     ready, free = threading.Semaphore(0), threading.Event()
     monkeypatch.setattr(report_cache, "PATIENCE", 0.2)
 
-    def hang(self: Shelf, uid: int | None) -> tuple[()]:
+    def hang(self: ReportCache, uid: int | None) -> tuple[()]:
         ready.release()
         free.wait(60)
         return ()
 
-    monkeypatch.setattr(Shelf, "_list", hang)
+    monkeypatch.setattr(ReportCache, "_list", hang)
     with pages(folder, shown(training())):
         for _ in range(report_cache.HANGING + 3):
             status, _, text = at_socket(folder, "/incidents")

@@ -7,27 +7,26 @@ from msgspec.structs import replace
 
 from mldebug.core.model import Gap
 from mldebug.hardware.host_memory.state import NodeMemory
-from mldebug.status.checkpoint_lines import saves_part
 from mldebug.status.snapshot import Snapshot, SourceState
-from mldebug.status.storage_lines import NOTHING, storage_lines
+from mldebug.status.storage_lines import NOTHING, saves_part, storage_lines
 from mldebug.storage.filesystems.state import StorageState
 from mldebug.web import frame
-from mldebug.web.page import Asked
-from mldebug.web.pages.storage import MOST, NOT_YET, Shown, Storage
-from mldebug_agents.web.peer_credentials import Peer, view
+from mldebug.web.page import PageRequest
+from mldebug.web.pages.storage import MOST, NOT_YET, StoragePage, StoragePageData
+from mldebug_agents.web.peer_credentials import PeerCredentials, view
 from pagedata import filesystems, hanging_mount, memory, mounted, part, quiet, saved, storage
 from snapshots import stalled
 from webtext import HOSTILE, text_of
 
-STRANGER = Peer(pid=1, uid=54321)
+STRANGER = PeerCredentials(pid=1, uid=54321)
 
 
-def built(told: Snapshot) -> Shown:
-    return Storage().build(Asked(told=told))
+def built(told: Snapshot) -> StoragePageData:
+    return StoragePage().build(PageRequest(told=told))
 
 
 def page(told: Snapshot) -> str:
-    html = frame.render("storage", Asked(told=told))
+    html = frame.render("storage", PageRequest(told=told))
     assert html is not None
     return html
 

@@ -7,18 +7,18 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 
-from mldebug.core.model import Gap, Role, Said
+from mldebug.core.model import Gap, HookState, Role
 from mldebug.hardware.health.sentences import GpuName
-from mldebug.incidents.report_entry import Entry
+from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.snapshot import Snapshot
 from mldebug.web import frame
 from mldebug.web.incident_list import rows_of
-from mldebug.web.page import Asked
+from mldebug.web.page import PageRequest
 from mldebug.web.rank_grid import MOST, grid
 from snapshots import REPORT, moving, stalled
 from webpages import HOSTILE, hanging, hostile, shown, training
 
-ENTRY = Entry(
+ENTRY = ReportEntry(
     id=REPORT, verdict="rank_waiting", confidence="high", job="pretrain.py", job_id="7f3a", state="open",
     sentence="rank 2 sleeps; 7 wait", time="2026-11-21T05:50:41Z", kind="stall", user="ada", ranks=8,
 )  # fmt: skip
@@ -45,8 +45,8 @@ class Elements(HTMLParser):
             assert self.open.pop() == tag
 
 
-def page(name: str, told: Snapshot, id: str = "", *entries: Entry, unread: str = "") -> str:
-    html = frame.render(name, Asked(told=told, id=id, entries=entries, unread=unread))
+def page(name: str, told: Snapshot, id: str = "", *entries: ReportEntry, unread: str = "") -> str:
+    html = frame.render(name, PageRequest(told=told, id=id, entries=entries, unread=unread))
     assert html is not None
     return html
 
@@ -63,7 +63,9 @@ def text_of(html: str) -> str:
 def test_every_page_is_clean_html_and_loads_only_ours(name: str, empty: bool) -> None:
     runs = () if empty else (training(), hanging(), hostile())
     run = hostile().id if name == "run" and not empty else ""
-    html = frame.render(name, Asked(told=shown(*runs), id=run, entries=() if empty else (ENTRY,)))
+    html = frame.render(
+        name, PageRequest(told=shown(*runs), id=run, entries=() if empty else (ENTRY,))
+    )
     if html is None:
         assert name == "run"
         return
@@ -146,8 +148,8 @@ def test_what_the_agent_cannot_do_stands_above() -> None:
 
 
 def test_a_run_that_is_over_or_somebody_elses_is_no_page() -> None:
-    assert frame.render("run", Asked(told=shown(training()), id="other")) is None
-    assert frame.render("run", Asked(told=shown(training()))) is None
+    assert frame.render("run", PageRequest(told=shown(training()), id="other")) is None
+    assert frame.render("run", PageRequest(told=shown(training()))) is None
 
 
 def test_the_culprit_is_marked_in_the_grid_and_leads_the_table() -> None:
@@ -172,7 +174,10 @@ def test_what_a_job_calls_itself_never_becomes_a_command() -> None:
 
 
 def test_ranks_tell_their_steps_phases_and_who_is_behind() -> None:
-    said = {0: Said(step=43, step_age=0.1), 1: Said(step=40, phase="data_wait", phase_age=9.0)}
+    said = {
+        0: HookState(step=43, step_age=0.1),
+        1: HookState(step=40, phase="data_wait", phase_age=9.0),
+    }
     run = replace(moving(ranks=3), said=said, lost=(3,), exits={3: "killed by SIGKILL (9)"})
     lost, first, second, silent = grid(run).rows
     assert (lost.rank, lost.kind, lost.doing, lost.pid) == (3, "exited", "killed by SIGKILL (9)", None)  # fmt: skip
@@ -182,7 +187,7 @@ def test_ranks_tell_their_steps_phases_and_who_is_behind() -> None:
 
 
 def test_a_rank_that_nobody_looked_at_is_not_called_well_while_its_run_is_quiet() -> None:
-    run = replace(stalled(), classes={}, said={1: Said(step=9, step_age=75.0)})
+    run = replace(stalled(), classes={}, said={1: HookState(step=9, step_age=75.0)})
     roles = {one.rank: (one.role, one.kind) for one in grid(run).cells}
     assert roles[0] == ("unseen", "not looked at yet")
     assert roles[1] == ("unseen", "between steps")
@@ -258,7 +263,7 @@ def test_an_incident_without_a_report_yet_leads_to_its_run() -> None:
 
 
 def test_what_cannot_be_read_is_listed_with_the_reason() -> None:
-    html = page("incidents", shown(), "", Entry(id="x", broken="it is <cut> off"))
+    html = page("incidents", shown(), "", ReportEntry(id="x", broken="it is <cut> off"))
     assert "it is &lt;cut&gt; off" in html
     assert "Reports cannot be listed: closed." in page("incidents", shown(), unread="closed")
 

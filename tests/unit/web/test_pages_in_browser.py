@@ -15,7 +15,7 @@ import samples
 from browser import CHROMIUM, chromium, relayed, tab
 from mldebug.web import frame
 from mldebug_agents.web.listeners import open_tcp
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.server import AgentServer
 from webpages import LATER, hanging, hostile, pages, shown, store, training
 
 expect.set_options(timeout=20_000)
@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[Server, str, str]]:
+def served() -> Iterator[tuple[AgentServer, str, str]]:
     """A server with runs and reports; the address of its relay, and a link into it."""
     folder = Path(tempfile.mkdtemp(prefix="mldebug-test-"))
     for number, name in enumerate(samples.ALL):
@@ -49,7 +49,7 @@ def served() -> Iterator[tuple[Server, str, str]]:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("phone", [False, True], ids=["desk", "phone"])
-def test_every_page_can_be_read(browser: Browser, served: tuple[Server, str, str], phone: bool, dark: bool) -> None:  # fmt: skip
+def test_every_page_can_be_read(browser: Browser, served: tuple[AgentServer, str, str], phone: bool, dark: bool) -> None:  # fmt: skip
     _, base, link = served
     with tab(browser, base, phone=phone, dark=dark) as seen:
         seen.open(link)
@@ -66,7 +66,7 @@ def _light(colour: str) -> int:
     return sum(int(part) for part in colour[4:-1].split(","))
 
 
-def test_the_grid_shows_the_culprit_and_follows_without_a_reload(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+def test_the_grid_shows_the_culprit_and_follows_without_a_reload(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     server, base, link = served
     with tab(browser, base) as seen:
         seen.open(link)
@@ -91,7 +91,7 @@ def test_the_grid_shows_the_culprit_and_follows_without_a_reload(browser: Browse
         seen.errors = [one for one in seen.errors if "404" not in one]  # the browser's own words
 
 
-def test_an_agent_that_is_gone_is_told_and_what_is_shown_stays(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+def test_an_agent_that_is_gone_is_told_and_what_is_shown_stays(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     server, base, link = served
     with tab(browser, base) as seen:
         seen.open(link)
@@ -102,7 +102,7 @@ def test_an_agent_that_is_gone_is_told_and_what_is_shown_stays(browser: Browser,
         seen.errors = [one for one in seen.errors if "502" not in one]
 
 
-def test_what_is_old_is_told_without_a_reload_until_it_is_new(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+def test_what_is_old_is_told_without_a_reload_until_it_is_new(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     server, base, link = served
     with tab(browser, base) as seen:
         seen.open(link)
@@ -114,7 +114,9 @@ def test_what_is_old_is_told_without_a_reload_until_it_is_new(browser: Browser, 
         expect(seen.page.locator("#stale")).to_have_count(0)
 
 
-def test_keys_alone_reach_everything(browser: Browser, served: tuple[Server, str, str]) -> None:
+def test_keys_alone_reach_everything(
+    browser: Browser, served: tuple[AgentServer, str, str]
+) -> None:
     _, base, link = served
     with tab(browser, base) as seen:
         seen.open(link)
@@ -156,7 +158,7 @@ def test_keys_alone_reach_everything(browser: Browser, served: tuple[Server, str
         seen.page.wait_for_url(f"{base}/incidents")
 
 
-def test_without_javascript_the_pages_say_the_same(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+def test_without_javascript_the_pages_say_the_same(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     _, base, link = served
     with tab(browser, base, js=False) as seen:
         seen.open(link)
@@ -166,7 +168,7 @@ def test_without_javascript_the_pages_say_the_same(browser: Browser, served: tup
         assert seen.page.locator(".js-only:visible").count() == 0
 
 
-def test_a_link_is_good_once_and_other_users_stay_outside(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+def test_a_link_is_good_once_and_other_users_stay_outside(browser: Browser, served: tuple[AgentServer, str, str]) -> None:  # fmt: skip
     _, base, link = served
     with tab(browser, base) as mine:
         mine.open(link)
@@ -202,7 +204,7 @@ def test_the_token_lets_in_by_tcp(browser: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phone", [False, True], ids=["desk", "phone"])
-def test_a_thousand_ranks_stay_readable(browser: Browser, served: tuple[Server, str, str], phone: bool) -> None:  # fmt: skip
+def test_a_thousand_ranks_stay_readable(browser: Browser, served: tuple[AgentServer, str, str], phone: bool) -> None:  # fmt: skip
     server, base, link = served
     server.publish(shown(replace(hanging(1024, 700), id="b1g"), at=LATER))
     with tab(browser, base, phone=phone) as seen:

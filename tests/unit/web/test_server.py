@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from hung import hung_mount, wait_until
-from mldebug.config.schema import Agent
+from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import UsageError
 from mldebug.core.model import Gap, Remark
 from mldebug.hardware.kernel_log.attribution import RankEvent
@@ -28,11 +28,11 @@ from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.state import SaveState
 from mldebug.storage.filesystems.state import Measure, PartState, StorageState
 from mldebug_agents.web import peer_credentials
-from mldebug_agents.web.client import Inquiry, ask_agent, inquire
-from mldebug_agents.web.connection_limiter import EACH, MOST, Door
+from mldebug_agents.web.client import AgentAnswer, ask_agent, inquire
+from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp, open_unix
-from mldebug_agents.web.peer_credentials import Peer, group_number, view
-from mldebug_agents.web.server import Server
+from mldebug_agents.web.peer_credentials import PeerCredentials, group_number, view
+from mldebug_agents.web.server import AgentServer
 from snapshots import moving, snapshot
 
 NOBODY = 65534
@@ -74,8 +74,8 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(state_dir: Path, **settings: str) -> Iterator[Server]:
-    server = Server(Agent(state_dir=state_dir, **({"listen": ""} | settings)))
+def serving(state_dir: Path, **settings: str) -> Iterator[AgentServer]:
+    server = AgentServer(AgentConfig(state_dir=state_dir, **({"listen": ""} | settings)))
     server.publish(SEEN)
     server.start()
     server.serve_door(open_unix(state_dir))
@@ -91,9 +91,11 @@ def run_as(code: str, state_dir: Path, *ids: int) -> bytes:
     return subprocess.run(argv, check=True, capture_output=True, timeout=60, cwd="/").stdout
 
 
-def ask_as(state_dir: Path, uid: int, gid: int = NOBODY, groups: tuple[int, ...] = ()) -> Inquiry:
+def ask_as(
+    state_dir: Path, uid: int, gid: int = NOBODY, groups: tuple[int, ...] = ()
+) -> AgentAnswer:
     """Ask as that user."""
-    return msgspec.json.decode(run_as(ASK, state_dir, uid, gid, *groups), type=Inquiry)
+    return msgspec.json.decode(run_as(ASK, state_dir, uid, gid, *groups), type=AgentAnswer)
 
 
 def runs(seen: Snapshot | None) -> list[str]:
@@ -149,7 +151,7 @@ def test_an_ordinary_user_has_done_to_his_own_runs_what_root_has_to_all(folder: 
         told.append((asked["job"], uid))
         return SEEN
 
-    server = Server(Agent(state_dir=folder, listen=""))
+    server = AgentServer(AgentConfig(state_dir=folder, listen=""))
     server.own_verbs, server.verbs = {"/api/v1/dump": verb}, {"/api/v1/release": lambda _: SEEN}
     server.serve_door(open_unix(folder))
     try:
@@ -171,8 +173,8 @@ def test_metrics_at_the_socket_hide_what_status_hides(folder: Path) -> None:
 
 def test_whom_the_kernel_does_not_name_sees_nothing_of_others() -> None:
     assert view(SEEN, None, None).runs == ()
-    assert view(SEEN, Peer(1, 12345, frozenset({4242})), 4242) == SEEN
-    assert view(SEEN, Peer(1, 12345, frozenset({4242})), None).runs == ()
+    assert view(SEEN, PeerCredentials(1, 12345, frozenset({4242})), 4242) == SEEN
+    assert view(SEEN, PeerCredentials(1, 12345, frozenset({4242})), None).runs == ()
 
 
 def test_what_others_write_and_save_is_hidden() -> None:
@@ -188,7 +190,7 @@ def test_what_others_write_and_save_is_hidden() -> None:
     storage = StorageState(parts=(PartState(name="x", at=1.0, measures=measures, rows=rows),))
     places = (SaveState(folder="/ckpt/other", series="step_#"),)
     seen = msgspec.structs.replace(SEEN, storage=storage, saves=places)
-    theirs = view(seen, Peer(1, NOBODY), None)
+    theirs = view(seen, PeerCredentials(1, NOBODY), None)
     assert theirs.saves == ()
     assert theirs.storage is not None
     assert {name: len(rows) for name, rows in theirs.storage.rows.items()} == {
@@ -196,17 +198,17 @@ def test_what_others_write_and_save_is_hidden() -> None:
         "filesystems": 1,
     }
     assert [one.labels[0] for one in theirs.storage.measures] == ["n0b0", "/data"]
-    assert view(seen, Peer(1, 0), None) == seen
+    assert view(seen, PeerCredentials(1, 0), None) == seen
 
 
 def test_kernel_events_of_hidden_runs_are_hidden() -> None:
     burst = fold([KernelEvent(kind=KernelEventKind.XID, at=1.0, xid=79)])[0]
     events = tuple(RankEvent(burst=burst, run=run) for run in ("r00t", "n0b0", ""))
     seen = msgspec.structs.replace(SEEN, kernel_events=events)
-    theirs = view(seen, Peer(1, NOBODY), None)
+    theirs = view(seen, PeerCredentials(1, NOBODY), None)
     assert [one.run for one in theirs.kernel_events] == ["n0b0", ""]
     assert [one.run for one in view(seen, None, None).kernel_events] == [""]
-    assert view(seen, Peer(1, 0), None).kernel_events == events
+    assert view(seen, PeerCredentials(1, 0), None).kernel_events == events
 
 
 def test_a_group_that_does_not_exist_is_a_sentence() -> None:
@@ -220,11 +222,11 @@ def test_a_group_that_does_not_exist_is_a_sentence() -> None:
 
 
 def test_no_agent_is_no_trouble(tmp_path: Path) -> None:
-    assert inquire(tmp_path) == Inquiry(outcome="none")
-    assert inquire(tmp_path / "absent") == Inquiry(outcome="none")
+    assert inquire(tmp_path) == AgentAnswer(outcome="none")
+    assert inquire(tmp_path / "absent") == AgentAnswer(outcome="none")
     door = open_unix(tmp_path)
     door.close()
-    assert inquire(tmp_path) == Inquiry(outcome="none")
+    assert inquire(tmp_path) == AgentAnswer(outcome="none")
 
 
 @root_only
@@ -296,7 +298,7 @@ def test_a_long_path_works_like_a_short_one(folder: Path) -> None:
 
 
 def test_a_socket_that_comes_when_all_is_over_is_closed(folder: Path) -> None:
-    server = Server(Agent(state_dir=folder, listen=""))
+    server = AgentServer(AgentConfig(state_dir=folder, listen=""))
     server.stop()
     door = open_unix(folder)
     server.serve_door(door)
@@ -378,7 +380,7 @@ def test_whoever_finds_others_at_the_door_waits_for_his_turn(folder: Path) -> No
     door = open_unix(folder)
     door.listen(0)
     [before] = knock(folder, 1)
-    server = Server(Agent(state_dir=folder, listen=""))
+    server = AgentServer(AgentConfig(state_dir=folder, listen=""))
     server.publish(SEEN)
     later = threading.Timer(0.3, server.serve_door, (door,))
     later.start()
@@ -411,7 +413,7 @@ def test_a_scrape_while_the_first_snapshot_is_published_is_early_and_no_error(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = Server(Agent(state_dir=folder, listen=f"127.0.0.1:{port}"))
+    server = AgentServer(AgentConfig(state_dir=folder, listen=f"127.0.0.1:{port}"))
     server.start()
     goes_on, publish = threading.Event(), server._prometheus.publish
     monkeypatch.setattr(
@@ -456,7 +458,7 @@ def test_without_descriptors_the_door_waits_and_says_so_once(
 ) -> None:
     naps: list[float] = []
     monkeypatch.setattr("mldebug_agents.web.connection_limiter.time.sleep", naps.append)
-    with Door(open_unix(tmp_path)) as door, full_table():
+    with ConnectionLimiter(open_unix(tmp_path)) as door, full_table():
         for _ in range(5):
             with pytest.raises(BlockingIOError):
                 door.accept()

@@ -5,15 +5,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.alerts.alertmanager import Wanted, chosen, sentence, wanted
+from mldebug.alerts.alertmanager import RunLabels, chosen, sentence, wanted
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.model import Job
-from mldebug_agents.alerts.action_runner.capture_requests import Captures
+from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
 
 OK, BAD_REQUEST, NOT_FOUND, BUSY = 200, 400, 404, 503
 
 
-class Ordered(msgspec.Struct, frozen=True):
+class AlertCapture(msgspec.Struct, frozen=True):
     """One run."""
 
     run: str
@@ -21,14 +21,14 @@ class Ordered(msgspec.Struct, frozen=True):
     asked_seconds_ago: float = 0.0  # 0: the capture was ordered now; else one serves both
 
 
-class Answer(msgspec.Struct, frozen=True):
+class AlertsAnswer(msgspec.Struct, frozen=True):
     """What became of a payload; `error` as everywhere in the API."""
 
-    captures: tuple[Ordered, ...] = ()
+    captures: tuple[AlertCapture, ...] = ()
     error: str = ""
 
 
-class _Meant(NamedTuple):
+class _MeantRun(NamedTuple):
     name: str
     job: Job | None
 
@@ -37,10 +37,12 @@ Elsewhere = Callable[[Iterable[str]], Iterator[str]]
 """Of these names, the ids of runs that other nodes show."""
 
 
-class Alerts:
+class AlertReceiver:
     """Called in a thread of the server."""
 
-    def __init__(self, captures: Captures, node: str, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(
+        self, captures: CaptureRequests, node: str, elsewhere: Elsewhere | None = None
+    ) -> None:
         self._captures, self._node, self._elsewhere = captures, node, elsewhere
 
     def answer(self, body: bytes) -> tuple[int, bytes]:
@@ -48,26 +50,26 @@ class Alerts:
         try:
             asked = wanted(body)
         except UsageError as error:
-            return BAD_REQUEST, msgspec.json.encode(Answer(error=error.message))
+            return BAD_REQUEST, msgspec.json.encode(AlertsAnswer(error=error.message))
         jobs = self._captures.jobs
         found = {
-            one: [_Meant(job.id, job) for job in chosen(jobs, one, self._node)] for one in asked
+            one: [_MeantRun(job.id, job) for job in chosen(jobs, one, self._node)] for one in asked
         }
         unknown = [one for one, meant in found.items() if not meant]
         meant = [one for many in found.values() for one in many]
-        meant += [_Meant(name, None) for name in self._others(unknown)] if unknown else []
+        meant += [_MeantRun(name, None) for name in self._others(unknown)] if unknown else []
         try:
             ordered = tuple(self._order(one) for one in dict.fromkeys(meant))
         except MldebugError as error:
-            return BUSY, msgspec.json.encode(Answer(error=error.message))
+            return BUSY, msgspec.json.encode(AlertsAnswer(error=error.message))
         why = sentence(unknown, self._node, jobs) if unknown and not ordered else ""
-        return NOT_FOUND if why else OK, msgspec.json.encode(Answer(ordered, why))
+        return NOT_FOUND if why else OK, msgspec.json.encode(AlertsAnswer(ordered, why))
 
-    def _order(self, one: _Meant) -> Ordered:
+    def _order(self, one: _MeantRun) -> AlertCapture:
         age = self._captures.ask(one.name, one.job).age
         name = one.job.name if one.job is not None else ""
-        return Ordered(run=one.name, name=name, asked_seconds_ago=round(age, 3))
+        return AlertCapture(run=one.name, name=name, asked_seconds_ago=round(age, 3))
 
-    def _others(self, unknown: Iterable[Wanted]) -> list[str]:
+    def _others(self, unknown: Iterable[RunLabels]) -> list[str]:
         names = [one.run or one.job for one in unknown if one.run or one.job]
         return list(self._elsewhere(names)) if self._elsewhere is not None and names else []

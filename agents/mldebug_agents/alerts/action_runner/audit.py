@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.alerts.action_model import Decision
+from mldebug.alerts.action_model import ActionDecision
 from mldebug_agents.system.workers import Result, Worker
 
 FILE, BEFORE = "actions.jsonl", "actions.jsonl.1"
@@ -16,13 +16,13 @@ DEADLINE = 10.0
 WORKER = "action log"
 
 
-class Audit:
+class AuditLog:
     """Lines wait in memory for a disk that is slow; what finds no room is counted and told."""
 
     def __init__(self, state_dir: Path, inbox: "queue.SimpleQueue[Result | None]") -> None:
         self._folder = state_dir
         self.worker = Worker(WORKER, self._append, inbox, DEADLINE)
-        self._waiting: list[Decision] = []
+        self._waiting: list[ActionDecision] = []
         self._lost = 0
         self._failed = ""
 
@@ -32,7 +32,7 @@ class Audit:
         lost = f"{self._lost} lines of {FILE} were lost" if self._lost else ""
         return self._failed or lost
 
-    def write(self, decision: Decision) -> None:
+    def write(self, decision: ActionDecision) -> None:
         """Soon."""
         if len(self._waiting) >= MOST_WAITING:
             self._lost += 1
@@ -50,7 +50,7 @@ class Audit:
         self._lost += len(result.order) if result.error is not None else 0
         self._failed = f"{FILE} cannot be written: {result.error}" if result.error else ""
 
-    def _append(self, lines: tuple[Decision, ...]) -> None:
+    def _append(self, lines: tuple[ActionDecision, ...]) -> None:
         fd = self._open()
         try:
             for one in lines:

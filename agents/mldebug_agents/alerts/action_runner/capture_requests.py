@@ -22,7 +22,7 @@ PAUSE = 60.0  # seconds between two of one run
 WATCH = 1.0  # seconds that a capture looks for movement
 
 
-class Ordered(NamedTuple):
+class CaptureRequest(NamedTuple):
     """One capture: of a run here, or of one by that name on other nodes alone."""
 
     name: str
@@ -30,14 +30,14 @@ class Ordered(NamedTuple):
     report: "Future[str]"
 
 
-class Asked(NamedTuple):
+class PendingReport(NamedTuple):
     """What became of asking: the id of the report will come, unless it was asked for a moment ago."""
 
     report: "Future[str]"
     age: float  # seconds since the same was asked for; 0: it was asked for now
 
 
-class Captures:
+class CaptureRequests:
     """`write` makes a report of what this node has seen and `across` one of all nodes; both return its id, or raise."""
 
     def __init__(
@@ -70,21 +70,21 @@ class Captures:
         """For status: the worker, once somebody has asked lately."""
         return (self.worker,) if self._last else ()
 
-    def ask(self, name: str, job: Job | None) -> Asked:
+    def ask(self, name: str, job: Job | None) -> PendingReport:
         """Have it captured; MldebugError where too many wait."""
         key, now = job.id if job is not None else name, self._clock()
         with self._lock:
             self._last = {one: old for one, old in self._last.items() if now - old[0] < PAUSE}
             if key in self._last:
                 at, report = self._last[key]
-                return Asked(report, max(now - at, 0.001))
+                return PendingReport(report, max(now - at, 0.001))
             report = Future()
-            if not self.worker.order(Ordered(name, job, report)):
+            if not self.worker.order(CaptureRequest(name, job, report)):
                 raise MldebugError("too many captures wait", "ask again later")
             self._last[key] = (now, report)
-        return Asked(report, 0.0)
+        return PendingReport(report, 0.0)
 
-    def _take(self, order: Ordered) -> None:
+    def _take(self, order: CaptureRequest) -> None:
         """In the worker."""
         try:
             order.report.set_result(self._taken(order))
@@ -92,7 +92,7 @@ class Captures:
             order.report.set_exception(error)
             raise
 
-    def _taken(self, order: Ordered) -> str:
+    def _taken(self, order: CaptureRequest) -> str:
         if self._across is not None:
             try:
                 return self._across(order.name, order.job)

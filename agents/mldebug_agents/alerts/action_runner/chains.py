@@ -2,8 +2,8 @@
 
 import msgspec
 
-from mldebug.alerts.model import Event, State
-from mldebug.config.schema import Actions
+from mldebug.alerts.model import AlertEvent, EventState
+from mldebug.config.schema import ActionsConfig
 from mldebug.core.model import Job, Noun
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import load
@@ -13,7 +13,7 @@ RECOVERED = "recovered"  # an outcome of an event
 SLACK = 2.0  # seconds, between the clock and the kernel's count of time since the boot
 
 
-class Chain(Noun, frozen=True, kw_only=True):
+class ActionChain(Noun, frozen=True, kw_only=True):
     """Steps as they were named when it began."""
 
     key: str  # of the event
@@ -33,20 +33,20 @@ class Chain(Noun, frozen=True, kw_only=True):
         """The name of the next one."""
         return self.steps[self.at]
 
-    def begin(self) -> "Chain":
+    def begin(self) -> "ActionChain":
         """It is going to be done: stored before it is."""
         return msgspec.structs.replace(self, begun=True)
 
-    def next(self, *, failed: bool) -> "Chain":
+    def next(self, *, failed: bool) -> "ActionChain":
         """That step is decided."""
         first = self.failed or (self.step if failed else "")
         return msgspec.structs.replace(self, at=self.at + 1, begun=False, failed=first)
 
 
-def chain_of(event: Event, settings: Actions) -> Chain | None:
+def chain_of(event: AlertEvent, settings: ActionsConfig) -> ActionChain | None:
     """What the config wants done about it; None: nothing."""
     steps = settings.chains.get(event.alarm.kind, settings.chains.get("*", ()))
-    return Chain(key=event.key, started=event.started, steps=steps) if steps else None
+    return ActionChain(key=event.key, started=event.started, steps=steps) if steps else None
 
 
 def action_of(plugin: Plugin) -> Action:
@@ -55,13 +55,13 @@ def action_of(plugin: Plugin) -> Action:
     return made
 
 
-def is_over(event: Event) -> bool:
+def is_over(event: AlertEvent) -> bool:
     """Is nothing to be done about it any more? The end of a job is over as it begins, and stands for a while."""
     stands = event.alarm.stands > 0 and event.outcome != RECOVERED
-    return event.state is not State.FIRING or (event.ended is not None and not stands)
+    return event.state is not EventState.FIRING or (event.ended is not None and not stands)
 
 
-def refusal(chain: Chain, event: Event | None, settings: Actions) -> str:
+def refusal(chain: ActionChain, event: AlertEvent | None, settings: ActionsConfig) -> str:
     """Why a step that may harm must not run, as the event and the chain stand; "" where it may."""
     if event is None or event.started != chain.started or is_over(event):
         return "the event is over"
@@ -73,7 +73,7 @@ def refusal(chain: Chain, event: Event | None, settings: Actions) -> str:
     return "" if plugin.kind in settings.allow else f"actions.allow does not name {plugin.kind}"
 
 
-def as_it_was(job: Job | None, event: Event) -> Job | None:
+def as_it_was(job: Job | None, event: AlertEvent) -> Job | None:
     """The run, where all its ranks here are as old as the event: processes that came since are not what it is about."""
     fired = event.fired
     if job is None or event.ended is not None or fired is None:

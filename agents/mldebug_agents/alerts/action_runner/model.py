@@ -3,37 +3,37 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from mldebug.alerts.action_model import Facts
+from mldebug.alerts.action_model import ActionFacts
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.spawn import Completed, Starter
+from mldebug_agents.system.spawn import Completed, ProgramStarter
 
 
-class Work(NamedTuple):
+class ActionInput(NamedTuple):
     """One event, and the node."""
 
-    facts: Facts
+    facts: ActionFacts
     job: Job | None  # the run that the event is about, as it is here now
     node: str
-    starter: Starter
+    starter: ProgramStarter
     host: Host
     capture: Callable[[Job], str]  # has all its ranks captured; returns the id of the report
     others: tuple[Job, ...] = ()  # the other runs that are here
 
 
-class Did(NamedTuple):
+class ActionResult(NamedTuple):
     """What came of it; the exit code where it has one."""
 
     words: str
     code: int | None = None
 
 
-class Plan(NamedTuple):
+class ActionPlan(NamedTuple):
     """What it would do, in words, and the deed."""
 
     words: str
-    do: Callable[[], Did]
+    do: Callable[[], ActionResult]
 
 
 class Action(Protocol):
@@ -41,7 +41,7 @@ class Action(Protocol):
 
     harms: bool  # may it harm a job or a node? Then it runs only where `actions.allow` names it, and never twice
 
-    def plan(self, work: Work) -> Plan:
+    def plan(self, work: ActionInput) -> ActionPlan:
         """What it would do. Changes nothing; `UnfitError`: it does not do this."""
 
 

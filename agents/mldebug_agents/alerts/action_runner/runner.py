@@ -14,29 +14,35 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug import __version__
-from mldebug.alerts.action_model import Decision, Facts, Outcome, UnfitError, facts_of
-from mldebug.alerts.event_book import EventBook
-from mldebug.alerts.model import Event
-from mldebug.alerts.rate_limits import Limits, Past
+from mldebug.alerts.action_model import (
+    ActionDecision,
+    ActionFacts,
+    ActionOutcome,
+    UnfitError,
+    facts_of,
+)
+from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.model import AlertEvent
+from mldebug.alerts.rate_limits import ActionRateLimits, PastAction
 from mldebug.config.schema import Config
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.redact import safe_line
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.alerts.action_runner.audit import Audit
-from mldebug_agents.alerts.action_runner.capture_requests import Captures
+from mldebug_agents.alerts.action_runner.audit import AuditLog
+from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
 from mldebug_agents.alerts.action_runner.chains import (
-    Chain,
+    ActionChain,
     action_of,
     as_it_was,
     chain_of,
     is_over,
     refusal,
 )
-from mldebug_agents.alerts.action_runner.model import Did, ProgramError, Work
-from mldebug_agents.alerts.action_runner.tally import Tally
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.alerts.action_runner.model import ActionInput, ActionResult, ProgramError
+from mldebug_agents.alerts.action_runner.tally import ActionCounts
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 
@@ -50,47 +56,47 @@ CAPTURED_WITHIN = 90.0
 AT_ONCE = 64  # steps that are ordered
 
 
-class Step(NamedTuple):
+class ActionStep(NamedTuple):
     """One order: in the worker the plan is made, and carried out where nothing is `against` it."""
 
-    chain: Chain
+    chain: ActionChain
     plugin: Plugin
-    work: Work
+    work: ActionInput
     against: str = ""
     dry: bool = False
     since: Callable[[], str] = str  # what is against it by now; "": nothing
 
 
-class Told(NamedTuple):
+class StepResult(NamedTuple):
     """How it ended."""
 
-    outcome: Outcome
+    outcome: ActionOutcome
     words: str
     code: int | None = None
     seconds: float = 0.0
 
 
-class Acting:
+class ActionRunner:
     """Everything that is done about events, for one agent."""
 
     def __init__(
         self,
         config: Config,
         context: Context,
-        captures: Captures,
-        ledger: Ledger,
-        book: EventBook,
+        captures: CaptureRequests,
+        ledger: StateStore,
+        book: EventRegistry,
         inbox: "queue.SimpleQueue[Result | None]",
         now: Callable[[], float] = time.time,
     ) -> None:
         self._context, self._ledger, self._book, self._now = context, ledger, book, now
         self._settings, self._link = config.actions, config.events.link
         self.captures = captures
-        self._audit = Audit(config.agent.state_dir, inbox)
+        self._audit = AuditLog(config.agent.state_dir, inbox)
         self._worker = Worker(WORKER, carry_out, inbox, DEADLINE, HANDS)
-        self._limits = Limits()
-        self._tally = Tally()
-        self._chains: dict[str, Chain] = {}  # by key of the event
+        self._limits = ActionRateLimits()
+        self._tally = ActionCounts()
+        self._chains: dict[str, ActionChain] = {}  # by key of the event
         self._under_way: set[str] = set()
         self._waiting: dict[str, float] = {}  # key -> since when its step waits for the disk
         self._restored = False
@@ -126,7 +132,7 @@ class Acting:
         if result.worker == self._audit.worker.name:
             self._audit.told(result)
         elif result.worker == self._worker.name:
-            told: Told = result.value or Told(Outcome.FAILED, str(result.error))
+            told: StepResult = result.value or StepResult(ActionOutcome.FAILED, str(result.error))
             self._under_way.discard(result.order.chain.key)
             self._decide(result.order.chain, result.order.plugin, told, result.order.work.facts)
         return result.worker in {one.name for one in self.workers}
@@ -151,29 +157,29 @@ class Acting:
 
     # --- one step ----------------------------------------------------------------------------------
 
-    def _begin(self, event: Event) -> None:
+    def _begin(self, event: AlertEvent) -> None:
         chain = chain_of(event, self._settings)
         if chain is not None:
             self._keep(chain)
 
-    def _advance(self, chain: Chain, event: Event, jobs: Mapping[str, Job]) -> None:
+    def _advance(self, chain: ActionChain, event: AlertEvent, jobs: Mapping[str, Job]) -> None:
         plugin = self._settings.steps.get(chain.step)
         facts = facts_of(event, self._context.node, self._link, __version__)
         if plugin is None:
-            told = Told(Outcome.REFUSED, "the config does not name it any more")
+            told = StepResult(ActionOutcome.REFUSED, "the config does not name it any more")
             self._decide(chain, None, told, facts)
             return
         job, harms = jobs.get(facts.labels.get("run", "")), action_of(plugin).harms
         others = tuple(one for one in jobs.values() if one is not job)
         work = self._work(facts, as_it_was(job, event) if harms else job, others)
-        order = Step(chain, plugin, work, since=lambda: self._since(chain))
+        order = ActionStep(chain, plugin, work, since=lambda: self._since(chain))
         against = refusal(chain, event, self._settings) if harms else ""
         if against or self._settings.dry_run:
             self._order(order._replace(against=against, dry=self._settings.dry_run))
         elif chain.begun:
             self._go(order, facts, harms=harms)
         elif why := self._limited(chain.step, facts):
-            self._decide(chain, plugin, Told(Outcome.REFUSED, why), facts)
+            self._decide(chain, plugin, StepResult(ActionOutcome.REFUSED, why), facts)
         else:
             now, rules = self._now(), self._settings
             self._limits.note(chain.step, subject_of(facts), now, rules.cooldown)
@@ -181,7 +187,7 @@ class Acting:
             self._waiting[chain.key] = time.monotonic()
             self._keep(chain.begin())
 
-    def _go(self, order: Step, facts: Facts, *, harms: bool) -> None:
+    def _go(self, order: ActionStep, facts: ActionFacts, *, harms: bool) -> None:
         """It was to be stored as begun: once it is, it is done. What cannot harm waits for no disk."""
         chain = order.chain
         stored = self._ledger.is_stored(ROW + chain.key) and self._ledger.is_stored(LIMITS)
@@ -190,27 +196,29 @@ class Acting:
             self._order(order)
         elif waited > STORED_WITHIN:
             why = f"it could not be written down in {STORED_WITHIN:g} s, so it must not be done"
-            self._decide(chain, order.plugin, Told(Outcome.REFUSED, why), facts)
+            self._decide(chain, order.plugin, StepResult(ActionOutcome.REFUSED, why), facts)
 
-    def _order(self, step: Step) -> None:
+    def _order(self, step: ActionStep) -> None:
         if self._worker.order(step):  # else at the next turn
             self._under_way.add(step.chain.key)
 
-    def _since(self, chain: Chain) -> str:
+    def _since(self, chain: ActionChain) -> str:
         """Asked in the worker, just before it is done: an order may have waited for minutes. Reads what is only ever replaced."""
         settings = self._settings
         against = refusal(chain, self._book.get(chain.key), settings)
         return against or ("actions.dry_run is on by now" if settings.dry_run else "")
 
-    def _limited(self, step: str, facts: Facts) -> str:
+    def _limited(self, step: str, facts: ActionFacts) -> str:
         rules = self._settings
         return self._limits.refusal(
             step, subject_of(facts), self._now(), rules.cooldown, rules.hourly
         )
 
-    def _work(self, facts: Facts, job: Job | None, others: tuple[Job, ...]) -> Work:
+    def _work(self, facts: ActionFacts, job: Job | None, others: tuple[Job, ...]) -> ActionInput:
         context = self._context
-        return Work(facts, job, context.node, context.spawner, context.host, self._capture, others)
+        return ActionInput(
+            facts, job, context.node, context.spawner, context.host, self._capture, others
+        )
 
     def _capture(self, job: Job) -> str:
         """In a worker."""
@@ -219,10 +227,12 @@ class Acting:
         except TimeoutError:
             raise MldebugError(f"the capture did not come in {CAPTURED_WITHIN:g} s") from None
 
-    def _decide(self, chain: Chain, plugin: Plugin | None, told: Told, facts: Facts) -> None:
+    def _decide(
+        self, chain: ActionChain, plugin: Plugin | None, told: StepResult, facts: ActionFacts
+    ) -> None:
         """That step is over: count it, write it down, go on."""
         words = safe_line(told.words, 400)
-        decision = Decision(
+        decision = ActionDecision(
             at=datetime.fromtimestamp(self._now(), UTC).isoformat(timespec="milliseconds"),
             action=chain.step,
             kind=plugin.kind if plugin else "",
@@ -235,17 +245,17 @@ class Acting:
             code=told.code,
             seconds=round(told.seconds, 3),
         )
-        level = logging.ERROR if told.outcome is Outcome.FAILED else logging.WARNING
+        level = logging.ERROR if told.outcome is ActionOutcome.FAILED else logging.WARNING
         log.log(level, "action %s for %s: %s: %s", chain.step, facts.key, told.outcome, words)
         self._tally.count(decision, self._now())
         self._audit.write(decision)
-        bad = told.outcome in (Outcome.FAILED, Outcome.INTERRUPTED)
+        bad = told.outcome in (ActionOutcome.FAILED, ActionOutcome.INTERRUPTED)
         self._waiting.pop(chain.key, None)
         self._keep(chain.next(failed=bad))
 
     # --- memory ------------------------------------------------------------------------------------
 
-    def _keep(self, chain: Chain) -> None:
+    def _keep(self, chain: ActionChain) -> None:
         self._chains[chain.key] = chain
         self._ledger.remember(ROW + chain.key, msgspec.json.encode(chain))
 
@@ -257,23 +267,23 @@ class Acting:
 
     def _restore(self) -> None:
         self._restored = True
-        self._limits = Limits(_past(self._ledger.memo(LIMITS)))
+        self._limits = ActionRateLimits(_past(self._ledger.memo(LIMITS)))
         for chain in _stored(self._ledger):
             self._chains[chain.key] = chain
             event = self._book.get(chain.key)
             if chain.begun and not chain.over and event is not None:
                 self._interrupted(chain, event)
 
-    def _interrupted(self, chain: Chain, event: Event) -> None:
+    def _interrupted(self, chain: ActionChain, event: AlertEvent) -> None:
         plugin = self._settings.steps.get(chain.step)
         if plugin is not None and not action_of(plugin).harms:
             return  # it is done again
         facts = facts_of(event, self._context.node, self._link, __version__)
         why = "the agent ended while it ran: whether it was done is not known, and it is not done again"
-        self._decide(chain, plugin, Told(Outcome.INTERRUPTED, why), facts)
+        self._decide(chain, plugin, StepResult(ActionOutcome.INTERRUPTED, why), facts)
 
 
-def carry_out(step: Step) -> Told:
+def carry_out(step: ActionStep) -> StepResult:
     """In a worker: the one place that measures and catches."""
     began = time.monotonic()
     code = None
@@ -282,39 +292,39 @@ def carry_out(step: Step) -> Told:
         plan = action.plan(step.work)
         if step.against or step.dry:
             why = f"{step.against}; it would" if step.against else "it would"
-            outcome = Outcome.REFUSED if step.against else Outcome.DRY_RUN
-            return Told(outcome, f"{why}: {plan.words}", None, time.monotonic() - began)
+            outcome = ActionOutcome.REFUSED if step.against else ActionOutcome.DRY_RUN
+            return StepResult(outcome, f"{why}: {plan.words}", None, time.monotonic() - began)
         if action.harms and (why := step.since()):
             raise UnfitError(f"it waited, and by now {why}: {plan.words}")
-        did: Did = plan.do()
-        outcome, words, code = Outcome.RAN, did.words, did.code
+        did: ActionResult = plan.do()
+        outcome, words, code = ActionOutcome.RAN, did.words, did.code
     except UnfitError as error:
-        outcome, words = Outcome.REFUSED, f"{step.against}; {error}".removeprefix("; ")
+        outcome, words = ActionOutcome.REFUSED, f"{step.against}; {error}".removeprefix("; ")
     except ProgramError as error:
-        outcome, words, code = Outcome.FAILED, error.message, error.code
+        outcome, words, code = ActionOutcome.FAILED, error.message, error.code
     except MldebugError as error:
-        outcome, words = Outcome.FAILED, error.message
+        outcome, words = ActionOutcome.FAILED, error.message
     except Exception as error:  # noqa: BLE001 - whatever an action does, its chain is told
-        outcome, words = Outcome.FAILED, str(error) or type(error).__name__
-    return Told(outcome, words, code, time.monotonic() - began)
+        outcome, words = ActionOutcome.FAILED, str(error) or type(error).__name__
+    return StepResult(outcome, words, code, time.monotonic() - began)
 
 
-def subject_of(facts: Facts) -> str:
+def subject_of(facts: ActionFacts) -> str:
     """What a cool-down is of: the run, or the event where it is of none."""
     return facts.labels.get("run") or facts.key
 
 
-def _past(stored: bytes) -> tuple[Past, ...]:
+def _past(stored: bytes) -> tuple[PastAction, ...]:
     try:
-        return msgspec.json.decode(stored, type=tuple[Past, ...]) if stored else ()
+        return msgspec.json.decode(stored, type=tuple[PastAction, ...]) if stored else ()
     except msgspec.DecodeError:
         log.warning("what actions have run cannot be read, and is forgotten")
         return ()
 
 
-def _stored(ledger: Ledger) -> Iterator[Chain]:
+def _stored(ledger: StateStore) -> Iterator[ActionChain]:
     for name in ledger.memos(ROW):
         try:
-            yield msgspec.json.decode(ledger.memo(name), type=Chain)
+            yield msgspec.json.decode(ledger.memo(name), type=ActionChain)
         except msgspec.DecodeError:
             log.warning("a chain of actions that was stored cannot be read")

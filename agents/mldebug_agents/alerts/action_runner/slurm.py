@@ -13,7 +13,7 @@ from mldebug.alerts.action_model import UnfitError
 from mldebug.core.model import Job, RankIdentity
 from mldebug_agents.alerts.action_runner.model import ProgramError, judged
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.spawn import Completed, Starter
+from mldebug_agents.system.spawn import Completed, ProgramStarter
 
 TIMEOUT, MAX_OUTPUT = 30.0, 1 << 20  # seconds, bytes: an array may have thousands of tasks
 # anchored: below a user's own slice anybody may make a group of that name
@@ -27,7 +27,7 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _DRAINED = re.compile(r" State=\S*DRAIN")
 
 
-def raw_of(job: Job, host: Host, starter: Starter) -> str:
+def raw_of(job: Job, host: Host, starter: ProgramStarter) -> str:
     """What SLURM_JOB_ID should be in its ranks here, which are of one job; `UnfitError` where that is not sure."""
     raws = {_raw(one, host, starter) for one in job.ranks}
     if len(raws) != 1:
@@ -35,7 +35,7 @@ def raw_of(job: Job, host: Host, starter: Starter) -> str:
     return raws.pop()
 
 
-def holding(raw: str, jobs: Iterable[Job], host: Host, starter: Starter) -> Iterator[Job]:
+def holding(raw: str, jobs: Iterable[Job], host: Host, starter: ProgramStarter) -> Iterator[Job]:
     """Those of them that are of that Slurm job, too; what ended meanwhile, or is of no Slurm job, is none."""
     for job in jobs:
         with suppress(UnfitError):
@@ -49,13 +49,13 @@ def holding(raw: str, jobs: Iterable[Job], host: Host, starter: Starter) -> Iter
                 yield job
 
 
-def is_on(raw: str, node: str, starter: Starter) -> bool:
+def is_on(raw: str, node: str, starter: ProgramStarter) -> bool:
     """Does Slurm say that the job has that node?"""
     said = ask(starter, "squeue", "--noheader", f"--jobs={raw}", f"--nodelist={node}", "--format=%A")  # fmt: skip
     return raw in said.stdout.decode("utf-8", "replace").split()
 
 
-def number_of(raw: str, job: Job, starter: Starter) -> str:
+def number_of(raw: str, job: Job, starter: ProgramStarter) -> str:
     """The number by which scancel takes this job, and of an array this task alone. `UnfitError` where that is not sure."""
     said = ask(
         starter, "squeue", "--noheader", f"--jobs={raw}", "--states=all", "--format=%A|%i|%U|%T"
@@ -74,7 +74,7 @@ def number_of(raw: str, job: Job, starter: Starter) -> str:
     return number
 
 
-def node_of(name: str, starter: Starter) -> str:
+def node_of(name: str, starter: ProgramStarter) -> str:
     """What Slurm calls that node; `UnfitError` where it knows no such one, or it is drained already."""
     for candidate in dict.fromkeys((name, name.partition(".")[0])):
         if not _NODE.fullmatch(candidate):
@@ -87,7 +87,7 @@ def node_of(name: str, starter: Starter) -> str:
     raise UnfitError(f"Slurm knows no node {name}")
 
 
-def ask(starter: Starter, program: str, *argv: str) -> Completed:
+def ask(starter: ProgramStarter, program: str, *argv: str) -> Completed:
     """One of Slurm's programs, to a good end."""
     kept = {name: os.environ[name] for name in ("PATH", "SLURM_CONF") if name in os.environ}
     done = starter.run(
@@ -96,7 +96,7 @@ def ask(starter: Starter, program: str, *argv: str) -> Completed:
     return judged(done, program)
 
 
-def _raw(rank: RankIdentity, host: Host, starter: Starter) -> str:
+def _raw(rank: RankIdentity, host: Host, starter: ProgramStarter) -> str:
     groups = host.text(rank.pid, "cgroup")
     found = {m[1] for line in groups.splitlines() if (m := _V2.match(line) or _V1.match(line))}
     if not found:
@@ -110,7 +110,7 @@ def _raw(rank: RankIdentity, host: Host, starter: Starter) -> str:
     return found.pop()
 
 
-def _node(name: str, starter: Starter) -> str:
+def _node(name: str, starter: ProgramStarter) -> str:
     """Its record; "" where that is of none, or of several."""
     try:
         told = ask(starter, "scontrol", "--oneliner", "show", "node", name)

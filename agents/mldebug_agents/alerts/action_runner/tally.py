@@ -2,17 +2,17 @@
 
 import msgspec
 
-from mldebug.alerts.action_model import Decision, Outcome
+from mldebug.alerts.action_model import ActionDecision, ActionOutcome
 from mldebug.alerts.view import ActionState
 
 
-class Tally:
+class ActionCounts:
     """By the name of the action."""
 
     def __init__(self) -> None:
         self._known: dict[str, ActionState] = {}
 
-    def count(self, decision: Decision, now: float) -> None:
+    def count(self, decision: ActionDecision, now: float) -> None:
         """One more. `now`: unix seconds."""
         name = decision.action
         known = self._known.get(name, ActionState(name=name, kind=decision.kind))
@@ -20,7 +20,7 @@ class Tally:
         self._known[name] = msgspec.structs.replace(
             known,
             counts=known.counts | {outcome: known.counts.get(outcome, 0) + 1},
-            last_success=now if decision.outcome is Outcome.RAN else known.last_success,
+            last_success=now if decision.outcome is ActionOutcome.RAN else known.last_success,
             last=outcome,
             at=now,
             event=decision.event,

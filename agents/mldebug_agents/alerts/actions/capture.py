@@ -3,28 +3,29 @@
 import msgspec
 
 from mldebug.alerts.action_model import UnfitError
-from mldebug_agents.alerts.action_runner.model import Did, Plan, Work
+from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Capture:
+class CaptureAction:
     """It stops nobody: the captures of stalls are of the same kind."""
 
     harms = False
 
-    def plan(self, work: Work) -> Plan:
+    def plan(self, work: ActionInput) -> ActionPlan:
         """Of the event's run."""
         job = work.job
         if job is None:
             raise UnfitError("the event is of no run that is on this node now")
-        return Plan(
-            f"capture run {job.id}", lambda: Did(f"captured run {job.id}: {work.capture(job)}")
+        return ActionPlan(
+            f"capture run {job.id}",
+            lambda: ActionResult(f"captured run {job.id}: {work.capture(job)}"),
         )
 
 
-def create(options: Options) -> Capture:
+def create(options: Options) -> CaptureAction:
     """Build the action."""
-    return Capture()
+    return CaptureAction()

@@ -9,7 +9,7 @@ import msgspec
 
 from mldebug.alerts.action_model import environment
 from mldebug.core.units import SIZE, Duration
-from mldebug_agents.alerts.action_runner.model import Did, Plan, Work, judged
+from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult, judged
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
         yield "argv", "holds a NUL"
 
 
-class Command:
+class CommandAction:
     """Nobody knows what a program does: it counts as one that may harm."""
 
     harms = True
@@ -40,11 +40,11 @@ class Command:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, work: Work) -> Plan:
+    def plan(self, work: ActionInput) -> ActionPlan:
         """Its words stand in the config: nothing of the event becomes part of them."""
-        return Plan(shlex.join(self._options.argv), lambda: self._run(work))
+        return ActionPlan(shlex.join(self._options.argv), lambda: self._run(work))
 
-    def _run(self, work: Work) -> Did:
+    def _run(self, work: ActionInput) -> ActionResult:
         options = self._options
         clean = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": "/"}
         done = work.starter.run(
@@ -55,9 +55,9 @@ class Command:
             stdin=msgspec.json.encode(work.facts),
         )
         code = judged(done, options.argv[0]).returncode
-        return Did(f"{shlex.join(options.argv)} ended with {code}", code)
+        return ActionResult(f"{shlex.join(options.argv)} ended with {code}", code)
 
 
-def create(options: Options) -> Command:
+def create(options: Options) -> CommandAction:
     """Build the action."""
-    return Command(options)
+    return CommandAction(options)

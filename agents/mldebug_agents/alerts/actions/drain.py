@@ -4,8 +4,8 @@ import re
 
 import msgspec
 
-from mldebug.alerts.action_model import Facts, Sure, UnfitError, sure_enough
-from mldebug_agents.alerts.action_runner.model import Did, Plan, Work
+from mldebug.alerts.action_model import ActionFacts, Sure, UnfitError, sure_enough
+from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult
 from mldebug_agents.alerts.action_runner.slurm import ask, is_on, node_of, raw_of
 
 OF_NODES = ("node", "gpu", "link")  # culprits that leave with their node
@@ -18,7 +18,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confidence: Sure = "high"  # of the verdict, at least
 
 
-class Drain:
+class DrainAction:
     """For a verdict on a node, a GPU or a link; a rank that hangs is no reason."""
 
     harms = True
@@ -26,21 +26,21 @@ class Drain:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, work: Work) -> Plan:
+    def plan(self, work: ActionInput) -> ActionPlan:
         """The reason is made of our own words alone."""
         sure_enough(work.facts, self._options.confidence)
         name = node_of(_blamed(work), work.starter)
         _of_the_job(name, work)
         argv = ("update", f"nodename={name}", "state=drain", f"reason={_reason(work.facts)}")
 
-        def drain() -> Did:
+        def drain() -> ActionResult:
             done = ask(work.starter, "scontrol", *argv)
-            return Did(f"scontrol {' '.join(argv)}", done.returncode)
+            return ActionResult(f"scontrol {' '.join(argv)}", done.returncode)
 
-        return Plan(f"scontrol {' '.join(argv)}", drain)
+        return ActionPlan(f"scontrol {' '.join(argv)}", drain)
 
 
-def _blamed(work: Work) -> str:
+def _blamed(work: ActionInput) -> str:
     facts = work.facts
     if facts.key.startswith(OWN):
         return work.node
@@ -52,7 +52,7 @@ def _blamed(work: Work) -> str:
     return nodes.pop()
 
 
-def _of_the_job(name: str, work: Work) -> None:
+def _of_the_job(name: str, work: ActionInput) -> None:
     """What a GPU did, its node's own kernel says. Of a node that is silent only names are known, and those a job may choose."""
     kinds = {one.kind for one in work.facts.blamed}
     if name.partition(".")[0] == work.node.partition(".")[0] or kinds == {"gpu"}:
@@ -64,10 +64,10 @@ def _of_the_job(name: str, work: Work) -> None:
         raise UnfitError(f"Slurm does not say that job {raw} has {name}")
 
 
-def _reason(facts: Facts) -> str:
+def _reason(facts: ActionFacts) -> str:
     return "mldebug:" + re.sub(r"[^a-z0-9_]", "", facts.verdict or facts.kind)[:60]
 
 
-def create(options: Options) -> Drain:
+def create(options: Options) -> DrainAction:
     """Build the action."""
-    return Drain(options)
+    return DrainAction(options)

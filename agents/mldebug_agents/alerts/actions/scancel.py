@@ -4,7 +4,7 @@ import msgspec
 
 from mldebug.alerts.action_model import Sure, UnfitError, sure_enough
 from mldebug.core.model import Job
-from mldebug_agents.alerts.action_runner.model import Did, Plan, Work
+from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult
 from mldebug_agents.alerts.action_runner.slurm import ask, holding, number_of, raw_of
 
 
@@ -15,7 +15,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     with_others: bool = False  # also where other runs on this node are of the same Slurm job
 
 
-class Scancel:
+class ScancelAction:
     """One task of an array is cancelled alone."""
 
     harms = True
@@ -23,19 +23,21 @@ class Scancel:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, work: Work) -> Plan:
+    def plan(self, work: ActionInput) -> ActionPlan:
         """Of the event's run."""
         if work.job is None:
             raise UnfitError("the event is of no run that is on this node now")
         sure_enough(work.facts, self._options.confidence)
         number = self._number(work.job, work)
 
-        def cancel() -> Did:
-            return Did(f"scancel {number}", ask(work.starter, "scancel", number).returncode)
+        def cancel() -> ActionResult:
+            return ActionResult(
+                f"scancel {number}", ask(work.starter, "scancel", number).returncode
+            )
 
-        return Plan(f"scancel {number}", cancel)
+        return ActionPlan(f"scancel {number}", cancel)
 
-    def _number(self, job: Job, work: Work) -> str:
+    def _number(self, job: Job, work: ActionInput) -> str:
         raw = raw_of(job, work.host, work.starter)
         if not self._options.with_others:
             for other in holding(raw, work.others, work.host, work.starter):
@@ -43,6 +45,6 @@ class Scancel:
         return number_of(raw, job, work.starter)
 
 
-def create(options: Options) -> Scancel:
+def create(options: Options) -> ScancelAction:
     """Build the action."""
-    return Scancel(options)
+    return ScancelAction(options)

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.alerts.action_model import Facts, Sure, UnfitError, sure_enough
+from mldebug.alerts.action_model import ActionFacts, Sure, UnfitError, sure_enough
 from mldebug.core.model import RankIdentity
-from mldebug_agents.alerts.action_runner.model import Did, Plan, Work
+from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult
 from mldebug_agents.system.host import Host
 
 
@@ -23,7 +23,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confidence: Sure = "high"  # of the verdict, at least
 
 
-class Signal:
+class SignalAction:
     """It goes to a pidfd, and only to a process that is the same as when the run was found."""
 
     harms = True
@@ -31,7 +31,7 @@ class Signal:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, work: Work) -> Plan:
+    def plan(self, work: ActionInput) -> ActionPlan:
         """To ranks of the event's run alone."""
         options = self._options
         if work.job is None:
@@ -39,9 +39,9 @@ class Signal:
         sure_enough(work.facts, options.confidence)
         ranks = _chosen(work.job.ranks, work.facts, work.node, options.to)
         told = ", ".join(f"rank {one.rank} (pid {one.pid})" for one in ranks)
-        return Plan(f"{options.signal} to {told}", lambda: self._send(ranks, work.host))
+        return ActionPlan(f"{options.signal} to {told}", lambda: self._send(ranks, work.host))
 
-    def _send(self, ranks: Sequence[RankIdentity], host: Host) -> Did:
+    def _send(self, ranks: Sequence[RankIdentity], host: Host) -> ActionResult:
         number = signal.Signals[self._options.signal]
         fds = []
         try:
@@ -53,7 +53,7 @@ class Signal:
             for fd in fds:
                 os.close(fd)
         who = ", ".join(f"rank {one.rank} (pid {one.pid})" for one in ranks)
-        return Did(f"sent {self._options.signal} to {who}")
+        return ActionResult(f"sent {self._options.signal} to {who}")
 
 
 def held(one: RankIdentity, host: Host) -> int:
@@ -70,7 +70,7 @@ def held(one: RankIdentity, host: Host) -> int:
 
 
 def _chosen(
-    ranks: tuple[RankIdentity, ...], facts: Facts, node: str, to: str
+    ranks: tuple[RankIdentity, ...], facts: ActionFacts, node: str, to: str
 ) -> tuple[RankIdentity, ...]:
     """All ranks here, or the one rank that is blamed."""
     if to == "ranks":
@@ -86,6 +86,6 @@ def _chosen(
     return chosen
 
 
-def create(options: Options) -> Signal:
+def create(options: Options) -> SignalAction:
     """Build the action."""
-    return Signal(options)
+    return SignalAction(options)

@@ -8,7 +8,7 @@ import msgspec
 
 from mldebug.core.plugins import load
 from mldebug.core.units import Duration
-from mldebug_agents.alerts.action_runner.model import Did, Plan, Work
+from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,7 +27,7 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
     yield from load("channels", "webhook").problems(options)
 
 
-class Webhook:
+class WebhookAction:
     """The facts are the channel's message, with `confidence` and `blamed`."""
 
     harms = False
@@ -35,17 +35,17 @@ class Webhook:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, work: Work) -> Plan:
+    def plan(self, work: ActionInput) -> ActionPlan:
         """A POST."""
         channel: Any = load("channels", "webhook").create(self._options)
 
-        def post() -> Did:
+        def post() -> ActionResult:
             channel.send(work.facts)
-            return Did("posted the facts")
+            return ActionResult("posted the facts")
 
-        return Plan("post the facts", post)
+        return ActionPlan("post the facts", post)
 
 
-def create(options: Options) -> Webhook:
+def create(options: Options) -> WebhookAction:
     """Build the action."""
-    return Webhook(options)
+    return WebhookAction(options)

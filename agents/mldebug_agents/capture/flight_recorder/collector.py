@@ -21,7 +21,7 @@ from mldebug_agents.capture.flight_recorder.strategies import Climb, Tools, told
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.installed import Installed
 from mldebug_agents.jobs.ranks.libraries import Program
-from mldebug_agents.system.failure_counts import Unanswered
+from mldebug_agents.system.failure_counts import FailureCounts
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 
@@ -37,9 +37,9 @@ class Collector:
         host: Host,
         reader: Reader,
         installed: Installed,
-        unanswered: Unanswered | None = None,
+        unanswered: FailureCounts | None = None,
     ) -> None:
-        self.unanswered = unanswered or Unanswered()
+        self.unanswered = unanswered or FailureCounts()
         self._host = host
         self._reader = reader
         self._installed = installed

@@ -11,12 +11,12 @@ from mldebug.capture.flight_recorder.dump import MAX_DUMP, living, parse_dump
 from mldebug.capture.flight_recorder.votes import newest_call
 from mldebug.core.model import FlightRecord, RankIdentity
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Piece, Tail, Unreadable
+from mldebug_agents.system.reader_answers import FilePiece, Tail, Unreadable
 
 STOP = b"."
 RECENT = 120.0  # seconds; a living rank has gone on since an older one
 
-Told = TypeVar("Told", Piece, Tail, bytes, None)
+Told = TypeVar("Told", FilePiece, Tail, bytes, None)
 
 
 class Careful:
@@ -26,7 +26,7 @@ class Careful:
         self._reader = reader
         self._hung = False
 
-    def read_from(self, path: str, offset: int, *, max_bytes: int) -> Piece | Unreadable:
+    def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece | Unreadable:
         """As that of the reader."""
         return self._ask(lambda: self._reader.read_from(path, offset, max_bytes=max_bytes))
 
@@ -72,10 +72,10 @@ class Found(NamedTuple):
 def mark(reader: Careful, path: str) -> Mark | None:
     """None where there is no such file, or none that may be read."""
     piece = reader.read_from(path, 0, max_bytes=0)
-    return _mark(piece) if isinstance(piece, Piece) else None
+    return _mark(piece) if isinstance(piece, FilePiece) else None
 
 
-def _mark(piece: Piece) -> Mark:
+def _mark(piece: FilePiece) -> Mark:
     return Mark(piece.device, piece.inode, piece.size, piece.mtime)
 
 
@@ -98,7 +98,7 @@ def read_dump(reader: Careful, path: str, one: RankIdentity) -> Found | str:
     return not_theirs(whole, one) or parsed(path, whole, one)
 
 
-def not_theirs(piece: Piece, one: RankIdentity) -> str:
+def not_theirs(piece: FilePiece, one: RankIdentity) -> str:
     """Why this file cannot be of this rank, "" where it can."""
     if piece.uid != one.uid:
         return f"it belongs to user {piece.uid} and not to user {one.uid} of the rank"
@@ -109,7 +109,7 @@ def not_theirs(piece: Piece, one: RankIdentity) -> str:
     return ""
 
 
-def parsed(path: str, piece: Piece, one: RankIdentity) -> Found | str:
+def parsed(path: str, piece: FilePiece, one: RankIdentity) -> Found | str:
     """A dump, or why it is none of this run: jobs of one user may use the same file, on several nodes at once."""
     try:
         record = parse_dump(piece.data, living(one.world_size))

@@ -25,7 +25,7 @@ from mldebug_agents.capture.flight_recorder.files import (
 )
 from mldebug_agents.capture.flight_recorder.sharing import Sharing
 from mldebug_agents.capture.flight_recorder.worker_servers import SECONDS, ask_servers
-from mldebug_agents.system.failure_counts import Unanswered
+from mldebug_agents.system.failure_counts import FailureCounts
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 
@@ -59,7 +59,7 @@ class Tools(NamedTuple):
     servers: Reader
     fifo: Fifo
     sharing: Sharing
-    unanswered: Unanswered
+    unanswered: FailureCounts
 
 
 class Climb:

@@ -15,11 +15,14 @@ from mldebug.capture.flight_recorder.dump import MAX_DUMP, living, parse_dump
 from mldebug.capture.flight_recorder.status import Status, beside, parse_status
 from mldebug.core.model import FlightRecord
 from mldebug_agents.capture.flight_recorder.agreement import Agreement
-from mldebug_agents.system.child.reader_writes import ASKED_FOR, Question
+from mldebug_agents.system.child.reader_writes import ASKED_FOR, WorkerServerQuestion
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 
-HANDLERS = {"dump_nccl_trace_json": Question.NCCL, "fr_trace_json": Question.OTHERS}
+HANDLERS = {
+    "dump_nccl_trace_json": WorkerServerQuestion.NCCL,
+    "fr_trace_json": WorkerServerQuestion.OTHERS,
+}
 MAX_LIST, MAX_STATUS = 64 << 10, 1 << 20
 SECONDS = 2.0  # for all questions to all servers of a job: a report waits for them
 QUICK = 0.5  # of these, until all have told how far they are
@@ -92,7 +95,7 @@ class Server:
 
     def tell(self, rank: int, agreed: Agreement) -> FlightRecord | str:
         """All its calls; of a rank that is as far as another one, which tells all, only those that pend."""
-        listed = self._ask(Question.HANDLERS, MAX_LIST)
+        listed = self._ask(WorkerServerQuestion.HANDLERS, MAX_LIST)
         if isinstance(listed, Unreadable):
             return listed.reason
         try:
@@ -100,17 +103,19 @@ class Server:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return "no list of handlers"
         questions = [question for name, question in HANDLERS.items() if name in handlers]
-        status = self._status() if Question.NCCL in questions and agreed.several else None
+        status = (
+            self._status() if WorkerServerQuestion.NCCL in questions and agreed.several else None
+        )
         speaker = agreed.speaker(rank, status)
         if speaker is not None and (found := self._pending(questions, speaker, agreed)):
             return found
         return self._all(questions)
 
     def _status(self) -> Status | None:
-        answer = self._ask(Question.STATUS, MAX_STATUS)
+        answer = self._ask(WorkerServerQuestion.STATUS, MAX_STATUS)
         return None if isinstance(answer, Unreadable) else parse_status(answer)
 
-    def _all(self, questions: Sequence[Question]) -> FlightRecord | str:
+    def _all(self, questions: Sequence[WorkerServerQuestion]) -> FlightRecord | str:
         told = [self._dump(question) for question in questions]
         records = [one for one in told if isinstance(one, FlightRecord)]
         if records:
@@ -118,16 +123,19 @@ class Server:
         return next((one for one in told if isinstance(one, str)), "it has no Flight Recorder")
 
     def _pending(
-        self, questions: Sequence[Question], speaker: int, agreed: Agreement
+        self, questions: Sequence[WorkerServerQuestion], speaker: int, agreed: Agreement
     ) -> FlightRecord | None:
         """None where these do not fit to what the other one tells, which may be nothing."""
-        asked = [Question.PENDING if one is Question.NCCL else one for one in questions]
+        asked = [
+            WorkerServerQuestion.PENDING if one is WorkerServerQuestion.NCCL else one
+            for one in questions
+        ]
         pending, whole = self._all(asked), agreed.whole(speaker, self._until)
         if whole is None or isinstance(pending, str):
             return None
         return beside(whole, pending)
 
-    def _dump(self, question: Question) -> FlightRecord | str:
+    def _dump(self, question: WorkerServerQuestion) -> FlightRecord | str:
         answer = self._ask(question, MAX_DUMP)
         if isinstance(answer, Unreadable):
             return answer.reason
@@ -136,7 +144,7 @@ class Server:
         except ValueError as error:
             return f"its answer is not believed: {error}"
 
-    def _ask(self, question: Question, most: int) -> bytes | Unreadable:
+    def _ask(self, question: WorkerServerQuestion, most: int) -> bytes | Unreadable:
         left = min(ASKED_FOR, self._until - time.monotonic())
         if left <= 0:
             return Unreadable("no time was left to ask it")

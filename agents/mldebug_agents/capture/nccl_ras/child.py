@@ -23,10 +23,10 @@ from mldebug.core.redact import clean
 from mldebug_agents.capture.nccl_ras.conversation import Talk, TalkError
 from mldebug_agents.capture.nccl_ras.netinfo import holds, own_addresses, owner
 from mldebug_agents.jobs.ranks.ras_address import Place, is_own, places
+from mldebug_agents.system.child.link import ChildLink
 from mldebug_agents.system.host import Host
 
 NAME = "ras"
-MAX_ORDER = 64 << 10
 MAX_REASON = 300  # characters
 TRIES = 6  # connections: other jobs may answer at the same port, and stopped processes accept and say nothing
 _CLONE_NEWNET = 0x40000000
@@ -57,10 +57,10 @@ class RasReply(msgspec.Struct, frozen=True, kw_only=True):
     silent: bool = False  # nobody listens there
 
 
-def serve(link: socket.socket) -> None:
+def serve(connection: socket.socket) -> None:
     """The child: one order, one answer."""
-    order = msgspec.msgpack.decode(_all(link), type=RasOrder)
-    link.sendall(msgspec.msgpack.encode(carry_out(order)))
+    link = ChildLink(connection, msgspec.msgpack.Decoder(RasOrder))
+    link.send(carry_out(link.receive()))
 
 
 def carry_out(order: RasOrder) -> RasReply:
@@ -165,10 +165,3 @@ def _is_held(link: socket.socket, uid: int, living: Iterable[int]) -> bool:
     if not unseen:
         raise TalkError(_ANOTHER, again=True)
     return False
-
-
-def _all(link: socket.socket) -> bytes:
-    parts: list[bytes] = []
-    while (part := link.recv(65536)) and sum(map(len, parts)) < MAX_ORDER:
-        parts.append(part)
-    return b"".join(parts)

@@ -2,21 +2,20 @@
 
 import math
 import os
-import socket
 
 import msgspec
 
 from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug_agents.capture.nccl_ras.child import NAME, RasOrder, RasReply
 from mldebug_agents.jobs.ranks.ras_address import OFF
-from mldebug_agents.system.failure_counts import RAS, Unanswered
+from mldebug_agents.system.child.link import ask_once
+from mldebug_agents.system.failure_counts import RAS, FailureCounts
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
 
 DEADLINE = 2.5  # seconds for everything in a capture, whose report waits for it
 GLANCE = 1.5  # in the watch
 SLACK = 0.5  # seconds more until its child is given up
-MAX_REPLY = 16 << 20
 MAX_NODES = 16  # of a job of which each node asks for itself
 WHAT = "NCCL RAS"
 _NETWORK = "net:["
@@ -25,10 +24,12 @@ _NETWORK = "net:["
 class RasClient:
     """Any thread may ask. Each question has a child of its own, which ends with it."""
 
-    def __init__(self, spawner: Spawner, host: Host, unanswered: Unanswered | None = None) -> None:
+    def __init__(
+        self, spawner: Spawner, host: Host, unanswered: FailureCounts | None = None
+    ) -> None:
         self._spawner = spawner
         self._host = host
-        self.unanswered = unanswered or Unanswered()
+        self.unanswered = unanswered or FailureCounts()
 
     def ask(self, job: Job, *, whole: bool = True, seconds: float = DEADLINE) -> RasReply:
         """What a process of this job answers; the reason where none does. Never raises."""
@@ -70,24 +71,11 @@ class RasClient:
         except OSError as error:
             return RasReply(error=f"not asked: {error.strerror or error}")
         try:
-            worker.socket.settimeout(order.seconds + SLACK)
-            worker.socket.sendall(msgspec.msgpack.encode(order))
-            worker.socket.shutdown(socket.SHUT_WR)
-            return msgspec.msgpack.decode(_all(worker.socket), type=RasReply)
+            return ask_once(worker, order, msgspec.msgpack.Decoder(RasReply), order.seconds + SLACK)
         except TimeoutError:
             return RasReply(error=f"no answer in {order.seconds:g} s")
-        except (OSError, msgspec.DecodeError) as error:
+        except OSError as error:
             return RasReply(error=f"the child that asks has ended: {error}")
-        finally:
-            worker.kill()
-
-
-def _all(link: socket.socket) -> bytes:
-    """The child writes once, at its end: so the timeout of one read is that of all."""
-    parts: list[bytes] = []
-    while (part := link.recv(1 << 18)) and sum(map(len, parts)) < MAX_REPLY:
-        parts.append(part)
-    return b"".join(parts)
 
 
 def switched_off(job: Job) -> bool:

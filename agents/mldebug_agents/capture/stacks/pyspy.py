@@ -17,7 +17,7 @@ import msgspec
 from mldebug.capture.stacks import parse_pyspy_json
 from mldebug.core.errors import EvidenceError, ToolError
 from mldebug.core.model import ThreadStack
-from mldebug_agents.system.spawn import Completed, Starter
+from mldebug_agents.system.spawn import Completed, ProgramStarter
 
 INSTALL = "pip install py-spy, or name it in the config: capture: {py_spy: /path/to/py-spy}"
 
@@ -43,7 +43,7 @@ class PySpy:
 
     def __init__(
         self,
-        starter: Starter,
+        starter: ProgramStarter,
         binary: str = "auto",
         hook: Callable[[int], tuple[ThreadStack, ...]] = lambda _: (),
     ) -> None:

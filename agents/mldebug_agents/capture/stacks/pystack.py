@@ -11,7 +11,7 @@ from pathlib import Path
 from mldebug.capture.stacks import named_frame
 from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
 from mldebug.core.redact import clean
-from mldebug_agents.system.spawn import Starter
+from mldebug_agents.system.spawn import ProgramStarter
 
 _THREAD = re.compile(r"^Traceback for thread (\d+) \((.*?)\) \[(.*?)\]")
 _FRAME = re.compile(r'^ {4}\(Python\) File "(.+)", line (\d+), in (.+)$')
@@ -24,7 +24,7 @@ def find_pystack() -> str:
 
 
 def second_opinion(
-    starter: Starter, binary: str, pid: int, timeout: float
+    starter: ProgramStarter, binary: str, pid: int, timeout: float
 ) -> tuple[ThreadStack, ...]:
     """The Python stacks of one process, or none where pystack cannot read it either; never raises."""
     if not binary:

@@ -15,7 +15,7 @@ from mldebug_agents.capture.trace.source_text import SourceText
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Piece
+from mldebug_agents.system.reader_answers import FilePiece
 
 log = logging.getLogger("mldebug")
 
@@ -110,7 +110,7 @@ class Rings:
 
     def _maps(self, rank: RankIdentity, place: RingPlace) -> bool:
         told = self._reader.read_from(maps_of(self._host, rank.pid), 0, max_bytes=MAX_MAPS)
-        return isinstance(told, Piece) and place.told.encode() in told.data
+        return isinstance(told, FilePiece) and place.told.encode() in told.data
 
     def _is_its(self, rank: RankIdentity, place: RingPlace) -> bool:
         try:

@@ -14,7 +14,7 @@ from mldebug.core.model import RankIdentity
 from mldebug_agents.capture.trace.locations import RingPlace
 from mldebug_agents.jobs.hook.records import check_owner
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Piece, Unreadable
+from mldebug_agents.system.reader_answers import FilePiece, Unreadable
 
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH)
 
@@ -35,7 +35,7 @@ class RingFile:
     def read(self, at: int, size: int) -> bytes:
         """Bytes at an offset, of a file that is the rank's at this moment too."""
         piece = self._reader.read_from(self.place.path, at, max_bytes=size)
-        if not isinstance(piece, Piece):
+        if not isinstance(piece, FilePiece):
             raise _error(piece)
         check_owner(piece, self._rank.uid)
         return piece.data
@@ -74,7 +74,7 @@ class RingFile:
 def begins_as_one(reader: Reader, place: RingPlace) -> bool:
     """Is it worth a closer look?"""
     piece = reader.read_from(place.path, 0, max_bytes=HEADER_SIZE)
-    return isinstance(piece, Piece) and piece.data[:7] == b"mltrace"
+    return isinstance(piece, FilePiece) and piece.data[:7] == b"mltrace"
 
 
 def _error(why: Unreadable) -> OSError:

@@ -7,7 +7,7 @@ from mldebug.core.model import RankIdentity
 from mldebug_agents.jobs.logs.rights import Rights
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Piece
+from mldebug_agents.system.reader_answers import FilePiece
 
 MAX_BYTES = 1 << 20  # of one file
 MAX_FILES = 16  # of one rank
@@ -34,7 +34,7 @@ class SourceText:
     def _read(self, path: str) -> bytes:
         for root in self._roots:
             piece = self._reader.read_from(f"{root}{path}", 0, max_bytes=MAX_BYTES)
-            if isinstance(piece, Piece) and self._rights.may_read(piece):
+            if isinstance(piece, FilePiece) and self._rights.may_read(piece):
                 return piece.data
         return b""
 

@@ -19,16 +19,15 @@ from mldebug_agents.agent.wiring import (
     serve_peers,
     serve_people,
 )
-from mldebug_agents.cluster.peers.identity import in_child
+from mldebug_agents.cluster.peers.net.identity import in_child
 from mldebug_agents.cluster.peers.setup import join
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.support.replay.recording import Recording, load
-from mldebug_agents.support.replay.running import Replay
-from mldebug_agents.support.replay.state_dir import place
+from mldebug_agents.support.replay.running import Replay, place
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.service import log_lines
-from mldebug_agents.system.service.shutdown import Ending
-from mldebug_agents.web.server import Server
+from mldebug_agents.system.service.shutdown import Shutdown
+from mldebug_agents.web.server import AgentServer
 
 log = logging.getLogger("mldebug")
 
@@ -74,21 +73,21 @@ def agent(
     settings = load_config(config)
     current = CurrentConfig(settings)
     with open_tools(current) as tools:
-        ending = Ending()
+        ending = Shutdown()
         ending.begin()
         serve(settings, current, tools, ending, config)
     ending.leave()
 
 
 def serve(
-    settings: Config, current: CurrentConfig, tools: NodeTools, ending: Ending, file: Path | None
+    settings: Config, current: CurrentConfig, tools: NodeTools, ending: Shutdown, file: Path | None
 ) -> None:
     """Run the loop and the server until a signal says stop."""
     spawner = tools.context.spawner
-    server = Server(settings.agent)
+    server = AgentServer(settings.agent)
     joined = join(settings.cluster, in_child(spawner))
     server.start()
-    ledger = Ledger(settings.agent.state_dir, spawner, server.serve_door)
+    ledger = StateStore(settings.agent.state_dir, spawner, server.serve_door)
     read_config = lambda: load_config(file)
     node = build_loop(
         current, tools, ledger, server.publish, read_config=read_config, joined=joined
@@ -113,9 +112,9 @@ def play(
     """Serve a recorded node until the recording ends, or a signal says stop."""
     recording = load(path)
     settings = replay_settings(recording, file)
-    server = Server(settings.agent)
+    server = AgentServer(settings.agent)
     replay = Replay(recording, settings, server.publish, speed=speed, loop=loop)
-    ending = Ending()
+    ending = Shutdown()
     ending.begin()
     ending.tell(replay.stop, lambda: None, lambda: "the replay")
     with place(state_dir, settings) as (config, door):
@@ -152,7 +151,7 @@ def _factor(speed: str) -> float:
     return factor
 
 
-def _end(tools: NodeTools, server: Server, ledger: Ledger) -> None:
+def _end(tools: NodeTools, server: AgentServer, ledger: StateStore) -> None:
     """The children first: what waits for them comes back. Nothing here waits long."""
     tools.gpus.close()
     spawner = tools.context.spawner

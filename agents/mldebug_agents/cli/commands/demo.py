@@ -15,7 +15,7 @@ from mldebug.core.errors import ExitCode, MldebugError, ToolError
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.text import print_report
 from mldebug_agents.support.demo.agent import DemoAgent
-from mldebug_agents.support.demo.job import DemoJob, Plan
+from mldebug_agents.support.demo.job import DemoJob, DemoPlan
 from mldebug_agents.support.demo.progress import show_progress
 from mldebug_agents.system.spawn import Spawner
 
@@ -48,7 +48,7 @@ def demo(fault: str, ranks: int, html: Path | None) -> None:
     Exit code 0: the report names the rank that was struck, and nobody else; 1: it does not.
     """
     require_torch()
-    plan = Plan(fault=fault, ranks=ranks, struck=ranks // 2)
+    plan = DemoPlan(fault=fault, ranks=ranks, struck=ranks // 2)
     console = Console()
     with (
         Spawner() as spawner,
@@ -69,7 +69,7 @@ def demo(fault: str, ranks: int, html: Path | None) -> None:
     sys.exit(verdict_on(report, plan))
 
 
-def verdict_on(report: Report, plan: Plan) -> ExitCode:
+def verdict_on(report: Report, plan: DemoPlan) -> ExitCode:
     """Compare the named culprits with the rank that was struck, and say where they differ."""
     named = [culprit.rank for culprit in report.diagnosis.culprits]
     if named == [plan.struck]:

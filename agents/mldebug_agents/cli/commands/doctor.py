@@ -19,13 +19,13 @@ from mldebug.core.redact import clean
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.hardware.one_shot import OneShotReader
-from mldebug_agents.support.doctor.checks import OWN_DUMP, World, examine
+from mldebug_agents.support.doctor.checks import OWN_DUMP, CheckEnvironment, examine
 from mldebug_agents.support.doctor.gpu_lines import gpu_lines
 from mldebug_agents.support.doctor.gpus import GpuExamination, examined
-from mldebug_agents.support.doctor.rows import Check
+from mldebug_agents.support.doctor.rows import DoctorCheck
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
-from mldebug_agents.web.nearest_agent import ask_nearest
+from mldebug_agents.web.client import ask_nearest
 
 STYLES = {"ok": "green", "limited": "yellow", "missing": "bold red"}
 MAX_WIDTH = 100
@@ -43,7 +43,7 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     uid: int
     works: bool
-    checks: tuple[Check, ...]
+    checks: tuple[DoctorCheck, ...]
 
 
 @click.command("doctor")
@@ -61,7 +61,7 @@ def command(gpus: bool, as_json: bool, config: Path | None) -> None:
         sys.exit(gpus_examined(settings, as_json, here_only=config is not None))
     chosen = str(settings.capture.py_spy)
     with Spawner() as spawner, Reader(spawner) as reader:
-        world = World(
+        world = CheckEnvironment(
             reader=reader,
             starter=spawner,
             py_spy=find_binary() if chosen == "auto" else chosen,
@@ -108,7 +108,7 @@ def show_gpus(found: GpuExamination, console: Console, now: float) -> None:
         print_line(console, line, prose=True)
 
 
-def sum_up(checks: tuple[Check, ...]) -> Examination:
+def sum_up(checks: tuple[DoctorCheck, ...]) -> Examination:
     """Put the rows together with where and as whom they were taken."""
     works = all(check.state == "ok" for check in checks if check.name == OWN_DUMP)
     return Examination(node=socket.gethostname(), uid=os.geteuid(), works=works, checks=checks)
@@ -121,7 +121,7 @@ def show(found: Examination, console: Console) -> None:
     console.print(Text("\n" + verdict(found)), highlight=False, width=width)
 
 
-def print_checks(checks: tuple[Check, ...], console: Console) -> None:
+def print_checks(checks: tuple[DoctorCheck, ...], console: Console) -> None:
     """The rows as a table."""
     width = min(console.width, MAX_WIDTH)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, width=width)

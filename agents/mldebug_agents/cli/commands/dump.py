@@ -20,7 +20,7 @@ from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.cluster.fanout.abandonment import end_without_reader, ended_by_signals
-from mldebug_agents.cluster.fanout.messages import Wanted
+from mldebug_agents.cluster.fanout.messages import FanoutRequest
 from mldebug_agents.cluster.fanout.progress_line import Waiting
 from mldebug_agents.cluster.node_captures import capture_all, reply
 from mldebug_agents.cluster.peers.reach import run_elsewhere
@@ -34,8 +34,8 @@ from mldebug_agents.incidents.manual import (
     take,
     within,
 )
+from mldebug_agents.web.client import ask_nearest
 from mldebug_agents.web.control_requests import tell_agent
-from mldebug_agents.web.nearest_agent import ask_nearest
 
 MAX_WATCH = 60.0
 DEFAULT_WAIT = 60.0
@@ -124,7 +124,7 @@ def dump(
             sys.exit(_by_agents(own, run, as_json, html, here_only=config is not None))
     if far:
         arguments = _arguments(native, watch, job)
-        asked = Wanted(
+        asked = FanoutRequest(
             target=slurm_job or hosts or "",
             python=python or sys.executable,
             arguments=arguments,

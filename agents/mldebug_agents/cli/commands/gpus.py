@@ -17,12 +17,12 @@ from mldebug.core.redact import clean
 from mldebug.core.units import format_duration, parse_duration
 from mldebug.hardware.health.sentences import complaints, headline
 from mldebug.status.gpu_table import missing, rows, table, users
-from mldebug.status.gpu_view import Glance
+from mldebug.status.gpu_view import GpuOverview
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.hardware.gpu.controller import ACCEPT, LONGEST, RELEASE, Accepted, Released
 from mldebug_agents.hardware.one_shot import OneShotReader
+from mldebug_agents.web.client import ask_nearest
 from mldebug_agents.web.control_requests import tell_agent
-from mldebug_agents.web.nearest_agent import ask_nearest
 
 SECONDS = 20.0  # a driver that no process uses may load firmware first
 NO_GPUS = "no GPU answers here: there is no NVIDIA library"
@@ -66,7 +66,7 @@ def list_(as_json: bool, config: Path | None) -> None:
     show_list(seen, Console(), time.time())
 
 
-def _look(config: Config, *, here_only: bool) -> Glance:
+def _look(config: Config, *, here_only: bool) -> GpuOverview:
     """The agent's word, or an own look; ToolError where there is no library."""
     with open_tools(config) as tools:
         state_dir = config.agent.state_dir
@@ -84,13 +84,13 @@ def _look(config: Config, *, here_only: bool) -> Glance:
     return seen
 
 
-def show_list(seen: Glance, console: Console, now: float) -> None:
+def show_list(seen: GpuOverview, console: Console, now: float) -> None:
     """Print the answer; a pipe gets the same lines as a terminal."""
     for line in list_lines(seen, now):
         print_line(console, line, prose=True)
 
 
-def list_lines(seen: Glance, now: float) -> Iterator[Text]:
+def list_lines(seen: GpuOverview, now: float) -> Iterator[Text]:
     """The answer line by line, 80 columns wide where names are no longer than usual."""
     found = rows(seen)
     yield Text(clean(f"{seen.node}: {_title(seen, now)}", 300), style="bold")
@@ -108,7 +108,7 @@ def list_lines(seen: Glance, now: float) -> Iterator[Text]:
         yield Text(clean(told, 400), style="red")
 
 
-def _title(seen: Glance, now: float) -> str:
+def _title(seen: GpuOverview, now: float) -> str:
     gpus = seen.gpus.gpus if seen.gpus else ()
     names = sorted({one.name for one in gpus if one.name})
     parts = [headline([one.uuid for one in gpus], seen.health)]

@@ -13,8 +13,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Probes(click.Group):
-    """A group whose commands are the files of the room `probes`."""
+class ProbeGroup(click.Group):
+    """A group whose commands are the plugins of kind `probes`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return every probe, importing none."""
@@ -35,7 +35,7 @@ class Probes(click.Group):
             return super().invoke(ctx)
 
 
-@click.group("probe", cls=Probes, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("probe", cls=ProbeGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def group() -> None:
     """Measure an idle node: collectives, GPUs, links.
 

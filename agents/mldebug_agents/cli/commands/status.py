@@ -24,12 +24,11 @@ from mldebug.hardware.host_memory.state import alarms
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.jobs.known_issues.match import Trap
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
-from mldebug.status.checkpoint_lines import saves_part
 from mldebug.status.cluster_lines import cluster_lines, stalled
 from mldebug.status.gpu_lines import hardware_lines, rank_lines
 from mldebug.status.run_lines import ailing_lines, pace_words, stale_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug.status.storage_lines import storage_json, storage_lines
+from mldebug.status.storage_lines import saves_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.state import lines_of
 from mldebug.storage.filesystems.state import PartState, StorageState
 from mldebug_agents.agent.wiring import NodeTools, open_tools
@@ -37,8 +36,8 @@ from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, MAX_VIEW
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
 from mldebug_agents.storage.monitor import look_once
+from mldebug_agents.web.client import ask_nearest
 from mldebug_agents.web.control_requests import tell_agent
-from mldebug_agents.web.nearest_agent import ask_nearest
 
 MAX_LISTED = 8
 NO_AGENT = "no agent watches them: a stall is noticed by nobody"
@@ -49,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class NodeListing(msgspec.Struct, frozen=True, kw_only=True):
     """What discovery found on this node, as `--json` prints it; `now` is unix time."""
 
     node: str
@@ -88,7 +87,7 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
             told = told or _seen_now(tools, found)
             parts = (saves_part(asked.snapshot),) if asked.snapshot else ()
             sys.exit(_storage(StorageState(parts=(*told.parts, *parts)), as_json))
-        seen = Seen(
+        seen = NodeListing(
             node=tools.context.node,
             now=time.time(),
             jobs=jobs_shown(found.jobs, asked.snapshot),
@@ -173,7 +172,7 @@ def jobs_shown(found: Sequence[Job], agent: Snapshot | None) -> tuple[Job, ...]:
     )
 
 
-def status_lines(seen: Seen, config: Path | None = None) -> Iterator[Text]:
+def status_lines(seen: NodeListing, config: Path | None = None) -> Iterator[Text]:
     """Yield the answer line by line; names that a job chose are cleaned and never markup.
 
     `config` is the file that was given, for the commands that are suggested.
@@ -216,7 +215,7 @@ def _traps(traps: Sequence[Trap]) -> Iterator[Text]:
         yield Text(f"  … and {len(traps) - MAX_LISTED} more known traps: --json lists them")
 
 
-def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
+def _agent(seen: NodeListing, config: Path | None) -> Iterator[Text]:
     """Who watches, and what he cannot do at present."""
     agent = seen.agent
     if agent is None:

@@ -42,7 +42,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class SwitchFolder(msgspec.Struct, frozen=True, kw_only=True):
     """One folder of switches, as `--json` prints it."""
 
     job: str = ""  # id, where the job was found
@@ -85,7 +85,7 @@ def kill(duration: str, clear: bool, run: str | None, folder: str | None, as_jso
 
     Jobs that start with the same folder while it holds (those of an array) stop at once.
     """
-    _turn(KILL, clear, _seconds(duration), Wanted(run, folder, config), as_json)
+    _turn(KILL, clear, _seconds(duration), SwitchSelection(run, folder, config), as_json)
 
 
 @group.command("save")
@@ -93,7 +93,7 @@ def kill(duration: str, clear: bool, run: str | None, folder: str | None, as_jso
 @_place
 def save(clear: bool, run: str | None, folder: str | None, as_json: bool, config: Path | None) -> None:  # fmt: skip
     """Have all ranks save at one step, once, and go on."""
-    _turn(SAVE, clear, None, Wanted(run, folder, config), as_json)
+    _turn(SAVE, clear, None, SwitchSelection(run, folder, config), as_json)
 
 
 @group.command("status")
@@ -104,7 +104,7 @@ def status(run: str | None, folder: str | None, as_json: bool, config: Path | No
     Exit code 1: a kill switch is set. In a job's script: `mldebug switch status --folder DIR || exit 0`
     """
     now = time.time()
-    places = list(_look(Wanted(run, folder, config)))
+    places = list(_look(SwitchSelection(run, folder, config)))
     if as_json:
         _print_json(places)
     else:
@@ -113,7 +113,7 @@ def status(run: str | None, folder: str | None, as_json: bool, config: Path | No
     sys.exit(ExitCode.FOUND if killed else ExitCode.FINE)
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class SwitchSelection(msgspec.Struct, frozen=True):
     """Whose switches."""
 
     run: str | None
@@ -129,7 +129,9 @@ class Wanted(msgspec.Struct, frozen=True):
         return os.path.abspath(named) if named else ""
 
 
-def _turn(name: str, clear: bool, seconds: float | None, wanted: Wanted, as_json: bool) -> None:
+def _turn(
+    name: str, clear: bool, seconds: float | None, wanted: SwitchSelection, as_json: bool
+) -> None:
     """Set it or take it back, and say what comes of it."""
     now = time.time()
     with open_tools(load_config(wanted.config)) as tools:
@@ -143,7 +145,7 @@ def _turn(name: str, clear: bool, seconds: float | None, wanted: Wanted, as_json
         )
         found = ask(tools.context.spawner, told)
     if as_json:
-        _print_json([Place(job=job, found=found)])
+        _print_json([SwitchFolder(job=job, found=found)])
         return
     state = "no longer set" if clear else "set"
     lines = [f"The {name} switch is {state}: {clean(found.folder)}/{name}"]
@@ -157,20 +159,22 @@ def _turn(name: str, clear: bool, seconds: float | None, wanted: Wanted, as_json
     _print_lines(lines)
 
 
-def _look(wanted: Wanted) -> Iterator[Place]:
+def _look(wanted: SwitchSelection) -> Iterator[SwitchFolder]:
     with open_tools(load_config(wanted.config)) as tools:
         if wanted.place:
-            yield Place(found=ask(tools.context.spawner, Order(verb="look", folder=wanted.place)))
+            yield SwitchFolder(
+                found=ask(tools.context.spawner, Order(verb="look", folder=wanted.place))
+            )
             return
         for job in choose(tools.capture.finder.find(), None, wanted.run):
             order = place_of(job, tools.context.host, tools.context.reader)
             if order is None:
-                yield Place(job=job.id, note=NOBODY.format(_named(job)))
+                yield SwitchFolder(job=job.id, note=NOBODY.format(_named(job)))
             else:
-                yield Place(job=job.id, found=ask(tools.context.spawner, order))
+                yield SwitchFolder(job=job.id, found=ask(tools.context.spawner, order))
 
 
-def _one(tools: NodeTools, wanted: Wanted) -> tuple[str, Order]:
+def _one(tools: NodeTools, wanted: SwitchSelection) -> tuple[str, Order]:
     """The one place to turn a switch in."""
     if wanted.place:
         return "", Order(verb="look", folder=wanted.place)
@@ -189,7 +193,7 @@ def _named(job: Job) -> str:
     return f"{clean(job.id, 40)} ({clean(job.name, 40)})"
 
 
-def _lines(place: Place, now: float) -> Iterator[str]:
+def _lines(place: SwitchFolder, now: float) -> Iterator[str]:
     if place.job:
         yield f"job     {clean(place.job, 40)}"
     yield from state_lines(place.found, now) if place.found else [place.note]
@@ -202,7 +206,7 @@ def _print_lines(lines: Iterator[str] | list[str]) -> None:
         print_line(console, Text(line, no_wrap=named), prose=True)
 
 
-def _print_json(places: list[Place]) -> None:
+def _print_json(places: list[SwitchFolder]) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode({"switches": places}), indent=2).decode())
 
 

@@ -14,9 +14,8 @@ from mldebug.config.schema import load_config
 from mldebug.core.errors import AccessError, MldebugError
 from mldebug.core.hints import typed
 from mldebug.core.redact import clean
-from mldebug_agents.web.client import Inquiry
+from mldebug_agents.web.client import AgentAnswer, ask_nearest
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp
-from mldebug_agents.web.nearest_agent import ask_nearest
 from mldebug_agents.web.relay import Relay
 
 
@@ -72,7 +71,7 @@ def way_in(state_dir: Path, config: Path | None) -> list[str]:
     ]
 
 
-def _check(asked: Inquiry, config: Path | None) -> None:
+def _check(asked: AgentAnswer, config: Path | None) -> None:
     """There must be somebody to show the pages."""
     if asked.outcome == "none":
         raise MldebugError("no agent runs here", f"start one: {typed('agent', config)}")

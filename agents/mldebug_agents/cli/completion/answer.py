@@ -1,14 +1,26 @@
-"""What one TAB prints: a line for each candidate, `TYPE, tab, VALUE, tab, SENTENCE`. `mldebug.cli` swallows errors.
+"""What one TAB prints: a line for each candidate, `TYPE, tab, VALUE, tab, SENTENCE`. `mldebug.cli.main` swallows errors.
 
 zsh and fish give the words as arguments. bash gives its line, and the piece of the last word that it will replace.
+
+Values are looked up in a child process, because a home, a config file or an agent may hang. It is forked here and not by
+`spawn.py`: the whole command lives for a tenth of a second and starts no program. A child that hangs is killed and not waited
+for, and holds none of the shell's pipes open.
 """
 
+import contextlib
+import os
+import select
+import signal
 import sys
+import time
 from collections.abc import Sequence
 
+import msgspec
 from click.shell_completion import CompletionItem, split_arg_string
 
-from mldebug_agents.cli.completion.side_child import look_aside
+from mldebug.core.plugins import load
+from mldebug.core.redact import clean
+from mldebug_agents.cli.completion.request import LISTED, CompletionRequest, Value, is_plain
 from mldebug_agents.cli.completion.skeleton import candidates
 from mldebug_agents.cli.completion.table import read_table
 
@@ -41,3 +53,58 @@ def _line(one: CompletionItem, option: str, cut: str) -> str:
     sentence = (one.help or "").replace("\t", " ").replace("\n", " ")
     word = one.value if one.value.startswith("--") else option + one.value
     return f"{one.type}\t{word.removeprefix(cut)}\t{sentence}"
+
+
+DEADLINE = 0.7  # seconds; usually it takes 0.05
+
+
+CHUNK = 1 << 16
+
+
+def look_aside(kind: str, asked: CompletionRequest) -> list[Value]:
+    """The values of one completion plugin, in its order; none where it takes too long or fails."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _answer(kind, asked, writing)
+    os.close(writing)
+    told = _read(reading, time.monotonic() + DEADLINE)
+    os.close(reading)
+    if told is None:
+        os.kill(pid, signal.SIGKILL)  # and not waited for: the kernel may hold it
+        return []
+    os.waitpid(pid, 0)
+    return msgspec.json.decode(told, type=list[Value]) if told else []
+
+
+def _answer(kind: str, asked: CompletionRequest, writing: int) -> None:
+    """In the child: look, tell, end. Never returns."""
+    with contextlib.suppress(BaseException):
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nowhere, stream)
+        told = msgspec.json.encode(values(kind, asked))
+        while told:
+            told = told[os.write(writing, told) :]
+    os._exit(0)
+
+
+def values(kind: str, asked: CompletionRequest) -> list[Value]:
+    """Look here and now; a word that a shell would take for more than a word is left out."""
+    module = load("completions", kind)
+    found = module.create(module.Options()).values(asked)
+    plain = [one for one in dict.fromkeys(found) if is_plain(one.word)]
+    return [Value(one.word, clean(one.sentence, 200)) for one in plain[:LISTED]]
+
+
+def _read(reading: int, until: float) -> bytes | None:
+    """All that was written, b"" by a child that failed; None where it has not ended in time."""
+    told = b""
+    while (left := until - time.monotonic()) > 0:
+        if not select.select([reading], [], [], left)[0]:
+            break
+        chunk = os.read(reading, CHUNK)
+        if not chunk:
+            return told
+        told += chunk
+    return None

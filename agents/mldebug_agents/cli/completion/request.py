@@ -1,4 +1,4 @@
-"""What the files of the room `completions` are asked, and what they answer."""
+"""What a completion plugin is given, and what it returns."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ LISTED = 200  # values of one TAB
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+,/=-]{0,199}", re.ASCII)
 
 
-class Asked(NamedTuple):
+class CompletionRequest(NamedTuple):
     """`config`: the file that stands on the command line; `described`: the shell shows sentences."""
 
     config: Path | None = None

@@ -9,15 +9,15 @@ import click
 from click.shell_completion import CompletionItem, ShellComplete
 from click.types import StringParamType
 
-from mldebug_agents.cli.completion.request import Asked, Value
+from mldebug_agents.cli.completion.request import CompletionRequest, Value
 from mldebug_agents.cli.completion.table import Parameter, Verb
 
 Items = list[CompletionItem]
-Look = Callable[[str, Asked], list[Value]]
+Look = Callable[[str, CompletionRequest], list[Value]]
 NOTHING = "nothing"  # the type of an item: free text is typed here, and no option
 
 
-class Typed(StringParamType):
+class CompletedParam(StringParamType):
     """The value of one option or argument."""
 
     def __init__(self, told: Parameter, look: Look, described: bool) -> None:
@@ -45,10 +45,10 @@ class Typed(StringParamType):
     def _values(self, context: click.Context) -> list[Value]:
         if not self._told.looked:
             return [Value(word) for word in self._told.words]
-        return self._look(self._told.looked, Asked(_config(context), self._described))
+        return self._look(self._told.looked, CompletionRequest(_config(context), self._described))
 
 
-class Verbs(click.Group):
+class SkeletonGroup(click.Group):
     """A group whose commands are made when they are asked for."""
 
     def __init__(self, verb: Verb, make: Callable[[Verb], click.Command]) -> None:
@@ -81,16 +81,20 @@ def candidates(table: Verb, words: list[str], look: Look, *, described: bool) ->
 def make(verb: Verb, look: Look, described: bool) -> click.Command:
     """A command that only knows what may be typed."""
     below = partial(make, look=look, described=described)
-    command = Verbs(verb, below) if verb.verbs else click.Command(verb.name)
+    command = SkeletonGroup(verb, below) if verb.verbs else click.Command(verb.name)
     command.short_help = verb.help
     if verb.short_help:
         command.context_settings["help_option_names"] = ["-h", "--help"]
     command.allow_interspersed_args = not (verb.rest or verb.verbs)
-    command.params = list(_parameters(verb, partial(Typed, look=look, described=described)))
+    command.params = list(
+        _parameters(verb, partial(CompletedParam, look=look, described=described))
+    )
     return command
 
 
-def _parameters(verb: Verb, typed: Callable[[Parameter], Typed]) -> Iterator[click.Parameter]:
+def _parameters(
+    verb: Verb, typed: Callable[[Parameter], CompletedParam]
+) -> Iterator[click.Parameter]:
     for number, one in enumerate(verb.parameters):
         if not one.names:
             yield click.Argument(

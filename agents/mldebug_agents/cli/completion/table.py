@@ -9,16 +9,16 @@ from typing import Any
 import click
 import msgspec
 
-from mldebug.cli.param_types import Listed, Looked, Place
+from mldebug.cli.param_types import LookupParam, PathParam, WordListParam
 
 FILE = Path(__file__).with_name("verbs.json")
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CompactStruct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of what stands in the file: what is usual is left out."""
 
 
-class Parameter(Told, frozen=True, kw_only=True):
+class Parameter(CompactStruct, frozen=True, kw_only=True):
     """An option, or an argument (which has no `names`), and what may be its value."""
 
     names: tuple[str, ...] = ()
@@ -28,10 +28,10 @@ class Parameter(Told, frozen=True, kw_only=True):
     words: tuple[str, ...] = ()  # the only legal values
     commas: bool = False  # several of them, with commas
     paths: str = ""  # file, dir or command
-    looked: str = ""  # a file of the room `completions`
+    looked: str = ""  # a completion plugin
 
 
-class Verb(Told, frozen=True, kw_only=True):
+class Verb(CompactStruct, frozen=True, kw_only=True):
     """A command; `rest`: what follows its first argument is a command line of its own."""
 
     name: str
@@ -84,9 +84,9 @@ def _parameter(one: click.Parameter) -> Parameter:
         flag=isinstance(one, click.Option) and (one.is_flag or one.count),
         many=one.multiple or one.nargs == -1,
         words=tuple(map(str, kind.choices)) if isinstance(kind, click.Choice) else getattr(kind, "words", ()),
-        commas=isinstance(kind, Listed),
+        commas=isinstance(kind, WordListParam),
         paths=_paths(kind),
-        looked=kind.kind if isinstance(kind, Looked) else "",
+        looked=kind.kind if isinstance(kind, LookupParam) else "",
     )  # fmt: skip
 
 
@@ -95,6 +95,6 @@ def _paths(kind: "click.ParamType[Any]") -> str:
         return "dir" if kind.dir_okay and not kind.file_okay else "file"
     if isinstance(kind, click.File):
         return "file"
-    if isinstance(kind, Place):
+    if isinstance(kind, PathParam):
         return kind.paths
     return "command" if kind is click.UNPROCESSED else ""

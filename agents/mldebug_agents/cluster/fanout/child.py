@@ -19,8 +19,9 @@ from ClusterShell.Topology import TopologyError
 from ClusterShell.Worker.Ssh import SshClient, WorkerSsh
 
 from mldebug.cluster.wire import MAX_LINE, read_line
-from mldebug_agents.cluster.fanout.messages import News, Order
+from mldebug_agents.cluster.fanout.messages import FanoutNews, FanoutOrder
 from mldebug_agents.system.child.leftovers import children_of
+from mldebug_agents.system.child.link import ChildLink
 
 MAX_MEMORY = (
     4 << 30
@@ -31,26 +32,20 @@ MAX_OUTPUT = 16 << 20  # bytes of one node
 BEAT = 0.25
 
 
-def serve(link: socket.socket) -> None:
+def serve(connection: socket.socket) -> None:
     """Read one order, carry it out, tell what comes of it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    with link.makefile("rb") as incoming:
-        order = msgspec.json.decode(incoming.readline(), type=Order)
+    link = ChildLink(connection, msgspec.msgpack.Decoder(FanoutOrder))
     with contextlib.suppress(OSError):
         try:
-            _carry_out(order, link)
-            tell(link, News(over=True))
+            _carry_out(link.receive(), link, connection)
+            link.send(FanoutNews(over=True))
         except (TopologyError, MemoryError, ValueError) as error:
-            tell(link, News(trouble=f"{type(error).__name__}: {error}"[:MAX_ERROR]))
+            link.send(FanoutNews(trouble=f"{type(error).__name__}: {error}"[:MAX_ERROR]))
 
 
-def tell(link: socket.socket, news: News) -> None:
-    """Hand one thing on; raises OSError."""
-    link.sendall(msgspec.json.encode(news) + b"\n")
-
-
-def _carry_out(order: Order, link: socket.socket) -> None:
+def _carry_out(order: FanoutOrder, link: ChildLink[FanoutOrder], connection: socket.socket) -> None:
     task = task_self()
     for stream in ("stdout_msgtree", "stderr_msgtree"):
         task.set_default(stream, False)  # or it would keep all that is written
@@ -74,7 +69,7 @@ def _carry_out(order: Order, link: socket.socket) -> None:
         **(where if order.nodes else {}),
     )  # fmt: skip
     worker.set_write_eof()
-    task.timer(BEAT, handler=_Listener(link, task), interval=BEAT, autoclose=True)
+    task.timer(BEAT, handler=_Listener(connection, task), interval=BEAT, autoclose=True)
     task.resume()
 
 
@@ -104,7 +99,7 @@ class _BoundedSsh(WorkerSsh):  # type: ignore[misc]
 class _Teller(EventHandler):  # type: ignore[misc]
     """Hands on what ClusterShell sees."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: ChildLink[FanoutOrder]) -> None:
         EventHandler.__init__(self)
         self._link = link
         self._last: dict[str, str] = {}
@@ -114,14 +109,14 @@ class _Teller(EventHandler):  # type: ignore[misc]
         """One line, of either stream."""
         name = _name(worker, node)
         if sname == "stdout" and len(msg) <= 2 * MAX_LINE and read_line(msg) is not None:
-            self._tell(News(node=name, line=msg.decode(errors="replace")))
+            self._tell(FanoutNews(node=name, line=msg.decode(errors="replace")))
         elif sname != "stdout" and msg.strip():
             self._error(name, msg[:MAX_ERROR].decode(errors="replace"))
 
     def _error(self, name: str, line: str) -> None:
         self._errors += 1
         if not name and self._errors <= MAX_ERRORS:
-            self._tell(News(error=line))
+            self._tell(FanoutNews(error=line))
         elif name:
             self._last[name] = line
 
@@ -132,17 +127,17 @@ class _Teller(EventHandler):  # type: ignore[misc]
     def ev_hup(self, worker: Any, node: Any, rc: int) -> None:
         """It has ended on one node."""
         name = _name(worker, node)
-        self._tell(News(node=name, code=rc, error=self._last.pop(name, "")))
+        self._tell(FanoutNews(node=name, code=rc, error=self._last.pop(name, "")))
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
         """It has ended everywhere."""
         for node in worker.task.iter_keys_timeout() if timedout else ():
             name = _name(worker, node)
-            self._tell(News(node=name, late=True, error=self._last.pop(name, "")))
+            self._tell(FanoutNews(node=name, late=True, error=self._last.pop(name, "")))
 
-    def _tell(self, news: News) -> None:
+    def _tell(self, news: FanoutNews) -> None:
         with contextlib.suppress(OSError):  # `_Listener` sees it, too
-            tell(self._link, news)
+            self._link.send(news)
 
 
 def _name(worker: Any, node: Any) -> str:
@@ -153,15 +148,15 @@ def _name(worker: Any, node: Any) -> str:
 class _Listener(EventHandler):  # type: ignore[misc]
     """Sees the main process hang up: first a signal that lets a scheduler's command cancel what it has started."""
 
-    def __init__(self, link: socket.socket, task: Task) -> None:
+    def __init__(self, connection: socket.socket, task: Task) -> None:
         EventHandler.__init__(self)
-        self._link = link
+        self._connection = connection
         self._task = task
         self._beats = 0
 
     def ev_timer(self, timer: Any) -> None:
         """Look once."""
-        if not self._beats and not _hung_up(self._link):
+        if not self._beats and not _hung_up(self._connection):
             return
         self._beats += 1
         if self._beats == 1:
@@ -172,6 +167,6 @@ class _Listener(EventHandler):  # type: ignore[misc]
             self._task.abort()
 
 
-def _hung_up(link: socket.socket) -> bool:
-    readable, _, _ = select.select([link], [], [], 0)
-    return bool(readable) and not link.recv(1, socket.MSG_PEEK)
+def _hung_up(connection: socket.socket) -> bool:
+    readable, _, _ = select.select([connection], [], [], 0)
+    return bool(readable) and not connection.recv(1, socket.MSG_PEEK)

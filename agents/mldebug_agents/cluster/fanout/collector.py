@@ -4,16 +4,18 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import msgspec
 
-from mldebug.cluster.merge import Heard
-from mldebug.cluster.wire import NodeReply, Pieces, read_line
+from mldebug.cluster.merge import NodeReplies
+from mldebug.cluster.wire import NodeReply, ReplyLines, read_line
 from mldebug.core.errors import EvidenceError, MldebugError
-from mldebug.core.model import AskedNode
+from mldebug.core.model import QueriedNode
 from mldebug.core.redact import safe_line
-from mldebug_agents.cluster.fanout.messages import NAME, News, Plan, Transport
-from mldebug_agents.system.child.worker import Worker
+from mldebug_agents.cluster.fanout.messages import NAME, FanoutNews, FanoutPlan, Transport
+from mldebug_agents.system.child.link import ChildLink
+from mldebug_agents.system.child.worker import ForkedWorker
 from mldebug_agents.system.spawn import Spawner
 
 _LABEL = re.compile(r" *([0-9]{1,6}): ")  # of srun --label
@@ -25,14 +27,14 @@ Progress = Callable[[int, tuple[str, ...]], None]
 """Is told how many nodes have answered, and which have not yet."""
 
 
-class Collector:
+class ReplyCollector:
     """What has come so far."""
 
-    def __init__(self, plan: Plan, transport: Transport) -> None:
+    def __init__(self, plan: FanoutPlan, transport: Transport) -> None:
         self.plan = plan
         self._transport = transport
         known = {node.name for node in plan.absent}
-        self._pieces = {name: Pieces() for name in plan.nodes if name not in known}
+        self._pieces = {name: ReplyLines() for name in plan.nodes if name not in known}
         self._waiting = dict.fromkeys(self._pieces)
         self._failed = {node.name: node for node in plan.absent}
         self._replies: dict[str, NodeReply] = {}
@@ -50,7 +52,7 @@ class Collector:
         """How many answers are there."""
         return len(self._replies)
 
-    def take(self, news: News) -> None:
+    def take(self, news: FanoutNews) -> None:
         """Take one thing that came."""
         if news.line:
             self._take_line(news)
@@ -59,7 +61,7 @@ class Collector:
         elif news.node in self._waiting:
             self._take_end(news)
 
-    def _take_line(self, news: News) -> None:
+    def _take_line(self, news: FanoutNews) -> None:
         """A line of an answer; the command that runs here speaks for all nodes, ssh for one."""
         piece = read_line(news.line.encode(errors="replace"))
         name = news.node or (piece.node if piece else "")
@@ -72,7 +74,7 @@ class Collector:
         if pieces.complete:
             self._open(name, pieces)
 
-    def _is_its_own(self, name: str, news: News) -> bool:
+    def _is_its_own(self, name: str, news: FanoutNews) -> bool:
         """Of the command that runs here, each task speaks for one node; of a node that two speak for, neither is believed."""
         label = _LABEL.match(news.line)
         if news.node or label is None:
@@ -83,22 +85,22 @@ class Collector:
             return True
         self._replies.pop(name, None)
         reason = "two tasks say that they run on it"
-        self._fail(AskedNode(name=name, state="refused", reason=reason))
+        self._fail(QueriedNode(name=name, state="refused", reason=reason))
         return False
 
-    def _open(self, name: str, pieces: Pieces) -> None:
+    def _open(self, name: str, pieces: ReplyLines) -> None:
         try:
             self._replies[name] = pieces.reply()
         except EvidenceError as error:
-            self._fail(AskedNode(name=name, state="refused", reason=error.message))
+            self._fail(QueriedNode(name=name, state="refused", reason=error.message))
         self._waiting.pop(name, None)
-        self._pieces[name] = Pieces()
+        self._pieces[name] = ReplyLines()
 
-    def _fail(self, node: AskedNode) -> None:
+    def _fail(self, node: QueriedNode) -> None:
         self._failed[node.name] = node
         self._waiting.pop(node.name, None)
 
-    def _take_end(self, news: News) -> None:
+    def _take_end(self, news: FanoutNews) -> None:
         if news.late or news.code is None:
             self._fail(self._late(news.node, news.error))
         elif self._pieces[news.node].begun:
@@ -107,40 +109,41 @@ class Collector:
             error = safe_line(news.error, 300)
             self._fail(self._transport.ended(news.node, news.code, error))
 
-    def _late(self, name: str, error: str = "") -> AskedNode:
+    def _late(self, name: str, error: str = "") -> QueriedNode:
         said = f"; its last line: {safe_line(error, 200)}" if error else ""
         reason = f"no answer in {self.plan.order.timeout:g} s{said}"
-        return AskedNode(name=name, state="unable", reason=reason)
+        return QueriedNode(name=name, state="unable", reason=reason)
 
-    def _cut_off(self, name: str) -> AskedNode:
+    def _cut_off(self, name: str) -> QueriedNode:
         try:
             self._pieces[name].reply()
         except EvidenceError as error:
-            return AskedNode(name=name, state="unable", reason=error.message)
-        return AskedNode(name=name, state="unable")  # not reached: it would have been opened
+            return QueriedNode(name=name, state="unable", reason=error.message)
+        return QueriedNode(name=name, state="unable")  # not reached: it would have been opened
 
-    def heard(self) -> Heard:
+    def heard(self) -> NodeReplies:
         """All of it, at the end."""
         told = self._transport.explain(self.plan, self._errors)
         for name in self.missing:
             begun = self._pieces[name].begun
             late = self._cut_off(name) if begun else told.get(name) or self._late(name)
             self._fail(late)
-        return Heard(self._replies, tuple(self._failed.values()))
+        return NodeReplies(self._replies, tuple(self._failed.values()))
 
 
 def ask_all(
-    spawner: Spawner, plan: Plan, transport: Transport, progress: Progress = lambda *_: None
-) -> Heard:
+    spawner: Spawner, plan: FanoutPlan, transport: Transport, progress: Progress = lambda *_: None
+) -> NodeReplies:
     """Carry the plan out; never raises for what a node does."""
-    collector = Collector(plan, transport)
+    collector = ReplyCollector(plan, transport)
     rounds = -(-len(plan.order.nodes) // plan.order.fanout) if plan.order.nodes else 1
     deadline = time.monotonic() + rounds * (plan.order.timeout + plan.order.grace + BATCH)
     worker = spawner.fork_worker(NAME)
     try:
-        worker.socket.sendall(msgspec.json.encode(plan.order) + b"\n")
+        link = ChildLink(worker.socket, msgspec.msgpack.Decoder(FanoutNews), max_body=MAX_MESSAGE)
+        link.send(plan.order)
         progress(0, collector.missing)
-        for news in _news(worker.socket, deadline):
+        for news in _news(link, worker.socket, deadline):
             if news.trouble:
                 raise MldebugError(f"the nodes could not be asked: {safe_line(news.trouble, 300)}")
             collector.take(news)
@@ -152,25 +155,17 @@ def ask_all(
     return collector.heard()
 
 
-def _news(link: socket.socket, deadline: float) -> Iterator[News]:
+def _news(
+    link: ChildLink[FanoutNews], connection: socket.socket, deadline: float
+) -> Iterator[FanoutNews]:
     """Until it is over, the child is gone, or the deadline has passed."""
-    data = bytearray()
-    while (left := deadline - time.monotonic()) > 0:
-        link.settimeout(left)
-        try:
-            chunk = link.recv(1 << 18)
-        except OSError:
-            return
-        if not chunk:
-            return
-        data += chunk
-        *lines, rest = data.split(b"\n")
-        data = rest if len(rest) <= MAX_MESSAGE else bytearray()
-        for line in lines:
-            yield msgspec.json.decode(line, type=News)
+    with suppress(OSError):
+        while (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            yield link.receive()
 
 
-def _end(worker: Worker) -> None:
+def _end(worker: ForkedWorker) -> None:
     """Hang up, and let it end what it has started; it is killed when it does not."""
     worker.hang_up()
     deadline = time.monotonic() + ENDING

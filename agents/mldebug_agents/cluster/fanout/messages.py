@@ -1,17 +1,17 @@
-"""What the main process and the child that reaches nodes say to each other: one JSON object a line."""
+"""What the main process and the child that reaches nodes say to each other over a `Link`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import msgspec
 
-from mldebug.core.model import AskedNode
-from mldebug_agents.system.spawn import Starter
+from mldebug.core.model import QueriedNode
+from mldebug_agents.system.spawn import ProgramStarter
 
 NAME = "fanout"  # of the worker that the process starter forks
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class FanoutOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Run `command`, a line for a shell: on each of `nodes` by ssh, or here where there are none."""
 
     command: str
@@ -28,7 +28,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""  # that a gateway of the tree runs ClusterShell with
 
 
-class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FanoutNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that came of an order. Text is what others wrote, cut and not cleaned."""
 
     node: str = ""  # "": of the command that runs here
@@ -40,16 +40,16 @@ class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trouble: str = ""  # why nothing could be run at all
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class FanoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How the nodes of one job are reached."""
 
-    order: Order
+    order: FanoutOrder
     nodes: tuple[str, ...]  # all that are asked
-    absent: tuple[AskedNode, ...] = ()  # of whom it is known already that they cannot answer
+    absent: tuple[QueriedNode, ...] = ()  # of whom it is known already that they cannot answer
     listed_by: str = ""  # the scheduler that says that these are all
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class FanoutRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a person asked for."""
 
     target: str  # a job id, or a list of nodes
@@ -61,14 +61,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class Transport(Protocol):
     """A way to run one command on many nodes: a file in `transports/`."""
 
-    def plan(self, wanted: Wanted, starter: Starter) -> Plan:
+    def plan(self, wanted: FanoutRequest, starter: ProgramStarter) -> FanoutPlan:
         """Say how; UsageError, ToolError where it cannot be done."""
         ...
 
-    def explain(self, plan: Plan, errors: Iterable[str]) -> Mapping[str, AskedNode]:
+    def explain(self, plan: FanoutPlan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
         """Why nodes have not answered, by what the command that ran here wrote to stderr."""
         ...
 
-    def ended(self, node: str, code: int, error: str) -> AskedNode:
+    def ended(self, node: str, code: int, error: str) -> QueriedNode:
         """Why a node has not answered, by how the command ended there."""
         ...

@@ -25,15 +25,18 @@ from mldebug.cluster.messages import (
 from mldebug.cluster.topology import Topology
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.follower import Follower
-from mldebug_agents.cluster.peers.futures import give
-from mldebug_agents.cluster.peers.groups import Circle, Circles, Named, leader_words
-from mldebug_agents.cluster.peers.held_stalls import Held
+from mldebug_agents.cluster.peers.follower import Follower, HeldStalls
+from mldebug_agents.cluster.peers.groups import (
+    CoordinatedRun,
+    CoordinatorGroup,
+    CoordinatorGroups,
+    leader_words,
+)
 from mldebug_agents.cluster.peers.leader import Leader
-from mldebug_agents.cluster.peers.own_runs import Ours
-from mldebug_agents.cluster.peers.refusals import Refusals
-from mldebug_agents.cluster.peers.remote_orders import Ordered, Taken
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
+from mldebug_agents.cluster.peers.net.refusals import Refusals
+from mldebug_agents.cluster.peers.own_runs import OwnRuns
+from mldebug_agents.cluster.peers.remote_orders import RemoteOrders, TimedCapture, give
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
@@ -47,7 +50,7 @@ MAX_WAITING = 1024  # messages for the main loop: whoever comes then is told so,
 Asking = Announcement | CaptureOrder | DumpOrder | None
 
 
-class Question(NamedTuple):
+class PeerQuestion(NamedTuple):
     """What another node, or a person here, asks the main loop; `answer` is waited for in the server's thread."""
 
     what: Asking  # None: who is there
@@ -55,7 +58,7 @@ class Question(NamedTuple):
     answer: "Future[Any]"
 
 
-class Members:
+class PeersController:
     """`capture` has a run captured soon; its capture comes back by `captured`."""
 
     tells = ("members", "other nodes", "question")  # whose results are for `told`
@@ -64,7 +67,7 @@ class Members:
         self,
         node: str,
         port: int,
-        talk: Talk,
+        talk: PeerClient,
         candidates: tuple[Peer, ...],
         interval: float,
         inbox: "queue.SimpleQueue[Result | None]",
@@ -75,21 +78,21 @@ class Members:
     ) -> None:
         self.agent = secrets.token_hex(8)
         self.coordinators: tuple[Peer, ...] = ()  # of all circles; read by the server's threads
-        self._named: tuple[Named, ...] = ()  # read by the server's threads, too
+        self._named: tuple[CoordinatedRun, ...] = ()  # read by the server's threads, too
         self.refusals = refusals or Refusals()
         self._node, self._port, self._interval = node, port, interval
         self._inbox, self._incidents = inbox, incidents
-        self._circles = Circles(talk, candidates, port, inbox, time.monotonic())
-        self._ours = Ours(node, incidents.failures)
+        self._circles = CoordinatorGroups(talk, candidates, port, inbox, time.monotonic())
+        self._ours = OwnRuns(node, incidents.failures)
         self.leader = Leader(
             *(node, self.agent, talk, interval, inbox, incidents),
             *(self._circles, self._ours.find, self.refusals, topology),
         )
-        self._held = Held(self._circles, incidents, capture)
+        self._held = HeldStalls(self._circles, incidents, capture)
         self._follower = Follower(
             *(self.agent, interval, self._circles, self._ours, self.leader, incidents, self._held)
         )
-        self._ordered = Ordered(capture)
+        self._ordered = RemoteOrders(capture)
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -102,7 +105,7 @@ class Members:
         told = list(dict.fromkeys(self._who(one) for one in self._circles))
         return "; ".join(told[:MAX_SHOWN]) or "no run here has ranks on other nodes"
 
-    def _who(self, circle: Circle) -> str:
+    def _who(self, circle: CoordinatorGroup) -> str:
         if circle.found is None:
             return f"alone: {circle.trouble or 'no other agent has answered yet'}"
         if not circle.led_by(self.agent):
@@ -149,7 +152,7 @@ class Members:
         if self._inbox.qsize() >= MAX_WAITING:
             answer.set_exception(MldebugError("too many others ask"))
             return answer
-        self._inbox.put(Result("question", None, Question(what, address, answer), None))
+        self._inbox.put(Result("question", None, PeerQuestion(what, address, answer), None))
         return answer
 
     # --- our runs ----------------------------------------------------------------------------------
@@ -178,7 +181,7 @@ class Members:
         """A capture came to nothing: who waits for it hears why."""
         self._ordered.failed(job_id, error)
 
-    def _announcement(self, circle: Circle, now: float) -> Announcement:
+    def _announcement(self, circle: CoordinatorGroup, now: float) -> Announcement:
         told = Announcement(
             node=self._node,
             agent=self.agent,
@@ -193,7 +196,7 @@ class Members:
 
     # --- questions of others -----------------------------------------------------------------------
 
-    def _answer(self, question: Question, now: float) -> None:
+    def _answer(self, question: PeerQuestion, now: float) -> None:
         what, answer = question.what, question.answer
         if answer.cancelled():
             return  # whoever asked has given up
@@ -233,7 +236,9 @@ class Members:
             return RunWord(key=news.key, signals=signals)
         return RunWord(key=news.key, signals=signals, incident=incident.id, whole=incident.whole)
 
-    def _capture_for(self, order: CaptureOrder, answer: "Future[Taken | None]", now: float) -> None:
+    def _capture_for(
+        self, order: CaptureOrder, answer: "Future[TimedCapture | None]", now: float
+    ) -> None:
         run = self._ours.find(order.key, order.attempt)
         if run is None:
             give(answer, None)  # no rank of it is here

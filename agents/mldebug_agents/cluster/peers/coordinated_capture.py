@@ -9,26 +9,26 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.cluster.membership import Call, ranks_of
-from mldebug.cluster.merge import Heard, Run, merge
+from mldebug.cluster.membership import CaptureCall, ranks_of
+from mldebug.cluster.merge import MergedRun, NodeReplies, merge
 from mldebug.cluster.messages import CaptureOrder
 from mldebug.cluster.run_identity import RunKey, run_key
 from mldebug.cluster.topology import Topology, placed
 from mldebug.cluster.wire import MAX_BYTES, NodeReply, unpack
 from mldebug.core.errors import EvidenceError, MldebugError
-from mldebug.core.model import AskedNode, Gap
+from mldebug.core.model import Gap, QueriedNode
 from mldebug.core.ranksets import unfold
 from mldebug.incidents.report.build import Trigger
-from mldebug_agents.cluster.peers.broadcast import Shot, volley
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.errors import SilentError
+from mldebug_agents.cluster.peers.net.broadcast import NodeAnswer, broadcast
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
+from mldebug_agents.cluster.peers.net.errors import SilentError
 from mldebug_agents.cluster.peers.openapi import CAPTURE
 
 DEADLINE = 20.0  # seconds for one node
 MAX_AGE = 30.0  # seconds before the order was sent, in which a capture was begun that serves several orders
 
 
-class ToAsk(NamedTuple):
+class NodeToAsk(NamedTuple):
     """One node to be asked; `seen`: when it was heard of last (monotonic), None: never."""
 
     name: str
@@ -36,46 +36,46 @@ class ToAsk(NamedTuple):
     seen: float | None
 
 
-class Round(NamedTuple):
+class CaptureRound(NamedTuple):
     """A call, and the nodes that are configured, were never heard of, and may have what nobody has shown."""
 
-    call: Call
-    others: tuple[ToAsk, ...] = ()
-    answer: "Future[Together] | None" = None  # of a person who waits; None: it is an incident
+    call: CaptureCall
+    others: tuple[NodeToAsk, ...] = ()
+    answer: "Future[ClusterCapture] | None" = None  # of a person who waits; None: it is an incident
 
-    def asked(self) -> tuple[ToAsk, ...]:
+    def asked(self) -> tuple[NodeToAsk, ...]:
         """All that are to be asked."""
         known = tuple(
-            ToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
+            NodeToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
             for one in self.call.members
         )
         shown = unfold(ranks_of(self.call.members, self.call.news.key) or "0")
         return known if len(shown) >= self.call.news.world_size else (*known, *self.others)
 
 
-class Together(NamedTuple):
+class ClusterCapture(NamedTuple):
     """What came of a call; `run`: None where nobody sent a capture that can be used."""
 
-    call: Call
-    run: Run | None
+    call: CaptureCall
+    run: MergedRun | None
     spread: float  # seconds from the begin of the first capture to that of the last, as the clock here tells it
     sent: float = 0.0  # seconds from the first order to the last: no node can tell that otherwise
     trigger: Trigger = "manual"  # who has asked
 
 
-class _Answer(NamedTuple):
+class _CaptureAnswer(NamedTuple):
     name: str
     reply: NodeReply | None
-    failed: AskedNode | None
+    failed: QueriedNode | None
     begun: float  # at the latest
 
 
 def ask_all(
-    talk: Talk,
-    told: Round,
+    talk: PeerClient,
+    told: CaptureRound,
     clock: Callable[[], float] = time.monotonic,
     topology: Topology | None = None,
-) -> Together:
+) -> ClusterCapture:
     """In a worker: order all captures at one moment, and merge them."""
     call, nodes = told.call, told.asked()
     order = CaptureOrder(
@@ -88,17 +88,17 @@ def ask_all(
     body = msgspec.json.encode(order)
     first = sorted(nodes, key=_since)  # those who are heard of are not to wait for dead ones
     where = [one.to for one in first]
-    shots = volley(talk, where, CAPTURE, body, most=MAX_BYTES, patience=DEADLINE, clock=clock)
+    shots = broadcast(talk, where, CAPTURE, body, most=MAX_BYTES, patience=DEADLINE, clock=clock)
     came = dict(zip(first, shots, strict=True))
     each = (_answer(one, came[one], order.key, clock) for one in nodes)
     answers = list(_once_each(each))
     replies = {one.name: one.reply for one in answers if one.reply is not None}
-    heard = Heard(replies, [one.failed for one in answers if one.failed is not None])
+    heard = NodeReplies(replies, [one.failed for one in answers if one.failed is not None])
     run = next(iter(merge(heard).runs), None)
     took = [one.begun for one in answers if one.reply is not None and one.reply.captures]
     spread = max(took) - min(took) if took else 0.0
     sent = [one.sent for one in shots if one.sent is not None]
-    return Together(
+    return ClusterCapture(
         call,
         run and _completed(run, call.gaps, topology),
         spread,
@@ -106,18 +106,18 @@ def ask_all(
     )
 
 
-def _since(node: ToAsk) -> float:
+def _since(node: NodeToAsk) -> float:
     """The smaller, the later it was heard of."""
     return math.inf if node.seen is None else -node.seen
 
 
-def _completed(run: Run, gaps: tuple[Gap, ...], topology: Topology | None) -> Run:
+def _completed(run: MergedRun, gaps: tuple[Gap, ...], topology: Topology | None) -> MergedRun:
     first, *others = run.captures
     first = msgspec.structs.replace(first, gaps=(*gaps, *first.gaps))
-    return Run((first, *others), placed(run.asked, topology))
+    return MergedRun((first, *others), placed(run.asked, topology))
 
 
-def _once_each(answers: Iterable[_Answer]) -> Iterator[_Answer]:
+def _once_each(answers: Iterable[_CaptureAnswer]) -> Iterator[_CaptureAnswer]:
     """A node that was asked under two names has answered twice: under the name that it told, which comes first."""
     known = set()
     for one in answers:
@@ -130,22 +130,24 @@ def _once_each(answers: Iterable[_Answer]) -> Iterator[_Answer]:
         yield one
 
 
-def _answer(node: ToAsk, shot: Shot, key: RunKey, clock: Callable[[], float]) -> _Answer:
+def _answer(
+    node: NodeToAsk, shot: NodeAnswer, key: RunKey, clock: Callable[[], float]
+) -> _CaptureAnswer:
     """What one node has said. Its own clock counts for the age of its capture alone."""
     seen = None if node.seen is None else time.time() - (clock() - node.seen)
-    failed = partial(AskedNode, name=node.name, last_seen=seen)
+    failed = partial(QueriedNode, name=node.name, last_seen=seen)
     try:
         reply = _reply(shot, key)
     except SilentError as error:
-        return _Answer(node.name, None, failed(state="silent", reason=error.message), 0.0)
+        return _CaptureAnswer(node.name, None, failed(state="silent", reason=error.message), 0.0)
     except EvidenceError as error:
-        return _Answer(node.name, None, failed(state="refused", reason=error.message), 0.0)
+        return _CaptureAnswer(node.name, None, failed(state="refused", reason=error.message), 0.0)
     except MldebugError as error:
-        return _Answer(node.name, None, failed(state="unable", reason=error.message), 0.0)
-    return _Answer(node.name, reply, None, _begun(shot, reply.age, clock()))
+        return _CaptureAnswer(node.name, None, failed(state="unable", reason=error.message), 0.0)
+    return _CaptureAnswer(node.name, reply, None, _begun(shot, reply.age, clock()))
 
 
-def _begun(shot: Shot, age: float, now: float) -> float:
+def _begun(shot: NodeAnswer, age: float, now: float) -> float:
     """When its capture was begun, between what can be: its own word is `age`, in seconds before its answer came."""
     came = now if shot.came is None else shot.came
     sent = came if shot.sent is None else shot.sent
@@ -153,7 +155,7 @@ def _begun(shot: Shot, age: float, now: float) -> float:
     return max(sent - MAX_AGE, told)
 
 
-def _reply(shot: Shot, key: RunKey) -> NodeReply:
+def _reply(shot: NodeAnswer, key: RunKey) -> NodeReply:
     if isinstance(shot.told, MldebugError):
         raise shot.told
     reply = unpack(shot.told)

@@ -1,4 +1,8 @@
-"""Who coordinates: the first of the candidates that answers and has the key. Belongs to the thread that announces."""
+"""Who coordinates: the first of the candidates that answers and has the key. Belongs to the thread that announces.
+
+Where nobody has configured peers, candidates are the nodes of the run's scheduler in their order, then its master. A job chose
+these words: they are names and addresses to be asked for a proof, and nothing more.
+"""
 
 import math
 import time
@@ -9,21 +13,47 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.cluster.messages import MAX_WELCOME, Announcement, Welcome, believed_welcome, read
-from mldebug.core.errors import MldebugError
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.errors import SilentError
+from mldebug.cluster.run_identity import is_loopback
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.model import Job
+from mldebug.core.ranksets import unfold_nodes
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
+from mldebug_agents.cluster.peers.net.errors import SilentError
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE
 
+MAX_HOST = 253  # characters of a name
+MAX_LISTED = 2048  # nodes that are asked who coordinates; of more, peers are to be configured
 ANSWER = 5.0  # seconds
-AGAIN, SELDOM = (
-    5.0,
-    60.0,
-)  # seconds until a candidate that did not answer is asked again: twice as many each time
+AGAIN, SELDOM = 5.0, 60.0  # seconds until one that did not answer is asked again: doubled each time
 AT_ONCE = 8  # candidates asked at the same time
 LONGEST = 20.0  # seconds, after which no others are asked in one round
 
 
-class Found(NamedTuple):
+def candidates(job: Job, port: int) -> tuple[Peer, ...]:
+    """The same on all nodes of the run, in the same order; none for a run of this node alone. `port`: of all agents."""
+    if job.world_size <= len(job.ranks) + len(job.lost):
+        return ()
+    nodes = listed(job.node_list)
+    hosts = dict.fromkeys((*(nodes if len(nodes) <= MAX_LISTED else ()), *_master(job)))
+    return tuple(Peer(host, port) for host in hosts)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The nodes of a scheduler's list; none where it cannot be read."""
+    try:
+        return unfold_nodes(text, groups=False) if text else ()
+    except UsageError:
+        return ()
+
+
+def _master(job: Job) -> tuple[str, ...]:
+    master = next((rank.master for rank in job.ranks if rank.master), "")
+    host = master.rpartition(":")[0].strip("[]")
+    usable = host and len(host) <= MAX_HOST and not is_loopback(master)
+    return (host,) if usable else ()
+
+
+class FoundCoordinator(NamedTuple):
     """Who coordinates, and what he says."""
 
     peer: Peer
@@ -31,7 +61,7 @@ class Found(NamedTuple):
     passed: tuple[str, ...] = ()  # why none of those before him does
 
 
-class Seeker:
+class CoordinatorSearch:
     """`candidates` in their order; ourselves may be among them: who coordinates is asked like any other.
 
     Who coordinated last is told each time, and of those before him whoever may be back; only where nobody answers are
@@ -39,7 +69,10 @@ class Seeker:
     """
 
     def __init__(
-        self, talk: Talk, candidates: Sequence[Peer], clock: Callable[[], float] = time.monotonic
+        self,
+        talk: PeerClient,
+        candidates: Sequence[Peer],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._talk = talk
         self._candidates = tuple(candidates)
@@ -48,7 +81,7 @@ class Seeker:
         self._failed: dict[Peer, int] = {}  # times in a row
         self._last: Peer | None = None
 
-    def announce(self, told: Announcement) -> Found:
+    def announce(self, told: Announcement) -> FoundCoordinator:
         """Tell the coordinator; SilentError where none of the candidates is one, with the first reasons."""
         body = msgspec.json.encode(told)
         why: list[str] = []
@@ -57,14 +90,14 @@ class Seeker:
             for candidate, answer in self._ask(some, body):
                 if isinstance(answer, Welcome):
                     self._last = candidate
-                    return self._led(body, Found(candidate, answer, tuple(why)))
+                    return self._led(body, FoundCoordinator(candidate, answer, tuple(why)))
                 why.append(f"{candidate.host}: {answer.message}")
             if self._clock() > until:
                 break
         words = "; ".join(why[:3]) or "all are given some seconds"
         raise SilentError(f"no other agent coordinates: {words}")
 
-    def _led(self, body: bytes, found: Found) -> Found:
+    def _led(self, body: bytes, found: FoundCoordinator) -> FoundCoordinator:
         """Whom the one that answered follows, where he answers us, too; else that one speaks for us."""
         told = found.welcome
         leader = Peer(told.follows, told.port)
@@ -72,7 +105,7 @@ class Seeker:
             return found
         answer = self._answer(leader, body)
         if isinstance(answer, Welcome) and not answer.follows:
-            return Found(leader, answer, found.passed)
+            return FoundCoordinator(leader, answer, found.passed)
         return found
 
     def _groups(self) -> Iterator[tuple[Peer, ...]]:

@@ -14,9 +14,12 @@ from mldebug.cluster.roster import SLOWEST
 from mldebug.cluster.run_identity import job_key, run_id
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
-from mldebug_agents.cluster.peers.candidates import candidates
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.coordinator_search import Found, Seeker
+from mldebug_agents.cluster.peers.coordinator_search import (
+    CoordinatorSearch,
+    FoundCoordinator,
+    candidates,
+)
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.runs import Run
 
@@ -35,7 +38,7 @@ def leader_words(told: Welcome) -> str:
     return f"{told.follows or told.node} coordinates{by}"
 
 
-class Named(NamedTuple):
+class CoordinatedRun(NamedTuple):
     """A run as people name it, and who coordinates it."""
 
     id: str
@@ -43,15 +46,15 @@ class Named(NamedTuple):
     by: Peer
 
 
-class Circle:
+class CoordinatorGroup:
     """One list of candidates, and what is known of who coordinates; `uid`: whose runs they are, where nobody configured it."""
 
     def __init__(
-        self, name: str, peers: tuple[Peer, ...], talk: Talk, now: float, uid: int = 0
+        self, name: str, peers: tuple[Peer, ...], talk: PeerClient, now: float, uid: int = 0
     ) -> None:
         self.name, self.candidates, self.uid = name, peers, uid
-        self.seeker = Seeker(talk, peers)
-        self.found: Found | None = None  # who coordinates; None: nobody answers
+        self.seeker = CoordinatorSearch(talk, peers)
+        self.found: FoundCoordinator | None = None  # who coordinates; None: nobody answers
         self.trouble = ""
         self.due, self.busy = now, False
         self.heard_at = now  # when somebody coordinated last
@@ -62,7 +65,7 @@ class Circle:
         """Does that agent coordinate?"""
         return self.found is not None and self.found.welcome.agent == agent
 
-    def welcomed(self, found: Found, now: float, interval: float, us: str) -> None:
+    def welcomed(self, found: FoundCoordinator, now: float, interval: float, us: str) -> None:
         """Somebody coordinates, or `us`."""
         if not self.led_by(found.welcome.agent):
             ours = found.welcome.agent == us
@@ -92,20 +95,20 @@ class Circle:
             self.found = None
 
 
-class Circles:
+class CoordinatorGroups:
     """All circles of this node. `peers`: the configured ones; without any, each run's own nodes are asked."""
 
     def __init__(
         self,
-        talk: Talk,
+        talk: PeerClient,
         peers: tuple[Peer, ...],
         port: int,
         inbox: "queue.SimpleQueue[Result | None]",
         now: float,
     ) -> None:
         self._talk, self._port = talk, port
-        self._all = Circle(ALL, peers, talk, now) if peers else None
-        self._circles: dict[str, Circle] = {ALL: self._all} if self._all else {}
+        self._all = CoordinatorGroup(ALL, peers, talk, now) if peers else None
+        self._circles: dict[str, CoordinatorGroup] = {ALL: self._all} if self._all else {}
         self._of: dict[str, str] = {}  # job -> circle
         self._known: dict[
             str, tuple[object, str]
@@ -115,25 +118,27 @@ class Circles:
             "members", self._announce, inbox, ANNOUNCE_DEADLINE, AT_ONCE, whose=self._user
         )
 
-    def __iter__(self) -> Iterator[Circle]:
+    def __iter__(self) -> Iterator[CoordinatorGroup]:
         return iter(tuple(self._circles.values()))
 
-    def named(self, name: str) -> Circle | None:
+    def named(self, name: str) -> CoordinatorGroup | None:
         """A circle, unless it is gone."""
         return self._circles.get(name)
 
-    def of(self, run: Run | None) -> Circle | None:
+    def of(self, run: Run | None) -> CoordinatorGroup | None:
         """The circle of a run; `None` is a run of other nodes."""
         if run is None or self._all is not None:
             return self._all
         return self._circles.get(self._of.get(run.job.id, "none"))
 
-    def known(self, runs: Mapping[str, Run], node: str) -> Iterator[Named]:
+    def known(self, runs: Mapping[str, Run], node: str) -> Iterator[CoordinatedRun]:
         """The runs of which somebody coordinates."""
         for run in runs.values():
             circle = self.of(run)
             if circle is not None and circle.found is not None:
-                yield Named(run_id(job_key(run.job, node)), run.job.name, circle.found.peer)
+                yield CoordinatedRun(
+                    run_id(job_key(run.job, node)), run.job.name, circle.found.peer
+                )
 
     def sort(self, runs: Mapping[str, Run], now: float) -> None:
         """Put each run into its circle; a circle without a run is let go."""
@@ -146,7 +151,7 @@ class Circles:
         kept = _in_turns({name: job.uid for name, job in of.items()}, self._circles)
         for name in (one for one in kept if one not in self._circles):
             peers = fresh.get(name) or candidates(of[name], self._port)
-            self._circles[name] = Circle(name, peers, self._talk, now, of[name].uid)
+            self._circles[name] = CoordinatorGroup(name, peers, self._talk, now, of[name].uid)
         self._circles = {name: self._circles[name] for name in kept}
         self._of = {job_id: name for job_id, (_, name) in self._known.items() if name in kept}
         alone = sum(bool(name) for _, name in self._known.values()) - len(self._of)
@@ -173,7 +178,7 @@ class Circles:
         fresh[name] = peers
         return said, name
 
-    def tell(self, circle: Circle, told: Announcement) -> None:
+    def tell(self, circle: CoordinatorGroup, told: Announcement) -> None:
         """Announce ourselves in a circle; what comes of it is for the main loop's inbox."""
         circle.busy = self.worker.order(told)
 
@@ -181,7 +186,7 @@ class Circles:
         circle = self._circles.get(told.circle)
         return circle.uid if circle is not None else 0
 
-    def _announce(self, told: Announcement) -> Found:
+    def _announce(self, told: Announcement) -> FoundCoordinator:
         """In the worker."""
         circle = self._circles.get(told.circle)
         if circle is None:

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from mldebug.cluster.coordinator import DOUBT, MOVES, Coordinator
-from mldebug.cluster.membership import Call
-from mldebug.cluster.merge import Run as MergedRun
+from mldebug.cluster.membership import CaptureCall
+from mldebug.cluster.merge import MergedRun
 from mldebug.cluster.messages import (
     Announcement,
     ClusterView,
@@ -28,14 +28,19 @@ from mldebug.cluster.messages import (
 from mldebug.cluster.run_identity import RunKey, run_id, user_of
 from mldebug.cluster.topology import Topology
 from mldebug.core.errors import MldebugError
-from mldebug.core.model import Asked, AskedNode
+from mldebug.core.model import QueriedNode, QueriedNodes
 from mldebug.core.redact import clean
-from mldebug_agents.cluster.peers.candidates import listed
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.coordinated_capture import Round, ToAsk, Together, ask_all
-from mldebug_agents.cluster.peers.futures import give, refuse
-from mldebug_agents.cluster.peers.groups import Circle, Circles
-from mldebug_agents.cluster.peers.refusals import Refusals
+from mldebug_agents.cluster.peers.coordinated_capture import (
+    CaptureRound,
+    ClusterCapture,
+    NodeToAsk,
+    ask_all,
+)
+from mldebug_agents.cluster.peers.coordinator_search import listed
+from mldebug_agents.cluster.peers.groups import CoordinatorGroup, CoordinatorGroups
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
+from mldebug_agents.cluster.peers.net.refusals import Refusals
+from mldebug_agents.cluster.peers.remote_orders import give, refuse
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.runs import Run
@@ -60,11 +65,11 @@ class Leader:
         self,
         node: str,
         agent: str,
-        talk: Talk,
+        talk: PeerClient,
         interval: float,
         inbox: "queue.SimpleQueue[Result | None]",
         incidents: IncidentManager,
-        circles: Circles,
+        circles: CoordinatorGroups,
         find: Find,
         refusals: Refusals,
         topology: Topology | None = None,
@@ -91,7 +96,7 @@ class Leader:
         self._due = now + BEAT
         for call in self._coordinator.due(now, self._leads):
             log.info("%s: asking %d nodes", call.news.name, len(call.members))
-            if not self.worker.order(Round(call, self._unheard_of(call, now))):
+            if not self.worker.order(CaptureRound(call, self._unheard_of(call, now))):
                 self._failed(call, "too many captures wait")
         for known, incident in self._coordinator.renamed():
             self._incidents.remote.rename_case(known, incident)
@@ -133,7 +138,7 @@ class Leader:
     def _words(self, told: Announcement | Relayed, now: float) -> tuple[RunWord, ...]:
         return tuple(self._coordinator.word(news, told.node, now) for news in told.runs)
 
-    def relayed(self, circle: Circle, now: float) -> tuple[Relayed, ...]:
+    def relayed(self, circle: CoordinatorGroup, now: float) -> tuple[Relayed, ...]:
         """Of those that come to us although somebody else coordinates."""
         if circle.found is None or circle.led_by(self._agent):
             return ()
@@ -147,7 +152,7 @@ class Leader:
         """How many nodes announce themselves here."""
         return len(self._coordinator.fresh(now))
 
-    def dump(self, order: DumpOrder, answer: "Future[Together]", now: float) -> None:
+    def dump(self, order: DumpOrder, answer: "Future[ClusterCapture]", now: float) -> None:
         """A person asks; there may be a stall, or none."""
         job, calls = order.job, self._coordinator.named(order.job, order.uid)
         if len(calls) != 1:
@@ -159,12 +164,12 @@ class Leader:
                 else f"{len(calls) or 'none'} of your runs"
             )
             refuse(answer, MldebugError(f"{count} match {clean(job, 60)}{have}"))
-        elif not self.worker.order(Round(calls[0], self._unheard_of(calls[0], now), answer)):
+        elif not self.worker.order(CaptureRound(calls[0], self._unheard_of(calls[0], now), answer)):
             refuse(answer, MldebugError("too many captures wait"))
 
     def together(self, result: Result) -> None:
         """All nodes have answered, or had their time."""
-        call: Call = result.order.call
+        call: CaptureCall = result.order.call
         answer: Future[Any] | None = result.order.answer
         why = f"the nodes could not be asked: {result.error}" if result.error else ""
         if answer is not None and why:
@@ -176,11 +181,11 @@ class Leader:
         else:
             self._report(call, result.value)
 
-    def _failed(self, call: Call, why: str) -> None:
+    def _failed(self, call: CaptureCall, why: str) -> None:
         again = "asking again" if self._coordinator.failed(call.news) else "given up"
         log.error("%s: %s; %s", call.news.name, why, again)
 
-    def _report(self, call: Call, told: Together) -> None:
+    def _report(self, call: CaptureCall, told: ClusterCapture) -> None:
         if told.run is None:
             return
         captures = told.run.captures
@@ -198,12 +203,12 @@ class Leader:
         circle = self._circles.of(self._find(key, None))
         return circle is None or circle.led_by(self._agent)
 
-    def judged(self, asked: Asked) -> Asked:
+    def judged(self, asked: QueriedNodes) -> QueriedNodes:
         """Who goes on to announce himself is not silent, though he cannot be asked: an address, or a firewall."""
         nodes = tuple(self._alive(one) if one.state == "silent" else one for one in asked.nodes)
         return msgspec.structs.replace(asked, nodes=nodes, by=self._node)
 
-    def _listed(self, run: MergedRun) -> Asked:
+    def _listed(self, run: MergedRun) -> QueriedNodes:
         """Where every node that the scheduler has given the run was asked, these are all that it has."""
         asked = self.judged(run.asked)
         lists = {one.job.node_list for one in run.captures}
@@ -214,7 +219,7 @@ class Leader:
         whole = bool(hosts) and holds and all(one.partition(".")[0] in short for one in hosts)
         return msgspec.structs.replace(asked, listed_by=SCHEDULER if whole else "")
 
-    def _alive(self, node: AskedNode) -> AskedNode:
+    def _alive(self, node: QueriedNode) -> QueriedNode:
         at, now = self._coordinator.heard(node.name), time.monotonic()
         patience = MISSED * max(self._interval, self._coordinator.pace)
         if self._coordinator.is_relayed(node.name):
@@ -224,7 +229,7 @@ class Leader:
         reason = f"{node.reason}, and it has announced itself {now - at:.0f} s ago"
         return msgspec.structs.replace(node, state="unable", reason=reason)
 
-    def _unheard_of(self, call: Call, now: float) -> tuple[ToAsk, ...]:
+    def _unheard_of(self, call: CaptureCall, now: float) -> tuple[NodeToAsk, ...]:
         """Nodes that do not announce themselves here, or not any more; one of them may have coordinated before."""
         circle = self._circles.of(self._find(call.news.key, None))
         peers = circle.candidates if circle is not None else ()
@@ -232,12 +237,12 @@ class Leader:
         never = {one.node for one in view.members if one.seen is None}
         idle = self._coordinator.idle(call, listed(call.node_list), now)
         lost = (
-            ToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
+            NodeToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
             for one in (*idle, *self._coordinator.others(call, now))
         )
-        met = (ToAsk(one.host, one, self._met.get(one)) for one in peers if one.host in never)
+        met = (NodeToAsk(one.host, one, self._met.get(one)) for one in peers if one.host in never)
         return (*lost, *met)
 
 
-def _hosts(*circles: Circle) -> tuple[str, ...]:
+def _hosts(*circles: CoordinatorGroup) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.host for circle in circles for one in circle.candidates))

@@ -1,28 +1,102 @@
-"""The runs of this node as others hear of them: those that live, and those of which nothing is left but their bad end.
+"""The runs of this node as it announces them, and the progress of the same runs that other nodes have announced.
 
 Belongs to the main loop's thread.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 
-from mldebug.cluster.messages import RunNews
+import msgspec
+
+from mldebug.cluster.messages import End, RunNews, Signal, spoken
 from mldebug.cluster.run_identity import RunKey, job_key
-from mldebug_agents.cluster.peers.remote_progress import FarProgress
-from mldebug_agents.cluster.peers.run_news import gone, news_of
+from mldebug.core.ranksets import fold_ranks
+from mldebug.incidents.incident import is_untold
+from mldebug.stall.signals import STEPS, Progress, ProgressKind
 from mldebug_agents.incidents.recent_failures import BadEnd, BadEnds
+from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
 
 Belongs = Callable[[Run], bool]
 
 
-class Ours:
+_KINDS = {str(kind): kind for kind in STEPS}
+
+
+class RemoteProgress:
+    """Of one run: what was seen here, and what others have told; ours goes before theirs."""
+
+    def __init__(self) -> None:
+        self._own: tuple[Progress, ...] = ()
+        self._far: dict[ProgressKind, Progress] = {}
+
+    def own(self, now: float) -> tuple[Signal, ...]:
+        """What there is to tell others."""
+        return tuple(
+            Signal(kind=str(one.kind), value=one.value, age=max(0.0, now - one.at))
+            for one in self._own
+            if one.kind in STEPS
+        )
+
+    def all(self, now: float) -> tuple[Signal, ...]:
+        """Ours, and what others have told us."""
+        here = self.own(now)
+        kinds = {one.kind for one in here}
+        far = (
+            Signal(
+                kind=str(one.kind),
+                value=one.value,
+                age=max(0.0, now - one.at),
+                told=max(0.0, now - (now if one.until is None else one.until)),
+            )
+            for one in self._far.values()
+        )
+        return (*here, *(one for one in far if one.kind not in kinds))
+
+    def take(self, told: Iterable[Signal], now: float) -> None:
+        """What others have just told; a value that has not changed keeps its time."""
+        kinds = set()
+        for one in told:
+            if (kind := _KINDS.get(one.kind)) is None:
+                continue
+            kinds.add(kind)
+            known = self._far.get(kind)
+            until = now - min(max(0.0, one.told), 1e9)
+            if known is not None and known.value == one.value:
+                until = max(until, known.until or until)
+                self._far[kind] = msgspec.structs.replace(known, until=until)
+            else:
+                steps = one.value - known.value if known else 0.0
+                events = int(min(max(1.0, steps), 1e6))
+                at = now - min(max(0.0, one.age), 1e9)
+                self._far[kind] = Progress(
+                    kind=kind, value=one.value, at=at, events=events, until=max(at, until)
+                )
+        self._far = {kind: one for kind, one in self._far.items() if kind in kinds}
+
+    def forget(self) -> None:
+        """Nobody tells any more."""
+        self._far = {}
+
+    def complete(self, one: JobLook) -> JobLook:
+        """The look with what others have seen, where nothing of that kind is seen here."""
+        self._own = one.look.progress
+        here = {each.kind for each in self._own}
+        more = tuple(each for kind, each in self._far.items() if kind not in here)
+        if not more:
+            return one
+        look = msgspec.structs.replace(one.look, progress=(*self._own, *more))
+        return msgspec.structs.replace(one, look=look)
+
+
+class OwnRuns:
     """With the progress that other nodes have seen of them."""
 
     def __init__(self, node: str, bad_ends: BadEnds) -> None:
         self.runs: Mapping[str, Run] = {}
         self._node, self._bad_ends = node, bad_ends
         self._ended: Mapping[str, BadEnd] = {}  # of runs that are gone
-        self._far: dict[str, FarProgress] = {}
+        self._far: dict[str, RemoteProgress] = {}
 
     def turn(self, runs: Mapping[str, Run]) -> None:
         """Forget all other runs, but for how they ended."""
@@ -44,9 +118,9 @@ class Ours:
                 return run
         return None
 
-    def progress(self, job_id: str) -> FarProgress:
+    def progress(self, job_id: str) -> RemoteProgress:
         """What is seen of it anywhere."""
-        return self._far.setdefault(job_id, FarProgress())
+        return self._far.setdefault(job_id, RemoteProgress())
 
     def forget_progress(self, belongs: Belongs) -> None:
         """Nobody tells of these any more."""
@@ -65,3 +139,46 @@ class Ours:
         here = {(news.key, news.attempt) for news in runs}
         ended = (gone(one, self._node) for one in self._ended.values() if belongs(one.run))
         return (*runs, *(news for news in ended if (news.key, news.attempt) not in here))
+
+
+def news_of(
+    run: Run, node: str, progress: RemoteProgress, bad: BadEnd | None, now: float
+) -> RunNews:
+    """A run that has ranks here. `bad`: others of them have ended badly."""
+    job, told = run.job, run.decision
+    stall = run.incident if run.incident and run.incident.kind == "stall" else None
+    return RunNews(
+        key=job_key(job, node),
+        name=job.name,
+        attempt=job.attempt,
+        world_size=job.world_size,
+        age=max(0.0, time.time() - job.started_at) if job.started_at else 0.0,
+        ranks=fold_ranks(rank.rank for rank in job.ranks),
+        step=run.seen.step if run.seen else None,
+        stage=str(told.stage) if told else "watching",
+        sentence=told.sentence if told else "",
+        signals=progress.own(now),
+        incident=stall.id if stall else bad.incident.id if bad else "",
+        told=stall is not None and (stall.shared or not is_untold(stall)),
+        end=_end(bad) if bad else None,
+        node_list=job.node_list,
+    )
+
+
+def gone(bad: BadEnd, node: str) -> RunNews:
+    """A run of which no rank is left here."""
+    job = bad.run.job
+    return RunNews(
+        key=job_key(job, node),
+        name=job.name,
+        attempt=job.attempt,
+        world_size=job.world_size,
+        stage="ended",
+        sentence=bad.diagnosis.summary,
+        end=_end(bad),
+    )
+
+
+def _end(bad: BadEnd) -> End:
+    age = max(0.0, time.monotonic() - bad.at)
+    return End(incident=bad.incident.id, diagnosis=spoken(bad.diagnosis), age=age)

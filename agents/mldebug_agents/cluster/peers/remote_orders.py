@@ -2,19 +2,33 @@
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
 from mldebug.core.redact import clean
-from mldebug_agents.cluster.peers.futures import give, refuse
 from mldebug_agents.watch.runs import Run
 
 AGAIN = 10.0  # seconds in which one capture serves all who ask for it for the same reason
 MOMENT = 1.0  # seconds in which it serves all
 
 
-class Taken(NamedTuple):
+T = TypeVar("T")
+
+
+def give(answer: "Future[T]", value: T) -> None:
+    """Answer it."""
+    if answer.set_running_or_notify_cancel():
+        answer.set_result(value)
+
+
+def refuse(answer: "Future[T]", error: MldebugError) -> None:
+    """Say why there is no answer."""
+    if answer.set_running_or_notify_cancel():
+        answer.set_exception(error)
+
+
+class TimedCapture(NamedTuple):
     """A capture, and when it came (monotonic): a wall clock may be set in between."""
 
     capture: NodeCapture
@@ -25,15 +39,15 @@ class Taken(NamedTuple):
         return max(0.0, now - self.came) + self.capture.duration_seconds
 
 
-Answer = Future[Taken | None]
+CaptureFuture = Future[TimedCapture | None]
 
 
-class Ordered:
+class RemoteOrders:
     """`capture` has a run captured soon; its capture comes back by `captured`."""
 
     def __init__(self, capture: Callable[[Run], None]) -> None:
         self._capture = capture
-        self._waiting: dict[str, list[Answer]] = {}  # by job
+        self._waiting: dict[str, list[CaptureFuture]] = {}  # by job
         self._taken: dict[str, float] = {}  # job -> when its last one came back
         self._reasons: dict[str, set[str]] = {}  # job -> the incidents that its last capture serves
 
@@ -43,7 +57,7 @@ class Ordered:
             for job_id in known.keys() - jobs:
                 del known[job_id]
 
-    def order(self, run: Run, incident: str, answer: Answer, now: float) -> None:
+    def order(self, run: Run, incident: str, answer: CaptureFuture, now: float) -> None:
         """Somebody wants it; what was taken for another reason shows another moment than those of the other nodes."""
         job_id = run.job.id
         age = now - self._taken.get(job_id, -AGAIN)
@@ -51,7 +65,7 @@ class Ordered:
         same = incident in reasons
         if run.capture is not None and age < (AGAIN if same else MOMENT):
             reasons.add(incident)
-            give(answer, Taken(run.capture, self._taken[job_id]))
+            give(answer, TimedCapture(run.capture, self._taken[job_id]))
             return
         waiting = [one for one in self._waiting.get(job_id, ()) if not one.cancelled()]
         self._waiting[job_id] = [*waiting, answer]
@@ -64,7 +78,7 @@ class Ordered:
         """It has come: who waits for it gets it."""
         self._taken[job_id] = now
         for waiting in self._waiting.pop(job_id, ()):
-            give(waiting, Taken(capture, now))
+            give(waiting, TimedCapture(capture, now))
 
     def failed(self, job_id: str, error: Exception) -> None:
         """It came to nothing: who waits for it hears why."""

@@ -28,11 +28,12 @@ from mldebug.cluster.wire import NodeReply, pack
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Gap
 from mldebug.core.redact import clean
-from mldebug_agents.cluster.peers.certificates import Certificate, CertificateError
-from mldebug_agents.cluster.peers.client import plain_ip
-from mldebug_agents.cluster.peers.coordinated_capture import DEADLINE, Together
+from mldebug_agents.cluster.peers.coordinated_capture import DEADLINE, ClusterCapture
 from mldebug_agents.cluster.peers.coordinator_search import ANSWER
-from mldebug_agents.cluster.peers.identity import Identity
+from mldebug_agents.cluster.peers.net.certificates import Certificate, CertificateError
+from mldebug_agents.cluster.peers.net.client import plain_ip
+from mldebug_agents.cluster.peers.net.identity import Identity
+from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.openapi import (
     ANNOUNCE,
     CAPTURE,
@@ -41,8 +42,7 @@ from mldebug_agents.cluster.peers.openapi import (
     VIEW,
     document,
 )
-from mldebug_agents.cluster.peers.refusals import Refusals
-from mldebug_agents.cluster.peers.remote_orders import Taken
+from mldebug_agents.cluster.peers.remote_orders import TimedCapture
 
 DUMP_DEADLINE = 60.0
 BODY = 20.0  # seconds in which a question has to be complete
@@ -51,10 +51,10 @@ JSON, PACKED, WORDS = "application/json", "application/octet-stream", "text/plai
 KINDS = {ANNOUNCE: JSON, VIEW: JSON, CAPTURE: PACKED, DUMP: PACKED}
 WRITTEN = 2.0  # seconds that an answer waits for the disk
 Ask = Callable[[Announcement | CaptureOrder | DumpOrder | None, str], "Future[Any]"]
-Judge = Callable[[Together], bytes]
+Judge = Callable[[ClusterCapture], bytes]
 
 
-class Asker(NamedTuple):
+class RequestingPeer(NamedTuple):
     """Who asks: the host of the connection, and what it has proved."""
 
     address: str
@@ -78,7 +78,7 @@ def app(
     """
     refused = refusals or Refusals()
 
-    async def announced(body: bytes, who: Asker) -> bytes:
+    async def announced(body: bytes, who: RequestingPeer) -> bytes:
         told = believed(read(body, Announcement))
         try:
             if proof is not None:
@@ -91,18 +91,18 @@ def app(
             told = msgspec.structs.replace(told, relayed=())  # each speaks for itself alone
         return msgspec.json.encode(await _answer(ask(told, who.address), ANSWER))
 
-    async def ordered(body: bytes, who: Asker) -> bytes:
+    async def ordered(body: bytes, who: RequestingPeer) -> bytes:
         order = read(body, CaptureOrder)
         check_incident(order.incident)
         order = msgspec.structs.replace(order, sentence=clean(order.sentence, 600))
-        taken: Taken | None = await _answer(ask(order, who.address), DEADLINE)
+        taken: TimedCapture | None = await _answer(ask(order, who.address), DEADLINE)
         await _written(waiting)
         return await run_in_threadpool(_packed, taken, node, machine, gaps())
 
-    async def viewed(body: bytes, who: Asker) -> bytes:
+    async def viewed(body: bytes, who: RequestingPeer) -> bytes:
         return msgspec.json.encode(await _answer(ask(None, who.address), ANSWER))
 
-    async def dumped(body: bytes, who: Asker) -> bytes:
+    async def dumped(body: bytes, who: RequestingPeer) -> bytes:
         order = read(body, DumpOrder)
         together = await _answer(ask(order, who.address), DUMP_DEADLINE)
         return await run_in_threadpool(judge, together._replace(trigger=order.trigger))
@@ -119,7 +119,9 @@ def _document(request: Request) -> Response:
     return Response(document(), media_type=JSON)
 
 
-def _packed(taken: Taken | None, node: str, machine: str, gaps: tuple[Gap, ...] = ()) -> bytes:
+def _packed(
+    taken: TimedCapture | None, node: str, machine: str, gaps: tuple[Gap, ...] = ()
+) -> bytes:
     return pack(
         slim(
             NodeReply(
@@ -163,7 +165,7 @@ async def _body(request: Request) -> bytes | None:
 
 
 def _bounded(
-    do: Callable[[bytes, Asker], Awaitable[bytes]], refused: Refusals, kind: str
+    do: Callable[[bytes, RequestingPeer], Awaitable[bytes]], refused: Refusals, kind: str
 ) -> Callable[[Request], Awaitable[Response]]:
     """Bodies have an end, errors are told in words."""
 
@@ -180,7 +182,7 @@ def _bounded(
             words = f"more than {MAX_MESSAGE >> 10} KiB"
             refused.count("size", address, f"it sends {words}")
             return Response(words, status_code=413, media_type=WORDS, headers=HANG_UP)
-        who = Asker(address, getattr(request.state, "certificate", {}))
+        who = RequestingPeer(address, getattr(request.state, "certificate", {}))
         try:
             return Response(await do(body, who), media_type=kind)
         except EvidenceError as error:

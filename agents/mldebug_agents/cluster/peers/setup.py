@@ -8,37 +8,36 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from mldebug.cluster.topology import placed
-from mldebug.config.schema import Cluster
+from mldebug.config.schema import ClusterConfig
 from mldebug.core.errors import ConfigError, UsageError
-from mldebug.core.model import Asked
+from mldebug.core.model import QueriedNodes
 from mldebug.core.ranksets import unfold_nodes
-from mldebug_agents.cluster.peers.certificate_renewal import Renewing
-from mldebug_agents.cluster.peers.client import Network, Peer, Talk, peer
-from mldebug_agents.cluster.peers.identity import Identity, Pair, identity
+from mldebug_agents.cluster.peers.net.client import Network, Peer, PeerClient, peer
+from mldebug_agents.cluster.peers.net.identity import Identity, KeyPair, RenewedIdentity, identity
 from mldebug_agents.web.listeners import open_tcp
 
 HOW = "cluster: {key_file: FILE, networks: [10.1.0.0/16]}, see docs/across-nodes.md"
 
 
-class Joined(NamedTuple):
+class PeerSetup(NamedTuple):
     """What an agent needs to talk to others."""
 
     door: socket.socket
     identity: Identity
-    talk: Talk
+    talk: PeerClient
     candidates: tuple[Peer, ...]
     port: int
     interval: float
 
 
-def join(settings: Cluster, make: Callable[[bytes], Pair]) -> Joined | None:
+def join(settings: ClusterConfig, make: Callable[[bytes], KeyPair]) -> PeerSetup | None:
     """Listen and read the key; None where no other agents are configured. ConfigError, UsageError where it cannot be."""
     if problems := list(_problems(settings)):
         raise ConfigError(problems, HOW)
     if settings.key_file is None and settings.certificate is None:
         return None
     networks = [_network(one) for one in settings.networks]
-    placed(Asked(), settings.topology)  # who writes a list that cannot be read hears it now
+    placed(QueriedNodes(), settings.topology)  # who writes a list that cannot be read hears it now
     for text in settings.peers:
         _peers(text, 1)  # before anything is opened
     newest = _newest(settings, make)
@@ -46,10 +45,10 @@ def join(settings: Cluster, make: Callable[[bytes], Pair]) -> Joined | None:
     door = open_tcp(settings.listen)
     more_descriptors()
     port = door.getsockname()[1]
-    return Joined(
+    return PeerSetup(
         door=door,
         identity=proof,
-        talk=Talk(proof, networks, newest),
+        talk=PeerClient(proof, networks, newest),
         candidates=tuple(one for text in settings.peers for one in _peers(text, port)),
         port=port,
         interval=settings.interval,
@@ -64,7 +63,7 @@ def more_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _problems(settings: Cluster) -> Iterator[str]:
+def _problems(settings: ClusterConfig) -> Iterator[str]:
     shared = settings.key_file is not None
     own = (settings.certificate, settings.key, settings.ca)
     if any(own) and not all(own):
@@ -78,14 +77,14 @@ def _problems(settings: Cluster) -> Iterator[str]:
         yield "cluster needs peers, or networks in which the nodes of jobs are"
 
 
-def _newest(settings: Cluster, make: Callable[[bytes], Pair]) -> Callable[[], Identity]:
+def _newest(settings: ClusterConfig, make: Callable[[bytes], KeyPair]) -> Callable[[], Identity]:
     """What gives the proof, which is renewed where it is a certificate of this node's own."""
     if settings.key_file is not None:
         shared = identity(settings.key_file, make)
         return lambda: shared
     if settings.certificate is None or settings.key is None or settings.ca is None:
         raise ConfigError(["cluster.certificate, cluster.key and cluster.ca go together"], HOW)
-    return Renewing(settings.certificate, settings.key, settings.ca)
+    return RenewedIdentity(settings.certificate, settings.key, settings.ca)
 
 
 def _peers(text: str, port: int) -> tuple[Peer, ...]:

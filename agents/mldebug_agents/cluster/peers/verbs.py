@@ -10,9 +10,9 @@ from mldebug.cluster.messages import MAX_MESSAGE, ClusterView, DumpOrder, joined
 from mldebug.cluster.wire import MAX_BYTES
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report_model import Report
-from mldebug_agents.cluster.peers.client import Peer, Talk
-from mldebug_agents.cluster.peers.controller import Members
+from mldebug_agents.cluster.peers.controller import PeersController
 from mldebug_agents.cluster.peers.coordinator_search import ANSWER
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.openapi import DUMP, VIEW
 from mldebug_agents.cluster.peers.routes import DUMP_DEADLINE
 
@@ -25,10 +25,10 @@ MAX_WHYS = 4  # in a sentence
 Verb = Callable[[Mapping[str, str], int | None], object]
 
 
-def member_verbs(members: Members | None, talk: Talk | None) -> dict[str, Verb]:
+def member_verbs(members: PeersController | None, talk: PeerClient | None) -> dict[str, Verb]:
     """By path, each with the user of whose runs it is; None: of everybody's. Each runs in a thread of the server."""
 
-    def coordinators() -> tuple[Talk, tuple[Peer, ...]]:
+    def coordinators() -> tuple[PeerClient, tuple[Peer, ...]]:
         if members is None or talk is None:
             raise MldebugError(
                 "this agent knows no others",
@@ -56,7 +56,7 @@ def member_verbs(members: Members | None, talk: Talk | None) -> dict[str, Verb]:
     return {CLUSTER_PATH: cluster, DUMP_PATH: dump}
 
 
-def _views(by: Talk, all_: tuple[Peer, ...]) -> ClusterView:
+def _views(by: PeerClient, all_: tuple[Peer, ...]) -> ClusterView:
     """What all of them see, as one; who does not answer keeps nobody's view. The error of the first, where nobody does."""
     until = time.monotonic() + PATIENCE
     views: list[ClusterView] = []
@@ -73,13 +73,13 @@ def _views(by: Talk, all_: tuple[Peer, ...]) -> ClusterView:
     return msgspec.structs.replace(joined(views), silent=silent)
 
 
-def _view(by: Talk, to: Peer, timeout: float) -> ClusterView:
+def _view(by: PeerClient, to: Peer, timeout: float) -> ClusterView:
     if timeout <= 0:
         raise MldebugError("there was no time left to ask it")
     return read(by.ask(to, VIEW, b"", timeout=timeout, most=MAX_VIEW), ClusterView)
 
 
-def _dump(by: Talk, all_: tuple[Peer, ...], order: bytes) -> Report:
+def _dump(by: PeerClient, all_: tuple[Peer, ...], order: bytes) -> Report:
     """Of the first that does it: the runs of a node may have a coordinator each. Each is asked once, for one question is one capture."""
     until = time.monotonic() + DUMP_DEADLINE
     errors: list[MldebugError] = []

@@ -8,12 +8,12 @@ from typing import Literal
 import msgspec
 
 from mldebug.core.errors import MldebugError, ToolError, UsageError
-from mldebug.core.model import AskedNode
+from mldebug.core.model import QueriedNode
 from mldebug.core.ranksets import fold_nodes, unfold_nodes
 from mldebug.core.redact import safe_line
 from mldebug_agents.cluster.fanout.hints import way_out
-from mldebug_agents.cluster.fanout.messages import Order, Plan, Wanted
-from mldebug_agents.system.spawn import Starter
+from mldebug_agents.cluster.fanout.messages import FanoutOrder, FanoutPlan, FanoutRequest
+from mldebug_agents.system.spawn import ProgramStarter
 
 QUERY = 20.0  # seconds for squeue and sinfo
 MAX_OUTPUT = 4 << 20
@@ -38,13 +38,13 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     srun: tuple[str, ...] = ("srun", "--overlap", "--gres=gpu:0")
 
 
-class Slurm:
+class SlurmTransport:
     """Reaches the nodes of one job, as Slurm lists them."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, wanted: Wanted, starter: Starter) -> Plan:
+    def plan(self, wanted: FanoutRequest, starter: ProgramStarter) -> FanoutPlan:
         """One step on all nodes of the job that are up."""
         job, nodes = _job(starter, wanted.target)
         absent = tuple(_down(starter, nodes))
@@ -65,28 +65,28 @@ class Slurm:
             *("--slurm-job", job),
         )
         command = _without_a_step(shlex.join(argv))
-        order = Order(command=command, timeout=wanted.timeout, grace=12.0)
-        return Plan(order=order, nodes=nodes, absent=absent, listed_by="Slurm")
+        order = FanoutOrder(command=command, timeout=wanted.timeout, grace=12.0)
+        return FanoutPlan(order=order, nodes=nodes, absent=absent, listed_by="Slurm")
 
-    def explain(self, plan: Plan, errors: Iterable[str]) -> Mapping[str, AskedNode]:
+    def explain(self, plan: FanoutPlan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
         """srun labels each line with the number of its task, and tells at the end where a task has failed."""
         absent = {node.name for node in plan.absent}
         asked = [name for name in plan.nodes if name not in absent]
-        told = _Told(errors)
+        told = _SrunErrors(errors)
         return {
-            name: AskedNode(
+            name: QueriedNode(
                 name=name, state=told.state(name), reason=reason, way_out=way_out(reason)
             )
             for number, name in enumerate(asked)
             if (reason := told.why(name, number))
         }
 
-    def ended(self, node: str, code: int, error: str) -> AskedNode:
+    def ended(self, node: str, code: int, error: str) -> QueriedNode:
         """Not by node: one srun speaks for all."""
-        return AskedNode(name=node, state="unable", reason=error)
+        return QueriedNode(name=node, state="unable", reason=error)
 
 
-class _Told:
+class _SrunErrors:
     """The lines of srun's stderr, sorted."""
 
     def __init__(self, lines: Iterable[str]) -> None:
@@ -143,7 +143,7 @@ def _without_a_step(command: str) -> str:
 # --- what Slurm knows ------------------------------------------------------------------------------
 
 
-def _job(starter: Starter, wanted: str) -> tuple[str, tuple[str, ...]]:
+def _job(starter: ProgramStarter, wanted: str) -> tuple[str, tuple[str, ...]]:
     """The number of a running job and its nodes; UsageError where there is none."""
     if not _JOB.fullmatch(wanted):
         raise UsageError(f"{wanted[:40]!r} is no job id of Slurm", "squeue --me")
@@ -162,7 +162,7 @@ def _job(starter: Starter, wanted: str) -> tuple[str, tuple[str, ...]]:
     return running[0][0], unfold_nodes(running[0][2])
 
 
-def _down(starter: Starter, nodes: tuple[str, ...]) -> Iterator[AskedNode]:
+def _down(starter: ProgramStarter, nodes: tuple[str, ...]) -> Iterator[QueriedNode]:
     """The nodes that Slurm itself takes for dead: `*` after a state means that it does not answer."""
     rows = _ask(
         starter,
@@ -176,7 +176,7 @@ def _down(starter: Starter, nodes: tuple[str, ...]) -> Iterator[AskedNode]:
     for name in nodes:
         state, since, why = told.get(name, ("", "", ""))
         if state.endswith("*") or DOWN.match(state):
-            yield AskedNode(name=name, state="down", reason=_down_reason(state, since, why))
+            yield QueriedNode(name=name, state="down", reason=_down_reason(state, since, why))
 
 
 def _down_reason(state: str, since: str, why: str) -> str:
@@ -189,7 +189,7 @@ def _down_reason(state: str, since: str, why: str) -> str:
     return words if why in ("", "none") else f"{words}: {safe_line(why, 120)}"
 
 
-def _ask(starter: Starter, *argv: str) -> list[str]:
+def _ask(starter: ProgramStarter, *argv: str) -> list[str]:
     done = starter.run(argv, timeout=QUERY, max_output=MAX_OUTPUT)
     if done.timed_out:
         raise MldebugError(f"{argv[0]} has not answered in {QUERY:g} s", "scontrol ping")
@@ -203,6 +203,6 @@ def _ask(starter: Starter, *argv: str) -> list[str]:
     return done.stdout.decode(errors="replace").splitlines()
 
 
-def create(options: Options) -> Slurm:
+def create(options: Options) -> SlurmTransport:
     """Build the plugin."""
-    return Slurm(options)
+    return SlurmTransport(options)

@@ -11,12 +11,12 @@ import msgspec
 from ClusterShell.Defaults import config_paths
 
 from mldebug.core.errors import ToolError
-from mldebug.core.model import AskedNode
+from mldebug.core.model import QueriedNode
 from mldebug.core.ranksets import unfold_nodes
 from mldebug.core.units import Duration
 from mldebug_agents.cluster.fanout.hints import way_out
-from mldebug_agents.cluster.fanout.messages import Order, Plan, Wanted
-from mldebug_agents.system.spawn import Starter
+from mldebug_agents.cluster.fanout.messages import FanoutOrder, FanoutPlan, FanoutRequest
+from mldebug_agents.system.spawn import ProgramStarter
 
 # behind a person's own options, of which the first counts. A master that stays behind would hold our pipes open; the rest
 # is what an ssh_config may ask for and a capture has no use for.
@@ -39,17 +39,17 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tree: Literal["auto", "none"] | Path = "auto"
 
 
-class Ssh:
+class SshTransport:
     """Reaches hosts that a person named."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def plan(self, wanted: Wanted, starter: Starter) -> Plan:
+    def plan(self, wanted: FanoutRequest, starter: ProgramStarter) -> FanoutPlan:
         """One connection for each node."""
         nodes = unfold_nodes(wanted.target)
         chosen = self._options
-        order = Order(
+        order = FanoutOrder(
             nodes=nodes,
             command=remote_command(wanted),
             timeout=wanted.timeout,
@@ -60,7 +60,7 @@ class Ssh:
             topology=self._topology(),
             python=wanted.python,
         )
-        return Plan(order=order, nodes=nodes)
+        return FanoutPlan(order=order, nodes=nodes)
 
     def _topology(self) -> str:
         """A gateway of the tree is trusted: what it sends is unpickled here. So only the site may name gateways."""
@@ -72,20 +72,20 @@ class Ssh:
             raise ToolError(f"there is no {self._options.tree}", "correct transports.ssh.tree")
         return str(self._options.tree)
 
-    def explain(self, plan: Plan, errors: Iterable[str]) -> Mapping[str, AskedNode]:
+    def explain(self, plan: FanoutPlan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
         """Nothing runs here that speaks for all."""
         return {}
 
-    def ended(self, node: str, code: int, error: str) -> AskedNode:
+    def ended(self, node: str, code: int, error: str) -> QueriedNode:
         """By ssh's exit code, and its last line."""
         if code == SSH_FAILED and _SILENT.search(error):
-            return AskedNode(name=node, state="silent", reason=_plain(error, node))
-        return AskedNode(
+            return QueriedNode(name=node, state="silent", reason=_plain(error, node))
+        return QueriedNode(
             name=node, state="unable", reason=why(code, _plain(error, node)), way_out=way_out(error)
         )
 
 
-def remote_command(wanted: Wanted) -> str:
+def remote_command(wanted: FanoutRequest) -> str:
     """The words for a login shell there, whichever it is; it ends by itself even where nobody waits any more."""
     limit = ("timeout", "-k", "5", f"{wanted.timeout:g}")
     return shlex.join((*limit, wanted.python, "-m", "mldebug", *wanted.arguments))
@@ -105,6 +105,6 @@ def _plain(error: str, node: str) -> str:
     return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "it", error)
 
 
-def create(options: Options) -> Ssh:
+def create(options: Options) -> SshTransport:
     """Build the plugin."""
-    return Ssh(options)
+    return SshTransport(options)

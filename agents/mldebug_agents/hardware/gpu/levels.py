@@ -13,9 +13,9 @@ from mldebug.hardware.gpu.rank_join import RankGpuMap
 from mldebug.hardware.gpu.readings import NodeWatch
 from mldebug.hardware.gpu.samples import GpuSign, RankSign, sign_of
 from mldebug.hardware.gpu.sentences import sentence
-from mldebug.stall.checkpoint_writes import Writes
+from mldebug.stall.checkpoint_writes import WriteRate
 from mldebug.stall.signals import RankLook
-from mldebug_agents.state.key_value_store import Memory
+from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.watch.job_watch import JobLook
 
 MEMO = "gpus/"  # and the job's id: the name of what is remembered of a run
@@ -26,13 +26,13 @@ class _Before(msgspec.Struct):
 
     looked: bool = False
     step: int | None = None
-    writes: dict[int, Writes] = {}  # by rank
+    writes: dict[int, WriteRate] = {}  # by rank
 
 
 class Levels:
     """The fingerprints of all runs."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: KeyValueStore) -> None:
         self._memory = memory
         self._runs: dict[str, RunLevels] = {}
         self._prints: dict[str, Fingerprint] = {}
@@ -116,8 +116,8 @@ def _rank_signs(seen: JobLook, before: _Before) -> dict[int, RankSign]:
     }
 
 
-def _rate(rank: RankLook, now: float, known: dict[int, Writes]) -> float | None:
-    return known.setdefault(rank.rank, Writes()).take(now, rank.written_bytes)
+def _rate(rank: RankLook, now: float, known: dict[int, WriteRate]) -> float | None:
+    return known.setdefault(rank.rank, WriteRate()).take(now, rank.written_bytes)
 
 
 def _signs(

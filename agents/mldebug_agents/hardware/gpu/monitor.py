@@ -27,7 +27,7 @@ from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.health.new_errors import ErrorCount, NewErrors
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug_agents.hardware.gpu.reads import GpuNews
-from mldebug_agents.state.key_value_store import Memory
+from mldebug_agents.state.key_value_store import KeyValueStore
 
 log = logging.getLogger("mldebug")
 
@@ -38,7 +38,7 @@ MAX_FAULTS = 64
 class GpuMonitor:
     """Takes the news of the GPU worker."""
 
-    def __init__(self, memory: Memory, node: str) -> None:
+    def __init__(self, memory: KeyValueStore, node: str) -> None:
         self._memory = memory
         self._node = node
         self._expected: ExpectedGpus | None = None  # until what is remembered can be read

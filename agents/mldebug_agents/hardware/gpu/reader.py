@@ -18,18 +18,12 @@ from mldebug.core.errors import MldebugError
 from mldebug.hardware.gpu.hands_off import HandsOff
 from mldebug.hardware.gpu.readings import GpuEvent, NodeGpus, NodeWatch
 from mldebug_agents.hardware.gpu.child import stuck
-from mldebug_agents.hardware.gpu.child.errors import (
-    GpuCrashedError,
-    GpuDriverError,
-    NoGpuLibraryError,
-)
 from mldebug_agents.hardware.gpu.child.messages import (
+    MAX_BODY,
     NAME,
-    GpuMessageReader,
     GpuReply,
     GpuRequest,
     Wanted,
-    send,
 )
 from mldebug_agents.hardware.gpu.child.pause import (
     WINDOW,
@@ -38,11 +32,12 @@ from mldebug_agents.hardware.gpu.child.pause import (
     died_too_often,
     released,
 )
-from mldebug_agents.hardware.gpu.child.starter import WorkerStarter
 from mldebug_agents.hardware.gpu.child.stuck import ChildReaper
+from mldebug_agents.hardware.gpu.errors import GpuCrashedError, GpuDriverError, NoGpuLibraryError
 from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.child.link import ChildLink, WorkerStarter
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.spawn import Worker
+from mldebug_agents.system.spawn import ForkedWorker
 
 FIRST_DEADLINE = 60.0  # seconds: the driver may load firmware when the first handle is opened
 DEADLINE = 10.0
@@ -71,12 +66,12 @@ class VendorReader:
     ) -> None:
         """`options`: of the vendor's plugin. Deadlines in seconds: of one read, and of the first one of each child."""
         self._starter, self._host, self._clock = starter, host, clock
-        self._vendor = vendor
-        self._options = msgspec.Raw(msgspec.json.encode(options) if options else b"{}")
+        self.vendor = vendor  # file name of its plugin
+        self._options = msgspec.Raw(msgspec.msgpack.encode(options) if options else b"\x80")
         self._deadlines = (first_deadline, deadline)
         self._lock = threading.Lock()
-        self._worker: Worker | None = None
-        self._incoming: GpuMessageReader | None = None
+        self._worker: ForkedWorker | None = None
+        self._link: ChildLink[GpuReply] | None = None
         self._parting = ChildReaper(host)
         self._number = 0
         self._asked_at: float | None = None  # while an answer is owed
@@ -180,7 +175,7 @@ class VendorReader:
             self._obey()
 
     def _question(
-        self, worker: Worker, wanted: Wanted, hands_off: tuple[HandsOff, ...]
+        self, worker: ForkedWorker, wanted: Wanted, hands_off: tuple[HandsOff, ...]
     ) -> GpuReply:
         if self._rest.wished:  # since the child was forked: there was none to hang up on
             raise released()
@@ -188,7 +183,7 @@ class VendorReader:
         request = GpuRequest(
             number=self._number,
             wanted=wanted,
-            vendor=self._vendor,
+            vendor=self.vendor,
             options=self._options,
             hands_off=hands_off,
         )
@@ -196,19 +191,20 @@ class VendorReader:
         self._asked_at = self._clock()
         try:
             worker.socket.settimeout(patience)
-            send(worker.socket, request)
+            if self._link is not None:
+                self._link.send(request)
             return self._receive()
         except TimeoutError:
             raise stuck.blocked(self._host, worker, self._waited()) from None
-        except (OSError, msgspec.MsgspecError):
+        except OSError:
             raise self._crashed() from None
 
     def _receive(self) -> GpuReply:
         """Take answers until it is the one to the last question; raises OSError."""
         while True:
-            if self._incoming is None:
+            if self._link is None:
                 raise ConnectionError("there is no child")
-            reply = msgspec.json.decode(self._incoming.receive(), type=GpuReply)
+            reply = self._link.receive()
             if reply.number == self._number:
                 self._asked_at = None
                 self._answered = True
@@ -236,14 +232,15 @@ class VendorReader:
 
     # --- the child ---------------------------------------------------------------------------------
 
-    def _ready(self) -> Worker:
+    def _ready(self) -> ForkedWorker:
         if self._worker is None:
             self._parting.refuse_another()
             try:
                 self._worker = self._starter.fork_worker(NAME)
             except OSError as error:
                 raise GpuCrashedError(f"the GPU reader cannot be started: {error}") from None
-            self._incoming = GpuMessageReader(self._worker.socket)
+            decoder = msgspec.msgpack.Decoder(GpuReply)
+            self._link = ChildLink(self._worker.socket, decoder, max_body=MAX_BODY)
             self._answered = False
         return self._worker
 
@@ -260,7 +257,7 @@ class VendorReader:
             if not stuck.may_be_ended(self._host, worker, self._waited()):
                 raise stuck.blocked(self._host, worker, self._waited()) from None
             self._end(worker)
-        except (OSError, msgspec.MsgspecError):
+        except OSError:
             raise self._crashed() from None
 
     def _crashed(self) -> MldebugError:
@@ -274,17 +271,17 @@ class VendorReader:
         self._rest.take(WINDOW, error)
         return error
 
-    def _end(self, worker: Worker) -> None:
+    def _end(self, worker: ForkedWorker) -> None:
         """Kill one that hangs; the helper that does so looks again, and spares it inside a GPU driver."""
         self.restarts += 1
-        self._worker, self._incoming, self._asked_at = None, None, None
+        self._worker, self._link, self._asked_at = None, None, None
         self._parting.end(worker)
 
     def _hang_up(self) -> None:
         """Let it go: an idle one closes its handles and ends, a stuck one when it comes back."""
         if self._worker is not None:
             self._parting.let_go(self._worker)
-        self._worker, self._incoming, self._asked_at = None, None, None
+        self._worker, self._link, self._asked_at = None, None, None
         self._parting.bury()
 
 

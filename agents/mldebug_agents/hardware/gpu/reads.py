@@ -16,7 +16,7 @@ from mldebug.hardware.gpu.hands_off import HandsOff, placed
 from mldebug.hardware.gpu.positions import located, named, with_lost
 from mldebug.hardware.gpu.rank_join import RankGpuMap, join
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
-from mldebug_agents.hardware.gpu.child.errors import NoGpuLibraryError
+from mldebug_agents.hardware.gpu.errors import NoGpuLibraryError
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.system.host import Host
 

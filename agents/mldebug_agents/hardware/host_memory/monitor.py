@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.config.schema import MemorySettings
+from mldebug.config.schema import MemoryConfig
 from mldebug.hardware.host_memory.state import NodeMemory, alarms
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.hardware.host_memory.reader import MemoryOrder, MemoryWatch
@@ -31,7 +31,7 @@ class MemoryBoard:
         self._told: NodeMemory | None = None
         self._alarmed: set[tuple[str, str]] = set()
 
-    def turn(self, runs: Mapping[str, Run], settings: MemorySettings) -> None:
+    def turn(self, runs: Mapping[str, Run], settings: MemoryConfig) -> None:
         """Order what is due."""
         now = time.monotonic()
         if not settings.watch:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.diagnosis.exits.model import Ending, Ends, RankExit, full_words
-from mldebug_agents.incidents.exits.known_exits import ends_of, past
+from mldebug.diagnosis.exits.model import AttemptExit, KnownExits, RankExit, full_words
+from mldebug_agents.incidents.exits.known_exits import known_exits_of, past
 from mldebug_agents.incidents.exits.pidfds import ProcessExit
 from mldebug_agents.jobs.ranks.discovery import Child
 from mldebug_agents.watch.runs import Run
@@ -23,7 +23,7 @@ YOUNG, SOON = (
 KEPT = 4096  # children of ranks that are remembered per job
 
 
-class Following:
+class WatchedAttempt:
     """One attempt under watch."""
 
     def __init__(self, run: Run) -> None:
@@ -38,13 +38,13 @@ class Following:
         self.asked = False
         self.met_at = time.monotonic()
         self.noted_at = -REFRESH
-        self.told_before: Ending | None = None  # by an earlier agent
+        self.told_before: AttemptExit | None = None  # by an earlier agent
 
     def wants_notes(self, now: float) -> bool:
         """Is it time to look again where its output goes?"""
         return now - self.noted_at >= (SOON if now - self.met_at < YOUNG else REFRESH)
 
-    def recall(self, ends: Ends) -> None:
+    def recall(self, ends: KnownExits) -> None:
         """Take up what an earlier agent saw; who is gone and was not seen to end did so while nobody watched."""
         here = {rank.rank for rank in self.run.job.ranks}
         self.told_before = self.run.incident.ending if self.run.incident else None
@@ -63,10 +63,10 @@ class Following:
                 if self.told_before is None:
                     self.note_failure(gone.status)
 
-    def known(self) -> Ends:
+    def known(self) -> KnownExits:
         """What a later agent should know."""
         failing = None if self.failing_at is None else self.job
-        return ends_of(self.identities, self.exits, failing)
+        return known_exits_of(self.identities, self.exits, failing)
 
     def exit_words(self) -> dict[int, str]:
         """How its ranks ended, so far, in words; one that nobody saw to end is absent."""
@@ -104,14 +104,14 @@ class Following:
             return now - self.over_at >= (SETTLED if alone else GRACE)
         return self.failing_at is not None and now - self.failing_at >= GRACE
 
-    def ending(self) -> Ending:
+    def ending(self) -> AttemptExit:
         """What is known without asking anybody. Exits that nobody saw are unknown, and come last."""
         gone = dict(self.exits)
         if self.over:
             for rank, one in self.identities.items():
                 gone.setdefault(rank, RankExit(rank=rank, pid=one.pid))
         order = sorted(gone.values(), key=lambda one: (one.moment is None, one.moment, one.rank))
-        return Ending(
+        return AttemptExit(
             job=self.job,
             identities=tuple(self.identities[rank] for rank in sorted(self.identities)),
             exits=tuple(order),

@@ -17,11 +17,11 @@ from mldebug.diagnosis.exits.last_words import (
     told_to_stop,
 )
 from mldebug.diagnosis.exits.launcher_lines import launcher_words
-from mldebug.diagnosis.exits.model import Ending, RankError
+from mldebug.diagnosis.exits.model import AttemptExit, RankError
 from mldebug.diagnosis.exits.output import (
     OWN,
     SHARED,
-    Output,
+    LogOutput,
     own_errors,
     own_lines,
     parse_error_file,
@@ -32,14 +32,14 @@ from mldebug.diagnosis.exits.output import (
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.hardware.kernel_log import sees_kernel_pids
 from mldebug_agents.incidents.exits.job_notes import (
-    ErrorFile,
-    Log,
-    Notes,
+    JobLog,
+    JobNotes,
+    RankErrorFile,
     count_kills,
     more_kills,
     owner_of,
 )
-from mldebug_agents.incidents.exits.kernel_deaths import KernelLog, oom_counter, silence
+from mldebug_agents.incidents.exits.kernel_deaths import KernelDeathLog, oom_counter, silence
 from mldebug_agents.jobs.logs.locations import LogFinder, LogPlace
 from mldebug_agents.jobs.logs.pipes import Unread
 from mldebug_agents.jobs.logs.rights import Rights
@@ -55,21 +55,21 @@ LAST_LINES = 30
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
-class Witness:
+class ExitEvidence:
     """Keeps the notes on all jobs."""
 
-    def __init__(self, tools: CaptureTools, kernel: KernelLog | None = None) -> None:
+    def __init__(self, tools: CaptureTools, kernel: KernelDeathLog | None = None) -> None:
         self._tools, self._host, self._reader = tools, tools.context.host, tools.context.reader
-        self._kernel = kernel or KernelLog(f"{self._host.root}/dev/kmsg")
+        self._kernel = kernel or KernelDeathLog(f"{self._host.root}/dev/kmsg")
         self._kernel_pids = sees_kernel_pids(self._host)
-        self._notes: dict[str, Notes] = {}
+        self._notes: dict[str, JobNotes] = {}
         self._unread = Unread()
 
     def meet(self, job: Job) -> None:
         """Note down, or bring up to date, what a living job will leave behind."""
         notes = self._notes.get(job.id)
         if notes is None:
-            notes = self._notes[job.id] = Notes(mark=self._kernel.mark())
+            notes = self._notes[job.id] = JobNotes(mark=self._kernel.mark())
         self._find_logs(job, notes)
         fresh = [one for one in job.ranks[:MAX_RANKS] if one.pid not in notes.known]
         notes.known.update(one.pid for one in fresh)
@@ -90,15 +90,15 @@ class Witness:
         """A job is over and done with."""
         self._notes.pop(job_id, None)
 
-    def _dumps(self, ending: Ending) -> dict[int, FlightRecord]:
+    def _dumps(self, ending: AttemptExit) -> dict[int, FlightRecord]:
         """By rank, what PyTorch dumped before the end."""
         if not self._tools.context.config.capture.flight_recorder:
             return {}
         return self._tools.flight_recorders.left_behind(self._ended(ending))
 
-    def ask(self, ending: Ending) -> Ending:
+    def ask(self, ending: AttemptExit) -> AttemptExit:
         """Add all that the job has left behind."""
-        notes = self._notes.get(ending.job.id) or Notes(mark=self._kernel.mark())
+        notes = self._notes.get(ending.job.id) or JobNotes(mark=self._kernel.mark())
         unmet = ending.job.id not in self._notes
         gaps = ["nobody watched when the job ended: what it wrote is not known"] if unmet else []
         outputs, lines = self._outputs(ending, notes, gaps)
@@ -126,13 +126,13 @@ class Witness:
             gaps=tuple(gaps),
         )
 
-    def _ended(self, ending: Ending) -> list[RankIdentity]:
+    def _ended(self, ending: AttemptExit) -> list[RankIdentity]:
         gone = {one.rank for one in ending.exits}
         return [one for one in ending.identities if one.rank in gone][:MAX_RANKS]
 
     # --- while it lives ----------------------------------------------------------------------------
 
-    def _find_logs(self, job: Job, notes: Notes) -> None:
+    def _find_logs(self, job: Job, notes: JobNotes) -> None:
         host, finder = self._host, LogFinder(self._host, self._unread)
         launcher = (
             host.process_state(job.launcher_pid, threads=False, files=True)
@@ -151,7 +151,7 @@ class Witness:
                 self._note_log(place, None, notes)
         self._find_strangers(notes)
 
-    def _find_strangers(self, notes: Notes) -> None:
+    def _find_strangers(self, notes: JobNotes) -> None:
         """Mark the files that living ranks of another run write to. Those of an attempt before this one are gone."""
         for other in self._notes.values():
             if other is notes or other.known & notes.known or not self._lives(other):
@@ -161,18 +161,20 @@ class Witness:
             for log in (*notes.logs.values(), *other.logs.values()):
                 log.foreign |= log.file in files
 
-    def _lives(self, notes: Notes) -> bool:
+    def _lives(self, notes: JobNotes) -> bool:
         states = (self._host.brief(pid) for pid in notes.known)
         return any(stat is not None and stat.state not in "ZX" for stat in states)
 
-    def _note_log(self, place: LogPlace, rank: int | None, notes: Notes) -> None:
+    def _note_log(self, place: LogPlace, rank: int | None, notes: JobNotes) -> None:
         key = (place.inode, place.target)
         log = notes.logs.get(key)
         if log is None and len(notes.logs) < MAX_LOGS + MAX_RANKS:
             piece = self._reader.read_from(place.path, 0, max_bytes=0)
             if isinstance(piece, Unreadable):
                 return
-            log = Log(place=place, file=(piece.device, piece.inode), start=piece.size, ranks=set())
+            log = JobLog(
+                place=place, file=(piece.device, piece.inode), start=piece.size, ranks=set()
+            )
             notes.logs[key] = log
         if log is not None:
             log.place = place
@@ -181,7 +183,7 @@ class Witness:
             else:
                 log.ranks |= {-1, -2}  # nobody's own
 
-    def _find_error_files(self, ranks: Iterable[RankIdentity], notes: Notes) -> None:
+    def _find_error_files(self, ranks: Iterable[RankIdentity], notes: JobNotes) -> None:
         wanted = {f"{self._host.proc}/{one.pid}/environ": one for one in ranks}
         read = self._reader.read_many(list(wanted), max_bytes=MAX_ENVIRONMENT) if wanted else {}
         for path, one in wanted.items():
@@ -191,8 +193,8 @@ class Witness:
                 if file.startswith("/"):
                     notes.error_files[one.pid] = self._error_file(one, file)
 
-    def _error_file(self, one: RankIdentity, path: str) -> ErrorFile:
-        return ErrorFile(
+    def _error_file(self, one: RankIdentity, path: str) -> RankErrorFile:
+        return RankErrorFile(
             rank=one.rank,
             path=path,
             pids=tuple(filter(None, (one.pid, one.launcher_pid))),
@@ -202,8 +204,8 @@ class Witness:
     # --- when it has ended -------------------------------------------------------------------------
 
     def _outputs(
-        self, ending: Ending, notes: Notes, gaps: list[str]
-    ) -> tuple[list[Output], list[str]]:
+        self, ending: AttemptExit, notes: JobNotes, gaps: list[str]
+    ) -> tuple[list[LogOutput], list[str]]:
         """What came into the logs of the job since it was met; nothing of one that another run writes to as well."""
         locals_ = {
             one.local_rank: one.rank for one in ending.identities if one.local_rank is not None
@@ -217,11 +219,11 @@ class Witness:
                 continue
             text = self._text(log, gaps)
             words = take_apart(text, locals_, tasks)
-            outputs.append(Output(path=path, owner=owner_of(log), words=words))
+            outputs.append(LogOutput(path=path, owner=owner_of(log), words=words))
             lines += text
         return outputs, lines
 
-    def _text(self, log: Log, gaps: list[str]) -> list[str]:
+    def _text(self, log: JobLog, gaps: list[str]) -> list[str]:
         """The lines that came since we know the log, at most the last `MAX_TEXT` bytes."""
         place, reader, proc = log.place, self._reader, self._host.proc
         why = ""
@@ -241,7 +243,7 @@ class Witness:
         gaps.append(f"the log {place.target} could not be read again: {why}")
         return []
 
-    def _error_files(self, notes: Notes) -> dict[int, RankError]:
+    def _error_files(self, notes: JobNotes) -> dict[int, RankError]:
         found = {}
         for file in notes.error_files.values():
             error = self._read_error(file)
@@ -249,7 +251,7 @@ class Witness:
                 found[file.rank] = error
         return found
 
-    def _read_error(self, file: ErrorFile) -> RankError | None:
+    def _read_error(self, file: RankErrorFile) -> RankError | None:
         """As the rank, or its launcher, saw that path; last as we see it. Only what the job's user may read."""
         proc = self._host.proc
         for path in (*(f"{proc}/{pid}/root{file.path}" for pid in file.pids), file.path):

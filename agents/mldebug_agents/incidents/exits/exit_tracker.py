@@ -12,12 +12,12 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.diagnosis.exits.judge import judge_ending
-from mldebug.diagnosis.exits.model import Ending, Ends, RankExit, words_of_status
-from mldebug.diagnosis.exits.outcome import Outcome
-from mldebug_agents.incidents.exits.attempt import Following
-from mldebug_agents.incidents.exits.exit_evidence import Witness
-from mldebug_agents.incidents.exits.known_exits import joined, with_exits
+from mldebug.diagnosis.exits.judge import judge_exit
+from mldebug.diagnosis.exits.model import AttemptExit, KnownExits, RankExit, words_of_status
+from mldebug.diagnosis.exits.outcome import ExitOutcome
+from mldebug_agents.incidents.exits.attempt import WatchedAttempt
+from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
+from mldebug_agents.incidents.exits.known_exits import joined_exits, with_exits
 from mldebug_agents.incidents.exits.pidfds import ExitWatch, ProcessExit
 from mldebug_agents.jobs.ranks.discovery import Child
 from mldebug_agents.watch.job_watch import JobLook
@@ -29,16 +29,16 @@ TOLD = 8  # exits of one job that an open incident lists one by one
 ELASTIC = ("torchrun", "accelerate", "deepspeed")  # launchers that may start another attempt
 EAGER = 30.0  # seconds after a failure in which the next attempt is looked for more often
 
-Work = Callable[[], Ending | None]
+Work = Callable[[], AttemptExit | None]
 
 
-class Teller(Protocol):
+class ExitListener(Protocol):
     """Who makes incidents of what we find out."""
 
     def exited(self, run: Run, at: float, words: str) -> None:
         """A rank has ended."""
 
-    def failed(self, run: Run, ending: Ending, outcome: Outcome, *, final: bool) -> None:
+    def failed(self, run: Run, ending: AttemptExit, outcome: ExitOutcome, *, final: bool) -> None:
         """An attempt ended badly, or has lost a rank; `final`: no other attempt is open, or can be started."""
 
     def goes_on(self, run: Run) -> None:
@@ -51,16 +51,16 @@ class Teller(Protocol):
         """Everything is said about a job that is over."""
 
 
-class Endings:
+class ExitTracker:
     """Follows all jobs of the node. `order` hands work to the worker; `tell` is given what is known of every end."""
 
     def __init__(
         self,
-        witness: Witness,
+        witness: ExitEvidence,
         exits: ExitWatch,
         order: Callable[[Work], bool],
-        teller: Teller,
-        keep: Callable[[str, Ends], None],
+        teller: ExitListener,
+        keep: Callable[[str, KnownExits], None],
     ) -> None:
         """`keep` stores, by the job's id, what an agent after us should know."""
         self._keep = keep
@@ -68,7 +68,7 @@ class Endings:
         self._exits = exits
         self._order = order
         self._teller = teller
-        self._jobs: dict[str, Following] = {}
+        self._jobs: dict[str, WatchedAttempt] = {}
         self._ranks: dict[tuple[int, int], tuple[str, int]] = {}  # (pid, start) -> (job, rank)
         self._launchers: dict[int, ProcessExit | None] = {}  # by pid
 
@@ -77,7 +77,7 @@ class Endings:
     def follow(self, run: Run, children: Mapping[int, Iterable[Child]]) -> None:
         """A look has seen the job; `children` by the pid of their rank."""
         job = run.job
-        one = self._jobs.setdefault(job.id, Following(run))
+        one = self._jobs.setdefault(job.id, WatchedAttempt(run))
         one.run, one.job = run, job
         for rank in job.ranks:
             one.meet_children(rank.rank, children.get(rank.pid, ()))
@@ -92,7 +92,7 @@ class Endings:
             one.noted_at = now
         self._teller.goes_on(run)
 
-    def _is_new(self, one: Following, pid: int, start: int) -> bool:
+    def _is_new(self, one: WatchedAttempt, pid: int, start: int) -> bool:
         """Is this process not yet watched for this job? One that was taken for another job's, of one rank, is that no more."""
         job_id, rank = self._ranks.get((pid, start), ("", -1))
         other = self._jobs.get(job_id)
@@ -102,12 +102,12 @@ class Endings:
                 self._forget(other)
         return other is not one
 
-    def recall(self, run: Run, ends: Ends | None) -> None:
+    def recall(self, run: Run, ends: KnownExits | None) -> None:
         """What an earlier agent saw of the ends of a job that still lives."""
         if ends is not None:
-            self._jobs.setdefault(run.job.id, Following(run)).recall(ends)
+            self._jobs.setdefault(run.job.id, WatchedAttempt(run)).recall(ends)
 
-    def revive(self, run: Run, ends: Ends) -> None:
+    def revive(self, run: Run, ends: KnownExits) -> None:
         """A job that has lost a rank under an earlier agent, and was gone before anybody judged it."""
         self.recall(run, ends)
         self.over(run)
@@ -164,14 +164,14 @@ class Endings:
                 continue
             one.asked = self._order(partial(self._ask, one.ending()))
 
-    def told(self, ending: Ending) -> None:
+    def told(self, ending: AttemptExit) -> None:
         """The worker has asked around: judge."""
         one = self._jobs.get(ending.job.id)
         if one is None:
             return
         if one.told_before is not None:
-            ending = joined(one.told_before, ending)
-        outcome = judge_ending(ending)
+            ending = joined_exits(one.told_before, ending)
+        outcome = judge_exit(ending)
         gone = self._launchers.get(one.job.launcher_pid or 0)
         if outcome.kind == "abnormal" and _counts(one.run):
             self._teller.failed(
@@ -193,7 +193,7 @@ class Endings:
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _follow_launcher(self, one: Following) -> None:
+    def _follow_launcher(self, one: WatchedAttempt) -> None:
         pid = one.job.launcher_pid
         if pid is None:
             return
@@ -202,7 +202,7 @@ class Endings:
             self._exits.watch(pid)
         one.launcher = self._launchers[pid]
 
-    def _note_losses(self, one: Following) -> None:
+    def _note_losses(self, one: WatchedAttempt) -> None:
         """What discovery knows of ranks that ended without our seeing it."""
         for lost in one.job.lost:
             known = one.identities.get(lost.rank)
@@ -214,7 +214,7 @@ class Endings:
                 one.note_failure(lost.exit_status)
                 self._keep(one.job.id, one.known())
 
-    def _note(self, one: Following, rank: int, gone: ProcessExit) -> None:
+    def _note(self, one: WatchedAttempt, rank: int, gone: ProcessExit) -> None:
         known = gone.status is not None
         one.exits[rank] = RankExit(
             rank=rank,
@@ -231,7 +231,7 @@ class Endings:
         one.note_failure(gone.status)
         self._keep(one.job.id, one.known())
 
-    def _more(self, one: Following, gone: ProcessExit | None) -> bool:
+    def _more(self, one: WatchedAttempt, gone: ProcessExit | None) -> bool:
         """Is another attempt of the same launch open, or can one still be started?"""
         launcher = one.job.launcher_pid
         if launcher is None:
@@ -240,10 +240,10 @@ class Endings:
             return one.job.launcher in ELASTIC
         return any(o.job.launcher_pid == launcher for o in self._jobs.values() if o is not one)
 
-    def _ask(self, ending: Ending) -> Ending:
+    def _ask(self, ending: AttemptExit) -> AttemptExit:
         return self._witness.ask(ending)
 
-    def _forget(self, one: Following) -> None:
+    def _forget(self, one: WatchedAttempt) -> None:
         self._jobs.pop(one.job.id, None)
         self._ranks = {key: mine for key, mine in self._ranks.items() if mine[0] != one.job.id}
         self._order(lambda: self._witness.forget(one.job.id))

@@ -9,23 +9,23 @@ from collections.abc import Callable
 import msgspec
 
 from mldebug.core.model import Job
-from mldebug.diagnosis.exits.judge import judge_ending
-from mldebug.diagnosis.exits.model import Ending
-from mldebug.diagnosis.exits.outcome import Outcome
+from mldebug.diagnosis.exits.judge import judge_exit
+from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.incidents.incident import Incident
 from mldebug.incidents.report.build import State
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.exits.exit_tracker import ELASTIC
 from mldebug_agents.incidents.manager import IncidentManager
-from mldebug_agents.state.run_row import Row
+from mldebug_agents.state.run_row import RunRow
 from mldebug_agents.watch.runs import Run
 
 PROVED = 60.0  # seconds after which an attempt that tells no steps counts as going on
 MAX_STORIES = 256  # of launches that still live
 
 
-class Story(msgspec.Struct, kw_only=True):
+class FailedAttempt(msgspec.Struct, kw_only=True):
     """One launch that has lost an attempt."""
 
     run: Run  # of the attempt that failed last
@@ -35,7 +35,7 @@ class Story(msgspec.Struct, kw_only=True):
     closed: bool = False  # written as recovered or ended
 
 
-class Stories:
+class FailedAttempts:
     """Makes incidents of failed attempts. `capture` asks for a capture of ranks that live on."""
 
     def __init__(
@@ -47,20 +47,20 @@ class Stories:
         self._incidents = incidents
         self._capture = capture
         self._forget = forget
-        self._stories: dict[str, Story] = {}
+        self._stories: dict[str, FailedAttempt] = {}
         self._explained: set[str] = set()  # jobs whose stall is the story of their end
         self._came: dict[str, tuple[float, int | None]] = {}  # job -> when, and at which step
 
-    def recall(self, job_id: str, row: Row) -> bool:
+    def recall(self, job_id: str, row: RunRow) -> bool:
         """Go on with the story of a launch that lives on although its attempt has gone; an earlier agent began it."""
         told = row.incident
         if told is None or told.ending is None or told.kind != "abnormal_end":
             return False
         job = msgspec.structs.replace(told.ending.job, id=job_id)
-        story = Story(
+        story = FailedAttempt(
             run=Run(job, StallWatch(StallSettings(), row.memory)),
             incident=told,
-            signs=judge_ending(told.ending).signs,
+            signs=judge_exit(told.ending).signs,
             closed=told.state != "open",
         )
         known = self._stories.setdefault(_launch(job), story)
@@ -80,13 +80,13 @@ class Stories:
         """The job ends in the middle of a stall: that incident tells it all."""
         self._explained.add(run.job.id)
 
-    # --- what `Endings` tells ----------------------------------------------------------------------
+    # --- what `ExitTracker` reports ----------------------------------------------------------------------
 
     def exited(self, run: Run, at: float, words: str) -> None:
         """An open incident lists who ended."""
         self._incidents.note(run, at, words)
 
-    def failed(self, run: Run, ending: Ending, outcome: Outcome, *, final: bool) -> None:
+    def failed(self, run: Run, ending: AttemptExit, outcome: ExitOutcome, *, final: bool) -> None:
         """Open an incident, or go on with the one that is open."""
         if run.job.id in self._explained or (run.incident and run.incident.kind == "stall"):
             return
@@ -105,7 +105,7 @@ class Stories:
             self._forget(story.run.job.id)  # or a later agent would find the incident twice
         signs = outcome.signs or (story.signs if story else ())
         lives = bool(ending.living)
-        self._stories[key] = Story(run=run, incident=run.incident, signs=signs, lives=lives)
+        self._stories[key] = FailedAttempt(run=run, incident=run.incident, signs=signs, lives=lives)
         if ending.living and not run.incident.captures:
             self._capture(run)
         if final:
@@ -152,11 +152,11 @@ class Stories:
         beside = story is not None and story.lives and not _same_or_next(story.run.job, job)
         return job.id if beside or job.id in self._stories else launch
 
-    def _end(self, story: Story, why: str) -> None:
+    def _end(self, story: FailedAttempt, why: str) -> None:
         self._close(story, "ended", why)
         self._forget(story.run.job.id)
 
-    def _close(self, story: Story, state: State, why: str) -> None:
+    def _close(self, story: FailedAttempt, state: State, why: str) -> None:
         """Write how it ended. The story stays known: the next attempt may fail in the same way."""
         if not story.closed:
             story.closed = True

@@ -7,7 +7,7 @@ from mldebug_agents.jobs.logs.locations import LogPlace
 from mldebug_agents.jobs.logs.rights import Rights
 
 
-class Log(msgspec.Struct, kw_only=True):
+class JobLog(msgspec.Struct, kw_only=True):
     """One file that ranks of a job write to; only what came after we saw it first counts."""
 
     place: LogPlace
@@ -19,7 +19,7 @@ class Log(msgspec.Struct, kw_only=True):
     )
 
 
-class ErrorFile(msgspec.Struct, frozen=True, kw_only=True):
+class RankErrorFile(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank says why it failed; `pids` are those whose view of the file system it is a path of."""
 
     rank: int
@@ -28,23 +28,23 @@ class ErrorFile(msgspec.Struct, frozen=True, kw_only=True):
     rights: Rights
 
 
-class Notes(msgspec.Struct, kw_only=True):
+class JobNotes(msgspec.Struct, kw_only=True):
     """What is remembered of one job."""
 
-    logs: dict[tuple[int, str], Log] = {}
-    error_files: dict[int, ErrorFile] = {}  # by pid
+    logs: dict[tuple[int, str], JobLog] = {}
+    error_files: dict[int, RankErrorFile] = {}  # by pid
     counters: dict[str, list[int]] = {}  # file -> OOM kills, last two looks at all alive
     known: set[int] = set()
     mark: int = 0  # in the kernel's log, when the job was met
     calm: list[int] = []  # the same at the last two looks that found all alive
 
 
-def owner_of(log: Log) -> int | None:
+def owner_of(log: JobLog) -> int | None:
     """The rank whose own this log is."""
     return next(iter(log.ranks)) if len(log.ranks) == 1 else None
 
 
-def count_kills(notes: Notes, *, whole: bool) -> None:
+def count_kills(notes: JobNotes, *, whole: bool) -> None:
     """Only while all ranks live; a kill may have come between the look and this, so the count before is kept, too."""
     for file, counts in notes.counters.items():
         now = oom_kills(file) if whole or not counts else None
@@ -52,7 +52,7 @@ def count_kills(notes: Notes, *, whole: bool) -> None:
             notes.counters[file] = [*counts[-1:], now]
 
 
-def more_kills(notes: Notes) -> int | None:
+def more_kills(notes: JobNotes) -> int | None:
     counts = [(oom_kills(file), before) for file, before in notes.counters.items()]
     known = [max(0, now - before[0]) for now, before in counts if now is not None and before]
     return sum(known) if known else None

@@ -17,7 +17,7 @@ _COUNT = re.compile(r"^oom_kill (?P<count>\d+)$", re.MULTILINE)
 _SAFE = re.compile(r"/(?!.*(?:^|/)\.\.(?:/|$)).*")
 
 
-class KernelLog:
+class KernelDeathLog:
     """Reads what the kernel says from now on; never waits. `readable` is False where we may not, or there is none."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
@@ -76,7 +76,7 @@ class KernelLog:
             self._count += 1
 
 
-def silence(log: KernelLog, mark: int, *, kernel_pids: bool) -> str:
+def silence(log: KernelDeathLog, mark: int, *, kernel_pids: bool) -> str:
     """Why it proves nothing that the log tells of no kill since a mark; "" where it does.
 
     `kernel_pids`: are pids here those that the kernel logs?

@@ -7,23 +7,23 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from mldebug.core.model import Job, LostRank, RankIdentity
-from mldebug.diagnosis.exits.model import Ending, Ends, LauncherWords, RankExit
-from mldebug.stall.signals import Look
+from mldebug.diagnosis.exits.model import AttemptExit, KnownExits, LauncherWords, RankExit
+from mldebug.stall.signals import RunLook
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import exit_reason
 
 MAX_RANKS = 1024  # of one run, that are kept
 
 
-def ends_of(
+def known_exits_of(
     identities: Mapping[int, RankIdentity],
     exits: Mapping[int, RankExit],
     failing: Job | None = None,
-) -> Ends:
+) -> KnownExits:
     """As it is stored: who has ended first, and without the command lines, which are long."""
     order = sorted(identities, key=lambda rank: (rank not in exits, rank))[:MAX_RANKS]
     kept = (msgspec.structs.replace(identities[rank], argv=()) for rank in order)
-    return Ends(
+    return KnownExits(
         identities=tuple(kept),
         exits=tuple(exits[rank] for rank in order if rank in exits),
         failing=failing and msgspec.structs.replace(failing, ranks=(), lost=()),
@@ -39,7 +39,7 @@ def past(exits: Iterable[RankExit]) -> Iterator[RankExit]:
         yield msgspec.structs.replace(one, moment=moment)
 
 
-def with_exits(job: Job, look: Look, exits: Mapping[int, RankExit]) -> tuple[Job, Look]:
+def with_exits(job: Job, look: RunLook, exits: Mapping[int, RankExit]) -> tuple[Job, RunLook]:
     """Discovery knows no status of who was reaped, and after a restart of the agent not even that he lived."""
     here = {rank.rank for rank in job.ranks}
     gone = {rank: one for rank, one in exits.items() if rank not in here}
@@ -60,7 +60,7 @@ def _lost(seen: LostRank | None, gone: RankExit) -> LostRank:
     )
 
 
-def joined(before: Ending, now: Ending) -> Ending:
+def joined_exits(before: AttemptExit, now: AttemptExit) -> AttemptExit:
     """The same end, asked about by two agents: the second could not read what had been written before it came."""
     mine, its = now.words, before.words
     words = LauncherWords(
@@ -89,7 +89,7 @@ def joined(before: Ending, now: Ending) -> Ending:
     )
 
 
-def launcher_lives(host: Host, ending: Ending, same_boot: bool | None = None) -> bool:
+def launcher_lives(host: Host, ending: AttemptExit, same_boot: bool | None = None) -> bool:
     """Does the launcher of an attempt that has failed still run, so that another attempt may come?
 
     It is older than its ranks; a process that has got its number since is younger. `same_boot`: has the node run since;

@@ -16,9 +16,9 @@ from mldebug.core.model import FlightRecord, Gap, RankIdentity
 from mldebug.jobs.heartbeat import FLIGHT
 from mldebug_agents.jobs.hook.records import check_owner
 from mldebug_agents.jobs.hook.signals import Asking, Hooked
-from mldebug_agents.system.failure_counts import Unanswered
+from mldebug_agents.system.failure_counts import FailureCounts
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Piece
+from mldebug_agents.system.reader_answers import FilePiece
 
 PAUSE = 0.02  # seconds between two looks whether they have answered
 MAX_ASKED = 256  # ranks of one node at once; each takes a descriptor
@@ -41,11 +41,11 @@ class HookFlight:
     """Asks ranks for their Flight Recorders. Never raises for what they do."""
 
     def __init__(
-        self, asking: Asking, reader: Reader, unanswered: Unanswered | None = None
+        self, asking: Asking, reader: Reader, unanswered: FailureCounts | None = None
     ) -> None:
         self._asking = asking
         self._reader = reader
-        self.unanswered = unanswered or Unanswered()
+        self.unanswered = unanswered or FailureCounts()
 
     def ask(self, ranks: Sequence[RankIdentity], timeout: float) -> Answers:
         """Ask all of them, and wait `timeout` seconds at most for all answers together."""
@@ -97,7 +97,7 @@ class HookFlight:
     def _read(self, one: Hooked) -> FlightRecord | str:
         """Its answer, or why there is none."""
         piece = self._reader.read_from(self._asking.path(one, FLIGHT), 0, max_bytes=MAX_BYTES + 1)
-        if not isinstance(piece, Piece):
+        if not isinstance(piece, FilePiece):
             return f"its process could not write it ({piece.reason})"
         try:
             check_owner(piece, one.identity.uid)

@@ -9,7 +9,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from mldebug.core.model import Gap, RankIdentity, Said
+from mldebug.core.model import Gap, HookState, RankIdentity
 from mldebug.jobs.heartbeat import (
     RECORD,
     SIZE,
@@ -21,7 +21,7 @@ from mldebug.jobs.heartbeat import (
 )
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Piece, Unreadable
+from mldebug_agents.system.reader_answers import FilePiece, Unreadable
 
 FOLDER = "/dev/shm"  # noqa: S108 - read, never written
 SOON, LATER = (
@@ -72,7 +72,7 @@ class Heartbeats:
         path = f"{self._host.root_of(rank.pid)}{FOLDER}/{name}"
         for _ in range(TRIES):
             piece = self._reader.read_from(path, 0, max_bytes=SIZE + 1)
-            if not isinstance(piece, Piece):
+            if not isinstance(piece, FilePiece):
                 self._unread(rank.pid, piece)
                 return None
             try:
@@ -97,7 +97,7 @@ class Heartbeats:
 
 def read_said(
     host: Host, reader: Reader, ranks: Sequence[RankIdentity]
-) -> tuple[dict[int, Said], tuple[Gap, ...]]:
+) -> tuple[dict[int, HookState], tuple[Gap, ...]]:
     """Rank -> what it says now, asked once; who says nothing is absent, and who is not read or not believed is a gap."""
     source = Heartbeats(host, reader)
     found = source.read(ranks)
@@ -110,7 +110,7 @@ def read_said(
     return {rank: said(beat, now) for rank, beat in found.items()}, tuple(gaps)
 
 
-def check_owner(piece: Piece, uid: int) -> None:
+def check_owner(piece: FilePiece, uid: int) -> None:
     """Raises ValueError where somebody else could have written it."""
     if piece.uid != uid:
         raise ValueError(f"it belongs to user {piece.uid} and not to user {uid} of the rank")

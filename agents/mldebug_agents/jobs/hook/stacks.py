@@ -20,7 +20,7 @@ from mldebug.jobs.heartbeat import STACKS
 from mldebug_agents.jobs.hook.records import check_owner
 from mldebug_agents.jobs.hook.signals import Asking, Hooked
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Piece
+from mldebug_agents.system.reader_answers import FilePiece
 
 MAX_TEXT = 256 << 10  # the room of its file: beyond it nobody is forced, or it would grow
 PAUSE = 0.02  # seconds between two looks whether it has written
@@ -110,7 +110,7 @@ class HookStacks:
         begin = one.position if now > one.position else 0
         path = self._asking.path(one, STACKS)
         piece = self._reader.read_from(path, begin, max_bytes=min(MAX_TEXT, now - begin))
-        if not isinstance(piece, Piece):
+        if not isinstance(piece, FilePiece):
             return ""
         try:
             check_owner(piece, one.identity.uid)

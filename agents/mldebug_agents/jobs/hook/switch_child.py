@@ -26,12 +26,12 @@ from mldebug.jobs.switches import (
     parse_switch,
     switch_text,
 )
+from mldebug_agents.system.child.link import ChildLink, ask_once
 from mldebug_agents.system.child.reader_child import open_inside
 from mldebug_agents.system.spawn import Spawner
 
 NAME = "switches"
 TIMEOUT = 5.0
-MAX_ANSWER = 64 << 10
 _ROOT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -69,17 +69,12 @@ def ask(spawner: Spawner, order: Order, timeout: float = TIMEOUT) -> Folder:
     """Have it done; an MldebugError in words where that fails."""
     worker = spawner.fork_worker(NAME)
     try:
-        worker.socket.settimeout(timeout)
-        worker.socket.sendall(msgspec.msgpack.encode(order))
-        worker.socket.shutdown(socket.SHUT_WR)
-        reply = msgspec.msgpack.decode(_all(worker.socket, MAX_ANSWER), type=Reply)
+        reply = ask_once(worker, order, msgspec.msgpack.Decoder(Reply), timeout)
     except TimeoutError:
         why = f"{order.folder} does not answer: its file system hangs"
         raise MldebugError(why, "give a folder on another one with --folder") from None
-    except (msgspec.DecodeError, ConnectionError) as error:
+    except ConnectionError as error:
         raise MldebugError(f"the child that looks at {order.folder} has ended: {error}") from error
-    finally:
-        worker.kill()
     if reply.found is not None:
         return reply.found
     if reply.denied:
@@ -87,10 +82,10 @@ def ask(spawner: Spawner, order: Order, timeout: float = TIMEOUT) -> Folder:
     raise UsageError(reply.error, "name the folder that the job asks, or make it as the job's user")
 
 
-def serve(link: socket.socket) -> None:
+def serve(connection: socket.socket) -> None:
     """The child: one order, one answer."""
-    order = msgspec.msgpack.decode(_all(link, MAX_ANSWER), type=Order)
-    link.sendall(msgspec.msgpack.encode(carry_out(order)))
+    link = ChildLink(connection, msgspec.msgpack.Decoder(Order))
+    link.send(carry_out(link.receive()))
 
 
 def carry_out(order: Order) -> Reply:
@@ -199,10 +194,3 @@ def _failed(what: str, error: OSError) -> Reply:
     why = (error.strerror or str(error)).lower()
     denied = isinstance(error, PermissionError)
     return Reply(error=f"{what}: {why}", denied=denied)
-
-
-def _all(link: socket.socket, most: int) -> bytes:
-    parts: list[bytes] = []
-    while (part := link.recv(65536)) and sum(map(len, parts)) < most:
-        parts.append(part)
-    return b"".join(parts)

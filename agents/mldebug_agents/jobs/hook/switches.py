@@ -9,7 +9,7 @@ from mldebug_agents.jobs.hook.records import FOLDER, check_owner
 from mldebug_agents.jobs.hook.switch_child import Order, Owner
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Piece
+from mldebug_agents.system.reader_answers import FilePiece
 
 MAX_ASKED = 8  # ranks of a job: rank 0 of the node is enough, if it lives
 
@@ -29,7 +29,7 @@ def _announced(rank: RankIdentity, host: Host, reader: Reader) -> str:
     name = record_name(rank.namespace_pid or rank.pid, rank.start_ticks) + SUFFIX
     path = f"{host.root_of(rank.pid)}{FOLDER}/{name}"
     piece = reader.read_from(path, 0, max_bytes=MAX_BYTES)
-    if not isinstance(piece, Piece):
+    if not isinstance(piece, FilePiece):
         return ""
     try:
         check_owner(piece, rank.uid)

@@ -14,7 +14,7 @@ from mldebug.core.model import Gap
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.jobs.logs.records import LogRecord
 from mldebug_agents.jobs.logs.locations import LogPlace
-from mldebug_agents.system.reader import Piece, Reader, Unreadable
+from mldebug_agents.system.reader import FilePiece, Reader, Unreadable
 
 FIRST_LOOK = 256 << 10  # bytes from the end in which the last record before our time is looked for
 MAX_NEWS = 4 << 20  # bytes parsed in one poll; of more only the end
@@ -109,7 +109,7 @@ class LogFollower:
         failed = _no_news(place, self._failure)
         return msgspec.structs.replace(news, gap=failed.gap, stuck=failed.stuck)
 
-    def _begin(self, place: LogPlace, piece: Piece) -> LogNews:
+    def _begin(self, place: LogPlace, piece: FilePiece) -> LogNews:
         self._offset = max(0, piece.size - FIRST_LOOK) if place.parsed else piece.size
         self._file = (piece.device, piece.inode)
         if self._offset:
@@ -123,7 +123,7 @@ class LogFollower:
             modified_at=piece.mtime,
         )
 
-    def _rotated(self, place: LogPlace, piece: Piece) -> LogNews:
+    def _rotated(self, place: LogPlace, piece: FilePiece) -> LogNews:
         start = self._offset
         records = self._rest_of_old(place) if place.parsed else []
         finished = self._offset - start
@@ -140,13 +140,13 @@ class LogFollower:
         for target in (self._target, f"{self._target}.1"):
             path = f"{root}{target}"
             piece = self._reader.read_from(path, self._offset, max_bytes=0)
-            if isinstance(piece, Piece) and (piece.device, piece.inode) == self._file:
+            if isinstance(piece, FilePiece) and (piece.device, piece.inode) == self._file:
                 self._skip(piece.size)
                 return self._read(place, path, piece.size)
         return []
 
     def _advance(
-        self, place: LogPlace, piece: Piece, *, rotated: bool = False, truncated: bool = False
+        self, place: LogPlace, piece: FilePiece, *, rotated: bool = False, truncated: bool = False
     ) -> LogNews:
         start = self._offset
         skipped = self._skip(piece.size) if place.parsed else 0

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from mldebug.config.schema import ExpectedJob, Jobs
+from mldebug.config.schema import ExpectedJob, JobsConfig
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import load
 from mldebug.core.redact import safe_line
@@ -26,7 +26,7 @@ from mldebug.jobs.schedulers.model import (
     Standing,
     WatchedState,
 )
-from mldebug_agents.system.spawn import Starter
+from mldebug_agents.system.spawn import ProgramStarter
 from mldebug_agents.system.workers import Result, Worker
 
 log = logging.getLogger("mldebug")
@@ -42,7 +42,7 @@ MOST_NODES = 200
 class Scheduler(Protocol):
     """What a file in `schedulers/` creates; its `Options` have `interval` (seconds) and `only_on`."""
 
-    def ask(self, starter: Starter, *, nodes: bool) -> Queue:
+    def ask(self, starter: ProgramStarter, *, nodes: bool) -> Queue:
         """Block until it has answered; `QueueError` where it has not, or not well."""
         ...
 
@@ -55,7 +55,7 @@ class Asked:
         name: str,
         plugin: Plugin,
         node: str,
-        starter: Starter,
+        starter: ProgramStarter,
         inbox: "queue.SimpleQueue[Result | None]",
     ) -> None:
         self.name, self.plugin, self._node = name, plugin, node
@@ -117,7 +117,7 @@ class Asked:
         jobs = self._answer.jobs
         return frozenset(one.number for one in jobs if one.standing is not Standing.OVER)
 
-    def state(self, settings: Jobs) -> SchedulerState:
+    def state(self, settings: JobsConfig) -> SchedulerState:
         """All of it, for snapshots; judged by the moment of the answer."""
         return SchedulerState(
             name=self.name,
@@ -134,7 +134,7 @@ class Asked:
             node_events=tuple(self._told_of()),
         )
 
-    def _watched(self, settings: Jobs) -> tuple[WatchedState, ...]:
+    def _watched(self, settings: JobsConfig) -> tuple[WatchedState, ...]:
         if self._answer is None or self._at is None:
             return ()
         return tuple(

@@ -19,7 +19,7 @@ from mldebug_agents.jobs.ranks.libraries import (
 )
 from mldebug_agents.jobs.ranks.node_facts import TIMEOUT
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.reader import Piece, Reader, Unreadable
+from mldebug_agents.system.reader import FilePiece, Reader, Unreadable
 
 MAX_VERSION_FILE = 64 << 10  # PyTorch's has some hundred bytes
 MAX_HEADER = 8 << 10  # bytes of nccl.h: the version stands at its top
@@ -67,7 +67,7 @@ class Installed:
         if loaded.nccl and not nccl and not _stuck(text):
             path = f"{root}{header_file(loaded.nccl)}"
             piece = self._reader.read_from(path, 0, max_bytes=MAX_HEADER, timeout=TIMEOUT)
-            head = piece.data if isinstance(piece, Piece) else b""
+            head = piece.data if isinstance(piece, FilePiece) else b""
         told = "" if isinstance(text, Unreadable) else text.decode(errors="replace")
         nccl = nccl or header_version(head.decode(errors="replace"))
         again = isinstance(text, Unreadable) and text.errno == errno.EAGAIN

@@ -208,7 +208,7 @@ class Registry:
             return None
         python = named_python(stat.name) or (bool(argv) and procfs.is_python(argv[0]))
         python = python or procfs.is_python(self._host.link(stat.pid, "exe"))
-        status = self._host.status(stat.pid) if python else procfs.Status()
+        status = self._host.status(stat.pid) if python else procfs.ProcessStatus()
         return Process(
             stat=stat,
             python=python,

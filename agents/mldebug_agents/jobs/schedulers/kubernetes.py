@@ -19,7 +19,7 @@ import msgspec
 from mldebug.core.units import Duration
 from mldebug.jobs.schedulers.kubernetes import KINDS, jobs_of
 from mldebug.jobs.schedulers.model import Queue, QueueError, QueueJob
-from mldebug_agents.system.spawn import Starter
+from mldebug_agents.system.spawn import ProgramStarter
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PAGE, MOST_PAGES = 250, 40
@@ -65,7 +65,7 @@ class Kubernetes:
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def ask(self, starter: Starter, *, nodes: bool) -> Queue:
+    def ask(self, starter: ProgramStarter, *, nodes: bool) -> Queue:
         """All trainings of the namespaces; `QueueError` where one kind could not be listed. Nodes are not asked for."""
         until = time.monotonic() + 4 * self._options.timeout
         found: list[QueueJob] = []

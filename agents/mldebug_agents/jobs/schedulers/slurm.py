@@ -19,7 +19,7 @@ from mldebug.core.redact import safe_line
 from mldebug.core.units import Duration
 from mldebug.jobs.schedulers import slurm_json, slurm_text
 from mldebug.jobs.schedulers.model import Queue, QueueError, QueueNode
-from mldebug_agents.system.spawn import Completed, Starter
+from mldebug_agents.system.spawn import Completed, ProgramStarter
 
 MAX_OUTPUT = 16 << 20  # bytes; JSON has about 4 KiB for a job, text 150 bytes
 JSON_AGAIN = 3600.0  # seconds
@@ -57,7 +57,7 @@ class Slurm:
         self._private_due = 0.0  # monotonic
         self._last: Queue | None = None  # one that no question for nodes was joined to
 
-    def ask(self, starter: Starter, *, nodes: bool) -> Queue:
+    def ask(self, starter: ProgramStarter, *, nodes: bool) -> Queue:
         """Its jobs; with `nodes` those of the last answer and the nodes that take none: one call to the controller for each.
 
         `QueueError` where no jobs were told.
@@ -72,7 +72,7 @@ class Slurm:
         except QueueError as error:
             return msgspec.structs.replace(queue, trouble=str(error))
 
-    def _jobs(self, starter: Starter) -> Queue:
+    def _jobs(self, starter: ProgramStarter) -> Queue:
         program = self._options.squeue
 
         def by_text() -> Queue:
@@ -85,7 +85,7 @@ class Slurm:
             program, lambda: slurm_json.answer(self._run(starter, (program, "--all", "--json"))), by_text
         )  # fmt: skip
 
-    def _only_of(self, queue: Queue, starter: Starter) -> str:
+    def _only_of(self, queue: Queue, starter: ProgramStarter) -> str:
         """The user whose jobs alone squeue shows, which it does without a word; one foreign job shows that it is not so."""
         me = _user(os.geteuid())
         if os.geteuid() == 0 or any(one.user not in ("", me) for one in queue.jobs):
@@ -95,13 +95,13 @@ class Slurm:
             self._private = self._is_private(starter)
         return me if self._private else ""
 
-    def _is_private(self, starter: Starter) -> bool:
+    def _is_private(self, starter: ProgramStarter) -> bool:
         try:
             return bool(_PRIVATE.search(self._run(starter, (self._options.scontrol, "show", "config"))))  # fmt: skip
         except QueueError:
             return False  # as nearly everywhere
 
-    def _nodes(self, starter: Starter) -> tuple[QueueNode, ...]:
+    def _nodes(self, starter: ProgramStarter) -> tuple[QueueNode, ...]:
         program = self._options.sinfo
 
         def by_text() -> tuple[QueueNode, ...]:
@@ -126,7 +126,7 @@ class Slurm:
         self._no_json[program] = time.monotonic() + JSON_AGAIN
         return told
 
-    def _run(self, starter: Starter, argv: tuple[str, ...]) -> bytes:
+    def _run(self, starter: ProgramStarter, argv: tuple[str, ...]) -> bytes:
         done = starter.run(
             argv, timeout=self._options.timeout, max_output=MAX_OUTPUT, env=self._environment()
         )

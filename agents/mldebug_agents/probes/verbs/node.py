@@ -3,7 +3,7 @@
 import click
 import msgspec
 
-from mldebug.cli.param_types import FOLDER, Listed
+from mldebug.cli.param_types import FOLDER, WordListParam
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.redact import clean
 from mldebug.probes.baselines import shipped
@@ -23,7 +23,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @click.command("node")
 @click.option(
-    "--stages", type=Listed(STAGES), metavar="NAMES", help=f"Only these: {','.join(STAGES)}."
+    "--stages", type=WordListParam(STAGES), metavar="NAMES", help=f"Only these: {','.join(STAGES)}."
 )
 @click.option(
     "--require-gpus", type=click.IntRange(0, 1024), help="Fail with fewer GPUs than that."

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.config.schema import Checkpoints
+from mldebug.config.schema import CheckpointsConfig
 from mldebug.core.model import NodeCapture
 from mldebug.core.plugins import create_all
 from mldebug.core.units import format_duration
@@ -19,7 +19,7 @@ from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.history import Memory, Series, printable
 from mldebug.storage.checkpoints.state import SaveState, lines_of, newest_of, tell
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.state.key_value_store import Memory as Store
+from mldebug_agents.state.key_value_store import KeyValueStore as Store
 from mldebug_agents.storage.checkpoints.open_files import hints
 from mldebug_agents.storage.checkpoints.reader import JobOrder, SaveNews, SaveOrder, Saves
 from mldebug_agents.storage.checkpoints.series_reader import SeriesLook
@@ -57,7 +57,7 @@ class _Stored(msgspec.Struct):
 class SaveBoard:
     """All series of this node."""
 
-    def __init__(self, context: Context, store: Store, inbox: "queue.SimpleQueue[Result | None]", settings: Checkpoints) -> None:  # fmt: skip
+    def __init__(self, context: Context, store: Store, inbox: "queue.SimpleQueue[Result | None]", settings: CheckpointsConfig) -> None:  # fmt: skip
         reader = context.reader.another()  # a slow listing keeps nobody else waiting
         self._saves = Saves(context.host, reader, create_all("checkpoints"))
         self.worker = Worker("checkpoints", self._saves.look, inbox, DEADLINE)
@@ -82,7 +82,7 @@ class SaveBoard:
 
     # --- the loop ------------------------------------------------------------------------------------
 
-    def turn(self, runs: Mapping[str, Run], found: Discovery, settings: Checkpoints) -> None:
+    def turn(self, runs: Mapping[str, Run], found: Discovery, settings: CheckpointsConfig) -> None:
         """Order what is due, keep what is worth it."""
         now = time.monotonic()
         self._settings = settings

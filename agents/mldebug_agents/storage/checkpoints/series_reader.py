@@ -19,7 +19,7 @@ from mldebug.storage.checkpoints.history import Seen, printable
 from mldebug.storage.checkpoints.model import Entry, Layout, Save, Verdict, Wanted
 from mldebug.storage.checkpoints.names import is_part, shape
 from mldebug_agents.storage.checkpoints.file_search import read_part
-from mldebug_agents.system.child.listing import Found, Left, Listed
+from mldebug_agents.system.child.listing import FolderListing, LeftOut, ListedFile
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 
@@ -38,11 +38,11 @@ LONGEST = 4.0  # seconds of one save
 
 Place = tuple[str, str]  # folder and series
 _WHY = {
-    Left.MANY: ("cut", "it holds more than is looked at"),
-    Left.TIME: ("cut", "there was no time for all of it"),
-    Left.DENIED: ("denied", "permission denied for a part of it"),
-    Left.GONE: ("gone", "it was changed while it was read"),
-    Left.OTHER: ("mount", "another file system lies in it"),
+    LeftOut.MANY: ("cut", "it holds more than is looked at"),
+    LeftOut.TIME: ("cut", "there was no time for all of it"),
+    LeftOut.DENIED: ("denied", "permission denied for a part of it"),
+    LeftOut.GONE: ("gone", "it was changed while it was read"),
+    LeftOut.OTHER: ("mount", "another file system lies in it"),
 }
 
 
@@ -121,7 +121,7 @@ class SeriesWatch:
         whole = not troubles_of(listed)
         return msgspec.structs.replace(told, seen=seen, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
 
-    def is_one(self, one: Found) -> bool:
+    def is_one(self, one: ListedFile) -> bool:
         """Is this entry a save of the series? A link is none: what it leads to is."""
         if one.kind not in ("file", "folder"):
             return False
@@ -129,11 +129,11 @@ class SeriesWatch:
             return fnmatchcase(one.path, self.series)
         return shape(one.path) == self.series
 
-    def _in_order(self, found: list[Found], writing: frozenset[str]) -> list[Found]:
+    def _in_order(self, found: list[ListedFile], writing: frozenset[str]) -> list[ListedFile]:
         """The newest first; the times of a file system that is wrong still order its files."""
         return sorted(found, key=lambda one: (one.path in writing, one.mtime), reverse=True)
 
-    def _newest(self, found: list[Found]) -> list[tuple[Found, int]]:
+    def _newest(self, found: list[ListedFile]) -> list[tuple[ListedFile, int]]:
         """Those that are looked at at all, with the number of their save: the files of single ranks are one."""
         names = [group_of(one.path, single=one.kind == "file") for one in found]
         sizes, left = Counter(names), MOST_SINGLE
@@ -146,13 +146,13 @@ class SeriesWatch:
             (one, numbers[name]) for one, name in zip(found, names, strict=True) if name in numbers
         ]
 
-    def _due(self, known: _Known, one: Found, beside: Mapping[str, bytes], now: float) -> bool:
+    def _due(self, known: _Known, one: ListedFile, beside: Mapping[str, bytes], now: float) -> bool:
         changed = known.inode != one.inode or known.beside != beside
         return changed or now - known.looked >= OLD_EVERY or now < known.looked
 
     # --- one save ------------------------------------------------------------------------------------
 
-    def _save(self, one: Found, root: str, reader: Reader, writing: frozenset[str], beside: Mapping[str, bytes], now: float) -> list[Trouble]:  # fmt: skip
+    def _save(self, one: ListedFile, root: str, reader: Reader, writing: frozenset[str], beside: Mapping[str, bytes], now: float) -> list[Trouble]:  # fmt: skip
         path = f"{root}{self.folder}/{one.path}"
         save, troubles = self._listed(one, path, reader, beside)
         if save is None:
@@ -168,7 +168,7 @@ class SeriesWatch:
         self._known[one.path] = msgspec.structs.replace(known, seen=seen, looked=now)
         return troubles + [Trouble("unread", why) for why in known.unread[:1]]
 
-    def _listed(self, one: Found, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Save | None, list[Trouble]]:  # fmt: skip
+    def _listed(self, one: ListedFile, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Save | None, list[Trouble]]:  # fmt: skip
         if one.kind == "file":
             entry = Entry("", one.size, one.mtime, inode=one.inode)
             return Save(name=one.path, folder=False, files=(entry,), beside=beside), []
@@ -205,7 +205,7 @@ class SeriesWatch:
                 break
         return save
 
-    def _beside(self, root: str, reader: Reader, listed: Listed) -> Mapping[str, bytes]:
+    def _beside(self, root: str, reader: Reader, listed: FolderListing) -> Mapping[str, bytes]:
         found = {}
         for one in listed.entries:
             if one.path in BESIDE and one.kind == "file":
@@ -216,12 +216,12 @@ class SeriesWatch:
         return found
 
 
-def troubles_of(listed: Listed) -> tuple[Trouble, ...]:
+def troubles_of(listed: FolderListing) -> tuple[Trouble, ...]:
     """Why a listing is not whole."""
     return tuple(Trouble(*told) for flag, told in _WHY.items() if flag in listed.left)
 
 
-def _seen(save: Save, one: Found, is_open: bool) -> Seen:
+def _seen(save: Save, one: ListedFile, is_open: bool) -> Seen:
     all_times = [it.mtime for it in save.files] or [one.mtime]
     own = [
         it.mtime for it in save.files if is_part(basename(it.path))
@@ -239,7 +239,7 @@ def _seen(save: Save, one: Found, is_open: bool) -> Seen:
     )
 
 
-def _entry(one: Found) -> Entry:
+def _entry(one: ListedFile) -> Entry:
     return Entry(one.path, one.size, one.mtime, inode=one.inode)
 
 

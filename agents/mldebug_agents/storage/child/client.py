@@ -3,21 +3,16 @@
 import contextlib
 import threading
 from collections.abc import Sequence
-from typing import Protocol
 
-from mldebug_agents.storage.child.messages import Asked, Place, Reply, Round, receive, send
-from mldebug_agents.system.spawn import Worker
+import msgspec
+
+from mldebug_agents.storage.child.messages import Asked, Place, Reply, Round
+from mldebug_agents.system.child.link import ChildLink, WorkerStarter
+from mldebug_agents.system.spawn import ForkedWorker
 
 NAME = "fsprobe"
 SECONDS = 3.0  # for all mounts of a round
 GRACE = 5.0  # seconds more until the child itself counts as stuck
-
-
-class WorkerStarter(Protocol):
-    """Forks children."""
-
-    def fork_worker(self, name: str) -> Worker:
-        """Raises OSError."""
 
 
 class Probe:
@@ -25,7 +20,7 @@ class Probe:
 
     def __init__(self, starter: WorkerStarter) -> None:
         self._starter = starter
-        self._worker: Worker | None = None
+        self._worker: ForkedWorker | None = None
         self._number = 0
         self._lock = threading.Lock()
         self._closed = False
@@ -44,8 +39,9 @@ class Probe:
         self._number += 1
         try:
             worker.socket.settimeout(seconds + GRACE)
-            send(worker.socket, Round(self._number, tuple(places), seconds))
-            while (reply := receive(worker.socket, Reply)).number != self._number:
+            link = ChildLink(worker.socket, msgspec.msgpack.Decoder(Reply))
+            link.send(Round(self._number, tuple(places), seconds))
+            while (reply := link.receive()).number != self._number:
                 pass
         except OSError:
             self._drop()

@@ -1,14 +1,6 @@
-"""What the agent and the probe child tell each other: msgpack behind its length, over one stream socket."""
-
-import socket
-import struct
-from typing import TypeVar
+"""What the agent and the probe child tell each other over a `Link`."""
 
 import msgspec
-
-LENGTH = struct.Struct("<I")
-MOST = 16 << 20  # bytes of one message
-T = TypeVar("T")
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -102,30 +94,3 @@ class Reply(msgspec.Struct, frozen=True):
 
     number: int
     mounts: tuple[Asked, ...]
-
-
-def send(connection: socket.socket, message: msgspec.Struct) -> None:
-    """Raises OSError."""
-    data = msgspec.msgpack.encode(message)
-    connection.sendall(LENGTH.pack(len(data)) + data)
-
-
-def receive(connection: socket.socket, wanted: type[T]) -> T:
-    """Raises OSError: ConnectionError where the other side has hung up or tells nonsense, TimeoutError."""
-    (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
-    if size > MOST:
-        raise ConnectionError("a message is too long")
-    try:
-        return msgspec.msgpack.decode(_exactly(connection, size), type=wanted)
-    except msgspec.MsgspecError as error:
-        raise ConnectionError(f"a message makes no sense: {error}") from None
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = connection.recv(size - len(data))
-        if not piece:
-            raise ConnectionError("the other side has hung up")
-        data += piece
-    return data

@@ -19,11 +19,10 @@ from mldebug_agents.storage.child.messages import (
     Reply,
     Round,
     Space,
-    receive,
-    send,
 )
 from mldebug_agents.storage.child.quota import read_blocks
 from mldebug_agents.storage.child.trial import write
+from mldebug_agents.system.child.link import ChildLink
 from mldebug_agents.system.child.reader_child import open_inside
 
 Key = tuple[int, str, bytes]  # Place.key
@@ -38,10 +37,10 @@ _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 def serve(connection: socket.socket) -> None:
     """Answer rounds until the other side hangs up."""
     asking = Asking()
+    link = ChildLink(connection, msgspec.msgpack.Decoder(Round))
     with contextlib.suppress(ConnectionError):
         while True:
-            wanted = receive(connection, Round)
-            send(connection, asking.round(wanted))
+            link.send(asking.round(link.receive()))
     os._exit(0)  # no thread that hangs keeps us
 
 

@@ -11,45 +11,46 @@ import time
 
 import msgspec
 
-from mldebug_agents.storage.dir_sizes.messages import Incoming, Orders, Told, send
+from mldebug_agents.storage.dir_sizes.messages import MAX_BODY, Orders, Told
 from mldebug_agents.storage.dir_sizes.updater import Keeper
+from mldebug_agents.system.child.link import ChildLink
 
 SLICE = 0.25  # seconds of work on one tree
 GATHER = 0.1  # seconds in which events gather before they are read
 LONGEST = 5.0  # seconds without a word: what is told of an idle tree is no older
 
 
-def serve(link: socket.socket) -> None:
+def serve(connection: socket.socket) -> None:
     """Keep the trees that are ordered; ends when the other side hangs up."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     keepers: list[Keeper] = []
+    link = ChildLink(connection, msgspec.msgpack.Decoder(Orders), max_body=MAX_BODY)
     with contextlib.suppress(OSError):
-        orders = msgspec.json.decode(Incoming(link).wait(), type=Orders).orders
-        keepers += [Keeper(order) for order in orders]
+        keepers += [Keeper(order) for order in link.receive().orders]
         while True:
-            for number in _wait(link, keepers):
+            for number in _wait(connection, keepers):
                 _work(link, number, keepers[number])
     for keeper in keepers:
         keeper.close()
 
 
-def _work(link: socket.socket, number: int, keeper: Keeper) -> None:
-    send(link, Told(number=number))
+def _work(link: ChildLink[Orders], number: int, keeper: Keeper) -> None:
+    link.send(Told(number=number))
     keeper.turn(SLICE)
-    send(link, Told(number=number, state=keeper.state()))
+    link.send(Told(number=number, state=keeper.state()))
 
 
-def _wait(link: socket.socket, keepers: list[Keeper]) -> list[int]:
+def _wait(connection: socket.socket, keepers: list[Keeper]) -> list[int]:
     """Sleep until one of them has something to do; their numbers. Raises ConnectionError when nobody listens."""
     now = time.monotonic()
     dues = [keeper.due(now) for keeper in keepers]
     poll = select.poll()
-    poll.register(link, select.POLLIN)
+    poll.register(connection, select.POLLIN)
     fds = {keeper.fd: number for number, keeper in enumerate(keepers) if keeper.fd is not None}
     for fd in fds:
         poll.register(fd, select.POLLIN)
     ready = [fd for fd, _ in poll.poll(1000 * min([LONGEST, *dues]) + 1 if min(dues) else 0)]
-    if link.fileno() in ready:
+    if connection.fileno() in ready:
         raise ConnectionError("it hung up")
     heard = {fds[fd] for fd in ready}
     if heard:

@@ -12,9 +12,10 @@ from typing import Protocol
 import msgspec
 
 from mldebug.storage.dir_sizes import STUCK, TreeState
-from mldebug_agents.storage.dir_sizes.messages import NAME, Incoming, Order, Orders, Told, send
+from mldebug_agents.storage.dir_sizes.messages import MAX_BODY, NAME, Order, Orders, Told
 from mldebug_agents.system.child.leftovers import Leftover
-from mldebug_agents.system.spawn import Worker
+from mldebug_agents.system.child.link import ChildLink, WorkerStarter
+from mldebug_agents.system.spawn import ForkedWorker
 
 log = logging.getLogger("mldebug")
 
@@ -22,7 +23,7 @@ PATIENCE = 30.0  # seconds for one piece of work, which takes a quarter of one
 AGAIN = 60.0  # seconds until a child that died is started again
 
 
-class Starter(Protocol):
+class Starter(WorkerStarter, Protocol):
     """The part of a `Spawner` that is needed."""
 
     @property
@@ -30,11 +31,7 @@ class Starter(Protocol):
         """All that is stuck in the kernel."""
         ...
 
-    def fork_worker(self, name: str) -> Worker:
-        """Fork the worker of that name; raises OSError when there is none to be had."""
-        ...
-
-    def abandon(self, worker: Worker, words: str) -> None:
+    def abandon(self, worker: ForkedWorker, words: str) -> None:
         """Let go of a worker that does not come back, and count it as left over."""
         ...
 
@@ -53,8 +50,8 @@ class TreeDesk:
         self._orders = tuple(orders)
         self._clock = clock
         self._patience = patience
-        self._worker: Worker | None = None
-        self._incoming: Incoming | None = None
+        self._worker: ForkedWorker | None = None
+        self._link: ChildLink[Told] | None = None
         self._kept: list[Order] = []  # by the worker, in its order
         self._states: dict[str, TreeState] = {}
         self._stuck: dict[str, float] = {}  # path -> unix time
@@ -77,7 +74,7 @@ class TreeDesk:
         """End the child."""
         if self._worker is not None:
             self._worker.kill()
-        self._worker = self._incoming = self._working = None
+        self._worker = self._link = self._working = None
 
     def turn(self) -> None:
         """Hear what there is to hear; start, or let go. Never waits."""
@@ -96,20 +93,21 @@ class TreeDesk:
         self._not_before = self._clock() + AGAIN
         try:
             worker = self._worker = self._starter.fork_worker(NAME)
-            send(worker.socket, Orders(orders=tuple(self._kept)))
+            decoder = msgspec.msgpack.Decoder(Told)
+            self._link = ChildLink(worker.socket, decoder, max_body=MAX_BODY)
+            self._link.send(Orders(orders=tuple(self._kept)))
             worker.socket.setblocking(False)
         except OSError as error:
             log.warning("trees: nobody counts them: %s", error)
             self.close()
             return
-        self._incoming = Incoming(worker.socket)
         self._working = (0, self._clock())
 
     def _hear(self) -> None:
         try:
-            for body in self._incoming.bodies() if self._incoming else ():
-                self._told(msgspec.json.decode(body, type=Told))
-        except (OSError, msgspec.MsgspecError) as error:
+            for told in self._link.arrived() if self._link else ():
+                self._told(told)
+        except OSError as error:
             log.warning(
                 "trees: the child that counts them is gone, and is started again: %s", error
             )
@@ -127,7 +125,7 @@ class TreeDesk:
         log.warning("trees: %s does not answer: it is left alone until it does", path)
         if self._worker is not None:
             self._starter.abandon(self._worker, _words(path))
-        self._worker = self._incoming = self._working = None
+        self._worker = self._link = self._working = None
         self._states = {}
         self._stuck[path] = time.time()
         self._not_before = 0.0

@@ -17,8 +17,8 @@ from mldebug import __version__
 from mldebug.config.schema import Config
 from mldebug.core.errors import AccessError, MldebugError
 from mldebug.core.files import read_bytes
-from mldebug.incidents.report_store import Archive
-from mldebug_agents.support.bundle.folder import Folder
+from mldebug.incidents.report_store import ReportStore
+from mldebug_agents.support.bundle.folder import BundleFolder
 from mldebug_agents.support.bundle.layout import (
     AGENT_LOG,
     AGENT_PROC,
@@ -41,7 +41,7 @@ MAX_LOG_READ = 64 << 20  # a pipe cannot be read from its end
 MAX_PROC = 256 << 10
 
 
-def versions(folder: Folder, driver: str) -> None:
+def versions(folder: BundleFolder, driver: str) -> None:
     """Of us, of what we use, of the node."""
     found = {"mldebug": __version__, "python": sys.version, "machine": platform.machine()}
     found |= {"kernel": platform.release(), "system": platform.version(), "gpu_driver": driver}
@@ -53,9 +53,9 @@ def versions(folder: Folder, driver: str) -> None:
     folder.add_json(VERSIONS, found)
 
 
-def reports(folder: Folder, config: Config) -> None:
+def reports(folder: BundleFolder, config: Config) -> None:
     """report.json of the last incidents, each as it stands."""
-    archive = Archive(config.agent.state_dir)
+    archive = ReportStore(config.agent.state_dir)
     for entry in archive.list()[:MAX_REPORTS]:
         file = archive.folder / entry.id / "report.json"
 
@@ -65,7 +65,7 @@ def reports(folder: Folder, config: Config) -> None:
         folder.attempt(f"report {entry.id}", gather)
 
 
-def agent_log(folder: Folder, path: Path | None) -> None:
+def agent_log(folder: BundleFolder, path: Path | None) -> None:
     """The end of the agent's log, where it is known where that is."""
     if path is None:
         folder.miss("the agent's log", "nobody said where it is", "journalctl -u mldebug > FILE, and --log FILE")  # fmt: skip
@@ -76,7 +76,7 @@ def agent_log(folder: Folder, path: Path | None) -> None:
         folder.add(AGENT_LOG, file.read(MAX_LOG_READ), MAX_LOG)
 
 
-def agent_proc(folder: Folder, host: Host, pid: int) -> None:
+def agent_proc(folder: BundleFolder, host: Host, pid: int) -> None:
     """How the agent's process does."""
     if not pid:
         folder.miss("the agent's process", "no agent answers here", "systemctl status mldebug")
@@ -129,6 +129,6 @@ def _memos(path: Path) -> Iterator[tuple[str, msgspec.Raw]]:
         link.close()
 
 
-def add_memory(folder: Folder, found: dict[str, msgspec.Raw]) -> None:
+def add_memory(folder: BundleFolder, found: dict[str, msgspec.Raw]) -> None:
     """Put in what was remembered."""
     folder.add_json(MEMORY, found)

@@ -13,7 +13,7 @@ MAX_TOTAL = 64 << 20
 ASK_LESS = "record for a shorter time with --for"
 
 
-class Folder:
+class BundleFolder:
     """Names and contents, and what is missing."""
 
     def __init__(self, max_file: int = MAX_FILE, max_total: int = MAX_TOTAL) -> None:

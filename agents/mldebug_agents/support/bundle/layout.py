@@ -26,7 +26,7 @@ REPORTS = "reports"  # <id>/report.json
 AGENT_PROC = "agent"  # files of the agent's /proc folder
 
 
-class Failure(Noun, frozen=True, kw_only=True):
+class GpuReadFailure(Noun, frozen=True, kw_only=True):
     """A read of the GPUs that did not go well."""
 
     at: float
@@ -34,7 +34,7 @@ class Failure(Noun, frozen=True, kw_only=True):
     error: str = ""
 
 
-class Clocks(Noun, frozen=True, kw_only=True):
+class ClockPair(Noun, frozen=True, kw_only=True):
     """Two clocks at one moment: the kernel's log has seconds since boot."""
 
     unix: float
@@ -48,7 +48,7 @@ class Manifest(Spoken, frozen=True, kw_only=True):
     version: str = ""  # of mldebug
     began_at: float
     ended_at: float
-    clocks: Clocks
+    clocks: ClockPair
     kernel_pids: bool = True  # are pids here those that the kernel logs?
     read_by: Literal["agent", "mldebug support-bundle", "nobody"] = "nobody"  # the GPUs
     counted: bool = False  # counters were made monotone already

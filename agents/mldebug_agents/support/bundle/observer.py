@@ -14,10 +14,10 @@ from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug.hardware.gpu.hands_off import HandsOff
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.hardware.gpu.child.errors import NoGpuLibraryError
+from mldebug_agents.hardware.gpu.errors import NoGpuLibraryError
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.reads import GpuOrder, GpuReads, GpuSource
-from mldebug_agents.support.bundle.layout import Failure
+from mldebug_agents.support.bundle.layout import GpuReadFailure
 from mldebug_agents.watch.runs import found_state
 
 STATUS_EVERY = 1.0  # seconds between two statuses that are kept
@@ -26,23 +26,23 @@ FULL_EVERY = 5.0  # seconds between two full reads of our own
 Reader = Literal["agent", "mldebug support-bundle", "nobody"]
 
 
-class Observed(msgspec.Struct, kw_only=True):
+class Observations(msgspec.Struct, kw_only=True):
     """All that was seen, the oldest first."""
 
     read_by: Reader = "nobody"
     watch: list[NodeWatch] = []
     full: list[NodeGpus] = []
-    failed: list[Failure] = []
+    failed: list[GpuReadFailure] = []
     statuses: list[Snapshot] = []  # without what stands in the other lists
     last: Snapshot | None = None  # whole
     gaps: list[Gap] = []
 
 
-class AgentEye:
+class AgentObserver:
     """Takes what each new snapshot of an agent brings."""
 
     def __init__(self) -> None:
-        self.seen = Observed(read_by="agent")
+        self.seen = Observations(read_by="agent")
 
     def take(self, snapshot: Snapshot) -> None:
         """One more snapshot, maybe the same as before."""
@@ -56,7 +56,7 @@ class AgentEye:
             kept.append(slim(snapshot))
         self.seen.last = snapshot
 
-    def finish(self) -> Observed:
+    def finish(self) -> Observations:
         """All of it; the last snapshot is a status whenever it came."""
         last, kept = self.seen.last, self.seen.statuses
         if last is not None and kept[-1].at < last.at:
@@ -85,10 +85,10 @@ class AgentEye:
         first = before is None and source is not None and bool(source.error)
         if had or first:
             error = source.error if source else ""
-            self.seen.failed.append(Failure(at=snapshot.at, read=read, error=error))
+            self.seen.failed.append(GpuReadFailure(at=snapshot.at, read=read, error=error))
 
 
-class OwnEye:
+class DirectObserver:
     """Reads the GPUs itself. `status` is what the node was known to be without an agent."""
 
     def __init__(
@@ -100,7 +100,7 @@ class OwnEye:
         forbidden: Callable[[], tuple[HandsOff, ...]] = tuple,
     ) -> None:
         """`forbidden`: GPUs that must not be asked now."""
-        self.seen = Observed(read_by="mldebug support-bundle")
+        self.seen = Observations(read_by="mldebug support-bundle")
         self._gpus, self._forbidden = gpus, forbidden
         self._reads = GpuReads(self, holders)
         self._status = Snapshot(node=node, at=time.time(), started_at=time.time(), version=version)
@@ -126,7 +126,7 @@ class OwnEye:
             self._read("full", ranks, jobs)
         self._read("watch", None, jobs)
 
-    def finish(self) -> Observed:
+    def finish(self) -> Observations:
         """All of it."""
         if not self.seen.watch and not self.seen.full and not self.seen.failed:
             self.seen.read_by = "nobody"
@@ -148,7 +148,7 @@ class OwnEye:
         except NoGpuLibraryError as error:
             self._resting, joined = error.message, {}
         except MldebugError as error:
-            self.seen.failed.append(Failure(at=time.time(), read=read, error=error.message))
+            self.seen.failed.append(GpuReadFailure(at=time.time(), read=read, error=error.message))
             joined = {}
         if ranks is not None:
             runs = tuple(

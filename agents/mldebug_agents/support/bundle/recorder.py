@@ -16,12 +16,12 @@ from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.kernel_log import KernelLogSource, sees_kernel_pids
 from mldebug_agents.support.bundle import facts, layout
-from mldebug_agents.support.bundle.folder import Folder
+from mldebug_agents.support.bundle.folder import BundleFolder
 from mldebug_agents.support.bundle.kernel_log import HOURS, read_kernel_log
-from mldebug_agents.support.bundle.layout import Clocks, Manifest
-from mldebug_agents.support.bundle.observer import AgentEye, Observed, OwnEye
-from mldebug_agents.support.doctor.checks import World, examine
-from mldebug_agents.web.client import Inquiry, inquire
+from mldebug_agents.support.bundle.layout import ClockPair, Manifest
+from mldebug_agents.support.bundle.observer import AgentObserver, DirectObserver, Observations
+from mldebug_agents.support.doctor.checks import CheckEnvironment, examine
+from mldebug_agents.web.client import AgentAnswer, inquire
 
 OWN_PACE = 1.0  # seconds between two watch reads of our own
 SOONEST, LATEST = 0.1, 1.0  # seconds between two questions to an agent
@@ -38,7 +38,7 @@ class Recorder:
         self._tools, self._seconds, self._enough = tools, seconds, enough
         self._config = tools.context.config
         self._jobs: dict[str, Job] = {}
-        self.folder = Folder()
+        self.folder = BundleFolder()
 
     def record(self) -> Manifest:
         """Fill the folder; the manifest is of what is in it before it is redacted."""
@@ -46,7 +46,7 @@ class Recorder:
         self._find_jobs()
         seen = self._observe(inquire(self._config.agent.state_dir))
         self._find_jobs()
-        clocks = Clocks(unix=time.time(), monotonic=time.monotonic())
+        clocks = ClockPair(unix=time.time(), monotonic=time.monotonic())
         self._gather(seen, memory, clocks)
         self.folder.gaps += seen.gaps
         return Manifest(
@@ -77,19 +77,19 @@ class Recorder:
             ),
         )
 
-    def _observe(self, asked: Inquiry) -> Observed:
+    def _observe(self, asked: AgentAnswer) -> Observations:
         if asked.snapshot is not None:
             return self._ask_agent(asked)
         if asked.outcome in ("silent", "starting"):
             self.folder.miss("GPUs and status", asked.trouble, WAY_OUT)
-            return Observed()
+            return Observations()
         if asked.trouble:
             self.folder.miss("the agent's status", asked.trouble, "ask as its user, or as root")
         return self._look_ourselves()
 
-    def _ask_agent(self, asked: Inquiry) -> Observed:
+    def _ask_agent(self, asked: AgentAnswer) -> Observations:
         """As often as it looks, and more."""
-        eye, state_dir = AgentEye(), self._config.agent.state_dir
+        eye, state_dir = AgentObserver(), self._config.agent.state_dir
         pace = min(LATEST, max(SOONEST, self._config.stall.interval / PER_LOOK))
         until = time.monotonic() + self._seconds
         silent = 0
@@ -108,10 +108,10 @@ class Recorder:
             self.folder.miss("runs", hidden, "ask as root, or as a member of agent.group")
         return eye.finish()
 
-    def _look_ourselves(self) -> Observed:
+    def _look_ourselves(self) -> Observations:
         tools = self._tools
         kernel = KernelLogSource(f"{tools.context.host.root}/dev/kmsg")
-        eye = OwnEye(
+        eye = DirectObserver(
             tools.gpus,
             Holders(tools.context.host, tools.context.reader),
             tools.context.node,
@@ -121,7 +121,7 @@ class Recorder:
         with contextlib.closing(kernel):
             return self._look_with(eye)
 
-    def _look_with(self, eye: OwnEye) -> Observed:
+    def _look_with(self, eye: DirectObserver) -> Observations:
         until = time.monotonic() + self._seconds
         while True:
             eye.look(tuple(self._jobs.values()))
@@ -138,7 +138,9 @@ class Recorder:
 
     # --- gathering ---------------------------------------------------------------------------------
 
-    def _gather(self, seen: Observed, memory: dict[str, msgspec.Raw], clocks: Clocks) -> None:
+    def _gather(
+        self, seen: Observations, memory: dict[str, msgspec.Raw], clocks: ClockPair
+    ) -> None:
         folder, config = self.folder, self._config
         last = seen.last
         steps: dict[str, Callable[[], None]] = {
@@ -160,24 +162,24 @@ class Recorder:
         for what, gather in steps.items():
             folder.attempt(what, gather)
 
-    def _statuses(self, seen: Observed) -> None:
+    def _statuses(self, seen: Observations) -> None:
         self.folder.add_lines(layout.STATUSES, list(seen.statuses))
         if seen.last is not None:
             self.folder.add_json(layout.STATUS, seen.last)
 
-    def _reads(self, seen: Observed) -> None:
+    def _reads(self, seen: Observations) -> None:
         self.folder.add_lines(layout.WATCH, list(seen.watch))
         self.folder.add_lines(layout.FULL, list(seen.full))
         self.folder.add_lines(layout.FAILED, list(seen.failed))
 
-    def _kernel(self, clocks: Clocks) -> None:
+    def _kernel(self, clocks: ClockPair) -> None:
         path = f"{self._tools.context.host.root}/dev/kmsg"
         since = clocks.monotonic - HOURS * 3600.0 - self._seconds
         self.folder.add(layout.KERNEL, read_kernel_log(path, since))
 
     def _doctor(self) -> None:
         chosen = str(self._config.capture.py_spy)
-        world = World(
+        world = CheckEnvironment(
             reader=self._tools.context.reader,
             starter=self._tools.context.spawner,
             py_spy=find_binary() if chosen == "auto" else chosen,
@@ -188,5 +190,5 @@ class Recorder:
         self.folder.add_json(layout.DOCTOR, {"uid": os.geteuid(), "checks": rows})
 
 
-def _driver(seen: Observed) -> str:
+def _driver(seen: Observations) -> str:
     return seen.full[-1].driver_version if seen.full else ""

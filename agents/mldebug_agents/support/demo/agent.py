@@ -14,11 +14,11 @@ from rich.text import Text
 
 from mldebug.core.errors import ToolError
 from mldebug.core.report_model import Report
-from mldebug.incidents.report_store import Archive
+from mldebug.incidents.report_store import ReportStore
 from mldebug.stall.sentences import stage_words
 from mldebug.status.snapshot import RunState
 from mldebug_agents.support.demo.job import job_environment
-from mldebug_agents.system.spawn import Completed, Starter
+from mldebug_agents.system.spawn import Completed, ProgramStarter
 from mldebug_agents.web.client import ask_agent
 
 LIFETIME = 600.0  # seconds after which the agent is killed whatever happens
@@ -37,7 +37,7 @@ def stage_line(stage: str, sentence: str) -> Table:
 class DemoAgent:
     """A context: an agent with a state dir of its own, no port, and a short patience."""
 
-    def __init__(self, starter: Starter, folder: Path) -> None:
+    def __init__(self, starter: ProgramStarter, folder: Path) -> None:
         self.state_dir = folder / "agent"
         self.completed: Completed | None = None
         self._config = folder / "mldebug.yaml"
@@ -82,13 +82,15 @@ class DemoAgent:
 
     def _report_on(self, pid: int) -> Report | None:
         """The agent sees every job of this node; only ours is of interest."""
-        archive = Archive(self.state_dir)
+        archive = ReportStore(self.state_dir)
         reports = (archive.load(entry.id) for entry in archive.list() if not entry.broken)
         return next((one for one in reports if any(rank.pid == pid for rank in one.ranks)), None)
 
     def html(self, report: Report) -> str:
         """The page it wrote."""
-        return (Archive(self.state_dir).path(report.id) / "report.html").read_text(encoding="utf-8")
+        return (ReportStore(self.state_dir).path(report.id) / "report.html").read_text(
+            encoding="utf-8"
+        )
 
     def _check(self, deadline: float, sentence: str) -> None:
         if self.completed is not None:

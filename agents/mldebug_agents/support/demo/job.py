@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from mldebug.core.errors import ToolError
-from mldebug_agents.system.spawn import Completed, Starter
+from mldebug_agents.system.spawn import Completed, ProgramStarter
 
 SCRIPT = Path(__file__).with_name("training.py")
 LIFETIME = 600.0  # seconds after which the job is killed whatever happens
@@ -29,7 +29,7 @@ JOB_VARIABLES = (
 )
 
 
-class Plan(NamedTuple):
+class DemoPlan(NamedTuple):
     """What happens: `fault` strikes the rank `struck` of `ranks` ranks."""
 
     fault: str
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
     struck: int
 
 
-class Step(NamedTuple):
+class DemoStep(NamedTuple):
     """How far one rank is: 0 steps before the first."""
 
     step: int = 0
@@ -49,8 +49,8 @@ class DemoJob:
 
     def __init__(
         self,
-        starter: Starter,
-        plan: Plan,
+        starter: ProgramStarter,
+        plan: DemoPlan,
         folder: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,7 +60,7 @@ class DemoJob:
         self._starter = starter
         self._clock = clock
         self._thread = threading.Thread(target=self._run, name="demo-job", daemon=True)
-        self._last: tuple[list[Step], float] = ([], clock())
+        self._last: tuple[list[DemoStep], float] = ([], clock())
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -89,7 +89,7 @@ class DemoJob:
         """The pid of a rank that has started."""
         return int(_read(self.folder / f"started.{rank}").split()[0])
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[DemoStep]:
         """How far each rank is; raises `ToolError` where the job has ended before its time."""
         if self.completed is not None:
             raise ToolError(
@@ -97,7 +97,7 @@ class DemoJob:
             )
         return [self._step(rank) for rank in range(self.plan.ranks)]
 
-    def stuck(self, steps: list[Step]) -> bool:
+    def stuck(self, steps: list[DemoStep]) -> bool:
         """Tell whether the fault has struck and no rank has made a step for a while; ask often."""
         before, since = self._last
         if steps != before or not self.struck:
@@ -105,9 +105,9 @@ class DemoJob:
             return False
         return self._clock() - since >= STUCK_AFTER
 
-    def _step(self, rank: int) -> Step:
+    def _step(self, rank: int) -> DemoStep:
         words = _read(self.folder / f"progress.{rank}").split()
-        return Step(int(words[0]), words[1]) if len(words) == 2 else Step()
+        return DemoStep(int(words[0]), words[1]) if len(words) == 2 else DemoStep()
 
     def _started(self) -> list[list[str]]:
         texts = (_read(self.folder / f"started.{rank}") for rank in range(self.plan.ranks))

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from mldebug.core.errors import ToolError
-from mldebug_agents.support.demo.job import STRIKE_AT, DemoJob, Step
+from mldebug_agents.support.demo.job import STRIKE_AT, DemoJob, DemoStep
 
 START_TIMEOUT = (
     240.0  # seconds until the job must be stuck; importing torch on a busy machine takes long
@@ -18,7 +18,9 @@ PLAIN_EVERY = 10  # steps between two plain lines
 def show_progress(job: DemoJob, console: Console) -> None:
     """Follow the job until it is stuck; raises `ToolError` if it ends, or never gets so far."""
     deadline = time.monotonic() + START_TIMEOUT
-    display = Bars(job.plan.ranks, console) if console.is_terminal else Lines(console)
+    display = (
+        ProgressBars(job.plan.ranks, console) if console.is_terminal else ProgressLines(console)
+    )
     with display:
         while not job.stuck(steps := job.steps()):
             display.show(steps)
@@ -31,7 +33,7 @@ def show_progress(job: DemoJob, console: Console) -> None:
         display.show(steps)
 
 
-class Bars:
+class ProgressBars:
     """A bar for each rank; a bar that no longer grows is a rank that stands."""
 
     def __init__(self, ranks: int, console: Console) -> None:
@@ -52,14 +54,14 @@ class Bars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def show(self, steps: list[Step]) -> None:
+    def show(self, steps: list[DemoStep]) -> None:
         """Draw how far each rank is."""
         for task, step in zip(self._tasks, steps, strict=True):
             loss = f"loss {step.loss}" if step.loss else "starting"
             self._progress.update(task, completed=step.step, loss=loss)
 
 
-class Lines:
+class ProgressLines:
     """A line now and then, of rank 0."""
 
     def __init__(self, console: Console) -> None:
@@ -72,7 +74,7 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def show(self, steps: list[Step]) -> None:
+    def show(self, steps: list[DemoStep]) -> None:
         """Print rank 0's step when it is due."""
         first = steps[0]
         if first.step >= self._printed + PLAIN_EVERY:

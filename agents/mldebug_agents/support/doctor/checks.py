@@ -14,8 +14,8 @@ from mldebug.core.errors import MldebugError
 from mldebug.core.units import format_size
 from mldebug_agents.support.doctor import rights, rows, trials
 from mldebug_agents.support.doctor.clock import ClockState, clock_state
-from mldebug_agents.support.doctor.rows import Check
-from mldebug_agents.system.child.programs import Starter
+from mldebug_agents.support.doctor.rows import DoctorCheck
+from mldebug_agents.system.child.programs import ProgramStarter
 from mldebug_agents.system.reader import Reader, Unreadable
 
 OWN_DUMP = "stacks of own processes"
@@ -24,11 +24,11 @@ CANDIDATES = 16
 UNIT = "run as root, or give the agent the capability"
 
 
-class World(msgspec.Struct, frozen=True, kw_only=True):
+class CheckEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the checks look at; each part can be replaced in a test."""
 
     reader: Reader
-    starter: Starter
+    starter: ProgramStarter
     py_spy: str
     state_dir: Path
     asleep: int  # pid of a process of this user that sleeps in the kernel
@@ -39,7 +39,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     kernel_clock: Callable[[], ClockState] = clock_state
 
 
-def examine(world: World) -> Iterator[Check]:
+def examine(world: CheckEnvironment) -> Iterator[DoctorCheck]:
     """Yield every row, the most important first; a row never raises."""
     status = _text(world, "self/status") or ""
     held = rights.held_capabilities(status)
@@ -61,44 +61,44 @@ def examine(world: World) -> Iterator[Check]:
     yield state_dir(world)
 
 
-def py_spy(world: World) -> Check:
+def py_spy(world: CheckEnvironment) -> DoctorCheck:
     """Does the binary start?"""
     try:
         version = trials.pyspy_version(world.starter, world.py_spy)
     except MldebugError as error:
-        return Check(
+        return DoctorCheck(
             name="py-spy",
             state="missing",
             meaning=f"no Python stacks: {error.message}",
             way_out=error.way_out,
         )
-    return Check(name="py-spy", state="ok", meaning=f"version {version} at {world.py_spy}")
+    return DoctorCheck(name="py-spy", state="ok", meaning=f"version {version} at {world.py_spy}")
 
 
-def own_dump(world: World) -> Check:
+def own_dump(world: CheckEnvironment) -> DoctorCheck:
     """Does it read the stack of a process of this user, without stopping it?"""
     dump = trials.try_dump(world.starter, world.py_spy, "--nonblocking")
     if dump.failure:
         way_out = dump.way_out or "check seccomp and ptrace_scope; in a container add SYS_PTRACE"
-        return Check(
+        return DoctorCheck(
             name=OWN_DUMP,
             state="missing",
             meaning=f"does not work: {dump.failure}",
             way_out=way_out,
         )
-    return Check(name=OWN_DUMP, state="ok", meaning="the stack of a trial process was read")
+    return DoctorCheck(name=OWN_DUMP, state="ok", meaning="the stack of a trial process was read")
 
 
-def native_stacks(world: World) -> Check:
+def native_stacks(world: CheckEnvironment) -> DoctorCheck:
     """Does py-spy see C frames?"""
     dump = trials.try_dump(world.starter, world.py_spy, "--native")
     if not dump.failure and any(frame.native for stack in dump.stacks for frame in stack.frames):
-        return Check(
+        return DoctorCheck(
             name="native stacks", state="ok", meaning="C frames of a trial process were read"
         )
     reason = dump.failure or "py-spy gave Python frames only"
     meaning = f"waiters inside C look alike: {reason}"
-    return Check(
+    return DoctorCheck(
         name="native stacks",
         state="limited",
         meaning=meaning,
@@ -106,25 +106,25 @@ def native_stacks(world: World) -> Check:
     )
 
 
-def other_users(world: World, held: frozenset[str]) -> Check:
+def other_users(world: CheckEnvironment, held: frozenset[str]) -> DoctorCheck:
     """Can ranks of other users be found (their environment names their rank)?"""
     name, needed = "other users' jobs", {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"}
     answers = world.reader.read_many(_strangers(world), max_bytes=64)
     if any(isinstance(answer, bytes) and answer for answer in answers.values()):
-        return Check(
+        return DoctorCheck(
             name=name, state="ok", meaning="their environment is readable, so their ranks are found"
         )
     denied = any(isinstance(answer, Unreadable) for answer in answers.values())
     if not denied and needed <= held:
-        return Check(
+        return DoctorCheck(
             name=name, state="ok", meaning="nobody else is here; the capabilities for it are held"
         )
     meaning = "their ranks are not found" if denied else "nobody else is here to try it on"
     way_out = f"run as the job's user, as root, or with {' and '.join(sorted(needed))}"
-    return Check(name=name, state="limited", meaning=meaning, way_out=way_out)
+    return DoctorCheck(name=name, state="limited", meaning=meaning, way_out=way_out)
 
 
-def kernel_log(path: str) -> Check:
+def kernel_log(path: str) -> DoctorCheck:
     """Can Xid and out-of-memory lines be read? Opened without blocking; /dev cannot hang."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -137,31 +137,31 @@ def kernel_log(path: str) -> Check:
             os.close(handle)
     except OSError as error:
         meaning = f"GPU and out-of-memory lines are not seen: {error.strerror}"
-        return Check(
+        return DoctorCheck(
             name="kernel log", state="limited", meaning=meaning, way_out=f"{UNIT} CAP_SYSLOG"
         )
-    return Check(name="kernel log", state="ok", meaning=f"{path} is readable")
+    return DoctorCheck(name="kernel log", state="ok", meaning=f"{path} is readable")
 
 
-def kernel_stacks(world: World) -> Check:
+def kernel_stacks(world: CheckEnvironment) -> DoctorCheck:
     """/proc/PID/stack: where in the kernel a process in state D stands."""
     if _text(world, "self/stack"):
-        return Check(name="kernel stacks", state="ok", meaning="/proc/PID/stack is readable")
+        return DoctorCheck(name="kernel stacks", state="ok", meaning="/proc/PID/stack is readable")
     meaning = "a process in state D shows its wchan only, not its kernel stack"
-    return Check(
+    return DoctorCheck(
         name="kernel stacks", state="limited", meaning=meaning, way_out=f"{UNIT} CAP_SYS_ADMIN"
     )
 
 
-def waiting_channel(world: World) -> Check:
+def waiting_channel(world: CheckEnvironment) -> DoctorCheck:
     """/proc/PID/wchan names the kernel function a process sleeps in; try on one that sleeps all the time."""
     seen = [_text(world, f"{world.asleep}/wchan") for _ in range(5)]
     if any(text and text != "0" for text in seen):
-        return Check(
+        return DoctorCheck(
             name="wchan", state="ok", meaning="what a process sleeps on is named by the kernel"
         )
     way_out = "a kernel with CONFIG_KALLSYMS, and the right to ptrace"
-    return Check(
+    return DoctorCheck(
         name="wchan",
         state="limited",
         meaning="sleeps, pipes and hung mounts look alike",
@@ -169,7 +169,7 @@ def waiting_channel(world: World) -> Check:
     )
 
 
-def pystack(world: World) -> Check:
+def pystack(world: CheckEnvironment) -> DoctorCheck:
     """The second opinion, where py-spy cannot read a process."""
     beside = Path(sys.executable).parent / "pystack"
     binary = str(beside) if os.access(beside, os.X_OK) else shutil.which("pystack") or "pystack"
@@ -177,22 +177,22 @@ def pystack(world: World) -> Check:
         version = trials.pystack_version(world.starter, binary)
     except MldebugError as error:
         meaning = "no second opinion where py-spy fails (optional)"
-        return Check(name="pystack", state="limited", meaning=meaning, way_out=error.way_out)
-    return Check(name="pystack", state="ok", meaning=version)
+        return DoctorCheck(name="pystack", state="limited", meaning=meaning, way_out=error.way_out)
+    return DoctorCheck(name="pystack", state="ok", meaning=version)
 
 
-def state_dir(world: World) -> Check:
+def state_dir(world: CheckEnvironment) -> DoctorCheck:
     """Can reports be stored?"""
     name, way_out = "state directory", "set agent.state_dir, or make it writable for this user"
     try:
         found = trials.try_state_dir(world.starter, world.state_dir)
     except MldebugError as error:
-        return Check(name=name, state="missing", meaning=error.message, way_out=error.way_out)
+        return DoctorCheck(name=name, state="missing", meaning=error.message, way_out=error.way_out)
     if found.obstacle:
         meaning = f"{found.obstacle} is not a folder: reports are not kept, and no agent starts"
-        return Check(name=name, state="missing", meaning=meaning, way_out=way_out)
+        return DoctorCheck(name=name, state="missing", meaning=meaning, way_out=way_out)
     if not found.writable:
-        return Check(
+        return DoctorCheck(
             name=name,
             state="missing",
             meaning=f"{found.place} is not writable: reports are not kept",
@@ -200,21 +200,21 @@ def state_dir(world: World) -> Check:
         )
     free = format_size(found.free >> 20 << 20)
     if found.free < trials.LOW_SPACE:
-        return Check(
+        return DoctorCheck(
             name=name,
             state="limited",
             meaning=f"{world.state_dir}: only {free} free",
             way_out="free some space",
         )
     made = "" if found.place == str(world.state_dir) else ", made when needed"
-    return Check(
+    return DoctorCheck(
         name=name,
         state="ok",
         meaning=f"{world.state_dir} ({found.free / 2**30:.0f} GiB free{made})",
     )
 
 
-def _strangers(world: World) -> list[str]:
+def _strangers(world: CheckEnvironment) -> list[str]:
     """Environment paths of a few programs of other users; kernel threads have no command line."""
     with contextlib.suppress(OSError):
         pids = [name for name in os.listdir(world.proc) if name.isdigit()]
@@ -236,7 +236,7 @@ def _owner(status: bytes | Unreadable) -> int | None:
     return rights.owner(status.decode(errors="replace")) if isinstance(status, bytes) else None
 
 
-def _text(world: World, name: str) -> str | None:
+def _text(world: CheckEnvironment, name: str) -> str | None:
     path = f"{world.proc}/{name}"
     answer = world.reader.read_many([path], max_bytes=MAX_TEXT)[path]
     return answer.decode(errors="replace").strip() if isinstance(answer, bytes) else None

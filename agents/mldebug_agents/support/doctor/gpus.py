@@ -11,9 +11,9 @@ from mldebug.hardware.health.model import ComponentHealth, HealthState
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.model import is_gpu
 from mldebug.status.gpu_table import missing
-from mldebug.status.gpu_view import Glance, GpuUser
+from mldebug.status.gpu_view import GpuOverview, GpuUser
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.support.doctor.rows import Check
+from mldebug_agents.support.doctor.rows import DoctorCheck
 
 DRIVER_AWAY = "install the NVIDIA driver; in a container start it with --gpus all"
 REBOOT = "drain the node and reboot it"
@@ -26,12 +26,12 @@ class GpuExamination(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     uid: int
-    checks: tuple[Check, ...]
+    checks: tuple[DoctorCheck, ...]
     health: tuple[ComponentHealth, ...]  # the agent's word where one told it: it compares over time
     xids: tuple[RankEvent, ...]  # of the last hours, the oldest first
     users: tuple[GpuUser, ...]
     unjoined: tuple[str, ...]  # ranks whose GPU is not known, and why
-    glance: Glance
+    glance: GpuOverview
 
     @property
     def code(self) -> ExitCode:
@@ -43,7 +43,7 @@ class GpuExamination(msgspec.Struct, frozen=True, kw_only=True):
         return ExitCode.FOUND if ill or away else ExitCode.FINE
 
 
-def examined(seen: Glance, told: Snapshot | None, uid: int) -> GpuExamination:
+def examined(seen: GpuOverview, told: Snapshot | None, uid: int) -> GpuExamination:
     """Put together what was seen by an own look and what the agent told."""
     return GpuExamination(
         node=seen.node,
@@ -57,7 +57,7 @@ def examined(seen: Glance, told: Snapshot | None, uid: int) -> GpuExamination:
     )
 
 
-def _checks(seen: Glance, told: Snapshot | None) -> Iterator[Check]:
+def _checks(seen: GpuOverview, told: Snapshot | None) -> Iterator[DoctorCheck]:
     yield _library(seen)
     if not seen.no_library:
         yield _answering(seen)
@@ -67,32 +67,34 @@ def _checks(seen: Glance, told: Snapshot | None) -> Iterator[Check]:
     yield _agent(told)
 
 
-def _library(seen: Glance) -> Check:
+def _library(seen: GpuOverview) -> DoctorCheck:
     name = "NVML library"
     if seen.no_library:
-        return Check(
+        return DoctorCheck(
             name=name,
             state="missing",
             meaning="there is none: no NVIDIA GPU, or no driver",
             way_out=DRIVER_AWAY,
         )
     if seen.gpus is None:
-        return Check(name=name, state="limited", meaning="it was not asked for its version")
+        return DoctorCheck(name=name, state="limited", meaning="it was not asked for its version")
     versions = (
         f"{seen.gpus.library_version or 'unknown'}, driver {seen.gpus.driver_version or 'unknown'}"
     )
-    return Check(name=name, state="ok", meaning=versions)
+    return DoctorCheck(name=name, state="ok", meaning=versions)
 
 
-def _answering(seen: Glance) -> Check:
+def _answering(seen: GpuOverview) -> DoctorCheck:
     name = "GPUs"
     if seen.released_until is not None:
         left = format_duration(float(max(0, int(seen.released_until - time.time()))))
         told = f"the agent has let go of them for another {left}: they are not read"
-        return Check(name=name, state="limited", meaning=told, way_out="mldebug gpus release --end")
+        return DoctorCheck(
+            name=name, state="limited", meaning=told, way_out="mldebug gpus release --end"
+        )
     if seen.gpus is None:
         gap = seen.gpu_gap
-        return Check(
+        return DoctorCheck(
             name=name,
             state="missing",
             meaning=gap.reason if gap else "none can be asked",
@@ -104,23 +106,23 @@ def _answering(seen: Glance) -> Check:
     if lost:
         gone = any(seen.gone(one) for one in seen.gpus.lost)
         told = f"{here}; {'lost' if gone else 'no answer'}: {'; '.join(lost)}"
-        return Check(
+        return DoctorCheck(
             name=name, state="missing", meaning=told, way_out=REBOOT if gone else ASK_AGAIN
         )
-    return Check(name=name, state="ok", meaning=here)
+    return DoctorCheck(name=name, state="ok", meaning=here)
 
 
-def _expected(seen: Glance) -> Check:
+def _expected(seen: GpuOverview) -> DoctorCheck:
     name, count = "expected GPUs", seen.count
     if count is None or not count.expected:
         told = "nobody remembers how many there were"
-        return Check(name=name, state="limited", meaning=told, way_out=REMEMBER)
+        return DoctorCheck(name=name, state="limited", meaning=told, way_out=REMEMBER)
     here = len(seen.gpus.gpus) if seen.gpus else count.present
     gone = [f"GPU {one.gpu.index} ({one.gpu.bus_id or one.gpu.uuid}): {one.reason}" for one in count.missing]  # fmt: skip
     told = f"{here} of {count.expected} are there"
     if here >= count.expected and not gone:
-        return Check(name=name, state="ok", meaning=told)
-    return Check(
+        return DoctorCheck(name=name, state="ok", meaning=told)
+    return DoctorCheck(
         name=name,
         state="missing",
         meaning="; ".join([told, *gone]),
@@ -130,36 +132,42 @@ def _expected(seen: Glance) -> Check:
     )
 
 
-def _readable(seen: Glance) -> Check:
+def _readable(seen: GpuOverview) -> DoctorCheck:
     """Which values this user may not read, or which did not come."""
     name = "readings"
     if seen.gpus is None:
-        return Check(name=name, state="limited", meaning="nothing was read")
+        return DoctorCheck(name=name, state="limited", meaning="nothing was read")
     if seen.gpus.gaps:
         gap = seen.gpus.gaps[0]
         told = f"{gap.what}: {gap.reason}"
-        return Check(name=name, state="limited", meaning=told, way_out=gap.way_out)
+        return DoctorCheck(name=name, state="limited", meaning=told, way_out=gap.way_out)
     unread = sorted({what for gpu in seen.gpus.gpus for what in gpu.unreadable})
     if unread:
         told = f"not readable: {', '.join(unread[:12])}"
-        return Check(name=name, state="limited", meaning=told)
+        return DoctorCheck(name=name, state="limited", meaning=told)
     cost = f"{seen.gpus.read_seconds * 1000:.0f} ms"
-    return Check(name=name, state="ok", meaning=f"all that these GPUs tell is readable, in {cost}")
+    return DoctorCheck(
+        name=name, state="ok", meaning=f"all that these GPUs tell is readable, in {cost}"
+    )
 
 
-def _kernel(seen: Glance) -> Check:
+def _kernel(seen: GpuOverview) -> DoctorCheck:
     gap = seen.kernel_gap
     if gap is not None:
-        return Check(name="kernel log", state="limited", meaning=gap.reason, way_out=gap.way_out)
-    return Check(name="kernel log", state="ok", meaning="Xids and out-of-memory kills are seen")
+        return DoctorCheck(
+            name="kernel log", state="limited", meaning=gap.reason, way_out=gap.way_out
+        )
+    return DoctorCheck(
+        name="kernel log", state="ok", meaning="Xids and out-of-memory kills are seen"
+    )
 
 
-def _agent(told: Snapshot | None) -> Check:
+def _agent(told: Snapshot | None) -> DoctorCheck:
     if told is None:
-        return Check(
+        return DoctorCheck(
             name="agent",
             state="limited",
             meaning="none answers: nobody sees Xids that the kernel's log does not keep",
             way_out="mldebug agent",
         )
-    return Check(name="agent", state="ok", meaning="it watches the GPUs and the kernel's log")
+    return DoctorCheck(name="agent", state="ok", meaning="it watches the GPUs and the kernel's log")

@@ -11,7 +11,7 @@ CONTAINER = "run on the host, or start the container with --pid=host --cap-add=S
 State = Literal["ok", "limited", "missing"]
 
 
-class Check(Spoken, frozen=True, kw_only=True):
+class DoctorCheck(Spoken, frozen=True, kw_only=True):
     """One row: what was tried, how it went, what that means, and how to get more."""
 
     name: str
@@ -20,41 +20,41 @@ class Check(Spoken, frozen=True, kw_only=True):
     way_out: str = ""
 
 
-def yama(scope: int, held: frozenset[str]) -> Check:
+def yama(scope: int, held: frozenset[str]) -> DoctorCheck:
     """What Yama's ptrace_scope leaves."""
     name = "ptrace_scope"
     if scope == 0:
-        return Check(name=name, state="ok", meaning="0 or absent: same user is enough")
+        return DoctorCheck(name=name, state="ok", meaning="0 or absent: same user is enough")
     if scope < 3 and "CAP_SYS_PTRACE" in held:
-        return Check(name=name, state="ok", meaning=f"{scope}, and CAP_SYS_PTRACE is held")
+        return DoctorCheck(name=name, state="ok", meaning=f"{scope}, and CAP_SYS_PTRACE is held")
     if scope == 3:
-        return Check(
+        return DoctorCheck(
             name=name,
             state="missing",
             meaning="3: nobody may read stacks",
             way_out="set kernel.yama.ptrace_scope and reboot",
         )
     way_out = "sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE"
-    return Check(
+    return DoctorCheck(
         name=name, state="missing", meaning=f"{scope}: the same user is not enough", way_out=way_out
     )
 
 
-def capabilities(held: frozenset[str]) -> Check:
+def capabilities(held: frozenset[str]) -> DoctorCheck:
     """Which of the useful capabilities are there, and what the others would buy."""
     lacking = [name for name in USES if name not in held]
     if not lacking:
-        return Check(name="capabilities", state="ok", meaning="all that are of use are held")
+        return DoctorCheck(name="capabilities", state="ok", meaning="all that are of use are held")
     have = [name for name in USES if name in held]
     meaning = f"held: {', '.join(have) or 'none'}; own processes need none"
     way_out = "; ".join(f"{name}: {USES[name]}" for name in lacking)
-    return Check(name="capabilities", state="limited", meaning=meaning, way_out=way_out)
+    return DoctorCheck(name="capabilities", state="limited", meaning=meaning, way_out=way_out)
 
 
-def hidden_processes(mode: str, held: frozenset[str]) -> Check:
+def hidden_processes(mode: str, held: frozenset[str]) -> DoctorCheck:
     """Does the /proc mount hide other users' processes?"""
     if not mode or (mode != "4" and mode != "ptraceable" and "CAP_SYS_PTRACE" in held):
-        return Check(
+        return DoctorCheck(
             name="/proc",
             state="ok",
             meaning=f"hidepid={mode}, lifted by CAP_SYS_PTRACE"
@@ -64,7 +64,7 @@ def hidden_processes(mode: str, held: frozenset[str]) -> Check:
     way_out = (
         "mount -o remount,hidepid=0 /proc, or its gid= option with our group, or CAP_SYS_PTRACE"
     )
-    return Check(
+    return DoctorCheck(
         name="/proc",
         state="limited",
         meaning=f"hidepid={mode}: other users' processes are hidden",
@@ -72,15 +72,15 @@ def hidden_processes(mode: str, held: frozenset[str]) -> Check:
     )
 
 
-def container(namespace: str) -> Check:
+def container(namespace: str) -> DoctorCheck:
     """Do we see the processes of the whole node?"""
     if namespace == INITIAL_PID_NAMESPACE:
-        return Check(
+        return DoctorCheck(
             name="pid namespace",
             state="ok",
             meaning="the host's: every process of the node is seen",
         )
-    return Check(
+    return DoctorCheck(
         name="pid namespace",
         state="limited",
         meaning="a container's: only its processes are seen",
@@ -88,29 +88,29 @@ def container(namespace: str) -> Check:
     )
 
 
-def clock(now: float, kernel: ClockState) -> Check:
+def clock(now: float, kernel: ClockState) -> DoctorCheck:
     """Can times of this node be compared with those of others?"""
     if now < EARLIEST_NOW:
-        return Check(
+        return DoctorCheck(
             name="clock",
             state="missing",
             meaning="the clock was never set",
             way_out="start chrony or systemd-timesyncd",
         )
     if not kernel.known:
-        return Check(
+        return DoctorCheck(
             name="clock",
             state="limited",
             meaning="the kernel does not say whether it is synchronised",
         )
     if not kernel.synchronised:
         meaning = "not synchronised: times of several nodes may not fit together"
-        return Check(
+        return DoctorCheck(
             name="clock",
             state="limited",
             meaning=meaning,
             way_out="start chrony or systemd-timesyncd",
         )
-    return Check(
+    return DoctorCheck(
         name="clock", state="ok", meaning=f"synchronised, at most {kernel.error_seconds:.1g} s off"
     )

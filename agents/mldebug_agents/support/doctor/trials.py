@@ -11,7 +11,7 @@ import msgspec
 from mldebug.core.errors import EvidenceError, ToolError
 from mldebug.core.redact import clean
 from mldebug_agents.capture.stacks.pyspy import INSTALL, Dump, PySpy, read_dump
-from mldebug_agents.system.child.programs import Completed, Starter
+from mldebug_agents.system.child.programs import Completed, ProgramStarter
 
 TRIAL_SECONDS = 5.0
 NOT_STARTED = 127
@@ -51,7 +51,7 @@ print(json.dumps({"place": place, "writable": writable, "free": free, "obstacle"
 """
 
 
-class StatePlace(msgspec.Struct, frozen=True):
+class StateDirCheck(msgspec.Struct, frozen=True):
     """The state directory, or the nearest folder above it that exists; free space in bytes for this user."""
 
     place: str
@@ -62,7 +62,7 @@ class StatePlace(msgspec.Struct, frozen=True):
     )
 
 
-def try_dump(starter: Starter, binary: str, mode: str) -> Dump:
+def try_dump(starter: ProgramStarter, binary: str, mode: str) -> Dump:
     """Dump a small Python process that we start for it; `mode` is --nonblocking or --native.
 
     The dump fails with words of its own when the stack that comes back is not the one that was there.
@@ -79,12 +79,12 @@ def try_dump(starter: Starter, binary: str, mode: str) -> Dump:
     return dump
 
 
-def pyspy_version(starter: Starter, binary: str) -> str:
+def pyspy_version(starter: ProgramStarter, binary: str) -> str:
     """Return py-spy's version; ToolError where it does not start."""
     return PySpy(starter, binary).version(TRIAL_SECONDS)
 
 
-def pystack_version(starter: Starter, binary: str) -> str:
+def pystack_version(starter: ProgramStarter, binary: str) -> str:
     """Return pystack's version; ToolError where it is absent."""
     done = starter.run([binary, "--version"], timeout=TRIAL_SECONDS)
     if done.returncode != 0:
@@ -92,12 +92,12 @@ def pystack_version(starter: Starter, binary: str) -> str:
     return clean(done.stdout.decode(errors="replace").strip(), 40) or "unknown version"
 
 
-def try_state_dir(starter: Starter, wanted: Path) -> StatePlace:
+def try_state_dir(starter: ProgramStarter, wanted: Path) -> StateDirCheck:
     """Look at the state directory from a child, since it may lie on a mount that hangs; `EvidenceError` if it does."""
     argv = [sys.executable, "-I", "-S", "-c", _STATE_DIR, str(wanted)]
     done = starter.run(argv, timeout=TRIAL_SECONDS)
     try:
-        return msgspec.json.decode(done.stdout, type=StatePlace)
+        return msgspec.json.decode(done.stdout, type=StateDirCheck)
     except msgspec.MsgspecError:
         raise EvidenceError(
             f"{wanted} gives no answer: {_why(done)}", "set agent.state_dir to a local disk"

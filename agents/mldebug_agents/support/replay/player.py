@@ -14,22 +14,24 @@ from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Job, RankIdentity
 from mldebug.hardware.gpu.expected import ExpectedGpus
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
-from mldebug.stall.signals import Look, RankLook
+from mldebug.stall.signals import RankLook, RunLook
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.hardware.gpu.monitor import EXPECTED
 from mldebug_agents.hardware.gpu.reads import GpuOrder
 from mldebug_agents.hardware.monitor import HardwareMonitor
-from mldebug_agents.support.bundle.layout import Failure
-from mldebug_agents.support.replay.clock import RecordedClock
-from mldebug_agents.support.replay.gpu_reads import RecordedReads
-from mldebug_agents.support.replay.kernel_log import RecordedKernelLog
-from mldebug_agents.support.replay.key_value_store import RecordedMemory
+from mldebug_agents.support.bundle.layout import GpuReadFailure
+from mldebug_agents.support.replay.recorded_sources import (
+    RecordedClock,
+    RecordedKernelLog,
+    RecordedReads,
+    RecordedStore,
+)
 from mldebug_agents.support.replay.recording import Recording
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
 
-Event = Snapshot | NodeGpus | NodeWatch | Failure
-ORDER = (Snapshot, NodeGpus, NodeWatch, Failure)  # of what was recorded at the same time
+Event = Snapshot | NodeGpus | NodeWatch | GpuReadFailure
+ORDER = (Snapshot, NodeGpus, NodeWatch, GpuReadFailure)  # of what was recorded at the same time
 
 
 class Player:
@@ -48,7 +50,7 @@ class Player:
             counted=recording.manifest.counted, view=_view(recording.memory)
         )
         kernel_pids = recording.manifest.kernel_pids
-        memory = RecordedMemory(recording.memory)
+        memory = RecordedStore(recording.memory)
         self._hardware = HardwareMonitor(
             recording.node, memory, {}, kernel_pids=kernel_pids, now=self.clock.unix
         )
@@ -103,7 +105,7 @@ class Player:
         """The fingerprint learns and tells at each look at a run."""
         for run in self._status.runs:
             ranks = tuple(RankLook(rank=rank) for rank in run.ranks)
-            look = Look(at=time.monotonic(), run=run.id, attempt=run.attempt, ranks=ranks)
+            look = RunLook(at=time.monotonic(), run=run.id, attempt=run.attempt, ranks=ranks)
             self._hardware.complete(JobLook(job=self._job(run), look=look))
 
     def _job(self, run: RunState) -> Job:

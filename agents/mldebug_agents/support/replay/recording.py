@@ -24,7 +24,7 @@ from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.support.bundle import layout
 from mldebug_agents.support.bundle.kernel_log import split_records
-from mldebug_agents.support.bundle.layout import Failure, Manifest
+from mldebug_agents.support.bundle.layout import GpuReadFailure, Manifest
 
 MAX_BYTES = 256 << 20  # of a bundle, unpacked
 MAX_ENTRIES = 10_000  # of an archive
@@ -32,7 +32,7 @@ MAX_LINES = 20_000  # of one kind of readings: the longest recording (10 minutes
 MAX_KERNEL_LINES = 400_000  # the 4 MiB that are recorded have some 50 000
 LAST_TIME = 253_402_300_799.0  # unix seconds: the year 9999, the last that has a date
 T = TypeVar("T")
-M = TypeVar("M", Snapshot, NodeWatch, NodeGpus, Failure)
+M = TypeVar("M", Snapshot, NodeWatch, NodeGpus, GpuReadFailure)
 WAY_OUT = "give a file or folder that `mldebug support-bundle` has made"
 WANTED = (
     layout.MANIFEST, layout.CONFIG, layout.STATUSES, layout.JOBS, layout.WATCH, layout.FULL, layout.FAILED,
@@ -48,7 +48,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...] = ()
     watch: tuple[NodeWatch, ...] = ()
     full: tuple[NodeGpus, ...] = ()
-    failed: tuple[Failure, ...] = ()
+    failed: tuple[GpuReadFailure, ...] = ()
     kernel: tuple[bytes, ...] | None = None  # records; None: the log could not be read there
     memory: dict[str, bytes] = {}
     config: Config | None = None  # as it was there; None where it cannot be read any more
@@ -75,7 +75,7 @@ def load(path: Path) -> Recording:
         jobs=_json(files, layout.JOBS, tuple[Job, ...]) if layout.JOBS in files else (),
         watch=_lines(files, layout.WATCH, NodeWatch),
         full=_lines(files, layout.FULL, NodeGpus),
-        failed=_lines(files, layout.FAILED, Failure),
+        failed=_lines(files, layout.FAILED, GpuReadFailure),
         kernel=_kernel(files),
         memory={name: bytes(told) for name, told in memory.items()},
         config=_config(files.get(layout.CONFIG)),

@@ -1,16 +1,26 @@
 """Plays a recording in its own time or faster, and serves what comes of it as an agent does."""
 
+import contextlib
 import logging
 import queue
+import shutil
+import socket
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
-from mldebug.config.schema import Config
+import msgspec
+
+from mldebug.config.schema import Config, effective_yaml
+from mldebug.core.errors import UsageError
 from mldebug.hardware.health.model import BAD
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.support.replay.player import Player
 from mldebug_agents.support.replay.recording import Recording
+from mldebug_agents.web.listeners import SOCKET, open_unix
 
 log = logging.getLogger("mldebug")
 
@@ -90,3 +100,39 @@ def _summary(player: Player, played: int, seconds: float, last: Snapshot | None)
         f"replay ended after {played} of {of} moments, {seconds:.1f} recorded seconds and"
         f" {player.records} kernel records: {health}"
     )
+
+
+CONFIG = "mldebug.yaml"
+
+
+EMPTY = "give --state-dir an empty folder, or leave it out"
+
+
+@contextmanager
+def place(wanted: Path | None, config: Config) -> Iterator[tuple[Path, socket.socket]]:
+    """The config file by which `mldebug status --config` finds the replay, and the socket; both are gone afterwards."""
+    with contextlib.ExitStack() as undo:
+        folder = wanted or Path(tempfile.mkdtemp(prefix="mldebug-replay-"))
+        if wanted is None:
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield _furnished(folder, config, undo)
+
+
+def _furnished(
+    folder: Path, config: Config, undo: contextlib.ExitStack
+) -> tuple[Path, socket.socket]:
+    """Only what was made here is removed again."""
+    file = folder / CONFIG
+    agent = msgspec.structs.replace(config.agent, state_dir=folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with file.open("x") as stream:
+            undo.callback(file.unlink, missing_ok=True)
+            stream.write(effective_yaml(msgspec.structs.replace(config, agent=agent)))
+        door = undo.enter_context(open_unix(folder))
+        undo.callback((folder / SOCKET).unlink, missing_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"{file} is there already", EMPTY) from error
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror or error}", EMPTY) from error
+    return file, door

@@ -6,27 +6,27 @@ from collections import deque
 from collections.abc import Sequence
 
 from mldebug_agents.system.child.leftovers import Leftover
-from mldebug_agents.system.child.pipes import Child
+from mldebug_agents.system.child.pipes import ChildProcess
 
 REMEMBERED = 64  # children whose words are known at the end
 WORDS = 200  # characters that name a leftover
 
 
-class Roster:
+class ChildRegistry:
     """Bookkeeping only: it starts, kills and waits for nobody. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._abandoned: list[Child] = []
-        self._started: deque[Child] = deque(maxlen=REMEMBERED)
+        self._abandoned: list[ChildProcess] = []
+        self._started: deque[ChildProcess] = deque(maxlen=REMEMBERED)
         self._inherited: tuple[Leftover, ...] = ()
 
-    def add(self, child: Child) -> None:
+    def add(self, child: ChildProcess) -> None:
         """Count a child that was started."""
         with self._lock:
             self._started.append(child)
 
-    def abandon(self, child: Child) -> None:
+    def abandon(self, child: ChildProcess) -> None:
         """Count a child that outlived its kill, until it ends."""
         child.note_start()
         with self._lock:
@@ -67,7 +67,7 @@ class Roster:
             Leftover(one.pid, one.start_ticks, words.get(one.pid, one.words)) for one in children
         ]
 
-    def known(self) -> list[Child]:
+    def known(self) -> list[ChildProcess]:
         """The last `REMEMBERED` children, as their pipes tell of them now."""
         with self._lock:
             for child in self._started:

@@ -37,7 +37,7 @@ _MUTED = (
 )
 
 
-class Request(msgspec.Struct, omit_defaults=True):
+class HelperRequest(msgspec.Struct, omit_defaults=True):
     """Main process to helper. File descriptors travel beside it.
 
     A program: [status, stdout, stderr] and, where it has one, its stdin; a worker: [status, its socket]; a kill: none, `number` says whom.
@@ -108,7 +108,7 @@ class _Helper:
         packet, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST, 4)
         if not packet:
             return False
-        request = msgspec.msgpack.decode(packet, type=Request)
+        request = msgspec.msgpack.decode(packet, type=HelperRequest)
         if request.kill:
             if pid := self._pids.get(request.number):
                 _kill_group(pid)
@@ -116,7 +116,7 @@ class _Helper:
             self._start(request, fds)
         return True
 
-    def _start(self, request: Request, fds: list[int]) -> None:
+    def _start(self, request: HelperRequest, fds: list[int]) -> None:
         status, *others = fds
         try:
             pid = os.fork()
@@ -131,7 +131,7 @@ class _Helper:
         self._pids[request.number] = pid
         _close(others)
 
-    def _become(self, request: Request, status: int, fds: list[int]) -> NoReturn:
+    def _become(self, request: HelperRequest, status: int, fds: list[int]) -> NoReturn:
         """Turn this freshly forked child into what was asked for."""
         code = 127
         try:
@@ -199,7 +199,7 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _execute(request: Request, status: int, fds: list[int]) -> None:
+def _execute(request: HelperRequest, status: int, fds: list[int]) -> None:
     for target, fd in zip((1, 2, 0), fds, strict=False):
         os.dup2(fd, target)
     # a child that waits in exec for ever must not keep the pipes of others open

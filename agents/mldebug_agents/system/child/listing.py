@@ -25,7 +25,7 @@ _NUMBERS = re.compile(rb"\d{1,18}")
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Left(IntFlag):
+class LeftOut(IntFlag):
     """Why something is missing."""
 
     MANY = 1
@@ -35,7 +35,7 @@ class Left(IntFlag):
     OTHER = 16  # another file system lies there
 
 
-class Found(NamedTuple):
+class ListedFile(NamedTuple):
     """One entry. `path` is relative, as the kernel has it."""
 
     path: str
@@ -46,11 +46,11 @@ class Found(NamedTuple):
     uid: int
 
 
-class Listed(NamedTuple):
+class FolderListing(NamedTuple):
     """All of it. Without anything in `left` it is the whole folder, `depth` levels deep."""
 
-    entries: tuple[Found, ...]
-    left: Left = Left(0)
+    entries: tuple[ListedFile, ...]
+    left: LeftOut = LeftOut(0)
     left_out: int = 0
 
 
@@ -73,7 +73,7 @@ class _Walk:
 
     def __init__(self, most: int, device: int) -> None:
         self.entries: list[bytes] = []
-        self.left = Left(0)
+        self.left = LeftOut(0)
         self.left_out = 0
         self._most = most
         self._device = device
@@ -85,7 +85,7 @@ class _Walk:
             names = self._names(folder)
             for number, name in enumerate(names):
                 if len(self.entries) >= self._most or time.monotonic() > self._until:
-                    self.left |= Left.MANY if len(self.entries) >= self._most else Left.TIME
+                    self.left |= LeftOut.MANY if len(self.entries) >= self._most else LeftOut.TIME
                     self.left_out += len(names) - number
                     return
                 self._entry(folder, above, name, depth)
@@ -97,7 +97,7 @@ class _Walk:
         with os.scandir(folder) as found:
             for one in found:
                 if len(names) >= MAX_NAMES or (len(names) % 512 == 511 and time.monotonic() > self._until):  # fmt: skip
-                    self.left |= Left.MANY
+                    self.left |= LeftOut.MANY
                     self.left_out += 1
                     break
                 names.append(os.fsencode(one.name))
@@ -107,10 +107,10 @@ class _Walk:
         try:
             facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
-            self.left |= Left.GONE
+            self.left |= LeftOut.GONE
             return
         except OSError:
-            self.left |= Left.DENIED
+            self.left |= LeftOut.DENIED
             return
         path, kind = above + name, _kind(facts.st_mode)
         self.entries.append(ENTRY.pack(len(path), kind, facts.st_size, facts.st_mtime, facts.st_ino, facts.st_uid) + path)  # fmt: skip
@@ -119,14 +119,14 @@ class _Walk:
 
     def _below(self, folder: int, name: bytes, path: bytes, device: int, depth: int) -> None:
         if device != self._device:
-            self.left |= Left.OTHER
+            self.left |= LeftOut.OTHER
             return
         try:
             inner = os.open(name, _OPEN, dir_fd=folder)
         except FileNotFoundError:
-            self.left |= Left.GONE
+            self.left |= LeftOut.GONE
         except OSError:
-            self.left |= Left.DENIED
+            self.left |= LeftOut.DENIED
         else:
             self.take(inner, path + b"/", depth - 1)
 
@@ -141,7 +141,7 @@ def _newest_first(name: bytes) -> tuple[list[int], bytes]:
     return [-int(one) for one in _NUMBERS.findall(name)], name
 
 
-def unpack(data: bytes) -> Listed:
+def unpack(data: bytes) -> FolderListing:
     """The other end of the wire."""
     left, left_out = HEAD.unpack_from(data)
     found, at = [], HEAD.size
@@ -149,6 +149,6 @@ def unpack(data: bytes) -> Listed:
         length, kind, size, mtime, inode, uid = ENTRY.unpack_from(data, at)
         at += ENTRY.size
         path = os.fsdecode(data[at : at + length])
-        found.append(Found(path, KINDS[kind], size, mtime, inode, uid))
+        found.append(ListedFile(path, KINDS[kind], size, mtime, inode, uid))
         at += length
-    return Listed(tuple(found), Left(left), left_out)
+    return FolderListing(tuple(found), LeftOut(left), left_out)

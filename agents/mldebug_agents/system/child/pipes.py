@@ -13,7 +13,7 @@ from mldebug_agents.system.child.helper import NEWS
 _CHUNK = 1 << 16
 
 
-class Child:
+class ChildProcess:
     """One child as its status pipe tells it: `pid` once forked, `errno` if exec failed, `wait_status` once reaped."""
 
     def __init__(self, number: int, fd: int, argv: tuple[str, ...]) -> None:
@@ -69,7 +69,7 @@ class Child:
             self.over = True
 
 
-class Stream:
+class OutputPipe:
     """A pipe that a program writes to, read up to a limit (bytes)."""
 
     def __init__(self, limit: int) -> None:

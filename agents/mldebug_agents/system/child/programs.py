@@ -23,7 +23,7 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class Starter(Protocol):
+class ProgramStarter(Protocol):
     """Whatever runs a program: the real `Spawner`, or `FakeSpawner` in tests."""
 
     def run(
@@ -40,7 +40,7 @@ class Starter(Protocol):
 
 
 class FakeSpawner:
-    """A `Starter` for tests: a function answers for the programs; `calls` lists what was asked for."""
+    """A `ProgramStarter` for tests: a function answers for the programs; `calls` lists what was asked for."""
 
     def __init__(self, answer: Callable[[tuple[str, ...]], Completed]) -> None:
         self._answer = answer

@@ -4,9 +4,7 @@ It runs in a process of its own because any of these calls may block for ever. N
 before it is known to be a regular file: opening a FIFO or a device has effects. Below `/proc/PID/root` symbolic links
 resolve inside that root, so a link to /etc/shadow means the container's.
 
-Wire, over one stream socket: a request is `REQUEST` (operation, limit in bytes, line or address, size of what follows) and paths
-joined by NUL; each path gets, in order, an `ANSWER` (status, size of what follows, file size, mtime) and its data.
-A status is 0, an errno, or a negative `Refusal`.
+One `ReadRequest` names any number of paths; each gets, in order, a `ReadAnswer`.
 """
 
 import contextlib
@@ -19,14 +17,13 @@ import stat
 import struct
 from enum import IntEnum
 
+import msgspec
+
 from mldebug_agents.system.child import listing, reader_writes
+from mldebug_agents.system.child.link import ChildLink
 from mldebug_agents.system.child.refusals import Refusal, Refused
 
-REQUEST = struct.Struct("<BQQQ")
-ANSWER = struct.Struct("<iQQd")
-FILE_ID = struct.Struct(
-    "<QQIII"
-)  # inode, device, mode, uid, gid: stands before the data of `Operation.FROM`
+MAX_BODY = 1 << 30
 MAX_SOURCE = 4 << 20  # bytes of a file that is searched for a line
 MAX_LINE = 400  # characters
 HEAD = 64  # bytes
@@ -43,7 +40,7 @@ _MAX_LINKS = 40
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Operation(IntEnum):
+class ReadOperation(IntEnum):
     """What may be asked of a path."""
 
     KERNEL = 1  # a /proc or /sys file: the first bytes
@@ -61,66 +58,83 @@ class Operation(IntEnum):
     LINK = 13  # is it a symbolic link? What is not there is none
 
 
-Found = tuple[bytes, int, float]  # data, file size, mtime
+FileId = tuple[int, int, int, int, int]  # inode, device, mode, uid, gid
+
+
+class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Do the same with each of these paths. `limit`: bytes; `line`: or what `Operation` says that stands in for it."""
+
+    operation: ReadOperation
+    paths: tuple[bytes, ...]
+    limit: int = 0
+    line: int = 0
+
+
+class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """What came of one path: its data, and the file's size (bytes) and modification time (unix) where it was opened."""
+
+    data: bytes = b""
+    size: int = 0
+    mtime: float = 0.0
+    status: int = 0  # or an errno, or a `Refusal`, which is negative
+    file_id: FileId | None = None  # with `Operation.FROM`
 
 
 def serve(connection: socket.socket) -> None:
     """Answer requests until the other side hangs up."""
+    link = ChildLink(connection, msgspec.msgpack.Decoder(ReadRequest), max_body=MAX_BODY)
     with contextlib.suppress(ConnectionError):
-        while header := _receive(connection, REQUEST.size):
-            operation, limit, line, size = REQUEST.unpack(header)
-            for path in _receive(connection, size).split(b"\0"):
-                connection.sendall(answer(Operation(operation), path, limit, line))
+        while request := link.receive():
+            for path in request.paths:
+                link.send(answer(request.operation, path, request.limit, request.line))
 
 
-def answer(operation: Operation, path: bytes, limit: int, line: int) -> bytes:
-    """Carry out one operation and encode what came of it; never raises for a bad path."""
-    status, found = 0, (b"", 0, 0.0)
+def answer(operation: ReadOperation, path: bytes, limit: int, line: int) -> ReadAnswer:
+    """Carry out one operation; never raises for a bad path."""
     try:
-        found = look(operation, path, limit, line)
+        return look(operation, path, limit, line)
     except Refused as refused:
-        status = int(refused.refusal)
+        return ReadAnswer(status=int(refused.refusal))
     except TimeoutError:  # that of a socket has no number
-        status = errno.ETIMEDOUT
+        return ReadAnswer(status=errno.ETIMEDOUT)
     except OSError as error:
-        status = error.errno or errno.EIO
-    data, size, mtime = found
-    return ANSWER.pack(status, len(data), size, mtime) + data
+        return ReadAnswer(status=error.errno or errno.EIO)
 
 
-def look(operation: Operation, path: bytes, limit: int, line: int) -> Found:
+def look(operation: ReadOperation, path: bytes, limit: int, line: int) -> ReadAnswer:
     """Carry out one operation; raises OSError or `Refused`."""
-    if operation is Operation.EXISTS:
-        return _exists(path), 0, 0.0
-    if operation is Operation.EXECUTABLE:
-        return _executable(path), 0, 0.0
-    if operation is Operation.LINK:
-        return _link(path), 0, 0.0
-    if operation in (Operation.POKE, Operation.ASK):
-        return _touch(operation, path, limit, line), 0, 0.0
-    if operation is Operation.LIST:
-        return listing.listed(locate(path, follow=False), limit, line), 0, 0.0
+    if operation is ReadOperation.EXISTS:
+        return ReadAnswer(_exists(path))
+    if operation is ReadOperation.EXECUTABLE:
+        return ReadAnswer(_executable(path))
+    if operation is ReadOperation.LINK:
+        return ReadAnswer(_link(path))
+    if operation in (ReadOperation.POKE, ReadOperation.ASK):
+        return ReadAnswer(_touch(operation, path, limit, line))
+    if operation is ReadOperation.LIST:
+        return ReadAnswer(listing.listed(locate(path, follow=False), limit, line))
     fd = _open(path)
+    file_id = None
     try:
         facts = os.fstat(fd)
-        if operation is Operation.KERNEL:
+        if operation is ReadOperation.KERNEL:
             data = _read(fd, limit)
-        elif operation is Operation.MEMORY:
+        elif operation is ReadOperation.MEMORY:
             data = os.pread(fd, limit, line)
-        elif operation is Operation.FROM:
+        elif operation is ReadOperation.FROM:
             os.lseek(fd, min(line, facts.st_size), os.SEEK_SET)
-            identity = (facts.st_ino, facts.st_dev, facts.st_mode, facts.st_uid, facts.st_gid)
-            data = FILE_ID.pack(*identity) + _read(fd, limit)
-        elif operation is Operation.HEADS:
+            file_id = (facts.st_ino, facts.st_dev, facts.st_mode, facts.st_uid, facts.st_gid)
+            data = _read(fd, limit)
+        elif operation is ReadOperation.HEADS:
             data = _heads(fd, limit, line & 0xFFFFFFFF, line >> 32)
-        elif operation is Operation.TAIL:
+        elif operation is ReadOperation.TAIL:
             os.lseek(fd, max(0, facts.st_size - limit), os.SEEK_SET)
             data = _read(fd, limit)
         else:
-            data = _whole(fd, limit if operation is Operation.FILE else MAX_SOURCE)
-        if operation is Operation.LINE:
+            data = _whole(fd, limit if operation is ReadOperation.FILE else MAX_SOURCE)
+        if operation is ReadOperation.LINE:
             data = pick_line(data, line)
-        return data, facts.st_size, facts.st_mtime
+        return ReadAnswer(data, facts.st_size, facts.st_mtime, file_id=file_id)
     finally:
         os.close(fd)
 
@@ -216,7 +230,7 @@ def _open(path: bytes) -> int:
         os.close(handle)
 
 
-def _touch(operation: Operation, path: bytes, limit: int, line: int) -> bytes:
+def _touch(operation: ReadOperation, path: bytes, limit: int, line: int) -> bytes:
     """`tcp:PORT:PID:ADDRESS` stands for a process at a port of the loopback interface; any other path is held, and nothing opened."""
     if path.startswith(b"tcp:"):
         return reader_writes.ask_tcp(os.fsdecode(path[4:]), line, limit)
@@ -224,7 +238,7 @@ def _touch(operation: Operation, path: bytes, limit: int, line: int) -> bytes:
     try:
         if stat.S_ISLNK(os.fstat(handle).st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        if operation is Operation.POKE:
+        if operation is ReadOperation.POKE:
             reader_writes.poke(handle, line)
             return b""
         owner = _OWNER.match(path)
@@ -288,14 +302,3 @@ def _heads(fd: int, limit: int, start: int, stride: int) -> bytes:
         heads.append(head)
         start += stride
     return b"".join(heads)
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """Return exactly `size` bytes, or b"" once the other side has hung up."""
-    data = bytearray()
-    while len(data) < size:
-        chunk = connection.recv(size - len(data))
-        if not chunk:
-            return b""
-        data += chunk
-    return bytes(data)

@@ -29,7 +29,7 @@ _MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:0.0.0.0/96
 _NOBODYS = "0"  # inode of a connection that nobody has accepted
 
 
-class Question(IntEnum):
+class WorkerServerQuestion(IntEnum):
     """What a worker server may be asked: nothing of it changes the job, or gathers stacks."""
 
     HANDLERS = 0
@@ -40,11 +40,11 @@ class Question(IntEnum):
 
 
 REQUESTS = {
-    Question.HANDLERS: b"GET /handler/",
-    Question.NCCL: b"POST /handler/dump_nccl_trace_json",
-    Question.OTHERS: b"POST /handler/fr_trace_json",
-    Question.STATUS: b"POST /handler/dump_nccl_trace_json?includecollectives=false",
-    Question.PENDING: b"POST /handler/dump_nccl_trace_json?onlyactive=true",
+    WorkerServerQuestion.HANDLERS: b"GET /handler/",
+    WorkerServerQuestion.NCCL: b"POST /handler/dump_nccl_trace_json",
+    WorkerServerQuestion.OTHERS: b"POST /handler/fr_trace_json",
+    WorkerServerQuestion.STATUS: b"POST /handler/dump_nccl_trace_json?includecollectives=false",
+    WorkerServerQuestion.PENDING: b"POST /handler/dump_nccl_trace_json?onlyactive=true",
 }
 
 
@@ -72,7 +72,7 @@ def ask_unix(handle: int, pid: int, question: int, limit: int) -> bytes:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         if _PEER.unpack(raw)[0] != pid:
             raise Refused(Refusal.OTHER_PROCESS)
-        return _ask(connection, Question(question), limit)
+        return _ask(connection, WorkerServerQuestion(question), limit)
 
 
 def ask_tcp(place: str, question: int, limit: int) -> bytes:
@@ -89,7 +89,7 @@ def ask_tcp(place: str, question: int, limit: int) -> bytes:
             break
         with _connected(_ANY.get(address, (address,)), int(port), deadline) as connection:
             if _holder(connection, int(pid), deadline) in _sockets(int(pid)):
-                return _ask(connection, Question(question), limit)
+                return _ask(connection, WorkerServerQuestion(question), limit)
     raise Refused(Refusal.SHARED_PORT)
 
 
@@ -164,7 +164,7 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _ask(connection: socket.socket, question: Question, limit: int) -> bytes:
+def _ask(connection: socket.socket, question: WorkerServerQuestion, limit: int) -> bytes:
     deadline = time.monotonic() + ASKED_FOR
     head = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
     connection.sendall(REQUESTS[question] + head)

@@ -3,14 +3,14 @@
 import socket
 from collections.abc import Callable
 
-from mldebug_agents.system.child.pipes import Child
+from mldebug_agents.system.child.pipes import ChildProcess
 
 
-class Worker:
+class ForkedWorker:
     """A forked child that runs one of our own functions and talks through `socket` (a stream)."""
 
     def __init__(
-        self, child: Child, connection: socket.socket, kill: Callable[[Child], None]
+        self, child: ChildProcess, connection: socket.socket, kill: Callable[[ChildProcess], None]
     ) -> None:
         self.socket = connection
         self._child = child
@@ -31,7 +31,7 @@ class Worker:
         """Close the connection: an idle worker ends at once, a stuck one when it comes back."""
         self.socket.close()
 
-    def let_go(self, words: str) -> Child:
+    def let_go(self, words: str) -> ChildProcess:
         """Hang up for good, and hand over the child, which has another name from now on."""
         self.socket.close()
         self._child.argv = (words,)

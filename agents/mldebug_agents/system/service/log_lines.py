@@ -10,7 +10,7 @@ from typing import TextIO
 def set_up(stream: TextIO, environ: Mapping[str, str] = os.environ) -> None:
     """Send all that is logged to a stream."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(Lines(timed=not is_journal(stream, environ)))
+    handler.setFormatter(LogLineFormatter(timed=not is_journal(stream, environ)))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
@@ -25,7 +25,7 @@ def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return environ.get("JOURNAL_STREAM", "") == f"{facts.st_dev}:{facts.st_ino}"
 
 
-class Lines(logging.Formatter):
+class LogLineFormatter(logging.Formatter):
     """`2026-11-21T12:34:06.123+01:00 WARNING text`, in local time."""
 
     def __init__(self, *, timed: bool) -> None:

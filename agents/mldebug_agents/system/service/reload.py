@@ -6,7 +6,15 @@ from mldebug.config.schema import Config
 from mldebug.core.model import Remark
 from mldebug_agents.system.child.leftovers import Leftover
 
-_FIXED = ("agent.state_dir", "agent.listen", "agent.group", "agent.token_file", "logs", "cluster")
+_FIXED = (
+    "agent.state_dir",
+    "agent.listen",
+    "agent.group",
+    "agent.token_file",
+    "logs",
+    "gpus",
+    "cluster",
+)
 
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ MAX_STATUS = 200
 MAX_NAMED = 3
 
 
-class Notifier:
+class SystemdNotifier:
     """Sends states to the service manager; never blocks and never raises."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:

@@ -19,7 +19,7 @@ LAST_WORDS = 0.2
 _ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Ending:
+class Shutdown:
     """Make it first, in the main thread. `stop` and `reload` run in signal handlers: they may only set a flag.
 
     The guard is woken by the kernel's write to a pipe, so it acts even if the main thread is stuck in a system call.

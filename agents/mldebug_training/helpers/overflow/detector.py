@@ -15,10 +15,10 @@ from itertools import islice
 
 from mldebug_training.common.interrupted import pass_on
 from mldebug_training.helpers.overflow.findings import Findings
-from mldebug_training.helpers.overflow.frames import Frame, Row
+from mldebug_training.helpers.overflow.frames import ModuleCall, TensorRow
 from mldebug_training.helpers.overflow.measuring import MAX_LEAVES, Measures, leaves
 from mldebug_training.helpers.overflow.modules import (
-    Hook,
+    ModuleHook,
     in_backward,
     in_capture,
     named,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, Self
 
-    from mldebug_training.helpers.overflow.frames import Fault
+    from mldebug_training.helpers.overflow.frames import TensorFault
 
 FRAMES = 21
 MAX_WAITING = 20_000  # tensors of a model whose own forward is never called
@@ -70,9 +70,9 @@ class OverflowDetector:
     ) -> None:
         refuse_compiled(model)
         self._findings = Findings(on_found, trace_batches, stop_after, underflow, folder)
-        self._last: deque[Frame] = deque(maxlen=max(1, frames))
+        self._last: deque[ModuleCall] = deque(maxlen=max(1, frames))
         self._gradients, self._each = gradients, each_call
-        self._waiting: list[Frame] = []
+        self._waiting: list[ModuleCall] = []
         self._measures = Measures()
         self._calls: Counter[str] = Counter()
         self._asked = False  # the autograd engine, to call us when it is through
@@ -82,7 +82,7 @@ class OverflowDetector:
         self._watch(model, skip)
 
     @property
-    def found(self) -> list[Fault]:
+    def found(self) -> list[TensorFault]:
         """What has been reported."""
         return self._findings.found
 
@@ -110,12 +110,12 @@ class OverflowDetector:
 
     def _watch(self, model: Any, skip: Sequence[str]) -> None:
         for name, module in named(model, skip):
-            after = Hook(self._after, name)
+            after = ModuleHook(self._after, name)
             self._handles.append(module.register_forward_hook(after, with_kwargs=True))
             if self._gradients:
                 self._watch_weights(name, module)
-        self._handles.append(model.register_forward_pre_hook(Hook(self._begin)))
-        self._handles.append(model.register_forward_hook(Hook(self._end)))
+        self._handles.append(model.register_forward_pre_hook(ModuleHook(self._begin)))
+        self._handles.append(model.register_forward_hook(ModuleHook(self._end)))
         self._wanted = self._findings.wants(0)
 
     def _begin(self, *_: Any) -> None:
@@ -152,30 +152,30 @@ class OverflowDetector:
         outputs = list(islice(leaves(output, "output"), MAX_LEAVES))
         rows += self._rows("input", inputs[:MAX_LEAVES])
         rows += self._rows("output", outputs)
-        self._waiting.append(Frame(name, type(module).__name__, self._calls[name], rows))
+        self._waiting.append(ModuleCall(name, type(module).__name__, self._calls[name], rows))
         if self._gradients:
             self._watch_outputs(name, module, outputs)
 
-    def _rows(self, role: str, tensors: Iterable[tuple[str, Any]]) -> list[Row]:
-        return [Row(role, label, self._measures.put(tensor)) for label, tensor in tensors]
+    def _rows(self, role: str, tensors: Iterable[tuple[str, Any]]) -> list[TensorRow]:
+        return [TensorRow(role, label, self._measures.put(tensor)) for label, tensor in tensors]
 
     def _watch_outputs(self, name: str, module: Any, outputs: list[tuple[str, Any]]) -> None:
         for label, tensor in outputs:
             if getattr(tensor, "requires_grad", False):
-                tensor.register_hook(Hook(self._back, name, type(module).__name__, label))
+                tensor.register_hook(ModuleHook(self._back, name, type(module).__name__, label))
 
     def _watch_weights(self, name: str, module: Any) -> None:
         for label, weight in module.named_parameters(recurse=False):
             if weight.requires_grad:
-                back = Hook(self._back, name, type(module).__name__, label)
+                back = ModuleHook(self._back, name, type(module).__name__, label)
                 self._handles.append(weight.register_hook(back))
 
     def _back(self, name: str, kind: str, label: str, gradient: Any) -> None:
         if not self._wanted:
             return
         try:
-            row = Row("gradient", f"gradient of {label}", self._measures.put(gradient))
-            self._waiting.append(Frame(name, kind, 1, (row,), backward=True))
+            row = TensorRow("gradient", f"gradient of {label}", self._measures.put(gradient))
+            self._waiting.append(ModuleCall(name, kind, 1, (row,), backward=True))
             if not self._asked:
                 sys.modules["torch"].autograd.Variable._execution_engine.queue_callback(
                     self.end_batch
@@ -192,7 +192,7 @@ def detect_overflow(value: Any, name: str) -> str:
     """
     try:
         measures = Measures()
-        rows = [Row("output", label, measures.put(one)) for label, one in leaves(value, name)]
+        rows = [TensorRow("output", label, measures.put(one)) for label, one in leaves(value, name)]
         measures.fetch()
         bad = [row for row in rows if row.numbers.fault]
         for row in bad:

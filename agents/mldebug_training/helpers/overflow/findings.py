@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Iterable
 
-    from mldebug_training.helpers.overflow.frames import Fault, Frame
+    from mldebug_training.helpers.overflow.frames import ModuleCall, TensorFault
 
 WAYS = ("raise", "report", "exit", "ignore")
 EXIT_CODE = 70  # EX_SOFTWARE
@@ -26,7 +26,7 @@ MAX_REPORTS = 10  # of one detector: a run that goes on with nan would write for
 class OverflowFoundError(ArithmeticError):
     """A number turned inf or nan; `fault` says where."""
 
-    def __init__(self, text: str, fault: Fault) -> None:
+    def __init__(self, text: str, fault: TensorFault) -> None:
         super().__init__(text)
         self.fault = fault
 
@@ -53,13 +53,13 @@ class Findings:
         self.on_found, self._stop_after = on_found, stop_after
         self._underflow, self._folder = underflow, folder
         self._bad = -9  # the last batch that was
-        self.found: list[Fault] = []
+        self.found: list[TensorFault] = []
 
     def wants(self, batch: int) -> bool:
         """Is there a reason to measure this batch?"""
         return self.on_found != "ignore" or self._is_traced(batch)
 
-    def judge(self, batch: int, frames: list[Frame], last: deque[Frame]) -> None:
+    def judge(self, batch: int, frames: list[ModuleCall], last: deque[ModuleCall]) -> None:
         """Go through the frames of a batch, whose numbers are there; `last` keeps those before the first bad one.
 
         Raises OverflowFoundError, or ends the process, where that is wanted.
@@ -79,7 +79,9 @@ class Findings:
         if self._stop_after is not None and batch >= self._stop_after:
             raise BatchReachedError(f"batch {batch} is over, and stop_after is {self._stop_after}")
 
-    def _look(self, batch: int, frames: list[Frame], last: deque[Frame]) -> Fault | None:
+    def _look(
+        self, batch: int, frames: list[ModuleCall], last: deque[ModuleCall]
+    ) -> TensorFault | None:
         if frames and self._is_traced(batch):
             self._write(f"mldebug: batch {batch}", render(frames))
         for frame in frames:
@@ -94,7 +96,7 @@ class Findings:
                 return fault
         return None
 
-    def _fault(self, frame: Frame) -> Fault | None:
+    def _fault(self, frame: ModuleCall) -> TensorFault | None:
         if self.on_found == "ignore":
             return None
         return fault_of(frame) or (underflow_of(frame) if self._underflow else None)

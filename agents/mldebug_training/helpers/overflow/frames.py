@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 UNDERFLOW = "underflow"
 
 
-class Row(NamedTuple):
+class TensorRow(NamedTuple):
     """One tensor of a frame, or what stands in its place."""
 
     role: str  # weight, buffer, input, output or gradient
@@ -23,13 +23,13 @@ class Row(NamedTuple):
     numbers: Extremes
 
 
-class Frame(NamedTuple):
+class ModuleCall(NamedTuple):
     """One call of one module. Its rows stand in the order in which a fault spreads: weights, inputs, outputs."""
 
     name: str
     kind: str  # class of the module
     call: int  # of this module in this batch, from 1
-    rows: Sequence[Row]
+    rows: Sequence[TensorRow]
     backward: bool = False
 
     @property
@@ -39,15 +39,15 @@ class Frame(NamedTuple):
         return f"{self.name} ({self.kind}{again}{', backward' if self.backward else ''})"
 
 
-class Fault(NamedTuple):
+class TensorFault(NamedTuple):
     """What is wrong first in a frame: `what` is nan, inf, -inf or underflow."""
 
-    frame: Frame
-    row: Row
+    frame: ModuleCall
+    row: TensorRow
     what: str
 
 
-def fault_of(frame: Frame) -> Fault | None:
+def fault_of(frame: ModuleCall) -> TensorFault | None:
     """What turned inf or nan here. Minus infinity is how attention is masked: where it comes in, it may go out again."""
     masked = False
     for row in frame.rows:
@@ -57,11 +57,11 @@ def fault_of(frame: Frame) -> Fault | None:
         ):
             masked = True
         elif what:
-            return Fault(frame, row, what)
+            return TensorFault(frame, row, what)
     return None
 
 
-def underflow_of(frame: Frame) -> Fault | None:
+def underflow_of(frame: ModuleCall) -> TensorFault | None:
     """What is too small for the type that this call computes in: all its numbers but zeros are subnormal there, or lost.
 
     That type is the narrowest of its tensors, as autocast keeps weights of 32 bits and computes with 16. Types of 8 bits
@@ -73,11 +73,11 @@ def underflow_of(frame: Frame) -> Fault | None:
     tiny = max(_tiny(row.numbers.dtype) for row in wide)
     for row in wide:
         if row.role != "buffer" and 0 < _most(row) < tiny:
-            return Fault(frame, row, UNDERFLOW)
+            return TensorFault(frame, row, UNDERFLOW)
     return _lost(frame, wide) if tiny > 1e-6 else None
 
 
-def _lost(frame: Frame, wide: list[Row]) -> Fault | None:
+def _lost(frame: ModuleCall, wide: list[TensorRow]) -> TensorFault | None:
     """Numbers went in, no weight is zero altogether, and nothing but zeros came out."""
     ins = [row for row in wide if row.role in ("weight", "input")]
     outs = [row for row in wide if row.role == "output"]
@@ -85,16 +85,16 @@ def _lost(frame: Frame, wide: list[Row]) -> Fault | None:
         _most(row) > 0 for row in ins
     )
     if weighed and outs and all(row.numbers.most == 0 for row in outs):
-        return Fault(frame, outs[0], UNDERFLOW)
+        return TensorFault(frame, outs[0], UNDERFLOW)
     return None
 
 
-def sentence(fault: Fault) -> str:
+def sentence(fault: TensorFault) -> str:
     """Where it began and what that means."""
     return f"{fault.what} first in {fault.row.label} of {fault.frame.title}: {_meaning(fault)}"
 
 
-def render(frames: Iterable[Frame]) -> str:
+def render(frames: Iterable[ModuleCall]) -> str:
     """The frames as a table, one row per tensor."""
     lines = ["abs min  abs max"]
     for frame in frames:
@@ -104,7 +104,7 @@ def render(frames: Iterable[Frame]) -> str:
     return "\n".join(lines)
 
 
-def _line(row: Row, small: bool) -> str:
+def _line(row: TensorRow, small: bool) -> str:
     numbers = row.numbers
     if numbers.dtype is None:
         return f"{'-':>17} {row.label}: {numbers.note}"
@@ -115,7 +115,7 @@ def _line(row: Row, small: bool) -> str:
     return f"{numbers.least:8.2e} {numbers.most:8.2e} {about} {mark}".rstrip()
 
 
-def _meaning(fault: Fault) -> str:
+def _meaning(fault: TensorFault) -> str:
     if fault.what == UNDERFLOW:
         return "what is in it is too small for the type that this module computes in"
     if fault.row.role == "gradient":
@@ -127,7 +127,7 @@ def _meaning(fault: Fault) -> str:
     return _made_inside(fault)
 
 
-def _made_inside(fault: Fault) -> str:
+def _made_inside(fault: TensorFault) -> str:
     ins = [row for row in fault.frame.rows if row.role == "input"]
     if any(row.numbers.fault for row in ins):
         return "an input holds -inf, as masks do; where all of a row is masked, softmax gives nan"
@@ -136,11 +136,11 @@ def _made_inside(fault: Fault) -> str:
     return f"weights and inputs were finite, inputs up to {most:.2e}; {_name(fault)} ends at {ends:.2e}"
 
 
-def _name(fault: Fault) -> str:
+def _name(fault: TensorFault) -> str:
     return str(fault.row.numbers.dtype).replace("torch.", "")
 
 
-def _most(row: Row) -> float:
+def _most(row: TensorRow) -> float:
     return row.numbers.most or 0.0
 
 

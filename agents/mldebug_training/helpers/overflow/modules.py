@@ -7,6 +7,7 @@ import sys
 
 from mldebug_training.common.imports import after_import
 from mldebug_training.common.interrupted import pass_on
+from mldebug_training.modules import _NoHook
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _way_out(module: Any) -> str:
     return ""
 
 
-class Hook:
+class ModuleHook:
     """Calls a function of ours for one module; a copy of the model, saved or not, gets one that does nothing."""
 
     def __init__(self, call: Callable[..., None], *first: str) -> None:
@@ -66,13 +67,6 @@ class Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _NoHook, ()
-
-
-class _NoHook:
-    """What a copy has in its place."""
-
-    def __call__(self, *_: Any) -> None:
-        pass
 
 
 def in_backward() -> bool:
@@ -92,7 +86,7 @@ def in_capture() -> bool:
 
 def _leave_alone(dynamo: ModuleType) -> None:
     """The compiler does not look into hooks: a break of the graph, and not a wrong one."""
-    setattr(Hook, "__call__", dynamo.disable(Hook.__call__))  # noqa: B010 - a method may not be assigned to
+    setattr(ModuleHook, "__call__", dynamo.disable(ModuleHook.__call__))  # noqa: B010 - a method may not be assigned to
 
 
 after_import("torch._dynamo", _leave_alone)

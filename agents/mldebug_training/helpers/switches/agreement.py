@@ -12,7 +12,7 @@ import weakref
 import zlib
 
 from mldebug_training.common.interrupted import pass_on
-from mldebug_training.helpers.switches.exchange import Exchange, Place
+from mldebug_training.helpers.switches.exchange import Exchange, RankAtStore
 from mldebug_training.helpers.switches.meeting import Meeting, longest_nap
 from mldebug_training.hook import ranks
 from mldebug_training.hook.flight_recorder import collective_timeout
@@ -27,7 +27,7 @@ STEADY = 2  # times that the clocks of all ranks showed the same, after which th
 _made: dict[str, int] = {}  # agreements of this process, by the ranks that agree
 
 
-class Agreement:
+class RankAgreement:
     """Begin and finish in turns; all ranks of the job or of a group, equally often."""
 
     def __init__(self, group: Any = None, timeout: float = 5.0) -> None:
@@ -130,12 +130,12 @@ class Agreement:
     def _new_meeting(self, last: Exchange) -> Meeting:
         return self._place().meeting(f"{last.key}/{last.turn}")
 
-    def _place(self) -> Place:
+    def _place(self) -> RankAtStore:
         dist = sys.modules["torch.distributed"]
         store, size = dist.distributed_c10d._get_default_store(), self.size()
         if _is_a_file(store):
             raise RuntimeError("the job's store is a file, which each poll would make longer")
-        return Place(store, f"{self._name}/{size}", int(dist.get_rank(self._group)), size)
+        return RankAtStore(store, f"{self._name}/{size}", int(dist.get_rank(self._group)), size)
 
 
 def _name(group: Any) -> str:
@@ -172,7 +172,7 @@ def clock() -> int:
         return 0
 
 
-class Clocks:
+class CollectiveClocks:
     """What the clocks of all ranks have shown, from one agreement to the next."""
 
     def __init__(self) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 
-from mldebug_training.common.calls import Call, LateError
+from mldebug_training.common.calls import BackgroundCall, LateError
 from mldebug_training.helpers.switches.meeting import SILENT, Meeting
 from mldebug_training.helpers.switches.opening import ask, new_token, tell
-from mldebug_training.helpers.switches.visits import LATE, LONGEST, Visits
+from mldebug_training.helpers.switches.visits import LATE, LONGEST, StoreRequests
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ QUICK = 1.0  # seconds in which a store answers that is not silent
 LAUNCHERS = "TORCHELASTIC_USE_AGENT_STORE"  # "True": no rank keeps the store
 
 
-class Place:
+class RankAtStore:
     """Where the ranks agree, and which of them this is. `name`: the same in all of them."""
 
     def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
@@ -39,12 +39,12 @@ class Place:
 class Exchange:
     """One of one rank, which begins with `start`. `before`: the last one at this place."""
 
-    def __init__(self, place: Place, numbers: Sequence[int], before: Exchange | None) -> None:
+    def __init__(self, place: RankAtStore, numbers: Sequence[int], before: Exchange | None) -> None:
         self.turn: int = before.turn + 1 if before else 1
         self.key = ""  # what no earlier launch has had; known once this one has begun
         self._numbers, self._why = tuple(numbers), ""
-        self._visits = Visits(place.store, place.size)
-        self._call = Call(lambda: self._run(place, before))
+        self._visits = StoreRequests(place.store, place.size)
+        self._call = BackgroundCall(lambda: self._run(place, before))
 
     def start(self) -> None:
         """Returns at once; may be called again."""
@@ -62,7 +62,7 @@ class Exchange:
         """This rank obeys nothing that follows from it; the others learn that where they would. Returns at once."""
         self._why = why
 
-    def _run(self, place: Place, before: Exchange | None) -> tuple[int, ...]:
+    def _run(self, place: RankAtStore, before: Exchange | None) -> tuple[int, ...]:
         with self._visits:
             self.key = self._begun(place, before)
             told = self._exchanged(place)
@@ -70,24 +70,24 @@ class Exchange:
                 place.meeting(f"{self.key}/{self.turn}").say(self._why)
             return told
 
-    def _begun(self, place: Place, before: Exchange | None) -> str:
+    def _begun(self, place: RankAtStore, before: Exchange | None) -> str:
         """The key, as soon as this one may begin."""
         if before is None and place.rank:
             return f"{place.name}/{ask(self._visits, place.name, LONGEST)}"
         if before is None:
             token = new_token()
-            Call(lambda: self._tell(place, token)).start()
+            BackgroundCall(lambda: self._tell(place, token)).start()
             return f"{place.name}/{token}"
         self._visits.until(lambda: before._call.wait(0.0))
         before._call.result(0.0)
         return before.key
 
-    def _tell(self, place: Place, token: str) -> None:
-        visits = Visits(place.store, place.size)
+    def _tell(self, place: RankAtStore, token: str) -> None:
+        visits = StoreRequests(place.store, place.size)
         with visits:
             tell(visits, place.name, token, lambda: self._call.wait(0.0), LONGEST)
 
-    def _exchanged(self, place: Place) -> tuple[int, ...]:
+    def _exchanged(self, place: RankAtStore) -> tuple[int, ...]:
         visits, words = self._visits, " ".join(map(str, (self.turn, *self._numbers)))
         visits.ask("set", f"{self.key}/said/{place.rank}", words)
         if visits.ask("add", f"{self.key}/came", 1) < self.turn * place.size:

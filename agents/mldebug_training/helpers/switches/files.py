@@ -37,7 +37,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 
 
-class Seen:
+class SwitchReading:
     """What one look found. `kill` and `save` tell one setting of a switch from the next; 0: not set."""
 
     def __init__(self, kill: int = 0, save: int = 0, by: str = "", trouble: str = "") -> None:
@@ -83,19 +83,23 @@ def make(folder: str) -> str:
     return "" if owner == os.geteuid() else f"{folder} belongs to user {owner}; set {VARIABLE}"
 
 
-def look(folder: str, now: float) -> Seen:
+def look(folder: str, now: float) -> SwitchReading:
     """Which switches are set; `now` is unix time. Never raises; a folder that is not there has none."""
     try:
         handle = os.open(folder, _FOLDER)
     except OSError as error:
         why = error.strerror or str(error)
-        return Seen() if error.errno in _ABSENT else Seen(trouble=f"{folder}: {why}")
+        return (
+            SwitchReading() if error.errno in _ABSENT else SwitchReading(trouble=f"{folder}: {why}")
+        )
     try:
         if os.fstat(handle).st_mode & stat.S_IWOTH:
-            return Seen(trouble=f"{folder} is not obeyed: everybody may write it (chmod o-w)")
+            return SwitchReading(
+                trouble=f"{folder} is not obeyed: everybody may write it (chmod o-w)"
+            )
         return _look(handle, folder, now)
     except OSError as error:
-        return Seen(trouble=f"{folder}: {error.strerror or error}")
+        return SwitchReading(trouble=f"{folder}: {error.strerror or error}")
     finally:
         os.close(handle)
 
@@ -143,7 +147,7 @@ def clear_up(folder: str) -> None:
             pass
 
 
-def _look(handle: int, folder: str, now: float) -> Seen:
+def _look(handle: int, folder: str, now: float) -> SwitchReading:
     kill, told, odd = _switch(handle, KILL)
     until = told.get("until")
     if isinstance(until, (int, float)) and until <= now:
@@ -151,7 +155,7 @@ def _look(handle: int, folder: str, now: float) -> Seen:
     save, _, odd_too = _switch(handle, SAVE)
     by = "".join(one for one in str(told.get("by", "")) if one.isprintable())[:40]
     trouble = odd or odd_too
-    return Seen(kill, save, by, f"{folder}/{trouble}" if trouble else "")
+    return SwitchReading(kill, save, by, f"{folder}/{trouble}" if trouble else "")
 
 
 def _switch(handle: int, name: str) -> tuple[int, dict[str, Any], str]:

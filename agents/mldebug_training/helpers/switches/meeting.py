@@ -11,7 +11,7 @@ import os
 import time
 
 from mldebug_training.common import natives
-from mldebug_training.common.calls import ANSWERING, GOODBYE, Call, LateError
+from mldebug_training.common.calls import ANSWERING, GOODBYE, BackgroundCall, LateError
 from mldebug_training.common.interrupted import pass_on
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ class Meeting:
         self._woken, self._answered = natives.allocate_lock(), natives.allocate_lock()
         for lock in (self._woken, self._answered):
             lock.acquire()
-        self._call = Call(self._run)
+        self._call = BackgroundCall(self._run)
 
     @property
     def agreed(self) -> bool:

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mldebug_training.helpers.switches.visits import Visits
+    from mldebug_training.helpers.switches.visits import StoreRequests
 
 
 def new_token() -> str:
@@ -21,7 +21,9 @@ def new_token() -> str:
     return os.urandom(8).hex()
 
 
-def tell(visits: Visits, name: str, token: str, enough: Callable[[], bool], longest: float) -> None:
+def tell(
+    visits: StoreRequests, name: str, token: str, enough: Callable[[], bool], longest: float
+) -> None:
     """Tell all who ask until there is enough of it. Raises what the store does, and LateError after so many seconds."""
     open_: set[int] = set()
     known = 0
@@ -42,7 +44,7 @@ def tell(visits: Visits, name: str, token: str, enough: Callable[[], bool], long
     visits.until(told_all, longest)
 
 
-def ask(visits: Visits, name: str, longest: float) -> str:
+def ask(visits: StoreRequests, name: str, longest: float) -> str:
     """The token of this launch. Raises what the store does, and LateError where nobody has told it after so many seconds."""
     word = new_token()
     number = visits.ask("add", f"{name}/asked", 1)

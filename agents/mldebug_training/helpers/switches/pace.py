@@ -18,7 +18,7 @@ PER_RANK = 0.001  # as many more, of many ranks: one store answers them all
 MOST = 16  # steps between two agreements: a run that becomes slow is not left alone for long
 
 
-class Pace:
+class AgreementPace:
     """Of one rank. The limit is told what was measured; `every`: steps from one agreement to the next, None for as many as fit."""
 
     def __init__(self, limit: TimeLimit | None, every: int | None) -> None:
@@ -58,7 +58,7 @@ def _steps(turn: float, times: float) -> int:
     return min(most, max(1, math.ceil(times * PERIOD / turn))) if turn else most
 
 
-class Saving:
+class CheckpointTimer:
     """What `Switches.saving` gives: measures a save, and tells it as a phase."""
 
     def __init__(self, then: Callable[[float], None]) -> None:

@@ -15,11 +15,11 @@ from mldebug_training.common.calls import LateError
 from mldebug_training.common.interrupted import pass_on
 from mldebug_training.helpers.rank_print import write_lines
 from mldebug_training.helpers.switches import agreement
-from mldebug_training.helpers.switches.agreement import Agreement
+from mldebug_training.helpers.switches.agreement import RankAgreement
 from mldebug_training.helpers.switches.files import KILL, SAVE, choose
-from mldebug_training.helpers.switches.pace import Pace, Saving
-from mldebug_training.helpers.switches.reasons import NOTHING, OFF, SAVE_SWITCH, WORDS, Reasons
-from mldebug_training.helpers.switches.watch import Watch
+from mldebug_training.helpers.switches.pace import AgreementPace, CheckpointTimer
+from mldebug_training.helpers.switches.reasons import NOTHING, OFF, SAVE_SWITCH, WORDS, StopReasons
+from mldebug_training.helpers.switches.watch import SwitchWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,17 +63,17 @@ class Switches:
         path, ours = choose(os.fspath(folder) if folder else None, environ)
         self.folder = path
         self.reason = ""  # why to stop or save, once that was agreed
-        self._reasons = Reasons(path, limit, reason, signal)
-        self._agreement = Agreement(group, timeout)
-        self._watch = Watch(path, ours=ours)
+        self._reasons = StopReasons(path, limit, reason, signal)
+        self._agreement = RankAgreement(group, timeout)
+        self._watch = SwitchWatch(path, ours=ours)
         self._said: set[str] = set()
         self._ended = self._off = False
         self._verdict: tuple[int, int, int] | None = None  # kind, rank, token: what all are to obey
         self._agreed: str | None = None  # in this poll
         self._owed: str | None = None  # that, where the poll did not come to its end
         self._polls = 0
-        self._pace = Pace(limit, every)
-        self._clocks = agreement.Clocks()
+        self._pace = AgreementPace(limit, every)
+        self._clocks = agreement.CollectiveClocks()
         self._own: tuple[int, str] = (NOTHING, "")
 
     def at_start(self) -> str | None:
@@ -99,9 +99,9 @@ class Switches:
             pass_on(error)
             return self._last_word()
 
-    def saving(self) -> Saving:
+    def saving(self) -> CheckpointTimer:
         """`with switches.saving():` around a save: how long it takes decides how early the end of the time is heeded."""
-        return Saving(self._pace.saved)
+        return CheckpointTimer(self._pace.saved)
 
     def close(self) -> None:
         """Look no more. The end of the process does it, too."""

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 LONGEST = 600.0  # seconds: ranks come to a step at different times
 LATE = "another rank did not poll in time"
 FIRST_NAP = 0.0005  # seconds
-_running: set[Visits] = set()
+_running: set[StoreRequests] = set()
 
 
-class Visits:
+class StoreRequests:
     """To a store that so many ranks ask."""
 
     def __init__(self, store: Any, size: int) -> None:

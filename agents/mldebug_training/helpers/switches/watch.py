@@ -19,7 +19,7 @@ from mldebug_training.common.signals import closed
 from mldebug_training.helpers.switches.files import (
     POLLED,
     SAVE,
-    Seen,
+    SwitchReading,
     clear_up,
     look,
     make,
@@ -41,12 +41,12 @@ FIRST_LOOK = 5.0  # seconds that somebody waits for it
 GOODBYE = 2.0  # seconds that the end of the process waits for a hung folder
 
 
-class Watch:
+class SwitchWatch:
     """One folder. `seen` is the last look; None before the first."""
 
     def __init__(self, folder: str, *, ours: bool, interval: float = INTERVAL) -> None:
         self.folder = folder
-        self.seen: Seen | None = None
+        self.seen: SwitchReading | None = None
         self.trouble = ""  # of taking a switch away
         self._ours = ours
         self._interval = interval
@@ -65,10 +65,12 @@ class Watch:
         closed(_thread.start_new_thread, self._run, ())  # unlisted: a job may join all it finds
         atexit.register(self.close)
 
-    def first_look(self, timeout: float = FIRST_LOOK) -> Seen:
+    def first_look(self, timeout: float = FIRST_LOOK) -> SwitchReading:
         """Wait for it, but not long: what hangs has no switch set."""
         self._first.wait(timeout)
-        return self.seen or Seen(trouble=f"{self.folder} does not answer: its file system hangs")
+        return self.seen or SwitchReading(
+            trouble=f"{self.folder} does not answer: its file system hangs"
+        )
 
     def tell(self, word: dict[str, Any]) -> None:
         """What to leave word of; written when it is time."""
@@ -98,7 +100,7 @@ class Watch:
         self._gone.set()
 
     def _refuse(self) -> None:
-        self.seen = Seen(trouble=self.trouble)
+        self.seen = SwitchReading(trouble=self.trouble)
 
     def _round(self) -> None:
         self.seen = look(self.folder, time.time())

@@ -6,8 +6,8 @@ import msgspec
 
 from mldebug.config.schema import SYSTEM_STATE_DIR, load_config
 from mldebug.core.model import Noun
-from mldebug_agents.cli.completion.request import Asked, Value
-from mldebug_agents.web.unix_http import OverUnix
+from mldebug_agents.cli.completion.request import CompletionRequest, Value
+from mldebug_agents.web.unix_http import UnixConnection
 
 MAX_BYTES = 32 << 20
 PATH = "/api/v1/status"
@@ -17,7 +17,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Run(Noun, frozen=True, kw_only=True):
+class RunNames(Noun, frozen=True, kw_only=True):
     """What is needed of a run."""
 
     id: str
@@ -27,22 +27,22 @@ class Run(Noun, frozen=True, kw_only=True):
     report: str = ""
 
 
-class Seen(Noun, frozen=True, kw_only=True):
+class RunNamesList(Noun, frozen=True, kw_only=True):
     """What is needed of the agent's snapshot: reading all of it takes too long for a TAB."""
 
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RunNames, ...] = ()
 
 
-class Jobs:
+class JobValues:
     """Ids, then names. Nothing of a job is read here: an agent says it, or nobody."""
 
-    def values(self, asked: Asked) -> Iterator[Value]:
+    def values(self, asked: CompletionRequest) -> Iterator[Value]:
         """The agent of this user, else the service's, as every command asks them."""
         own = load_config(asked.config).agent.state_dir
         places = [own] if asked.config else dict.fromkeys((own, SYSTEM_STATE_DIR))
         for place in places:
             try:
-                runs = _runs(OverUnix(place))
+                runs = _runs(UnixConnection(place))
             except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
                 continue
             yield from (Value(run.id, _sentence(run)) for run in runs)
@@ -50,17 +50,17 @@ class Jobs:
             return
 
 
-def _runs(link: OverUnix) -> tuple[Run, ...]:
+def _runs(link: UnixConnection) -> tuple[RunNames, ...]:
     link.request("GET", PATH)
     body = link.getresponse().read(MAX_BYTES)
     link.close()
-    return msgspec.json.decode(body, type=Seen).runs
+    return msgspec.json.decode(body, type=RunNamesList).runs
 
 
-def _sentence(run: Run) -> str:
+def _sentence(run: RunNames) -> str:
     return run.report or f"{run.name}, {run.world_size} ranks, of {run.user}"
 
 
-def create(options: Options) -> Jobs:
+def create(options: Options) -> JobValues:
     """Build it."""
-    return Jobs()
+    return JobValues()

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 from mldebug.core.errors import AccessError
-from mldebug.incidents.report_dirs import archives_of
+from mldebug.incidents.report_dirs import report_stores_of
 from mldebug.incidents.report_entry import read_entry
-from mldebug.incidents.report_store import Archive
-from mldebug_agents.cli.completion.request import LISTED, Asked, Value
+from mldebug.incidents.report_store import ReportStore
+from mldebug_agents.cli.completion.request import LISTED, CompletionRequest, Value
 
 OPENED = 40  # for a sentence each; older ones are listed without
 
@@ -20,12 +20,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Reports:
+class ReportValues:
     """Those that this user may read, here and in the service's state dir."""
 
-    def values(self, asked: Asked) -> Iterator[Value]:
+    def values(self, asked: CompletionRequest) -> Iterator[Value]:
         """`latest` first, where there is any."""
-        found = [one for archive in archives_of(asked.config) for one in _readable(archive)]
+        found = [one for archive in report_stores_of(asked.config) for one in _readable(archive)]
         newest = sorted(found, key=attrgetter("name"), reverse=True)[:LISTED]
         if newest:
             yield Value("latest", "the newest report")
@@ -34,7 +34,7 @@ class Reports:
             yield Value(folder.name, read_entry(folder).sentence if wanted else "")
 
 
-def _readable(archive: Archive) -> Iterator[Path]:
+def _readable(archive: ReportStore) -> Iterator[Path]:
     try:
         names = archive.names()[:LISTED]
     except AccessError:
@@ -44,6 +44,6 @@ def _readable(archive: Archive) -> Iterator[Path]:
             yield archive.folder / name
 
 
-def create(options: Options) -> Reports:
+def create(options: Options) -> ReportValues:
     """Build it."""
-    return Reports()
+    return ReportValues()

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mldebug.core.errors import MldebugError
-from mldebug_agents.hardware.gpu.child.errors import GpuCrashedError, GpusReleasedError
+from mldebug_agents.hardware.gpu.errors import GpuCrashedError, GpusReleasedError
 
 RELEASED = "the GPUs are released: nothing reads them for now"
 CRASHES, WINDOW = 3, 600.0  # so many in so many seconds, and it is left alone as long

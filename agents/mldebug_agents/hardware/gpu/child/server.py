@@ -7,51 +7,26 @@ GPUs' device files open: when it ends, they are free for a reset.
 import contextlib
 import resource
 import socket
-from typing import Protocol
 
 import msgspec
 
 from mldebug.core.plugins import load
-from mldebug.hardware.gpu.hands_off import HandsOff
-from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
-from mldebug_agents.hardware.gpu.child.messages import GpuMessageReader, GpuReply, GpuRequest, send
-from mldebug_agents.hardware.gpu.child.vendor_errors import (
-    DriverGoneError,
-    MissingLibraryError,
-)
+from mldebug_agents.hardware.gpu.child.messages import MAX_BODY, GpuReply, GpuRequest
+from mldebug_agents.hardware.gpu.errors import DriverGoneError, MissingLibraryError
+from mldebug_agents.hardware.gpu.vendors import Vendor
+from mldebug_agents.system.child.link import ChildLink
 
 
-class Vendor(Protocol):
-    """What a plugin of the room `gpus` creates."""
-
-    def watch(self) -> NodeWatch:
-        """Read what moves."""
-        ...
-
-    def full(self) -> NodeGpus:
-        """Read everything."""
-        ...
-
-    def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
-        """Touch none of these GPUs for as long as each says, from now on."""
-        ...
-
-    def close(self) -> None:
-        """Let go of all device files."""
-        ...
-
-
-def serve(link: socket.socket) -> None:
+def serve(connection: socket.socket) -> None:
     """Answer requests; ends when the other side hangs up."""
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, 0)
     )  # a library that crashes must not fill the disk
     vendors: dict[str, Vendor] = {}
-    incoming = GpuMessageReader(link)
+    link = ChildLink(connection, msgspec.msgpack.Decoder(GpuRequest), max_body=MAX_BODY)
     with contextlib.suppress(OSError):
         while True:
-            request = msgspec.json.decode(incoming.receive(), type=GpuRequest)
-            send(link, answer(request, vendors))
+            link.send(answer(link.receive(), vendors))
     for vendor in vendors.values():
         vendor.close()
 
@@ -76,6 +51,6 @@ def answer(request: GpuRequest, vendors: dict[str, Vendor]) -> GpuReply:
 def _vendor(request: GpuRequest, vendors: dict[str, Vendor]) -> Vendor:
     if request.vendor not in vendors:
         module = load("gpus", request.vendor)
-        options = msgspec.json.decode(request.options, type=module.Options)
+        options = msgspec.msgpack.decode(request.options, type=module.Options)
         vendors[request.vendor] = module.create(options)
     return vendors[request.vendor]

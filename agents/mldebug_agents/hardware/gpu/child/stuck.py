@@ -4,13 +4,13 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError
 from mldebug_agents.hardware.gpu.child.messages import NAME
+from mldebug_agents.hardware.gpu.errors import GpuBlockedError
 from mldebug_agents.system import procfs
 from mldebug_agents.system.child.gpu_driver import inside_gpu_driver
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.host import Host
-from mldebug_agents.system.spawn import Worker
+from mldebug_agents.system.spawn import ForkedWorker
 
 HOPELESS = 120.0  # seconds after which a child that hangs outside the kernel is ended
 SAMPLE = 0.2  # seconds over which the CPU time of one that runs is looked at
@@ -18,19 +18,19 @@ REBOOT = "look for Xid lines in the kernel log; a node whose driver hangs needs 
 DIES_WITHIN = 0.5  # seconds in which one that was killed outside the kernel is gone
 
 
-def state_of(host: Host, worker: Worker) -> str:
+def state_of(host: Host, worker: ForkedWorker) -> str:
     """D while it sits in the kernel (it has one thread); "" where that cannot be told."""
     stat = host.brief(worker.pid) if worker.pid else None
     return stat.state if stat else ""
 
 
-def sits(host: Host, worker: Worker) -> bool:
+def sits(host: Host, worker: ForkedWorker) -> bool:
     """Whether it waits in the kernel: in state D, or in a call on a GPU."""
     inside = worker.pid is not None and inside_gpu_driver(worker.pid, Path(host.proc))
     return inside or state_of(host, worker) == "D"
 
 
-def may_be_ended(host: Host, worker: Worker, waited: float) -> bool:
+def may_be_ended(host: Host, worker: ForkedWorker, waited: float) -> bool:
     """Whether it hangs for long, and where to end it does no harm: not in the kernel."""
     if waited <= HOPELESS or worker.pid is None or sits(host, worker):
         return False
@@ -52,7 +52,7 @@ def _ticks(host: Host, pid: int) -> tuple[int, int]:
     return (int(words[11]), int(words[12])) if len(words) > 12 else (0, 0)
 
 
-def blocked(host: Host, worker: Worker, waited: float) -> GpuBlockedError:
+def blocked(host: Host, worker: ForkedWorker, waited: float) -> GpuBlockedError:
     """Say that it has not answered for so many seconds, and where it sits."""
     where = f"state {state_of(host, worker) or 'unknown'}"
     wchan = procfs.parse_wchan(host.text(worker.pid, "wchan")) if worker.pid else ""
@@ -64,13 +64,13 @@ def blocked(host: Host, worker: Worker, waited: float) -> GpuBlockedError:
     )
 
 
-def still_there(worker: Worker) -> GpuBlockedError:
+def still_there(worker: ForkedWorker) -> GpuBlockedError:
     """Say why no other one is started: it would sit in the same place."""
     told = f"an earlier GPU reader (pid {worker.pid}) still sits in a call into the GPU driver"
     return GpuBlockedError(told, REBOOT)
 
 
-def as_leftovers(host: Host, workers: Iterable[Worker]) -> tuple[Leftover, ...]:
+def as_leftovers(host: Host, workers: Iterable[ForkedWorker]) -> tuple[Leftover, ...]:
     """Those of them that live, as a later agent must know them."""
     found = [host.brief(one.pid) for one in workers if one.pid]
     return tuple(Leftover(one.pid, one.start_ticks, f"{NAME}: {one.name}") for one in found if one)
@@ -81,17 +81,17 @@ class ChildReaper:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._let_go: list[Worker] = []  # ends by itself when it comes back
+        self._let_go: list[ForkedWorker] = []  # ends by itself when it comes back
         self._ended: list[
-            Worker
+            ForkedWorker
         ] = []  # the helper was told to kill it, and spares it inside a GPU driver
 
-    def let_go(self, worker: Worker) -> None:
+    def let_go(self, worker: ForkedWorker) -> None:
         """Hang up: an idle one closes its handles and ends, a stuck one when it comes back."""
         worker.hang_up()
         self._let_go.append(worker)
 
-    def end(self, worker: Worker) -> None:
+    def end(self, worker: ForkedWorker) -> None:
         """Have it killed, and wait a moment for its death. It may have gone into the driver since it was looked at."""
         worker.end()
         self._ended.append(worker)
@@ -105,7 +105,7 @@ class ChildReaper:
         for one in self.astray():
             raise still_there(one)
 
-    def astray(self) -> tuple[Worker, ...]:
+    def astray(self) -> tuple[ForkedWorker, ...]:
         """Those that do not come back."""
         left = [one for one in self._let_go if not one.gone()]
         sitting = [one for one in left if sits(self._host, one)]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
-from mldebug_agents.hardware.gpu.child.vendor_errors import DriverGoneError
+from mldebug_agents.hardware.gpu.errors import DriverGoneError
 from mldebug_agents.hardware.gpu.nvml.errors import (
     DRIVER_GONE,
     LOST,

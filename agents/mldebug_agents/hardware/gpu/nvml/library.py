@@ -8,10 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from mldebug_agents.hardware.gpu.child.vendor_errors import (
-    DriverGoneError,
-    MissingLibraryError,
-)
+from mldebug_agents.hardware.gpu.errors import DriverGoneError, MissingLibraryError
 from mldebug_agents.hardware.gpu.nvml import bounds
 from mldebug_agents.hardware.gpu.nvml.calls import Ask, Device
 from mldebug_agents.hardware.gpu.nvml.errors import (

@@ -1,1 +1,30 @@
-"""GPU vendors: one file each. They run in a child of their own (`sources.gpus`), because any call may never return."""
+"""GPU vendors: one file each, which reads the GPUs of one maker. It runs in a child of its own, because any call may never return."""
+
+from typing import Protocol
+
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
+
+
+class Vendor(Protocol):
+    """What `create(options)` of a file in this folder returns.
+
+    Errors: MissingLibraryError where there is no such GPU or no driver here, DriverGoneError where every handle is worth
+    nothing; both are in `mldebug_agents.hardware.gpu.errors`. One GPU that does not answer is no error: it stands in `lost`.
+    """
+
+    def watch(self) -> NodeWatch:
+        """Read what changes all the time (utilization, power) of all GPUs, in a few milliseconds."""
+        ...
+
+    def full(self) -> NodeGpus:
+        """Read everything that the GPUs tell; what cannot be read is None, never 0."""
+        ...
+
+    def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
+        """Touch none of these GPUs for as long as each says, from now on. Called before each read, mostly with ()."""
+        ...
+
+    def close(self) -> None:
+        """Close all device files, so that the GPUs can be reset."""
+        ...

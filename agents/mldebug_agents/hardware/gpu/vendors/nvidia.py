@@ -18,7 +18,7 @@ from mldebug.hardware.gpu.readings import (
     NodeGpus,
     NodeWatch,
 )
-from mldebug_agents.hardware.gpu.child.vendor_errors import DriverGoneError
+from mldebug_agents.hardware.gpu.errors import DriverGoneError
 from mldebug_agents.hardware.gpu.nvml.absent import Absent
 from mldebug_agents.hardware.gpu.nvml.calls import Ask
 from mldebug_agents.hardware.gpu.nvml.errors import (
@@ -32,6 +32,7 @@ from mldebug_agents.hardware.gpu.nvml.full_read import read_full
 from mldebug_agents.hardware.gpu.nvml.gpm import Gpm
 from mldebug_agents.hardware.gpu.nvml.library import LIBRARY, Library
 from mldebug_agents.hardware.gpu.nvml.watch_read import read_watch
+from mldebug_agents.hardware.gpu.vendors import Vendor
 
 T = TypeVar("T")
 RESTART_PAUSE = 60.0  # seconds between two new starts because no GPU answers
@@ -40,8 +41,9 @@ FORBIDDEN = in_words(INSUFFICIENT_RIGHTS)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`library`: name or path of the management library."""
+    """Where the management library is."""
 
+    # its name, or an absolute path
     library: str = LIBRARY
 
 
@@ -189,6 +191,6 @@ def _gaps(found: list[GpuReading]) -> Iterator[Gap]:
         )
 
 
-def create(options: Options) -> Nvidia:
+def create(options: Options) -> Vendor:
     """Build the reader; loads and opens nothing yet."""
     return Nvidia(Library(options.library))

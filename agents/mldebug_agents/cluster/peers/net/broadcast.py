@@ -11,10 +11,10 @@ from contextlib import closing
 from typing import NamedTuple
 
 from mldebug.core.errors import MldebugError
-from mldebug_agents.cluster.peers.client import Line, Peer, Talk
-from mldebug_agents.cluster.peers.connect_pool import Hands, Reached
-from mldebug_agents.cluster.peers.errors import CutError, NoRoomError, SilentError, SlowError
-from mldebug_agents.cluster.peers.http_answer import Answer
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient, PeerConnection
+from mldebug_agents.cluster.peers.net.connect_pool import ConnectPool, Reached
+from mldebug_agents.cluster.peers.net.errors import CutError, NoRoomError, SilentError, SlowError
+from mldebug_agents.cluster.peers.net.http_answer import HttpAnswer
 
 LULL = 1.0  # seconds in which nobody else was reached: then most of them, who were, are not kept waiting
 SLOW = 4.0  # seconds for a handshake that was too slow once
@@ -24,7 +24,7 @@ GRACE = 1.0  # seconds after the deadline, in which threads tell why they came t
 Clock = Callable[[], float]
 
 
-class Shot(NamedTuple):
+class NodeAnswer(NamedTuple):
     """What came of one node; times are monotonic seconds of this node, None: never."""
 
     told: bytes | MldebugError
@@ -32,17 +32,17 @@ class Shot(NamedTuple):
     came: float | None = None  # the first byte of its answer
 
 
-class _Open(NamedTuple):
-    line: Line
-    told: Answer
+class _OpenConnection(NamedTuple):
+    line: PeerConnection
+    told: HttpAnswer
 
 
-class Volley:
+class Broadcast:
     """`body` to `path` of all of them; each may answer with `most` bytes, for `patience` seconds after the order was sent."""
 
     def __init__(
         self,
-        talk: Talk,
+        talk: PeerClient,
         to: Sequence[Peer],
         path: str,
         body: bytes,
@@ -53,8 +53,8 @@ class Volley:
         self._talk, self._to, self._clock = talk, to, clock
         self._path, self._body, self._most, self._patience = path, body, most, patience
         self._until = clock() + GATHER + patience  # sooner, as soon as the orders are sent
-        self._ready: dict[int, Line] = {}
-        self._open: dict[int, _Open] = {}
+        self._ready: dict[int, PeerConnection] = {}
+        self._open: dict[int, _OpenConnection] = {}
         self._sent: dict[int, float] = {}
         self._came: dict[int, float] = {}
         self._told: dict[int, bytes | MldebugError] = {}
@@ -67,9 +67,9 @@ class Volley:
         self._fired = False
         self._first = self._last = clock()  # when somebody was reached
 
-    def fire(self) -> list[Shot]:
+    def fire(self) -> list[NodeAnswer]:
         """All that came, in their order."""
-        self._hands = Hands(self._connect, len(self._to))
+        self._hands = ConnectPool(self._connect, len(self._to))
         with closing(self), selectors.DefaultSelector() as self._selector:
             self._selector.register(self._hands, selectors.EVENT_READ)
             for number in range(len(self._to)):
@@ -84,7 +84,7 @@ class Volley:
         for line in (*self._ready.values(), *(one.line for one in self._open.values())):
             line.close()
 
-    def _connect(self, number: int) -> Line:
+    def _connect(self, number: int) -> PeerConnection:
         """In some thread."""
         if number in self._slow:
             return self._talk.connect(self._to[number], self._until, SLOW)
@@ -129,7 +129,7 @@ class Volley:
 
     def _reached(self, number: int, reached: Reached) -> None:
         alone = self._away.pop(number)
-        if isinstance(reached, Line):
+        if isinstance(reached, PeerConnection):
             self._last = self._clock()
             if not self._ready and not self._fired:
                 self._first = self._last
@@ -146,9 +146,9 @@ class Volley:
         else:
             self._failed(number, reached)
 
-    def _send(self, number: int, line: Line) -> None:
+    def _send(self, number: int, line: PeerConnection) -> None:
         line.until, line.timeout = self._until, self._patience
-        self._open[number] = _Open(line, Answer(self._most))
+        self._open[number] = _OpenConnection(line, HttpAnswer(self._most))
         try:
             self._sent.setdefault(number, self._clock())
             line.send(self._path, self._body)
@@ -206,9 +206,9 @@ class Volley:
             self._told[number] = first if first and isinstance(error, SilentError) else error
             self._next()
 
-    def _shot(self, number: int) -> Shot:
+    def _shot(self, number: int) -> NodeAnswer:
         told = self._told[number] if number in self._told else self._unheard(number)
-        return Shot(told, self._sent.get(number), self._came.get(number))
+        return NodeAnswer(told, self._sent.get(number), self._came.get(number))
 
     def _unheard(self, number: int) -> MldebugError:
         if number in self._sent:
@@ -220,8 +220,8 @@ class Volley:
         return MldebugError("it was not asked: this node had no hand free for it in time")
 
 
-def volley(
-    talk: Talk,
+def broadcast(
+    talk: PeerClient,
     to: Sequence[Peer],
     path: str,
     body: bytes,
@@ -229,6 +229,6 @@ def volley(
     most: int,
     patience: float,
     clock: Clock = time.monotonic,
-) -> Iterator[Shot]:
+) -> Iterator[NodeAnswer]:
     """What came of each, in their order."""
-    yield from Volley(talk, to, path, body, most, patience, clock).fire()
+    yield from Broadcast(talk, to, path, body, most, patience, clock).fire()

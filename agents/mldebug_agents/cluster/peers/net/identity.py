@@ -8,18 +8,23 @@ handshake, on either side, and nothing of it is ever sent. What travels is encry
 
 import datetime
 import hmac
+import logging
 import os
 import socket
 import ssl
 import stat
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from mldebug.core.errors import ToolError, UsageError
+import msgspec
+
+from mldebug.core.errors import MldebugError, ToolError, UsageError
 from mldebug.core.redact import clean
-from mldebug_agents.cluster.peers.certificates import (
+from mldebug_agents.cluster.peers.net.certificates import (
     Certificate,
     CertificateError,
     in_words,
@@ -28,16 +33,18 @@ from mldebug_agents.cluster.peers.certificates import (
     reason_of,
     says,
 )
+from mldebug_agents.system.child.link import ChildLink, ask_once
 from mldebug_agents.system.spawn import Spawner
 
+log = logging.getLogger("mldebug")
+
+EVERY = 30.0  # seconds between two looks at the files of a certificate
 MIN_KEY, MAX_KEY = 32, 4096  # bytes
 MIN_DIFFERENT = 8  # of them: 32 random hexadecimal digits have fewer once in 100,000
 MAKE_ONE = "openssl rand -hex 32 > FILE; chmod 600 FILE; the same file on all nodes"
 LIBRARY = "pip install cryptography"
 NAME = "identity"  # of the worker that the process starter forks
 PATIENCE = 20.0  # seconds
-MAX_PAIR = 16 << 10  # bytes
-_END = b"-----END CERTIFICATE-----\n"
 MAX_FILE = 256 << 10  # bytes, of a certificate with its chain, or a CA with several
 CERTIFICATES = "cluster: {certificate: FILE, key: FILE, ca: FILE}, all PEM"
 _PURPOSE = b"mldebug peers, TLS identity, 1"
@@ -72,7 +79,13 @@ class Identity(NamedTuple):
         return f"it does not take the certificate of this node: {trouble or 'its log says why'}"
 
 
-class Pair(NamedTuple):
+class SharedKey(msgspec.Struct, frozen=True):
+    """What the child is to make certificate and private key of."""
+
+    key: bytes
+
+
+class KeyPair(msgspec.Struct, frozen=True):
     """Certificate and private key, PEM."""
 
     certificate: bytes
@@ -134,12 +147,13 @@ def counting(proof: Identity, told: Callable[[str, str], None]) -> type[ssl.SSLO
     return Counted
 
 
-def identity(key_file: Path, make: Callable[[bytes], Pair]) -> Identity:
+def identity(key_file: Path, make: Callable[[bytes], KeyPair]) -> Identity:
     """Read the shared key; UsageError in words where the file will not do. `make`: `derive`, here or in a child."""
-    certificate, private = make(read_key(key_file))
+    pair = make(read_key(key_file))
+    own = pair.certificate + pair.private
     return Identity(
-        client=_context(ssl.PROTOCOL_TLS_CLIENT, certificate, certificate + private),
-        server=_context(ssl.PROTOCOL_TLS_SERVER, certificate, certificate + private),
+        client=_context(ssl.PROTOCOL_TLS_CLIENT, pair.certificate, own),
+        server=_context(ssl.PROTOCOL_TLS_SERVER, pair.certificate, own),
     )
 
 
@@ -169,36 +183,29 @@ def read_secret(file: Path) -> bytes:
         return opened.read(MAX_FILE)
 
 
-def in_child(spawner: Spawner) -> Callable[[bytes], Pair]:
+def in_child(spawner: Spawner) -> Callable[[bytes], KeyPair]:
     """`derive` in a child, for the library that it needs once would cost the agent 12 MiB for ever."""
 
-    def make(key: bytes) -> Pair:
+    def make(key: bytes) -> KeyPair:
         worker = spawner.fork_worker(NAME)
         try:
-            worker.socket.settimeout(PATIENCE)
-            worker.socket.sendall(key)
-            worker.socket.shutdown(socket.SHUT_WR)
-            with worker.socket.makefile("rb") as link:
-                told = link.read(MAX_PAIR)
+            return ask_once(worker, SharedKey(key), msgspec.msgpack.Decoder(KeyPair), PATIENCE)
+        except ConnectionError as error:  # the child had no such library
+            why = "agents that talk to each other need the package cryptography"
+            raise ToolError(why, LIBRARY) from error
         except OSError as error:
             raise ToolError(f"the key cannot be used: {error}", LIBRARY) from error
-        finally:
-            worker.kill()
-        certificate, found, private = told.partition(_END)
-        if not found:
-            raise ToolError("agents that talk to each other need the package cryptography", LIBRARY)
-        return Pair(certificate + found, private)
 
     return make
 
 
-def serve(link: socket.socket) -> None:
+def serve(connection: socket.socket) -> None:
     """The child: a key comes, certificate and private key go."""
-    with link, link.makefile("rb") as told:
-        link.sendall(b"".join(derive(told.read(MAX_KEY))))
+    link = ChildLink(connection, msgspec.msgpack.Decoder(SharedKey))
+    link.send(derive(link.receive().key))
 
 
-def derive(key: bytes) -> Pair:
+def derive(key: bytes) -> KeyPair:
     """The same on all nodes, byte by byte; it never expires, for the clocks of nodes differ."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
@@ -216,7 +223,7 @@ def derive(key: bytes) -> Pair:
     pem = serialization.Encoding.PEM
     none = serialization.NoEncryption()
     secret = private.private_bytes(pem, serialization.PrivateFormat.PKCS8, none)
-    return Pair(certificate.public_bytes(pem), secret)
+    return KeyPair(certificate.public_bytes(pem), secret)
 
 
 def _context(purpose: int, trusted: bytes, own: bytes) -> ssl.SSLContext:
@@ -239,3 +246,58 @@ def _in_memory(data: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}"
     finally:
         os.close(fd)
+
+
+class RenewedIdentity:
+    """Called for the identity to be used now; safe from any thread, and reads files, so never from the main loop's.
+
+    `server` of the first one stays the context that listens: each handshake gets the newest from there.
+    """
+
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path,
+        ca: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = (certificate, key, ca)
+        self._seen = self._state()
+        self.now = of_certificates(*self._files)
+        self.now.server.sni_callback = self._handshake
+        self._clock, self._looked = clock, clock()
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Identity:
+        """Look at the files from time to time; what cannot be used is told of, and the one before stays."""
+        with self._lock:
+            if self._clock() - self._looked >= EVERY:
+                self._looked = self._clock()
+                self._look()
+        return self.now
+
+    def _look(self) -> None:
+        found = self._state()
+        if found == self._seen or not all(found):
+            return  # a file that is just being replaced comes back
+        self._seen = found
+        try:
+            self.now = of_certificates(*self._files)
+            log.info("the certificate of this node was read again")
+        except MldebugError as error:
+            log.error("the new certificate cannot be used, the old one stays: %s", error.message)
+
+    def _handshake(self, link: object, name: object, context: object) -> None:
+        """OpenSSL asks for the context of a name: all of ours have the newest."""
+        link.context = self.now.server  # type: ignore[attr-defined]
+
+    def _state(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(_state, self._files))
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from mldebug.core.errors import MldebugError
-from mldebug_agents.cluster.peers.client import Line
+from mldebug_agents.cluster.peers.net.client import PeerConnection
 
 MOST = 192  # threads of one stall: four at once fit into the unit's TasksMax
 SPARE = 4  # where the system has no more of them, one of so many is given back
 
-Reached = Line | MldebugError
-Connect = Callable[[int], Line]
+Reached = PeerConnection | MldebugError
+Connect = Callable[[int], PeerConnection]
 
 
-class Hands:
+class ConnectPool:
     """`connect` the n-th node, in some thread; where the system has no thread for us, in that of `came`."""
 
     def __init__(self, connect: Connect, wanted: int) -> None:
@@ -58,7 +58,7 @@ class Hands:
         for _ in range(self._threads):
             self._todo.put(None)
         for _, one in self.came():
-            if isinstance(one, Line):
+            if isinstance(one, PeerConnection):
                 one.close()
         self._bell.close()
         self._ringer.close()
@@ -113,7 +113,7 @@ class Hands:
             if not self._over:
                 self._came.put((number, reached))
                 self._ring()
-            elif isinstance(reached, Line):
+            elif isinstance(reached, PeerConnection):
                 reached.close()
 
     def _ring(self) -> None:

@@ -2,7 +2,7 @@
 
 import re
 
-from mldebug_agents.cluster.peers.errors import CutError, RefusedError
+from mldebug_agents.cluster.peers.net.errors import CutError, RefusedError
 
 MAX_HEAD = 16 << 10  # bytes
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[ \r]", re.ASCII)
@@ -18,7 +18,7 @@ def head(host: str, path: str, length: int) -> bytes:
     return lines.encode("ascii", errors="replace")
 
 
-class Answer:
+class HttpAnswer:
     """`most`: bytes of its body; RefusedError where it is larger, or no answer of an agent."""
 
     def __init__(self, most: int) -> None:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from mldebug_agents.cluster.peers.certificates import CertificateError
-from mldebug_agents.cluster.peers.errors import (
+from mldebug_agents.cluster.peers.net.certificates import CertificateError
+from mldebug_agents.cluster.peers.net.errors import (
     CutError,
     NoRoomError,
     RefusedError,
@@ -18,8 +18,8 @@ from mldebug_agents.cluster.peers.errors import (
     SlowError,
     StrangerError,
 )
-from mldebug_agents.cluster.peers.http_answer import Answer, head
-from mldebug_agents.cluster.peers.identity import Identity
+from mldebug_agents.cluster.peers.net.http_answer import HttpAnswer, head
+from mldebug_agents.cluster.peers.net.identity import Identity
 
 CONNECT = 3.0  # seconds
 MAX_ADDRESSES = 8  # of one name
@@ -52,7 +52,7 @@ def plain_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(ip, "ipv4_mapped", None) or ip
 
 
-class Talk:
+class PeerClient:
     """`networks`: where other agents may be; none: anywhere but link-local and multicast."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Talk:
             line.send(path, body)
             return line.answer(most)
 
-    def connect(self, to: Peer, until: float, patience: float | None = None) -> "Line":
+    def connect(self, to: Peer, until: float, patience: float | None = None) -> "PeerConnection":
         """Reach the first of its addresses that takes a connection, and prove each other; `until`: monotonic.
 
         `patience`: seconds for the proof, where they are not `CONNECT`.
@@ -96,7 +96,7 @@ class Talk:
         until: float,
         proof: Identity,
         patience: float | None,
-    ) -> "Line":
+    ) -> "PeerConnection":
         plain = _reach(addresses, to.port, until)
         if patience is not None:
             plain.settimeout(max(0.01, min(patience, until - time.monotonic())))
@@ -114,7 +114,7 @@ class Talk:
         except BaseException:
             sock.close()
             raise
-        return Line(sock, to.host, proof, until)
+        return PeerConnection(sock, to.host, proof, until)
 
     def tell(self, turned_away: Callable[[str, str, str], None]) -> None:
         """`turned_away` hears the reason, the host and the words where nothing was said to somebody; from any thread."""
@@ -143,7 +143,7 @@ class Talk:
         return not self._networks or any(ip in one for one in self._networks)
 
 
-class Line:
+class PeerConnection:
     """A connection to an agent that has proved itself; all that is said by it has one end, `until` (monotonic)."""
 
     def __init__(self, sock: ssl.SSLSocket, host: str, proof: Identity, until: float) -> None:
@@ -165,7 +165,7 @@ class Line:
 
     def answer(self, most: int) -> bytes:
         """The body of the answer; whoever sends a byte a second does not keep us."""
-        told, complete = Answer(most), False
+        told, complete = HttpAnswer(most), False
         while not complete:
             with self._in_words():
                 self._sock.settimeout(self._left())
@@ -173,7 +173,7 @@ class Line:
             complete = told.feed(data)
         return told.body()
 
-    def take(self, told: Answer) -> bool:
+    def take(self, told: HttpAnswer) -> bool:
         """What has come by now, without waiting for more. Is it complete?"""
         self._sock.setblocking(False)
         while True:
@@ -191,7 +191,7 @@ class Line:
         """Hang up."""
         self._sock.close()
 
-    def _received(self, told: Answer) -> bytes:
+    def _received(self, told: HttpAnswer) -> bytes:
         data = self._sock.recv(_CHUNK)
         if not data and not told.begun:
             raise ConnectionResetError

@@ -1,4 +1,4 @@
-"""Why there is no reading of the GPUs, as the agent says it."""
+"""Why there is no reading of the GPUs: what the agent raises, and at the end what a vendor's plugin raises in the child."""
 
 from mldebug.core.errors import MissingError, MldebugError
 
@@ -21,3 +21,11 @@ class GpuDriverError(MldebugError):
 
 class GpusReleasedError(MldebugError):
     """Somebody asked for the GPUs to be left alone, so that they can be reset."""
+
+
+class MissingLibraryError(Exception):
+    """There is no management library on this node: no GPU of that vendor, or no driver."""
+
+
+class DriverGoneError(Exception):
+    """Every handle is worth nothing: the driver was unloaded or loaded anew."""

@@ -1,0 +1,103 @@
+"""All GPUs of this node: one `VendorReader`, with a child of its own, for each vendor.
+
+A vendor whose library is not there costs no more than a look for it every five minutes. Where one of several vendors cannot be
+read, the GPUs of the others are read all the same, and a gap says which are missing and why.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Gap
+from mldebug.core.plugin_options import Plugin
+from mldebug.core.plugins import names
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.readings import NVIDIA, NodeGpus, NodeWatch
+from mldebug.hardware.gpu.vendors import highest_number, join_full_reads, join_watches, of_vendor
+from mldebug_agents.hardware.gpu.errors import GpusReleasedError, NoGpuLibraryError
+from mldebug_agents.hardware.gpu.reader import VendorReader
+from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.child.link import WorkerStarter
+from mldebug_agents.system.host import Host
+
+T = TypeVar("T", NodeWatch, NodeGpus)
+
+
+class NodeReader:
+    """Reads the GPUs of all vendors, one vendor after the other. Any thread may call; calls take turns."""
+
+    def __init__(self, readers: Sequence[VendorReader]) -> None:
+        """`readers`: one for each vendor; the GPUs of the first keep the numbers that their driver gives them."""
+        self._readers = tuple(readers)
+        self._numbers = [0] * len(self._readers)  # that the GPUs of each have taken so far
+
+    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
+        """Read what changes all the time, and touch none of those. Errors: as `VendorReader.watch`, where no vendor was read."""
+        reads, gaps = self._each(lambda reader: reader.watch(hands_off))
+        return reads[0] if len(reads) == 1 and not gaps else join_watches(reads, gaps)
+
+    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
+        """Read everything, and touch none of those. Errors: as `watch`."""
+        reads, gaps = self._each(lambda reader: reader.full(hands_off))
+        return reads[0] if len(reads) == 1 and not gaps else join_full_reads(reads, gaps)
+
+    @property
+    def released_seconds(self) -> float:
+        """How long the GPUs are still left alone because somebody asked for that; 0.0 where nobody did."""
+        return max(one.released_seconds for one in self._readers)
+
+    def release(self, seconds: float) -> None:
+        """Close all handles for so long, so that a GPU can be reset; 0 ends it. Waits for nobody."""
+        for one in self._readers:
+            one.release(seconds)
+
+    def let_go(self) -> bool:
+        """Has every child ended, so that nothing of ours holds a GPU? Waits for nobody."""
+        gone = [one.let_go() for one in self._readers]  # each of them, whatever the others answer
+        return all(gone)
+
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """Children that do not come back: what a later agent must know of."""
+        return tuple(left for one in self._readers for left in one.leftovers())
+
+    def close(self) -> None:
+        """Let all children go; one that is blocked ends when it comes back."""
+        for one in self._readers:
+            one.close()
+
+    def _each(self, read: Callable[[VendorReader], T]) -> tuple[list[T], list[Gap]]:
+        """What each vendor answers, and why others do not; raises where none answers."""
+        reads: list[T] = []
+        failures: list[tuple[VendorReader, MldebugError]] = []
+        absent: NoGpuLibraryError | None = None
+        for place, reader in enumerate(self._readers):
+            try:
+                reads.append(self._numbered(place, read(reader)))
+            except GpusReleasedError:
+                raise  # all are: what the others told before is no reading of this moment
+            except NoGpuLibraryError as error:
+                absent = absent or error
+            except MldebugError as error:
+                failures.append((reader, error))
+        if not reads:
+            raise failures[0][1] if failures else absent or NoGpuLibraryError("no GPU vendor")
+        return reads, [
+            Gap(what=f"GPUs of {reader.vendor}", reason=error.message, way_out=error.way_out)
+            for reader, error in failures
+        ]
+
+    def _numbered(self, place: int, told: T) -> T:
+        """The reading with numbers behind those of the vendors before; unchanged where there are none."""
+        vendor, first = self._readers[place].vendor, sum(self._numbers[:place])
+        self._numbers[place] = max(self._numbers[place], highest_number(told) + 1)
+        return told if vendor == NVIDIA and not first else of_vendor(told, vendor, first)
+
+
+def node_reader(starter: WorkerStarter, host: Host, configured: Mapping[str, Plugin]) -> NodeReader:
+    """The reader of this node's GPUs. `configured`: the section `gpus`; empty: every vendor that has a file, NVIDIA first."""
+    if not configured:
+        vendors = sorted(names("gpus"), key=lambda name: (name != NVIDIA, name))
+        return NodeReader([VendorReader(starter, host, name) for name in vendors])
+    return NodeReader(
+        [VendorReader(starter, host, one.kind, one.options) for one in configured.values()]
+    )

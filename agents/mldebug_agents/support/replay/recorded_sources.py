@@ -1,0 +1,132 @@
+"""What a replay reads in place of the node: clock, kernel log, GPU reads and stored state of the recording."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from mldebug.core.model import Gap
+from mldebug.hardware.gpu.counters import Counters
+from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap
+from mldebug.hardware.gpu.readings import GpuReading, LostGpu, NodeGpus, NodeWatch
+from mldebug.hardware.kernel_log.records import parse_record
+from mldebug.status.snapshot import RunState
+from mldebug_agents.hardware.gpu.reads import GpuNews
+from mldebug_agents.hardware.kernel_log import KernelLogSource, KernelNews
+from mldebug_agents.support.bundle.layout import ClockPair
+
+
+class RecordedClock:
+    """Both clocks of the recorded node, at one moment."""
+
+    def __init__(self, clocks: ClockPair, at: float) -> None:
+        self._clocks = clocks
+        self.at = at
+
+    def unix(self) -> float:
+        """Unix time."""
+        return self.at
+
+    def monotonic(self) -> float:
+        """Seconds since boot, as the kernel's log counts them."""
+        return self._clocks.monotonic + self.at - self._clocks.unix
+
+
+NO_LOG = Gap(
+    what="kernel log",
+    reason="the recording has none",
+    way_out="see the gaps in its manifest.json, and record as root",
+)
+
+
+class RecordedKernelLog(KernelLogSource):
+    """Reads records in place of a device; all else is as it is on a node."""
+
+    def __init__(self, records: Sequence[bytes] | None, clock: RecordedClock) -> None:
+        """None: the log could not be read where it was recorded."""
+        super().__init__("", unix=clock.unix, monotonic=clock.monotonic)
+        told = [(parse_record(one), one) for one in records or ()]
+        self._waiting = [(seen.seconds, one) for seen, one in told if seen is not None]
+        self._next = 0
+        self._none = records is None
+        self._recorded = clock
+
+    def drain(self, news: KernelNews) -> KernelNews:
+        """Go on from a round that ended before the log did."""
+        while news.behind:
+            news = self.read()
+        return news
+
+    def _open(self) -> Gap | None:
+        return NO_LOG if self._none else None
+
+    def _records(self) -> Iterator[bytes]:
+        now = self._recorded.monotonic()
+        while self._next < len(self._waiting) and self._waiting[self._next][0] <= now:
+            self._next += 1
+            yield self._waiting[self._next - 1][1]
+
+
+RECORDED = "as recorded"
+
+
+class RecordedReads:
+    """In place of `hardware.gpu.reads.GpuReads`. `counted`: the counters were made monotone before they were recorded.
+
+    `view`: what narrowed the recorded agent's own sight of the GPUs; another one would make it learn the GPUs anew.
+    """
+
+    def __init__(self, *, counted: bool, view: str = "") -> None:
+        self._view = view
+        self._counters = None if counted else Counters()
+
+    def watch(self, told: NodeWatch) -> GpuNews:
+        """A watch read."""
+        return GpuNews(watch=told)
+
+    def full(self, told: NodeGpus, runs: Mapping[str, RunState]) -> GpuNews:
+        """A full read, and who worked where as the status tells it."""
+        full = self._counters.take(told) if self._counters else told
+        joined = {id: _joined(run, full) for id, run in runs.items()}
+        return GpuNews(full=full, joined=joined, view=self._view)
+
+
+def _joined(run: RunState, full: NodeGpus) -> RankGpuMap:
+    seen: tuple[GpuReading | LostGpu, ...] = (*full.lost, *full.gpus)
+    here, guess = {one.uuid: one for one in seen}, JoinEvidence.ENVIRONMENT
+    ranks = tuple(
+        RankGpu(
+            rank=rank,
+            uuid=uuid,
+            index=here[uuid].index,
+            bus_id=here[uuid].bus_id,
+            evidence=guess if rank in run.gpus_guessed else JoinEvidence.COMPUTE_PROCESS,
+            words=RECORDED,
+        )
+        for rank, uuid in sorted(run.gpus.items())
+        if uuid in here
+    )
+    known = {one.rank for one in ranks}
+    return RankGpuMap(
+        ranks=ranks, unknown={rank: RECORDED for rank in run.ranks if rank not in known}
+    )
+
+
+class RecordedStore:
+    """The state that the recorded agent had stored when the recording began. Changes are lost when the replay ends."""
+
+    opened = True
+
+    def __init__(self, told: dict[str, bytes]) -> None:
+        self._told = dict(told)
+
+    def memo(self, name: str) -> bytes:
+        """Return the bytes stored under that name; b"" where there are none."""
+        return self._told.get(name, b"")
+
+    def remember(self, name: str, told: bytes) -> None:
+        """Keep something as long as the replay lasts; nothing, where it is empty."""
+        self._told[name] = told
+        if not told:
+            del self._told[name]
+
+    def memos(self, beginning: str) -> tuple[str, ...]:
+        """The names that begin so."""
+        return tuple(name for name in self._told if name.startswith(beginning))

@@ -1,0 +1,118 @@
+"""The stream socket between the agent and one of its children, as both ends use it: whole messages of known types.
+
+A message is `HEAD` (bytes of its body, and whether a file descriptor comes along), the body (a struct as msgpack) and, where
+announced, one byte that carries the descriptor. Both ends were forked from one agent, so they are always of one version.
+"""
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from mldebug_agents.system.child.worker import ForkedWorker
+
+HEAD = struct.Struct("<Q?")
+MAX_BODY = 16 << 20  # bytes of one message, unless a link allows more or less
+HUNG_UP = "it hung up"
+_CHUNK = 1 << 20
+T = TypeVar("T")
+
+
+class WorkerStarter(Protocol):
+    """The part of a `Spawner` that forks children which run a function of ours."""
+
+    def fork_worker(self, name: str) -> ForkedWorker:
+        """Fork the worker of that name; raises OSError when there is none to be had."""
+        ...
+
+
+class ChildLink(Generic[T]):
+    """One end; `decoder` says what comes in. How long a call waits is the socket's own timeout.
+
+    All methods raise OSError: TimeoutError when time is over, ConnectionError when the other end is gone (`gone` in words),
+    sends more than `max_body` bytes, or sends what is not of that type.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        decoder: msgspec.msgpack.Decoder[T],
+        *,
+        max_body: int = MAX_BODY,
+        gone: str = HUNG_UP,
+    ) -> None:
+        self._connection = connection
+        self._decoder = decoder
+        self._encoder = msgspec.msgpack.Encoder()
+        self._max_body, self._gone = max_body, gone
+        self._data = bytearray()  # what has come of a message that is not whole yet
+
+    def send(self, message: msgspec.Struct, descriptor: int | None = None) -> None:
+        """Send one message, and a descriptor beside it."""
+        data = bytearray(HEAD.size)
+        self._encoder.encode_into(message, data, HEAD.size)
+        HEAD.pack_into(data, 0, len(data) - HEAD.size, descriptor is not None)
+        self._connection.sendall(data)
+        if descriptor is not None:
+            socket.send_fds(self._connection, [b"+"], [descriptor])
+
+    def receive(self) -> T:
+        """Wait for one message. What has come of it when the time is over is kept for the next call."""
+        message, descriptor = self.receive_with_descriptor()
+        if descriptor is not None:
+            os.close(descriptor)
+        return message
+
+    def receive_with_descriptor(self) -> tuple[T, int | None]:
+        """Wait for one message and the descriptor beside it, which belongs to the caller; None where there is none."""
+        # never more than belongs to the message: a descriptor is lost where its byte is read without it
+        while missing := self._missing():
+            part = self._connection.recv(min(missing, _CHUNK))
+            if not part:
+                raise ConnectionError(self._gone)
+            self._data += part
+        _, carries = HEAD.unpack_from(self._data)
+        descriptors = socket.recv_fds(self._connection, 1, 1)[1] if carries else []
+        body, self._data = memoryview(self._data)[HEAD.size :], bytearray()
+        try:
+            return self._decoder.decode(body), descriptors[0] if descriptors else None
+        except msgspec.MsgspecError as error:
+            raise ConnectionError(f"a message makes no sense: {error}") from None
+
+    def arrived(self) -> Iterator[T]:
+        """All whole messages that have come by now, on a socket that does not wait."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                yield self.receive()
+
+    def _missing(self) -> int:
+        """Bytes until the message is whole, as far as is known."""
+        if len(self._data) < HEAD.size:
+            return HEAD.size - len(self._data)
+        size, _ = HEAD.unpack_from(self._data)
+        if size > self._max_body:
+            raise ConnectionError("a message without end")
+        return HEAD.size + int(size) - len(self._data)
+
+
+def ask_once(
+    worker: ForkedWorker,
+    message: msgspec.Struct,
+    decoder: msgspec.msgpack.Decoder[T],
+    timeout: float,
+) -> T:
+    """Ask a child that was forked for this one question, and kill it afterwards. Raises OSError as `Link` does.
+
+    `timeout`: seconds that may pass without anything from the child.
+    """
+    try:
+        worker.socket.settimeout(timeout)
+        link = ChildLink(worker.socket, decoder)
+        link.send(message)
+        return link.receive()
+    finally:
+        worker.kill()

@@ -1,0 +1,17 @@
+"""What takes the place of an overflow hook in a copied or saved model.
+
+Models that were saved whole name this module and this class, so neither may ever move or be renamed.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class _NoHook:
+    """Does nothing when the module is called."""
+
+    def __call__(self, *_: Any) -> None:
+        pass

@@ -1,0 +1,80 @@
+"""The readings of several vendors' GPUs, joined to those of one node. Pure.
+
+Each driver counts its GPUs from 0. On a node with one vendor these numbers stay. On one with several, the numbers of the
+second vendor go on behind those of the first, so that "GPU 3" is one GPU.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from mldebug.core.model import Gap
+from mldebug.hardware.gpu.readings import (
+    GpuEvent,
+    GpuReading,
+    GpuWatch,
+    LostGpu,
+    NodeGpus,
+    NodeWatch,
+)
+
+_Gpu = TypeVar("_Gpu", GpuWatch, GpuReading, LostGpu)
+_Read = TypeVar("_Read", NodeWatch, NodeGpus)
+
+
+def of_vendor(read: _Read, vendor: str, first: int) -> _Read:
+    """What one vendor's plugin read, with the vendor's name on each GPU and numbers that begin with `first`."""
+    if isinstance(read, NodeWatch):
+        return msgspec.structs.replace(
+            read,
+            gpus=_named(read.gpus, vendor, first),
+            lost=_named(read.lost, vendor, first),
+            events=tuple(_renumbered(one, first) for one in read.events),
+        )
+    return msgspec.structs.replace(
+        read, gpus=_named(read.gpus, vendor, first), lost=_named(read.lost, vendor, first)
+    )
+
+
+def highest_number(read: NodeWatch | NodeGpus) -> int:
+    """The highest number of a GPU in a reading, the lost ones too; -1 without GPUs."""
+    return max((one.index for one in (*read.gpus, *read.lost)), default=-1)
+
+
+def join_watches(reads: Sequence[NodeWatch], gaps: Sequence[Gap] = ()) -> NodeWatch:
+    """One watch read of the node; `reads`: at least one, in order. `gaps`: why other vendors were not read."""
+    return NodeWatch(
+        at=max(one.at for one in reads),
+        gpus=tuple(gpu for one in reads for gpu in one.gpus),
+        lost=tuple(gpu for one in reads for gpu in one.lost),
+        events=tuple(event for one in reads for event in one.events),
+        gaps=(*(gap for one in reads for gap in one.gaps), *gaps),
+        read_seconds=sum(one.read_seconds for one in reads),
+        cpu_seconds=sum(one.cpu_seconds for one in reads),
+    )
+
+
+def join_full_reads(reads: Sequence[NodeGpus], gaps: Sequence[Gap] = ()) -> NodeGpus:
+    """One full read of the node; parameters as for `join_watches`."""
+    return NodeGpus(
+        at=max(one.at for one in reads),
+        driver_version=", ".join(one.driver_version for one in reads if one.driver_version),
+        library_version=", ".join(one.library_version for one in reads if one.library_version),
+        gpus=tuple(gpu for one in reads for gpu in one.gpus),
+        lost=tuple(gpu for one in reads for gpu in one.lost),
+        gaps=(*(gap for one in reads for gap in one.gaps), *gaps),
+        read_seconds=sum(one.read_seconds for one in reads),
+        cpu_seconds=sum(one.cpu_seconds for one in reads),
+        unread="; ".join(one.reason for one in gaps),
+    )
+
+
+def _named(gpus: Sequence[_Gpu], vendor: str, first: int) -> tuple[_Gpu, ...]:
+    return tuple(
+        msgspec.structs.replace(one, index=one.index + first, vendor=vendor) for one in gpus
+    )
+
+
+def _renumbered(event: GpuEvent, first: int) -> GpuEvent:
+    return msgspec.structs.replace(event, index=event.index + first)
