@@ -239,7 +239,7 @@ class Node:
         self.bench.reload(config)
         self.boards.reload(config)
         for run in self.runs.values():
-            run.watch.obey(self._stall_settings())
+            run.watch.reload(self._stall_settings())
         self._due = time.monotonic()
         log.info("the configuration was read again")
 

@@ -131,12 +131,14 @@ def test_a_place_is_learned_from_an_open_file_and_growth_is_progress(setting: Se
     assert str(state.newest.state) == "writing"
     setting.write()
     setting.look(runs)
-    grown = setting.board.complete(job_look()).look.saved_at
+    grown = setting.board.complete(job_look()).look.checkpoint_grew_at
     assert grown is not None
     assert abs(grown - time.monotonic()) < 20
-    assert setting.board.complete(job_look("another")).look.saved_at is None
+    assert setting.board.complete(job_look("another")).look.checkpoint_grew_at is None
     setting.look(runs)
-    assert setting.board.complete(job_look()).look.saved_at == pytest.approx(grown, abs=0.5)
+    assert setting.board.complete(job_look()).look.checkpoint_grew_at == pytest.approx(
+        grown, abs=0.5
+    )
 
 
 def test_a_capture_says_what_would_be_lost(setting: Setting) -> None:

@@ -224,7 +224,9 @@ class SaveBoard:
         if not grown:
             return look
         at = time.monotonic() - max(0.0, time.time() - max(grown))
-        return msgspec.structs.replace(look, look=msgspec.structs.replace(look.look, saved_at=at))
+        return msgspec.structs.replace(
+            look, look=msgspec.structs.replace(look.look, checkpoint_grew_at=at)
+        )
 
     # --- across restarts -----------------------------------------------------------------------------
 
