@@ -35,12 +35,12 @@ class ItemGroup(msgspec.Struct, frozen=True, kw_only=True):
     more: int = 0
 
 
-def groups(told: StorageState) -> Iterator[ItemGroup]:
+def groups(storage: StorageState) -> Iterator[ItemGroup]:
     """One for each heading; headings that are new here come last, under their own names."""
-    wrong = {(part.name, one.subject) for part in told.parts for one in part.alarms}
-    stuck = {one.subject for one in told.alarms if "stuck" in one.kind}
+    wrong = {(part.name, one.subject) for part in storage.parts for one in part.alarms}
+    stuck = {one.subject for one in storage.alarms if "stuck" in one.kind}
     found: dict[str, list[ListItem]] = {}
-    for part in told.parts:
+    for part in storage.parts:
         bad = {subject for name, subject in wrong if name == part.name}
         for heading, items in _items(part, bad, stuck):
             found.setdefault(heading, []).extend(items)

@@ -111,7 +111,7 @@ def look_beside(bench: Workbench, found: Discovery, *, here_only: bool) -> OneSh
         bench,
         found,
         BESIDE,
-        lambda: ask_nearest(state_dir, here_only=here_only).asked.snapshot,
+        lambda: ask_nearest(state_dir, here_only=here_only).answer.snapshot,
         again=AGAIN,
     )
 

@@ -78,18 +78,18 @@ class ProbesPage:
     key = "p"
     reports = False
 
-    def build(self, asked: PageRequest) -> ProbesPageData:
+    def build(self, request: PageRequest) -> ProbesPageData:
         """From what the agent has read of its history."""
-        told = asked.told
-        judged = told.probes or ()
+        snapshot = request.snapshot
+        judged = snapshot.probes or ()
         shifted = sum(one.standing is Standing.SHIFTED for one in judged)
         return ProbesPageData(
             lead=_lead(judged, shifted),
             bad=bool(shifted),
-            last=_last(judged, told.at),
-            nothing="" if judged else NONE if told.probes is not None else NOT_YET,
-            notes=tuple(_notes(told)),
-            headings=_headings(judged[:MOST], told.at),
+            last=_last(judged, snapshot.at),
+            nothing="" if judged else NONE if snapshot.probes is not None else NOT_YET,
+            notes=tuple(_notes(snapshot)),
+            headings=_headings(judged[:MOST], snapshot.at),
             more=max(0, len(judged) - MOST),
             commands=(NAMER, *COMMANDS) if shifted else COMMANDS,
         )
@@ -121,8 +121,8 @@ def _ago(one: Judged, now: float) -> str:
     return f"{format_duration(float(seconds // 60 * 60 or seconds))} ago"
 
 
-def _notes(told: Snapshot) -> Iterator[str]:
-    mine = tuple(one for one in told.sources if one.name == "probes")
+def _notes(snapshot: Snapshot) -> Iterator[str]:
+    mine = tuple(one for one in snapshot.sources if one.name == "probes")
     bare = Snapshot(node="", at=0.0, started_at=0.0, sources=mine)
     yield from (clean(line, 300) for line in ailing_lines(bare))
 

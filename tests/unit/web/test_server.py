@@ -78,7 +78,7 @@ def serving(state_dir: Path, **settings: str) -> Iterator[AgentServer]:
     server = AgentServer(AgentConfig(state_dir=state_dir, **({"listen": ""} | settings)))
     server.publish(SEEN)
     server.start()
-    server.serve_door(open_unix(state_dir))
+    server.serve_socket(open_unix(state_dir))
     try:
         yield server
     finally:
@@ -153,7 +153,7 @@ def test_an_ordinary_user_has_done_to_his_own_runs_what_root_has_to_all(folder: 
 
     server = AgentServer(AgentConfig(state_dir=folder, listen=""))
     server.own_verbs, server.verbs = {"/api/v1/dump": verb}, {"/api/v1/release": lambda _: SEEN}
-    server.serve_door(open_unix(folder))
+    server.serve_socket(open_unix(folder))
     try:
         for uid in (NOBODY, 0):
             assert b"200 OK" in run_as(POST.replace("PATH", "dump"), folder, uid, uid)
@@ -301,7 +301,7 @@ def test_a_socket_that_comes_when_all_is_over_is_closed(folder: Path) -> None:
     server = AgentServer(AgentConfig(state_dir=folder, listen=""))
     server.stop()
     door = open_unix(folder)
-    server.serve_door(door)
+    server.serve_socket(door)
     assert door.fileno() == -1
     assert inquire(folder).outcome == "none"
 
@@ -382,7 +382,7 @@ def test_whoever_finds_others_at_the_door_waits_for_his_turn(folder: Path) -> No
     [before] = knock(folder, 1)
     server = AgentServer(AgentConfig(state_dir=folder, listen=""))
     server.publish(SEEN)
-    later = threading.Timer(0.3, server.serve_door, (door,))
+    later = threading.Timer(0.3, server.serve_socket, (door,))
     later.start()
     assert inquire(folder).outcome == "answered"
     later.join()

@@ -95,7 +95,7 @@ def serve(settings: Config, bench: Workbench, ending: Shutdown, file: Path | Non
     server = AgentServer(settings.agent)
     joined = join(settings.cluster, in_child(bench.spawner))
     server.start()
-    ledger = StateStore(settings.agent.state_dir, bench.spawner, server.serve_door)
+    ledger = StateStore(settings.agent.state_dir, bench.spawner, server.serve_socket)
     node = Node(
         settings,
         bench,
@@ -206,7 +206,7 @@ def play(
     ending.tell(replay.stop, lambda: None, lambda: "the replay")
     with place(state_dir, settings) as (config, door):
         server.start()
-        server.serve_door(door)
+        server.serve_socket(door)
         log.info("replay of %s: ask %s", replay.words, typed("status", config))
         try:
             told = replay.run()

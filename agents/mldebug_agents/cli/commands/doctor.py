@@ -85,7 +85,7 @@ def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCo
             bench,
             bench.finder.find(),
             GPU_SECONDS,
-            lambda: asked().asked.snapshot,
+            lambda: asked().answer.snapshot,
             alone=True,
             between=GPU_BETWEEN,
         )

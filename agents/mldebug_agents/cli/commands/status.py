@@ -37,7 +37,7 @@ from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
 from mldebug_agents.storage.monitor import look_once
 from mldebug_agents.web.client import ask_nearest
-from mldebug_agents.web.control_requests import tell_agent
+from mldebug_agents.web.control_requests import post_to_agent
 
 MAX_LISTED = 8
 NO_AGENT = "no agent watches them: a stall is noticed by nobody"
@@ -81,7 +81,7 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
         sys.exit(_cluster(settings, as_json, here_only=config is not None))
     with Workbench(settings) as bench:
         found = bench.finder.find()
-        asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).asked
+        asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).answer
         if storage:
             told = asked.snapshot.storage if asked.snapshot else None
             told = told or _seen_now(bench, found)
@@ -126,7 +126,7 @@ def _storage(told: StorageState, as_json: bool) -> ExitCode:
 def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
     """Ask the agent of this node for all of them."""
     state_dir = ask_nearest(settings.agent.state_dir, here_only=here_only).state_dir
-    view = tell_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
+    view = post_to_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
     else:
