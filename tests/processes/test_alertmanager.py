@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mldebug.alerts.message import message_of
-from mldebug.alerts.model import Alert, AlertEvent, EventMessage, Severity, EventState
+from mldebug.alerts.model import Alert, AlertEvent, EventMessage, EventState, Severity
 from mldebug_exporters.channels import alertmanager
 from processes.harness import (
     Plan,

@@ -107,7 +107,7 @@ class AgentServer:
         self.published_at = time.monotonic()
 
     def start(self) -> None:
-        """Listen on TCP; UsageError in words where the address is taken. The socket has `serve_door`."""
+        """Listen on TCP; UsageError in words where the address is taken. The socket has `serve_socket`."""
         if self.settings.listen:
             alerts = Route(ALERTS, self.alerts.post, methods=["POST"])
             routes = [*self._public(), alerts, *self.pages.by_tcp()]
