@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from mldebug.alerts.model import Alert, Severity
 from mldebug.alerts.node_events import SubjectAlerts
 from mldebug.core.redact import safe_line
-from mldebug.probes.history import Judged, Standing, sentence
+from mldebug.probes.history import JudgedSeries, SeriesTrend, sentence
 
 PROBES = "probe/"
 
 
+<<<<<<< HEAD
 def of_probes(judged: Iterable[Judged] | None) -> Iterator[SubjectAlerts]:
     """Nothing where the history was not read."""
     if judged is not None:
@@ -21,6 +22,16 @@ def of_probes(judged: Iterable[Judged] | None) -> Iterator[SubjectAlerts]:
 
 
 def _alarm(one: Judged) -> Alert:
+=======
+def of_probes(judged: Iterable[JudgedSeries] | None) -> Iterator[Word]:
+    """Nothing where the history was not read."""
+    if judged is not None:
+        shifted = (one for one in judged if one.standing is SeriesTrend.SHIFTED)
+        yield Word(alarms=tuple(map(_alarm, shifted)), watched=(PROBES,))
+
+
+def _alarm(one: JudgedSeries) -> Alarm:
+>>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
     series = one.series
     labels = {
         "op": series.op,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from mldebug.core.redact import clean
-from mldebug.storage.filesystems.state import PartState, Row, StorageState
+from mldebug.storage.filesystems.state import CollectorState, Row, StorageState
 
 MOST = 1024  # rows of one list
 WIDEST = 300
@@ -52,7 +52,7 @@ def groups(storage: StorageState) -> Iterator[ItemGroup]:
 
 
 def _items(
-    part: PartState, bad: Collection[str], stuck: Collection[str]
+    part: CollectorState, bad: Collection[str], stuck: Collection[str]
 ) -> Iterator[tuple[str, list[ListItem]]]:
     """What hangs, what is wrong, then in the part's own order."""
     for heading, rows in part.rows.items():

@@ -18,7 +18,7 @@ from bench.table import Row, show
 from hung import hung_mount
 from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.storage.filesystems.monitor import Filesystems
+from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
 
 MOUNTS, DEAD, ROUNDS = 200, 5, 5
 INSIDE = "MLDEBUG_BENCH_MOUNTS"  # set where we are in a namespace of our own
@@ -66,7 +66,7 @@ def rows(stack: ExitStack, folder: Path) -> Iterator[Row]:
     paths = [*living(folder), *dead(stack, folder)]
     config = Config(storage=StorageConfig(paths=tuple(map(str, paths))))
     servers = set(children(os.getpid()))
-    desk, seconds = Filesystems(stack.enter_context(Workbench(config))), []
+    desk, seconds = FilesystemCollector(stack.enter_context(Workbench(config))), []
     busy, most = time.process_time(), 0
     for number in range(ROUNDS):
         began = time.monotonic()

@@ -59,7 +59,7 @@ class Workbench:
         )
         self.reader = Reader(self.spawner)
         self.host = Host(root)
-        self.filesystems = probing.Probe(self.spawner)
+        self.filesystems = probing.MountClient(self.spawner)
         self.gpus = node_reader(self.spawner, self.host, config.gpus)
         self.unanswered = FailureCounts()
         self.ras = RasClient(self.spawner, self.host, self.unanswered)

@@ -5,10 +5,17 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
+<<<<<<< HEAD
 from mldebug.storage.checkpoints.history import Kept
 from mldebug.storage.checkpoints.model import State
 from mldebug.storage.checkpoints.state import SaveState
 from mldebug_exporters.exposition.families import Family, FamilyTable, Importance, Sample
+=======
+from mldebug.storage.checkpoints.history import KnownCheckpoint
+from mldebug.storage.checkpoints.model import Completeness
+from mldebug.storage.checkpoints.state import SeriesState
+from mldebug_exporters.exposition.families import Family, Importance, Sample
+>>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
 
 LABELS = ("run", "folder", "series")
 UNSAVED = "until a run has saved, and when it has ended"
@@ -125,14 +132,14 @@ class CheckpointMetrics:
             yield Sample(TROUBLES, (reason,), count)
 
 
-def _series(one: SaveState) -> Iterator[Sample]:
+def _series(one: SeriesState) -> Iterator[Sample]:
     key = one.run, one.folder, one.series
-    for state in State:
+    for state in Completeness:
         yield Sample(COUNT, (*key, state.value), one.counts.get(state.value, 0))
     yield Sample(READABLE, key, int(not one.trouble))
     yield Sample(LEFT, key, one.left_bytes)
     yield Sample(SKEW, key, one.skew)
-    if one.newest is not None and one.newest.state is State.WRITING:
+    if one.newest is not None and one.newest.state is Completeness.WRITING:
         yield Sample(GROWS, key, one.newest.size)
     known = ((CHANGE, one.size_change), (PERIOD, one.period), (LOST, one.lost_seconds), (STEPS, one.lost_steps))  # fmt: skip
     for family, value in (*known, *(_last(one.last) if one.last and not one.trouble else ())):
@@ -140,7 +147,7 @@ def _series(one: SaveState) -> Iterator[Sample]:
             yield Sample(family, key, value)
 
 
-def _last(last: Kept) -> Iterator[tuple[Family, float | None]]:
+def _last(last: KnownCheckpoint) -> Iterator[tuple[Family, float | None]]:
     yield LAST, last.ended
     yield SIZE, last.size
     yield SHARDS, last.shards

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.probes.history import Judged, Standing
+from mldebug.probes.history import JudgedSeries, SeriesTrend
 from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
@@ -44,15 +44,15 @@ class ProbeMetrics:
             yield from _series(one)
 
 
-def _series(one: Judged) -> Iterator[Sample]:
+def _series(one: JudgedSeries) -> Iterator[Sample]:
     series, last = one.series, one.last[-1]
     numbers = (series.op, str(series.bytes), series.dtype, str(series.ranks))
     key = (*numbers, series.device, series.nodes, series.settings)
     if last.busbw > 0:
         yield Sample(BUSBW, key, last.busbw)
     yield Sample(LAST, key, last.at)
-    if one.standing is not Standing.FEW:
-        yield Sample(SHIFTED, key, float(one.standing is Standing.SHIFTED))
+    if one.standing is not SeriesTrend.FEW:
+        yield Sample(SHIFTED, key, float(one.standing is SeriesTrend.SHIFTED))
 
 
 def create(options: Options) -> ProbeMetrics:

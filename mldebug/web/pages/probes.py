@@ -8,7 +8,7 @@ import msgspec
 
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration, format_size
-from mldebug.probes.history import SHARE, Judged, Standing, change_words, figures
+from mldebug.probes.history import SHARE, JudgedSeries, SeriesTrend, change_words, figures
 from mldebug.status.probe_lines import common, dated, moment, verdict
 from mldebug.status.run_lines import ailing_lines
 from mldebug.status.snapshot import Snapshot
@@ -18,7 +18,7 @@ MOST = 500  # series
 WIDTH, HEIGHT, EDGE = 120.0, 28.0, 2.0  # of a drawing
 NONE = "No probe has been kept here."
 NOT_YET = "The history of probes is not known: the agent has not read it, or could not."
-MOODS = {Standing.SHIFTED: "bad", Standing.STEADY: "good", Standing.IMPROVED: "good"}
+MOODS = {SeriesTrend.SHIFTED: "bad", SeriesTrend.STEADY: "good", SeriesTrend.IMPROVED: "good"}
 COMMANDS = ("mldebug probe collectives", "mldebug probe node")
 NAMER = "mldebug probe isolate"
 
@@ -80,9 +80,15 @@ class ProbesPage:
 
     def build(self, request: PageRequest) -> ProbesPageData:
         """From what the agent has read of its history."""
+<<<<<<< HEAD
         snapshot = request.snapshot
         judged = snapshot.probes or ()
         shifted = sum(one.standing is Standing.SHIFTED for one in judged)
+=======
+        told = asked.told
+        judged = told.probes or ()
+        shifted = sum(one.standing is SeriesTrend.SHIFTED for one in judged)
+>>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
         return ProbesPageData(
             lead=_lead(judged, shifted),
             bad=bool(shifted),
@@ -95,7 +101,7 @@ class ProbesPage:
         )
 
 
-def _lead(judged: Sequence[Judged], shifted: int) -> str:
+def _lead(judged: Sequence[JudgedSeries], shifted: int) -> str:
     count = f"{len(judged):,} series"
     if not judged:
         return "No probe to show"
@@ -104,14 +110,14 @@ def _lead(judged: Sequence[Judged], shifted: int) -> str:
     return f"{shifted:,} of {count} {'has' if shifted == 1 else 'have'} shifted"
 
 
-def _last(judged: Sequence[Judged], now: float) -> str:
+def _last(judged: Sequence[JudgedSeries], now: float) -> str:
     if not judged:
         return ""
     newest = max(judged, key=lambda one: one.last[-1].at)
     return f"the last probe ran {_ago(newest, now)} ({moment(newest)})"
 
 
-def _ago(one: Judged, now: float) -> str:
+def _ago(one: JudgedSeries, now: float) -> str:
     if not dated(one):
         return "some time ago"
     seconds = max(0, int(now - one.last[-1].at))
@@ -127,7 +133,7 @@ def _notes(snapshot: Snapshot) -> Iterator[str]:
     yield from (clean(line, 300) for line in ailing_lines(bare))
 
 
-def _headings(judged: Sequence[Judged], now: float) -> tuple[SeriesGroup, ...]:
+def _headings(judged: Sequence[JudgedSeries], now: float) -> tuple[SeriesGroup, ...]:
     """In the order of their first series: shifted ones come first."""
     found: dict[str, list[SeriesRow]] = {}
     for one in judged:
@@ -135,7 +141,7 @@ def _headings(judged: Sequence[Judged], now: float) -> tuple[SeriesGroup, ...]:
     return tuple(SeriesGroup(title=title, rows=tuple(rows)) for title, rows in found.items())
 
 
-def _row(one: Judged, now: float) -> SeriesRow:
+def _row(one: JudgedSeries, now: float) -> SeriesRow:
     return SeriesRow(
         op=clean(one.series.op, 40),
         size=format_size(one.series.bytes) if one.series.bytes else "",
@@ -150,14 +156,14 @@ def _row(one: Judged, now: float) -> SeriesRow:
     )
 
 
-def _verdict(one: Judged) -> str:
+def _verdict(one: JudgedSeries) -> str:
     return verdict(one).replace("_", " ")
 
 
 # --- the drawing ---------------------------------------------------------------------------------
 
 
-def _spark(one: Judged) -> Sparkline | None:
+def _spark(one: JudgedSeries) -> Sparkline | None:
     """Speeds from the oldest to the newest, more above less, with the band of the usual behind them; None for one run."""
     speeds = one.speeds
     band = [each for each in (one.low, one.high) if each is not None]

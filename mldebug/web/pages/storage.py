@@ -17,9 +17,15 @@ from mldebug.hardware.host_memory.state import (
 )
 from mldebug.status.run_lines import ailing_lines
 from mldebug.status.snapshot import Snapshot
+<<<<<<< HEAD
 from mldebug.status.storage_lines import NOTHING, save_words
 from mldebug.storage.checkpoints.model import State
 from mldebug.storage.checkpoints.state import SaveState, lost_words, size_words
+=======
+from mldebug.status.storage_lines import NOTHING
+from mldebug.storage.checkpoints.model import Completeness
+from mldebug.storage.checkpoints.state import SeriesState, lost_words, size_words
+>>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
 from mldebug.web.page import PageRequest
 from mldebug.web.storage_lists import MOST, WIDEST, ItemGroup, ListItem, groups, share
 
@@ -136,11 +142,11 @@ def _blocked(snapshot: Snapshot) -> Iterator[StorageIncident]:
 
 
 def _saves(
-    states: Iterable[SaveState], names: dict[str, str], now: float
+    states: Iterable[SeriesState], names: dict[str, str], now: float
 ) -> Iterator[CheckpointSeriesRow]:
     """Whoever would lose most comes first, and before him those of whom it is not known."""
     for one in sorted(states, key=_by_loss):
-        left = one.newest is not None and one.newest.state is State.INCOMPLETE
+        left = one.newest is not None and one.newest.state is Completeness.INCOMPLETE
         key = f"{one.run}/{one.folder}/{one.series}".encode(errors="replace")
         yield CheckpointSeriesRow(
             id=f"saves-{zlib.crc32(key):08x}",
@@ -153,14 +159,16 @@ def _saves(
                 ListItem(
                     title=clean(kept.name, 80),
                     words=clean(save_words(kept, now), WIDEST),
-                    mood="good" if kept.state in (State.COMPLETE, State.WRITING) else "quiet",
+                    mood="good"
+                    if kept.state in (Completeness.COMPLETE, Completeness.WRITING)
+                    else "quiet",
                 )
                 for kept in one.listed
             ),
         )
 
 
-def _by_loss(one: SaveState) -> tuple[bool, float]:
+def _by_loss(one: SeriesState) -> tuple[bool, float]:
     return one.lost_seconds is not None, -(one.lost_seconds or 0.0)
 
 
@@ -199,7 +207,11 @@ def _notes(snapshot: Snapshot) -> Iterator[str]:
         yield NOTHING
 
 
+<<<<<<< HEAD
 def _gaps(snapshot: Snapshot, memory: NodeMemory, states: Iterable[SaveState]) -> tuple[Gap, ...]:
+=======
+def _gaps(told: Snapshot, memory: NodeMemory, states: Iterable[SeriesState]) -> tuple[Gap, ...]:
+>>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
     """Each once, however many ranks it hit."""
     every = (*(snapshot.storage.gaps if snapshot.storage else ()), *memory.gaps)
     every = (*every, *(gap for one in states for gap in one.gaps))

@@ -10,10 +10,10 @@ import pytest
 
 from mldebug.config.schema import CanaryConfig as Wanted
 from mldebug.config.schema import Config, StorageConfig
-from mldebug.storage.filesystems.canary import Written, sentence
+from mldebug.storage.filesystems.canary import CanaryWrite, sentence
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.storage.filesystems.canary import Canary
-from mldebug_agents.storage.monitor import all_parts
+from mldebug_agents.storage.filesystems.canary import CanaryCollector
+from mldebug_agents.storage.monitor import all_collectors
 from unit.storage.test_filesystems import mount, mounted
 
 
@@ -23,14 +23,14 @@ def bench() -> Iterator[Workbench]:
         yield one
 
 
-def look(bench: Workbench, folder: Path) -> Canary:
+def look(bench: Workbench, folder: Path) -> CanaryCollector:
     bench.config = Config(storage=StorageConfig(canary=Wanted(paths=(str(folder),))))
-    part = Canary(bench)
+    part = CanaryCollector(bench)
     part.look(1.0, [])
     return part
 
 
-def said(part: Canary) -> list[tuple[str, str]]:
+def said(part: CanaryCollector) -> list[tuple[str, str]]:
     return [(one.kind, one.sentence.partition(": ")[2]) for one in part.alarms()]
 
 
@@ -51,7 +51,7 @@ def test_it_writes_and_leaves_nothing(bench: Workbench, tmp_path: Path) -> None:
 
 def test_it_is_nowhere_unless_told_so_and_never_in_a_command(bench: Workbench) -> None:
     assert Config().storage.canary.paths == ()
-    assert "canary" not in {part.name for part in all_parts(bench)}
+    assert "canary" not in {part.name for part in all_collectors(bench)}
 
 
 def test_full_and_out_of_inodes_and_read_only_are_told_apart(
@@ -102,13 +102,13 @@ def test_a_folder_that_is_not_there_is_a_gap(bench: Workbench, tmp_path: Path) -
 
 
 def test_df_lies_and_quotas_are_said() -> None:
-    lying = Written(path="/data", errno=28, available=12 << 40, inodes=10, inodes_free=5)
+    lying = CanaryWrite(path="/data", errno=28, available=12 << 40, inodes=10, inodes_free=5)
     assert sentence(lying, 65536) == (
         "/data: a test write failed: no space is left, though the filesystem tells of 12 TiB"
     )
     quota = msgspec.structs.replace(lying, errno=122)
     assert (quota.outcome, sentence(quota, 1).endswith("a quota is used up")) == ("quota", True)
-    stuck = Written(path="/data", stuck=74.2)
+    stuck = CanaryWrite(path="/data", stuck=74.2)
     assert (stuck.outcome, sentence(stuck, 1)) == (
         "stuck",
         "/data: a test write has not come back for 74 s",
@@ -122,7 +122,7 @@ def test_a_folder_that_is_a_link_to_another_filesystem_is_written_to(
         (tmp_path / "link").symlink_to(elsewhere)
         paths = (str(tmp_path / "link"),)
         bench.config = Config(storage=StorageConfig(canary=Wanted(paths=paths)))
-        desk = Canary(bench)
+        desk = CanaryCollector(bench)
         desk.look(1.0, [])
         assert not desk.gaps()
         assert [row["outcome"] for row in desk.status()["test_writes"]] == ["ok"]

@@ -15,11 +15,11 @@ from hung import missing
 from mldebug.config.schema import CanaryConfig as Wanted
 from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.storage.child.messages import Owners
+from mldebug_agents.storage.child.messages import QuotaOwners
 from mldebug_agents.storage.child.quota import read_blocks
 from mldebug_agents.storage.filesystems import canary
-from mldebug_agents.storage.filesystems.canary import Canary
-from mldebug_agents.storage.filesystems.monitor import Filesystems
+from mldebug_agents.storage.filesystems.canary import CanaryCollector
+from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
 
 pytestmark = pytest.mark.timeout(120)
 KINDS = ("ext4", "xfs")
@@ -37,7 +37,11 @@ class Desk:
     def __init__(self, bench: Workbench, folder: Path) -> None:
         paths = (str(folder),)
         bench.config = Config(storage=StorageConfig(paths=paths, canary=Wanted(paths=paths)))
-        self.filesystems, self.canary, self.folder = Filesystems(bench), Canary(bench), folder
+        self.filesystems, self.canary, self.folder = (
+            FilesystemCollector(bench),
+            CanaryCollector(bench),
+            folder,
+        )
         self.now = 0.0
 
     def kinds(self) -> set[str]:
@@ -113,7 +117,7 @@ def test_quotas_of_a_real_disk(tmp_path: Path) -> None:
         os.sync()
         handle = os.open(folder, os.O_RDONLY)
         try:
-            (block,) = read_blocks(handle, Owners(((0, 12345),)))
+            (block,) = read_blocks(handle, QuotaOwners(((0, 12345),)))
         finally:
             os.close(handle)
         assert (block.limit, block.inodes, block.inodes_limit) == (500 << 10, 1, 10)

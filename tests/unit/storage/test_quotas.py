@@ -7,7 +7,7 @@ import pytest
 from mldebug.config.schema import Config, QuotaConfig, StorageConfig
 from mldebug.storage.filesystems.quotas import QuotaError, amount, read_quota
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.storage.filesystems.quotas import Quotas
+from mldebug_agents.storage.filesystems.quotas import QuotaCollector
 
 IDRQUOTA = "Bytes:  430.0 TB (86.10%)\nInodes: 1.2 M (41%)\n"
 PERCENT = r"\((?P<percent>[0-9.]+)%\)"
@@ -74,7 +74,7 @@ def test_tools_are_asked_in_children_that_may_fail_or_hang(bench: Workbench) -> 
             }
         )
     )
-    desk = Quotas(bench)
+    desk = QuotaCollector(bench)
     desk.look(1.0, [])
     assert [alarm.subject for alarm in desk.alarms()] == ["full"]
     assert {row["quota"] for row in desk.status()["quotas"]} == {"full", "fine"}

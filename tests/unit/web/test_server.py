@@ -25,8 +25,8 @@ from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 from mldebug.status.snapshot import Snapshot
-from mldebug.storage.checkpoints.state import SaveState
-from mldebug.storage.filesystems.state import Measure, PartState, StorageState
+from mldebug.storage.checkpoints.state import SeriesState
+from mldebug.storage.filesystems.state import CollectorState, Measure, StorageState
 from mldebug_agents.web import peer_credentials
 from mldebug_agents.web.client import AgentAnswer, ask_agent, inquire
 from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter
@@ -187,8 +187,8 @@ def test_what_others_write_and_save_is_hidden() -> None:
         *(Measure(metric="mldebug_rank_written_bytes", labels=(run, "0"), value=1.0) for run in ("r00t", "n0b0")),
         Measure(metric="mldebug_filesystem_size_bytes", labels=("/data",), value=1.0),
     )  # fmt: skip
-    storage = StorageState(parts=(PartState(name="x", at=1.0, measures=measures, rows=rows),))
-    places = (SaveState(folder="/ckpt/other", series="step_#"),)
+    storage = StorageState(parts=(CollectorState(name="x", at=1.0, measures=measures, rows=rows),))
+    places = (SeriesState(folder="/ckpt/other", series="step_#"),)
     seen = msgspec.structs.replace(SEEN, storage=storage, saves=places)
     theirs = view(seen, PeerCredentials(1, NOBODY), None)
     assert theirs.saves == ()

@@ -30,7 +30,7 @@ from mldebug.status.run_lines import ailing_lines, pace_words, stale_words, stat
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.storage_lines import saves_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.state import lines_of
-from mldebug.storage.filesystems.state import PartState, StorageState
+from mldebug.storage.filesystems.state import CollectorState, StorageState
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, MAX_VIEW
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -109,7 +109,7 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
 
 def _seen_now(bench: Workbench, found: Discovery) -> StorageState:
     """One look; whoever may not see the jobs does not see what they use: that is told, too."""
-    unseen = PartState(name="jobs", at=time.time(), gaps=tuple(found.gaps))
+    unseen = CollectorState(name="jobs", at=time.time(), gaps=tuple(found.gaps))
     return StorageState(parts=(*look_once(bench, found.jobs).parts, unseen))
 
 
