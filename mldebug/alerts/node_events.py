@@ -40,11 +40,7 @@ def together(words: Iterable[SubjectAlerts]) -> SubjectAlerts:
     )
 
 
-<<<<<<< HEAD
-def of_storage(parts: Iterable[PartState]) -> Iterator[SubjectAlerts]:
-=======
-def of_storage(parts: Iterable[CollectorState]) -> Iterator[Word]:
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+def of_storage(parts: Iterable[CollectorState]) -> Iterator[SubjectAlerts]:
     """One for each part that has looked."""
     for part in parts:
         begin = f"{STORAGE}{part.name}/"
@@ -75,11 +71,7 @@ def of_memory(told: NodeMemory | None) -> Iterator[SubjectAlerts]:
         yield SubjectAlerts(alarms=tuple(alarms), watched=(MEMORY,))
 
 
-<<<<<<< HEAD
-def of_saves(run: str, uid: int, states: Iterable[SaveState]) -> Iterator[SubjectAlerts]:
-=======
-def of_saves(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[Word]:
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+def of_saves(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[SubjectAlerts]:
     """A save that died is told as long as no newer one is there; `run` is empty for places of the configuration."""
     begin = f"{SAVES}{_name(run)}/"
     for one in states:

@@ -13,25 +13,14 @@ from mldebug.probes.history import JudgedSeries, SeriesTrend, sentence
 PROBES = "probe/"
 
 
-<<<<<<< HEAD
-def of_probes(judged: Iterable[Judged] | None) -> Iterator[SubjectAlerts]:
-    """Nothing where the history was not read."""
-    if judged is not None:
-        shifted = (one for one in judged if one.standing is Standing.SHIFTED)
-        yield SubjectAlerts(alarms=tuple(map(_alarm, shifted)), watched=(PROBES,))
-
-
-def _alarm(one: Judged) -> Alert:
-=======
-def of_probes(judged: Iterable[JudgedSeries] | None) -> Iterator[Word]:
+def of_probes(judged: Iterable[JudgedSeries] | None) -> Iterator[SubjectAlerts]:
     """Nothing where the history was not read."""
     if judged is not None:
         shifted = (one for one in judged if one.standing is SeriesTrend.SHIFTED)
-        yield Word(alarms=tuple(map(_alarm, shifted)), watched=(PROBES,))
+        yield SubjectAlerts(alarms=tuple(map(_alarm, shifted)), watched=(PROBES,))
 
 
-def _alarm(one: JudgedSeries) -> Alarm:
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+def _alarm(one: JudgedSeries) -> Alert:
     series = one.series
     labels = {
         "op": series.op,

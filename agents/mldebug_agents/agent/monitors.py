@@ -18,17 +18,10 @@ from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
 from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.jobs.queue.monitor import QueueBoard
 from mldebug_agents.jobs.ranks.discovery import Discovery
-<<<<<<< HEAD
-from mldebug_agents.probes.history.monitor import ProbeBoard
-from mldebug_agents.state.store import StateStore
-from mldebug_agents.storage.checkpoints.monitor import SaveBoard
-from mldebug_agents.storage.monitor import Storage
-=======
 from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
-from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.store import StateStore
 from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
 from mldebug_agents.storage.monitor import StorageMonitor
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -59,17 +52,10 @@ class Boards:
         inbox: "queue.SimpleQueue[Result | None]",
     ) -> None:
         self.hardware = HardwareMonitor.of(bench, ledger, inbox, bench.gpus)
-<<<<<<< HEAD
         self.notices = AlertNotifier(config, bench.node, ledger, inbox)
         self.acting = ActionRunner(config, bench, ledger, self.notices.book, inbox)
-        self._storage = Storage.of(bench, ledger, inbox)
-        self._saves = SaveBoard(bench, ledger, inbox, config.checkpoints)
-=======
-        self.notices = Notices(config, bench.node, ledger, inbox)
-        self.acting = Acting(config, bench, ledger, self.notices.book, inbox)
         self._storage = StorageMonitor.of(bench, ledger, inbox)
         self._saves = CheckpointMonitor(bench, ledger, inbox, config.checkpoints)
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
         self._memory = MemoryBoard(bench, inbox)
         self._queues = QueueBoard(config, bench, inbox)
         self._probes = ProbeHistoryMonitor(config.agent.state_dir, bench.reader, inbox)

@@ -9,13 +9,8 @@ import msgspec
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.redact import clean
-<<<<<<< HEAD
-from mldebug_agents.probes.python import INSIDE
-from mldebug_agents.system.spawn import Completed, OutputListener
-=======
 from mldebug_agents.probes.environment import INSIDE
-from mldebug_agents.system.spawn import Completed, Hearer
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+from mldebug_agents.system.spawn import Completed, OutputListener
 
 SILENCE = 30.0  # seconds without a beat after which a launcher is given up; importing torch does not stop it
 LONGEST_LINE = 8 << 20

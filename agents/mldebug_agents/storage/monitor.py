@@ -24,15 +24,9 @@ from mldebug.storage.filesystems.state import (
     StorageState,
 )
 from mldebug_agents.agent.workbench import Workbench
-<<<<<<< HEAD
 from mldebug_agents.state.key_value_store import KeyValueStore as Store
-from mldebug_agents.storage.dir_sizes.monitor import Trees
-from mldebug_agents.storage.filesystems.canary import Canary
-=======
-from mldebug_agents.state.key_value_store import Memory as Store
 from mldebug_agents.storage.dir_sizes.monitor import DirSizeCollector
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
 from mldebug_agents.storage.filesystems.evidence import stuck_devices, with_stuck
 from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotaCollector
 from mldebug_agents.storage.filesystems.monitor import FilesystemCollector

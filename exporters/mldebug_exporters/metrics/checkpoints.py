@@ -5,17 +5,10 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
-<<<<<<< HEAD
-from mldebug.storage.checkpoints.history import Kept
-from mldebug.storage.checkpoints.model import State
-from mldebug.storage.checkpoints.state import SaveState
-from mldebug_exporters.exposition.families import Family, FamilyTable, Importance, Sample
-=======
 from mldebug.storage.checkpoints.history import KnownCheckpoint
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState
-from mldebug_exporters.exposition.families import Family, Importance, Sample
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+from mldebug_exporters.exposition.families import Family, FamilyTable, Importance, Sample
 
 LABELS = ("run", "folder", "series")
 UNSAVED = "until a run has saved, and when it has ended"

@@ -80,15 +80,9 @@ class ProbesPage:
 
     def build(self, request: PageRequest) -> ProbesPageData:
         """From what the agent has read of its history."""
-<<<<<<< HEAD
         snapshot = request.snapshot
         judged = snapshot.probes or ()
-        shifted = sum(one.standing is Standing.SHIFTED for one in judged)
-=======
-        told = asked.told
-        judged = told.probes or ()
         shifted = sum(one.standing is SeriesTrend.SHIFTED for one in judged)
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
         return ProbesPageData(
             lead=_lead(judged, shifted),
             bad=bool(shifted),

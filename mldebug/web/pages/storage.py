@@ -17,15 +17,9 @@ from mldebug.hardware.host_memory.state import (
 )
 from mldebug.status.run_lines import ailing_lines
 from mldebug.status.snapshot import Snapshot
-<<<<<<< HEAD
 from mldebug.status.storage_lines import NOTHING, save_words
-from mldebug.storage.checkpoints.model import State
-from mldebug.storage.checkpoints.state import SaveState, lost_words, size_words
-=======
-from mldebug.status.storage_lines import NOTHING
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState, lost_words, size_words
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
 from mldebug.web.page import PageRequest
 from mldebug.web.storage_lists import MOST, WIDEST, ItemGroup, ListItem, groups, share
 
@@ -207,11 +201,7 @@ def _notes(snapshot: Snapshot) -> Iterator[str]:
         yield NOTHING
 
 
-<<<<<<< HEAD
-def _gaps(snapshot: Snapshot, memory: NodeMemory, states: Iterable[SaveState]) -> tuple[Gap, ...]:
-=======
-def _gaps(told: Snapshot, memory: NodeMemory, states: Iterable[SeriesState]) -> tuple[Gap, ...]:
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+def _gaps(snapshot: Snapshot, memory: NodeMemory, states: Iterable[SeriesState]) -> tuple[Gap, ...]:
     """Each once, however many ranks it hit."""
     every = (*(snapshot.storage.gaps if snapshot.storage else ()), *memory.gaps)
     every = (*every, *(gap for one in states for gap in one.gaps))

@@ -3,17 +3,10 @@
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
-<<<<<<< HEAD
 from mldebug.status.storage_lines import saves_part, storage_json, storage_lines
-from mldebug.storage.checkpoints.history import Seen, Series
-from mldebug.storage.checkpoints.model import State, Verdict
-from mldebug.storage.checkpoints.state import LISTED, tell
-=======
-from mldebug.status.storage_lines import storage_json, storage_lines
 from mldebug.storage.checkpoints.history import CheckpointReading, CheckpointSeries
 from mldebug.storage.checkpoints.model import CheckpointVerdict, Completeness
 from mldebug.storage.checkpoints.state import LISTED, series_state
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
 from mldebug.storage.filesystems.state import StorageState
 
 NOW = 1_700_000_000.0

@@ -19,15 +19,9 @@ from mldebug.storage.filesystems.history import (
     encode_histories,
 )
 from mldebug_agents.agent.workbench import Workbench
-<<<<<<< HEAD
 from mldebug_agents.state.key_value_store import KeyValueStore
-from mldebug_agents.storage.filesystems.monitor import Filesystems
-from mldebug_agents.storage.monitor import MEMO, Storage
-=======
-from mldebug_agents.state.key_value_store import Memory
 from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
 from mldebug_agents.storage.monitor import MEMO, StorageMonitor
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
 from mldebug_agents.system.workers import Result
 from unit.storage.test_filesystems import MIB, job, kinds, mounted, part, row
 

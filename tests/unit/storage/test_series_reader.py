@@ -16,11 +16,6 @@ from hung import hung_mount
 from mldebug.core.plugins import create_all
 from mldebug.storage.checkpoints.model import ByteRange, Completeness
 from mldebug_agents.storage.checkpoints import series_reader
-<<<<<<< HEAD
-from mldebug_agents.storage.checkpoints.file_search import OVERLAP, PIECE, read_part
-from mldebug_agents.storage.checkpoints.series_reader import SeriesLook, SeriesWatch
-from mldebug_agents.system.child.listing import FolderListing, LeftOut
-=======
 from mldebug_agents.storage.checkpoints.series_reader import (
     OVERLAP,
     PIECE,
@@ -28,8 +23,7 @@ from mldebug_agents.storage.checkpoints.series_reader import (
     SeriesReader,
     read_part,
 )
-from mldebug_agents.system.child.listing import Left, Listed
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+from mldebug_agents.system.child.listing import FolderListing, LeftOut
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import Spawner
@@ -123,19 +117,19 @@ STRANGER = f"""
 import os, sys, time
 from mldebug.core.plugins import create_all
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.storage.checkpoints.series_reader import SeriesReader
+from mldebug_agents.storage.checkpoints.series_reader import SeriesWatch
 from mldebug_agents.system.spawn import Spawner
-from mldebug_agents.storage.dir_sizes.updater import DirSizeUpdater
-from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
+from mldebug_agents.storage.dir_sizes.updater import Keeper
+from mldebug_agents.storage.dir_sizes.messages import Order
 layouts, folder = create_all("checkpoints"), sys.argv[1]
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 with Spawner() as spawner, Reader(spawner) as reader:
-    look = SeriesReader((folder, "step_#"), layouts).look("run", "", reader, frozenset(), {NOW})
+    look = SeriesWatch((folder, "step_#"), layouts).look("run", "", reader, frozenset(), {NOW})
     for one in sorted(look.seen, key=lambda one: one.name):
         print(one.name, one.verdict.state, one.verdict.why)
     print(look.whole, sorted(one.code for one in look.troubles), [one.reason for one in look.gaps])
-keeper = DirSizeUpdater(DirSizeRequest(path=folder))
+keeper = Keeper(Order(path=folder))
 while keeper.state().inodes is None:
     keeper.turn(1.0)
 print(keeper.state().inodes, keeper.state().unread, keeper.state().lower_bound)

@@ -14,15 +14,6 @@ import msgspec
 
 from mldebug.core.model import Gap
 from mldebug.core.redact import clean
-<<<<<<< HEAD
-from mldebug.storage.checkpoints.completeness import BESIDE, judge, parts_left, wants
-from mldebug.storage.checkpoints.grouping import gather, group_of
-from mldebug.storage.checkpoints.history import Seen, printable
-from mldebug.storage.checkpoints.model import Entry, Layout, Save, Verdict, Wanted
-from mldebug.storage.checkpoints.names import is_part, shape
-from mldebug_agents.storage.checkpoints.file_search import read_part
-from mldebug_agents.system.child.listing import FolderListing, LeftOut, ListedFile
-=======
 from mldebug.storage.checkpoints.completeness import BESIDE, judge, unread_files, wants
 from mldebug.storage.checkpoints.grouping import group_of, join_ranks
 from mldebug.storage.checkpoints.history import CheckpointReading, printable
@@ -34,8 +25,7 @@ from mldebug.storage.checkpoints.model import (
     Layout,
 )
 from mldebug.storage.checkpoints.names import is_part, series_of
-from mldebug_agents.system.child.listing import Found, Left, Listed
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+from mldebug_agents.system.child.listing import FolderListing, LeftOut, ListedFile
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 
@@ -184,11 +174,7 @@ class SeriesReader:
         self._known[one.path] = msgspec.structs.replace(known, seen=seen, looked=now)
         return troubles + [Trouble("unread", why) for why in known.unread[:1]]
 
-<<<<<<< HEAD
-    def _listed(self, one: ListedFile, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Save | None, list[Trouble]]:  # fmt: skip
-=======
-    def _listed(self, one: Found, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Checkpoint | None, list[Trouble]]:  # fmt: skip
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+    def _listed(self, one: ListedFile, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Checkpoint | None, list[Trouble]]:  # fmt: skip
         if one.kind == "file":
             entry = FileEntry("", one.size, one.mtime, inode=one.inode)
             return Checkpoint(name=one.path, folder=False, files=(entry,), beside=beside), []
@@ -241,11 +227,7 @@ def troubles_of(listed: FolderListing) -> tuple[Trouble, ...]:
     return tuple(Trouble(*told) for flag, told in _WHY.items() if flag in listed.left)
 
 
-<<<<<<< HEAD
-def _seen(save: Save, one: ListedFile, is_open: bool) -> Seen:
-=======
-def _seen(save: Checkpoint, one: Found, is_open: bool) -> CheckpointReading:
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+def _seen(save: Checkpoint, one: ListedFile, is_open: bool) -> CheckpointReading:
     all_times = [it.mtime for it in save.files] or [one.mtime]
     own = [
         it.mtime for it in save.files if is_part(basename(it.path))
@@ -263,13 +245,8 @@ def _seen(save: Checkpoint, one: Found, is_open: bool) -> CheckpointReading:
     )
 
 
-<<<<<<< HEAD
-def _entry(one: ListedFile) -> Entry:
-    return Entry(one.path, one.size, one.mtime, inode=one.inode)
-=======
-def _entry(one: Found) -> FileEntry:
+def _entry(one: ListedFile) -> FileEntry:
     return FileEntry(one.path, one.size, one.mtime, inode=one.inode)
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
 
 
 def _below(path: str, inner: str) -> str:
@@ -277,14 +254,8 @@ def _below(path: str, inner: str) -> str:
 
 
 PIECE = 1 << 20  # bytes
-
-
 OVERLAP = 100  # bytes, the longest match
-
-
 MOST_FOUND = 100_000  # different matches
-
-
 SEARCH_SECONDS = 8.0  # seconds for one file
 
 

@@ -6,20 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-<<<<<<< HEAD
-from mldebug_agents.storage.child.messages import Asked, Place, Reply, Round
-from mldebug_agents.system.child.link import ChildLink, WorkerStarter
-from mldebug_agents.system.spawn import ForkedWorker
-=======
 from mldebug_agents.storage.child.messages import (
     MountAnswer,
     MountAnswers,
     MountRequest,
     MountRequests,
 )
-from mldebug_agents.system.child.link import Link, WorkerStarter
-from mldebug_agents.system.spawn import Worker
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+from mldebug_agents.system.child.link import ChildLink
+from mldebug_agents.system.spawn import ForkedWorker
 
 NAME = "fsprobe"
 SECONDS = 3.0  # for all mounts of a round
@@ -52,13 +46,8 @@ class MountClient:
         self._number += 1
         try:
             worker.socket.settimeout(seconds + GRACE)
-<<<<<<< HEAD
-            link = ChildLink(worker.socket, msgspec.msgpack.Decoder(Reply))
-            link.send(Round(self._number, tuple(places), seconds))
-=======
-            link = Link(worker.socket, msgspec.msgpack.Decoder(MountAnswers))
+            link = ChildLink(worker.socket, msgspec.msgpack.Decoder(MountAnswers))
             link.send(MountRequests(self._number, tuple(places), seconds))
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
             while (reply := link.receive()).number != self._number:
                 pass
         except OSError:

@@ -36,13 +36,8 @@ _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 
 def serve(connection: socket.socket) -> None:
     """Answer rounds until the other side hangs up."""
-<<<<<<< HEAD
-    asking = Asking()
-    link = ChildLink(connection, msgspec.msgpack.Decoder(Round))
-=======
     asking = MountProber()
-    link = Link(connection, msgspec.msgpack.Decoder(MountRequests))
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+    link = ChildLink(connection, msgspec.msgpack.Decoder(MountRequests))
     with contextlib.suppress(ConnectionError):
         while True:
             link.send(asking.round(link.receive()))

@@ -11,15 +11,9 @@ import time
 
 import msgspec
 
-<<<<<<< HEAD
-from mldebug_agents.storage.dir_sizes.messages import MAX_BODY, Orders, Told
-from mldebug_agents.storage.dir_sizes.updater import Keeper
-from mldebug_agents.system.child.link import ChildLink
-=======
 from mldebug_agents.storage.dir_sizes.messages import MAX_BODY, DirSizeRequests, DirSizeUpdate
 from mldebug_agents.storage.dir_sizes.updater import DirSizeUpdater
-from mldebug_agents.system.child.link import Link
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+from mldebug_agents.system.child.link import ChildLink
 
 SLICE = 0.25  # seconds of work on one tree
 GATHER = 0.1  # seconds in which events gather before they are read
@@ -29,13 +23,8 @@ LONGEST = 5.0  # seconds without a word: what is told of an idle tree is no olde
 def serve(connection: socket.socket) -> None:
     """Keep the trees that are ordered; ends when the other side hangs up."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-<<<<<<< HEAD
-    keepers: list[Keeper] = []
-    link = ChildLink(connection, msgspec.msgpack.Decoder(Orders), max_body=MAX_BODY)
-=======
     keepers: list[DirSizeUpdater] = []
-    link = Link(connection, msgspec.msgpack.Decoder(DirSizeRequests), max_body=MAX_BODY)
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
+    link = ChildLink(connection, msgspec.msgpack.Decoder(DirSizeRequests), max_body=MAX_BODY)
     with contextlib.suppress(OSError):
         keepers += [DirSizeUpdater(order) for order in link.receive().orders]
         while True:
@@ -45,13 +34,8 @@ def serve(connection: socket.socket) -> None:
         keeper.close()
 
 
-<<<<<<< HEAD
-def _work(link: ChildLink[Orders], number: int, keeper: Keeper) -> None:
-    link.send(Told(number=number))
-=======
-def _work(link: Link[DirSizeRequests], number: int, keeper: DirSizeUpdater) -> None:
+def _work(link: ChildLink[DirSizeRequests], number: int, keeper: DirSizeUpdater) -> None:
     link.send(DirSizeUpdate(number=number))
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
     keeper.turn(SLICE)
     link.send(DirSizeUpdate(number=number, state=keeper.state()))
 

@@ -56,17 +56,10 @@ class DirSizeClient:
         self._orders = tuple(orders)
         self._clock = clock
         self._patience = patience
-<<<<<<< HEAD
         self._worker: ForkedWorker | None = None
-        self._link: ChildLink[Told] | None = None
-        self._kept: list[Order] = []  # by the worker, in its order
-        self._states: dict[str, TreeState] = {}
-=======
-        self._worker: Worker | None = None
-        self._link: Link[DirSizeUpdate] | None = None
+        self._link: ChildLink[DirSizeUpdate] | None = None
         self._kept: list[DirSizeRequest] = []  # by the worker, in its order
         self._states: dict[str, DirSize] = {}
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
         self._stuck: dict[str, float] = {}  # path -> unix time
         self._working: tuple[int, float] | None = None  # tree, and since when
         self._not_before = 0.0
@@ -106,15 +99,9 @@ class DirSizeClient:
         self._not_before = self._clock() + AGAIN
         try:
             worker = self._worker = self._starter.fork_worker(NAME)
-<<<<<<< HEAD
-            decoder = msgspec.msgpack.Decoder(Told)
-            self._link = ChildLink(worker.socket, decoder, max_body=MAX_BODY)
-            self._link.send(Orders(orders=tuple(self._kept)))
-=======
             decoder = msgspec.msgpack.Decoder(DirSizeUpdate)
-            self._link = Link(worker.socket, decoder, max_body=MAX_BODY)
+            self._link = ChildLink(worker.socket, decoder, max_body=MAX_BODY)
             self._link.send(DirSizeRequests(orders=tuple(self._kept)))
->>>>>>> bc3eed8 (Storage and probes: small modules merged, each class named for what it is, no name twice)
             worker.socket.setblocking(False)
         except OSError as error:
             log.warning("trees: nobody counts them: %s", error)
