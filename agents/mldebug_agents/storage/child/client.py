@@ -12,7 +12,7 @@ from mldebug_agents.storage.child.messages import (
     MountRequest,
     MountRequests,
 )
-from mldebug_agents.system.child.link import ChildLink
+from mldebug_agents.system.child.link import ChildLink, WorkerStarter
 from mldebug_agents.system.spawn import ForkedWorker
 
 NAME = "fsprobe"
