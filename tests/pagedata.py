@@ -22,19 +22,19 @@ from mldebug.hardware.host_memory.state import NodeMemory, judged
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.parse import parse_line
-from mldebug.probes.history import Judged, Run, Series, judge_all
+from mldebug.probes.history import JudgedSeries, ProbeRun, ProbeSeries, judge_all
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug.storage.checkpoints.history import Kept
-from mldebug.storage.checkpoints.model import State as Save
-from mldebug.storage.checkpoints.state import SaveState
+from mldebug.storage.checkpoints.history import KnownCheckpoint
+from mldebug.storage.checkpoints.model import Completeness as Save
+from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems import fullness
 from mldebug.storage.filesystems.forecast import Forecast
 from mldebug.storage.filesystems.fullness import Fullness
 from mldebug.storage.filesystems.limits import default_limit
-from mldebug.storage.filesystems.state import Alarm, PartState, Row, StorageState
-from mldebug_agents.storage.child.messages import Asked, Space
-from mldebug_agents.storage.filesystems.mounts import Used
-from mldebug_agents.storage.filesystems.state import Seen, row, stuck
+from mldebug.storage.filesystems.state import CollectorState, Row, StorageAlert, StorageState
+from mldebug_agents.storage.child.messages import MountAnswer, Space
+from mldebug_agents.storage.filesystems.mounts import UsedMount
+from mldebug_agents.storage.filesystems.state import FilesystemReading, filesystem_row, stuck_alert
 from mldebug_agents.system.procfs import Mount
 from snapshots import AT, moving, snapshot
 
@@ -56,61 +56,65 @@ def quiet(*runs: RunState, **changes: object) -> Snapshot:
 # --- storage -------------------------------------------------------------------------------------
 
 
-def mounted(point: str, source: str, kind: str, share: float, size: int, ahead: Forecast = STILL) -> Seen:  # fmt: skip
+def mounted(point: str, source: str, kind: str, share: float, size: int, ahead: Forecast = STILL) -> FilesystemReading:  # fmt: skip
     """One filesystem at one look, used by 8 ranks."""
     left = int(size * (1 - share))
     space = Space(size=size, free=left, available=left, inodes=10**7, inodes_free=9_700_000)
     now = Fullness(size=size, left=left, inodes=1e7, inodes_left=9.7e6)
-    return Seen(used=_used(point, source, kind), asked=Asked(mount=1, space=space), now=now, ahead=(ahead, Forecast()))  # fmt: skip
+    return FilesystemReading(used=_used(point, source, kind), asked=MountAnswer(mount=1, space=space), now=now, ahead=(ahead, Forecast()))  # fmt: skip
 
 
-def hanging_mount(point: str, source: str, seconds: float) -> Seen:
+def hanging_mount(point: str, source: str, seconds: float) -> FilesystemReading:
     """One that does not answer."""
     why = f"it has not answered for {fullness.duration_words(seconds)}"
-    return Seen(used=_used(point, source, "nfs4"), asked=Asked(mount=2, reason=why, stuck=seconds))
+    return FilesystemReading(
+        used=_used(point, source, "nfs4"), asked=MountAnswer(mount=2, reason=why, stuck=seconds)
+    )
 
 
-def _used(point: str, source: str, kind: str) -> Used:
+def _used(point: str, source: str, kind: str) -> UsedMount:
     mount = Mount(id=1, point=point, fstype=kind, source=source, device=f"0:{len(point)}")
-    return Used(mount=mount, path=point.encode(), ranks=set(range(100, 108)), public=True)
+    return UsedMount(mount=mount, path=point.encode(), ranks=set(range(100, 108)), public=True)
 
 
-def filesystems(*seen: Seen) -> PartState:
+def filesystems(*seen: FilesystemReading) -> CollectorState:
     """The part that looked at these, with the alarms that it would raise."""
     gaps = [Gap(what=f"filesystem {one.used.title}", reason=one.asked.reason) for one in seen if one.asked.reason]  # fmt: skip
-    return PartState(
+    return CollectorState(
         name="filesystems",
         at=AT,
-        rows={"filesystems": tuple(map(row, seen))},
+        rows={"filesystems": tuple(map(filesystem_row, seen))},
         alarms=tuple(alarm for one in seen for alarm in _alarms(one)),
         gaps=tuple(gaps),
     )
 
 
-def _alarms(one: Seen) -> Iterable[Alarm]:
+def _alarms(one: FilesystemReading) -> Iterable[StorageAlert]:
     if one.now is None:
-        return [stuck(one)]
+        return [stuck_alert(one)]
     limits = (default_limit(one.used.name), 0.85)
-    return fullness.alarms(one.used.title, one.now, limits, one.ahead, (86400.0, 3))
+    return fullness.fullness_alerts(one.used.title, one.now, limits, one.ahead, (86400.0, 3))
 
 
-def part(name: str, *rows: Row, alarms: tuple[Alarm, ...] = ()) -> PartState:
+def part(name: str, *rows: Row, alarms: tuple[StorageAlert, ...] = ()) -> CollectorState:
     """Another part with these rows under its own name."""
-    return PartState(name=name, at=AT, rows={name: rows}, alarms=alarms)
+    return CollectorState(name=name, at=AT, rows={name: rows}, alarms=alarms)
 
 
-def kept(step: int, state: Save = Save.COMPLETE, minutes: float = 12.0, why: str = "") -> Kept:
+def kept(
+    step: int, state: Save = Save.COMPLETE, minutes: float = 12.0, why: str = ""
+) -> KnownCheckpoint:
     """One save."""
     at = AT - 60 * minutes
-    return Kept(name=f"step_{step}", state=state, why=why, layout="distributed", size=412 * GIB,
+    return KnownCheckpoint(name=f"step_{step}", state=state, why=why, layout="distributed", size=412 * GIB,
                 shards=8, began=at - 95, ended=at, step=step, world_size=8)  # fmt: skip
 
 
-def saved(run: str = JOB, **changes: object) -> SaveState:
+def saved(run: str = JOB, **changes: object) -> SeriesState:
     """One series of saves."""
     newest = kept(1300, Save.WRITING, 0.1)
     listed = (newest, *(kept(1200 - 100 * one, minutes=12.0 + 28 * one) for one in range(4)))
-    made = SaveState(
+    made = SeriesState(
         run=run, folder="/scratch/ada/ckpt", series="step_#", last=listed[1], newest=newest, listed=listed,
         lost_seconds=815.0, lost_steps=104, period=1680.0,
         sentence="last complete checkpoint step_1200 12m ago (412.0 GiB in 1m35s, 4.3 GiB/s); if it dies now 13m35s of work and"
@@ -144,7 +148,7 @@ def storage(*, ranks: int = 8, writers: int = 4) -> Snapshot:
         mounted("/dev/shm", "tmpfs", "tmpfs", 0.03, 1008 * GIB),
     )
     quota: Row = {"quota": "work", "used_ratio": 0.914, "line": "work: 91.4% used, 18.3 TiB of 20 TiB"}  # fmt: skip
-    alarm = Alarm(kind="quota", subject="work", sentence=f"quota {quota['line']}")
+    alarm = StorageAlert(kind="quota", subject="work", sentence=f"quota {quota['line']}")
     tree: Row = {"path": "/scratch/ada/ckpt", "line": "/scratch/ada/ckpt: 3.62 TiB in 4214 inodes, kept fresh by events, as of 2s ago"}  # fmt: skip
     part_trees: Row = {"path": "/data/cache", "lower_bound": True, "line": "/data/cache: at least 1.1 TiB in 918 inodes, counted anew from time to time, as of 9m ago; 12 of its entries could not be looked at"}  # fmt: skip
     wrote = tuple[Row, ...](
@@ -218,21 +222,21 @@ def gpus() -> Snapshot:
 
 # --- probes --------------------------------------------------------------------------------------
 
-SERIES = Series(op="all_reduce", bytes=1 << 30, dtype="float32", ranks=8, device="NVIDIA H200", nodes="gpu-17",
+SERIES = ProbeSeries(op="all_reduce", bytes=1 << 30, dtype="float32", ranks=8, device="NVIDIA H200", nodes="gpu-17",
                 torch="2.13.0", nccl="2.28.9", nccl_algo="", variables="")  # fmt: skip
 
 
-def measured(speeds: Iterable[float], **changes: object) -> tuple[Series, list[Run]]:
+def measured(speeds: Iterable[float], **changes: object) -> tuple[ProbeSeries, list[ProbeRun]]:
     """A series with a run each day, the last one 3 hours ago; GB/s."""
     values = list(speeds)
     runs = [
-        Run(at=AT - 10800 - 86400 * (len(values) - 1 - day), seconds=(1 << 30) / speed / 1e9, busbw=speed * 1e9)
+        ProbeRun(at=AT - 10800 - 86400 * (len(values) - 1 - day), seconds=(1 << 30) / speed / 1e9, busbw=speed * 1e9)
         for day, speed in enumerate(values)
     ]  # fmt: skip
     return replace(SERIES, **changes), runs
 
 
-def history() -> tuple[Judged, ...]:
+def history() -> tuple[JudgedSeries, ...]:
     """One series has shifted, one got better, one is new, the others are steady."""
     dice = random.Random(7)
 

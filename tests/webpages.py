@@ -88,7 +88,7 @@ def pages(state_dir: Path, told: Snapshot, **settings: object) -> Iterator[Agent
     server = AgentServer(AgentConfig(state_dir=state_dir, **({"listen": ""} | settings)))  # type: ignore[arg-type]
     server.publish(told)
     server.start()
-    server.serve_door(open_unix(state_dir))
+    server.serve_socket(open_unix(state_dir))
     try:
         yield server
     finally:

@@ -10,9 +10,9 @@ import msgspec
 from mldebug.alerts.model import Alert, Severity
 from mldebug.core.redact import safe_line
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory, level_sentence
-from mldebug.storage.checkpoints.model import State as SaveNews
-from mldebug.storage.checkpoints.state import SaveState
-from mldebug.storage.filesystems.state import PartState
+from mldebug.storage.checkpoints.model import Completeness as SaveNews
+from mldebug.storage.checkpoints.state import SeriesState
+from mldebug.storage.filesystems.state import CollectorState
 
 STORAGE, MEMORY, SAVES = "storage/", "memory/", "saves/"
 GRAVE = ("stuck", "read_only")
@@ -40,7 +40,7 @@ def together(words: Iterable[SubjectAlerts]) -> SubjectAlerts:
     )
 
 
-def of_storage(parts: Iterable[PartState]) -> Iterator[SubjectAlerts]:
+def of_storage(parts: Iterable[CollectorState]) -> Iterator[SubjectAlerts]:
     """One for each part that has looked."""
     for part in parts:
         begin = f"{STORAGE}{part.name}/"
@@ -71,7 +71,7 @@ def of_memory(told: NodeMemory | None) -> Iterator[SubjectAlerts]:
         yield SubjectAlerts(alarms=tuple(alarms), watched=(MEMORY,))
 
 
-def of_saves(run: str, uid: int, states: Iterable[SaveState]) -> Iterator[SubjectAlerts]:
+def of_saves(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[SubjectAlerts]:
     """A save that died is told as long as no newer one is there; `run` is empty for places of the configuration."""
     begin = f"{SAVES}{_name(run)}/"
     for one in states:

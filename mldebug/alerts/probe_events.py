@@ -8,19 +8,19 @@ from collections.abc import Iterable, Iterator
 from mldebug.alerts.model import Alert, Severity
 from mldebug.alerts.node_events import SubjectAlerts
 from mldebug.core.redact import safe_line
-from mldebug.probes.history import Judged, Standing, sentence
+from mldebug.probes.history import JudgedSeries, SeriesTrend, sentence
 
 PROBES = "probe/"
 
 
-def of_probes(judged: Iterable[Judged] | None) -> Iterator[SubjectAlerts]:
+def of_probes(judged: Iterable[JudgedSeries] | None) -> Iterator[SubjectAlerts]:
     """Nothing where the history was not read."""
     if judged is not None:
-        shifted = (one for one in judged if one.standing is Standing.SHIFTED)
+        shifted = (one for one in judged if one.standing is SeriesTrend.SHIFTED)
         yield SubjectAlerts(alarms=tuple(map(_alarm, shifted)), watched=(PROBES,))
 
 
-def _alarm(one: Judged) -> Alert:
+def _alarm(one: JudgedSeries) -> Alert:
     series = one.series
     labels = {
         "op": series.op,

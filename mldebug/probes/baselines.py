@@ -10,7 +10,7 @@ import yaml
 FILE = Path(__file__).with_name("baselines.yaml")
 
 
-class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PublishedFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One figure: `best` or `least`, per second. `gpus`: it holds for so many together; 0: for each."""
 
     source: str
@@ -19,26 +19,26 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: int = 0
 
 
-class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModelBaselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was published of one model."""
 
     match: str
-    matmul_bf16: Expected | None = None
-    host_to_device: Expected | None = None
-    peer_copy: Expected | None = None
-    all_reduce: Expected | None = None
+    matmul_bf16: PublishedFigure | None = None
+    host_to_device: PublishedFigure | None = None
+    peer_copy: PublishedFigure | None = None
+    all_reduce: PublishedFigure | None = None
 
 
 class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
 
     share: float
-    models: tuple[Model, ...]
+    models: tuple[ModelBaselines, ...]
 
     def limit(self, name: str, figure: str, gpus: int = 0) -> tuple[float, str] | None:
         """What a GPU of this name must reach at least, and whose figure that is; None where nobody has published one."""
         for model in self.models:
-            found: Expected | None = getattr(model, figure, None)
+            found: PublishedFigure | None = getattr(model, figure, None)
             if re.search(model.match, name) and found is not None and found.gpus in (0, gpus):
                 if found.least is not None:
                     return found.least, found.source

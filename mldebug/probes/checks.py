@@ -6,19 +6,19 @@ from typing import Literal
 
 from mldebug.core.model import Spoken
 from mldebug.probes.baselines import Baselines
-from mldebug.probes.pairs import rate
+from mldebug.probes.pairs import rate_words
 
-State = Literal["fine", "failed", "skipped"]
+CheckState = Literal["fine", "failed", "skipped"]
 SPREAD = {"matmul": 0.05, "device_to_device": 0.1, "host_to_device": 0.2, "device_to_host": 0.2}
 """How far a GPU may stay below the median of its model on this node; ways to the host differ by socket."""
 LONGEST_REASON = 100
 
 
-class Check(Spoken, frozen=True, kw_only=True):
+class NodeCheck(Spoken, frozen=True, kw_only=True):
     """One thing that was looked at. `figures`: what was measured, by `GPU 0` and the like, per second."""
 
     stage: str
-    state: State
+    state: CheckState
     sentence: str
     seconds: float = 0.0
     figures: dict[str, float] = {}
@@ -31,10 +31,10 @@ class Acceptance(Spoken, frozen=True, kw_only=True):
     fit: bool
     verdict: str
     drain_reason: str  # "" where it is fit
-    checks: tuple[Check, ...]
+    checks: tuple[NodeCheck, ...]
 
 
-def accept(node: str, checks: Sequence[Check], cut: str = "") -> Acceptance:
+def accept(node: str, checks: Sequence[NodeCheck], cut: str = "") -> Acceptance:
     """Fit where nothing failed and nothing was `cut` short, which is no reason to drain it; what was skipped is named."""
     failed = [one for one in checks if one.state == "failed"]
     fine = [one.stage for one in checks if one.state == "fine"]
@@ -55,7 +55,7 @@ def accept(node: str, checks: Sequence[Check], cut: str = "") -> Acceptance:
     )
 
 
-def drain_reason(failed: Sequence[Check]) -> str:
+def drain_reason(failed: Sequence[NodeCheck]) -> str:
     """One line of at most 100 characters without quotes, as `scontrol update reason=` takes it."""
     if not failed:
         return ""
@@ -91,7 +91,7 @@ def rates_check(
     models: Mapping[str, str],
     baselines: Baselines,
     seconds: float = 0.0,
-) -> Check:
+) -> NodeCheck:
     """One figure of all GPUs of a node, against each other and against what was published."""
     wrong = below_others(rates, models, SPREAD[figure])
     published = "matmul_bf16" if figure == "matmul" else figure
@@ -102,7 +102,7 @@ def rates_check(
     words = figure.replace("_", " ")
     slowest = min(rates, key=lambda who: rates[who])
     fine = f"{words}: {amount(figure, rates[slowest])} or more"
-    return Check(
+    return NodeCheck(
         stage=stage,
         state="failed" if wrong else "fine",
         sentence=f"{words}: {'; '.join(wrong)}" if wrong else fine,
@@ -113,4 +113,4 @@ def rates_check(
 
 def amount(figure: str, value: float) -> str:
     """`780 TFLOPS` or `52 GB/s`."""
-    return f"{value / 1e12:.3g} TFLOPS" if figure == "matmul" else rate(value)
+    return f"{value / 1e12:.3g} TFLOPS" if figure == "matmul" else rate_words(value)

@@ -1,11 +1,38 @@
-"""One measured collective: what is printed, written and compared."""
+"""Measured collectives: times of ranks, their spread, and bandwidths by the factors that nccl-tests publishes.
 
-from collections.abc import Sequence
+`bytes` is what nccl-tests calls size: the larger of the send and receive buffers of one rank. The algorithm bandwidth is
+bytes / time; the bus bandwidth multiplies it by a factor of the number of ranks n, so that it can be compared with the
+links whatever n is. Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import median
 
 import msgspec
 
-from mldebug.probes.formulas import algbw, busbw
-from mldebug.probes.statistics import Spread, slowest, spread
+FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+    "send_recv": lambda n: 1.0,
+    "barrier": lambda n: 0.0,  # moves no payload: only its time counts
+}
+
+
+OPS = tuple(FACTORS)
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Of some values, in their unit. `p99` is the nearest rank: the largest of fewer than 100."""
+
+    min: float
+    median: float
+    max: float
+    p99: float
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +43,7 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
     correct: bool | None
 
 
-class Collective(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveResult(msgspec.Struct, frozen=True, kw_only=True):
     """One op with one payload. `correct` is None where there is no value to check (barrier)."""
 
     op: str
@@ -29,13 +56,13 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     correct: bool | None
 
 
-def collective(
+def collective_result(
     op: str, size: int, times: Sequence[Sequence[float]], wrong: Sequence[int | None]
-) -> Collective:
+) -> CollectiveResult:
     """From seconds, one row a rank, and the wrong elements that each rank counted (None: nothing to check)."""
     ranks = len(times)
     whole = spread(slowest(times))
-    return Collective(
+    return CollectiveResult(
         op=op,
         bytes=size,
         ranks=ranks,
@@ -57,3 +84,25 @@ def _right(wrong: int | None) -> bool | None:
 def _sum(wrong: Sequence[int | None]) -> int | None:
     known = [one for one in wrong if one is not None]
     return sum(known) if known else None
+
+
+def algbw(size: int, seconds: float) -> float:
+    """Algorithm bandwidth in bytes per second."""
+    return size / seconds if seconds > 0 else 0.0
+
+
+def busbw(op: str, size: int, seconds: float, ranks: int) -> float:
+    """Bus bandwidth in bytes per second."""
+    return algbw(size, seconds) * FACTORS[op](ranks)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The spread of at least one value."""
+    ordered = sorted(values)
+    nearest = ordered[math.ceil(0.99 * len(ordered)) - 1]
+    return Spread(min=ordered[0], median=median(ordered), max=ordered[-1], p99=nearest)
+
+
+def slowest(times: Sequence[Sequence[float]]) -> list[float]:
+    """Of each repetition the time of the rank that took longest: an operation is done when all are. One row a rank."""
+    return [max(one) for one in zip(*times, strict=True)]

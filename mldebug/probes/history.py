@@ -16,7 +16,7 @@ import msgspec
 
 from mldebug.core.model import Noun
 from mldebug.core.redact import safe_line
-from mldebug.probes.collectives import Collective
+from mldebug.probes.collectives import CollectiveResult
 
 LAST = 3  # runs that must agree
 LEAST = 8  # runs before them
@@ -31,7 +31,7 @@ RECENT = 30  # runs whose speeds are told
 ACCEPTED = 30  # shifted runs in a row, after which they are the usual ones
 
 
-class Standing(StrEnum):
+class SeriesTrend(StrEnum):
     """What the last runs of a series are."""
 
     FEW = "few_runs"  # too few to say
@@ -40,10 +40,10 @@ class Standing(StrEnum):
     IMPROVED = "improved"  # faster, and lastingly so
 
 
-CHANGED = (Standing.SHIFTED, Standing.IMPROVED)
+CHANGED = (SeriesTrend.SHIFTED, SeriesTrend.IMPROVED)
 
 
-class Series(Noun, frozen=True, kw_only=True, omit_defaults=False):
+class ProbeSeries(Noun, frozen=True, kw_only=True, omit_defaults=False):
     """What must be the same for two runs to be compared."""
 
     op: str
@@ -64,7 +64,7 @@ class Series(Noun, frozen=True, kw_only=True, omit_defaults=False):
         return " ".join(filter(None, (algo, self.variables)))
 
 
-class Run(Noun, frozen=True, kw_only=True, omit_defaults=False):
+class ProbeRun(Noun, frozen=True, kw_only=True, omit_defaults=False):
     """One measurement. `at`: unix seconds; `seconds`: the median time; a barrier has no bandwidth (0)."""
 
     at: float
@@ -79,15 +79,15 @@ class Run(Noun, frozen=True, kw_only=True, omit_defaults=False):
         return 1 / self.seconds if self.seconds > 0 else 0.0
 
 
-class Judged(Noun, frozen=True, kw_only=True, omit_defaults=False):
+class JudgedSeries(Noun, frozen=True, kw_only=True, omit_defaults=False):
     """A series with its verdict. `median` and `mad` are of the runs before the last ones, in bytes or operations per second."""
 
-    series: Series
-    standing: Standing
+    series: ProbeSeries
+    standing: SeriesTrend
     runs: int
     median: float | None  # None: too few runs
     mad: float | None
-    last: tuple[Run, ...]  # the oldest first
+    last: tuple[ProbeRun, ...]  # the oldest first
     change: float | None = None  # of the last ones' median against it: -0.1 is 10 % slower
     low: float | None = None  # the band around the median, outside of which a run is odd
     high: float | None = None
@@ -102,11 +102,11 @@ class Usual(NamedTuple):
     low: float
     high: float
 
-    def standing(self, last: Sequence[float]) -> Standing:
+    def standing(self, last: Sequence[float]) -> SeriesTrend:
         """What the last speeds are against it."""
         if all(one < self.low for one in last):
-            return Standing.SHIFTED
-        return Standing.IMPROVED if all(one > self.high for one in last) else Standing.STEADY
+            return SeriesTrend.SHIFTED
+        return SeriesTrend.IMPROVED if all(one > self.high for one in last) else SeriesTrend.STEADY
 
 
 def usual_of(speeds: Sequence[float]) -> Usual:
@@ -125,11 +125,11 @@ def usual_of(speeds: Sequence[float]) -> Usual:
     )
 
 
-class Walk:
+class TrendDetector:
     """A series, run by run."""
 
     def __init__(self) -> None:
-        self.standing = Standing.FEW
+        self.standing = SeriesTrend.FEW
         self.usual: Usual | None = None
         self._before: deque[float] = deque(maxlen=MOST)
         self._odd: deque[float] = deque(maxlen=ACCEPTED)  # since a shift: no part of the usual ones
@@ -156,15 +156,15 @@ class Walk:
             self._odd.clear()
 
 
-def judge(series: Series, runs: Sequence[Run]) -> Judged:
+def judge(series: ProbeSeries, runs: Sequence[ProbeRun]) -> JudgedSeries:
     """From at least one run, the oldest first."""
     last = tuple(runs[-LAST:])
-    walk = Walk()
+    walk = TrendDetector()
     for one in runs:
         walk.take(one.speed)
     usual = walk.usual
     now = median(one.speed for one in last)
-    return Judged(
+    return JudgedSeries(
         series=series,
         standing=walk.standing,
         runs=len(runs),
@@ -178,25 +178,25 @@ def judge(series: Series, runs: Sequence[Run]) -> Judged:
     )
 
 
-def judge_all(told: Iterable[tuple[Series, Sequence[Run]]]) -> tuple[Judged, ...]:
+def judge_all(told: Iterable[tuple[ProbeSeries, Sequence[ProbeRun]]]) -> tuple[JudgedSeries, ...]:
     """Shifted ones first, then those that were measured last."""
     judged = [judge(series, runs) for series, runs in told if runs]
     return tuple(
-        sorted(judged, key=lambda one: (one.standing != Standing.SHIFTED, -one.last[-1].at))
+        sorted(judged, key=lambda one: (one.standing != SeriesTrend.SHIFTED, -one.last[-1].at))
     )
 
 
-def current(judged: Iterable[Judged]) -> tuple[Judged, ...]:
+def current(judged: Iterable[JudgedSeries]) -> tuple[JudgedSeries, ...]:
     """Without those of which another version of PyTorch or NCCL was measured later; the order stays."""
     told = tuple(judged)
-    newest: dict[Series, Judged] = {}
+    newest: dict[ProbeSeries, JudgedSeries] = {}
     for one in sorted(told, key=lambda each: each.last[-1].at):
         newest[msgspec.structs.replace(one.series, torch="", nccl="")] = one
     kept = {one.series for one in newest.values()}
     return tuple(one for one in told if one.series in kept)
 
 
-def sentence(one: Judged) -> str:
+def sentence(one: JudgedSeries) -> str:
     """What has changed: "all_reduce of 16777216 bytes, 8 ranks on n1: 12 % slower than …"; "" where nothing has."""
     than, series = change_words(one), one.series
     if not than:
@@ -205,7 +205,7 @@ def sentence(one: Judged) -> str:
     return safe_line(f"{what}: {than} ({figures(one)})", 400)
 
 
-def change_words(one: Judged) -> str:
+def change_words(one: JudgedSeries) -> str:
     """`12% slower than usual in each of the last 3 runs`; "" where nothing has changed."""
     if one.standing not in CHANGED or one.change is None:
         return ""
@@ -213,7 +213,7 @@ def change_words(one: Judged) -> str:
     return f"{abs(one.change):.0%} {word} than usual in each of the last {LAST} runs"
 
 
-def figures(one: Judged) -> str:
+def figures(one: JudgedSeries) -> str:
     """The speeds in words: "median 9.95 GB/s, last 8.80, 8.79, 8.81"."""
     unit, scale = ("GB/s", 1e9) if one.last[-1].busbw > 0 else ("per second", 1.0)
     last = ", ".join(f"{run.speed / scale:.4g}" for run in one.last)
@@ -223,13 +223,13 @@ def figures(one: Judged) -> str:
 
 
 def runs_of(
-    results: Iterable[Collective], common: Series, at: float
-) -> tuple[tuple[Series, Run], ...]:
+    results: Iterable[CollectiveResult], common: ProbeSeries, at: float
+) -> tuple[tuple[ProbeSeries, ProbeRun], ...]:
     """What a probe has measured as runs of its series; wrong values make no figure to compare with. `common`: all but op and size."""
     return tuple(
         (
             msgspec.structs.replace(common, op=one.op, bytes=one.bytes, ranks=one.ranks),
-            Run(at=at, seconds=one.time_seconds.median, busbw=one.busbw_bytes_per_second),
+            ProbeRun(at=at, seconds=one.time_seconds.median, busbw=one.busbw_bytes_per_second),
         )
         for one in results
         if one.correct is not False

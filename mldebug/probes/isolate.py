@@ -7,19 +7,28 @@ pairs were slow in some of their tries, too, so that chance may have made all of
 is told, with no name.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from mldebug.core.model import Spoken
-from mldebug.probes.pairs import USUAL, Judged, Limits, how, judge_pairs
-from mldebug.probes.trials import Pair, Trial, hurried
+from mldebug.probes.pairs import (
+    USUAL,
+    JudgedPairs,
+    Pair,
+    PairLimits,
+    Trial,
+    hurried,
+    judge_pairs,
+    outcome_words,
+    rate_words,
+)
 
 ENOUGH = 3  # bad pairs that name a member when not all were tried
 CLEARED = 2  # of them with members that are cleared
 FEW = 2  # names in a small world; more of them mean that something else is the matter
 
 
-class Culprit(Spoken, frozen=True, kw_only=True):
+class IsolationCulprit(Spoken, frozen=True, kw_only=True):
     """Who is bad, and why that is known."""
 
     kind: Literal["member", "link"]
@@ -32,7 +41,7 @@ class Isolation(Spoken, frozen=True, kw_only=True):
 
     outcome: Literal["fine", "found", "unknown"]
     sentence: str
-    culprits: tuple[Culprit, ...] = ()
+    culprits: tuple[IsolationCulprit, ...] = ()
     suspects: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()  # pairs that are neither good nor bad
     best: dict[str, float] = {}  # by path, bytes per second
@@ -41,12 +50,15 @@ class Isolation(Spoken, frozen=True, kw_only=True):
 def isolate(
     members: Sequence[str],
     trials: Iterable[Trial],
-    limits: Limits = USUAL,
+    limits: PairLimits = USUAL,
     absent: Mapping[str, str] = {},
 ) -> Isolation:
     """Name who is bad among `members`. `absent`: who never took part -> why."""
     all_ = list(trials)
-    told = [Culprit(kind="member", members=(name,), evidence=why) for name, why in absent.items()]
+    told = [
+        IsolationCulprit(kind="member", members=(name,), evidence=why)
+        for name, why in absent.items()
+    ]
     alone = _alone(all_)
     if len(alone) == len(members) > 1:  # what all have in common is the fault of none of them
         suspects = tuple(f"{one.members[0]}: {one.evidence}" for one in alone)
@@ -61,14 +73,16 @@ def isolate(
     return _answer(left, judged, [*told, *named], rest, _together(all_, out))
 
 
-def _few(members: list[Culprit], links: list[Culprit], most: int) -> list[Culprit]:
+def _few(
+    members: list[IsolationCulprit], links: list[IsolationCulprit], most: int
+) -> list[IsolationCulprit]:
     """Names stand for single faults: many links at once are two racks, or noise; many members are a wrong comparison."""
     if len(members) > most:
         return []
     return members + links if len(members) + len(links) <= most else members
 
 
-def _alone(trials: Iterable[Trial]) -> list[Culprit]:
+def _alone(trials: Iterable[Trial]) -> list[IsolationCulprit]:
     """Who could not even work alone, in any of its tries; wrong values are never excused by another one."""
     tries: dict[str, list[Trial]] = {}
     singles = [one for one in trials if len(one.members) == 1]
@@ -76,24 +90,26 @@ def _alone(trials: Iterable[Trial]) -> list[Culprit]:
         if not hurried(one, singles):
             tries.setdefault(one.members[0], []).append(one)
     return [
-        Culprit(kind="member", members=(name,), evidence=f"alone it {how(bad[0])}")
+        IsolationCulprit(
+            kind="member", members=(name,), evidence=f"alone it {outcome_words(bad[0])}"
+        )
         for name, some in tries.items()
         if (bad := [one for one in some if one.outcome == "wrong"])
         or (bad := some if all(one.outcome != "measured" for one in some) else [])
     ]
 
 
-def _cleared(judged: Judged) -> frozenset[str]:
+def _cleared(judged: JudgedPairs) -> frozenset[str]:
     return frozenset(name for pair in judged.good for name in pair)
 
 
-def _working(left: Sequence[str], judged: Judged) -> frozenset[str]:
+def _working(left: Sequence[str], judged: JudgedPairs) -> frozenset[str]:
     """Who works with two others or more, however unsure it is how well."""
     some = judged.good | judged.unsure
     return frozenset(name for name in left if len(judged.of(name, some)) > 1)
 
 
-def _members(left: Sequence[str], judged: Judged) -> list[Culprit]:
+def _members(left: Sequence[str], judged: JudgedPairs) -> list[IsolationCulprit]:
     cleared, working, found = _cleared(judged), _working(left, judged), []
     for name in left:
         bad = judged.of(name, judged.bad - judged.late)
@@ -106,16 +122,16 @@ def _members(left: Sequence[str], judged: Judged) -> list[Culprit]:
             told = (
                 f"all of its {len(bad)} pairs are bad: with {partners[0]} it {judged.why[bad[0]]}"
             )
-            found.append(Culprit(kind="member", members=(name,), evidence=told))
+            found.append(IsolationCulprit(kind="member", members=(name,), evidence=told))
     return found
 
 
-def _links(left: Sequence[str], judged: Judged) -> list[Culprit]:
+def _links(left: Sequence[str], judged: JudgedPairs) -> list[IsolationCulprit]:
     """A pair that is bad while both ends do well with others; where it is plainly bad it is enough that they work with two others."""
     order = {name: number for number, name in enumerate(left)}
     well, working = _cleared(judged), _working(left, judged)
     return [
-        Culprit(
+        IsolationCulprit(
             kind="link",
             members=tuple(sorted(pair, key=order.__getitem__)),
             evidence=f"the pair {judged.why[pair]}; both do well with others",
@@ -126,7 +142,7 @@ def _links(left: Sequence[str], judged: Judged) -> list[Culprit]:
     ]
 
 
-def _explained(judged: Judged, named: Iterable[Culprit]) -> set[Pair]:
+def _explained(judged: JudgedPairs, named: Iterable[IsolationCulprit]) -> set[Pair]:
     explained: set[Pair] = set()
     for one in named:
         if one.kind == "link":
@@ -140,14 +156,14 @@ def _together(trials: Iterable[Trial], out: set[str]) -> str:
     """What is wrong with larger groups in which nobody took part who is named already."""
     for one in trials:
         if len(one.members) > 2 and one.outcome != "measured" and not out & set(one.members):
-            return f"all {len(one.members)} together: it {how(one)}"
+            return f"all {len(one.members)} together: it {outcome_words(one)}"
     return ""
 
 
 def _answer(
     left: Sequence[str],
-    judged: Judged,
-    named: list[Culprit],
+    judged: JudgedPairs,
+    named: list[IsolationCulprit],
     rest: Sequence[Pair],
     together: str,
 ) -> Isolation:
@@ -177,7 +193,7 @@ def _answer(
     )
 
 
-def _doubts(judged: Judged, named: Sequence[Culprit]) -> list[Pair]:
+def _doubts(judged: JudgedPairs, named: Sequence[IsolationCulprit]) -> list[Pair]:
     out = {one.members[0] for one in named if one.kind == "member"}
     return sorted((pair for pair in judged.unsure if not out & pair), key=sorted)
 
@@ -186,7 +202,7 @@ def _words(pair: Pair, order: Sequence[str]) -> str:
     return " - ".join(sorted(pair, key=order.index))
 
 
-def _found(named: Sequence[Culprit], rest: Sequence[Pair]) -> str:
+def _found(named: Sequence[IsolationCulprit], rest: Sequence[Pair]) -> str:
     names = [
         f"the link {' - '.join(one.members)}" if one.kind == "link" else one.members[0]
         for one in named
@@ -198,3 +214,28 @@ def _found(named: Sequence[Culprit], rest: Sequence[Pair]) -> str:
 def _unknown(suspects: Sequence[str]) -> str:
     more = f", and {len(suspects) - 1} more" if len(suspects) > 1 else ""
     return f"cannot tell who is bad: {suspects[0]}{more}"
+
+
+MAX_LINES = 12
+
+
+def progress_lines(number: int, trials: Sequence[Trial]) -> Iterator[str]:
+    """What one step gave."""
+    for one in trials:
+        told = rate_words(one.bandwidth) if one.bandwidth is not None else one.outcome
+        outcome_words = "fine" if told == "measured" else told.replace("_", " ")
+        reason = f" ({one.reason})" if one.reason else ""
+        who = " - ".join(one.members) if len(one.members) < 3 else f"all {len(one.members)}"
+        yield f"step {number}: {who}: {outcome_words}{reason}"
+
+
+def isolation_lines(answer: Isolation) -> Iterator[str]:
+    """The sentence, the evidence, and what is not sure."""
+    yield answer.sentence
+    for one in answer.culprits:
+        yield f"  {' - '.join(one.members)}: {one.evidence}"
+    for head, some in (("cannot be told apart", answer.suspects), ("unsure", answer.unsure)):
+        for text in some[:MAX_LINES]:
+            yield f"  {head}: {text}"
+        if len(some) > MAX_LINES:
+            yield f"  {head}: {len(some) - MAX_LINES} more"

@@ -19,7 +19,7 @@ _NUMBER = re.compile(
 )  # strtoll's; what is empty counts as not set
 
 
-def nonsense(variables: Mapping[str, str]) -> Iterator[str]:
+def invalid_settings(variables: Mapping[str, str]) -> Iterator[str]:
     """One sentence for each variable whose value NCCL cannot obey."""
     for name, value in variables.items():
         words = [one for one in re.split(r"[,;:]", value.lower().replace("^", "")) if one]

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mldebug.probes.baselines import Baselines
-from mldebug.probes.checks import Check, rates_check
+from mldebug.probes.checks import NodeCheck, rates_check
 from mldebug.probes.isolate import isolate
-from mldebug.probes.pairs import rate
-from mldebug.probes.trials import Trial
+from mldebug.probes.pairs import Trial, rate_words
 
 Results = Mapping[str, Mapping[str, Any]]
 FREE = 0.9  # of a GPU's memory that must be free while nobody computes on it
@@ -16,13 +15,13 @@ _WORDS = {"late": "did not end in time", "died": "ended its process"}
 
 def stage_checks(
     stage: str, results: Results, seconds: float, models: Mapping[str, str], baselines: Baselines
-) -> Iterator[Check]:
+) -> Iterator[NodeCheck]:
     """The checks of one stage. `models`: the name of each GPU, by label."""
     broken = [f"{who}: {why}" for who, one in results.items() if (why := _failure(one))]
     wrong = [f"{who}: {why}" for who, one in results.items() if (why := _wrong(stage, one))]
     if broken or wrong:
         text = f"{stage}: {'; '.join([*wrong, *broken])}"
-        yield Check(stage=stage, state="failed", sentence=text, seconds=seconds)
+        yield NodeCheck(stage=stage, state="failed", sentence=text, seconds=seconds)
     told = {who: one for who, one in results.items() if not _failure(one)}
     if told:
         yield from _FIGURES[stage](told, seconds, models, baselines, not (broken or wrong))
@@ -45,46 +44,46 @@ def _wrong(stage: str, result: Mapping[str, Any]) -> str:
 
 def _memory(
     told: Results, seconds: float, models: Mapping[str, str], _: Baselines, whole: bool
-) -> Iterator[Check]:
+) -> Iterator[NodeCheck]:
     held = [
         f"{who}: {(one['total'] - one['free']) / 2**30:.1f} of {one['total'] / 2**30:.1f} GiB are taken already"
         for who, one in told.items()
         if one["free"] < FREE * one["total"]
     ]
     if held:
-        yield Check(stage="memory", state="failed", sentence=f"memory: {'; '.join(held)}", seconds=seconds)  # fmt: skip
+        yield NodeCheck(stage="memory", state="failed", sentence=f"memory: {'; '.join(held)}", seconds=seconds)  # fmt: skip
     elif whole:
         least = min(one["taken"] for one in told.values())
         sentence = f"memory: {least / 2**30:.0f} GiB or more written and read back"
         figures = {who: float(one["taken"]) for who, one in told.items()}
-        yield Check(stage="memory", state="fine", sentence=sentence, seconds=seconds, figures=figures)  # fmt: skip
+        yield NodeCheck(stage="memory", state="fine", sentence=sentence, seconds=seconds, figures=figures)  # fmt: skip
 
 
 def _matmul(
     told: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, _: bool
-) -> Iterator[Check]:
+) -> Iterator[NodeCheck]:
     yield from _unequal(told, models)
     rates = {who: one["flops"] for who, one in told.items()}
     yield rates_check("matmul", "matmul", rates, models, baselines, seconds)
 
 
-def _unequal(told: Results, models: Mapping[str, str]) -> Iterator[Check]:
+def _unequal(told: Results, models: Mapping[str, str]) -> Iterator[NodeCheck]:
     """The right product is one and the same on all; who has another than most of them is wrong."""
     sums = [one["checksum"] for one in told.values()]
     common = max(set(sums), key=sums.count)
     if 2 * sums.count(common) > len(sums) > sums.count(common):
         odd = [who for who, one in told.items() if one["checksum"] != common]
         sentence = f"matmul: {', '.join(odd)} has another product than the others"
-        yield Check(stage="matmul", state="failed", sentence=sentence)
+        yield NodeCheck(stage="matmul", state="failed", sentence=sentence)
     elif sums.count(common) < len(sums):
-        yield Check(
+        yield NodeCheck(
             stage="matmul", state="failed", sentence="matmul: the GPUs have different products"
         )
 
 
 def _copy(
     told: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, _: bool
-) -> Iterator[Check]:
+) -> Iterator[NodeCheck]:
     for figure in ("host_to_device", "device_to_host", "device_to_device"):
         rates = {who: one[figure] for who, one in told.items()}
         yield rates_check("copy", figure, rates, models, baselines, seconds)
@@ -92,7 +91,7 @@ def _copy(
 
 def _peers(
     told: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, whole: bool
-) -> Iterator[Check]:
+) -> Iterator[NodeCheck]:
     pairs = told["node"]["pairs"]
     trials = [
         Trial(
@@ -106,10 +105,10 @@ def _peers(
     figures = {" - ".join(one.members): one.bandwidth or 0.0 for one in trials}
     answer = isolate(members, trials) if len(members) > 2 else None
     wrong = [f"{' - '.join(one.members)}: {one.evidence}" for one in answer.culprits] if answer else []  # fmt: skip
-    wrong += [f"{who} has {rate(value)}" for who, value in figures.items() if _low(who, value, models, baselines)]  # fmt: skip
+    wrong += [f"{who} has {rate_words(value)}" for who, value in figures.items() if _low(who, value, models, baselines)]  # fmt: skip
     access = sum(one["access"] for one in pairs)
-    fine = f"peers: {access} of {len(pairs)} pairs have peer access, {rate(min(figures.values()))} or more"
-    yield Check(
+    fine = f"peers: {access} of {len(pairs)} pairs have peer access, {rate_words(min(figures.values()))} or more"
+    yield NodeCheck(
         stage="peers",
         state="failed" if wrong else "fine",
         sentence=f"peers: {'; '.join(wrong)}" if wrong else fine,
@@ -129,20 +128,20 @@ def _low(pair: str, value: float, models: Mapping[str, str], baselines: Baseline
     return limit is not None and value < limit[0]
 
 
-def _host(stage: str) -> Callable[..., Iterator[Check]]:
+def _host(stage: str) -> Callable[..., Iterator[NodeCheck]]:
     def check(
         told: Results, seconds: float, models: Mapping[str, str], _: Baselines, whole: bool
-    ) -> Iterator[Check]:
+    ) -> Iterator[NodeCheck]:
         speed = told["node"]["bandwidth"]
         how = "" if told["node"].get("direct", True) else ", through the page cache and synced"
         if whole:
-            sentence = f"{stage}: {rate(speed)}{how}"
-            yield Check(stage=stage, state="fine", sentence=sentence, seconds=seconds, figures={"node": speed})  # fmt: skip
+            sentence = f"{stage}: {rate_words(speed)}{how}"
+            yield NodeCheck(stage=stage, state="fine", sentence=sentence, seconds=seconds, figures={"node": speed})  # fmt: skip
 
     return check
 
 
-_FIGURES: dict[str, Callable[..., Iterator[Check]]] = {
+_FIGURES: dict[str, Callable[..., Iterator[NodeCheck]]] = {
     "memory": _memory,
     "matmul": _matmul,
     "copy": _copy,

@@ -1,16 +1,51 @@
-"""How each pair did in its tries: good, bad, or neither. Pure."""
+"""Trials of members and pairs (who took part, how it ended), and which pairs are good, bad or neither. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
-from mldebug.probes.trials import Pair, Trial, hurried
+from mldebug.core.model import Spoken
+
+Outcome = Literal["measured", "failed", "timed_out", "wrong"]  # wrong: values came out changed
+
+
+Pair = frozenset[str]
+
+
+HURRY = 0.5  # of its deadline that a try may take, or those that do not end tell nothing
+
+
+class Trial(Spoken, frozen=True, kw_only=True):
+    """One try of one member alone, a pair, or a larger group. Members are named as a person calls them."""
+
+    members: tuple[str, ...]
+    outcome: Outcome = "measured"
+    bandwidth: float | None = None  # bytes per second, the first quartile of the repetitions
+    path: str = ""  # pairs are compared only where the way between them is of one kind
+    reason: str = ""
+    alone: bool = False  # nothing else was tried at that moment
+    seconds: float = 0.0  # that it took, the deadline for one that did not end; 0: not known
+
+
+def hurried(late: Trial, trials: Iterable[Trial]) -> bool:
+    """Whether tries of its kind that went well needed so much of the deadline that this one may have missed it by chance."""
+    longest = max(
+        (
+            one.seconds
+            for one in trials
+            if one.outcome == "measured" and len(one.members) == len(late.members)
+        ),
+        default=0.0,
+    )
+    return late.outcome == "timed_out" and longest > HURRY * late.seconds > 0
+
 
 _WORDS = {"failed": "failed", "timed_out": "did not end in time", "wrong": "carried wrong values"}
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class PairLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of the best pair of the same path; `floor` is a bandwidth in bytes per second that each pair must reach."""
 
     slow: float = 0.5  # below it a pair is bad
@@ -18,10 +53,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     floor: float | None = None
 
 
-USUAL = Limits()
+USUAL = PairLimits()
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class JudgedPairs(msgspec.Struct, frozen=True, kw_only=True):
     """Every pair, sorted. `why` says of each that is not good how it did."""
 
     good: frozenset[Pair]
@@ -41,7 +76,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         return sorted((one for one in pairs if member in one), key=sorted)
 
 
-def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
+def judge_pairs(trials: Iterable[Trial], limits: PairLimits) -> JudgedPairs:
     """Sort pairs by their best try: what disturbs one try does not disturb all; wrong values are never excused.
 
     A try beside others is compared with tries beside others, one by itself with those by themselves.
@@ -64,7 +99,7 @@ def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
     chance = bad - far if _unsteady(bad, tries, best, limits) else frozenset()
     well = [one for pair in fixed["good"] for one in tries[pair]]
     late = (pair for pair in fixed["bad"] if any(hurried(one, well) for one in tries[pair]))
-    return Judged(
+    return JudgedPairs(
         noisy=any(_compared(one, best)[0] < limits.fine for one in well),
         late=frozenset(late),
         good=fixed["good"],
@@ -78,7 +113,7 @@ def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
 
 
 def _far(
-    bad: frozenset[Pair], tries: Mapping[Pair, Sequence[Trial]], limits: Limits
+    bad: frozenset[Pair], tries: Mapping[Pair, Sequence[Trial]], limits: PairLimits
 ) -> frozenset[Pair]:
     """Bad pairs that carried wrong values, or of which every try failed or was far slower than all tries of that path that are not of bad pairs."""
     slowest: dict[str, float] = {}
@@ -100,7 +135,7 @@ def _unsteady(
     bad: frozenset[Pair],
     tries: Mapping[Pair, Sequence[Trial]],
     best: Mapping[tuple[str, bool], float],
-    limits: Limits,
+    limits: PairLimits,
 ) -> bool:
     """Does other work slow pairs as much as a fault would: one that is not bad in some try, or any of them in one try and not in another?"""
     if any(
@@ -115,7 +150,7 @@ def _unsteady(
     return False
 
 
-def rate(bandwidth: float) -> str:
+def rate_words(bandwidth: float) -> str:
     """`12.3 GB/s`, in powers of ten as networks have it."""
     for unit, size in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if bandwidth >= size:
@@ -123,7 +158,7 @@ def rate(bandwidth: float) -> str:
     return f"{bandwidth:.3g} B/s"
 
 
-def how(trial: Trial) -> str:
+def outcome_words(trial: Trial) -> str:
     return _WORDS[trial.outcome] + (f": {trial.reason}" if trial.reason else "")
 
 
@@ -132,16 +167,16 @@ def _speed(trial: Trial) -> float:
 
 
 def _sort(
-    tries: Sequence[Trial], best: Mapping[tuple[str, bool], float], limits: Limits
+    tries: Sequence[Trial], best: Mapping[tuple[str, bool], float], limits: PairLimits
 ) -> tuple[str, str]:
     failed = [one for one in tries if one.outcome != "measured"]
     wrong = [one for one in failed if one.outcome == "wrong"]
     if wrong or len(failed) == len(tries):
-        return "bad", how((wrong or failed)[0])
+        return "bad", outcome_words((wrong or failed)[0])
     share, speed, top = max(_compared(one, best) for one in tries)
-    told = f"has {rate(speed)}, the best {rate(top)}"
+    told = f"has {rate_words(speed)}, the best {rate_words(top)}"
     if limits.floor is not None and speed < limits.floor:
-        return "bad", f"has {rate(speed)}, expected are {rate(limits.floor)}"
+        return "bad", f"has {rate_words(speed)}, expected are {rate_words(limits.floor)}"
     if share < limits.slow:
         return "bad", told
     if failed:

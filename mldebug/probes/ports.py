@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mldebug.probes.checks import Check
+from mldebug.probes.checks import NodeCheck
 
 WANTED = re.compile(r"(\d{1,3})(?:x(\d{1,4}))?")
 
@@ -30,12 +30,12 @@ def read_port(name: str, state: str, physical: str, speed: str) -> Port:
     )
 
 
-def ports_check(ports: Sequence[Port], wanted: str | None = None) -> Check:
+def ports_check(ports: Sequence[Port], wanted: str | None = None) -> NodeCheck:
     """`wanted`: `8`, or `8x400`: so many active ports of so many Gb/s. A port that is off is no fault by itself."""
     active = [one for one in ports if one.state == "ACTIVE"]
     half = [one for one in ports if one.physical == "LinkUp" and one.state != "ACTIVE"]
     if not ports and wanted is None:
-        return Check(stage="ib", state="skipped", sentence="ib: this node has no RDMA ports")
+        return NodeCheck(stage="ib", state="skipped", sentence="ib: this node has no RDMA ports")
     wrong = [f"{one.name} has a link and is {one.state or 'in no state'}" for one in half]
     if wanted is not None:
         count, speed = _wanted(wanted)
@@ -44,9 +44,9 @@ def ports_check(ports: Sequence[Port], wanted: str | None = None) -> Check:
             words = f" of {speed:g} Gb/s" if speed else ""
             wrong.append(f"{len(good)} of {count} ports{words} are active")
     if wrong:
-        return Check(stage="ib", state="failed", sentence=f"ib: {'; '.join(wrong)}")
+        return NodeCheck(stage="ib", state="failed", sentence=f"ib: {'; '.join(wrong)}")
     speeds = {one.name: (one.gigabits or 0.0) * 1e9 / 8 for one in active}
-    return Check(stage="ib", state="fine", sentence=f"ib: {len(active)} of {len(ports)} ports are active", figures=speeds)  # fmt: skip
+    return NodeCheck(stage="ib", state="fine", sentence=f"ib: {len(active)} of {len(ports)} ports are active", figures=speeds)  # fmt: skip
 
 
 def _wanted(text: str) -> tuple[int, float]:

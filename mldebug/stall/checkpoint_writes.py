@@ -1,4 +1,4 @@
-"""Does a process write a checkpoint? Told by its written bytes over the last seconds: a log never grows that fast."""
+"""Whether a process writes a checkpoint, from its written bytes over the last seconds: a log never grows that fast."""
 
 from collections import deque
 
@@ -8,25 +8,25 @@ FAST = 1024.0 * 1024.0  # bytes a second; logs, tensorboard and stdout stay far 
 
 
 class WriteRate:
-    """The written bytes of one process, reading by reading."""
+    """The write rate of one process, from the counter of its written bytes."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()  # of the last seconds, oldest first
+        self._readings: deque[tuple[float, int]] = deque()  # of the last seconds, oldest first
 
     def take(self, at: float, written: int) -> float | None:
         """Bytes a second since the oldest reading; None without an earlier one, or where 0 says that nobody may read."""
         if written <= 0:
             return None
-        if self._seen and written < self._seen[-1][1]:
-            self._seen.clear()  # another process
+        if self._readings and written < self._readings[-1][1]:
+            self._readings.clear()  # another process
         rate = self._rate(at, written)
-        self._seen.append((at, written))
-        while self._seen[-1][0] - self._seen[0][0] > WINDOW and len(self._seen) > 2:
-            self._seen.popleft()
+        self._readings.append((at, written))
+        while self._readings[-1][0] - self._readings[0][0] > WINDOW and len(self._readings) > 2:
+            self._readings.popleft()
         return rate
 
     def _rate(self, at: float, written: int) -> float | None:
-        if not self._seen or at <= self._seen[0][0]:
+        if not self._readings or at <= self._readings[0][0]:
             return None
-        since, before = self._seen[0]
+        since, before = self._readings[0]
         return (written - before) / (at - since)

@@ -1,7 +1,7 @@
-"""From answers of NCCL RAS to a sign of progress: a rank has launched a collective since the answer before.
+"""From answers of NCCL RAS to a progress signal: a rank has launched a collective since the answer before.
 
 Weaker than a step: a launch says nothing of completion, and a thread of its own may launch something for ever in a job that
-hangs. So in a run that tells its steps it counts for as long only as nobody would be blamed in anyway.
+hangs. So in a run that reports steps it counts only for a time in which no rank would be blamed anyway.
 """
 
 from mldebug.capture.nccl_ras.progress import brief, moved
@@ -12,18 +12,18 @@ LIMIT = 0.75  # of the time after which torch ends a collective, without a step
 
 
 class CollectiveProgress:
-    """What the answers of one attempt of one run have shown. Times are monotonic seconds."""
+    """Compares the answers of one attempt of one run. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._last: NcclRas | None = None
         self._moves = 0
         self._moved_at = 0.0
 
-    def take(self, told: NcclRas, at: float) -> None:
+    def take(self, answer: NcclRas, at: float) -> None:
         """Take one more answer; two that cannot be compared show nothing."""
-        if self._last is not None and moved(self._last, told):
+        if self._last is not None and moved(self._last, answer):
             self._moves, self._moved_at = self._moves + 1, at
-        self._last = brief(told)
+        self._last = brief(answer)
 
     def forget(self) -> None:
         """The next answer is compared with none before it: what happened in between is known from elsewhere."""
@@ -38,6 +38,6 @@ class CollectiveProgress:
 
 
 def stepped_at(look: RunLook) -> float:
-    """When the run last told a step, a record or a beat; infinite where it tells none."""
-    told = [one.at for one in look.progress if one.kind in STEPS]
-    return max(told, default=float("inf"))
+    """When the run last reported a step, a log record or a heartbeat; infinite where it reports none."""
+    times = [signal.at for signal in look.progress if signal.kind in STEPS]
+    return max(times, default=float("inf"))

@@ -1,4 +1,4 @@
-"""Does a GPU compute, or does its one waiting kernel only spin? Told by levels that the run itself has shown.
+"""Whether a GPU computes, or one waiting kernel only spins: decided by the power levels that the run itself has shown.
 
 A collective that waits keeps utilization at 100 %; memory traffic and power do not lie (2 x H200: 35 % and 690 W at work,
 0 % and 125 W in a hang). Where the middle lies is learned per GPU: no figure here belongs to one machine.
@@ -18,7 +18,7 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
     looks: int = 0  # at work
 
     def look(self, power: float | None, memory_utilization: float | None) -> bool | None:
-        """Learn from one reading and tell whether the device makes progress; None: it cannot be told.
+        """Learn from one reading. Returns whether the device makes progress, None where that is not known.
 
         `power` is better an average since the look before (from the energy counter) than a momentary value.
         """
@@ -34,7 +34,7 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
         return None if memory_utilization is None else False
 
     def learn(self, power: float | None, *, works: bool) -> None:
-        """Take one power in; `works` says that the device was seen to compute or move memory meanwhile."""
+        """Take one power in; `works` says whether the device computed or moved memory meanwhile."""
         if power is None or power <= 0:
             return
         self.floor = power if self.floor is None else min(self.floor, power)

@@ -34,40 +34,40 @@ Shape = tuple[str, str, bool]  # format, words, bare
 
 
 class MainLoopFilter:
-    """What the lines of one run look like."""
+    """Remembers the shapes of a run's log lines, and which of them are the training loop's own."""
 
     def __init__(self) -> None:
         self._own: dict[Shape, int] = {}  # how often
-        self._others: set[Shape] = set()
-        self._leading: set[Shape] = set()  # that have told the run's step
+        self._foreign: set[Shape] = set()
+        self._leading: set[Shape] = set()  # whose step is the run's
         self._in_a_row: tuple[Shape, int] | None = None
         self._losses = 0
         self._stride = 1
 
     def owns(self, record: LogRecord, step: int | None) -> bool:
-        """Say whether the loop wrote it, with the run at this step."""
+        """Whether the training loop wrote this record; `step` is where the run is."""
         shape = _shape_of(record)
         if shape in self._own:
             return True
-        if shape in self._others or self._is_foreign(record, step):
-            if len(self._others) < MAX_SHAPES:
-                self._others.add(shape)
+        if shape in self._foreign or self._is_foreign(record, step):
+            if len(self._foreign) < MAX_SHAPES:
+                self._foreign.add(shape)
             return False
         if len(self._own) < MAX_SHAPES:
             self._own[shape] = 0
         return True
 
-    def note(self, record: LogRecord) -> None:
-        """Take a record of the loop's own that told something new: rhythm is made of these."""
+    def learn(self, record: LogRecord) -> None:
+        """Take a new record of the loop's own: the rhythm is made of these."""
         shape = _shape_of(record)
         if shape in self._own:
             self._own[shape] += 1
         self._losses += record.loss is not None
 
     def leads(self, record: LogRecord, step: int | None) -> bool:
-        """Say whether the step of the loop's own record is that of the run, and note that it is."""
+        """Whether the step of this record, which is the loop's own, is the run's step; remembers its shape where it is."""
         shape = _shape_of(record)
-        if not (shape in self._leading or self._goes_on(record, step) or not self._known):
+        if not (shape in self._leading or self._goes_on(record, step) or not self._has_rhythm):
             before = self._in_a_row
             times = before[1] + 1 if before is not None and before[0] == shape else 1
             self._in_a_row = shape, times
@@ -81,12 +81,12 @@ class MainLoopFilter:
         return True
 
     @property
-    def _known(self) -> bool:
+    def _has_rhythm(self) -> bool:
         return self._losses >= RHYTHM or max(self._own.values(), default=0) >= WEAK_RHYTHM
 
     def _is_foreign(self, record: LogRecord, step: int | None) -> bool:
-        """Whether a shape that was not seen before is another thread's."""
-        if not (record.bare and self._known) or self._goes_on(record, step):
+        """Whether a record of an unfamiliar shape is another thread's."""
+        if not (record.bare and self._has_rhythm) or self._goes_on(record, step):
             return False
         return self._losses >= RHYTHM or " " in record.shape
 
@@ -100,7 +100,7 @@ def _shape_of(record: LogRecord) -> Shape:
     return record.format, record.shape, record.bare
 
 
-KEPT = 32  # different things said last; a hang has fewer, by however many threads
+KEPT = 32  # last different contents; a hang repeats fewer, by however many threads
 
 
 RISES = 3  # steps that a count must have climbed before it may start again
@@ -112,56 +112,62 @@ ECHO = 8  # steps by which one rank may be behind another
 Count = tuple[str, int | None]  # format, total
 
 
-Said = tuple[str, int | None, int | None, str, str, int]  # count, step, loss, place, mark
+Content = tuple[
+    str, int | None, int | None, str, str, int
+]  # format, total, step, loss, place, mark
 
 
 class NoveltyFilter:
-    """What was said last, the oldest first."""
+    """Remembers the last contents of a run's log records, and tells a new one from a repetition."""
 
     def __init__(self) -> None:
-        self._said: dict[Said, None] = {}
-        self._lone: Said | None = None  # nothing but a loss or a duration: rounded, they come back
-        self._aside: dict[Said, None] = {}  # without step and loss: how far an evaluation is
+        self._recent: dict[Content, None] = {}
+        self._lone: Content | None = (
+            None  # the last with nothing but a loss or a duration: these recur
+        )
+        self._evaluations: dict[
+            Content, None
+        ] = {}  # without step and loss: how far an evaluation is
 
     def is_news(self, record: LogRecord) -> bool:
-        """Take one record; say whether it tells anything that was not known."""
-        said = _content_of(record)
+        """Take one record and return whether it reports anything new."""
+        content = _content_of(record)
         if record.step is None and not record.place:
-            before, self._lone = self._lone, said
-            return said != before
+            before, self._lone = self._lone, content
+            return content != before
         if record.step is None and record.loss is None:
-            return _add_new(said, self._aside)
-        if said in self._said and self._starts_again(record):
+            return _add_new(content, self._evaluations)
+        if content in self._recent and self._starts_again(record):
             self._forget((record.format, record.total))
-        news = _add_new(said, self._said)
-        if news and self._aside:
-            self._aside = {}  # the next evaluation counts like the last
-        return news
+        is_new = _add_new(content, self._recent)
+        if is_new and self._evaluations:
+            self._evaluations = {}  # the next evaluation counts like the last
+        return is_new
 
     def _starts_again(self, record: LogRecord) -> bool:
         """Whether its count climbed, and fell to its beginning or by more than ranks are apart."""
         count, step = (record.format, record.total), record.step
-        steps = [it[2] for it in self._said if it[:2] == count and it[2] is not None]
+        steps = [it[2] for it in self._recent if it[:2] == count and it[2] is not None]
         if step is None or not steps or step >= steps[-1]:
             return False
         rises = sum(later > earlier for earlier, later in pairwise(steps))
         return rises >= RISES and (step <= 1 or steps[-1] - step > ECHO)
 
     def _forget(self, count: Count) -> None:
-        self._said = {said: None for said in self._said if said[:2] != count}
+        self._recent = {content: None for content in self._recent if content[:2] != count}
 
 
-def _add_new(said: Said, known: dict[Said, None]) -> bool:
-    if said in known:
+def _add_new(content: Content, contents: dict[Content, None]) -> bool:
+    if content in contents:
         return False
-    known[said] = None
-    if len(known) > KEPT:
-        del known[next(iter(known))]
+    contents[content] = None
+    if len(contents) > KEPT:
+        del contents[next(iter(contents))]
     return True
 
 
-def _content_of(record: LogRecord) -> Said:
-    """Losses are compared as text: no nan equals another. A duration counts where a line tells nothing else."""
+def _content_of(record: LogRecord) -> Content:
+    """Losses are compared as text: no nan equals another. A duration counts where a line has nothing else."""
     lone = record.step is None and record.loss is None
-    told = record.step_seconds if lone else record.loss
-    return record.format, record.total, record.step, str(told), record.place, record.mark
+    value = record.step_seconds if lone else record.loss
+    return record.format, record.total, record.step, str(value), record.place, record.mark

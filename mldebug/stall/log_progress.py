@@ -1,4 +1,4 @@
-"""From what a log said to signs of progress: only what it had not said before is movement."""
+"""From log records to progress signals: only a record of the training loop that reports something new is progress."""
 
 from collections.abc import Mapping
 
@@ -11,20 +11,17 @@ from mldebug.stall.step_times import StepTimer
 
 
 class LogProgress:
-    """What the logs of one run have told so far. A bar that is redrawn with the same step says nothing.
-
-    Neither does a line from a background thread: which lines are the loop's own is said in `loops`.
-    """
+    """The progress that the logs of one run have shown so far; `mldebug.stall.log_filters` decides what counts."""
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.loss: float | None = None
         self.step_seconds: float | None = None
         self._count: tuple[str, int | None] | None = None  # format and total of that step
-        self._sayings = NoveltyFilter()
-        self._loop = MainLoopFilter()
+        self._novelty = NoveltyFilter()
+        self._main_loop = MainLoopFilter()
         self._moves = 0
-        self._told = 0  # of these told in signals()
+        self._signalled = 0  # of these, already in signals()
         self._bytes = 0
         self._moved_at: float | None = None
         self._grown_at = 0.0
@@ -49,7 +46,7 @@ class LogProgress:
             self._bytes, self._grown_at = self._bytes + grew_bytes, now
         own = []
         for record in records:
-            if self._loop.owns(record, self.step):
+            if self._main_loop.owns(record, self.step):
                 own.append(record)
                 if self._learn(record):
                     self._moves, self._moved_at = self._moves + 1, now
@@ -64,12 +61,12 @@ class LogProgress:
     ) -> None:
         """Take the record that was there before we came, written at this monotonic time: how long it is quiet already.
 
-        `earlier` are those before it: told once more, they are no news.
+        `earlier` are those before it: repeated later, they are nothing new.
         """
-        for known in earlier if record is None else (*earlier, record):
-            if self._loop.owns(known, self.step):
-                self._learn(known)
-        if record is not None and self._loop.owns(record, self.step):
+        for old in earlier if record is None else (*earlier, record):
+            if self._main_loop.owns(old, self.step):
+                self._learn(old)
+        if record is not None and self._main_loop.owns(record, self.step):
             self._timer.begin(record, log, written_at)
         if record is not None:
             self._moved_at = max(written_at, self._moved_at or written_at)
@@ -78,7 +75,7 @@ class LogProgress:
         """The last state of each signal, for one `Look`."""
         found = []
         if self._moved_at is not None:
-            events, self._told = max(1, self._moves - self._told), self._moves
+            events, self._signalled = max(1, self._moves - self._signalled), self._moves
             at = self._moved_at
             found.append(
                 Progress(kind=ProgressKind.RECORD, value=self._moves, at=at, events=events)
@@ -93,43 +90,43 @@ class LogProgress:
             )
         return tuple(found)
 
-    def take_beats(self, beats: Mapping[int, Heartbeat], now: float) -> None:
-        """Take how far the ranks say that they are; steps that a log tells as well count once."""
-        records, at = self._hook.take(beats, now)
+    def take_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
+        """Take the heartbeats of the ranks; a step that a log reports as well counts once."""
+        records, at = self._hook.take(heartbeats, now)
         self._timer.take(records, HOOK, at)
 
     @property
     def hook_seconds(self) -> float | None:
-        """What a step took lately, as the ranks' own hooks tell; None before two steps."""
+        """Seconds of the last steps, as the ranks' own hooks report them; None before two steps."""
         return self._hook.seconds
 
     def restart(self) -> None:
-        """Other processes write now: a resumed run says the steps again that an earlier one has said."""
-        self._sayings, self._loop = NoveltyFilter(), MainLoopFilter()
+        """Other processes write now: a resumed run repeats steps that an earlier one has logged."""
+        self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
 
     def disown(self) -> None:
-        """What was told so far may be another job's: forget it; the histogram of step times only grows."""
+        """Forget all but the histogram of step times: what the logs had so far may be another job's."""
         self.step = self.loss = self.step_seconds = self._moved_at = self._count = None
         self._bytes = 0
-        self._sayings, self._loop = NoveltyFilter(), MainLoopFilter()
+        self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
 
     def _learn(self, record: LogRecord) -> bool:
-        """Take a record of the loop's own; say whether it tells anything that was not known."""
-        if not self._sayings.is_news(record):
+        """Take a record of the loop's own; return whether it reports anything new."""
+        if not self._novelty.is_news(record):
             return False
-        self._loop.note(record)
+        self._main_loop.learn(record)
         self._remember(record)
         return True
 
     def _remember(self, record: LogRecord) -> None:
         count = (record.format, record.total)
         behind = count == self._count and _is_behind(record, self.step)
-        if record.step is not None and not behind and self._loop.leads(record, self.step):
+        if record.step is not None and not behind and self._main_loop.leads(record, self.step):
             self.step, self._count = record.step, count
         self.loss = record.loss if record.loss is not None else self.loss
         self.step_seconds = record.step_seconds or self.step_seconds
 
 
 def _is_behind(record: LogRecord, step: int | None) -> bool:
-    """Another rank says what it has reached: that the first is further is known."""
+    """Whether it is the step of a rank that is behind the furthest one."""
     return step is not None and 1 < (record.step or 0) < step <= (record.step or 0) + ECHO

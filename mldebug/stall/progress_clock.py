@@ -1,4 +1,4 @@
-"""When did the job last move? Progress signals of one run, on a clock that counts only watched time.
+"""When did the job last make progress? The signals of one run, on a clock that counts only watched time.
 
 The watched clock advances with the looks, but never by more than three look intervals at once and never backwards: a
 pause of the agent, a suspended machine or a jumping clock is not held against the job.
@@ -11,21 +11,22 @@ import msgspec
 from mldebug.stall.signals import STEPS, Progress, ProgressKind, RunLook
 from mldebug.stall.timeouts import GapMemory, ProgressGaps
 
-UNSEEN = 3.0
+MAX_LOOKS_MISSED = 3.0
 BEATS = 10  # signs of a rhythm without step numbers, after which the job counts as started
 COUNTED = (ProgressKind.RECORD, ProgressKind.RAS, ProgressKind.LOG_GROWTH)
 """Counts since the agent came: after its restart they begin anew."""
 
 
 class ProgressMemory(msgspec.Struct, kw_only=True):
-    """What is known of the movement of one attempt; `at` is real (monotonic), the other times are watched."""
+    """What an agent remembers of the progress of one attempt; `at` is real (monotonic), the other times are watched."""
 
     now: float = 0.0
     looked_at: float | None = None
     values: dict[str, float] = {}
     progressed: float = 0.0
     progressed_at: float = 0.0
-    heard: bool = False  # progress has been seen to happen, not only found
+    # this agent saw progress happen, and did not only find a value that was there before; "heard" on disk
+    observed: bool = msgspec.field(default=False, name="heard")
     stepped: bool = False
     beats: int = 0
     grown: float | None = None
@@ -37,7 +38,8 @@ class StallMemory(msgspec.Struct, kw_only=True):
 
     run: str = ""
     attempt: int = 0
-    pulse: ProgressMemory = msgspec.field(default_factory=ProgressMemory)
+    # "pulse" on disk
+    progress: ProgressMemory = msgspec.field(default_factory=ProgressMemory, name="pulse")
     lived: bool = False  # the attempt has had ranks
     over: bool = False
     confirmed: bool = False
@@ -57,17 +59,17 @@ class ProgressClock:
     def __init__(self, interval: float, memory: ProgressMemory | None = None) -> None:
         self.memory = memory or ProgressMemory()
         self.gaps = ProgressGaps(self.memory.gaps)
-        self._most = UNSEEN * interval
+        self._most = MAX_LOOKS_MISSED * interval
         self._resumed = self.memory.looked_at  # by an earlier agent; None where there was none
         self._knew_step = ProgressKind.STEP in self.memory.values
-        self._heard: set[str] = set()
-        self._unseen = (
-            0.0  # seconds before the last look, of which those who tell have said nothing yet
+        self._reported: set[str] = set()
+        self._unknown = (
+            0.0  # seconds before the last look for which no node has reported its signals yet
         )
 
     def look_every(self, interval: float) -> None:
         """Change the usual time between two looks."""
-        self._most = UNSEEN * interval
+        self._most = MAX_LOOKS_MISSED * interval
 
     def begin_attempt(self) -> None:
         """Forget the progress, keep the clock and the rhythm."""
@@ -76,8 +78,8 @@ class ProgressClock:
             now=old.now, progressed=old.now, looked_at=None, gaps=self.gaps.memory
         )
 
-    def hear(self, look: RunLook, learn: bool) -> float | None:
-        """Take one look. Return the pause that ended with it where the job moved, else None."""
+    def update(self, look: RunLook, learn: bool) -> float | None:
+        """Take one look. Return the seconds without progress that ended with it, or None where the job did not move."""
         memory, before = self.memory, self.memory.looked_at
         at = look.at if math.isfinite(look.at) else before or 0.0
         passed = 0.0 if before is None else max(0.0, at - before)
@@ -87,7 +89,7 @@ class ProgressClock:
             memory.progressed, memory.progressed_at = memory.now, at
         signals = [signal for signal in look.progress if _is_sane(signal)]
         self._withdraw({signal.kind for signal in look.progress})
-        self._unseen = _unseen(signals, at)
+        self._unknown = _unknown_for(signals, at)
         moved = [signal for signal in signals if self._moved(signal, before)]
         if before is None:
             self._arrive(signals, at)
@@ -101,17 +103,17 @@ class ProgressClock:
 
     @property
     def quiet(self) -> float:
-        """Seconds without progress. What other nodes have not told yet is none: in a large cluster they tell every 20 s."""
-        return max(0.0, self.memory.now - self.memory.progressed - self._unseen)
+        """Seconds without progress, without the time that other nodes have not reported yet (every 20 s in a large cluster)."""
+        return max(0.0, self.memory.now - self.memory.progressed - self._unknown)
 
     @property
     def has_rhythm(self) -> bool:
-        """Whether any signal tells of steps, records or beats."""
+        """Whether any signal counts steps, log records or heartbeats."""
         return any(kind in self.memory.values for kind in STEPS)
 
     @property
-    def tells(self) -> bool:
-        """Whether there is any signal of the job's own, a log for one."""
+    def has_signal(self) -> bool:
+        """Whether there is any signal of the job's own, for example a log that grows."""
         return any(kind != ProgressKind.RAS for kind in self.memory.values)
 
     def started(self, look: RunLook) -> bool:
@@ -124,16 +126,16 @@ class ProgressClock:
 
     @property
     def last_step(self) -> str:
-        """The last step number that any signal told, or an empty string."""
-        known = (self.memory.values.get(kind) for kind in STEPS)
-        return next((f"{value:.15g}" for value in known if value is not None), "")
+        """The last step number of any signal, as text; empty where there is none."""
+        values = (self.memory.values.get(kind) for kind in STEPS)
+        return next((f"{value:.15g}" for value in values if value is not None), "")
 
     def _moved(self, signal: Progress, before: float | None) -> bool:
-        """Whether this signal changed since the look before. Log growth is noted, and never counts."""
+        """Whether this signal changed since the look before. Growth of a log is remembered, but is no movement."""
         old = self.memory.values.get(signal.kind)
         self.memory.values[signal.kind] = signal.value
-        anew = self._resumed is not None and signal.kind not in self._heard
-        self._heard.add(signal.kind)
+        anew = self._resumed is not None and signal.kind not in self._reported
+        self._reported.add(signal.kind)
         if anew and signal.kind in COUNTED:
             changed = signal.at > (self._resumed or 0.0) and not self._knew_step
         elif old is None:
@@ -146,14 +148,14 @@ class ProgressClock:
             return False
         return changed
 
-    def _withdraw(self, told: set[ProgressKind]) -> None:
-        """Forget a signal that this agent has heard and that is told no more: it was not this job's."""
-        for kind in self._heard - told:
+    def _withdraw(self, reported: set[ProgressKind]) -> None:
+        """Forget a signal that earlier looks reported and this one does not: it was not this job's."""
+        for kind in self._reported - reported:
             self.memory.values.pop(kind, None)
-        self._heard &= told
+        self._reported &= reported
 
     def _arrive(self, signals: list[Progress], at: float) -> None:
-        """The first look: what stands there already tells how long the job has been quiet."""
+        """The first look: the age of the newest signal is how long the job has been quiet already."""
         ages = [
             max(0.0, at - signal.at)
             for signal in signals
@@ -169,9 +171,9 @@ class ProgressClock:
         when = memory.now - min(max(0.0, at - latest), self._most)
         pause = max(0.0, when - memory.progressed)
         rhythm = [signal for signal in moved if signal.kind in STEPS]
-        if learn and memory.heard and rhythm:
+        if learn and memory.observed and rhythm:
             self.gaps.add(pause / max(1, *(signal.events for signal in rhythm)))
-        memory.heard = True
+        memory.observed = True
         memory.stepped = memory.stepped or bool(rhythm)
         memory.beats += bool(rhythm)
         memory.progressed = max(memory.progressed, when)
@@ -179,10 +181,12 @@ class ProgressClock:
         return pause
 
 
-def _unseen(signals: list[Progress], at: float) -> float:
-    """Seconds since anybody saw whether the job moves."""
-    told = [at if one.until is None else one.until for one in signals if one.kind in STEPS]
-    return max(0.0, at - max(told)) if told else 0.0
+def _unknown_for(signals: list[Progress], at: float) -> float:
+    """Seconds up to `at` for which no node has reported yet whether the job moves; 0 where no signal has a rhythm."""
+    until = [
+        at if signal.until is None else signal.until for signal in signals if signal.kind in STEPS
+    ]
+    return max(0.0, at - max(until)) if until else 0.0
 
 
 def _is_sane(signal: Progress) -> bool:

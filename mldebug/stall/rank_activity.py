@@ -1,4 +1,4 @@
-"""Frozen or moving: what the looks at one rank say, kept as the moments at which it last moved.
+"""Frozen or moving: the looks at one rank, kept as the moments at which it last moved.
 
 A rank is *frozen* when its frames were the same in all samples of a window and either it waits on a device that makes no
 progress, or its main thread's CPU time and context switches stood still. Whoever waits but spins, on a device that
@@ -15,7 +15,7 @@ What its other threads and its children do counts as movement where the main thr
 A sleeper that wakes now and then to look (`while not done(): sleep(5)`) waits for somebody: others count up to then.
 A thread counts from `OTHERS_BUSY`, a child from `CHILDREN_BUSY`, both also by their I/O: a copy needs little CPU.
 
-What a rank writes as fast as a checkpoint moves the whole job, unless the rank itself is seen to stand where nobody waits
+What a rank writes as fast as a checkpoint moves the whole job, unless the rank itself stands where nobody waits
 for what it writes: in a wait for the others, in a sleep, in a debugger.
 """
 
@@ -60,7 +60,7 @@ class Condition(StrEnum):
 
 
 class ActivitySum(msgspec.Struct):
-    """What was used since a mark: looks are closer together than marks, and work comes in bursts."""
+    """CPU seconds and bytes used since counters were last compared: work comes in bursts between the looks."""
 
     main: float = 0.0  # CPU seconds
     process: float = 0.0
@@ -76,168 +76,204 @@ class ActivitySum(msgspec.Struct):
 
 
 class RankActivity(msgspec.Struct, kw_only=True):
-    """One rank: when it last moved, by kind of movement."""
+    """The looks at one rank, as the time since when each kind of movement has been absent.
+
+    All `…_since` and `…_at` are seconds of the caller's clock.
+    """
 
     last: RankLook
-    steady: float  # since then: the same frames, no compiler, no device progress
-    posed: float  # the same, whatever its device does
-    calm: float  # no context switches
-    still: float  # calm, and no CPU time
-    woke: float  # no context switch at all
-    helped: float  # no other thread and no child worked or did I/O
-    marked: float
-    mark: RankLook
-    spent: ActivitySum = msgspec.field(default_factory=ActivitySum)  # since the mark
-    looked: float = 0.0
-    device: bool | None = None  # the last reading since the job moved
+    unchanged_since: float  # the same frames, no compiler, no device progress
+    frames_unchanged_since: float  # the same frames and no compiler, whatever its device does
+    no_switches_since: float  # at most a few context switches of its main thread
+    cpu_idle_since: float  # the same, and no CPU time of its main thread
+    asleep_since: float  # not a single context switch
+    others_idle_since: float  # no other thread and no child worked or did I/O
+    compared_at: float  # when counters were last compared
+    compared: RankLook  # with the counters of that moment
+    used: ActivitySum = msgspec.field(default_factory=ActivitySum)  # since `compared_at`
+    looked_at: float = 0.0
+    device_moves: bool | None = None  # the last reading of its GPU since the job moved
     role: Role | None = None
-    told: RankLook | None = None  # the last look that brought a class
+    classified: RankLook | None = None  # the last look with a stack sample
     signature: str | None = None
     samples: int = 0
-    sampled: float = 0.0
-    shown: float = 0.0  # the first sample of these frames
+    sampled_at: float = 0.0
+    frames_first_at: float = 0.0  # the first sample that showed the present frames
     changed: bool = False  # the last sample showed other frames than the one before
-    writes: WriteRate = msgspec.field(default_factory=WriteRate)
-    written: int = 0  # bytes, when the job last moved
-    saved: float = -math.inf  # when its bytes last grew as fast as a checkpoint's
+    write_rate: WriteRate = msgspec.field(default_factory=WriteRate)
+    written_before: int = 0  # bytes, when the job last moved
+    checkpoint_grew_at: float = -math.inf  # when its bytes last grew as fast as a checkpoint's
 
-    def see(self, look: RankLook, now: float) -> None:
+    def update(self, look: RankLook, now: float) -> None:
         """Take one more look."""
-        self.spent.add(look, max(0.0, now - self.looked))
+        self.used.add(look, max(0.0, now - self.looked_at))
         grew = look.written_bytes > self.last.written_bytes
-        if (self.writes.take(now, look.written_bytes) or 0.0) >= FAST and grew:
-            self.saved = now
-        self.last, self.looked = look, now
+        if (self.write_rate.take(now, look.written_bytes) or 0.0) >= FAST and grew:
+            self.checkpoint_grew_at = now
+        self.last, self.looked_at = look, now
         if look.role is not None:
-            self.role, self.told = look.role, look
+            self.role, self.classified = look.role, look
         if look.device_progress is not None:
-            self.device = look.device_progress
+            self.device_moves = look.device_progress
         if look.compiling or look.device_progress:
-            self.steady = now
+            self.unchanged_since = now
         if look.compiling:
-            self.posed = now
+            self.frames_unchanged_since = now
         self._compare_frames(look.frames_signature, now)
-        if now - self.marked >= SLICE:
+        if now - self.compared_at >= SLICE:
             self._compare_counters(look, now)
 
     def forget(self, now: float) -> None:
-        """The job moved: what was seen before says nothing about the next stall."""
-        self.steady = self.posed = self.sampled = now
-        self.calm = self.still = self.woke = self.helped = now
-        self.signature = self.role = self.told = self.device = None
+        """The job moved: what came before counts for no later stall."""
+        self.unchanged_since = self.frames_unchanged_since = self.sampled_at = now
+        self.no_switches_since = self.cpu_idle_since = self.asleep_since = (
+            self.others_idle_since
+        ) = now
+        self.signature = self.role = self.classified = self.device_moves = None
         self.samples = 0
-        self.written, self.saved = self.last.written_bytes, -math.inf
+        self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
 
-    def saved_at(self, now: float, window: float) -> float:
-        """When the job last moved by what this rank writes: not while it stands so that nobody waits for its writes."""
-        known = self.told.class_name if self.told else ""
-        rests = known in ITS_OWN - ON_STORAGE and now - self.idle >= window
-        stands = self.samples >= SAMPLES and now - self.posed >= window
+    def checkpoint_moved_at(self, now: float, window: float) -> float:
+        """When this rank last wrote like a checkpoint, on the caller's clock; -inf where it did not since the last step.
+
+        Bytes that it writes while its main thread stands where nobody waits for them do not count.
+        """
+        class_name = self.classified.class_name if self.classified else ""
+        rests = class_name in ITS_OWN - ON_STORAGE and now - self.idle_since >= window
+        stands = self.samples >= SAMPLES and now - self.frames_unchanged_since >= window
         for_nobody = stands and (rests or self.role is Role.WAITING)
-        return min(self.saved, self.posed) if for_nobody else self.saved
+        return (
+            min(self.checkpoint_grew_at, self.frames_unchanged_since)
+            if for_nobody
+            else self.checkpoint_grew_at
+        )
 
     @property
-    def grown(self) -> int:
-        """Bytes that it has written as one writes a checkpoint, since the job last moved; 0 where it does not write so."""
-        return self.last.written_bytes - self.written if self.saved > -math.inf else 0
+    def checkpoint_bytes(self) -> int:
+        """Bytes that it has written since the job last moved, where it writes as fast as a checkpoint; else 0."""
+        return (
+            self.last.written_bytes - self.written_before
+            if self.checkpoint_grew_at > -math.inf
+            else 0
+        )
 
     @property
-    def since(self) -> float:
-        """Since when it stands where it stands."""
+    def frozen_since(self) -> float:
+        """Since when it has been where it is now."""
         if self.role is Role.WAITING and self.polls:
-            return self.same
-        spins = self.role is Role.WAITING and self.device is False
-        return self.steady if spins else max(self.steady, self.idle)
+            return self.same_frames_since
+        spins = self.role is Role.WAITING and self.device_moves is False
+        return self.unchanged_since if spins else max(self.unchanged_since, self.idle_since)
 
     @property
-    def idle(self) -> float:
-        """Since when neither it nor anybody it may wait for did anything."""
-        alone = self.told is not None and self.told.class_name in ITS_OWN
+    def idle_since(self) -> float:
+        """Since when neither it nor any thread or child that it may wait for did anything."""
+        alone = self.classified is not None and self.classified.class_name in ITS_OWN
         alone = alone or self.last.state in STOPPED
-        return max(self.still, min(self.helped, self.woke) if alone else self.helped)
+        return max(
+            self.cpu_idle_since,
+            min(self.others_idle_since, self.asleep_since) if alone else self.others_idle_since,
+        )
 
     @property
-    def same(self) -> float:
-        """Since when it shows the same frames, counters aside; before the first sample they still count."""
-        return max(self.steady, min(self.shown, self.calm) if self.samples > 1 else self.calm)
+    def same_frames_since(self) -> float:
+        """Since when it shows the same frames; before the second sample its counters decide."""
+        return max(
+            self.unchanged_since,
+            min(self.frames_first_at, self.no_switches_since)
+            if self.samples > 1
+            else self.no_switches_since,
+        )
 
     @property
     def polls(self) -> bool:
-        """Whether it waits for the others to come in a way that wakes up by itself: switches prove nothing then."""
-        return self.told is not None and self.told.class_name in POLLS
+        """Whether its wait for the others wakes up by itself to look again: context switches prove nothing then."""
+        return self.classified is not None and self.classified.class_name in POLLS
 
     @property
-    def unmoved(self) -> float:
-        """Since when no cheap sign speaks of movement; CPU time is none, a waiter may spin."""
-        return self.steady if self.device is False else max(self.steady, self.calm)
+    def unmoved_since(self) -> float:
+        """Since when no cheap sign shows movement. CPU time is no such sign: a waiter may spin."""
+        return (
+            self.unchanged_since
+            if self.device_moves is False
+            else max(self.unchanged_since, self.no_switches_since)
+        )
 
     def condition(self, now: float, window: float, *, devices: bool = True) -> Condition:
         """What this rank has done in the last `window` seconds; without `devices`, as if its own could not be read."""
         if self.role in (Role.EXITED, Role.MISSING):
             return Condition.GONE
-        steady = self.steady if devices else self.posed
+        steady = self.unchanged_since if devices else self.frames_unchanged_since
         if now - steady < window or not self._enough_samples(now, window):
             return Condition.BUSY
-        still = now - self.idle >= window
+        still = now - self.idle_since >= window
         if self.role is not Role.WAITING:
             return Condition.INERT if still else Condition.BUSY
-        if self.device is False or still or (self.polls and now - self.same >= window):
+        if (
+            self.device_moves is False
+            or still
+            or (self.polls and now - self.same_frames_since >= window)
+        ):
             return Condition.WAITING
-        return Condition.BLIND if now - self.calm >= window else Condition.BUSY
+        return Condition.BLIND if now - self.no_switches_since >= window else Condition.BUSY
 
     def _compare_frames(self, signature: str | None, now: float) -> None:
         if signature is None:
             return
         if self.signature not in (None, signature):
             # it moved since the sample before: when its counters last did, if they did
-            moved = max(self.still, self.helped)
-            self.steady = max(self.steady, moved) if moved >= self.sampled else now
-            self.posed = max(self.posed, moved) if moved >= self.sampled else now
+            moved = max(self.cpu_idle_since, self.others_idle_since)
+            self.unchanged_since = (
+                max(self.unchanged_since, moved) if moved >= self.sampled_at else now
+            )
+            self.frames_unchanged_since = (
+                max(self.frames_unchanged_since, moved) if moved >= self.sampled_at else now
+            )
             self.samples, self.changed = 0, True
         elif self.signature is not None:
             self.changed = False
         if self.samples == 0:
-            self.shown = now
-        self.signature, self.sampled = signature, now
+            self.frames_first_at = now
+        self.signature, self.sampled_at = signature, now
         self.samples += 1
 
     def _compare_counters(self, look: RankLook, now: float) -> None:
-        span = now - self.marked
-        switches = look.switches - self.mark.switches
-        moved = abs(look.io_bytes - self.mark.io_bytes)
+        span = now - self.compared_at
+        switches = look.switches - self.compared.switches
+        moved = abs(look.io_bytes - self.compared.io_bytes)
         if not 0 <= switches <= max(SWITCHES_STILL, SWITCH_RATE * span):
-            self.calm = self.still = now
+            self.no_switches_since = self.cpu_idle_since = now
         if switches:
-            self.woke = now
-        if self.spent.main > max(TICKS, CPU_STILL * span):
-            self.still = now
-        works = self.spent.process >= OTHERS_BUSY * span or moved > IO_RATE * span
-        works = works or self.spent.children >= CHILDREN_BUSY * span
-        if works or self.spent.children_bytes > COPY_RATE * span:
-            self.helped = now
-        self.marked, self.mark, self.spent = now, look, ActivitySum()
+            self.asleep_since = now
+        if self.used.main > max(TICKS, CPU_STILL * span):
+            self.cpu_idle_since = now
+        works = self.used.process >= OTHERS_BUSY * span or moved > IO_RATE * span
+        works = works or self.used.children >= CHILDREN_BUSY * span
+        if works or self.used.children_bytes > COPY_RATE * span:
+            self.others_idle_since = now
+        self.compared_at, self.compared, self.used = now, look, ActivitySum()
 
     def _enough_samples(self, now: float, window: float) -> bool:
-        """A stopped rank needs no stack; one that cannot be sampled is judged by its counters."""
-        tried = now - self.sampled >= window / 2
+        """Whether the samples suffice: a stopped rank needs none, and one that cannot be sampled is judged by its counters."""
+        tried = now - self.sampled_at >= window / 2
         return self.samples >= SAMPLES or self.last.state in STOPPED or tried
 
 
 def new_activity(look: RankLook, now: float) -> RankActivity:
-    """Begin with the first look at a rank: it counts as having moved just now."""
-    trail = RankActivity(
+    """The activity of a rank after the first look at it, which counts as having moved just now."""
+    activity = RankActivity(
         last=look,
-        steady=now,
-        posed=now,
-        calm=now,
-        still=now,
-        woke=now,
-        helped=now,
-        marked=now,
-        mark=look,
-        written=look.written_bytes,
-        looked=now,
-        sampled=now,
+        unchanged_since=now,
+        frames_unchanged_since=now,
+        no_switches_since=now,
+        cpu_idle_since=now,
+        asleep_since=now,
+        others_idle_since=now,
+        compared_at=now,
+        compared=look,
+        written_before=look.written_bytes,
+        looked_at=now,
+        sampled_at=now,
     )
-    trail.see(look, now)
-    return trail
+    activity.update(look, now)
+    return activity

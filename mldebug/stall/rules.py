@@ -2,10 +2,10 @@
 
 | the run | the clock | speaks after |
 |---|---|---|
-| tells steps, records or beats, and has started | time without progress | `timeout` |
+| reports steps, log records or heartbeats, and has started | time without progress | `timeout` |
 | has not made its first step | all ranks frozen; who indexes or compiles is not | `init_timeout` |
-| tells nothing at all | all ranks frozen | 60 s; 240 s while a log grows that nobody can read |
-| tells nothing here, goes on at other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
+| reports nothing at all | all ranks frozen | 60 s; 240 s while a log grows that nobody can read |
+| reports nothing here, has ranks on other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
 
 A collective that is launched begins every clock anew, and that none is launched proves nothing: work in a CUDA graph is
 not counted. Activity never delays the first clock. An incident opens when nobody moves; while somebody moves and others stand, at the
@@ -61,32 +61,32 @@ class StallRule(msgspec.Struct, frozen=True):
     device_limit: float = math.inf  # quiet for so long, a busy device excuses nobody
     # quiet for so long, those who stand are blamed, where that is later than the timeout
     patience: float = 0.0
-    saving_limit: float = math.inf  # quiet for so long, a growing checkpoint excuses nobody
+    checkpoint_limit: float = math.inf  # quiet for so long, a growing checkpoint excuses no rank
 
 
 def choose(
-    settings: StallSettings, look: RunLook, pulse: ProgressClock, ranks: RunActivity, watched: float
+    settings: StallSettings, look: RunLook, clock: ProgressClock, ranks: RunActivity, watched: float
 ) -> StallRule:
-    """Return the rule for this look; `watched` is how long this agent has seen the attempt."""
-    started = pulse.started(look)
+    """Return the rule for this look; `watched` is for how many seconds this agent has watched the attempt."""
+    started = clock.started(look)
     dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
-    if started and pulse.has_rhythm:
-        timeout, patience = _by_rhythm(settings, look, pulse)
+    if started and clock.has_rhythm:
+        timeout, patience = _by_rhythm(settings, look, clock)
         window = _window(timeout, watched)
-        says_why = _says_why(ranks, pulse.now, window)
-        busy = max(patience, _busy_limit(settings, look, timeout, says_why))
-        device = _device_limit(pulse, busy, says_why)
+        excused = _is_excused(ranks, clock.now, window)
+        busy = max(patience, _busy_limit(settings, look, timeout, excused))
+        device = _device_limit(clock, busy, excused)
         return StallRule("progress", timeout, window, busy, device, patience, dies)
-    if not started and (pulse.tells or ranks.any_class(STARTING)):
+    if not started and (clock.has_signal or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
         return StallRule("stillness", timeout, timeout.seconds, None)
-    timeout = _without_signal(settings, pulse)
+    timeout = _without_signal(settings, clock)
     others = settings.timeout == "auto" and look.elsewhere
     patience = max(timeout.seconds, dies) if others else timeout.seconds
-    says_why = _says_why(ranks, pulse.now, timeout.seconds)
-    busy = _busy_limit(settings, look, timeout, says_why)
+    excused = _is_excused(ranks, clock.now, timeout.seconds)
+    busy = _busy_limit(settings, look, timeout, excused)
     return StallRule(
-        "stillness", timeout, timeout.seconds, busy, patience=patience, saving_limit=dies
+        "stillness", timeout, timeout.seconds, busy, patience=patience, checkpoint_limit=dies
     )
 
 
@@ -104,28 +104,28 @@ def is_blamed(
 
 
 def waits_for_others(rule: StallRule, standing: StillnessSummary) -> bool:
-    """Without a signal: all ranks here wait, and whom they wait for may be on another node and well."""
+    """Without progress signals: whether all ranks here wait, perhaps for ranks that are well on another node."""
     return rule.patience > rule.timeout.seconds and standing.only_waits
 
 
-def unexcused(rule: StallRule, quiet: float, ranks: RunActivity, now: float) -> float:
+def counted_quiet(rule: StallRule, quiet: float, ranks: RunActivity, now: float) -> float:
     """Seconds without a step that count against the run: those since a checkpoint last grew."""
-    if rule.by == "stillness" or quiet >= rule.saving_limit:
+    if rule.by == "stillness" or quiet >= rule.checkpoint_limit:
         return quiet
-    return min(quiet, now - ranks.saved_at(now, rule.window))
+    return min(quiet, now - ranks.checkpoint_moved_at(now, rule.window))
 
 
 def keeps_waiting(rule: StallRule, some_unmoved: float) -> bool:
-    """Without a signal: one rank has not moved for so long that it is worth a sparse sample."""
+    """Without progress signals: whether one rank has not moved for so long that a sparse sample is worth it."""
     limit = rule.busy_limit
     return rule.by == "stillness" and limit is not None and some_unmoved >= limit / 2
 
 
-def glance(rule: StallRule, changed: bool) -> float:
-    """Seconds between two samples of a run that tells nothing, though cheap signs say that it moves.
+def sparse_spacing(rule: StallRule, changed: bool) -> float:
+    """Seconds between two samples of a run without progress signals that cheap signs show to move.
 
     A wait that polls looks alive to every counter, and that is how ranks wait for each other before the first step.
-    Whose frames were seen to change is looked at less often.
+    A run whose frames changed is sampled less often.
     """
     if rule.busy_limit is None:
         return max(SOONEST, min(LATER, rule.timeout.seconds / SAMPLES))
@@ -140,60 +140,61 @@ def spacing(rule: StallRule, over: bool) -> float:
 
 
 def _kept_waiting(rule: StallRule, ranks: RunActivity, now: float) -> bool:
-    """Without a signal: somebody has stood in one place all that time while another worked."""
+    """Without progress signals: a rank was frozen all that time while another worked."""
     if rule.busy_limit is None:
         return False
-    standing = ranks.standing(now, rule.busy_limit)
-    saves = now - ranks.saved_at(now, rule.window) < rule.busy_limit
-    if saves and standing.stood_for(now) < rule.saving_limit:
+    standing = ranks.stillness(now, rule.busy_limit)
+    writes = now - ranks.checkpoint_moved_at(now, rule.window) < rule.busy_limit
+    if writes and standing.stood_for(now) < rule.checkpoint_limit:
         return False
     return bool(standing.busy) and standing.somebody_stands
 
 
 def _by_rhythm(
-    settings: StallSettings, look: RunLook, pulse: ProgressClock
+    settings: StallSettings, look: RunLook, clock: ProgressClock
 ) -> tuple[Timeout, float]:
     """The timeout, and from when on those who stand are blamed."""
     if settings.timeout != "auto":
         return Timeout(settings.timeout, SET_BY_HAND), settings.timeout
     dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
-    usual = pulse.gaps.timeout(dies)
-    slow = pulse.gaps.reach(dies)
+    usual = clock.gaps.timeout(dies)
+    slow = clock.gaps.reach(dies)
     # no capture at every step of a job whose steps outlast its collectives
     cap = max(dies, MOST) if slow else dies
     if usual.seconds <= cap:
         return usual, usual.seconds
     why = f"at most {cap:.3g} s, as a collective may end the job after {look.evidence_lives:.3g} s"
-    return Timeout(cap, why), cap if pulse.gaps.known and not slow else usual.seconds
+    return Timeout(cap, why), cap if clock.gaps.enough and not slow else usual.seconds
 
 
-def _without_signal(settings: StallSettings, pulse: ProgressClock) -> Timeout:
+def _without_signal(settings: StallSettings, clock: ProgressClock) -> Timeout:
     if settings.timeout != "auto":
         return Timeout(settings.timeout, SET_BY_HAND)
-    if pulse.log_grows(within=NO_SIGNAL):
-        return pulse.gaps.widen(Timeout(UNREADABLE_LOG, "no progress signal but lines in a log"))
-    return pulse.gaps.widen(Timeout(NO_SIGNAL, "no progress signal"))
+    if clock.log_grows(within=NO_SIGNAL):
+        return clock.gaps.widen(Timeout(UNREADABLE_LOG, "no progress signal but lines in a log"))
+    return clock.gaps.widen(Timeout(NO_SIGNAL, "no progress signal"))
 
 
-def _says_why(ranks: RunActivity, now: float, window: float) -> bool:
-    """Whether a busy rank says itself why it makes no step. What a rank says that waits for it excuses nobody."""
-    standing = ranks.standing(now, window)
+def _is_excused(ranks: RunActivity, now: float, window: float) -> bool:
+    """Whether a busy rank's own hook reports a phase in which no steps are due. The phase of a rank that waits excuses nobody."""
+    standing = ranks.stillness(now, window)
     works = standing.busy or standing.blind  # who is blind may be computing
-    return any(trail.last.phase in LEGITIMATE for trail in works)
+    return any(activity.last.phase in LEGITIMATE for activity in works)
 
 
-def _busy_limit(settings: StallSettings, look: RunLook, timeout: Timeout, says_why: bool) -> float:
-    told = settings.busy_timeout
-    patience = max(BUSY_FACTOR * timeout.seconds, BUSY_LEAST) if told == "auto" else told
-    if told == "auto" and says_why:
+def _busy_limit(settings: StallSettings, look: RunLook, timeout: Timeout, excused: bool) -> float:
+    setting = settings.busy_timeout
+    automatic = max(BUSY_FACTOR * timeout.seconds, BUSY_LEAST)
+    patience = automatic if setting == "auto" else setting
+    if setting == "auto" and excused:
         patience = math.inf
     return max(timeout.seconds, min(patience, BEFORE_EVIDENCE_DIES * look.evidence_lives))
 
 
-def _device_limit(pulse: ProgressClock, busy_limit: float, says_why: bool) -> float:
-    if says_why:
+def _device_limit(clock: ProgressClock, busy_limit: float, excused: bool) -> float:
+    if excused:
         return math.inf
-    return max(busy_limit, DEVICE_LIMIT, SURVIVED * pulse.gaps.memory.longest)
+    return max(busy_limit, DEVICE_LIMIT, SURVIVED * clock.gaps.memory.longest)
 
 
 def _window(timeout: Timeout, watched: float) -> float:

@@ -1,4 +1,4 @@
-"""The words of the watch: one sentence for the log and for `mldebug status`. Job-written text is cleaned."""
+"""A decision of the stall watch as one sentence, for the log and for `mldebug status`. Job-written text is cleaned."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,24 +24,28 @@ def stage_words(stage: str) -> str:
     return STAGE_WORDS.get(stage, stage)
 
 
-def quietly(rule: StallRule, quiet: float, usual: float | None, who: str = "no rank has") -> str:
+def quiet_words(
+    rule: StallRule, quiet: float, usual: float | None, who: str = "no rank has"
+) -> str:
     """`no step for 62 s (usual gap 1.1 s)`, or for a run without signals, how long its ranks have stood."""
     early = quiet < rule.timeout.seconds / 4
     if rule.by == "progress":
         gap = f" (usual gap {seconds(usual)})" if usual is not None else ""
-        said = f"last step {seconds(quiet)} ago" if early else f"no step for {seconds(quiet)}"
-        return said + gap
+        words = f"last step {seconds(quiet)} ago" if early else f"no step for {seconds(quiet)}"
+        return words + gap
     if early:
         return f"all ranks move; this job tells no step ({rule.timeout.why})"
     return f"{who} moved for {seconds(quiet)} ({rule.timeout.why})"
 
 
 def standing_words(standing: StillnessSummary) -> str:
-    """`7 ranks wait in all_reduce; rank 3 sleeps in slow_data_loader`; empty where nobody was seen."""
+    """`7 ranks wait in all_reduce; rank 3 sleeps in slow_data_loader`; empty without ranks."""
     parts = [
         *_waiters(standing.waiting, ""),
-        *_waiters(tuple(one for one in standing.blind if not one.device), " (GPU not readable)"),
-        *_waiters(tuple(one for one in standing.blind if one.device), " (GPU at work)"),
+        *_waiters(
+            tuple(one for one in standing.blind if not one.device_moves), " (GPU not readable)"
+        ),
+        *_waiters(tuple(one for one in standing.blind if one.device_moves), " (GPU at work)"),
         *_each(standing.inert, _stands),
         *_each(standing.busy, _works),
     ]
@@ -53,44 +57,44 @@ def standing_words(standing: StillnessSummary) -> str:
     return "; ".join(parts)
 
 
-def saving_words(savers: tuple[RankActivity, ...]) -> str:
-    """`rank 0 has written 3.2 GB`; empty where nobody writes a checkpoint."""
-    return "; ".join(_each(savers, _written))
+def checkpoint_words(writers: tuple[RankActivity, ...]) -> str:
+    """`rank 0 has written 3.2 GB`; empty where no rank writes a checkpoint."""
+    return "; ".join(_each(writers, _written))
 
 
-def _written(trail: RankActivity) -> str:
-    gigabytes = trail.grown / 1e9
+def _written(activity: RankActivity) -> str:
+    gigabytes = activity.checkpoint_bytes / 1e9
     return f"has written {gigabytes:.{1 if gigabytes < 10 else 0}f} GB"
 
 
-def _waiters(trails: tuple[RankActivity, ...], note: str) -> list[str]:
+def _waiters(activities: tuple[RankActivity, ...], note: str) -> list[str]:
     """`7 ranks wait in all_reduce`, or what each does where the wait has no name."""
-    places = Counter(_operation(trail) for trail in trails if _operation(trail))
-    named = [_wait(trails, place, count) for place, count in places.most_common(NAMED)]
-    nameless = tuple(trail for trail in trails if not _operation(trail))
+    places = Counter(_operation(activity) for activity in activities if _operation(activity))
+    named = [_wait(activities, place, count) for place, count in places.most_common(NAMED)]
+    nameless = tuple(activity for activity in activities if not _operation(activity))
     return [clause + note for clause in (*named, *_each(nameless, _waits))]
 
 
-def _wait(trails: tuple[RankActivity, ...], place: str, count: int) -> str:
+def _wait(activities: tuple[RankActivity, ...], place: str, count: int) -> str:
     if count > 1:
         return f"{count} ranks wait in {place}"
-    rank = next(trail.last.rank for trail in trails if _operation(trail) == place)
+    rank = next(activity.last.rank for activity in activities if _operation(activity) == place)
     return f"rank {rank} waits in {place}"
 
 
-def _operation(trail: RankActivity) -> str:
-    return safe_line(trail.told.operation, 60) if trail.told else ""
+def _operation(activity: RankActivity) -> str:
+    return safe_line(activity.classified.operation, 60) if activity.classified else ""
 
 
-def _waits(trail: RankActivity) -> str:
-    return _doing(trail) or "waits"
+def _waits(activity: RankActivity) -> str:
+    return _doing(activity) or "waits"
 
 
-def _each(trails: tuple[RankActivity, ...], words: Callable[[RankActivity], str]) -> list[str]:
+def _each(activities: tuple[RankActivity, ...], words: Callable[[RankActivity], str]) -> list[str]:
     """`rank 3 sleeps in load`, `ranks 2-5: each sleeps in load`."""
     doing: dict[str, list[int]] = {}
-    for trail in trails:
-        doing.setdefault(words(trail), []).append(trail.last.rank)
+    for activity in activities:
+        doing.setdefault(words(activity), []).append(activity.last.rank)
     clauses = [_clause(ranks, phrase) for phrase, ranks in doing.items()]
     return clauses[:NAMED] + ([f"{len(clauses) - NAMED} more"] if len(clauses) > NAMED else [])
 
@@ -99,29 +103,31 @@ def _clause(ranks: list[int], phrase: str) -> str:
     return f"{_ranks(ranks)} {phrase}" if len(ranks) == 1 else f"{_ranks(ranks)}: each {phrase}"
 
 
-def _stands(trail: RankActivity) -> str:
-    if trail.last.state in STOPPED:
+def _stands(activity: RankActivity) -> str:
+    if activity.last.state in STOPPED:
         return "is stopped"
-    return _doing(trail) or "does not move"
+    return _doing(activity) or "does not move"
 
 
-def _works(trail: RankActivity) -> str:
-    if trail.last.compiling or trail.last.phase == "compile":
+def _works(activity: RankActivity) -> str:
+    if activity.last.compiling or activity.last.phase == "compile":
         return "compiles"
-    if trail.grown:
-        return _written(trail) + (f" and moves ({_doing(trail)})" if _doing(trail) else "")
-    if trail.role is Role.BUSY and _doing(trail):
-        return _doing(trail)
-    if trail.device:
+    if activity.checkpoint_bytes:
+        return _written(activity) + (f" and moves ({_doing(activity)})" if _doing(activity) else "")
+    if activity.role is Role.BUSY and _doing(activity):
+        return _doing(activity)
+    if activity.device_moves:
         return "computes on its GPU"
-    return f"moves ({_doing(trail)})" if _doing(trail) else "works"
+    return f"moves ({_doing(activity)})" if _doing(activity) else "works"
 
 
-def _doing(trail: RankActivity) -> str:
-    if trail.told is None:
+def _doing(activity: RankActivity) -> str:
+    if activity.classified is None:
         return ""
-    phase = f" in phase {safe_line(trail.told.phase, 30)}" if trail.told.phase else ""
-    return safe_line(trail.told.doing, 120) + phase if trail.told.doing else ""
+    phase = (
+        f" in phase {safe_line(activity.classified.phase, 30)}" if activity.classified.phase else ""
+    )
+    return safe_line(activity.classified.doing, 120) + phase if activity.classified.doing else ""
 
 
 def _ranks(ranks: list[int]) -> str:

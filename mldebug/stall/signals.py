@@ -1,4 +1,5 @@
-"""What a cheap watch hands to the decision: one `Look` is one tick of one run on all the nodes that answered.
+"""The input and output of the stall watch: a `RunLook` is one tick of one run on all nodes that answered, a
+`StallDecision` what to do about it.
 
 Progress is evidence that the job moved; activity (CPU, switches, I/O, GPU) says what a rank does, never that the job
 moves, but for bytes that are written as fast as a checkpoint's (`mldebug.stall.checkpoint_writes`). Times are monotonic seconds of
@@ -37,7 +38,7 @@ class Progress(Noun, frozen=True, kw_only=True):
     at: float  # when that value was reached
     events: int = 1  # how many records or beats came since the look before
     until: float | None = (
-        None  # nothing is known of the time since then: it is of another node; None: seen here
+        None  # the signal is another node's, reported up to then; None: this node's
     )
 
 
@@ -60,7 +61,7 @@ class RankLook(Noun, frozen=True, kw_only=True):
     state: str = ""
     wchan: str = ""
     compiling: bool = False  # has a compiler among its children: ptxas, cc1plus
-    phase: str | None = None  # what a hook in the job says
+    phase: str | None = None  # as the hook in its process reports it
     device_progress: bool | None = None  # its GPU computes or moves memory; None: not readable
 
 
@@ -73,12 +74,14 @@ class RunLook(Noun, frozen=True, kw_only=True):
     ranks: tuple[RankLook, ...] = ()
     exited: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()  # that never came
-    elsewhere: bool = False  # the run has ranks on other nodes, which nobody sees here
+    elsewhere: bool = False  # the run has ranks on other nodes, which this agent does not watch
     progress: tuple[Progress, ...] = ()
     started: bool = False  # this attempt has made its first step
     backend: str = "nccl"
-    collective_timeout: float | None = None  # as the hook tells it
-    saved_at: float | None = None  # when a save of the job's own processes last grew on disk
+    collective_timeout: float | None = None  # as the hook reports it
+    checkpoint_grew_at: float | None = (
+        None  # when a checkpoint of the job's own processes last grew on disk
+    )
 
     @property
     def living(self) -> tuple[int, ...]:
@@ -93,8 +96,8 @@ class RunLook(Noun, frozen=True, kw_only=True):
     @property
     def evidence_lives(self) -> float:
         """Seconds that a collective may hang before torch kills the job and the evidence with it."""
-        told = self.collective_timeout
-        return told if told and told > 0 else COLLECTIVE_TIMEOUTS.get(self.backend, 600.0)
+        limit = self.collective_timeout
+        return limit if limit and limit > 0 else COLLECTIVE_TIMEOUTS.get(self.backend, 600.0)
 
 
 class Stage(StrEnum):
@@ -117,7 +120,7 @@ class StallDecision(msgspec.Struct, frozen=True, kw_only=True):
     sample: bool = False  # take a non-blocking stack sample of every rank before the next look
     capture: bool = False  # take a capture of every rank and keep it
     open: bool = False  # an incident opens with this look
-    resumed: bool = False  # an earlier agent has seen this stall, and may have captured it
+    resumed: bool = False  # an earlier agent opened this stall, and may have captured it
     key: str = ""  # of the open incident: run, attempt, last step
     suspects: tuple[int, ...] = ()  # ranks that do not wait
     quiet: float = 0.0  # seconds without progress, as far as this agent could watch them

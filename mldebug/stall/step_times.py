@@ -1,8 +1,9 @@
-"""How long steps take, from what the logs tell: a histogram that only grows.
+"""How long steps take, from the logs of a run: a histogram that only grows.
 
-A log may tell the duration of a step; where it tells none, the steps that a poll brought share the time since the poll
-before, and a silence before that belongs to what the first new record tells. Logs tell more than one count of steps (an evaluation has its own bar, every rank its own file): the
-count that has moved most leads, another takes over after a minute of its silence. Pure.
+A log may state the duration of a step; where it does not, the steps that a poll brought share the time since the poll
+before, and a silence before that belongs to the first new record. Logs hold more than one count of steps (an evaluation has
+its own bar, every rank its own file): the count that has moved most leads, another takes over after a minute of its silence.
+Pure.
 """
 
 from bisect import bisect_left
@@ -12,7 +13,7 @@ import msgspec
 from mldebug.jobs.logs.records import STEP_BOUNDS, LogRecord, StepTimes
 
 SILENT = 60.0  # seconds after which another count may lead, at least
-ECHO = 8  # steps by which a rank may repeat what another has told
+ECHO = 8  # steps by which a rank may be behind another
 JUMP = 10_000  # steps; more at once are no progress, but another count
 MAX_COUNTS = 16
 
@@ -23,10 +24,10 @@ class _Count(msgspec.Struct):
     """One count of steps in one log."""
 
     step: int
-    moved: int = 0  # steps since we came
-    told_at: float = 0.0
+    moved: int = 0  # steps since the watch began
+    reported_at: float = 0.0
     gap: float = 0.0  # between the last two polls that brought something
-    tells: bool = False  # durations
+    has_durations: bool = False  # its records state them
     since: tuple[int, float] | None = None  # step and time from which the next mean counts
     polled_at: float = 0.0  # its log, for the last time
     first: int = 0  # steps of the first new record of this poll
@@ -38,18 +39,20 @@ class StepTimer:
     def __init__(self) -> None:
         self._counts: dict[Key, _Count] = {}
         self._leader: _Count | None = None
-        self._seen = [0] * (len(STEP_BOUNDS) + 1)
+        self._histogram = [0] * (len(STEP_BOUNDS) + 1)
         self._seconds = 0.0
 
     @property
     def times(self) -> StepTimes | None:
-        """What was seen so far; None before the first duration."""
+        """The durations so far; None before the first."""
         return (
-            StepTimes(counts=tuple(self._seen), seconds=self._seconds) if any(self._seen) else None
+            StepTimes(counts=tuple(self._histogram), seconds=self._seconds)
+            if any(self._histogram)
+            else None
         )
 
     def begin(self, record: LogRecord, log: object, at: float) -> None:
-        """Take the record that was there before we came, written at this monotonic time."""
+        """Take a record that was there before the watch began, written at this monotonic time."""
         key = (log, record.format, record.total)
         if record.step is not None and key not in self._counts:
             count = self._count(key, record.step)
@@ -62,7 +65,12 @@ class StepTimer:
             if record.step is not None:
                 self._take(record, record.step, (log, record.format, record.total), now)
         leader = self._leader
-        if records and leader is not None and leader.told_at == now and not leader.tells:
+        if (
+            records
+            and leader is not None
+            and leader.reported_at == now
+            and not leader.has_durations
+        ):
             self._mean(leader, now)
         for key, count in self._counts.items():
             if key[0] == log:
@@ -75,18 +83,18 @@ class StepTimer:
         return count
 
     def _take(self, record: LogRecord, step: int, key: Key, now: float) -> None:
-        known = key in self._counts
+        counted = key in self._counts
         count = self._count(key, step)
         if count is None:
             return
         if not self._leads(count, now):
             count.step = step  # another counts these
             return
-        if now > count.told_at > 0:
-            count.gap = now - count.told_at
-        count.told_at = now
+        if now > count.reported_at > 0:
+            count.gap = now - count.reported_at
+        count.reported_at = now
         ahead = step - count.step
-        if known and -ECHO <= ahead <= 0:
+        if counted and -ECHO <= ahead <= 0:
             return
         if not 0 < ahead <= JUMP:
             ahead, count.since = 1, None
@@ -94,7 +102,7 @@ class StepTimer:
         count.moved += ahead
         count.first = count.first or ahead
         if record.step_seconds is not None:
-            count.tells = True
+            count.has_durations = True
             self._observe(record.step_seconds, ahead)
 
     def _leads(self, count: _Count, now: float) -> bool:
@@ -102,7 +110,7 @@ class StepTimer:
         if leader is count:
             return True
         if leader is not None:
-            silent = now - leader.told_at > max(SILENT, 5 * leader.gap)
+            silent = now - leader.reported_at > max(SILENT, 5 * leader.gap)
             if not silent and count.moved <= leader.moved:
                 return False
             count.since = None
@@ -121,5 +129,5 @@ class StepTimer:
         count.since = (count.step, now)
 
     def _observe(self, seconds: float, steps: int) -> None:
-        self._seen[bisect_left(STEP_BOUNDS, seconds)] += steps
+        self._histogram[bisect_left(STEP_BOUNDS, seconds)] += steps
         self._seconds += seconds * steps

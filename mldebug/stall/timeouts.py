@@ -68,8 +68,8 @@ class ProgressGaps:
         return statistics.median(self.memory.gaps) if self.memory.gaps else None
 
     @property
-    def known(self) -> bool:
-        """Whether the gaps so far prove anything."""
+    def enough(self) -> bool:
+        """Whether there are enough gaps to learn from."""
         return len(self.memory.gaps) >= ENOUGH
 
     @property
@@ -84,13 +84,13 @@ class ProgressGaps:
 
     def timeout(self, evidence_limit: float) -> Timeout:
         """Return `auto`; `evidence_limit` is how long a rare long gap may make it at most."""
-        base = self._learned() if self.known else _unlearned()
+        base = self._learned() if self.enough else _unlearned()
         base = self.widen(base)
         floor = self._survived(evidence_limit)
         return floor if floor and floor.seconds > base.seconds else base
 
     def widen(self, timeout: Timeout) -> Timeout:
-        """Apply what false alarms have taught to any automatic timeout."""
+        """An automatic timeout made longer by the false alarms of this run."""
         factor = self.memory.widened
         if factor == 1:
             return timeout

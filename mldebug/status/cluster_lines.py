@@ -35,14 +35,14 @@ def cluster_lines(view: ClusterView) -> Iterator[str]:
 
 def stalled(view: ClusterView) -> bool:
     """Is there a run with an open incident?"""
-    return any(run.incident for member in view.members for run in member.runs)
+    return any(run.incident for peer in view.members for run in peer.runs)
 
 
-def _runs(members: Iterable[MemberView]) -> dict[tuple[RunKey, int], list[Shown]]:
+def _runs(peers: Iterable[MemberView]) -> dict[tuple[RunKey, int], list[Shown]]:
     found: dict[tuple[RunKey, int], list[Shown]] = {}
-    for member in members:
-        for run in member.runs:
-            found.setdefault((run.key, run.attempt), []).append((member, run))
+    for peer in peers:
+        for run in peer.runs:
+            found.setdefault((run.key, run.attempt), []).append((peer, run))
     return found
 
 
@@ -51,7 +51,7 @@ def _run_lines(shown: list[Shown]) -> Iterator[str]:
     ranks = fold_ranks(rank for _, run in shown if run.ranks for rank in unfold(run.ranks))
     steps = [run.step for _, run in shown if run.step is not None]
     step = f", step {max(steps)}" if steps else ""
-    nodes = _names(member for member, _ in shown)
+    nodes = _names(peer for peer, _ in shown)
     who = f"{clean(worst.name, 60)} ({run_id(worst.key)})"
     yield f"{who}: ranks {shorten_ranks(ranks)} of {worst.world_size} on {nodes}{step}"
     yield f"  {worst.stage}: {clean(worst.sentence, 300)}"
@@ -61,5 +61,5 @@ def _rank_of(stage: str) -> int:
     return STAGES.index(stage) if stage in STAGES else -1
 
 
-def _names(members: Iterable[MemberView]) -> str:
-    return shorten_ranks(fold_nodes(clean(one.node, 100) for one in members), MAX_NAMES) or "none"
+def _names(peers: Iterable[MemberView]) -> str:
+    return shorten_ranks(fold_nodes(clean(one.node, 100) for one in peers), MAX_NAMES) or "none"

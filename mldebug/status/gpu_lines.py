@@ -18,36 +18,36 @@ class StatusLine(NamedTuple):
     bad: bool = False
 
 
-def hardware_lines(told: Snapshot, now: float) -> Iterator[StatusLine]:
+def hardware_lines(snapshot: Snapshot, now: float) -> Iterator[StatusLine]:
     """How many GPUs there are and how they do; below it each that is not well, the worst first, at most 8."""
-    if told.gpus_released_until is not None:
-        left = _duration(told.gpus_released_until - now)
+    if snapshot.gpus_released_until is not None:
+        left = _duration(snapshot.gpus_released_until - now)
         yield StatusLine(
-            f"it has let go of the GPUs for another {left}: {told.gpus_released_why}", True
+            f"it has let go of the GPUs for another {left}: {snapshot.gpus_released_why}", True
         )
         yield StatusLine("  take them up again: mldebug gpus release --end")
-    elif told.gpus is not None and (told.gpus.gpus or told.gpus.lost):
-        yield _headline(told)
-    found = complaints(told.health, _names(told))
+    elif snapshot.gpus is not None and (snapshot.gpus.gpus or snapshot.gpus.lost):
+        yield _headline(snapshot)
+    found = complaints(snapshot.health, _names(snapshot))
     for line in found[:MAX_LINES]:
         yield StatusLine(line, True)
     if len(found) > MAX_LINES:
         yield StatusLine(f"… and {len(found) - MAX_LINES} more: mldebug doctor --gpus", True)
 
 
-def _headline(told: Snapshot) -> StatusLine:
-    uuids = [one.uuid for one in told.gpus.gpus] if told.gpus else []
-    missing = len(told.gpu_count.missing) if told.gpu_count else 0
-    silent = len(told.gpu_count.silent) if told.gpu_count else 0
+def _headline(snapshot: Snapshot) -> StatusLine:
+    uuids = [one.uuid for one in snapshot.gpus.gpus] if snapshot.gpus else []
+    missing = len(snapshot.gpu_count.missing) if snapshot.gpu_count else 0
+    silent = len(snapshot.gpu_count.silent) if snapshot.gpu_count else 0
     gone = f", {missing} missing" if missing else ""
     gone += f", {silent} without an answer" if silent else ""
-    return StatusLine(f"{headline(uuids, told.health)}{gone}", bool(missing or silent))
+    return StatusLine(f"{headline(uuids, snapshot.health)}{gone}", bool(missing or silent))
 
 
-def _names(told: Snapshot) -> dict[str, GpuName]:
-    missing = told.gpu_count.missing if told.gpu_count else ()
+def _names(snapshot: Snapshot) -> dict[str, GpuName]:
+    missing = snapshot.gpu_count.missing if snapshot.gpu_count else ()
     gone = {one.gpu.uuid: GpuName(one.gpu.index, bus_id(one.gpu.bus_id)) for one in missing}
-    return gone | names_of(told.gpus)
+    return gone | names_of(snapshot.gpus)
 
 
 def rank_lines(events: Iterable[RankEvent], run: RunState, now: float) -> Iterator[str]:
@@ -56,19 +56,19 @@ def rank_lines(events: Iterable[RankEvent], run: RunState, now: float) -> Iterat
     if len(mine) > MAX_LINES:
         yield f"… {len(mine) - MAX_LINES} kernel events before"
     for one in mine[-MAX_LINES:]:
-        yield f"{_duration(now - one.burst.last_at)} ago: {_said(one, run)}"
+        yield f"{_duration(now - one.burst.last_at)} ago: {_event_words(one, run)}"
 
 
 def rank_sentences(events: Iterable[RankEvent], run: RunState) -> tuple[str, ...]:
     """The same without how long ago, as the API gives it."""
-    return tuple(_said(one, run) for one in _against(events, run)[-MAX_LINES:])
+    return tuple(_event_words(one, run) for one in _against(events, run)[-MAX_LINES:])
 
 
 def _against(events: Iterable[RankEvent], run: RunState) -> list[RankEvent]:
     return [one for one in events if one.run == run.id and one.rank is not None]
 
 
-def _said(one: RankEvent, run: RunState) -> str:
+def _event_words(one: RankEvent, run: RunState) -> str:
     """With the rank's last frame, and beside the stall, where the run is suspected of one."""
     frame = run.frames.get(one.rank, "") if one.rank is not None else ""
     suspected = run.progress_at if run.frames else None

@@ -20,34 +20,38 @@ MAX_USER = 12
 Row = tuple[str, ...]
 
 
-def rows(seen: GpuOverview) -> list[Row]:
+def rows(overview: GpuOverview) -> list[Row]:
     """One row for each GPU, also for those that do not answer; by number."""
-    watched = {one.uuid: one for one in seen.watch.gpus} if seen.watch else {}
-    told = seen.gpus.gpus if seen.gpus else ()
-    found = [_row(one, watched.get(one.uuid), seen) for one in told]
-    found += [_gone(index, bus, uuid, seen) for index, bus, uuid in missing(seen)]
+    watched = {one.uuid: one for one in overview.watch.gpus} if overview.watch else {}
+    answering = overview.gpus.gpus if overview.gpus else ()
+    found = [_row(one, watched.get(one.uuid), overview) for one in answering]
+    found += [_gone(index, bus, uuid, overview) for index, bus, uuid in missing(overview)]
     return sorted(found, key=lambda row: int(row[0]))
 
 
-def missing(seen: GpuOverview) -> list[tuple[int, str, str]]:
+def missing(overview: GpuOverview) -> list[tuple[int, str, str]]:
     """Index, bus id and uuid of each GPU that is lost, not listed any more or does not answer."""
-    lost = _lost(seen)
-    here = {one.uuid for one in seen.gpus.gpus} if seen.gpus else set()
-    away = [one.gpu for one in seen.count.missing] if seen.count else []
-    away += [one.gpu for one in seen.count.silent if one.gpu.uuid not in here] if seen.count else []
+    lost = _lost(overview)
+    here = {one.uuid for one in overview.gpus.gpus} if overview.gpus else set()
+    away = [one.gpu for one in overview.count.missing] if overview.count else []
+    away += (
+        [one.gpu for one in overview.count.silent if one.gpu.uuid not in here]
+        if overview.count
+        else []
+    )
     gone = [(one.index, one.bus_id, one.uuid) for one in away]
-    known = {uuid for *_, uuid in gone}
+    uuids = {uuid for *_, uuid in gone}
     indices = {index for index, *_ in gone}
     more = [
         (one.index, one.bus_id, one.uuid)
         for one in lost
-        if (one.uuid not in known if one.uuid else one.index not in indices)
+        if (one.uuid not in uuids if one.uuid else one.index not in indices)
     ]
     return sorted((*gone, *more))
 
 
-def _lost(seen: GpuOverview) -> tuple[LostGpu, ...]:
-    newest = seen.watch or seen.gpus
+def _lost(overview: GpuOverview) -> tuple[LostGpu, ...]:
+    newest = overview.watch or overview.gpus
     return newest.lost if newest else ()
 
 
@@ -63,10 +67,10 @@ def table(found: Sequence[Row]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def users(told: Iterable[GpuUser], indices: dict[str, int]) -> Iterator[str]:
+def users(gpu_users: Iterable[GpuUser], indices: dict[str, int]) -> Iterator[str]:
     """`train.py (1a2b3c): ranks 0-7 on GPUs 0-7`: one line for each job."""
     by_job: dict[tuple[str, str], list[GpuUser]] = {}
-    for one in told:
+    for one in gpu_users:
         by_job.setdefault((one.job, one.job_id), []).append(one)
     for (job, job_id), some in by_job.items():
         ranks = {one.rank for one in some}
@@ -79,7 +83,7 @@ def _many(what: str, numbers: set[int]) -> str:
     return f"{what}{'s' if len(numbers) > 1 else ''} {shorten_ranks(fold_ranks(numbers))}"
 
 
-def _row(gpu: GpuReading, watch: GpuWatch | None, seen: GpuOverview) -> Row:
+def _row(gpu: GpuReading, watch: GpuWatch | None, overview: GpuOverview) -> Row:
     busy, power = busy_of(gpu, watch), power_of(gpu, watch)
     return (
         str(gpu.index),
@@ -88,8 +92,8 @@ def _row(gpu: GpuReading, watch: GpuWatch | None, seen: GpuOverview) -> Row:
         _of(gpu.memory_used_bytes, gpu.memory_total_bytes, GIB, "GiB"),
         _of(power, gpu.power_limit_watts, 1, "W"),
         "-" if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f} °C",
-        _user(gpu.uuid, gpu, seen),
-        state_of_gpu(seen.health, gpu.uuid).value,
+        _user(gpu.uuid, gpu, overview),
+        state_of_gpu(overview.health, gpu.uuid).value,
     )
 
 
@@ -104,11 +108,13 @@ def power_of(gpu: GpuReading, watch: GpuWatch | None) -> float | None:
     return gpu.power_average_watts if power is None else power
 
 
-def _gone(index: int, bus: str, uuid: str, seen: GpuOverview) -> Row:
-    known = [(one.gpu.index, one.gpu.uuid) for one in seen.count.missing] if seen.count else []
-    lost = [(one.index, one.uuid) for one in _lost(seen) if seen.gone(one)]
-    state = "missing" if (index, uuid) in (*known, *lost) else "unknown"
-    return (str(index), bus_id(bus) or "-", *"----", _user(uuid, None, seen), state)
+def _gone(index: int, bus: str, uuid: str, overview: GpuOverview) -> Row:
+    missing_gpus = (
+        [(one.gpu.index, one.gpu.uuid) for one in overview.count.missing] if overview.count else []
+    )
+    lost = [(one.index, one.uuid) for one in _lost(overview) if overview.gone(one)]
+    state = "missing" if (index, uuid) in (*missing_gpus, *lost) else "unknown"
+    return (str(index), bus_id(bus) or "-", *"----", _user(uuid, None, overview), state)
 
 
 def _of(value: float | None, limit: float | None, scale: int, unit: str) -> str:
@@ -118,9 +124,9 @@ def _of(value: float | None, limit: float | None, scale: int, unit: str) -> str:
     return f"{value / scale:.0f}{most} {unit}"
 
 
-def _user(uuid: str, gpu: GpuReading | None, seen: GpuOverview) -> str:
+def _user(uuid: str, gpu: GpuReading | None, overview: GpuOverview) -> str:
     """The ranks on it, or else the processes that the driver lists."""
-    ranks = {one.rank for one in seen.users if one.uuid == uuid}
+    ranks = {one.rank for one in overview.users if one.uuid == uuid}
     if ranks:
         return shorten_ranks(_many("rank", ranks), MAX_USER)
     pids = [one.pid for one in gpu.processes or ()] if gpu else []

@@ -52,8 +52,8 @@ class GpuOverview(Noun, frozen=True, kw_only=True):
     def names(self) -> dict[str, GpuName]:
         """UUID -> how the GPU is called; also of those that are missing."""
         missing = self.count.missing if self.count else ()
-        told = {one.gpu.uuid: GpuName(one.gpu.index, bus_id(one.gpu.bus_id)) for one in missing}
-        return told | names_of(self.gpus)
+        absent = {one.gpu.uuid: GpuName(one.gpu.index, bus_id(one.gpu.bus_id)) for one in missing}
+        return absent | names_of(self.gpus)
 
     def gone(self, one: LostGpu) -> bool:
         """Is it lost for good? One that only does not answer is not; nor one that is not listed once."""
@@ -62,16 +62,16 @@ class GpuOverview(Noun, frozen=True, kw_only=True):
 
     def devices(self, job_id: str) -> str:
         """What the GPUs of a job do, in one sentence: its fingerprint, or else the plain figures."""
-        if told := self.sentences.get(job_id):
-            return told
+        if sentence := self.sentences.get(job_id):
+            return sentence
         uuids = {one.uuid for one in self.users if one.job_id == job_id}
         return plain_sentence(self.watch, uuids) if self.watch else ""
 
     def faults(self, job: Job) -> tuple[Fault, ...]:
         """What was said against the ranks of a job, or against nobody in particular."""
-        known = gpus_by_address(self.gpus.gpus if self.gpus else ())
-        told = faults_of_events(self.events, job.id, known, self.node)
-        return (*told, *self._lost(job.id))
+        gpus = gpus_by_address(self.gpus.gpus if self.gpus else ())
+        found = faults_of_events(self.events, job.id, gpus, self.node)
+        return (*found, *self._lost(job.id))
 
     def _lost(self, job_id: str) -> Iterator[Fault]:
         for one in self.watch.lost if self.watch else ():
@@ -80,43 +80,45 @@ class GpuOverview(Noun, frozen=True, kw_only=True):
                     yield _gone(one, user, self)
 
 
-def _gone(one: LostGpu, user: GpuUser, seen: GpuOverview) -> Fault:
-    fault = fault_of_missing(one, one.reason, seen.at, seen.node, user.rank)
+def _gone(one: LostGpu, user: GpuUser, overview: GpuOverview) -> Fault:
+    fault = fault_of_missing(one, one.reason, overview.at, overview.node, user.rank)
     return fault if user.sure else msgspec.structs.replace(fault, by="environment")
 
 
 def names_of(gpus: NodeGpus | None) -> dict[str, GpuName]:
     """UUID -> how the GPU is called."""
-    told = gpus.gpus if gpus else ()
-    return {one.uuid: GpuName(one.index, bus_id(one.bus_id)) for one in told}
+    listed = gpus.gpus if gpus else ()
+    return {one.uuid: GpuName(one.index, bus_id(one.bus_id)) for one in listed}
 
 
-def of_agent(told: Snapshot) -> GpuOverview:
+def of_agent(snapshot: Snapshot) -> GpuOverview:
     """What the agent knows. What it has read is as old as it says."""
-    gaps = {one.what: one for one in told.gaps}
-    errors = (one.error.partition(": ")[2] for one in told.sources if one.name == "gpus")
-    failed = next(errors, "") if told.gpus_released_until is None else ""
+    gaps = {one.what: one for one in snapshot.gaps}
+    errors = (one.error.partition(": ")[2] for one in snapshot.sources if one.name == "gpus")
+    failed = next(errors, "") if snapshot.gpus_released_until is None else ""
     return GpuOverview(
-        node=told.node,
-        at=told.at,
+        node=snapshot.node,
+        at=snapshot.at,
         by_agent=True,
-        gpus=told.gpus,
-        watch=told.gpu_watch,
-        users=tuple(_users(told.runs)),
-        sentences={run.id: run.devices for run in told.runs if run.devices and fresh(told)},
-        states={run.id: run.gpu_states for run in told.runs if run.gpu_states and fresh(told)},
-        count=told.gpu_count,
-        events=told.kernel_events,
-        health=told.health,
+        gpus=snapshot.gpus,
+        watch=snapshot.gpu_watch,
+        users=tuple(_users(snapshot.runs)),
+        sentences={run.id: run.devices for run in snapshot.runs if run.devices and fresh(snapshot)},
+        states={
+            run.id: run.gpu_states for run in snapshot.runs if run.gpu_states and fresh(snapshot)
+        },
+        count=snapshot.gpu_count,
+        events=snapshot.kernel_events,
+        health=snapshot.health,
         gpu_gap=Gap(what="GPUs", reason=failed) if failed else None,
         kernel_gap=gaps.get("kernel log"),
-        released_until=told.gpus_released_until,
+        released_until=snapshot.gpus_released_until,
     )
 
 
-def fresh(told: Snapshot) -> bool:
+def fresh(snapshot: Snapshot) -> bool:
     """Does what the agent read of its GPUs say what they do now?"""
-    return told.gpu_watch is not None and told.at - told.gpu_watch.at < FRESH
+    return snapshot.gpu_watch is not None and snapshot.at - snapshot.gpu_watch.at < FRESH
 
 
 def _users(runs: Iterable[RunState]) -> Iterator[GpuUser]:

@@ -4,12 +4,12 @@ from datetime import UTC, datetime
 
 from mldebug.core.redact import clean
 from mldebug.core.units import format_size
-from mldebug.probes.history import CHANGED, Judged, Series, figures
+from mldebug.probes.history import CHANGED, JudgedSeries, ProbeSeries, figures
 
 MOST = 4e9  # unix seconds; what a damaged file tells may be anything
 
 
-def common(series: Series) -> str:
+def common(series: ProbeSeries) -> str:
     """What the series of one probe have in common."""
     nccl = f", NCCL {series.nccl}" if series.nccl else ""
     more = f", {series.settings}" if series.settings else ""
@@ -17,24 +17,24 @@ def common(series: Series) -> str:
     return clean(f"{what}, PyTorch {series.torch}{nccl}{more}", 400)
 
 
-def row(one: Judged) -> str:
+def row(one: JudgedSeries) -> str:
     """One series: its op and bytes, its verdict and its figures."""
     begin = f"  {one.series.op:<14} {format_size(one.series.bytes):>8}  {verdict(one):<14}"
     return f"{begin} {one.runs:>4} runs to {moment(one)}  {figures(one)}"
 
 
-def verdict(one: Judged) -> str:
+def verdict(one: JudgedSeries) -> str:
     """`steady`, or `shifted -12%`."""
     change = f" {one.change:+.0%}" if one.standing in CHANGED and one.change is not None else ""
     return f"{one.standing.value}{change}"
 
 
-def dated(one: Judged) -> bool:
+def dated(one: JudgedSeries) -> bool:
     """Can the time of its last run be?"""
     return 0 <= one.last[-1].at < MOST
 
 
-def moment(one: Judged) -> str:
+def moment(one: JudgedSeries) -> str:
     """When it was measured last: `2026-11-21 05:50Z`."""
     if not dated(one):
         return "a moment that cannot be"

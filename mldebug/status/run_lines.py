@@ -17,13 +17,13 @@ def pace_words(run: RunState) -> Iterator[str]:
         yield f"step {run.step}"
     if run.loss is not None:
         yield f"loss {run.loss:g}"
-    yield from said_words(run)
+    yield from hook_words(run)
 
 
 def state_words(run: RunState) -> str:
     """`watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30s (5 times the usual)`."""
-    told = f"{_sentence(run)}{_limit(run)}"
-    return f"{stage_words(run.stage)}: {told}" if told else stage_words(run.stage)
+    sentence = f"{_sentence(run)}{_limit(run)}"
+    return f"{stage_words(run.stage)}: {sentence}" if sentence else stage_words(run.stage)
 
 
 def mood(run: RunState) -> str:
@@ -76,7 +76,7 @@ MAX_PHASES = 4
 LEAST_AGE = 1.0  # seconds: the wait for the next batch is a phase of each step
 
 
-def said_words(run: RunState) -> Iterator[str]:
+def hook_words(run: RunState) -> Iterator[str]:
     """`rank 2 at step 40 of 43`, `ranks 0-3 in checkpoint_save for 35 s`; nothing for an untouched job."""
     yield from _behind(run)
     yield from _phases(run)
@@ -93,9 +93,11 @@ def _behind(run: RunState) -> Iterator[str]:
 
 
 def _phases(run: RunState) -> Iterator[str]:
-    told = {rank: one for rank, one in run.said.items() if one.phase and one.phase_age >= LEAST_AGE}
-    for phase in sorted({one.phase for one in told.values()})[:MAX_PHASES]:
-        ages = {rank: one.phase_age for rank, one in told.items() if one.phase == phase}
+    in_phase = {
+        rank: one for rank, one in run.said.items() if one.phase and one.phase_age >= LEAST_AGE
+    }
+    for phase in sorted({one.phase for one in in_phase.values()})[:MAX_PHASES]:
+        ages = {rank: one.phase_age for rank, one in in_phase.items() if one.phase == phase}
         yield f"{_ranks(list(ages))} {phase_words(phase, max(ages.values()))}"
 
 

@@ -13,8 +13,8 @@ from mldebug.hardware.kernel_log.counts import KernelCounts
 from mldebug.jobs.known_issues.match import Trap
 from mldebug.jobs.logs.records import LogCounts, StepTimes
 from mldebug.jobs.schedulers.model import Orphan, SchedulerState
-from mldebug.probes.history import Judged
-from mldebug.storage.checkpoints.state import SaveState
+from mldebug.probes.history import JudgedSeries
+from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import StorageState
 
 
@@ -58,7 +58,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     gpus_guessed: tuple[int, ...] = ()  # ranks whose GPU only a convention tells
     devices: str = ""  # what the GPUs of its ranks do, in one sentence
     gpu_states: tuple[RankDevice, ...] = ()  # the same in figures, by rank
-    saves: tuple[SaveState, ...] = ()  # its checkpoints, by place
+    saves: tuple[SeriesState, ...] = ()  # its checkpoints, by place
     incident: str = ""  # id of the open one
     incident_kind: str = ""  # stall, abnormal_end
     incident_since: float | None = None  # unix: since when the run has not moved
@@ -115,13 +115,13 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     kernel: KernelCounts | None = None  # None: the kernel's log was not looked at yet
     kernel_events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
     memory: NodeMemory | None = None  # None: not looked at yet, or the look failed
-    saves: tuple[SaveState, ...] = ()  # of the places of the configuration
+    saves: tuple[SeriesState, ...] = ()  # of the places of the configuration
     save_troubles: dict[str, int] = {}  # by code: looks at saves that were not whole, and why
     health: tuple[ComponentHealth, ...] = ()  # by component and GPU; empty: not looked at yet
     storage: StorageState | None = None  # None: not looked at yet
     schedulers: tuple[SchedulerState, ...] = ()  # of the configuration
     orphans: tuple[Orphan, ...] | None = None  # None: not looked at
-    probes: tuple[Judged, ...] | None = None  # None: not looked at yet, or the look failed
+    probes: tuple[JudgedSeries, ...] | None = None  # None: not looked at yet, or the look failed
     cluster: str = (
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )

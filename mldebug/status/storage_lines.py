@@ -8,51 +8,51 @@ from mldebug.core.redact import clean
 from mldebug.core.units import format_duration
 from mldebug.status.gpu_lines import StatusLine
 from mldebug.status.snapshot import Snapshot
-from mldebug.storage.checkpoints.history import Kept
-from mldebug.storage.checkpoints.state import SaveState, size_words
-from mldebug.storage.filesystems.state import PartState, Row, StorageState
+from mldebug.storage.checkpoints.history import KnownCheckpoint
+from mldebug.storage.checkpoints.state import SeriesState, size_words
+from mldebug.storage.filesystems.state import CollectorState, Row, StorageState
 
 WIDEST = 300
 NOTHING = "No filesystem is looked at: no job is seen here, and storage.paths names none."
 
 
-def storage_lines(told: StorageState) -> Iterator[StatusLine]:
+def storage_lines(storage: StorageState) -> Iterator[StatusLine]:
     """Alarms first, then what was measured by heading, then what could not be had."""
-    for alarm in told.alarms:
+    for alarm in storage.alarms:
         yield StatusLine(clean(f"! {alarm.whole}", WIDEST), True)
-    if told.rows.get("filesystems") == ():
+    if storage.rows.get("filesystems") == ():
         yield StatusLine(NOTHING)
-    for heading, rows in told.rows.items():
+    for heading, rows in storage.rows.items():
         if not rows:
             continue
         yield StatusLine(f"{heading.replace('_', ' ').capitalize()}:")
         for row in rows:
             yield StatusLine(f"  {clean(str(row.get('line', '')), WIDEST)}")
-    if told.gaps:
+    if storage.gaps:
         yield StatusLine("Not seen:")
-    for gap in told.gaps:
+    for gap in storage.gaps:
         way = f" → {gap.way_out}" if gap.way_out else ""
         yield StatusLine(f"  {clean(f'{gap.what}: {gap.reason}{way}', WIDEST)}")
 
 
-def storage_json(told: StorageState) -> str:
+def storage_json(storage: StorageState) -> str:
     """One object: a list for each heading, `alarms` and `gaps`."""
-    rows = {"filesystems": (), "quotas": (), **told.rows}
-    whole = {**rows, "alarms": told.alarms, "gaps": told.gaps}
+    rows = {"filesystems": (), "quotas": (), **storage.rows}
+    whole = {**rows, "alarms": storage.alarms, "gaps": storage.gaps}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
 
 
 NAME = "checkpoints"
 
 
-def saves_part(snapshot: Snapshot) -> PartState:
+def saves_part(snapshot: Snapshot) -> CollectorState:
     """One row for each series, and below it one for each of its newest saves; none where nothing is known."""
     states = [*snapshot.saves, *(one for run in snapshot.runs for one in run.saves)]
     rows = tuple(row for one in states for row in _rows(one, snapshot.at))
-    return PartState(name=NAME, at=snapshot.at, rows={NAME: rows} if rows else {})
+    return CollectorState(name=NAME, at=snapshot.at, rows={NAME: rows} if rows else {})
 
 
-def _rows(state: SaveState, now: float) -> Iterator[Row]:
+def _rows(state: SeriesState, now: float) -> Iterator[Row]:
     place = f"{clean(state.folder, 120)}/{clean(state.series, 60)}"
     key: Row = {"job": state.run, "folder": state.folder, "series": state.series}
     yield key | {"line": f"{place}: {state.sentence}"}
@@ -60,7 +60,7 @@ def _rows(state: SaveState, now: float) -> Iterator[Row]:
         yield key | _facts(one) | {"line": f"  {clean(one.name, 80)}  {save_words(one, now)}"}
 
 
-def _facts(one: Kept) -> Row:
+def _facts(one: KnownCheckpoint) -> Row:
     return {
         "name": one.name,
         "state": one.state.value,
@@ -75,7 +75,7 @@ def _facts(one: Kept) -> Row:
     }
 
 
-def save_words(one: Kept, now: float) -> str:
+def save_words(one: KnownCheckpoint, now: float) -> str:
     """`complete, 4.2 GiB, 4 shards by 4 ranks, 12m old`."""
     age = format_duration(float(round(max(0.0, now - one.ended))))
     shards = f", {one.shards} {'shard' if one.shards == 1 else 'shards'}" if one.shards else ""

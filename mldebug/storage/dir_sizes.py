@@ -21,7 +21,7 @@ COUNTING, WATCHED, PARTLY, RESCANNED, LOST, STUCK = (
 HOWS = (COUNTING, WATCHED, PARTLY, RESCANNED, LOST, STUCK)
 
 
-class TreeState(Noun, frozen=True, kw_only=True):
+class DirSize(Noun, frozen=True, kw_only=True):
     """One configured directory. Figures are None until it was counted once."""
 
     path: str
@@ -45,13 +45,13 @@ class TreeState(Noun, frozen=True, kw_only=True):
         return self.unread > 0
 
 
-def tree_lines(trees: tuple[TreeState, ...], now: float) -> Iterator[tuple[str, bool]]:
+def dir_size_lines(trees: tuple[DirSize, ...], now: float) -> Iterator[tuple[str, bool]]:
     """One line for each tree, and whether something is wrong with it."""
     for tree in trees:
         yield f"{clean(tree.path, 120)}: {_words(tree, now)}", tree.how == STUCK or tree.lower_bound
 
 
-def _words(tree: TreeState, now: float) -> str:
+def _words(tree: DirSize, now: float) -> str:
     if tree.how == STUCK:
         waited = format_duration(float(max(0, int(now - (tree.since or now)))))
         return f"does not answer for {waited}: its size is not known"
@@ -65,7 +65,7 @@ def _words(tree: TreeState, now: float) -> str:
     return f"{said}{unread}{f' ({clean(tree.why, 200)})' if tree.why else ''}"
 
 
-def _how(tree: TreeState, now: float) -> str:
+def _how(tree: DirSize, now: float) -> str:
     ago = f"as of {format_duration(float(max(0, int(now - tree.at))))} ago"
     words = {
         WATCHED: "kept fresh by events",

@@ -18,7 +18,7 @@ from mldebug.storage.dir_sizes import approximate
 TOP = 5  # growing files that are named for each rank
 
 
-Process = tuple[int, int]  # pid and start
+ProcessKey = tuple[int, int]  # pid and start
 
 
 class OpenOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,31 +37,31 @@ class OpenOutput(msgspec.Struct, frozen=True, kw_only=True):
     reads: bool = False  # open for both: reading moves it as well
 
 
-class Calls(NamedTuple):
+class IoCounters(NamedTuple):
     """What a process has read and written by system calls so far, bytes; to a cache, a tmpfs or a pipe as well."""
 
     read: int
     written: int
     disk: int = 0  # what came to a disk, which not all calls tell before
 
-    def since(self, before: "Calls") -> "Calls":
+    def since(self, before: "IoCounters") -> "IoCounters":
         """What was done in between; written is what either of the counters tells."""
         wrote = max(self.written - before.written, self.disk - before.disk)
-        return Calls(self.read - before.read, wrote)
+        return IoCounters(self.read - before.read, wrote)
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class RankWrites(msgspec.Struct, frozen=True, kw_only=True):
     """One rank and its children at one moment (monotonic): net bytes by process, and what is open."""
 
     job: str
     rank: int
     at: float
-    bytes: Mapping[Process, int]
+    bytes: Mapping[ProcessKey, int]
     files: tuple[OpenOutput, ...] = ()
-    calls: Mapping[Process, Calls] = {}
+    calls: Mapping[ProcessKey, IoCounters] = {}
 
 
-class Growing(Noun, frozen=True, kw_only=True):
+class GrowingFile(Noun, frozen=True, kw_only=True):
     """A file that grows, by bytes per second."""
 
     path: str
@@ -71,24 +71,24 @@ class Growing(Noun, frozen=True, kw_only=True):
     size: int  # where the last write ended
 
 
-class Writer(Noun, frozen=True, kw_only=True):
+class RankWriter(Noun, frozen=True, kw_only=True):
     """What one rank does: bytes since the agent saw it, bytes per second, its fastest files first."""
 
     job: str
     rank: int
     total: int
     rate: float
-    growing: tuple[Growing, ...] = ()
+    growing: tuple[GrowingFile, ...] = ()
 
 
-def compare(before: Written, now: Written, total: int) -> Writer:
+def compare(before: RankWrites, now: RankWrites, total: int) -> RankWriter:
     """What was written in between; a process that is new or gone counts as far as both readings know it."""
     seconds = max(now.at - before.at, 1e-3)
     grown = sum(
         max(0, size - before.bytes[key]) for key, size in now.bytes.items() if key in before.bytes
     )
     young = sum(max(0, size) for key, size in now.bytes.items() if key not in before.bytes)
-    return Writer(
+    return RankWriter(
         job=now.job,
         rank=now.rank,
         total=total + grown + young,
@@ -97,17 +97,17 @@ def compare(before: Written, now: Written, total: int) -> Writer:
     )
 
 
-def _growing(before: Written, now: Written, seconds: float) -> tuple[Growing, ...]:
+def _growing(before: RankWrites, now: RankWrites, seconds: float) -> tuple[GrowingFile, ...]:
     """Each file once: a child inherits what its parent has open, and both show the same position."""
     starts = _Starts(before.files)
     moved = sorted(((one.position - starts.of(one), one) for one in now.files), key=_surest_first)
     left = _Left(before.calls, now.calls)
-    found: dict[tuple[str, str], Growing] = {}
+    found: dict[tuple[str, str], GrowingFile] = {}
     for far, one in moved:
         rate = left.take(one, far) / seconds
         key = one.path, one.device
         if rate > 0 and (key not in found or rate > found[key].rate):
-            found[key] = Growing(path=one.path, mount=one.mount, device=one.device, rate=rate, size=one.position)  # fmt: skip
+            found[key] = GrowingFile(path=one.path, mount=one.mount, device=one.device, rate=rate, size=one.position)  # fmt: skip
     return tuple(sorted(found.values(), key=lambda one: -one.rate))
 
 
@@ -118,8 +118,10 @@ def _surest_first(moved: tuple[int, OpenOutput]) -> tuple[bool, int]:
 class _Left:
     """What of the calls of each process is not yet ascribed to one of its files."""
 
-    def __init__(self, before: Mapping[Process, Calls], now: Mapping[Process, Calls]) -> None:
-        none = Calls(0, 0)
+    def __init__(
+        self, before: Mapping[ProcessKey, IoCounters], now: Mapping[ProcessKey, IoCounters]
+    ) -> None:
+        none = IoCounters(0, 0)
         done = {key: one.since(before.get(key, none)) for key, one in now.items()}
         self._read = {key: one.read for key, one in done.items()}
         self._written = {key: one.written for key, one in done.items()}
@@ -156,7 +158,7 @@ class _Starts:
         return one.position if one.appends else 0
 
 
-def by_mount(writer: Writer) -> dict[str, float]:
+def by_mount(writer: RankWriter) -> dict[str, float]:
     """Bytes per second that the files of a rank grow, by mount."""
     rates: dict[str, float] = {}
     for one in writer.growing:
@@ -164,7 +166,7 @@ def by_mount(writer: Writer) -> dict[str, float]:
     return rates
 
 
-def who_fills(writers: Iterable[Writer], device: str, names: Mapping[str, str]) -> str:
+def who_fills(writers: Iterable[RankWriter], device: str, names: Mapping[str, str]) -> str:
     """The clause that an alarm about a filesystem ends with; "" where nobody is seen to write there."""
     found = [
         (sum(one.rate for one in writer.growing if one.device == device), writer)
@@ -189,7 +191,7 @@ def _others(count: int) -> str:
     return f"; {count} other {'rank writes' if count == 1 else 'ranks write'} there too"
 
 
-def writer_line(writer: Writer, name: str) -> str:
+def writer_line(writer: RankWriter, name: str) -> str:
     """What a rank writes, for people."""
     said = f"rank {writer.rank} of {clean(name, 40)} writes {approximate(int(writer.rate))}/s"
     if writer.growing:

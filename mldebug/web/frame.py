@@ -81,33 +81,33 @@ def version() -> str:
     return hashlib.sha256((style() + script()).encode()).hexdigest()[:12]
 
 
-def render(name: str, asked: PageRequest, *, leave: bool = False, stale: str = "") -> str | None:
+def render(name: str, request: PageRequest, *, leave: bool = False, stale: str = "") -> str | None:
     """One page as HTML; None where there is no such thing. `stale` says that all of it is old."""
     page = pages()[name]
-    built = page.build(asked)
+    built = page.build(request)
     if built is None:
         return None
-    told = asked.told
+    snapshot = request.snapshot
     frame = PageFrame(
         name=name,
         title=page.title,
         places=_places(),
-        node=clean(told.node, 64),
-        at=datetime.fromtimestamp(told.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        since=format_duration(float(max(0, int(told.at - told.started_at)))),
-        replay=clean(told.replay, 100),
-        hidden_runs=told.hidden_runs,
+        node=clean(snapshot.node, 64),
+        at=datetime.fromtimestamp(snapshot.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        since=format_duration(float(max(0, int(snapshot.at - snapshot.started_at)))),
+        replay=clean(snapshot.replay, 100),
+        hidden_runs=snapshot.hidden_runs,
         stale=stale,
         leave=leave,
         version=version(),
     )
-    return _world().get_template(f"{name}.html.j2").render(p=built, f=frame)
+    return _environment().get_template(f"{name}.html.j2").render(p=built, f=frame)
 
 
 def plain(name: str, title: str, **shown: object) -> str:
     """A page about nothing on the node: login, and what goes wrong."""
     frame = PageFrame(name=name, title=title, places=(), version=version(), every=0)
-    return _world().get_template(f"{name}.html.j2").render(f=frame, **shown)
+    return _environment().get_template(f"{name}.html.j2").render(f=frame, **shown)
 
 
 @cache
@@ -118,20 +118,20 @@ def _places() -> tuple[MenuEntry, ...]:
 
 
 @cache
-def _world() -> Environment:
-    world = Environment(
+def _environment() -> Environment:
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    world.filters |= {
+    environment.filters |= {
         "plural": text.plural,
         "moment": text.moment,
         "size": format_size,
         "duration": lambda seconds: format_duration(float(max(0, int(seconds)))),
         "clean": clean,
     }
-    world.globals |= {"W": wording}
-    return world
+    environment.globals |= {"W": wording}
+    return environment

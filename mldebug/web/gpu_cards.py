@@ -49,31 +49,33 @@ class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
     doing: str = ""  # by the fingerprint of its run
 
 
-def boards(seen: GpuOverview, doing: Mapping[str, str]) -> tuple[GpuCard, ...]:
+def gpu_cards(overview: GpuOverview, doing: Mapping[str, str]) -> tuple[GpuCard, ...]:
     """All GPUs, the worst first. `doing`: by uuid. A GPU that is gone may have left its number to another one."""
-    read = {_key(one.index, one.bus_id): one for one in (seen.gpus.gpus if seen.gpus else ())}
-    lost = {_key(index, bus): uuid for index, bus, uuid in missing(seen)}
-    away = _away(seen)
-    watched = {one.uuid: one for one in seen.watch.gpus} if seen.watch else {}
+    read = {
+        _key(one.index, one.bus_id): one for one in (overview.gpus.gpus if overview.gpus else ())
+    }
+    lost = {_key(index, bus): uuid for index, bus, uuid in missing(overview)}
+    away = _away(overview)
+    watched = {one.uuid: one for one in overview.watch.gpus} if overview.watch else {}
     found = []
-    for row in rows(seen):
+    for row in rows(overview):
         gpu = read.get((row[0], row[1])) if (row[0], row[1]) not in lost else None
         uuid = gpu.uuid if gpu else lost.get((row[0], row[1]), "")
-        health = [one for one in seen.health if uuid and one.uuid == uuid]
-        board = _board(row, gpu, watched.get(uuid), health, doing.get(uuid, "") if gpu else "")
+        health = [one for one in overview.health if uuid and one.uuid == uuid]
+        card = _gpu_card(row, gpu, watched.get(uuid), health, doing.get(uuid, "") if gpu else "")
         gone = "" if gpu else away.get((row[0], row[1]), "")
         found.append(
-            msgspec.structs.replace(board, complaints=(*filter(None, (gone,)), *board.complaints))
+            msgspec.structs.replace(card, complaints=(*filter(None, (gone,)), *card.complaints))
         )
     return tuple(sorted(found, key=lambda one: (ORDER.index(one.state), int(one.index))))
 
 
-def _away(seen: GpuOverview) -> dict[tuple[str, str], str]:
+def _away(overview: GpuOverview) -> dict[tuple[str, str], str]:
     """Why each GPU is not there, and for how long where that is remembered."""
-    newest = seen.watch or seen.gpus
+    newest = overview.watch or overview.gpus
     found = {_key(one.index, one.bus_id): clean(one.reason, 200) for one in (newest.lost if newest else ())}  # fmt: skip
-    for one in (*seen.count.missing, *seen.count.silent) if seen.count else ():
-        ago = format_duration(float(max(0, int(seen.at - one.since))))
+    for one in (*overview.count.missing, *overview.count.silent) if overview.count else ():
+        ago = format_duration(float(max(0, int(overview.at - one.since))))
         found[_key(one.gpu.index, one.gpu.bus_id)] = clean(f"{one.reason}, for {ago}", 200)
     return found
 
@@ -82,7 +84,7 @@ def _key(index: int, bus: str) -> tuple[str, str]:
     return str(index), bus_id(bus) or "-"
 
 
-def _board(row: Row, gpu: GpuReading | None, watch: GpuWatch | None, health: Sequence[ComponentHealth], doing: str) -> GpuCard:  # fmt: skip
+def _gpu_card(row: Row, gpu: GpuReading | None, watch: GpuWatch | None, health: Sequence[ComponentHealth], doing: str) -> GpuCard:  # fmt: skip
     index, bus, *_, user, state = row
     return GpuCard(
         index=index,
@@ -149,9 +151,9 @@ def _clocks(gpu: GpuReading) -> Iterator[StatusLine]:
 def _errors(gpu: GpuReading) -> Iterator[StatusLine]:
     kinds: tuple[ErrorType, ...] = ("uncorrected", "corrected")
     counts = {kind: ecc_count(gpu, kind, "total", "volatile") for kind in kinds}
-    told = [f"{count:,} {kind}" for kind, count in counts.items() if count is not None]
-    if told:
-        yield StatusLine(f"ECC errors: {', '.join(told)}")
+    counted = [f"{count:,} {kind}" for kind, count in counts.items() if count is not None]
+    if counted:
+        yield StatusLine(f"ECC errors: {', '.join(counted)}")
     elif gpu.ecc_mode is False:
         yield StatusLine("ECC is switched off")
     rows_ = gpu.remapped_rows

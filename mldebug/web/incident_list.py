@@ -31,9 +31,9 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
     broken: str = ""
 
 
-def rows_of(entries: Iterable[ReportEntry], told: Snapshot) -> tuple[IncidentRow, ...]:
+def rows_of(entries: Iterable[ReportEntry], snapshot: Snapshot) -> tuple[IncidentRow, ...]:
     """In the same order. What no agent has closed is open only where a run that lives still has it."""
-    alive = {run.incident for run in told.runs} - {""}
+    alive = {run.incident for run in snapshot.runs} - {""}
     return tuple(_row(one, one.id in alive) for one in entries)
 
 

@@ -11,7 +11,7 @@ from mldebug.status.snapshot import Snapshot
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody asks for, and all that he may see of it; the clock of a page is `told.at`."""
 
-    told: Snapshot
+    snapshot: Snapshot
     id: str = ""  # of the address: ?id=…
     entries: tuple[
         ReportEntry, ...
@@ -26,5 +26,5 @@ class WebPage(Protocol):
     key: str  # what is pressed after g to come here; "": it stands in no menu
     reports: bool  # does it want the reports?
 
-    def build(self, asked: PageRequest) -> msgspec.Struct | None:
+    def build(self, request: PageRequest) -> msgspec.Struct | None:
         """What its template lays out, as `p`; None: there is no such thing."""

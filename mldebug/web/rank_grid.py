@@ -77,11 +77,11 @@ def grid(run: RunState, gpus: Mapping[str, GpuName] = {}) -> RankGrid:
 
 def _rank(run: RunState, rank: int, most: int | None, gpus: Mapping[str, GpuName]) -> RankCell:
     role, kind, doing = _does(run, rank)
-    said = run.said.get(rank)
-    step = said.step if said else None
+    state = run.said.get(rank)
+    step = state.step if state else None
     behind = f", {most - step:,} behind" if step is not None and most and most - step > 1 else ""
     blame = ", the culprit" if rank in run.culprits else ""
-    told = f": {doing}" if doing else ""
+    words = f": {doing}" if doing else ""
     return RankCell(
         rank=rank,
         pid=run.ranks.get(rank),
@@ -92,7 +92,7 @@ def _rank(run: RunState, rank: int, most: int | None, gpus: Mapping[str, GpuName
         step=f"{step:,}{behind}" if step is not None else "",
         gpu=_gpu(run, rank, gpus),
         doing=doing,
-        hint=f"rank {rank}{blame}: {kind}{told}"[:300],
+        hint=f"rank {rank}{blame}: {kind}{words}"[:300],
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from mldebug.core.redact import clean
-from mldebug.storage.filesystems.state import PartState, Row, StorageState
+from mldebug.storage.filesystems.state import CollectorState, Row, StorageState
 
 MOST = 1024  # rows of one list
 WIDEST = 300
@@ -35,12 +35,12 @@ class ItemGroup(msgspec.Struct, frozen=True, kw_only=True):
     more: int = 0
 
 
-def groups(told: StorageState) -> Iterator[ItemGroup]:
+def groups(storage: StorageState) -> Iterator[ItemGroup]:
     """One for each heading; headings that are new here come last, under their own names."""
-    wrong = {(part.name, one.subject) for part in told.parts for one in part.alarms}
-    stuck = {one.subject for one in told.alarms if "stuck" in one.kind}
+    wrong = {(part.name, one.subject) for part in storage.parts for one in part.alarms}
+    stuck = {one.subject for one in storage.alarms if "stuck" in one.kind}
     found: dict[str, list[ListItem]] = {}
-    for part in told.parts:
+    for part in storage.parts:
         bad = {subject for name, subject in wrong if name == part.name}
         for heading, items in _items(part, bad, stuck):
             found.setdefault(heading, []).extend(items)
@@ -52,7 +52,7 @@ def groups(told: StorageState) -> Iterator[ItemGroup]:
 
 
 def _items(
-    part: PartState, bad: Collection[str], stuck: Collection[str]
+    part: CollectorState, bad: Collection[str], stuck: Collection[str]
 ) -> Iterator[tuple[str, list[ListItem]]]:
     """What hangs, what is wrong, then in the part's own order."""
     for heading, rows in part.rows.items():

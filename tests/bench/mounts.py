@@ -19,7 +19,7 @@ from tools.table import Row, show
 from hung import hung_mount
 from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.wiring import open_tools
-from mldebug_agents.storage.filesystems.monitor import Filesystems
+from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
 
 MOUNTS, DEAD, ROUNDS = 200, 5, 5
 INSIDE = "MLDEBUG_BENCH_MOUNTS"  # set where we are in a namespace of our own
@@ -68,7 +68,7 @@ def rows(stack: ExitStack, folder: Path) -> Iterator[Row]:
     config = Config(storage=StorageConfig(paths=tuple(map(str, paths))))
     servers = set(children(os.getpid()))
     tools = stack.enter_context(open_tools(config))
-    desk, seconds = Filesystems(tools.context, tools.filesystem_probe), []
+    desk, seconds = FilesystemCollector(tools.context, tools.filesystem_probe), []
     busy, most = time.process_time(), 0
     for number in range(ROUNDS):
         began = time.monotonic()

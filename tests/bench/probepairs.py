@@ -18,10 +18,10 @@ sys.path.insert(
     0, str(Path(__file__).parents[2] / "agents" / "mldebug_agents" / "probes" / "verbs")
 )
 
-from inside.collectives import Bench  # type: ignore[import-not-found]
-from inside.joining import join, leave  # type: ignore[import-not-found]
-from inside.ops import Operation, elements  # type: ignore[import-not-found]
-from inside.ranks import launch, rank, say  # type: ignore[import-not-found]
+from inside.collectives import CollectiveTimer  # type: ignore[import-not-found]
+from inside.ops import CollectiveOperation, elements  # type: ignore[import-not-found]
+from inside.process_group import join, leave  # type: ignore[import-not-found]
+from inside.ranks import emit, launch, rank  # type: ignore[import-not-found]
 
 TURN = 4  # operations
 
@@ -31,15 +31,17 @@ def work(order: dict[str, Any]) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
     torch, device = join(order)
-    bench = Bench(torch, device, order)
+    bench = CollectiveTimer(torch, device, order)
     (op,), (size,) = order["ops"], order["sizes"]
-    operation = Operation(torch, op, elements(op, size, 4, bench.world), "float32", device)
+    operation = CollectiveOperation(
+        torch, op, elements(op, size, 4, bench.world), "float32", device
+    )
     bench.timed(operation, order["warmup"])
     pairs = [pair(torch, bench, operation, number) for number in range(order["rounds"])]
     if rank() == 0:
         bare = statistics.median(two for _, two in pairs) / (2 * TURN)
         quotients = [one / two for one, two in pairs]
-        say("pairs", quotients=quotients, bare=bare, work=own_work(bench))
+        emit("pairs", quotients=quotients, bare=bare, work=own_work(bench))
     leave(torch)
 
 

@@ -16,25 +16,25 @@ sys.path.insert(
     0, str(Path(__file__).parents[2] / "agents" / "mldebug_agents" / "probes" / "verbs")
 )
 
-from inside.collectives import Bench  # type: ignore[import-not-found]
-from inside.joining import join, leave  # type: ignore[import-not-found]
-from inside.ops import Operation, elements  # type: ignore[import-not-found]
-from inside.ranks import launch, rank, say  # type: ignore[import-not-found]
+from inside.collectives import CollectiveTimer  # type: ignore[import-not-found]
+from inside.ops import CollectiveOperation, elements  # type: ignore[import-not-found]
+from inside.process_group import join, leave  # type: ignore[import-not-found]
+from inside.ranks import emit, launch, rank  # type: ignore[import-not-found]
 
 
 def work(order: dict[str, Any]) -> None:
     """All ops and sizes on this rank."""
     torch, device = join(order)
-    bench = Bench(torch, device, order)
+    bench = CollectiveTimer(torch, device, order)
     for op in order["ops"]:
         for size in order["sizes"]:
             count = elements(op, size, 4, bench.world)
-            operation = Operation(torch, op, count, "float32", device)
+            operation = CollectiveOperation(torch, op, count, "float32", device)
             bench.timed(operation, order["warmup"])
             turns = Turns(torch, bench, operation, order, count * 4)
             rounds = [turns.take(number) for number in range(order["rounds"])]
             if rank() == 0:
-                say("rounds", op=op, bytes=count * 4, rounds=rounds)
+                emit("rounds", op=op, bytes=count * 4, rounds=rounds)
     leave(torch)
 
 

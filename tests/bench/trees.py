@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from bench.table import Row, show
-from mldebug_agents.storage.dir_sizes.messages import Order
-from mldebug_agents.storage.dir_sizes.updater import Keeper
+from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
+from mldebug_agents.storage.dir_sizes.updater import DirSizeUpdater
 
 PER_FOLDER = 1000
 RATE, SECONDS = 1000, 60.0
@@ -65,7 +65,7 @@ def change(folders: list[Path], until: float) -> None:
     os._exit(0)
 
 
-def keep(keeper: Keeper, until: float) -> None:
+def keep(keeper: DirSizeUpdater, until: float) -> None:
     """As the child does."""
     while time.monotonic() < until:
         keeper.turn(0.25)
@@ -79,7 +79,7 @@ def main(files: int, place: str) -> None:
         folders = make(root, files)
         rows.append(Row("trees: `du -s --inodes`, CPU", f"{cpu_of_du(root):.2f} s"))
         before, began = resident(), time.process_time()
-        keeper = Keeper(Order(path=str(root)))
+        keeper = DirSizeUpdater(DirSizeRequest(path=str(root)))
         while keeper.state().inodes is None:
             keeper.turn(1.0)
         counted = f"{time.process_time() - began:.2f} s, {resident() - before} MiB"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.probes import rounds
-from mldebug.probes.formulas import busbw
+from mldebug.probes.collectives import busbw
 
 OPS = [
     *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"),

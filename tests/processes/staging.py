@@ -20,10 +20,10 @@ from typing import Any
 from fakenvml.library import FakeNvml
 from mldebug.hardware.kernel_log.counts import KernelCounts, KindCount
 from mldebug.hardware.kernel_log.model import KernelEventKind
-from mldebug.probes.history import Run, Series
+from mldebug.probes.history import ProbeRun, ProbeSeries
 from mldebug.status.snapshot import RunState
-from mldebug.storage.filesystems.state import Measure, PartState, StorageState
-from mldebug_agents.probes.history.store import keep
+from mldebug.storage.filesystems.state import CollectorState, Measure, StorageState
+from mldebug_agents.probes.history.store import add_runs
 from mldebug_exporters.prometheus import Prometheus as Renderer
 from processes.harness import (
     JOBS,
@@ -127,7 +127,7 @@ def made(used: float) -> str:
         Measure(metric="mldebug_quota_used_ratio", labels=("work",), value=used),
         Measure(metric="mldebug_filesystem_quota_used_ratio", labels=("/work", "/dev/sda", "user", "1000"), value=used),
     )  # fmt: skip
-    part = PartState(name="made", at=time.time(), measures=measures)
+    part = CollectorState(name="made", at=time.time(), measures=measures)
     kinds = (KindCount(kind=KernelEventKind.OOM_KILL, count=1, last_at=time.time()),)
     seen = snapshot(storage=StorageState(parts=(part,)), kernel=KernelCounts(kinds=kinds))
     text = Renderer().render(seen, "text/plain")[0].decode()
@@ -136,12 +136,12 @@ def made(used: float) -> str:
 
 def probed(state: Path, runs: int, speed: float) -> None:
     """So many runs of a probe of that bus bandwidth, in bytes a second, more."""
-    series = Series(
+    series = ProbeSeries(
         op="all_reduce", bytes=1 << 24, dtype="float32", ranks=8, device="NVIDIA H200", nodes="n1",
         torch="2.11.0", nccl="2.28.9", nccl_algo="", variables="",
     )  # fmt: skip
     now = time.time()
-    keep(state, [(series, Run(at=now + number / 1000, seconds=1e-3, busbw=speed)) for number in range(runs)])  # fmt: skip
+    add_runs(state, [(series, ProbeRun(at=now + number / 1000, seconds=1e-3, busbw=speed)) for number in range(runs)])  # fmt: skip
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from mldebug.storage.checkpoints.state import SaveState
+from mldebug.storage.checkpoints.state import SeriesState
 from processes.harness import JOBS, SCRIPTS, User, clean_environment, folder_for, wait_for
 from processes.watching import RunningAgent, settings, watching
 
@@ -48,10 +48,10 @@ def made(folder: Path) -> Path:
     return place
 
 
-def told(agent: RunningAgent, folder: Path, wanted: Callable[[SaveState], bool]) -> SaveState:
+def told(agent: RunningAgent, folder: Path, wanted: Callable[[SeriesState], bool]) -> SeriesState:
     """The saves in that folder, as soon as they are as wanted."""
 
-    def found() -> SaveState | None:
+    def found() -> SeriesState | None:
         seen = agent.snapshot()
         saves = [one for run in (seen.runs if seen else ()) for one in run.saves]
         return next((one for one in saves if one.folder == str(folder) and wanted(one)), None)
@@ -59,7 +59,7 @@ def told(agent: RunningAgent, folder: Path, wanted: Callable[[SaveState], bool])
     return wait_for("what is told of the saves", found, 100.0)  # type: ignore[no-any-return]
 
 
-def newest(one: SaveState) -> str:
+def newest(one: SeriesState) -> str:
     return f"{one.newest.name} {one.newest.state}" if one.newest else ""
 
 

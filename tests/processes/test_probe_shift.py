@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.probes.history import Run, Series
-from mldebug_agents.probes.history.store import NAME, keep
+from mldebug.probes.history import ProbeRun, ProbeSeries
+from mldebug_agents.probes.history.store import NAME, add_runs
 from processes.harness import User, folder_for, free_port, wait_for
 from processes.watching import settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
-SERIES = Series(
+SERIES = ProbeSeries(
     op="all_reduce", bytes=1 << 24, dtype="float32", ranks=8, device="NVIDIA H200", nodes="n1",
     torch="2.9.0", nccl="2.27.5", nccl_algo="", variables="",
 )  # fmt: skip
@@ -21,7 +21,7 @@ SERIES = Series(
 
 def probed(state_dir: Path, *speeds: float) -> None:
     for speed in speeds:
-        keep(state_dir, [(SERIES, Run(at=time.time(), seconds=1e-3, busbw=speed))])
+        add_runs(state_dir, [(SERIES, ProbeRun(at=time.time(), seconds=1e-3, busbw=speed))])
 
 
 def shifts(port: int) -> list[str]:

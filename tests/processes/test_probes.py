@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug_agents.probes.history.store import keep, load
+from mldebug_agents.probes.history.store import add_runs, load
 from processes.harness import clean_environment, wait_for
 from processes.light import light_job
 
@@ -509,7 +509,7 @@ def test_a_finished_probe_is_kept_and_a_shift_is_told(tmp_path: Path) -> None:
         assert (series.ranks, series.device, series.dtype) == (2, "cpu", "float32")
         fast = msgspec.structs.replace(run, seconds=run.seconds / 100, busbw=run.busbw * 100)
         earlier = [(series, msgspec.structs.replace(fast, at=run.at - 100 + n)) for n in range(10)]
-        keep(state_dir, [*earlier, (series, msgspec.structs.replace(run, at=run.at - 1))])
+        add_runs(state_dir, [*earlier, (series, msgspec.structs.replace(run, at=run.at - 1))])
     code, out, err = Probe(tmp_path, *words, "--json").end()
     assert code == 0, err
     assert {one["op"] for one in json.loads(out)} == {"all_reduce", "barrier"}

@@ -10,8 +10,8 @@ from playwright.sync_api import expect
 from browser import CHROMIUM, chromium, relayed, tab
 from fakenvml.library import FakeNvml
 from hung import hung_mount
-from mldebug.probes.history import Run
-from mldebug_agents.probes.history.store import keep
+from mldebug.probes.history import ProbeRun
+from mldebug_agents.probes.history.store import add_runs
 from pagedata import SERIES
 from processes.harness import wait_for
 from processes.watching import settings, watching
@@ -61,5 +61,5 @@ def test_a_person_sees_what_hangs_who_computes_and_what_got_slower(tmp_path: Pat
             expect(page.locator(".empty")).to_contain_text("No probe has been kept")
             speeds = [4e11] * 12 + [3e11] * 3
             now = time.time() - 60
-            keep(agent.state, [(SERIES, Run(at=now + at, seconds=1e-3, busbw=one)) for at, one in enumerate(speeds)])  # fmt: skip
+            add_runs(agent.state, [(SERIES, ProbeRun(at=now + at, seconds=1e-3, busbw=one)) for at, one in enumerate(speeds)])  # fmt: skip
             expect(page.locator(".probe.bad")).to_contain_text("shifted -25%", timeout=60_000)

@@ -231,7 +231,7 @@ class Node:
         self._apply(config)
         self.monitors.reload(config)
         for run in self.runs.values():
-            run.watch.obey(self._stall_settings())
+            run.watch.reload(self._stall_settings())
         self._due = time.monotonic()
         log.info("the configuration was read again")
 

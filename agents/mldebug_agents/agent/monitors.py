@@ -17,9 +17,9 @@ from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
 from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.jobs.queue.monitor import QueueBoard
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.probes.history.monitor import ProbeBoard
-from mldebug_agents.storage.checkpoints.monitor import SaveBoard
-from mldebug_agents.storage.monitor import Storage
+from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
+from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
+from mldebug_agents.storage.monitor import StorageMonitor
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -46,11 +46,11 @@ class Monitors:
     hardware: HardwareMonitor
     notices: AlertNotifier
     acting: ActionRunner
-    storage: Storage
-    saves: SaveBoard
+    storage: StorageMonitor
+    saves: CheckpointMonitor
     memory: MemoryBoard
     queues: QueueBoard
-    probes: ProbeBoard
+    probes: ProbeHistoryMonitor
 
     def reload(self, config: Config) -> None:
         """Go on under another configuration."""

@@ -51,17 +51,17 @@ from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.manual import write_case
 from mldebug_agents.jobs.hook import switch_child
 from mldebug_agents.jobs.queue.monitor import QueueBoard
-from mldebug_agents.probes.history.monitor import ProbeBoard
+from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
 from mldebug_agents.state import client as state_client
 from mldebug_agents.state import server as state_server
 from mldebug_agents.state.store import StateStore
-from mldebug_agents.storage.checkpoints.monitor import SaveBoard
+from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
 from mldebug_agents.storage.child import client as filesystem_client
 from mldebug_agents.storage.child import server as filesystem_server
-from mldebug_agents.storage.child.client import Probe
+from mldebug_agents.storage.child.client import MountClient
 from mldebug_agents.storage.dir_sizes import entry as dir_sizes_child
 from mldebug_agents.storage.dir_sizes import messages as dir_sizes_messages
-from mldebug_agents.storage.monitor import Storage
+from mldebug_agents.storage.monitor import StorageMonitor
 from mldebug_agents.system.child.helper import Workers
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.context import Context, open_context
@@ -90,7 +90,7 @@ class NodeTools:
     context: Context
     capture: CaptureTools
     gpus: VendorReader
-    filesystem_probe: Probe
+    filesystem_probe: MountClient
 
     def leftovers(self) -> tuple[Leftover, ...]:
         """Children that could not be ended."""
@@ -122,7 +122,10 @@ def open_tools(
     """
     current = config if isinstance(config, CurrentConfig) else CurrentConfig(config)
     with open_context(current.read, CHILDREN, root) as context:
-        gpus, filesystem_probe = VendorReader(context.spawner, context.host), Probe(context.spawner)
+        gpus, filesystem_probe = (
+            VendorReader(context.spawner, context.host),
+            MountClient(context.spawner),
+        )
         try:
             yield NodeTools(context, CaptureTools(context, probes=probes), gpus, filesystem_probe)
         finally:
@@ -167,11 +170,11 @@ def build_loop(
         hardware=HardwareMonitor.of(context, store, inbox, tools.gpus),
         notices=notices,
         acting=ActionRunner(config, context, capture, store, notices.book, inbox),
-        storage=Storage.of(context, tools.filesystem_probe, store, inbox),
-        saves=SaveBoard(context, store, inbox, config.checkpoints),
+        storage=StorageMonitor.of(context, tools.filesystem_probe, store, inbox),
+        saves=CheckpointMonitor(context, store, inbox, config.checkpoints),
         memory=MemoryBoard(context, inbox),
         queues=QueueBoard(config, context, inbox),
-        probes=ProbeBoard(config.agent.state_dir, context.reader, inbox),
+        probes=ProbeHistoryMonitor(config.agent.state_dir, context.reader, inbox),
     )
     recovery = Past(
         *(store, context, tools.leftovers, incidents, failed_attempts, exits), capture_queue.ask_now

@@ -115,7 +115,7 @@ def look_beside(
         gpus,
         found,
         BESIDE,
-        lambda: ask_nearest(state_dir, here_only=here_only).asked.snapshot,
+        lambda: ask_nearest(state_dir, here_only=here_only).answer.snapshot,
         again=AGAIN,
     )
 

@@ -9,7 +9,7 @@ import msgspec
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.redact import clean
-from mldebug_agents.probes.python import INSIDE
+from mldebug_agents.probes.environment import INSIDE
 from mldebug_agents.system.spawn import Completed, OutputListener
 
 SILENCE = 30.0  # seconds without a beat after which a launcher is given up; importing torch does not stop it
@@ -25,7 +25,7 @@ OF_PEERS = re.compile(
 Event = dict[str, Any]
 
 
-class Hearing(Protocol):
+class ProgramRunner(Protocol):
     """Who starts programs and hears them: `spawn.Spawner`."""
 
     def run(
@@ -41,7 +41,7 @@ class Hearing(Protocol):
         ...
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class ChildExit(msgspec.Struct, frozen=True, kw_only=True):
     """How a child ended: `reason` is one sentence, "" only for "done"."""
 
     outcome: str  # done, failed, late (its time is over), cancelled (the node is wanted for something else)
@@ -50,11 +50,11 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     stderr: str = ""
 
 
-class Child:
+class ProbeChild:
     """Call `run` once. `may_go_on` gets the process session each second and says why it must end, or ""; MldebugError: it cannot tell."""
 
     def __init__(
-        self, starter: Hearing, may_go_on: Callable[[int | None], str] = lambda _: ""
+        self, starter: ProgramRunner, may_go_on: Callable[[int | None], str] = lambda _: ""
     ) -> None:
         self._starter, self._may_go_on = starter, may_go_on
         self._rest = b""
@@ -71,7 +71,7 @@ class Child:
         timeout: float,
         hear: Callable[[Event], None],
         told: float | None = None,
-    ) -> Ended:
+    ) -> ChildExit:
         """Run the program `argv` for at most `timeout` seconds; `hear` gets each of its events as it comes.
 
         `told`: the seconds of which a person is told where it is late. What `hear` raises of OSError is raised when the program has ended.
@@ -121,21 +121,23 @@ class Child:
             self._broken = error.message
         self._looked = time.monotonic()
 
-    def _judge(self, completed: Completed, timeout: float) -> Ended:
+    def _judge(self, completed: Completed, timeout: float) -> ChildExit:
         stderr = clean(completed.stderr.decode(errors="replace")[-4000:], 4000)
         told: dict[str, Any] = {"events": tuple(self._failures), "stderr": stderr}
         if self._cancelled:
-            return Ended(outcome="cancelled", reason=self._cancelled, **told)
+            return ChildExit(outcome="cancelled", reason=self._cancelled, **told)
         if self._broken:
-            return Ended(outcome="failed", reason=self._broken, **told)
+            return ChildExit(outcome="failed", reason=self._broken, **told)
         if completed.timed_out or any(one["event"] == "late" for one in self._failures):
-            return Ended(outcome="late", reason=f"it did not end within {timeout:.0f} s", **told)
+            return ChildExit(
+                outcome="late", reason=f"it did not end within {timeout:.0f} s", **told
+            )
         if completed.error or completed.truncated:
             reason = completed.error or "it wrote too much"
-            return Ended(outcome="failed", reason=f"it cannot be run: {reason}", **told)
+            return ChildExit(outcome="failed", reason=f"it cannot be run: {reason}", **told)
         if self._failures or completed.returncode:
-            return Ended(outcome="failed", reason=_why(self._failures, completed), **told)
-        return Ended(outcome="done", **told)
+            return ChildExit(outcome="failed", reason=_why(self._failures, completed), **told)
+        return ChildExit(outcome="done", **told)
 
 
 def events(lines: Sequence[bytes]) -> list[Event]:
@@ -156,13 +158,15 @@ def inside(python: str, script: str, order: Mapping[str, Any]) -> list[str]:
     return [python, "-u", str(INSIDE), script, msgspec.json.encode(order).decode()]
 
 
-def blamed(failures: Sequence[Event]) -> str:
+def failure_cause(failures: Sequence[Event]) -> str:
     """Why ranks failed, "" where none did: a rank that was ended without a word is the cause, then one that says more than that a peer is gone."""
     said = [one for one in failures if one["event"] == "failed"]
     talked = {one.get("rank") for one in said}
     silent = [one for one in failures if one["event"] == "died" and one.get("rank") not in talked]
     for one in silent:
-        return f"rank {one.get('rank')} {how(one.get('code', 0))} before the others were done"
+        return (
+            f"rank {one.get('rank')} {exit_words(one.get('code', 0))} before the others were done"
+        )
     for one in sorted(said, key=lambda one: bool(OF_PEERS.search(str(one.get("error"))))):
         who = f"rank {one.get('rank')}: " if one.get("rank", -1) >= 0 else ""
         first = str(one.get("error", "")).strip().splitlines() or [""]
@@ -171,12 +175,12 @@ def blamed(failures: Sequence[Event]) -> str:
 
 
 def _why(failures: list[Event], completed: Completed) -> str:
-    if told := blamed(failures):
+    if told := failure_cause(failures):
         return told
     last = completed.stderr.decode(errors="replace").strip().splitlines() or [""]
     return clean(f"it ended with code {completed.returncode}: {last[-1]}", 500)
 
 
-def how(code: int) -> str:
+def exit_words(code: int) -> str:
     """An exit code in words."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

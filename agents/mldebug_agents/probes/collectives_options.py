@@ -8,7 +8,7 @@ import click
 
 from mldebug.cli.param_types import INTERFACE, WordListParam
 from mldebug.core.errors import UsageError
-from mldebug.probes.formulas import OPS
+from mldebug.probes.collectives import OPS
 from mldebug_agents.probes.multi_node import WAYS
 from mldebug_agents.probes.options import Number, size
 

@@ -1,12 +1,35 @@
-"""The environment of a probe's child: ours without the traces of a job that we may run in ourselves."""
+"""What a probe's child runs in: the Python of the training environment, its environment variables and its rights."""
 
+import ctypes
 import os
+import shutil
+import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 
 import msgspec
 
-from mldebug.core.errors import UsageError
-from mldebug.probes.nccl_settings import nonsense
+from mldebug.core.errors import ToolError, UsageError
+from mldebug.probes.nccl_settings import invalid_settings
+
+INSIDE = Path(__file__).parent / "verbs" / "inside"
+
+
+WAY_OUT = "name the training environment's: --python /path/to/env/bin/python"
+
+
+def find_python(named: str | None) -> str:
+    """The interpreter that was named, else ours if it has torch; UsageError or ToolError in words."""
+    if named is not None:
+        found = shutil.which(named)
+        if found is None:
+            raise UsageError(f"--python {named}: there is no such program", WAY_OUT)
+        return str(Path(found).absolute())
+    if find_spec("torch") is None:
+        raise ToolError("a probe needs PyTorch, which the Python of mldebug does not have", WAY_OUT)
+    return sys.executable
+
 
 JOB = (
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "PET_"),
@@ -14,10 +37,10 @@ JOB = (
 )
 OTHERS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "PYTHONSTARTUP", "PYTHONWARNINGS", "PYTHONINSPECT")  # fmt: skip
 NO_SETTING = ("NCCL_VERSION",)  # a label of images; NCCL does not read it
-TOLD = ("NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "UCX_", "FI_")
+RELEVANT = ("NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "UCX_", "FI_")
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """`kept` are those of the variables that change a measurement, `dropped` the names of those left out."""
 
     variables: dict[str, str]
@@ -25,19 +48,30 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[str, ...]
 
 
-def prepare(own: Mapping[str, str]) -> Environment:
+def child_environment(own: Mapping[str, str]) -> ProbeEnvironment:
     """Leave out what belongs to another job or to our own Python; name what stays and matters."""
     dropped = {name for name in own if name.startswith(JOB) or name in OTHERS}
     variables = {name: value for name, value in own.items() if name not in dropped}
     settings = sorted(variables.keys() - set(NO_SETTING))
-    kept = {name: variables[name] for name in settings if name.startswith(TOLD)}
+    kept = {name: variables[name] for name in settings if name.startswith(RELEVANT)}
     variables.setdefault("OMP_NUM_THREADS", "1")
-    return Environment(variables=variables, kept=kept, dropped=tuple(sorted(dropped)))
+    return ProbeEnvironment(variables=variables, kept=kept, dropped=tuple(sorted(dropped)))
 
 
-def sane_variables(own: Mapping[str, str] | None = None) -> dict[str, str]:
+def checked_variables(own: Mapping[str, str] | None = None) -> dict[str, str]:
     """Those that change what is measured; UsageError for what NCCL cannot obey: it would say so in a riddle."""
-    kept = prepare(os.environ if own is None else own).kept
-    if problems := tuple(nonsense(kept)):
+    kept = child_environment(os.environ if own is None else own).kept
+    if problems := tuple(invalid_settings(kept)):
         raise UsageError("\n".join(problems), "unset it, or correct it")
     return kept
+
+
+_PR_CAP_AMBIENT, _CLEAR_ALL = 47, 4
+
+
+def keep_rights_here() -> None:
+    """Programs that we start from now on get none of the capabilities that a service gave us; we keep them, as do our forks.
+
+    What root starts is root's, as ever. A kernel without ambient capabilities has none to clear.
+    """
+    ctypes.CDLL(None).prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)

@@ -10,7 +10,7 @@ from mldebug.core.model import Job
 from mldebug.hardware.gpu.readings import GpuReading, NodeGpus
 from mldebug_agents.hardware.gpu.errors import GpuCrashedError, NoGpuLibraryError
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.probes.busy import BusyError
+from mldebug_agents.probes.lock import BusyError
 
 PATIENCE = 3  # looks in a row that may fail while a probe runs
 WAIT = "wait until it has ended"

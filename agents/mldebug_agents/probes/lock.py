@@ -1,4 +1,4 @@
-"""Two probes never run at once on a node: whoever holds the lock file is measuring."""
+"""Two probes never run at once on a node: a probe holds the lock file while it measures."""
 
 import contextlib
 import fcntl
@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError
-from mldebug_agents.probes.busy import BusyError
+
+
+class BusyError(MldebugError):
+    """Somebody computes here, or another probe measures."""
+
 
 USUAL = "/tmp/mldebug-probe.lock"  # noqa: S108 - the one place that all users of a node share
 # containers of one node share another place

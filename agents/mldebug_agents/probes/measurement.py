@@ -11,12 +11,18 @@ import msgspec
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.redact import clean
-from mldebug.probes.collectives import Collective, collective
-from mldebug_agents.probes.child import Child, Ended, Event
-from mldebug_agents.probes.multi_node import Nodes, Seen, agreed_device, cause, check_idle
-from mldebug_agents.probes.python import INSIDE
-from mldebug_agents.probes.rank_events import About, Cell, Skipped, heard
-from mldebug_agents.probes.session import SPARE, Session, Wanted, check_ranks
+from mldebug.probes.collectives import CollectiveResult, collective_result
+from mldebug_agents.probes.child import ChildExit, Event, ProbeChild
+from mldebug_agents.probes.environment import INSIDE
+from mldebug_agents.probes.multi_node import (
+    Nodes,
+    ProbeNodeFacts,
+    agreed_device,
+    check_idle,
+    first_cause,
+)
+from mldebug_agents.probes.rank_events import CollectiveTimes, MeasuredRanks, Skipped, checked_event
+from mldebug_agents.probes.session import SPARE, ProbeSettings, Session, check_ranks
 from mldebug_agents.system.spawn import Spawner
 
 TYPED = (
@@ -40,7 +46,7 @@ CPU_RANKS = 2
 CELL_SECONDS = 5.0  # about, for all repetitions of one op with one payload
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured. `nproc` 0: one for each GPU, 2 on CPUs; no `sizes`: some usual ones.
 
     `memory`: bytes that each rank may take; None: a share of what is free.
@@ -57,24 +63,24 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     interface: str = ""
 
 
-class Telling(msgspec.Struct, frozen=True, kw_only=True):
+class Callbacks(msgspec.Struct, frozen=True, kw_only=True):
     """Who is told what comes."""
 
-    result: Callable[[Collective], object] = id
+    result: Callable[[CollectiveResult], object] = id
     skipped: Callable[[str], object] = id
-    joined: Callable[[About], object] = id
+    joined: Callable[[MeasuredRanks], object] = id
 
 
 class Measurement:
     """Keep one for each run: `results` grows while it runs."""
 
-    def __init__(self, wish: Wish, telling: Telling | None = None) -> None:
-        self.wish, self._telling = wish, telling or Telling()
-        self.results: list[Collective] = []
+    def __init__(self, wish: CollectivesRequest, telling: Callbacks | None = None) -> None:
+        self.wish, self._telling = wish, telling or Callbacks()
+        self.results: list[CollectiveResult] = []
         self.skipped: list[str] = []
-        self.about = About()
+        self.about = MeasuredRanks()
 
-    def run(self, session: Session) -> Ended:
+    def run(self, session: Session) -> ChildExit:
         """Measure on this node alone."""
         usual = session.facts.gpus if session.device == "cuda" else CPU_RANKS
         ranks = list(range(self.wish.nproc or usual))
@@ -82,13 +88,13 @@ class Measurement:
         order = self.order(session.device, ranks, len(ranks), "127.0.0.1", free_port())
         return session.run("collectives", order, self.hear, env=self.variables())
 
-    def run_on(self, nodes: Nodes, wanted: Wanted, spawner: Spawner) -> Ended:
+    def run_on(self, nodes: Nodes, wanted: ProbeSettings, spawner: Spawner) -> ChildExit:
         """Measure over these nodes; raises MldebugError for one that cannot, or is busy."""
         until = time.monotonic() + wanted.duration
 
-        def run(argv: list[str], hear: Callable[[Event], None]) -> Ended:
+        def run(argv: list[str], hear: Callable[[Event], None]) -> ChildExit:
             seconds = max(1.0, until - time.monotonic()) + SPARE
-            return Child(spawner).run(argv, os.environ, seconds, hear)
+            return ProbeChild(spawner).run(argv, os.environ, seconds, hear)
 
         seen = nodes.ask(run, self.wish.interface)
         device = agreed_device(seen, wanted.device)
@@ -97,10 +103,10 @@ class Measurement:
         orders = self._orders(nodes.hosts, seen, device, until - time.monotonic())
         for _, order in orders.values():
             order["alone"] = not wanted.beside_jobs
-        return cause(nodes.run(run, orders, dict.fromkeys(nodes.hosts, self.hear)))
+        return first_cause(nodes.run(run, orders, dict.fromkeys(nodes.hosts, self.hear)))
 
     def _orders(
-        self, hosts: tuple[str, ...], seen: dict[str, Seen], device: str, seconds: float
+        self, hosts: tuple[str, ...], seen: dict[str, ProbeNodeFacts], device: str, seconds: float
     ) -> dict[str, tuple[str, dict[str, Any]]]:
         first = seen[hosts[0]]
         fewest = min(one.gpus for one in seen.values()) if device == "cuda" else CPU_RANKS
@@ -119,7 +125,7 @@ class Measurement:
         return made
 
     def torchrun(
-        self, hosts: tuple[str, ...], wanted: Wanted, port: int, kept: Mapping[str, str]
+        self, hosts: tuple[str, ...], wanted: ProbeSettings, port: int, kept: Mapping[str, str]
     ) -> Iterator[str]:
         """The line for each host that a person can type there. `kept`: variables that change what is measured."""
         order = self.order(wanted.device, [], 0, "", 0)
@@ -164,16 +170,16 @@ class Measurement:
     def hear(self, event: Event) -> None:
         """One line of a rank; EvidenceError for one that no rank of ours says."""
         if event["event"] == "joined":
-            self.about = heard(event, About)
+            self.about = checked_event(event, MeasuredRanks)
             self._telling.joined(self.about)
         elif event["event"] == "skipped":
-            one = heard(event, Skipped)
+            one = checked_event(event, Skipped)
             what = f"{one.op} of {one.bytes} bytes is skipped: {one.reason}"
             self.skipped.append(clean(what, 400))
             self._telling.skipped(self.skipped[-1])
         elif event["event"] == "cell":
-            cell = heard(event, Cell)
-            found = collective(cell.op, cell.bytes, cell.times, cell.wrong)
+            cell = checked_event(event, CollectiveTimes)
+            found = collective_result(cell.op, cell.bytes, cell.times, cell.wrong)
             self.results.append(found)
             self._telling.result(found)
 

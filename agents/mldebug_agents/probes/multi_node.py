@@ -14,8 +14,8 @@ import msgspec
 
 from mldebug.core.errors import MldebugError, ToolError
 from mldebug.core.redact import clean
-from mldebug_agents.probes.busy import BusyError
-from mldebug_agents.probes.child import OF_PEERS, Ended, Event, inside
+from mldebug_agents.probes.child import OF_PEERS, ChildExit, Event, inside
+from mldebug_agents.probes.lock import BusyError
 
 WAYS = ("ssh", "srun")
 SSH = (
@@ -29,10 +29,10 @@ SRUN = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--immediate=30")
 LOOK = 0.2
 
 Hear = Callable[[Event], None]
-Runner = Callable[[list[str], Hear], Ended]
+Runner = Callable[[list[str], Hear], ChildExit]
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeNodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What one node told of itself. `compute`: pids that compute on its GPUs, None where that is not known; `training`: ranks."""
 
     python: str = ""
@@ -65,14 +65,14 @@ class Nodes:
             return [*SRUN, f"--nodelist={host}", *there]
         return [*SSH, "--", host, shlex.join(there)]
 
-    def ask(self, run: Runner, interface: str) -> dict[str, Seen]:
+    def ask(self, run: Runner, interface: str) -> dict[str, ProbeNodeFacts]:
         """What each of them has; raises ToolError for one that does not tell."""
-        told: dict[str, Seen] = {}
+        told: dict[str, ProbeNodeFacts] = {}
 
         def hearer(host: str) -> Hear:
             def hear(event: Event) -> None:
                 if event["event"] == "facts":
-                    told[host] = msgspec.convert(event, Seen)
+                    told[host] = msgspec.convert(event, ProbeNodeFacts)
 
             return hear
 
@@ -89,9 +89,9 @@ class Nodes:
         run: Runner,
         orders: Mapping[str, tuple[str, Mapping[str, Any]]],
         hear: Mapping[str, Hear],
-    ) -> dict[str, Ended]:
+    ) -> dict[str, ChildExit]:
         """Run a script on each host at once, and wait for all."""
-        ended: dict[str, Ended] = {}
+        ended: dict[str, ChildExit] = {}
 
         def follow(host: str) -> None:
             ended[host] = run(self.words(host, *orders[host]), hear[host])
@@ -123,7 +123,7 @@ _OF_SSH = re.compile(
 )
 
 
-def cause(ended: Mapping[str, Ended]) -> Ended:
+def first_cause(ended: Mapping[str, ChildExit]) -> ChildExit:
     """The end that explains the others: a node that is wanted first, then one that says more than that a peer is gone."""
     failed = [(host, one) for host, one in ended.items() if one.outcome != "done"]
     failed.sort(
@@ -131,10 +131,10 @@ def cause(ended: Mapping[str, Ended]) -> Ended:
     )
     for host, one in failed:
         return msgspec.structs.replace(one, reason=clean(f"node {host}: {one.reason}", 600))
-    return Ended(outcome="done")
+    return ChildExit(outcome="done")
 
 
-def check_idle(seen: Mapping[str, Seen], uses_gpus: bool) -> None:
+def check_idle(seen: Mapping[str, ProbeNodeFacts], uses_gpus: bool) -> None:
     """Raise BusyError where a node trains or somebody computes on its GPUs, another MldebugError where that is not known."""
     for host, one in seen.items():
         if one.training:
@@ -152,7 +152,7 @@ def check_idle(seen: Mapping[str, Seen], uses_gpus: bool) -> None:
             )
 
 
-def agreed_device(seen: Mapping[str, Seen], wanted: str) -> str:
+def agreed_device(seen: Mapping[str, ProbeNodeFacts], wanted: str) -> str:
     """The device of all; raises MldebugError where some have GPUs and some have none."""
     without = [host for host, one in seen.items() if not one.gpus]
     if wanted == "cpu" or (wanted == "auto" and len(without) == len(seen)):

@@ -10,12 +10,12 @@ from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.hardware.health.model import HealthState
 from mldebug.hardware.health.sentences import GpuName, complaints
 from mldebug.probes.baselines import Baselines
-from mldebug.probes.checks import Check
+from mldebug.probes.checks import NodeCheck
 from mldebug.probes.node_checks import stage_checks
 from mldebug.probes.ports import Port, ports_check, read_port
 from mldebug_agents.hardware.one_shot import OneShotReader
-from mldebug_agents.probes.child import Ended, Event
-from mldebug_agents.probes.measurement import Measurement, Telling, Wish
+from mldebug_agents.probes.child import ChildExit, Event
+from mldebug_agents.probes.measurement import Callbacks, CollectivesRequest, Measurement
 from mldebug_agents.probes.session import Session
 from mldebug_agents.probes.tools import ProbeTools
 from mldebug_agents.system.host import Host
@@ -27,10 +27,10 @@ DRIVER_SECONDS = 30.0  # a driver that no process uses loads firmware first
 LARGE, USUAL = 8 << 30, 1 << 30  # bytes: what was published of NCCL holds for large payloads
 ROOM = 4  # times the payload that must be free for it
 
-Tell = Callable[[Check], None]
+Tell = Callable[[NodeCheck], None]
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True):
     """What the node has to show."""
 
     stages: tuple[str, ...] = STAGES
@@ -43,9 +43,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class NodeProbe:
     """Keep one for each run; `checks` grows meanwhile. `cut`: why not all could be checked, which is no fault of the node."""
 
-    def __init__(self, wanted: Wanted, baselines: Baselines, tell: Tell) -> None:
+    def __init__(self, wanted: NodeRequirements, baselines: Baselines, tell: Tell) -> None:
         self._wanted, self._baselines, self._tell = wanted, baselines, tell
-        self.checks: list[Check] = []
+        self.checks: list[NodeCheck] = []
         self.cut, self.way_out = "", "measure when the node is idle, with a longer --duration"
         self.node = ""
         self._answering = 0
@@ -66,7 +66,7 @@ class NodeProbe:
         gpus = session.facts.gpus if session.device == "cuda" else 0
         skipped = self._skipped(gpus)
         for stage, why in skipped.items():
-            self._add(Check(stage=stage, state="skipped", sentence=f"{stage}: {why}"))
+            self._add(NodeCheck(stage=stage, state="skipped", sentence=f"{stage}: {why}"))
         stages = [one for one in self._wanted.stages if one not in (*skipped, *WITHOUT_TORCH)]
         self._children(session, [one for one in stages if one != "nccl"], gpus)
         if "nccl" in stages and not self.cut:
@@ -110,12 +110,12 @@ class NodeProbe:
         unfit = [one for one in seen.health if one.state is HealthState.UNHEALTHY]
         wrong += complaints(unfit, _names(seen.gpus))
         if wrong:
-            self._add(Check(stage="driver", state="failed", sentence=f"driver: {'; '.join(wrong)}", seconds=seconds))  # fmt: skip
+            self._add(NodeCheck(stage="driver", state="failed", sentence=f"driver: {'; '.join(wrong)}", seconds=seconds))  # fmt: skip
         elif not count:
-            self._add(Check(stage="driver", state="skipped", sentence="driver: there is no GPU library here"))  # fmt: skip
+            self._add(NodeCheck(stage="driver", state="skipped", sentence="driver: there is no GPU library here"))  # fmt: skip
         else:
             version = seen.gpus.driver_version if seen.gpus else ""
-            self._add(Check(stage="driver", state="fine", sentence=f"driver: {count} GPUs answer, version {version}", seconds=seconds))  # fmt: skip
+            self._add(NodeCheck(stage="driver", state="fine", sentence=f"driver: {count} GPUs answer, version {version}", seconds=seconds))  # fmt: skip
 
     def _children(self, session: Session, stages: Sequence[str], gpus: int) -> None:
         order = {"stages": stages, "gpus": gpus, "disk": self._wanted.disk}
@@ -130,9 +130,9 @@ class NodeProbe:
             ended = session.run("node", order, hear, env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
             if left and not self._cut(ended):
                 why = ended.reason or "it was not done"
-                self._add(Check(stage=left[0], state="failed", sentence=f"{left[0]}: {why}"))
+                self._add(NodeCheck(stage=left[0], state="failed", sentence=f"{left[0]}: {why}"))
 
-    def _cut(self, ended: Ended) -> bool:
+    def _cut(self, ended: ChildExit) -> bool:
         """Whether it ended for a reason that says nothing of the node."""
         if ended.outcome == "cancelled":
             self.cut = f"the probe was ended: {ended.reason}"
@@ -161,14 +161,14 @@ class NodeProbe:
 
     def _no_folder(self, folder: str) -> None:
         """A word that was mistyped would drain one node after the other."""
-        self._add(Check(stage="disk", state="skipped", sentence=f"disk: there is no folder {folder}"))  # fmt: skip
+        self._add(NodeCheck(stage="disk", state="skipped", sentence=f"disk: there is no folder {folder}"))  # fmt: skip
         self._lacking = f"there is no folder {folder} on this node"
 
     def _nccl(self, session: Session, gpus: int) -> None:
         begin = time.monotonic()
         payload = LARGE if self._free >= ROOM * LARGE else USUAL
-        wish = Wish(nproc=gpus, ops=("all_reduce",), sizes=(payload,))
-        quiet = Telling(result=lambda _: None, skipped=lambda _: None, joined=lambda _: None)
+        wish = CollectivesRequest(nproc=gpus, ops=("all_reduce",), sizes=(payload,))
+        quiet = Callbacks(result=lambda _: None, skipped=lambda _: None, joined=lambda _: None)
         measurement = Measurement(wish, quiet)
         ended = measurement.run(session)
         seconds = time.monotonic() - begin
@@ -176,11 +176,13 @@ class NodeProbe:
             return
         if not measurement.results:
             why = ended.reason or (measurement.skipped or ["nothing was measured"])[0]
-            self._add(Check(stage="nccl", state="failed", sentence=f"nccl: {why}", seconds=seconds))
+            self._add(
+                NodeCheck(stage="nccl", state="failed", sentence=f"nccl: {why}", seconds=seconds)
+            )
             return
         found = measurement.results[0]
         if not found.correct:
-            self._add(Check(stage="nccl", state="failed", sentence="nccl: all_reduce gave wrong values", seconds=seconds))  # fmt: skip
+            self._add(NodeCheck(stage="nccl", state="failed", sentence="nccl: all_reduce gave wrong values", seconds=seconds))  # fmt: skip
         self._judge_nccl(found.busbw_bytes_per_second or 0.0, payload, gpus, seconds)
 
     def _judge_nccl(self, speed: float, payload: int, gpus: int, seconds: float) -> None:
@@ -190,9 +192,9 @@ class NodeProbe:
         sentence = f"nccl: all_reduce of {payload >> 30} GiB has {speed / 1e9:.3g} GB/s on the bus"
         if limit is not None and low:
             sentence += f", at least {limit[0] / 1e9:.3g} are expected"
-        self._add(Check(stage="nccl", state="failed" if low else "fine", sentence=sentence, seconds=seconds, figures={"node": speed}))  # fmt: skip
+        self._add(NodeCheck(stage="nccl", state="failed" if low else "fine", sentence=sentence, seconds=seconds, figures={"node": speed}))  # fmt: skip
 
-    def _add(self, check: Check) -> None:
+    def _add(self, check: NodeCheck) -> None:
         self.checks.append(check)
         self._tell(check)
 

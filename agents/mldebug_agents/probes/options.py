@@ -9,7 +9,7 @@ import click
 from mldebug.cli.param_types import FILE
 from mldebug.core.errors import UsageError
 from mldebug.core.units import parse_duration, parse_size
-from mldebug_agents.probes.session import Wanted
+from mldebug_agents.probes.session import ProbeSettings
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -42,9 +42,13 @@ def probe_options(command: _Command) -> _Command:
     return command
 
 
-def wanted(python: str | None, device: str, duration: str, beside_jobs: bool) -> Wanted:
+def probe_settings(
+    python: str | None, device: str, duration: str, beside_jobs: bool
+) -> ProbeSettings:
     """What was asked for; UsageError for a duration that is none."""
-    return Wanted(python=python, device=device, duration=seconds(duration), beside_jobs=beside_jobs)
+    return ProbeSettings(
+        python=python, device=device, duration=seconds(duration), beside_jobs=beside_jobs
+    )
 
 
 def seconds(text: str, option: str = "--duration") -> float:

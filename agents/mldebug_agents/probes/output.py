@@ -4,24 +4,25 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
-from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.errors import MldebugError, ToolError, UsageError
 from mldebug.core.redact import clean
-from mldebug.probes.collectives import Collective
-from mldebug.probes.csv_text import as_csv
-from mldebug.probes.rows import HEADER, UNITS, row
-from mldebug.probes.textfile import as_textfile
-from mldebug_agents.probes.measurement import Measurement, Telling
-from mldebug_agents.probes.plot import check_picture, plot
-from mldebug_agents.probes.rank_events import About
+from mldebug.core.units import format_size
+from mldebug.probes.collective_formats import HEADER, UNITS, as_csv, as_textfile, row
+from mldebug.probes.collectives import CollectiveResult
+from mldebug_agents.probes.measurement import Callbacks, Measurement
+from mldebug_agents.probes.rank_events import MeasuredRanks
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True):
+class OutputFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Where results go besides the table."""
 
     as_json: bool
@@ -30,26 +31,26 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     textfile: Path | None
 
 
-def telling(output: Output, kept: dict[str, str]) -> Telling:
+def callbacks(output: OutputFiles, kept: dict[str, str]) -> Callbacks:
     """A table as it grows, on stdout; with --json on stderr, for whoever watches. `kept`: variables that matter."""
 
     def say(line: str) -> None:
         click.echo(line, err=output.as_json)
 
-    def joined(about: About) -> None:
+    def joined(about: MeasuredRanks) -> None:
         click.echo(title(about), err=True)
         for name, value in kept.items():
             click.echo(clean(f"  {name}={value}", 200), err=True)
         say(HEADER)
         say(UNITS)
 
-    def result(found: Collective) -> None:
+    def result(found: CollectiveResult) -> None:
         say(row(found))
 
-    return Telling(result=result, skipped=lambda line: click.echo(line, err=True), joined=joined)
+    return Callbacks(result=result, skipped=lambda line: click.echo(line, err=True), joined=joined)
 
 
-def write(measurement: Measurement, output: Output) -> None:
+def write(measurement: Measurement, output: OutputFiles) -> None:
     """Everything that is asked for but the table, which was printed row by row."""
     results = measurement.results
     if output.as_json:
@@ -60,7 +61,7 @@ def write(measurement: Measurement, output: Output) -> None:
 
 
 def _files(
-    measurement: Measurement, output: Output
+    measurement: Measurement, output: OutputFiles
 ) -> Iterator[tuple[Path, Callable[[Path], object]]]:
     """Where something goes besides, and who puts it there. Where nothing was measured what stands there stays."""
     results = measurement.results
@@ -74,7 +75,7 @@ def _files(
         yield output.plot, lambda path: plot(results, path, title(measurement.about))
 
 
-def check_places(output: Output) -> None:
+def check_places(output: OutputFiles) -> None:
     """Raise UsageError before anything is measured where a file could not be written."""
     for path in filter(None, (output.csv, output.plot, output.textfile)):
         if not _writable(path, replaced=path == output.textfile):
@@ -98,7 +99,7 @@ def _is_plain(path: Path) -> bool:
     return stat.S_ISREG(os.lstat(path).st_mode)
 
 
-def title(about: About) -> str:
+def title(about: MeasuredRanks) -> str:
     """What the figures are of."""
     if not about.ranks:
         return ""
@@ -131,3 +132,49 @@ def _failure(path: Path, put: Callable[[Path], object]) -> str:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return f"{path} cannot be written: {why}"
     return ""
+
+
+MOST_NAMED = 12  # payloads below the picture
+
+
+def check_matplotlib() -> None:
+    """Raise ToolError before anything is measured where no picture could be drawn."""
+    if find_spec("matplotlib") is None:
+        raise ToolError("--plot needs matplotlib", "pip install matplotlib, or take --csv")
+
+
+def check_picture(path: Path) -> None:
+    """Raise UsageError for a kind of picture that cannot be drawn."""
+    known = import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in known:
+        raise UsageError(
+            f"{path} cannot be drawn: there is no kind of picture {path.suffix}",
+            "name it .png, .svg or .pdf",
+        )
+
+
+def plot(results: Sequence[CollectiveResult], path: Path, title: str) -> None:
+    """Write one line for each op; the kind of file is told by its name."""
+    figures = import_module("matplotlib.figure")
+    figure = figures.Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for op in dict.fromkeys(one.op for one in results if one.busbw_bytes_per_second):
+        points = sorted(
+            (one.bytes, one.busbw_bytes_per_second / 1e9) for one in results if one.op == op
+        )
+        axes.plot([size for size, _ in points], [speed for _, speed in points], "o-", label=op)
+    axes.set(xlabel="payload", ylabel="bus bandwidth, GB/s", title=title)
+    axes.grid(visible=True, alpha=0.3)
+    if axes.lines:
+        _name_payloads(axes, sorted({one.bytes for one in results if one.bytes}))
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    figure.savefig(path)
+
+
+def _name_payloads(axes: Any, sizes: Sequence[int]) -> None:
+    """As the table does, and some of them where there are many."""
+    axes.set_xscale("log", base=2)
+    shown = sizes[:: -(-len(sizes) // MOST_NAMED)]
+    axes.set_xticks(shown, [format_size(size) for size in shown])
+    axes.set_xticks([], minor=True)

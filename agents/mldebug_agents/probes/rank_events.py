@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from mldebug.core.errors import EvidenceError
-from mldebug.probes.formulas import OPS
+from mldebug.probes.collectives import OPS
 from mldebug_agents.probes.child import Event
 
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
@@ -16,7 +16,7 @@ T = TypeVar("T")
 SHORTEST = 1e-10  # seconds
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredRanks(msgspec.Struct, frozen=True, kw_only=True):
     """`joined`: what the figures are of. No ranks: nothing was heard yet."""
 
     ranks: int = 0
@@ -54,7 +54,7 @@ class Died(msgspec.Struct, frozen=True, kw_only=True):
 FAILURES: dict[str, type[Failed | Died]] = {"failed": Failed, "died": Died}
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
     """`cell`: one op and size. A row of times for each rank, all of one length; `wrong` as `collective` wants it."""
 
     op: str
@@ -72,7 +72,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("nothing takes less than a nanosecond")
 
 
-def heard(event: Event, kind: type[T]) -> T:
+def checked_event(event: Event, kind: type[T]) -> T:
     """One event; EvidenceError where it is not what ranks say."""
     try:
         return msgspec.convert(event, kind)

@@ -14,12 +14,15 @@ from typing import Any
 import msgspec
 
 from mldebug.core.errors import MldebugError, ToolError
-from mldebug_agents.probes.child import Child, Ended, Event, inside
-from mldebug_agents.probes.environment import Environment, prepare
+from mldebug_agents.probes.child import ChildExit, Event, ProbeChild, inside
+from mldebug_agents.probes.environment import (
+    ProbeEnvironment,
+    child_environment,
+    find_python,
+    keep_rights_here,
+)
 from mldebug_agents.probes.guard import Guard
 from mldebug_agents.probes.lock import LOCK, only_probe
-from mldebug_agents.probes.python import find_python
-from mldebug_agents.probes.rights import keep_rights_here
 from mldebug_agents.probes.tools import ProbeTools, open_probe_tools
 from mldebug_agents.system.spawn import Spawner
 
@@ -27,7 +30,7 @@ FACTS_SECONDS = 120.0  # importing torch from a slow network filesystem
 SPARE = 5.0  # seconds in which a launcher that has its own deadline may end by itself
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What every probe is asked with: see `options`."""
 
     python: str | None = None
@@ -37,7 +40,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     lock: Path = LOCK
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the Python has."""
 
     python: str = ""
@@ -53,7 +56,7 @@ class Session:
     """Made by `open_session`. `device` is "cuda" or "cpu"; `tools` the tools that look at this node."""
 
     def __init__(
-        self, wanted: Wanted, tools: ProbeTools, python: str, environment: Environment
+        self, wanted: ProbeSettings, tools: ProbeTools, python: str, environment: ProbeEnvironment
     ) -> None:
         self.wanted, self.tools, self.python = wanted, tools, python
         self.environment = environment
@@ -85,7 +88,7 @@ class Session:
         hear: Callable[[Event], None],
         seconds: float | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> Ended:
+    ) -> ChildExit:
         """Run a script of `probes/inside` to its end; it is cancelled at once when a job appears."""
         left = min(self.seconds_left, seconds or self.seconds_left)
         argv = inside(self.python, script, {**order, "seconds": left})
@@ -97,23 +100,23 @@ class Session:
         hear: Callable[[Event], None],
         seconds: float,
         env: Mapping[str, str] | None = None,
-    ) -> Ended:
+    ) -> ChildExit:
         """Run any program that says events as ours do."""
         variables = {**self.environment.variables, **(env or {})}
         watch = (lambda _: "") if self.wanted.beside_jobs else self._guard.look
-        return Child(self.spawner, watch).run(
+        return ProbeChild(self.spawner, watch).run(
             argv, variables, seconds + SPARE, hear, told=self.wanted.duration
         )
 
-    def _ask_facts(self) -> Facts:
+    def _ask_facts(self) -> TorchFacts:
         told: list[Event] = []
         argv = inside(self.python, "facts", {})
-        ended = Child(self.spawner).run(
+        ended = ProbeChild(self.spawner).run(
             argv, self.environment.variables, FACTS_SECONDS, told.append
         )
         for event in told:
             if event["event"] == "facts":
-                return msgspec.convert(event, Facts)
+                return msgspec.convert(event, TorchFacts)
         raise ToolError(
             f"PyTorch does not work in {self.python}: {ended.reason or 'it says nothing of itself'}",
             "name the training environment's: --python /path/to/env/bin/python",
@@ -121,15 +124,15 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(wanted: Wanted) -> Iterator[Session]:
+def open_session(wanted: ProbeSettings) -> Iterator[Session]:
     """Everything that a probe needs; on leaving, however that comes, no process of it is left."""
-    python, environment = find_python(wanted.python), prepare(os.environ)
+    python, environment = find_python(wanted.python), child_environment(os.environ)
     keep_rights_here()  # before the process starter is forked, which hands on what it has
     with open_probe_tools(probes=True) as tools, only_probe(wanted.lock):
         yield Session(wanted, tools, python, environment)
 
 
-def _device(wanted: Wanted, facts: Facts) -> str:
+def _device(wanted: ProbeSettings, facts: TorchFacts) -> str:
     if wanted.device == "cpu":
         return "cpu"
     if facts.gpus:
@@ -139,7 +142,7 @@ def _device(wanted: Wanted, facts: Facts) -> str:
     return "cpu"
 
 
-def _no_gpu(facts: Facts) -> str:
+def _no_gpu(facts: TorchFacts) -> str:
     if not (facts.cuda or facts.hip):
         return f"PyTorch {facts.torch} is built without GPU support"
     return f"PyTorch {facts.torch} sees no GPU here"

@@ -16,16 +16,22 @@ import msgspec
 from mldebug.core.model import Gap, Job, NodeCapture
 from mldebug.core.redact import clean
 from mldebug.status.snapshot import Snapshot
-from mldebug.storage.filesystems.state import Alarm, Measure, PartState, Row, StorageState
+from mldebug.storage.filesystems.state import (
+    CollectorState,
+    Measure,
+    Row,
+    StorageAlert,
+    StorageState,
+)
 from mldebug_agents.state.key_value_store import KeyValueStore as Store
-from mldebug_agents.storage.child.client import Probe
-from mldebug_agents.storage.dir_sizes.monitor import Trees
-from mldebug_agents.storage.filesystems.canary import Canary
+from mldebug_agents.storage.child.client import MountClient
+from mldebug_agents.storage.dir_sizes.monitor import DirSizeCollector
+from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.filesystems.evidence import stuck_devices, with_stuck
-from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotas
-from mldebug_agents.storage.filesystems.monitor import Filesystems
-from mldebug_agents.storage.filesystems.quotas import Quotas
-from mldebug_agents.storage.write_rates.monitor import Writers
+from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotaCollector
+from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
+from mldebug_agents.storage.filesystems.quotas import QuotaCollector
+from mldebug_agents.storage.write_rates.monitor import WriteRateCollector
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 
@@ -36,7 +42,7 @@ STORE_EVERY = 300.0  # seconds
 DEADLINE = 20.0  # seconds after which a part counts as stuck
 
 
-class Part(Protocol):
+class StorageCollector(Protocol):
     """One inhabitant of the desk. All methods are called in the worker of the part, in this order."""
 
     name: str  # of the worker, too: "filesystems"
@@ -54,24 +60,32 @@ class Part(Protocol):
     def status(self) -> dict[str, tuple[Row, ...]]:
         """Rows by heading, for `mldebug status --storage`."""
 
-    def alarms(self) -> Iterable[Alarm]:
+    def alarms(self) -> Iterable[StorageAlert]:
         """What a person should act on."""
 
     def gaps(self) -> Iterable[Gap]:
         """What could not be had."""
 
 
-def all_parts(context: Context, probe: Probe) -> list[Part]:
+def all_collectors(context: Context, probe: MountClient) -> list[StorageCollector]:
     """Every part, ready to look. Only an agent adds the one that writes."""
-    filesystems, writers = Filesystems(context, probe), Writers(context)
+    filesystems, writers = FilesystemCollector(context, probe), WriteRateCollector(context)
     filesystems.who_fills = writers.who_fills  # of another thread: it reads one dictionary
-    return [filesystems, Quotas(context), KernelQuotas(context, probe), Trees(context), writers]
+    return [
+        filesystems,
+        QuotaCollector(context),
+        KernelQuotaCollector(context, probe),
+        DirSizeCollector(context),
+        writers,
+    ]
 
 
-def look_once(context: Context, probe: Probe, jobs: Sequence[Job]) -> StorageState:
+def look_once(context: Context, probe: MountClient, jobs: Sequence[Job]) -> StorageState:
     """For a command without an agent: what one look tells, which is no forecast."""
     order = _Order(time.time(), time.time(), tuple(jobs))
-    return StorageState(parts=tuple(_looking(part)(order) for part in all_parts(context, probe)))
+    return StorageState(
+        parts=tuple(_looking(part)(order) for part in all_collectors(context, probe))
+    )
 
 
 class _Order(NamedTuple):
@@ -80,11 +94,14 @@ class _Order(NamedTuple):
     jobs: tuple[Job, ...]
 
 
-class Storage:
+class StorageMonitor:
     """Holds the parts; the main loop alone calls it."""
 
     def __init__(
-        self, parts: Sequence[Part], store: Store, inbox: "queue.SimpleQueue[Result | None]"
+        self,
+        parts: Sequence[StorageCollector],
+        store: Store,
+        inbox: "queue.SimpleQueue[Result | None]",
     ) -> None:
         self._epoch = time.time() - time.monotonic()  # a slope must not see that a clock was set
         self._store = store
@@ -96,15 +113,19 @@ class Storage:
             for part in parts
         }
         self._due = dict.fromkeys(self._parts, 0.0)
-        self._told: dict[str, PartState] = {}
+        self._told: dict[str, CollectorState] = {}
         self._alarmed: set[tuple[str, str]] = set()
 
     @classmethod
     def of(
-        cls, context: Context, probe: Probe, store: Store, inbox: "queue.SimpleQueue[Result | None]"
-    ) -> "Storage":
+        cls,
+        context: Context,
+        probe: MountClient,
+        store: Store,
+        inbox: "queue.SimpleQueue[Result | None]",
+    ) -> "StorageMonitor":
         """The desk of this node with all its parts."""
-        return cls([*all_parts(context, probe), Canary(context, probe)], store, inbox)
+        return cls([*all_collectors(context, probe), CanaryCollector(context, probe)], store, inbox)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -114,8 +135,8 @@ class Storage:
     def turn(self, jobs: Sequence[Job], places: Mapping[str, Sequence[str]] = {}) -> None:
         """Have those parts look that are due. Waits for nothing. `places`: by job, where it saves and logs, as its ranks see it."""
         self._recall()
-        part = self._parts.get(Filesystems.name)
-        if isinstance(part, Filesystems) and not self._workers[part.name].busy:
+        part = self._parts.get(FilesystemCollector.name)
+        if isinstance(part, FilesystemCollector) and not self._workers[part.name].busy:
             part.places = places
         now = time.monotonic()
         for name, worker in self._workers.items():
@@ -135,8 +156,8 @@ class Storage:
 
     def _recall(self) -> None:
         """As soon as the state dir has been read, which may take long; a part that looks is not disturbed."""
-        part = self._parts.get(Filesystems.name)
-        if self._recalled or not self._store.opened or not isinstance(part, Filesystems):
+        part = self._parts.get(FilesystemCollector.name)
+        if self._recalled or not self._store.opened or not isinstance(part, FilesystemCollector):
             return
         if not self._workers[part.name].busy:
             self._recalled = True
@@ -145,7 +166,7 @@ class Storage:
     def _keep(self, name: str) -> None:
         """Now and then, when the part has just looked and waits for the next order: it may have had one before its result was seen."""
         part, now = self._parts[name], time.monotonic()
-        if not isinstance(part, Filesystems) or self._workers[name].busy:
+        if not isinstance(part, FilesystemCollector) or self._workers[name].busy:
             return
         if self._recalled and now >= self._store_due:
             self._store_due = now + STORE_EVERY
@@ -163,7 +184,9 @@ class Storage:
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
         """The capture, with how long the filesystems on which its ranks wait have not answered the agent either."""
-        return with_stuck(capture, stuck_devices(self._told.get(Filesystems.name), time.time()))
+        return with_stuck(
+            capture, stuck_devices(self._told.get(FilesystemCollector.name), time.time())
+        )
 
     def _warn(self) -> None:
         """Log each alarm once, and again when it comes back."""
@@ -174,10 +197,10 @@ class Storage:
         self._alarmed = {(one.kind, one.subject) for one in alarms}
 
 
-def _looking(part: Part) -> Callable[[_Order], PartState]:
-    def look(order: _Order) -> PartState:
+def _looking(part: StorageCollector) -> Callable[[_Order], CollectorState]:
+    def look(order: _Order) -> CollectorState:
         part.look(order.now, order.jobs)
-        return PartState(
+        return CollectorState(
             name=part.name,
             at=order.at,
             measures=tuple(part.samples()),

@@ -110,7 +110,7 @@ class JobWatch:
         captures, gaps = self._sample(job.ranks, now) if sample else ({}, ())
         classes = {rank: classify(capture) for rank, capture in captures.items()}
         beats = self._heartbeats.read(job.ranks)
-        self.progress.take_beats(beats, now)
+        self.progress.take_heartbeats(beats, now)
         ranks = tuple(
             _in_phase(self._rank(rank, children, captures, classes, now), beats.get(rank.rank))
             for rank in job.ranks

@@ -1,1 +1,1 @@
-"""The agent's doors, who may come in, and how to knock."""
+"""The agent's HTTP server, its web pages, who may see what, and the client that the commands use."""

@@ -1,4 +1,4 @@
-"""The door for Alertmanager's webhook: a token, a bounded body in bounded time, and a JSON answer."""
+"""The HTTP route of Alertmanager's webhook: needs the agent's token, takes a bounded body in bounded time, answers in JSON."""
 
 import asyncio
 import hmac
@@ -22,45 +22,47 @@ Answer = Callable[[bytes], tuple[int, bytes]]
 
 
 class AlertmanagerRoute:
-    """`answer` has it done, in a thread; None: nobody is there who could."""
+    """Takes POSTs of alerts. `answer` handles a body in a thread and returns status and JSON; None until the agent runs."""
 
     def __init__(self, token_file: Path | None) -> None:
         self._token_file = token_file
         self.answer: Answer | None = None
 
     async def post(self, request: Request) -> Response:
-        """One POST."""
+        """Answer one POST: 401 or 403 without the token, 408, 413 or 503 where it cannot be handled, else what `answer` says."""
         refused = await run_in_threadpool(self._refusal, request.headers.get("authorization", ""))
         if refused is not None:
             return refused
         try:
             body = await asyncio.wait_for(_body(request), PATIENCE)
         except TimeoutError:
-            return _told(408, "it was not complete in time")
+            return _error(408, "it was not complete in time")
         if body is None:
-            return _told(413, f"it is larger than {MAX_BODY >> 20} MiB", "set max_alerts there")
+            return _error(413, f"it is larger than {MAX_BODY >> 20} MiB", "set max_alerts there")
         if self.answer is None:
-            return _told(503, "the agent does not look yet", "ask again in a moment")
-        status, told = await run_in_threadpool(self.answer, body)
-        return Response(told, status_code=status, media_type="application/json")
+            return _error(503, "the agent does not look yet", "ask again in a moment")
+        status, answer = await run_in_threadpool(self.answer, body)
+        return Response(answer, status_code=status, media_type="application/json")
 
     def _refusal(self, shown: str) -> Response | None:
         if self._token_file is None:
             way_out = "agent: {token_file: /etc/mldebug/token}"
-            return _told(403, "this agent takes no alerts: it has no token", way_out)
+            return _error(403, "this agent takes no alerts: it has no token", way_out)
         try:
             token = token_of(self._token_file)
         except (OSError, MldebugError):  # its path is nobody's business there
-            return _told(503, "the agent's token cannot be read", "see agent.token_file")
+            return _error(503, "the agent's token cannot be read", "see agent.token_file")
         if hmac.compare_digest(shown.encode(errors="replace"), f"Bearer {token}".encode()):
             return None
-        told = _told(401, "the token is not the agent's", "authorization: {credentials_file: …}")
-        told.headers["WWW-Authenticate"] = "Bearer"
-        return told
+        refusal = _error(
+            401, "the token is not the agent's", "authorization: {credentials_file: …}"
+        )
+        refusal.headers["WWW-Authenticate"] = "Bearer"
+        return refusal
 
 
 def token_of(path: Path) -> str:
-    """Its first line, read anew each time. MldebugError where it is too short to be one."""
+    """Return the first word of the token file, read anew at each call. OSError, or MldebugError where it is under 16 characters."""
     with path.open("rb") as file:
         lines = file.read(MAX_TOKEN).decode("utf-8", "replace").split()
     if not lines or len(lines[0]) < MIN_TOKEN:
@@ -69,7 +71,7 @@ def token_of(path: Path) -> str:
 
 
 async def _body(request: Request) -> bytes | None:
-    """What was sent; None where it is too large, of which nothing more is read."""
+    """Return the request's body; None as soon as it is larger than MAX_BODY."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -78,6 +80,6 @@ async def _body(request: Request) -> bytes | None:
     return bytes(body)
 
 
-def _told(status: int, error: str, way_out: str = "") -> Response:
+def _error(status: int, error: str, way_out: str = "") -> Response:
     body = msgspec.json.encode(ErrorAnswer(error, way_out))
     return Response(body, status_code=status, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Ask the agent of this node over its Unix socket, and tell no agent from one that does not answer or may not be asked."""
+"""Asks the agent of this node for its status over the Unix socket. No agent, a silent one and a closed socket are told apart."""
 
 import http.client
 import threading
@@ -16,7 +16,7 @@ MAX_BYTES = 32 << 20
 
 
 class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of asking; `trouble` is a sentence, "" where all went well or no agent runs."""
+    """The result of asking an agent for its status; `trouble` is a sentence, "" where all went well or no agent runs."""
 
     outcome: Literal["answered", "none", "denied", "silent", "starting"]
     snapshot: Snapshot | None = None
@@ -69,15 +69,15 @@ def _silent(state_dir: Path) -> AgentAnswer:
 
 
 class NearestAgent(NamedTuple):
-    """The agent's state dir, and what came of asking it."""
+    """The state dir of the agent that was asked, and its answer."""
 
     state_dir: Path
-    asked: AgentAnswer
+    answer: AgentAnswer
 
 
 def ask_nearest(state_dir: Path, *, here_only: bool = False) -> NearestAgent:
-    """Ask in that state dir, and in the service's where nobody runs there; `here_only`: a config file said which one."""
-    asked = inquire(state_dir)
-    if asked.outcome == "none" and not here_only and state_dir != SYSTEM_STATE_DIR:
+    """Ask the agent of this state dir, or the service's agent where none runs there; `here_only`: only the first."""
+    answer = inquire(state_dir)
+    if answer.outcome == "none" and not here_only and state_dir != SYSTEM_STATE_DIR:
         return NearestAgent(SYSTEM_STATE_DIR, inquire(SYSTEM_STATE_DIR))
-    return NearestAgent(state_dir, asked)
+    return NearestAgent(state_dir, answer)

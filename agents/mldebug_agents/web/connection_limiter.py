@@ -1,7 +1,7 @@
-"""Who is inside a door, and how many: whoever holds connections and says nothing gives way to whoever asks.
+"""Limits how many connections one user or address may hold, so that idle ones cannot lock others out.
 
-A door lets in at most `EACH` of one guest (a user at the Unix socket, an address by TCP) and `MOST` of all; the next one
-is let in and the longest of them is sent away. root and the agent's own user have a place apart, so nobody can lock them out.
+A listening socket accepts at most `EACH` connections of one client (a user at the Unix socket, an address by TCP) and `MOST`
+of all; one more is accepted, and the oldest of them is closed. root and the agent's own user are counted apart.
 """
 
 import contextlib
@@ -19,41 +19,41 @@ from mldebug_agents.web.peer_credentials import peer_of
 log = logging.getLogger("mldebug")
 
 EACH, MOST = 8, 32
-BACKLOG = 32  # taken in at one turn of the loop, before those who were sent away have left
-PROOF = 5.0  # seconds to prove that one belongs here, where that is asked for
-WAIT = 0.1  # seconds until the next try, where no descriptor is left for a guest
+BACKLOG = 32  # accepted in one turn of the loop, before closed ones have gone
+PROOF = 5.0  # seconds to show a certificate, where one is demanded
+WAIT = 0.1  # seconds until the next try, where no descriptor is left for a connection
 SILENT = 60.0  # seconds between two complaints about that
 
-_NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class LimitedConnection(socket.socket):
-    """One connection; its place is free when it is closed."""
+    """One accepted connection; it counts until it is closed."""
 
-    proved = False  # it has shown that it belongs here
-    since = 0.0  # when it came in; monotonic
+    proved = False  # it has shown a certificate of the cluster
+    since = 0.0  # when it was accepted; monotonic seconds
     slow: Callable[[], None] = staticmethod(lambda: None)  # counts that it has taken too long
 
     def enter(self, inside: "dict[LimitedConnection, str]", who: str) -> None:
-        """Take a place."""
+        """Count among the open connections of client `who`."""
         self._inside = inside
         self.since = time.monotonic()
         inside[self] = who
 
-    def send_away(self) -> None:
-        """Hang up: the event loop sees the end of the connection, and closes it."""
+    def shut_down(self) -> None:
+        """Shut it down: the event loop sees the end of the connection, and closes it."""
         self._inside[self] = ""
         with contextlib.suppress(OSError):  # it has gone by itself
             self.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it and give up the place."""
+        """Close it; it counts no more."""
         self._inside.pop(self, None)
         super().close()
 
 
 class ConnectionLimiter(socket.socket):
-    """A listening socket that counts its guests; takes the descriptor of `plain` over. One thread uses it."""
+    """A listening socket that limits its connections; takes over the descriptor of `plain`. One thread uses it."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class ConnectionLimiter(socket.socket):
         admits: Callable[[str], bool] | None = None,
         slow: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`admits`: may this address come in? Then who has proved nothing gives way first, and soon by itself.
+        """`admits`: may this address connect? Where it is given, connections without a certificate are closed first, and after 5 s.
 
-        `slow` hears the address of each guest that was sent away because it took too long.
+        `slow` is called with the address of each connection that was closed because it took too long.
         """
         super().__init__(fileno=plain.detach())
         self._admits, self._slow = admits, slow
@@ -74,47 +74,47 @@ class ConnectionLimiter(socket.socket):
         self._each, self._most = each, most
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Let one in. Never raises for want of descriptors: an event loop would try again at once, and log each try."""
+        """Accept a connection. Never raises for want of descriptors: an event loop would try again at once, and log each try."""
         try:
             fd, address = self._accept()  # type: ignore[attr-defined]
         except OSError as error:
-            if error.errno not in _NO_MORE:
+            if error.errno not in _NO_DESCRIPTOR:
                 raise
             self._wait(error)
             raise BlockingIOError from None
-        guest = LimitedConnection(fileno=fd)
+        connection = LimitedConnection(fileno=fd)
         if self._admits is not None and not self._admits(str(address[0])):
-            guest.detach()
+            connection.detach()
             os.close(fd)
             raise BlockingIOError  # the event loop asks for the next one
-        guest.enter(self._inside, _who(guest, address))
-        guest.slow = partial(self._slow, str(address[0]) if address else "")
-        self._make_room(guest)
-        return guest, address
+        connection.enter(self._inside, _who(connection, address))
+        connection.slow = partial(self._slow, str(address[0]) if address else "")
+        self._close_surplus(connection)
+        return connection, address
 
-    def _make_room(self, guest: LimitedConnection) -> None:
-        """Send the longest away of those that have the same name, or else the same right to be here."""
-        who = self._inside[guest]
+    def _close_surplus(self, connection: LimitedConnection) -> None:
+        """Close the oldest connection of the same client where it has too many, else the oldest of all."""
+        who = self._inside[connection]
         inside = list(self._inside.items())
         if self._admits is not None:
-            self._send_silent_away(guest.since)
+            self._close_unproved(connection.since)
             inside.sort(key=lambda pair: pair[0].proved)  # stable: the longest of them first
         same = [one for one, name in inside if name == who]
         others = [one for one, name in inside if name not in ("", _OURS)]
         limit = self._most if who == _OURS else self._each
         if len(same) > limit:
-            same[0].send_away()
+            same[0].shut_down()
         elif who != _OURS and len(others) > self._most:
-            others[0].send_away()
+            others[0].shut_down()
 
-    def _send_silent_away(self, now: float) -> None:
+    def _close_unproved(self, now: float) -> None:
         for one, name in list(self._inside.items()):
             if name and not one.proved and now - one.since > PROOF:
                 one.slow()
-                one.send_away()
+                one.shut_down()
 
     def _wait(self, error: OSError) -> None:
-        """Whoever waits outside stays there; those inside are served meanwhile."""
+        """Pause before the next try: no descriptor is left. Open connections are served meanwhile."""
         if time.monotonic() - self._complained >= SILENT:
             self._complained = time.monotonic()
             log.warning("nobody more can be let in to ask: %s", os.strerror(error.errno or 0))
@@ -124,8 +124,8 @@ class ConnectionLimiter(socket.socket):
 _OURS = "ours"
 
 
-def _who(guest: socket.socket, address: Any) -> str:
-    peer = peer_of(guest)
+def _who(connection: socket.socket, address: Any) -> str:
+    peer = peer_of(connection)
     if peer is None:
         return f"address {address[0]}" if isinstance(address, tuple) else "address"
     return _OURS if peer.uid in (0, os.geteuid()) else f"uid {peer.uid}"

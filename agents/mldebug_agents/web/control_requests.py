@@ -1,4 +1,4 @@
-"""Asking the agent to do something, and its answer: a POST to its socket, JSON back. Both ends."""
+"""POST requests to the agent's socket that make it do something, answered in JSON: client and server side."""
 
 import http.client
 from collections.abc import Callable, Mapping
@@ -20,41 +20,41 @@ T = TypeVar("T")
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """Why something was not done."""
+    """The JSON of a request that was refused or failed."""
 
     error: str = ""
     way_out: str = ""
 
 
-def carry_out(verb: Callable[[Mapping[str, str]], object], asked: Mapping[str, str]) -> tuple[int, bytes]:  # fmt: skip
-    """The agent's end: status code and body."""
+def carry_out(verb: Callable[[Mapping[str, str]], object], parameters: Mapping[str, str]) -> tuple[int, bytes]:  # fmt: skip
+    """Call `verb` with the parameters of a request; returns HTTP status and JSON body, those of its MldebugError too."""
     try:
-        return OK, msgspec.json.encode(verb(asked))
+        return OK, msgspec.json.encode(verb(parameters))
     except MldebugError as error:
         status = BAD_REQUEST if error.exit_code is ExitCode.USAGE else CONFLICT
         return status, msgspec.json.encode(ErrorAnswer(error.message, error.way_out))
 
 
 def refused() -> tuple[int, bytes]:
-    """What everybody else gets."""
+    """Return status and body for a user who may not do this."""
     way_out = "ask as root, as the agent's user, or as a member of agent.group"
     return FORBIDDEN, msgspec.json.encode(
         ErrorAnswer("the agent does that for its own only", way_out)
     )
 
 
-def tell_agent(
+def post_to_agent(
     state_dir: Path,
     path: str,
     type_: type[T],
     *,
     timeout: float = TIMEOUT,
     most: int = MAX_BYTES,
-    **asked: float | str,
+    **parameters: float | str,
 ) -> T:
-    """The other end: have something done. Raises an MldebugError in words where it is not."""
+    """POST to the agent of this state dir and decode its answer as `type_`; MldebugError where it refuses or does not answer."""
     link = UnixConnection(state_dir, timeout)
-    query = f"{path}?{urlencode(asked)}" if asked else path
+    query = f"{path}?{urlencode(parameters)}" if parameters else path
     try:
         link.request("POST", query, headers={"Content-Length": "0"})
         answer = link.getresponse()
@@ -78,13 +78,13 @@ def tell_agent(
 
 def _error(status: int, body: bytes) -> MldebugError:
     try:
-        told = msgspec.json.decode(body, type=ErrorAnswer)
+        error = msgspec.json.decode(body, type=ErrorAnswer)
     except msgspec.MsgspecError:
-        told = ErrorAnswer()
+        error = ErrorAnswer()
     if status == FORBIDDEN:
-        return AccessError(told.error or "the agent refuses", told.way_out)
-    if status == BAD_REQUEST and told.error:
-        return UsageError(told.error, told.way_out)
+        return AccessError(error.error or "the agent refuses", error.way_out)
+    if status == BAD_REQUEST and error.error:
+        return UsageError(error.error, error.way_out)
     if status in (NOT_FOUND, 405):
         return MldebugError("the agent does not know that: it is older", "restart the agent")
-    return MldebugError(told.error or f"the agent answers {status}", told.way_out)
+    return MldebugError(error.error or f"the agent answers {status}", error.way_out)

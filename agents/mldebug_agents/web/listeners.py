@@ -23,21 +23,21 @@ def open_tcp(listen: str) -> socket.socket:
     host, _, port = listen.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # named as TCP, or asyncio leaves Nagle on and each answer on a kept connection waits 40 ms
-    door = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        door.bind((host.strip("[]"), int(port)))
-        door.listen(
+        listener.bind((host.strip("[]"), int(port)))
+        listener.listen(
             64
         )  # or a second agent on the port is noticed too late: by SO_REUSEADDR it may bind
     except (OSError, ValueError, OverflowError) as error:
-        door.close()
+        listener.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"cannot listen on {listen}: {reason}",
             "set another agent.listen, or stop what is there",
         ) from error
-    return door
+    return listener
 
 
 def open_unix(state_dir: Path) -> socket.socket:
@@ -47,18 +47,18 @@ def open_unix(state_dir: Path) -> socket.socket:
             f"another program already serves {state_dir / SOCKET}",
             "stop it, or set another agent.state_dir",
         )
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with reachable(state_dir) as path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-            door.bind(path)
+            listener.bind(path)
             os.chmod(path, 0o666)  # noqa: S103 - everybody may ask; SO_PEERCRED decides what he sees
-        door.listen(64)
+        listener.listen(64)
     except OSError:
-        door.close()
+        listener.close()
         raise
-    return door
+    return listener
 
 
 def is_served(state_dir: Path) -> bool:

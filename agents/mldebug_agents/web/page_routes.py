@@ -1,6 +1,6 @@
-"""The web pages: at the socket everybody sees his own, by TCP whoever has shown the agent's token sees all.
+"""The routes of the web pages: at the socket each user sees his own runs, by TCP whoever has the agent's token sees all.
 
-A page only reads the last snapshot and reports on disk, and is only looked at: nothing but the gate takes a POST.
+A page reads the last snapshot and reports on disk, and changes nothing: only login and logout take a POST.
 """
 
 import hashlib
@@ -20,7 +20,15 @@ from mldebug.web.incident_list import rows_of
 from mldebug.web.page import PageRequest
 from mldebug_agents.web.peer_credentials import may_see_all, view
 from mldebug_agents.web.report_cache import ReportCache
-from mldebug_agents.web.responses import HEADERS, Viewer, html, look, peer_at, said, same
+from mldebug_agents.web.responses import (
+    HEADERS,
+    Viewer,
+    asset,
+    html,
+    message_page,
+    not_modified,
+    peer_at,
+)
 from mldebug_agents.web.token_auth import TokenAuth
 
 MAX_ID = 512
@@ -32,35 +40,35 @@ Show = Callable[[Viewer, Request], Response]
 
 
 class PageRoutes:
-    """Makes routes of the pages; `told` gives the last snapshot, `age` the seconds since it came."""
+    """Makes the routes. `snapshot` returns the last snapshot or None, `age` the seconds since it was published."""
 
     def __init__(
         self,
         state_dir: Path,
         token_file: Path | None,
         group: int | None,
-        told: Callable[[], Snapshot | None],
+        snapshot: Callable[[], Snapshot | None],
         age: Callable[[], float],
     ) -> None:
         self._group = group
-        self._told = told
+        self._snapshot = snapshot
         self._age = age
-        self._shelf = ReportCache(state_dir)
-        self._gate = TokenAuth(token_file)
+        self._reports = ReportCache(state_dir)
+        self._token_auth = TokenAuth(token_file)
 
     def at_socket(self) -> list[Route]:
-        """For people on this node; who comes from elsewhere was refused before."""
+        """Routes of the Unix socket: who asks is known by the kernel."""
         return self._routes(self._peer)
 
     def by_tcp(self) -> list[Route]:
-        """For whoever shows the token."""
-        return [*self._routes(self._gate.viewer), *self._gate.routes()]
+        """Routes of the TCP port: pages need the token or a session; login and logout."""
+        return [*self._routes(self._token_auth.viewer), *self._token_auth.routes()]
 
     def _routes(self, who: Who) -> list[Route]:
         home: Show = lambda _, __: RedirectResponse("/runs", headers=HEADERS)
         return [
-            Route("/look.css", lambda _: look(frame.style(), "text/css")),
-            Route("/look.js", lambda _: look(frame.script(), "text/javascript")),
+            Route("/look.css", lambda _: asset(frame.style(), "text/css")),
+            Route("/look.js", lambda _: asset(frame.script(), "text/javascript")),
             Route("/", _guarded(who, home)),
             Route("/report", _guarded(who, self._report)),
             *(Route(f"/{name}", _guarded(who, self._page(name))) for name in frame.pages()),
@@ -74,19 +82,23 @@ class PageRoutes:
 
     def _page(self, name: str) -> Show:
         def show(viewer: Viewer, request: Request) -> Response:
-            told = self._told()
-            if told is None:
-                return said(503, "The agent has not looked yet.", "Load this again in a moment.")
+            snapshot = self._snapshot()
+            if snapshot is None:
+                return message_page(
+                    503, "The agent has not looked yet.", "Load this again in a moment."
+                )
             wanted = request.query_params.get("id", "")[:MAX_ID]
-            seen = told if viewer.uid is None else view(told, peer_at(request), self._group)
+            visible = (
+                snapshot if viewer.uid is None else view(snapshot, peer_at(request), self._group)
+            )
             entries, unread = self._entries(name, viewer)
-            stale = "" if told.replay else stale_words(self._age())
-            tag = _tag(name, wanted, viewer, seen.started_at, seen.at, entries, unread, stale)
+            stale = "" if snapshot.replay else stale_words(self._age())
+            tag = _tag(name, wanted, viewer, visible.started_at, visible.at, entries, unread, stale)
             if request.headers.get("if-none-match") == tag:
-                return same(tag)
-            asked = PageRequest(told=seen, id=wanted, entries=entries, unread=unread)
-            made = frame.render(name, asked, leave=viewer.leave, stale=stale)
-            return html(made, tag=tag) if made is not None else _over(asked)
+                return not_modified(tag)
+            page_request = PageRequest(snapshot=visible, id=wanted, entries=entries, unread=unread)
+            made = frame.render(name, page_request, leave=viewer.leave, stale=stale)
+            return html(made, tag=tag) if made is not None else _over(page_request)
 
         return show
 
@@ -95,7 +107,7 @@ class PageRoutes:
         if not frame.pages()[name].reports:
             return (), ""
         try:
-            return self._shelf.entries(viewer.uid), ""
+            return self._reports.entries(viewer.uid), ""
         except MldebugError as error:
             return (), error.message
 
@@ -103,26 +115,26 @@ class PageRoutes:
         """Made anew from what was checked on reading: whoever owns its folder may have put anything into report.html."""
         wanted = request.query_params.get("id", "")[:MAX_ID]
         try:
-            tag = _tag("report", wanted, viewer, self._shelf.version(wanted, viewer.uid))
+            tag = _tag("report", wanted, viewer, self._reports.version(wanted, viewer.uid))
             if request.headers.get("if-none-match") == tag:
-                return same(tag)
-            page = self._shelf.page(wanted, viewer.uid, INCIDENTS)
+                return not_modified(tag)
+            page = self._reports.page(wanted, viewer.uid, INCIDENTS)
         except MldebugError as error:
             status = 503 if isinstance(error, AccessError) else 404
             sentence = f"{error.message[:1].upper()}{error.message[1:]}."
-            return said(status, sentence, error.way_out, INCIDENTS)
+            return message_page(status, sentence, error.way_out, INCIDENTS)
         return html(page.html, f"{page.policy}; frame-ancestors 'none'", tag)
 
 
-def _over(asked: PageRequest) -> Response:
-    """There is no such run; of one that is over the reports are left."""
-    mine = [one for one in asked.entries if asked.id and one.job_id == asked.id]
+def _over(request: PageRequest) -> Response:
+    """Answer 404 for a run that is not there, with the reports of one that is over."""
+    mine = [one for one in request.entries if request.id and one.job_id == request.id]
     sentence = "This run is over." if mine else "There is no such thing here, or it is over."
-    return said(404, sentence, link="/runs", reports=rows_of(mine[:FEW], asked.told))
+    return message_page(404, sentence, link="/runs", reports=rows_of(mine[:FEW], request.snapshot))
 
 
 def _guarded(who: Who, show: Show) -> Callable[[Request], Response]:
-    """First who it is; he may have to be sent to the gate."""
+    """Find out who asks before showing anything; he may be sent to the login page."""
 
     def get(request: Request) -> Response:
         viewer = who(request)
@@ -132,6 +144,6 @@ def _guarded(who: Who, show: Show) -> Callable[[Request], Response]:
 
 
 def _tag(*shown: object) -> str:
-    """The same as long as nothing changes: a snapshot is known by its moment."""
+    """Return an ETag: the same as long as none of these values changes."""
     made = hashlib.sha256(repr((frame.version(), *shown)).encode(errors="replace"))
     return f'"{made.hexdigest()[:24]}"'

@@ -29,7 +29,7 @@ _MAX_GROUPS = 1024  # bytes, the most that Python asks for: 256 groups
 
 
 class PeerCredentials(msgspec.Struct, frozen=True):
-    """The process at the other end, when it connected."""
+    """The process at the other end of a Unix socket, as it was when it connected."""
 
     pid: int
     uid: int
@@ -37,7 +37,7 @@ class PeerCredentials(msgspec.Struct, frozen=True):
 
 
 def peer_of(link: socket.socket) -> PeerCredentials | None:
-    """None where the other end is no process of this node (TCP)."""
+    """Return the process that connected to the Unix socket, by SO_PEERCRED; None by TCP."""
     if link.family != socket.AF_UNIX:
         return None
     pid, uid, gid = _UCRED.unpack(
@@ -48,10 +48,10 @@ def peer_of(link: socket.socket) -> PeerCredentials | None:
 
 def _groups(link: socket.socket) -> tuple[int, ...]:
     try:
-        told = link.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS)
+        groups = link.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS)
     except OSError:
         return ()
-    return struct.unpack(f"{len(told) // 4}I", told)
+    return struct.unpack(f"{len(groups) // 4}I", groups)
 
 
 class PeerProtocol(H11Protocol):
@@ -79,21 +79,21 @@ class PeerProtocol(H11Protocol):
 
     def _hang_up(self, link: Any) -> None:
         if self.cycle is None:  # uvicorn's own timeout begins after the first answer
-            if (guest := _guest(link)) is not None:
-                guest.slow()
+            if (connection := _limited(link)) is not None:
+                connection.slow()
             self.transport.abort()
 
 
 def _mark(link: Any) -> None:
-    """The guest at the door has shown a certificate."""
-    if (guest := _guest(link)) is not None:
-        guest.proved = True
+    """Note at the connection that it has shown a certificate."""
+    if (connection := _limited(link)) is not None:
+        connection.proved = True
 
 
-def _guest(link: Any) -> Any:
-    """As the door knows him; None where it was another one's door."""
-    guest = getattr(link, "_sock", None)  # asyncio shows a socket's outside only
-    return guest if hasattr(guest, "proved") else None
+def _limited(link: Any) -> Any:
+    """Return the `LimitedConnection` behind a socket; None where it is another kind."""
+    connection = getattr(link, "_sock", None)  # asyncio shows a socket's outside only
+    return connection if hasattr(connection, "proved") else None
 
 
 def group_number(name: str) -> int | None:

@@ -1,7 +1,7 @@
-"""A port on the loopback interface that hands a browser's GETs to the agent's socket, as the user who has opened it.
+"""A port on the loopback interface that passes a browser's GETs on to the agent's socket, as the user who has opened it.
 
 Everybody on the node can connect to the port, so a browser must first show the key of a link that only this user has read.
-A link is good once: it leaves a cookie behind, and the next one is told.
+A link is good once: it leaves a cookie behind, and a new link is printed.
 """
 
 import hashlib
@@ -31,30 +31,30 @@ DROPPED = ("connection", "content-length", "date", "keep-alive", "server", "tran
 
 
 class Relay:
-    """`told` hears of each new link's path: whoever has it gets in once."""
+    """`on_link` is called with the path of each new link, which is good for one login."""
 
-    def __init__(self, state_dir: Path, told: Callable[[str], None]) -> None:
+    def __init__(self, state_dir: Path, on_link: Callable[[str], None]) -> None:
         self._state_dir = state_dir
-        self._told = told
+        self._on_link = on_link
         self._key = ""
         self._inside: set[bytes] = set()
         self._one = threading.Lock()  # two browsers with one link
         self._renew()
 
     def app(self) -> Starlette:
-        """All there is."""
+        """Return the app: any path, GET only."""
         return Starlette(routes=[Route("/{path:path}", self._get)])
 
     def server(self) -> uvicorn.Server:
-        """As patient as the agent's own doors: whoever connects and asks nothing is not kept."""
+        """Return a server with the timeouts of the agent's own: an idle connection is closed soon."""
         config = uvicorn.Config(self.app(), log_level="error", access_log=False, lifespan="off", ws="none", loop="asyncio",
                                 timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, proxy_headers=False,
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
         return uvicorn.Server(config)
 
-    def serve(self, door: socket.socket) -> None:
+    def serve(self, listener: socket.socket) -> None:
         """Until Ctrl-C."""
-        self.server().run(sockets=[ConnectionLimiter(door, MOST)])
+        self.server().run(sockets=[ConnectionLimiter(listener, MOST)])
 
     def _get(self, request: Request) -> Response:
         if why := misled(request.headers, local=True):
@@ -65,8 +65,8 @@ class Relay:
         with self._one:
             if hmac.compare_digest(shown, self._key.encode()):
                 return self._let_in(cookie_name(request.headers))
-        told = "Open the link that `mldebug web` has printed last: each is good once.\n"
-        return PlainTextResponse(told, 403)
+        sentence = "Open the link that `mldebug web` has printed last: each is good once.\n"
+        return PlainTextResponse(sentence, 403)
 
     def _let_in(self, name: str) -> Response:
         cookie = secrets.token_urlsafe(32)
@@ -78,12 +78,12 @@ class Relay:
 
     def _renew(self) -> None:
         self._key = secrets.token_urlsafe(24)
-        self._told(f"/?key={self._key}")
+        self._on_link(f"/?key={self._key}")
 
     def _answer(self, request: Request) -> Response:
-        """What the agent says to this user."""
+        """Pass the request on and return the agent's answer."""
         link = UnixConnection(self._state_dir, TIMEOUT)
-        target = _asked(request)
+        target = _target(request)
         headers = {name: request.headers[name] for name in PASSED if name in request.headers}
         try:
             link.request("GET", target, headers=headers)
@@ -97,8 +97,8 @@ class Relay:
         return Response(body, answer.status, passed)
 
 
-def _asked(request: Request) -> str:
-    """Path and query as they were sent, not decoded."""
+def _target(request: Request) -> str:
+    """Return path and query as they were sent, not decoded."""
     path: bytes = request.scope["raw_path"]
     query: bytes = request.scope["query_string"]
     return (path + b"?" + query if query else path).decode("latin-1")

@@ -1,4 +1,4 @@
-"""The reports on disk, for pages: who owns one sees it. Read aside, in bounded time, and only what is new.
+"""Reads the reports on disk for pages, in other threads and bounded time; list entries are read again only when a report changed.
 
 A report's folder belongs to the owner of its job, who may put anything there: a report is made anew from what was checked
 on reading, and never served as it lies there.
@@ -35,11 +35,11 @@ class CachedReport(NamedTuple):
 
 
 class ReportCache:
-    """`archive` is asked in threads of our own: the state dir may lie on a mount that hangs."""
+    """Lists and renders reports that a user may see. Works in threads of its own: the state dir may lie on a mount that hangs."""
 
     def __init__(self, state_dir: Path) -> None:
         self._archive = ReportStore(state_dir)
-        self._known: dict[str, CachedReport] = {}
+        self._cached: dict[str, CachedReport] = {}
         self._free = threading.BoundedSemaphore(HANGING)
         self._one = (
             threading.Lock()
@@ -50,7 +50,7 @@ class ReportCache:
         return self._aside(lambda: self._list(uid))
 
     def version(self, name: str, uid: int | None) -> str:
-        """Changes when the report does; EvidenceError where there is none that he may see."""
+        """Return a text that changes when the report does; EvidenceError where there is none that he may see."""
         return self._aside(lambda: str(self._look(name, uid)[1]))
 
     def page(self, name: str, uid: int | None, home: str) -> ReportPage:
@@ -69,12 +69,14 @@ class ReportCache:
                 owner, version = self._look(name, None)
             except (OSError, MldebugError):
                 continue
-            kept = self._known.get(name)
+            kept = self._cached.get(name)
             if kept is None or kept[:2] != (owner, version):
                 kept = CachedReport(owner, version, read_entry(self._archive.folder / name))
-                self._known[name] = kept  # at once: whoever asks again after a timeout goes on here
+                self._cached[name] = (
+                    kept  # at once: whoever asks again after a timeout goes on here
+                )
             found[name] = kept
-        self._known = found
+        self._cached = found
         return tuple(one.entry for one in found.values() if uid is None or one.owner == uid)
 
     def _load(self, name: str, uid: int | None) -> Report:
@@ -108,22 +110,22 @@ class ReportCache:
         until = time.monotonic() + PATIENCE
         if not self._free.acquire(timeout=PATIENCE):
             raise silent
-        told: list[T] = []
+        results: list[T] = []
         errors: list[Exception] = []
 
         def run() -> None:
             try:
-                told.append(work())
+                results.append(work())
             except Exception as error:  # noqa: BLE001 - it is raised again below
                 errors.append(error)
             finally:
                 self._free.release()
 
-        thread = threading.Thread(target=run, name="mldebug-shelf", daemon=True)
+        thread = threading.Thread(target=run, name="mldebug-reports", daemon=True)
         thread.start()
         thread.join(max(0.1, until - time.monotonic()))
         if errors:
             raise errors[0]
-        if not told:
+        if not results:
             raise silent
-        return told[0]
+        return results[0]

@@ -1,4 +1,4 @@
-"""What every page is sent with, pages that say one thing, and who looks."""
+"""HTTP responses of the web pages with their security headers, and who looks at a page."""
 
 from typing import NamedTuple
 
@@ -29,34 +29,34 @@ class Viewer(NamedTuple):
 
 
 def html(text: str, policy: str = frame.POLICY, tag: str = "", status: int = 200) -> Response:
-    """A page with its policy."""
+    """Return a page with its Content-Security-Policy."""
     headers = HEADERS | {"Content-Security-Policy": policy} | ({"ETag": tag} if tag else {})
     return HTMLResponse(text.encode(errors="replace"), status, headers)
 
 
-def same(tag: str) -> Response:
-    """Nothing has changed."""
+def not_modified(tag: str) -> Response:
+    """Return 304: nothing has changed."""
     return Response(status_code=304, headers=HEADERS | {"ETag": tag})
 
 
-def said(
+def message_page(
     status: int,
     sentence: str,
     way_out: str = "",
     link: str = "",
     reports: tuple[IncidentRow, ...] = (),
 ) -> Response:
-    """A page that says one thing; `reports`: where it is told in full."""
+    """Return a page of one sentence and what to do; `reports`: listed below it."""
     shown = {"sentence": sentence, "way_out": way_out, "link": link, "link_title": LINKS.get(link)}
     return html(frame.plain("said", sentence, **shown, reports=reports), status=status)
 
 
-def look(text: str, kind: str) -> Response:
-    """Style and script: no secret, and the same for everybody; the address changes with them."""
+def asset(text: str, kind: str) -> Response:
+    """Return style or script, to be cached for ever: the address changes when they do."""
     return Response(text, headers=HEADERS | {"Cache-Control": FOREVER}, media_type=kind)
 
 
 def peer_at(request: Request) -> PeerCredentials | None:
-    """Whoever is at the other end of the socket; None by TCP."""
+    """Return the process at the other end of the Unix socket; None by TCP."""
     peer = getattr(request.state, "peer", None)
     return peer if isinstance(peer, PeerCredentials) else None

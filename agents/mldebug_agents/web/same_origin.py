@@ -1,7 +1,7 @@
 """Does a request come from a page of ours, or has another site's page made a browser send it?
 
 Browsers say where a request comes from (`Sec-Fetch-Site`, `Origin`), and which name they were given (`Host`): a name of
-somebody else's that leads here is DNS rebinding. What is no browser says none of it, and is let in as the door decides.
+somebody else's that leads here is DNS rebinding. What is no browser says none of it, and is let in as socket or token decide.
 """
 
 import ipaddress

@@ -1,7 +1,7 @@
-"""The agent's doors: a Unix socket for people on this node, TCP for Prometheus. Both serve the last snapshot only.
+"""The agent's HTTP servers: a Unix socket for people on this node, TCP for Prometheus. Both serve the last snapshot only.
 
 Each has a thread with an event loop; a scrape never touches the node. On TCP there are /metrics, /healthz and /readyz
-without credentials, and with a token a door for alerts and the web pages; everything else goes through the socket (SO_PEERCRED).
+without credentials, and with a token the route for alerts and the web pages; everything else goes through the socket (SO_PEERCRED).
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class AgentServer:
             settings.state_dir,
             settings.token_file,
             self.group,
-            told=lambda: self.snapshot,
+            snapshot=lambda: self.snapshot,
             age=lambda: time.monotonic() - self.published_at,
         )
 
@@ -114,28 +114,28 @@ class AgentServer:
         self.published_at = time.monotonic()
 
     def start(self) -> None:
-        """Listen on TCP; UsageError in words where the address is taken. The socket has `serve_door`."""
+        """Listen on TCP; UsageError in words where the address is taken. The socket has `serve_socket`."""
         if self.settings.listen:
             alerts = Route(ALERTS, self.alerts.post, methods=["POST"])
             routes = [*self._public(), alerts, *self.pages.by_tcp()]
             self._serve(Starlette(routes=routes), open_tcp(self.settings.listen))
 
-    def serve_door(self, door: socket.socket) -> None:
-        """Serve the Unix socket, which the state keeper has opened; from any thread, also too late."""
+    def serve_socket(self, listener: socket.socket) -> None:
+        """Serve the Unix socket, which the state child has opened; from any thread. After `stop` it is closed."""
         if self._stopped:
-            door.close()
+            listener.close()
             return
         before, self._private_server = self._private_server, None
         if before is not None:
             before.leave()  # its socket file went with the state dir
         routes = [*self._public(), *self._private(), *self.pages.at_socket()]
         app = Starlette(routes=routes, middleware=[Middleware(SameOriginOnly)])
-        self._private_server = self._serve(app, door)
+        self._private_server = self._serve(app, listener)
 
     def serve_peers(
         self,
         app: Starlette,
-        door: socket.socket,
+        listener: socket.socket,
         context: ssl.SSLContext,
         admits: Callable[[str], bool] = lambda _: True,
         slow: Callable[[str], None] = lambda _: None,
@@ -144,10 +144,10 @@ class AgentServer:
 
         `admits`: may somebody come from this address? Who may not does not get so far. `slow`: somebody from there took too long.
         """
-        self._serve(app, ConnectionLimiter(door, PEERS_EACH, PEERS, admits, slow), context)
+        self._serve(app, ConnectionLimiter(listener, PEERS_EACH, PEERS, admits, slow), context)
 
     def stop(self, timeout: float = 0.5) -> None:
-        """Close the doors; waits at most `timeout` seconds for all of them."""
+        """Stop all servers; waits at most `timeout` seconds for all of them."""
         deadline = time.monotonic() + timeout
         self._stopped = True
         servers = list(self._servers)
@@ -157,10 +157,10 @@ class AgentServer:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _serve(
-        self, app: Starlette, door: socket.socket, context: ssl.SSLContext | None = None
+        self, app: Starlette, listener: socket.socket, context: ssl.SSLContext | None = None
     ) -> SlowPollServer:
         # asyncio's own loop: another one would not ask our `ConnectionLimiter` to accept. uvicorn warns of each request that is none, and
-        # whoever reaches the door could fill our log with that.
+        # whoever reaches the port could fill our log with that.
         config = uvicorn.Config(app, log_level="error", log_config=None, access_log=False, lifespan="off", loop="asyncio",
                                 timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none", proxy_headers=False,
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
@@ -171,7 +171,9 @@ class AgentServer:
             target=server.run,
             kwargs={
                 "sockets": [
-                    door if isinstance(door, ConnectionLimiter) else ConnectionLimiter(door)
+                    listener
+                    if isinstance(listener, ConnectionLimiter)
+                    else ConnectionLimiter(listener)
                 ]
             },
             name="mldebug-server",
@@ -191,26 +193,26 @@ class AgentServer:
 
     def _private(self) -> list[Route]:
         verbs = [
-            Route(path, partial(self._told, verb), methods=["POST"])
+            Route(path, partial(self._post, verb), methods=["POST"])
             for path, verb in self.verbs.items()
         ]
         verbs += [
-            Route(path, partial(self._told_of_own, verb), methods=["POST"])
+            Route(path, partial(self._post_for_own_runs, verb), methods=["POST"])
             for path, verb in self.own_verbs.items()
         ]
         return [Route("/api/v1/status", self._status), *verbs]
 
-    def _told(self, verb: Verb, request: Request) -> Response:
-        """Somebody asks for something to be done: root, the agent's user, or a member of its group."""
+    def _post(self, verb: Verb, request: Request) -> Response:
+        """Answer a POST to a verb; allowed are root, the agent's user, or a member of its group."""
         allowed = may_see_all(_peer(request), self.group)
         status, body = carry_out(verb, request.query_params) if allowed else refused()
         return Response(body, status_code=status, media_type="application/json")
 
-    def _told_of_own(self, verb: OwnVerb, request: Request) -> Response:
-        """Everybody may have it done to his own runs."""
+    def _post_for_own_runs(self, verb: OwnVerb, request: Request) -> Response:
+        """Answer a POST to a verb that everybody may use for his own runs."""
         peer = _peer(request)
         if peer is None:
-            return self._told(lambda _: None, request)
+            return self._post(lambda _: None, request)
         whose = None if may_see_all(peer, self.group) else peer.uid
         status, body = carry_out(lambda asked: verb(asked, whose), request.query_params)
         return Response(body, status_code=status, media_type="application/json")
@@ -234,8 +236,8 @@ class AgentServer:
     def _status(self, request: Request) -> Response:
         if self.snapshot is None:
             return Response(b"{}", status_code=503, media_type="application/json")
-        seen = view(self.snapshot, _peer(request), self.group)
-        return Response(encode(seen), media_type="application/json")
+        visible = view(self.snapshot, _peer(request), self.group)
+        return Response(encode(visible), media_type="application/json")
 
 
 def _peer(request: Request) -> PeerCredentials | None:

@@ -23,7 +23,7 @@ class _LoginSession(NamedTuple):
 
 
 class Sessions:
-    """All of them. Any thread may ask; `clock` is monotonic."""
+    """All open sessions and recent wrong tokens. Thread-safe; `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class Sessions:
         self._wrong: dict[str, deque[float]] = {}
 
     def open(self, token: str) -> str:
-        """A new one: what the cookie holds."""
+        """Open a session and return its secret, which the cookie holds."""
         made = secrets.token_urlsafe(32)
         with self._lock:
             self._sweep()
@@ -42,7 +42,7 @@ class Sessions:
         return made
 
     def holds(self, shown: str, token: str) -> bool:
-        """Is it one of ours, not over, and opened with the token that counts now?"""
+        """Is this the secret of a session that has not ended and was opened with the present token?"""
         with self._lock:
             found = self._open.get(_hash(shown))
         if found is None or found.until <= self._clock():
@@ -50,7 +50,7 @@ class Sessions:
         return hmac.compare_digest(found.token, _hash(token))
 
     def close(self, shown: str) -> None:
-        """Log out."""
+        """End a session."""
         with self._lock:
             self._open.pop(_hash(shown), None)
 

@@ -1,4 +1,4 @@
-"""The way in by TCP: the agent's token, in a header or in the login form, which opens a session."""
+"""Authentication by TCP: the agent's token, in a header or in the login form, which opens a session."""
 
 import asyncio
 import hmac
@@ -14,7 +14,7 @@ from starlette.routing import Route
 from mldebug.core.errors import MldebugError
 from mldebug.web import frame
 from mldebug_agents.web.alertmanager_route import token_of
-from mldebug_agents.web.responses import HEADERS, Viewer, html, said
+from mldebug_agents.web.responses import HEADERS, Viewer, html, message_page
 from mldebug_agents.web.same_origin import cookie_name, forged, is_loopback, misled
 from mldebug_agents.web.sessions import LIFE, Sessions
 
@@ -25,7 +25,7 @@ NO_PAGES = "By TCP there are pages only with agent.token_file. At the agent's so
 
 
 class TokenAuth:
-    """Whoever has the token sees all."""
+    """Checks token and session of a request; whoever has the token sees all."""
 
     def __init__(self, token_file: Path | None) -> None:
         self._token_file = token_file
@@ -40,7 +40,7 @@ class TokenAuth:
         ]
 
     def viewer(self, request: Request) -> Viewer | Response:
-        """By the header or by the cookie; else how to get in."""
+        """Return who asks, by the header or the cookie; else a response: the login page, or why not."""
         token = self._token_for(request)
         if isinstance(token, Response):
             return token
@@ -56,22 +56,24 @@ class TokenAuth:
         if self._token_file is None:
             return PlainTextResponse(f"{NO_PAGES}\n", 403, HEADERS)
         if why := misled(request.headers, local=False, node=platform.node()):
-            return said(421, f"Not answered: {why}.", "Open it by this node's name or address.")
+            return message_page(
+                421, f"Not answered: {why}.", "Open it by this node's name or address."
+            )
         try:
             return token_of(self._token_file)
         except (OSError, MldebugError):  # its path is nobody's business there
-            return said(503, "The agent's token cannot be read.", "See agent.token_file.")
+            return message_page(503, "The agent's token cannot be read.", "See agent.token_file.")
 
     def _tried(self, request: Request, right: bool) -> Response | None:
-        """None for who may come in."""
+        """Count one try. None where the token is right, else the refusal: 401, or 429 after too many wrong ones."""
         allowed = self._sessions.tries(_address(request), right=right)
         if allowed and right:
             return None
         if allowed:
-            answer = said(401, "That is not the agent's token.")
+            answer = message_page(401, "That is not the agent's token.")
             answer.headers["WWW-Authenticate"] = "Bearer"
             return answer
-        answer = said(429, "Too many wrong tokens.", "Wait a minute, then try again.")
+        answer = message_page(429, "Too many wrong tokens.", "Wait a minute, then try again.")
         answer.headers["Retry-After"] = "60"
         return answer
 
@@ -84,13 +86,13 @@ class TokenAuth:
     async def _post(self, request: Request) -> Response:
         """The token comes as a form; a right one opens a session."""
         if forged(request.headers):
-            return said(403, "Another site's page has sent this.")
+            return message_page(403, "Another site's page has sent this.")
         try:
             body = await asyncio.wait_for(_body(request), PATIENCE)
         except TimeoutError:
-            return said(408, "It was not complete in time.")
+            return message_page(408, "It was not complete in time.")
         if body is None:
-            return said(413, "That is no token.")
+            return message_page(413, "That is no token.")
         return await run_in_threadpool(self._log_in, request, body)
 
     def _log_in(self, request: Request, body: str) -> Response:
@@ -113,7 +115,7 @@ class TokenAuth:
 
     def _leave(self, request: Request) -> Response:
         if forged(request.headers):
-            return said(403, "Another site's page has sent this.")
+            return message_page(403, "Another site's page has sent this.")
         cookie = cookie_name(request.headers)
         self._sessions.close(request.cookies.get(cookie, ""))
         answer = RedirectResponse(LOGIN, 303, HEADERS)

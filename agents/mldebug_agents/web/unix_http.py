@@ -1,4 +1,4 @@
-"""HTTP over the agent's Unix socket."""
+"""HTTP over the agent's Unix socket: the client side."""
 
 import http.client
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 from mldebug_agents.web.listeners import reachable
 
 TIMEOUT = 2.0
-BUSY = 0.02  # seconds until the next try, where others wait at the door
+BUSY = 0.02  # seconds until the next try, where the socket's backlog is full
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -24,11 +24,11 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.settimeout(self.timeout)
         deadline = time.monotonic() + TIMEOUT
         with reachable(self._state_dir) as path:
-            while not self._entered(path, deadline):
+            while not self._connected(path, deadline):
                 time.sleep(BUSY)
 
-    def _entered(self, path: str, deadline: float) -> bool:
-        """Whether it is connected. Many wait at the door: the kernel says so at once, whatever the socket's timeout."""
+    def _connected(self, path: str, deadline: float) -> bool:
+        """Try to connect once. False where the backlog is full, which the kernel says at once, whatever the timeout."""
         try:
             self.sock.connect(path)
         except BlockingIOError:

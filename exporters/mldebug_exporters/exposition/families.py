@@ -5,11 +5,14 @@ Each family also says when it is absent and how important it is, which client_py
 
 from collections.abc import Iterator
 from enum import IntEnum
+from functools import partialmethod
 from typing import Literal, Protocol
 
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
+
+Kind = Literal["gauge", "counter", "info", "histogram"]
 
 
 class Importance(IntEnum):
@@ -25,7 +28,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """One metric. `name` is without the `_total` of a counter and the `_info` of an info, as OpenMetrics has it."""
 
     name: str
-    kind: Literal["gauge", "counter", "info", "histogram"]
+    kind: Kind
     help: str
     labels: tuple[str, ...] = ()
     absent: str = "never"  # when there is no sample
@@ -35,6 +38,50 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     def series(self) -> str:
         """The name by which PromQL knows it; a histogram has `_bucket`, `_sum` and `_count` behind it."""
         return self.name + {"counter": "_total", "info": "_info"}.get(self.kind, "")
+
+
+class FamilyTable:
+    """The families of one group, one row each, in the order in which a page shows them.
+
+    `labels` of the table stand before those of a row; `absent` and `importance` hold for the rows that do not say another.
+    """
+
+    def __init__(
+        self, *labels: str, absent: str = "never", importance: Importance = Importance.AGENT
+    ) -> None:
+        self._labels, self._absent, self._importance = labels, absent, importance
+        self._rows: list[Family] = []
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """All rows so far, in order."""
+        return tuple(self._rows)
+
+    def row(
+        self,
+        kind: Kind,
+        name: str,
+        help_: str,
+        *labels: str,
+        absent: str = "",
+        importance: Importance | None = None,
+    ) -> Family:
+        """Declare one family; `name` is without `mldebug_`, and without what its kind adds to it."""
+        family = Family(
+            name=f"mldebug_{name}",
+            kind=kind,
+            help=help_,
+            labels=(*self._labels, *labels),
+            absent=absent or self._absent,
+            importance=self._importance if importance is None else importance,
+        )
+        self._rows.append(family)
+        return family
+
+    gauge = partialmethod(row, "gauge")
+    counter = partialmethod(row, "counter")
+    info = partialmethod(row, "info")
+    histogram = partialmethod(row, "histogram")
 
 
 class Histogram(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from mldebug.hardware.gpu.readings import (
     GpuReading,
     nvlink_errors,
 )
-from mldebug_exporters.exposition.families import Family, Importance
+from mldebug_exporters.exposition.families import Family, FamilyTable, Importance
 
 Number = float | None
 One = Callable[[GpuReading], Number]
@@ -18,23 +18,17 @@ GPU = ("uuid", "gpu")
 UNREADABLE = "while the GPU or its driver does not tell it"
 SOURCE = "; monotone while the agent runs, whatever the driver's counter does"
 
-FAMILIES: list[Family] = []
+GPU_TABLE = FamilyTable(*GPU, absent=UNREADABLE, importance=Importance.RUN)
 SINGLE: list[tuple[Family, One]] = []
 BY_LABEL: list[tuple[Family, Many]] = []
 
 
 def _family(name: str, told: str, *labels: str, detail: bool = False) -> Family:
-    counter = name.endswith("_total")
-    family = Family(
-        name=f"mldebug_gpu_{name.removesuffix('_total')}",
-        kind="counter" if counter else "gauge",
-        help=told + (SOURCE if counter else "") + ".",
-        labels=(*GPU, *labels),
-        absent=UNREADABLE,
-        importance=Importance.DETAIL if detail else Importance.RUN,
-    )
-    FAMILIES.append(family)
-    return family
+    importance = Importance.DETAIL if detail else Importance.RUN
+    if name.endswith("_total"):
+        name = f"gpu_{name.removesuffix('_total')}"
+        return GPU_TABLE.counter(name, f"{told}{SOURCE}.", *labels, importance=importance)
+    return GPU_TABLE.gauge(f"gpu_{name}", f"{told}.", *labels, importance=importance)
 
 
 def _one(name: str, told: str, read: One, *, detail: bool = False) -> None:

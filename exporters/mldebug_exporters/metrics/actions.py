@@ -6,21 +6,19 @@ import msgspec
 
 from mldebug.alerts.action_model import ActionOutcome
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Sample
 
-ACTIONS = Family(
-    name="mldebug_actions",
-    kind="counter",
-    help="Decisions about an action since the agent's start: ran, dry_run (it would have), refused (it may not, or does not fit), failed,"
+TABLE = FamilyTable("action")
+ACTIONS = TABLE.counter(
+    "actions",
+    "Decisions about an action since the agent's start: ran, dry_run (it would have), refused (it may not, or does not fit), failed,"
     " interrupted (the agent ended while it ran: it is not done again).",
-    labels=("action", "outcome"),
+    "outcome",
     absent="where no action is configured",
 )
-SUCCESS = Family(
-    name="mldebug_action_last_success_timestamp_seconds",
-    kind="gauge",
-    help="Unix time at which the action last ran to a good end.",
-    labels=("action",),
+SUCCESS = TABLE.gauge(
+    "action_last_success_timestamp_seconds",
+    "Unix time at which the action last ran to a good end.",
     absent="before the first time since the agent's start",
 )
 
@@ -32,7 +30,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ActionMetrics:
     """Counts by outcome, zeros included: an alert rule needs the zero before the first failure."""
 
-    families = (ACTIONS, SUCCESS)
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """Of each action of the config."""

@@ -5,103 +5,71 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Sample
 
-BUILD = Family(name="mldebug_build", kind="info", help="Version of the agent.", labels=("version",))
-REPLAY = Family(
-    name="mldebug_replay",
-    kind="info",
-    help="All other values are of a recording that `mldebug agent --replay` plays back, and of no live node.",
-    labels=("recording",),
+TABLE = FamilyTable()
+BUILD = TABLE.info("build", "Version of the agent.", "version")
+REPLAY = TABLE.info(
+    "replay",
+    "All other values are of a recording that `mldebug agent --replay` plays back, and of no live node.",
+    "recording",
     absent="on a live node",
 )
-AT = Family(
-    name="mldebug_snapshot_timestamp_seconds",
-    kind="gauge",
-    help="Unix time of the snapshot that all these values are of; where it stays behind, the agent's main loop hangs.",
+AT = TABLE.gauge(
+    "snapshot_timestamp_seconds",
+    "Unix time of the snapshot that all these values are of; where it stays behind, the agent's main loop hangs.",
 )
-STARTED = Family(
-    name="mldebug_agent_start_time_seconds", kind="gauge", help="Unix time of the agent's start."
-)
-CPU = Family(
-    name="mldebug_agent_cpu_seconds", kind="counter", help="CPU time of the agent's own process."
-)
-RSS = Family(
-    name="mldebug_agent_resident_memory_bytes",
-    kind="gauge",
-    help="Resident memory of the agent's own process.",
+STARTED = TABLE.gauge("agent_start_time_seconds", "Unix time of the agent's start.")
+CPU = TABLE.counter("agent_cpu_seconds", "CPU time of the agent's own process.")
+RSS = TABLE.gauge(
+    "agent_resident_memory_bytes",
+    "Resident memory of the agent's own process.",
     absent="where /proc cannot be read",
 )
-CHILDREN = Family(
-    name="mldebug_agent_children",
-    kind="gauge",
-    help="Processes that the agent has started and that live, their own children included.",
+CHILDREN = TABLE.gauge(
+    "agent_children",
+    "Processes that the agent has started and that live, their own children included.",
     absent="before the first count, and where the kernel does not list children",
 )
-CHILDREN_CPU = Family(
-    name="mldebug_agent_children_cpu_seconds",
-    kind="counter",
-    help="CPU time of the agent's children, living and gone: the stack sampler is one of them.",
+CHILDREN_CPU = TABLE.counter(
+    "agent_children_cpu_seconds",
+    "CPU time of the agent's children, living and gone: the stack sampler is one of them.",
     absent="before the first count, and where the kernel does not list children",
 )
-WITH_CHILDREN = Family(
-    name="mldebug_agent_with_children_memory_bytes",
-    kind="gauge",
-    help="Memory of the agent and its living children together. They are forks, so a page that they share counts once"
+WITH_CHILDREN = TABLE.gauge(
+    "agent_with_children_memory_bytes",
+    "Memory of the agent and its living children together. They are forks, so a page that they share counts once"
     " (the sum of their Pss); a child that is stuck in the kernel is not looked at.",
     absent="before the first count, and where the kernel does not list children or does not tell smaps_rollup",
 )
-LOST = Family(
-    name="mldebug_reports_lost",
-    kind="counter",
-    help="Reports and states that could not be stored since the agent's start.",
+LOST = TABLE.counter(
+    "reports_lost", "Reports and states that could not be stored since the agent's start."
 )
-WAITING = Family(
-    name="mldebug_reports_waiting",
-    kind="gauge",
-    help="Reports in memory because the state dir does not take them at present.",
+WAITING = TABLE.gauge(
+    "reports_waiting", "Reports in memory because the state dir does not take them at present."
 )
-LOSSES = Family(
-    name="mldebug_state_dir_losses",
-    kind="counter",
-    help="Times that the state dir was removed or replaced while the agent ran; it was begun anew.",
+LOSSES = TABLE.counter(
+    "state_dir_losses",
+    "Times that the state dir was removed or replaced while the agent ran; it was begun anew.",
 )
-GAPS = Family(
-    name="mldebug_agent_gaps",
-    kind="gauge",
-    help="What the agent could not read at its last look, mostly for want of rights: `mldebug doctor` says what.",
+GAPS = TABLE.gauge(
+    "agent_gaps",
+    "What the agent could not read at its last look, mostly for want of rights: `mldebug doctor` says what.",
 )
-UNANSWERED = Family(
-    name="mldebug_unanswered",
-    kind="counter",
-    help="Questions about collectives without an answer that is believed, and files that were refused, by way: Flight Recorders by the hook, worker"
+UNANSWERED = TABLE.counter(
+    "unanswered",
+    "Questions about collectives without an answer that is believed, and files that were refused, by way: Flight Recorders by the hook, worker"
     " server, dump file and debug FIFO, and NCCL RAS. The gaps of a report say what was wrong.",
-    labels=("way",),
+    "way",
 )
-SUCCESS = Family(
-    name="mldebug_source_success",
-    kind="gauge",
-    help="1 where the source's last round went well.",
-    labels=("source",),
-)
-SECONDS = Family(
-    name="mldebug_source_duration_seconds",
-    kind="gauge",
-    help="Duration of the source's last round.",
-    labels=("source",),
-)
-WELL = Family(
-    name="mldebug_source_last_success_timestamp_seconds",
-    kind="gauge",
-    help="Unix time at which the source's last round ended that went well.",
-    labels=("source",),
+SUCCESS = TABLE.gauge("source_success", "1 where the source's last round went well.", "source")
+SECONDS = TABLE.gauge("source_duration_seconds", "Duration of the source's last round.", "source")
+STUCK = TABLE.gauge("source_stuck", "1 while a round of the source is past its deadline.", "source")
+WELL = TABLE.gauge(
+    "source_last_success_timestamp_seconds",
+    "Unix time at which the source's last round ended that went well.",
+    "source",
     absent="before the first one since the agent's start",
-)
-STUCK = Family(
-    name="mldebug_source_stuck",
-    kind="gauge",
-    help="1 while a round of the source is past its deadline.",
-    labels=("source",),
 )
 
 
@@ -112,8 +80,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AgentMetrics:
     """What the agent costs and how its sources do: a broken source is a metric, never a crash."""
 
-    families = (BUILD, REPLAY, AT, STARTED, CPU, RSS, CHILDREN, CHILDREN_CPU, WITH_CHILDREN, LOST, WAITING, LOSSES, GAPS, UNANSWERED, SUCCESS,
-                SECONDS, STUCK, WELL)  # fmt: skip
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """What is known of the agent."""

@@ -5,78 +5,106 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
-from mldebug.storage.checkpoints.history import Kept
-from mldebug.storage.checkpoints.model import State
-from mldebug.storage.checkpoints.state import SaveState
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug.storage.checkpoints.history import KnownCheckpoint
+from mldebug.storage.checkpoints.model import Completeness
+from mldebug.storage.checkpoints.state import SeriesState
+from mldebug_exporters.exposition.families import Family, FamilyTable, Importance, Sample
 
 LABELS = ("run", "folder", "series")
+UNSAVED = "until a run has saved, and when it has ended"
 NONE = "while no complete checkpoint is there, or nobody could look"
 
-
-def save_gauge(name: str, told: str, absent: str = NONE, *labels: str) -> Family:
-    """One gauge of each series of checkpoints."""
-    return Family(
-        name=f"mldebug_checkpoint_{name}",
-        kind="gauge",
-        help=told,
-        labels=(*LABELS, *labels),
-        absent=absent,
-        importance=Importance.RUN,
-    )
-
-
-COUNT = save_gauge(
-    "saves",
+TABLE = FamilyTable(absent=UNSAVED, importance=Importance.RUN)
+COUNT = TABLE.gauge(
+    "checkpoint_saves",
     "Checkpoints that are there, by what became of them: complete, incomplete (it died, or was damaged since), writing,"
     " unknown. `run` is empty for a place of the configuration; `series` is the name with # for numbers.",
-    "until a run has saved, and when it has ended",
+    *LABELS,
     "state",
 )
-READABLE = save_gauge(
-    "readable",
+READABLE = TABLE.gauge(
+    "checkpoint_readable",
     "1 where the last look saw the whole folder, 0 where it could not: then nothing is said of what would be lost.",
-    COUNT.absent,
+    *LABELS,
 )
-LAST = save_gauge(
-    "last_complete_timestamp_seconds",
+LAST = TABLE.gauge(
+    "checkpoint_last_complete_timestamp_seconds",
     "Unix time at which the last complete checkpoint was finished.",
+    *LABELS,
+    absent=NONE,
 )
-SIZE = save_gauge("last_complete_size_bytes", "Size of the last complete checkpoint.")
-SHARDS = save_gauge("last_complete_shards", "Files with tensors in the last complete checkpoint.")
-STEP = save_gauge(
-    "last_complete_step",
+SIZE = TABLE.gauge(
+    "checkpoint_last_complete_size_bytes",
+    "Size of the last complete checkpoint.",
+    *LABELS,
+    absent=NONE,
+)
+SHARDS = TABLE.gauge(
+    "checkpoint_last_complete_shards",
+    "Files with tensors in the last complete checkpoint.",
+    *LABELS,
+    absent=NONE,
+)
+STEP = TABLE.gauge(
+    "checkpoint_last_complete_step",
     "Step of the last complete checkpoint.",
-    f"{NONE}, and where no step is known",
+    *LABELS,
+    absent=f"{NONE}, and where no step is known",
 )
-TOOK = save_gauge(
-    "save_duration_seconds",
+TOOK = TABLE.gauge(
+    "checkpoint_save_duration_seconds",
     "How long the last complete checkpoint took, from its first file or from when it was first seen.",
-    f"{NONE}, and where nothing tells when it was begun",
+    *LABELS,
+    absent=f"{NONE}, and where nothing tells when it was begun",
 )
-RATE = save_gauge(
-    "save_bytes_per_second", "Throughput of the last complete checkpoint.", TOOK.absent
+RATE = TABLE.gauge(
+    "checkpoint_save_bytes_per_second",
+    "Throughput of the last complete checkpoint.",
+    *LABELS,
+    absent=TOOK.absent,
 )
-CHANGE = save_gauge(
-    "size_change_ratio",
+CHANGE = TABLE.gauge(
+    "checkpoint_size_change_ratio",
     "Size of the last complete checkpoint against the median of up to 5 before it, minus 1: 0.05 is 5 % larger.",
-    "before the second complete checkpoint",
+    *LABELS,
+    absent="before the second complete checkpoint",
 )
-PERIOD = save_gauge("period_seconds", "Time between two checkpoints, the median of the last.", "before the third complete checkpoint")  # fmt: skip
-LOST = save_gauge("work_lost_seconds", "Time since the last complete checkpoint was begun: what is lost if the run ends now.")  # fmt: skip
-STEPS = save_gauge("work_lost_steps", "The same in steps.", STEP.absent)
-LEFT = save_gauge("leftover_bytes", "Bytes of incomplete checkpoints that nobody writes any more.", COUNT.absent)  # fmt: skip
-GROWS = save_gauge(
-    "writing_bytes", "Size so far of a checkpoint that is being written.", "while none is"
+PERIOD = TABLE.gauge(
+    "checkpoint_period_seconds",
+    "Time between two checkpoints, the median of the last.",
+    *LABELS,
+    absent="before the third complete checkpoint",
 )
-SKEW = save_gauge("clock_skew_seconds", "Seconds by which the file system's clock is ahead of this node's.", COUNT.absent)  # fmt: skip
-TROUBLES = Family(
-    name="mldebug_checkpoint_look_troubles",
-    kind="counter",
-    help="Looks at checkpoints that could not see all: stuck (no answer), denied, cut (more than is looked at), gone"
+LOST = TABLE.gauge(
+    "checkpoint_work_lost_seconds",
+    "Time since the last complete checkpoint was begun: what is lost if the run ends now.",
+    *LABELS,
+    absent=NONE,
+)
+STEPS = TABLE.gauge("checkpoint_work_lost_steps", "The same in steps.", *LABELS, absent=STEP.absent)
+LEFT = TABLE.gauge(
+    "checkpoint_leftover_bytes",
+    "Bytes of incomplete checkpoints that nobody writes any more.",
+    *LABELS,
+)
+GROWS = TABLE.gauge(
+    "checkpoint_writing_bytes",
+    "Size so far of a checkpoint that is being written.",
+    *LABELS,
+    absent="while none is",
+)
+SKEW = TABLE.gauge(
+    "checkpoint_clock_skew_seconds",
+    "Seconds by which the file system's clock is ahead of this node's.",
+    *LABELS,
+)
+TROUBLES = TABLE.counter(
+    "checkpoint_look_troubles",
+    "Looks at checkpoints that could not see all: stuck (no answer), denied, cut (more than is looked at), gone"
     " (changed while it was read), mount (another file system lies in it), unreadable (the folder), unread (a file in it).",
-    labels=("reason",),
+    "reason",
     absent="of a reason that was not met",
+    importance=Importance.AGENT,
 )
 
 
@@ -87,7 +115,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CheckpointMetrics:
     """What is known of each series."""
 
-    families = (COUNT, READABLE, LAST, SIZE, SHARDS, STEP, TOOK, RATE, CHANGE, PERIOD, LOST, STEPS, LEFT, GROWS, SKEW, TROUBLES)  # fmt: skip
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """Those of each run, those of the configuration, and what could not be seen."""
@@ -97,14 +125,14 @@ class CheckpointMetrics:
             yield Sample(TROUBLES, (reason,), count)
 
 
-def _series(one: SaveState) -> Iterator[Sample]:
+def _series(one: SeriesState) -> Iterator[Sample]:
     key = one.run, one.folder, one.series
-    for state in State:
+    for state in Completeness:
         yield Sample(COUNT, (*key, state.value), one.counts.get(state.value, 0))
     yield Sample(READABLE, key, int(not one.trouble))
     yield Sample(LEFT, key, one.left_bytes)
     yield Sample(SKEW, key, one.skew)
-    if one.newest is not None and one.newest.state is State.WRITING:
+    if one.newest is not None and one.newest.state is Completeness.WRITING:
         yield Sample(GROWS, key, one.newest.size)
     known = ((CHANGE, one.size_change), (PERIOD, one.period), (LOST, one.lost_seconds), (STEPS, one.lost_steps))  # fmt: skip
     for family, value in (*known, *(_last(one.last) if one.last and not one.trouble else ())):
@@ -112,7 +140,7 @@ def _series(one: SaveState) -> Iterator[Sample]:
             yield Sample(family, key, value)
 
 
-def _last(last: Kept) -> Iterator[tuple[Family, float | None]]:
+def _last(last: KnownCheckpoint) -> Iterator[tuple[Family, float | None]]:
     yield LAST, last.ended
     yield SIZE, last.size
     yield SHARDS, last.shards

@@ -5,15 +5,14 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Sample
 
-REFUSED = Family(
-    name="mldebug_cluster_refused",
-    kind="counter",
-    help="Connections and messages at cluster.listen that were turned away, and strangers to whom a job would have sent this agent. network: of none of"
+TABLE = FamilyTable("reason")
+REFUSED = TABLE.counter(
+    "cluster_refused",
+    "Connections and messages at cluster.listen that were turned away, and strangers to whom a job would have sent this agent. network: of none of"
     " cluster.networks; certificate: none, expired, or not one of ours; handshake: not as an agent speaks; stranger: asked by us, and no agent of ours;"
     " slow: takes too long to say what it wants; name: not the one that it may have; malformed, size: a message that cannot be.",
-    labels=("reason",),
     absent="where no cluster is configured",
 )
 
@@ -25,7 +24,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ClusterMetrics:
     """All reasons are there from the start at 0."""
 
-    families = (REFUSED,)
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """One for each reason."""

@@ -5,41 +5,41 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
-FIRING = Family(
-    name="mldebug_events_firing",
-    kind="gauge",
-    help="Events that fire now: open incidents of jobs, components of the node that are not well, and the like.",
-    labels=("kind", "severity"),
+TABLE = FamilyTable(absent="where no channel is configured")
+FIRING = TABLE.gauge(
+    "events_firing",
+    "Events that fire now: open incidents of jobs, components of the node that are not well, and the like.",
+    "kind",
+    "severity",
     absent="while none of the kind fires",
     importance=Importance.RUN,
 )
-DROPPED = Family(
-    name="mldebug_events_dropped",
-    kind="counter",
-    help="Events of which nobody was told, for there was no room to remember them.",
+DROPPED = TABLE.counter(
+    "events_dropped",
+    "Events of which nobody was told, for there was no room to remember them.",
+    absent="never",
 )
-WAITING = Family(
-    name="mldebug_channel_waiting",
-    kind="gauge",
-    help="Events of whose newest state the channel has not been told.",
-    labels=("channel", "kind"),
-    absent="where no channel is configured",
+WAITING = TABLE.gauge(
+    "channel_waiting",
+    "Events of whose newest state the channel has not been told.",
+    "channel",
+    "kind",
 )
-MESSAGES = Family(
-    name="mldebug_channel_messages",
-    kind="counter",
-    help="Messages since the agent's start: sent (acknowledged by the other side), failed (a try; it is repeated),"
+MESSAGES = TABLE.counter(
+    "channel_messages",
+    "Messages since the agent's start: sent (acknowledged by the other side), failed (a try; it is repeated),"
     " refused (the other side does not want it; it is not repeated).",
-    labels=("channel", "kind", "result"),
-    absent="where no channel is configured",
+    "channel",
+    "kind",
+    "result",
 )
-SUCCESS = Family(
-    name="mldebug_channel_last_success_timestamp_seconds",
-    kind="gauge",
-    help="Unix time of the last message that the other side has acknowledged.",
-    labels=("channel", "kind"),
+SUCCESS = TABLE.gauge(
+    "channel_last_success_timestamp_seconds",
+    "Unix time of the last message that the other side has acknowledged.",
+    "channel",
+    "kind",
     absent="before the first one since the agent's start",
 )
 
@@ -51,7 +51,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EventMetrics:
     """What fires, and the channels."""
 
-    families = (FIRING, DROPPED, WAITING, MESSAGES, SUCCESS)
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """Counts by kind and severity, then each channel."""

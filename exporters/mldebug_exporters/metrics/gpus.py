@@ -6,50 +6,47 @@ import msgspec
 
 from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, NodeWatch
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 from mldebug_exporters.metrics._gpu_table import (
     BY_LABEL,
     ECC,
-    FAMILIES,
     GPU,
+    GPU_TABLE,
     SINGLE,
     UNREADABLE,
 )
 
 NO_LIBRARY = "where there is no GPU library, and after a read that failed"
 
-GPUS = Family(
-    name="mldebug_gpus", kind="gauge", help="GPUs that answered the last read.", absent=NO_LIBRARY
-)
-UP = Family(
-    name="mldebug_gpu_up",
-    kind="gauge",
-    help="1 where the GPU answered the last read, 0 where it was there before and does not answer.",
-    labels=GPU,
+TABLE = FamilyTable(absent=NO_LIBRARY)
+GPUS = TABLE.gauge("gpus", "GPUs that answered the last read.")
+UP = TABLE.gauge(
+    "gpu_up",
+    "1 where the GPU answered the last read, 0 where it was there before and does not answer.",
+    *GPU,
     absent="before a GPU has answered once",
     importance=Importance.RUN,
 )
-INFO = Family(
-    name="mldebug_gpu",
-    kind="info",
-    help="Who a GPU is, to join on `uuid`.",
-    labels=(*GPU, "name", "driver_version", "vbios", "pci_bus_id", "serial", "mig_mode"),
+INFO = TABLE.info(
+    "gpu",
+    "Who a GPU is, to join on `uuid`.",
+    *GPU,
+    "name",
+    "driver_version",
+    "vbios",
+    "pci_bus_id",
+    "serial",
+    "mig_mode",
     absent=UNREADABLE,
     importance=Importance.RUN,
 )
-READ = Family(
-    name="mldebug_gpu_read_duration_seconds",
-    kind="gauge",
-    help="Duration of the last watch read (every few seconds) and full read of all GPUs.",
-    labels=("read",),
-    absent=NO_LIBRARY,
+READ = TABLE.gauge(
+    "gpu_read_duration_seconds",
+    "Duration of the last watch read (every few seconds) and full read of all GPUs.",
+    "read",
 )
-READ_CPU = Family(
-    name="mldebug_gpu_read_cpu_seconds",
-    kind="gauge",
-    help="CPU time that the last read took in the child that reads GPUs.",
-    labels=("read",),
-    absent=NO_LIBRARY,
+READ_CPU = TABLE.gauge(
+    "gpu_read_cpu_seconds", "CPU time that the last read took in the child that reads GPUs.", "read"
 )
 
 
@@ -60,7 +57,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GpuMetrics:
     """What each GPU tells; no sample of what it does not tell, or of a GPU that does not answer."""
 
-    families = (GPUS, UP, INFO, READ, READ_CPU, *FAMILIES)
+    families = (*TABLE.families, *GPU_TABLE.families)
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """What is known of the GPUs of this node."""

@@ -6,27 +6,26 @@ import msgspec
 
 from mldebug.hardware.health.model import ACTION_WORDS, HealthState, SuggestedAction, worst_of
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
-HEALTH = Family(
-    name="mldebug_component_health",
-    kind="gauge",
-    help="State set: 1 for how the component does (of the GPUs' components the worst GPU), 0 for the other states."
+TABLE = FamilyTable("component", importance=Importance.RUN)
+HEALTH = TABLE.gauge(
+    "component_health",
+    "State set: 1 for how the component does (of the GPUs' components the worst GPU), 0 for the other states."
     " unknown: it could not be read, which is never counted as healthy.",
-    labels=("component", "state"),
+    "state",
     absent="before the first look at the component, and where the node has no such thing",
-    importance=Importance.RUN,
 )
-ACTION = Family(
-    name="mldebug_suggested_action",
-    kind="info",
-    help="What to do about a component that is not well, one action for each GPU and component, to join on `uuid`"
+ACTION = TABLE.info(
+    "suggested_action",
+    "What to do about a component that is not well, one action for each GPU and component, to join on `uuid`"
     " (empty for the node): "
     + ", ".join(word for word in ACTION_WORDS if word is not SuggestedAction.NONE)
     + ".",
-    labels=("component", "uuid", "action", "reason_code"),
+    "uuid",
+    "action",
+    "reason_code",
     absent="while nothing is to be done",
-    importance=Importance.RUN,
 )
 
 
@@ -37,7 +36,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HealthMetrics:
     """The state of each component, and the suggested actions."""
 
-    families = (HEALTH, ACTION)
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """All states of each component that was looked at, then the actions."""

@@ -6,33 +6,33 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_exporters.exposition.families import Importance, Sample
-from mldebug_exporters.metrics.runs import run_gauge
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
 PHASES = ("checkpoint_save", "checkpoint_load", "compile", "data_wait", "evaluate")
 OTHER = "other"  # a job may give its phases any name
 ABSENT = "while no rank of the run has the hook, and when the run has ended"
 
-
-HOOKED = run_gauge("ranks_hooked", "Ranks on this node that have the hook.", ABSENT)
-LEAST = run_gauge(
-    "step_min",
+TABLE = FamilyTable("run", absent=ABSENT, importance=Importance.RUN)
+HOOKED = TABLE.gauge("run_ranks_hooked", "Ranks on this node that have the hook.")
+LEAST = TABLE.gauge(
+    "run_step_min",
     "Step of the rank on this node that is least far: who is behind for long keeps the others waiting.",
-    "before the first step, and while no rank of the run has the hook",
+    absent="before the first step, and while no rank of the run has the hook",
 )
-MOST = run_gauge("step_max", "Step of the rank on this node that is furthest.", LEAST.absent)
-PHASE = run_gauge(
-    "ranks_by_phase",
+MOST = TABLE.gauge(
+    "run_step_max", "Step of the rank on this node that is furthest.", absent=LEAST.absent
+)
+PHASE = TABLE.gauge(
+    "run_ranks_by_phase",
     "Ranks on this node by what they do besides stepping, at the last look; `other` are phases that the job has named itself.",
-    ABSENT,
     "phase",
     importance=Importance.DETAIL,
 )
-VALUE = run_gauge(
-    "scalar",
+VALUE = TABLE.gauge(
+    "run_scalar",
     "Values of the last step that the lowest rank on this node told: mldebug_training.heartbeat(step, loss=…); at most 16.",
-    "while no rank tells any, and what is not finite",
     "name",
+    absent="while no rank tells any, and what is not finite",
     importance=Importance.DETAIL,
 )
 
@@ -44,7 +44,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HookMetrics:
     """A few samples for each run with a hook, however many ranks it has."""
 
-    families = (HOOKED, LEAST, MOST, PHASE, VALUE)
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """Nothing of an untouched job."""

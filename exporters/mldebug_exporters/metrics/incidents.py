@@ -6,30 +6,31 @@ import msgspec
 
 from mldebug.core.model import Verdict
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Sample
 
 KINDS = ("stall", "abnormal_end")
 
-TOTAL = Family(
-    name="mldebug_incidents",
-    kind="counter",
-    help="Incidents since the agent's start. Every kind and verdict is there from the start at 0. Exemplar: the id of"
+TABLE = FamilyTable(absent="while no incident of the run is open")
+TOTAL = TABLE.counter(
+    "incidents",
+    "Incidents since the agent's start. Every kind and verdict is there from the start at 0. Exemplar: the id of"
     " the newest report (`mldebug reports show ID`).",
-    labels=("kind", "verdict"),
+    "kind",
+    "verdict",
+    absent="never",
 )
-OPEN = Family(
-    name="mldebug_incident_open",
-    kind="info",
-    help="One for each open incident; the verdict is empty until its first capture is diagnosed.",
-    labels=("run", "report", "kind", "verdict"),
-    absent="while no incident of the run is open",
+OPEN = TABLE.info(
+    "incident_open",
+    "One for each open incident; the verdict is empty until its first capture is diagnosed.",
+    "run",
+    "report",
+    "kind",
+    "verdict",
 )
-SINCE = Family(
-    name="mldebug_incident_since_timestamp_seconds",
-    kind="gauge",
-    help="Unix time since which the run of an open incident has not moved.",
-    labels=("run",),
-    absent="while no incident of the run is open",
+SINCE = TABLE.gauge(
+    "incident_since_timestamp_seconds",
+    "Unix time since which the run of an open incident has not moved.",
+    "run",
 )
 
 
@@ -40,7 +41,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class IncidentMetrics:
     """Incidents since the agent started, and the open ones."""
 
-    families = (TOTAL, OPEN, SINCE)
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """All verdicts, so that an alert can tell never from unknown; then what is open."""

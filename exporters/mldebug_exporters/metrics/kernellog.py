@@ -6,58 +6,48 @@ import msgspec
 
 from mldebug.hardware.kernel_log.counts import KernelCounts, XidCount
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
 NONE_YET = "before the first one"
 SINCE = "since the agent's start and in the hours before it that it reads back"
 
-XIDS = Family(
-    name="mldebug_gpu_xid",
-    kind="counter",
-    help=f"Xid errors of a GPU {SINCE}; what the kernel's log and NVML both tell counts once. `gpu` is the PCI address"
+TABLE = FamilyTable(absent=NONE_YET)
+XIDS = TABLE.counter(
+    "gpu_xid",
+    f"Xid errors of a GPU {SINCE}; what the kernel's log and NVML both tell counts once. `gpu` is the PCI address"
     " where no index is known.",
-    labels=("uuid", "gpu", "xid"),
-    absent=NONE_YET,
+    "uuid",
+    "gpu",
+    "xid",
     importance=Importance.RUN,
 )
-XID_LAST = Family(
-    name="mldebug_gpu_xid_last_timestamp_seconds",
-    kind="gauge",
-    help="Unix time of the last such Xid: `increase()` does not see the first one of a series, this does.",
-    labels=("uuid", "gpu", "xid"),
-    absent=NONE_YET,
+XID_LAST = TABLE.gauge(
+    "gpu_xid_last_timestamp_seconds",
+    "Unix time of the last such Xid: `increase()` does not see the first one of a series, this does.",
+    "uuid",
+    "gpu",
+    "xid",
     importance=Importance.RUN,
 )
-EVENTS = Family(
-    name="mldebug_kernel_events",
-    kind="counter",
-    help=f"Events in the kernel's log that are no Xids {SINCE}.",
-    labels=("kind",),
-    absent=NONE_YET,
+EVENTS = TABLE.counter(
+    "kernel_events", f"Events in the kernel's log that are no Xids {SINCE}.", "kind"
 )
-EVENT_LAST = Family(
-    name="mldebug_kernel_event_last_timestamp_seconds",
-    kind="gauge",
-    help="Unix time of the last event of that kind.",
-    labels=("kind",),
-    absent=NONE_YET,
+EVENT_LAST = TABLE.gauge(
+    "kernel_event_last_timestamp_seconds", "Unix time of the last event of that kind.", "kind"
 )
-READABLE = Family(
-    name="mldebug_kernel_log_readable",
-    kind="gauge",
-    help="1 where the kernel's log can be read; `mldebug doctor` says what is missing.",
+READABLE = TABLE.gauge(
+    "kernel_log_readable",
+    "1 where the kernel's log can be read; `mldebug doctor` says what is missing.",
     absent="before the first look",
 )
-OVERRUNS = Family(
-    name="mldebug_kernel_log_overruns",
-    kind="counter",
-    help="Times that the kernel overwrote records before the agent had read them.",
+OVERRUNS = TABLE.counter(
+    "kernel_log_overruns",
+    "Times that the kernel overwrote records before the agent had read them.",
     absent="before the first look",
 )
-LOST = Family(
-    name="mldebug_kernel_log_lost_records",
-    kind="counter",
-    help="Records of the kernel's log that were overwritten before the agent had read them.",
+LOST = TABLE.counter(
+    "kernel_log_lost_records",
+    "Records of the kernel's log that were overwritten before the agent had read them.",
     absent="before the first look",
 )
 
@@ -69,7 +59,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KernelMetrics:
     """Counters of the kernel's log."""
 
-    families = (XIDS, XID_LAST, EVENTS, EVENT_LAST, READABLE, OVERRUNS, LOST)
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """What is known of the kernel's log."""

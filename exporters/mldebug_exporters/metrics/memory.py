@@ -7,61 +7,77 @@ import msgspec
 from mldebug.hardware.host_memory.parse import RankMemory
 from mldebug.hardware.host_memory.state import LevelState
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
 UNREAD = "where it cannot be read, and for control groups without a limit"
+LEVEL = (
+    "scope",
+    "cgroup",
+)  # one limit: the host's own, or that of a control group with ranks below it
 
-
-def level_gauge(name: str, told: str, absent: str = UNREAD) -> Family:
-    """One gauge of each limit: the host, and each control group with ranks below it."""
-    labels = ("scope", "cgroup")
-    return Family(name=f"mldebug_memory_{name}", kind="gauge", help=told, labels=labels, absent=absent, importance=Importance.RUN)  # fmt: skip
-
-
-LIMIT = level_gauge("limit_bytes", "What may be used: all memory of the host (scope host), or the limit of a control group.")  # fmt: skip
-USED = level_gauge(
-    "used_bytes",
+TABLE = FamilyTable(absent=UNREAD, importance=Importance.RUN)
+LIMIT = TABLE.gauge(
+    "memory_limit_bytes",
+    "What may be used: all memory of the host (scope host), or the limit of a control group.",
+    *LEVEL,
+)
+USED = TABLE.gauge(
+    "memory_used_bytes",
     "In use, without what the kernel takes back by itself (page cache, reclaimable slab).",
+    *LEVEL,
 )
-CACHED = level_gauge("reclaimable_bytes", "What the kernel takes back by itself.")
-HIGH = level_gauge("high_bytes", "From where on a control group is slowed down.", "where memory.high is not set, and in version 1")  # fmt: skip
-GROWTH = level_gauge("growth_bytes_per_second", "How fast the lows of the use rise; 0 where they do not.", "in the first 2 minutes")  # fmt: skip
-LEFT = level_gauge("oom_seconds", "Time until the limit is reached at that pace.", "where nothing grows, and in the first 2 minutes")  # fmt: skip
-ALARM = level_gauge(
-    "alarm", "1 where the end is nearer than memory.alarm, or 95 % of the limit are in use, else 0."
+CACHED = TABLE.gauge("memory_reclaimable_bytes", "What the kernel takes back by itself.", *LEVEL)
+HIGH = TABLE.gauge(
+    "memory_high_bytes",
+    "From where on a control group is slowed down.",
+    *LEVEL,
+    absent="where memory.high is not set, and in version 1",
 )
-KILLS = Family(
-    name="mldebug_memory_oom_kills",
-    kind="counter",
-    help="Processes that the kernel has killed in a control group for want of memory.",
-    labels=("cgroup",),
-    absent=UNREAD,
-    importance=Importance.RUN,
+GROWTH = TABLE.gauge(
+    "memory_growth_bytes_per_second",
+    "How fast the lows of the use rise; 0 where they do not.",
+    *LEVEL,
+    absent="in the first 2 minutes",
 )
-RANK = Family(
-    name="mldebug_memory_rank_bytes",
-    kind="gauge",
-    help="Memory of a rank: anon and shmem (its own), file (mapped, can be read again: no leak), swap, pss (its share of"
+LEFT = TABLE.gauge(
+    "memory_oom_seconds",
+    "Time until the limit is reached at that pace.",
+    *LEVEL,
+    absent="where nothing grows, and in the first 2 minutes",
+)
+ALARM = TABLE.gauge(
+    "memory_alarm",
+    "1 where the end is nearer than memory.alarm, or 95 % of the limit are in use, else 0.",
+    *LEVEL,
+)
+KILLS = TABLE.counter(
+    "memory_oom_kills",
+    "Processes that the kernel has killed in a control group for want of memory.",
+    "cgroup",
+)
+RANK = TABLE.gauge(
+    "memory_rank_bytes",
+    "Memory of a rank: anon and shmem (its own), file (mapped, can be read again: no leak), swap, pss (its share of"
     " all, where memory.pss is set).",
-    labels=("run", "rank", "kind"),
+    "run",
+    "rank",
+    "kind",
     absent="where /proc/PID/status cannot be read",
     importance=Importance.RANK,
 )
-RANK_GROWTH = Family(
-    name="mldebug_memory_rank_growth_bytes_per_second",
-    kind="gauge",
-    help="How fast the lows of a rank's anon, shmem and swap rise.",
-    labels=("run", "rank"),
+RANK_GROWTH = TABLE.gauge(
+    "memory_rank_growth_bytes_per_second",
+    "How fast the lows of a rank's anon, shmem and swap rise.",
+    "run",
+    "rank",
     absent="in the first 2 minutes of a rank",
     importance=Importance.RANK,
 )
-UNREADABLE = Family(
-    name="mldebug_memory_unread",
-    kind="gauge",
-    help="Ranks and control groups (kind rank, cgroup) whose memory could not be read: a limit there is not known.",
-    labels=("kind",),
+UNREADABLE = TABLE.gauge(
+    "memory_unread",
+    "Ranks and control groups (kind rank, cgroup) whose memory could not be read: a limit there is not known.",
+    "kind",
     absent="where memory.watch is off",
-    importance=Importance.RUN,
 )
 
 
@@ -72,19 +88,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MemoryMetrics:
     """Limits first, then ranks."""
 
-    families = (
-        LIMIT,
-        USED,
-        CACHED,
-        HIGH,
-        GROWTH,
-        LEFT,
-        ALARM,
-        KILLS,
-        RANK,
-        RANK_GROWTH,
-        UNREADABLE,
-    )
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """What was read at the last look."""

@@ -4,21 +4,29 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.probes.history import Judged, Standing
+from mldebug.probes.history import JudgedSeries, SeriesTrend
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
 LABELS = ("op", "bytes", "dtype", "ranks", "device", "nodes", "settings")
 
 
-def _gauge(name: str, told: str, absent: str) -> Family:
-    return Family(name=f"mldebug_probe_{name}", kind="gauge", help=told, labels=LABELS, absent=absent, importance=Importance.DETAIL)  # fmt: skip
-
-
 NONE = "where nobody has probed, and while the history cannot be read"
-BUSBW = _gauge("busbw_bytes_per_second", "Bus bandwidth of the last run, by nccl-tests' factors.", "for barrier, and where nobody has probed")  # fmt: skip
-LAST = _gauge("last_run_timestamp_seconds", "Unix time of the last run.", NONE)
-SHIFTED = _gauge("shifted", "1 where the last 3 runs are all slower than the series' own history allows, else 0.", "before 11 runs")  # fmt: skip
+
+TABLE = FamilyTable(
+    "op", "bytes", "dtype", "ranks", "device", "nodes", "settings", importance=Importance.DETAIL
+)
+BUSBW = TABLE.gauge(
+    "probe_busbw_bytes_per_second",
+    "Bus bandwidth of the last run, by nccl-tests' factors.",
+    absent="for barrier, and where nobody has probed",
+)
+LAST = TABLE.gauge("probe_last_run_timestamp_seconds", "Unix time of the last run.", absent=NONE)
+SHIFTED = TABLE.gauge(
+    "probe_shifted",
+    "1 where the last 3 runs are all slower than the series' own history allows, else 0.",
+    absent="before 11 runs",
+)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,7 +36,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ProbeMetrics:
     """Of the history on this node; of series that differ only in versions the one that was measured last."""
 
-    families = (BUSBW, LAST, SHIFTED)
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """As of the last time that the file had changed."""
@@ -36,15 +44,15 @@ class ProbeMetrics:
             yield from _series(one)
 
 
-def _series(one: Judged) -> Iterator[Sample]:
+def _series(one: JudgedSeries) -> Iterator[Sample]:
     series, last = one.series, one.last[-1]
     numbers = (series.op, str(series.bytes), series.dtype, str(series.ranks))
     key = (*numbers, series.device, series.nodes, series.settings)
     if last.busbw > 0:
         yield Sample(BUSBW, key, last.busbw)
     yield Sample(LAST, key, last.at)
-    if one.standing is not Standing.FEW:
-        yield Sample(SHIFTED, key, float(one.standing is Standing.SHIFTED))
+    if one.standing is not SeriesTrend.FEW:
+        yield Sample(SHIFTED, key, float(one.standing is SeriesTrend.SHIFTED))
 
 
 def create(options: Options) -> ProbeMetrics:

@@ -8,121 +8,116 @@ import msgspec
 from mldebug.jobs.logs.records import STEP_BOUNDS, LogCounts, StepTimes
 from mldebug.stall.signals import Stage
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_exporters.exposition.families import Family, Histogram, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Histogram, Importance, Sample
 
 GONE = "when the run has ended or left this node: at the next scrape"
 LOG_EVENTS = ("records", "binary", "oversized", "rotations", "truncations", "failures")
 UNTOLD = "until a log or a hook of the run tells one, and when the run has ended"
 
-RUNS = Family(name="mldebug_runs", kind="gauge", help="Training runs on this node.")
-
-
-def run_gauge(name: str, told: str, absent: str = GONE, *labels: str, **more: Importance) -> Family:
-    """One gauge of each run."""
-    importance = more.get("importance", Importance.RUN)
-    return Family(
-        name=f"mldebug_run_{name}",
-        kind="gauge",
-        help=told,
-        labels=("run", *labels),
-        absent=absent,
-        importance=importance,
-    )
-
-
-INFO = Family(
-    name="mldebug_run",
-    kind="info",
-    help="A training run on this node, to join on `run`. The name is what its command line says.",
-    labels=("run", "name", "launcher", "user"),
-    absent=GONE,
-    importance=Importance.RUN,
+TABLE = FamilyTable(absent=GONE, importance=Importance.RUN)
+RUNS = TABLE.gauge(
+    "runs", "Training runs on this node.", absent="never", importance=Importance.AGENT
 )
-UP = run_gauge(
-    "up",
+INFO = TABLE.info(
+    "run",
+    "A training run on this node, to join on `run`. The name is what its command line says.",
+    "run",
+    "name",
+    "launcher",
+    "user",
+)
+UP = TABLE.gauge(
+    "run_up",
     "1 while no incident of the run is open, 0 while one is: 1 means not known to be stalled. A run that has ended has"
     " no sample, so an alert on 0 ends with the run.",
+    "run",
 )
-MOVED = run_gauge(
-    "progress_timestamp_seconds",
+MOVED = TABLE.gauge(
+    "run_progress_timestamp_seconds",
     "Unix time at which the run last made progress: a new step or record in its log or of its hooks; without either, the"
     " last sign that its processes moved.",
-    "until the run is watched (a lone process that never told a step is not), and when it has ended",
+    "run",
+    absent="until the run is watched (a lone process that never told a step is not), and when it has ended",
 )
-QUIET = run_gauge(
-    "progress_age_seconds",
+QUIET = TABLE.gauge(
+    "run_progress_age_seconds",
     "Seconds since the run made progress, at the last look; alerts are better built on time() - the timestamp.",
-    MOVED.absent,
+    "run",
+    absent=MOVED.absent,
 )
-LIMIT = run_gauge(
-    "stall_timeout_seconds",
+LIMIT = TABLE.gauge(
+    "run_stall_timeout_seconds",
     "Silence that counts as a stall at present.",
-    "while no timeout runs: the job starts, ends, or is not watched",
+    "run",
+    absent="while no timeout runs: the job starts, ends, or is not watched",
 )
-ATTEMPT = run_gauge("attempt", "Elastic restarts of the run by its launcher so far.")
-WORLD = run_gauge("world_size", "Ranks of the run on all nodes.")
-RANKS = run_gauge("ranks", "Ranks with a process on this node.")
-LOST = run_gauge("ranks_lost", "Ranks that should be on this node and are gone.")
-STEP = run_gauge(
-    "step",
+ATTEMPT = TABLE.gauge("run_attempt", "Elastic restarts of the run by its launcher so far.", "run")
+WORLD = TABLE.gauge("run_world_size", "Ranks of the run on all nodes.", "run")
+RANKS = TABLE.gauge("run_ranks", "Ranks with a process on this node.", "run")
+LOST = TABLE.gauge("run_ranks_lost", "Ranks that should be on this node and are gone.", "run")
+STEP = TABLE.gauge(
+    "run_step",
     "Last step that the run's log told; it falls with a new epoch. Without one the step of the furthest rank's hook.",
-    UNTOLD,
+    "run",
+    absent=UNTOLD,
 )
-LOSS = run_gauge(
-    "loss",
+LOSS = TABLE.gauge(
+    "run_loss",
     "Last loss that the run's log told, else its hook; NaN and +Inf are what a log said.",
-    UNTOLD,
+    "run",
+    absent=UNTOLD,
 )
-PACE = run_gauge(
-    "last_step_duration_seconds",
+PACE = TABLE.gauge(
+    "run_last_step_duration_seconds",
     "Last duration of a step that the run's log told, else what its hooks measured.",
-    UNTOLD,
+    "run",
+    absent=UNTOLD,
 )
-TIMES = Family(
-    name="mldebug_run_step_duration_seconds",
-    kind="histogram",
-    help="Durations of steps since the agent met the run. Where the log tells them, those (a record of N steps counts"
+TIMES = TABLE.histogram(
+    "run_step_duration_seconds",
+    "Durations of steps since the agent met the run. Where the log tells them, those (a record of N steps counts"
     " N times); where it or the ranks' hooks tell only steps, the time between them, shared by the steps of one poll.",
-    labels=("run",),
+    "run",
     absent="until a log or a hook of the run has told two steps, or a log one with its duration; and when the run has ended",
     importance=Importance.DETAIL,
 )
-LOG = Family(
-    name="mldebug_run_log_events",
-    kind="counter",
-    help="What the agent met in the logs of the run: records of training, lines that are no text (binary) or too long"
+LOG = TABLE.counter(
+    "run_log_events",
+    "What the agent met in the logs of the run: records of training, lines that are no text (binary) or too long"
     " to be a record (oversized), rotations, truncations, and polls that could not read (failures).",
-    labels=("run", "event"),
+    "run",
+    "event",
     absent="while no log is found, and when the run has ended",
     importance=Importance.DETAIL,
 )
-SKIPPED = Family(
-    name="mldebug_run_log_skipped_bytes",
-    kind="counter",
-    help="Bytes of the run's logs left out because more came than one look can parse.",
-    labels=("run",),
+SKIPPED = TABLE.counter(
+    "run_log_skipped_bytes",
+    "Bytes of the run's logs left out because more came than one look can parse.",
+    "run",
     absent=LOG.absent,
     importance=Importance.DETAIL,
 )
-STAGE = run_gauge(
-    "stage",
+STAGE = TABLE.gauge(
+    "run_stage",
     "State set: 1 for how far the suspicion has come, 0 for the other stages.",
-    GONE,
+    "run",
     "stage",
     importance=Importance.DETAIL,
 )
-CLASSES = run_gauge(
-    "ranks_by_class",
+CLASSES = TABLE.gauge(
+    "run_ranks_by_class",
     "Ranks by what the last stack sample shows them in.",
-    "while nobody is suspected: no stacks are sampled then",
+    "run",
     "class",
+    absent="while nobody is suspected: no stacks are sampled then",
     importance=Importance.DETAIL,
 )
-CLASS = Family(
-    name="mldebug_rank_class",
-    kind="info",
-    help="What the last stack sample shows each rank in.",
-    labels=("run", "rank", "class"),
+CLASS = TABLE.info(
+    "rank_class",
+    "What the last stack sample shows each rank in.",
+    "run",
+    "rank",
+    "class",
     absent="while nobody is suspected: no stacks are sampled then",
     importance=Importance.RANK,
 )
@@ -135,8 +130,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RunMetrics:
     """One sample per run and fact that can be read."""
 
-    families = (RUNS, INFO, UP, MOVED, QUIET, LIMIT, ATTEMPT, WORLD, RANKS, LOST, STEP, LOSS, PACE, TIMES, LOG, SKIPPED, STAGE,
-                CLASSES, CLASS)  # fmt: skip
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """What is known of each run; a sample is absent where it cannot be read."""

@@ -7,52 +7,69 @@ import msgspec
 
 from mldebug.jobs.schedulers.model import SchedulerState
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
 BEFORE = "before the first good answer"
 WATCH = ("scheduler", "watch")
 
-
-def _gauge(name: str, help_: str, labels: tuple[str, ...], absent: str) -> Family:
-    return Family(
-        name=f"mldebug_{name}",
-        kind="gauge",
-        help=help_,
-        labels=labels,
-        absent=absent,
-        importance=Importance.RUN,
-    )
-
-
-MISSING = _gauge("scheduler_job_missing", "1 where an expected job is neither running nor queued.", WATCH, BEFORE)  # fmt: skip
-JOBS = _gauge(
+TABLE = FamilyTable(absent=BEFORE, importance=Importance.RUN)
+MISSING = TABLE.gauge(
+    "scheduler_job_missing",
+    "1 where an expected job is neither running nor queued.",
+    "scheduler",
+    "watch",
+)
+JOBS = TABLE.gauge(
     "scheduler_jobs",
     "Jobs that an entry of jobs.expected fits, by state: running, queued, suspended, ending, over.",
-    (*WATCH, "state"),
-    "while none is in that state",
+    "scheduler",
+    "watch",
+    "state",
+    absent="while none is in that state",
 )
-PENDING = _gauge("scheduler_pending_seconds", "Since when the oldest of the queued jobs waits.", WATCH, "while none is queued")  # fmt: skip
-LEFT = _gauge(
+PENDING = TABLE.gauge(
+    "scheduler_pending_seconds",
+    "Since when the oldest of the queued jobs waits.",
+    "scheduler",
+    "watch",
+    absent="while none is queued",
+)
+LEFT = TABLE.gauge(
     "scheduler_time_limit_left_seconds",
     "Until a time limit ends the first of the running jobs.",
-    WATCH,
-    "while none runs that has a limit",
+    "scheduler",
+    "watch",
+    absent="while none runs that has a limit",
 )
-BLOCKED = _gauge("scheduler_jobs_blocked", "Queued jobs that will not start by themselves.", WATCH, BEFORE)  # fmt: skip
-NODES = _gauge("scheduler_nodes_out", "Nodes that take no jobs, by state.", ("scheduler", "state"), "while there is none in that state")  # fmt: skip
-SUCCESS = _gauge("scheduler_last_success_timestamp_seconds", "Unix time of the last good answer.", ("scheduler",), BEFORE)  # fmt: skip
-FAILURES = Family(
-    name="mldebug_scheduler_failures",
-    kind="counter",
-    help="Questions without a good answer since the agent's start, by reason.",
-    labels=("scheduler", "reason"),
+BLOCKED = TABLE.gauge(
+    "scheduler_jobs_blocked", "Queued jobs that will not start by themselves.", "scheduler", "watch"
+)
+NODES = TABLE.gauge(
+    "scheduler_nodes_out",
+    "Nodes that take no jobs, by state.",
+    "scheduler",
+    "state",
+    absent="while there is none in that state",
+)
+SUCCESS = TABLE.gauge(
+    "scheduler_last_success_timestamp_seconds", "Unix time of the last good answer.", "scheduler"
+)
+FAILURES = TABLE.counter(
+    "scheduler_failures",
+    "Questions without a good answer since the agent's start, by reason.",
+    "scheduler",
+    "reason",
     absent="while there was none for that reason",
-    importance=Importance.RUN,
 )
-ORPHANS = _gauge("orphan_processes", "Processes whose job is gone.", (), "where they are not looked for")  # fmt: skip
-ORPHAN_BYTES = _gauge(
-    "orphan_gpu_memory_bytes", "GPU memory that such processes hold.", ("uuid",), "while they hold none there, or it is not told"
-)  # fmt: skip
+ORPHANS = TABLE.gauge(
+    "orphan_processes", "Processes whose job is gone.", absent="where they are not looked for"
+)
+ORPHAN_BYTES = TABLE.gauge(
+    "orphan_gpu_memory_bytes",
+    "GPU memory that such processes hold.",
+    "uuid",
+    absent="while they hold none there, or it is not told",
+)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +79,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SchedulerMetrics:
     """Of the schedulers that this agent asks."""
 
-    families = (MISSING, JOBS, PENDING, LEFT, BLOCKED, NODES, SUCCESS, FAILURES, ORPHANS, ORPHAN_BYTES)  # fmt: skip
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """Expected jobs as of the last good answer; spans up to now."""

@@ -5,16 +5,14 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
-AGE = Family(
-    name="mldebug_trace_ring_age_seconds",
-    kind="gauge",
-    help="Seconds since the newest record in the trace ring of a rank: a traced rank that does nothing, or only what is not followed,"
+TABLE = FamilyTable("run", "rank", importance=Importance.RANK)
+AGE = TABLE.gauge(
+    "trace_ring_age_seconds",
+    "Seconds since the newest record in the trace ring of a rank: a traced rank that does nothing, or only what is not followed,"
     " writes none.",
-    labels=("run", "rank"),
     absent="for ranks that are not traced, whose ring is empty or cannot be read, and that have ended",
-    importance=Importance.RANK,
 )
 
 
@@ -25,7 +23,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TraceMetrics:
     """One sample for each traced rank."""
 
-    families = (AGE,)
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """Nothing of runs that are not traced."""

@@ -5,16 +5,14 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
-TRAPS = Family(
-    name="mldebug_run_known_traps",
-    kind="gauge",
-    help="How often a known trap is found in the run: mostly once, more often where ranks run different versions. The names"
+TABLE = FamilyTable("run", "trap", importance=Importance.DETAIL)
+TRAPS = TABLE.gauge(
+    "run_known_traps",
+    "How often a known trap is found in the run: mostly once, more often where ranks run different versions. The names"
     " stand in known-traps.md. Not an alarm: most such runs go well.",
-    labels=("run", "trap"),
     absent="while the run does not sit in that trap, or nothing is known of it; and when the run has ended",
-    importance=Importance.DETAIL,
 )
 
 
@@ -25,7 +23,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TrapMetrics:
     """One sample for each run and trap."""
 
-    families = (TRAPS,)
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """The traps of each run."""

@@ -5,40 +5,38 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
 _UNKNOWN = "until it was counted once, and while it does not answer"
 
-
-def _family(name: str, text: str, *, counter: bool = False) -> Family:
-    return Family(
-        name=name,
-        kind="counter" if counter else "gauge",
-        help=text,
-        labels=("path",),
-        absent=_UNKNOWN,
-        importance=Importance.RUN,
-    )
-
-
-FAMILIES = (
-    _family("mldebug_tree_bytes", "Allocated bytes below a directory, on its own filesystem (as `du -x`); a hard link counts once."),
-    _family("mldebug_tree_apparent_bytes", "Lengths of all files below a directory: more than their bytes where they are sparse."),
-    _family("mldebug_tree_inodes", "Files and folders below a directory, itself included (as `du --inodes`)."),
-    _family("mldebug_tree_unread_entries", "Folders and names below it that could not be looked at: with any, the figures are lower bounds."),
-    _family("mldebug_tree_timestamp_seconds", "Unix time of which the figures are true."),
-    _family("mldebug_tree_lost_events", "Times that the kernel dropped events, since the tree was counted first.", counter=True),
-    _family("mldebug_tree_rescans", "Times that all, or all that is not watched, was counted anew.", counter=True),
-    Family(
-        name="mldebug_tree_state",
-        kind="gauge",
-        help="1 for how a tree is known: counting (the first time), watched (by events), partly_watched, rescanned, events_lost, stuck.",
-        labels=("path", "how"),
-        absent="where no tree is configured",
-        importance=Importance.RUN,
-    ),
-)  # fmt: skip
-_BY_NAME = {family.name: family for family in FAMILIES}
+TABLE = FamilyTable("path", absent=_UNKNOWN, importance=Importance.RUN)
+TABLE.gauge(
+    "tree_bytes",
+    "Allocated bytes below a directory, on its own filesystem (as `du -x`); a hard link counts once.",
+)
+TABLE.gauge(
+    "tree_apparent_bytes",
+    "Lengths of all files below a directory: more than their bytes where they are sparse.",
+)
+TABLE.gauge(
+    "tree_inodes", "Files and folders below a directory, itself included (as `du --inodes`)."
+)
+TABLE.gauge(
+    "tree_unread_entries",
+    "Folders and names below it that could not be looked at: with any, the figures are lower bounds.",
+)
+TABLE.gauge("tree_timestamp_seconds", "Unix time of which the figures are true.")
+TABLE.counter(
+    "tree_lost_events", "Times that the kernel dropped events, since the tree was counted first."
+)
+TABLE.counter("tree_rescans", "Times that all, or all that is not watched, was counted anew.")
+TABLE.gauge(
+    "tree_state",
+    "1 for how a tree is known: counting (the first time), watched (by events), partly_watched, rescanned, events_lost, stuck.",
+    "how",
+    absent="where no tree is configured",
+)
+_BY_NAME = {family.name: family for family in TABLE.families}
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,7 +46,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TreeMetrics:
     """What the storage desk's part `trees` tells."""
 
-    families = FAMILIES
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """One for each of its measures."""

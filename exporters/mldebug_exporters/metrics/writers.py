@@ -5,25 +5,21 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
 
-WRITTEN = Family(
-    name="mldebug_rank_written_bytes",
-    kind="counter",
-    help="Bytes that the kernel charges to a rank and its children for writing, less those cancelled, since the agent saw it.",
-    labels=("run", "rank"),
+TABLE = FamilyTable("run", "rank", importance=Importance.RANK)
+TABLE.counter(
+    "rank_written_bytes",
+    "Bytes that the kernel charges to a rank and its children for writing, less those cancelled, since the agent saw it.",
     absent="before the second look at a rank",
-    importance=Importance.RANK,
 )
-GROWTH = Family(
-    name="mldebug_rank_file_growth_bytes_per_second",
-    kind="gauge",
-    help="How fast the files grow that a rank and its children hold open for writing, by mount: the four fastest.",
-    labels=("run", "rank", "mountpoint"),
+TABLE.gauge(
+    "rank_file_growth_bytes_per_second",
+    "How fast the files grow that a rank and its children hold open for writing, by mount: the four fastest.",
+    "mountpoint",
     absent="where none grows",
-    importance=Importance.RANK,
 )
-_BY_NAME = {family.name: family for family in (WRITTEN, GROWTH)}
+_BY_NAME = {family.name: family for family in TABLE.families}
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +29,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WriterMetrics:
     """What the storage desk's part `writers` tells."""
 
-    families = (WRITTEN, GROWTH)
+    families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """One for each of its measures."""

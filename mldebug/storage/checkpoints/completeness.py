@@ -6,8 +6,17 @@ import msgspec
 
 from mldebug.core.redact import clean
 from mldebug.storage.checkpoints import safetensors_check, torch_zip
-from mldebug.storage.checkpoints.checks import BROKEN, UNSURE, Check
-from mldebug.storage.checkpoints.model import Entry, Layout, Save, State, Verdict, Wanted
+from mldebug.storage.checkpoints.model import (
+    BROKEN,
+    UNSURE,
+    ByteRange,
+    Checkpoint,
+    CheckpointVerdict,
+    Completeness,
+    FileCheck,
+    FileEntry,
+    Layout,
+)
 from mldebug.storage.checkpoints.names import is_temporary
 from mldebug.storage.checkpoints.rank_files import ranks_of
 
@@ -17,18 +26,18 @@ BESIDE = ("latest", "latest_checkpointed_iteration.txt")
 """Small files beside a save that some layouts want."""
 
 
-def layouts_of(save: Save, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
+def fitting_layouts(save: Checkpoint, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
     """Those that know it, the most special one first: Megatron's folders hold shards of PyTorch's own format."""
     return tuple(sorted((one for one in layouts if one.fits(save)), key=lambda one: one.order))
 
 
-def wants(save: Save, layouts: Sequence[Layout]) -> tuple[Wanted, ...]:
+def wants(save: Checkpoint, layouts: Sequence[Layout]) -> tuple[ByteRange, ...]:
     """Which bytes would say more; ask again with those, until there is nothing new."""
-    known = layouts_of(save, layouts)
+    known = fitting_layouts(save, layouts)
     if not known:
         return ()
     found = [wanted for layout in known for wanted in layout.wants(save)]
-    for one in looked_into(save):
+    for one in checked_files(save):
         found += (
             safetensors_check.wants(save, one) if _is_tensors(save, one) else torch_zip.wants(one)
         )
@@ -37,33 +46,37 @@ def wants(save: Save, layouts: Sequence[Layout]) -> tuple[Wanted, ...]:
     )
 
 
-def judge(save: Save, layouts: Sequence[Layout]) -> Verdict:
+def judge(save: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:
     """Complete is only what was listed whole, keeps what its index promises, and has no broken file."""
     return msgspec.structs.replace(_judged(save, layouts), ranks=ranks_of(save))
 
 
-def _judged(save: Save, layouts: Sequence[Layout]) -> Verdict:
-    known = layouts_of(save, layouts)
+def _judged(save: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:
+    known = fitting_layouts(save, layouts)
     if not known:
-        return Verdict(why=save.cut or "of no layout that is known")
+        return CheckpointVerdict(why=save.cut or "of no layout that is known")
     verdict = worst([one.judge(save) for one in known])
-    if verdict.state is State.INCOMPLETE and save.cut:
+    if verdict.state is Completeness.INCOMPLETE and save.cut:
         return _unsure(verdict, save.cut)  # what is missing may be in the rest
-    if verdict.state is State.INCOMPLETE:
+    if verdict.state is Completeness.INCOMPLETE:
         return verdict
-    checks = [(one, _check(save, one)) for one in looked_into(save)]
+    checks = [(one, _check(save, one)) for one in checked_files(save)]
     for one, (what, why) in checks:
         if what == BROKEN:
-            return _as(verdict, State.INCOMPLETE, f"{one.path or save.name} {why}")
+            return _as(verdict, Completeness.INCOMPLETE, f"{one.path or save.name} {why}")
     if is_temporary(save.name):
-        return _as(verdict, State.INCOMPLETE, "it still has its temporary name")
+        return _as(verdict, Completeness.INCOMPLETE, "it still has its temporary name")
     if save.cut:
         return _unsure(verdict, save.cut)
     doubts = [f"{one.path or save.name} {why}" for one, (what, why) in checks if what == UNSURE]
-    return _unsure(verdict, doubts[0]) if doubts and verdict.state is State.COMPLETE else verdict
+    return (
+        _unsure(verdict, doubts[0])
+        if doubts and verdict.state is Completeness.COMPLETE
+        else verdict
+    )
 
 
-def looked_into(save: Save) -> tuple[Entry, ...]:
+def checked_files(save: Checkpoint) -> tuple[FileEntry, ...]:
     """The files that say themselves whether they are whole; of very many, a part."""
     found = [
         one for one in save.files if (one.path or save.name).endswith((*_ZIPS, ".safetensors"))
@@ -75,35 +88,35 @@ def looked_into(save: Save) -> tuple[Entry, ...]:
     )
 
 
-def _check(save: Save, one: Entry) -> Check:
+def _check(save: Checkpoint, one: FileEntry) -> FileCheck:
     return (
         safetensors_check.check(save, one) if _is_tensors(save, one) else torch_zip.check(save, one)
     )
 
 
-def _is_tensors(save: Save, one: Entry) -> bool:
+def _is_tensors(save: Checkpoint, one: FileEntry) -> bool:
     return (one.path or save.name).endswith(".safetensors")
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
+def worst(verdicts: Sequence[CheckpointVerdict]) -> CheckpointVerdict:
     """What the first says, unless another misses something, or is not known."""
     first = verdicts[0]
-    for state in (State.INCOMPLETE, State.UNKNOWN):
+    for state in (Completeness.INCOMPLETE, Completeness.UNKNOWN):
         for one in verdicts:
             if one.state is state:
                 return _as(first, state, one.why)
     return first
 
 
-def _unsure(verdict: Verdict, why: str) -> Verdict:
-    return _as(verdict, State.UNKNOWN, why)
+def _unsure(verdict: CheckpointVerdict, why: str) -> CheckpointVerdict:
+    return _as(verdict, Completeness.UNKNOWN, why)
 
 
-def _as(verdict: Verdict, state: State, why: str) -> Verdict:
+def _as(verdict: CheckpointVerdict, state: Completeness, why: str) -> CheckpointVerdict:
     return msgspec.structs.replace(verdict, state=state, why=why)
 
 
-def parts_left(save: Save) -> Iterator[str]:
+def unread_files(save: Checkpoint) -> Iterator[str]:
     """Which of its files nobody could read, and why."""
     for path, why in sorted(save.unread.items()):
         yield f"{clean(path or save.name, 200)} {why}"

@@ -7,20 +7,20 @@ import msgspec
 
 from mldebug.core.ranksets import fold_ranks
 from mldebug.storage.checkpoints.completeness import worst
-from mldebug.storage.checkpoints.history import Seen
-from mldebug.storage.checkpoints.model import Verdict
-from mldebug.storage.checkpoints.rank_files import family
+from mldebug.storage.checkpoints.history import CheckpointReading
+from mldebug.storage.checkpoints.model import CheckpointVerdict
+from mldebug.storage.checkpoints.rank_files import rank_family
 
 
 def group_of(name: str, *, single: bool) -> str:
     """What stands for all ranks: `ckpt_10_rank#.pt`; the name itself where it tells none, or is a folder's."""
-    told = family(name) if single else None
+    told = rank_family(name) if single else None
     return told[0] if told else name
 
 
-def gather(seen: Iterable[Seen]) -> list[Seen]:
+def join_ranks(seen: Iterable[CheckpointReading]) -> list[CheckpointReading]:
     """The saves, each once."""
-    groups: dict[str, list[Seen]] = defaultdict(list)
+    groups: dict[str, list[CheckpointReading]] = defaultdict(list)
     for one in seen:
         groups[group_of(one.name, single=one.single)].append(one)
     return [
@@ -28,9 +28,9 @@ def gather(seen: Iterable[Seen]) -> list[Seen]:
     ]
 
 
-def _together(name: str, ones: Sequence[Seen]) -> Seen:
+def _together(name: str, ones: Sequence[CheckpointReading]) -> CheckpointReading:
     ones = sorted(ones, key=lambda one: one.name)
-    return Seen(
+    return CheckpointReading(
         name=name,
         size=sum(one.size for one in ones),
         files=len(ones),
@@ -43,9 +43,9 @@ def _together(name: str, ones: Sequence[Seen]) -> Seen:
     )
 
 
-def _verdict(ones: Sequence[Seen]) -> Verdict:
+def _verdict(ones: Sequence[CheckpointReading]) -> CheckpointVerdict:
     told = worst([one.verdict for one in ones])
-    ranks = sorted(found[1] for one in ones if (found := family(one.name)))
+    ranks = sorted(found[1] for one in ones if (found := rank_family(one.name)))
     return msgspec.structs.replace(
         told,
         shards=sum(one.verdict.shards for one in ones),

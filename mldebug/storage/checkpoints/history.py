@@ -12,9 +12,9 @@ import msgspec
 
 from mldebug.core.model import Noun
 from mldebug.core.redact import clean
-from mldebug.storage.checkpoints.model import State, Verdict
+from mldebug.storage.checkpoints.model import CheckpointVerdict, Completeness
 from mldebug.storage.checkpoints.names import step_of
-from mldebug.storage.checkpoints.rank_files import Other, missing
+from mldebug.storage.checkpoints.rank_files import OtherCheckpoint, missing_files
 
 MAX_KEPT = 16  # complete saves that are remembered
 MAX_TRACKS = 256
@@ -24,7 +24,7 @@ WRONG_CLOCK = 600.0  # seconds; no file server is further off without anybody no
 CLOSE = 0.05  # of the size of earlier saves
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointReading(msgspec.Struct, frozen=True, kw_only=True):
     """One save at one look. `oldest` and `newest` are times of its files by the clock of their server."""
 
     name: str
@@ -35,7 +35,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     inode: int = 0
     single: bool = False  # a file, not a folder
     open: bool = False  # a process of the job has one of its files open for writing
-    verdict: Verdict = Verdict()
+    verdict: CheckpointVerdict = CheckpointVerdict()
 
     @property
     def sign(self) -> tuple[int, int, float, int]:
@@ -43,11 +43,11 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return self.size, self.files, self.newest, self.inode
 
 
-class Kept(Noun, frozen=True, kw_only=True):
+class KnownCheckpoint(Noun, frozen=True, kw_only=True):
     """A save that is remembered."""
 
     name: str  # printable
-    state: State
+    state: Completeness
     why: str = ""
     layout: str = ""
     size: int = 0
@@ -71,29 +71,29 @@ class Kept(Noun, frozen=True, kw_only=True):
         return self.size / seconds if seconds is not None and seconds >= 0.5 else None
 
 
-class Memory(msgspec.Struct, kw_only=True):
+class SeriesMemory(msgspec.Struct, kw_only=True):
     """What survives a restart of the agent."""
 
-    complete: list[Kept] = []  # the oldest first; also those that were deleted since
+    complete: list[KnownCheckpoint] = []  # the oldest first; also those that were deleted since
     skew: float = 0.0  # seconds by which the server's clock is ahead
 
 
 class _Track(msgspec.Struct, kw_only=True):
-    seen: Seen
+    seen: CheckpointReading
     first: float
     fresh: bool  # it came while we watched
     step: int | None = None  # of the run, when it came or was begun anew
     world_size: int | None = None  # likewise
     grown: float | None = None
     looked: float = 0.0
-    kept: Kept | None = None
+    kept: KnownCheckpoint | None = None
 
 
-class Series:
+class CheckpointSeries:
     """All saves of one kind in one folder, as one job writes them."""
 
-    def __init__(self, memory: Memory | None = None, settle: float = SETTLE) -> None:
-        self.memory = memory or Memory()
+    def __init__(self, memory: SeriesMemory | None = None, settle: float = SETTLE) -> None:
+        self.memory = memory or SeriesMemory()
         self.settle = settle
         self._tracks: dict[str, _Track] = {}
         self._looked: float | None = None
@@ -101,7 +101,7 @@ class Series:
 
     # --- looking -------------------------------------------------------------------------------------
 
-    def look(self, now: float, seen: Sequence[Seen], *, whole: bool, step: int | None = None, world_size: int | None = None) -> None:  # fmt: skip
+    def look(self, now: float, seen: Sequence[CheckpointReading], *, whole: bool, step: int | None = None, world_size: int | None = None) -> None:  # fmt: skip
         """Take one look. `whole`: what is not in `seen` is not there; else it was not looked at."""
         for one in seen[:MAX_TRACKS]:
             track = self._follow(one, now, step, world_size)
@@ -112,7 +112,9 @@ class Series:
             self._tracks = {name: one for name, one in self._tracks.items() if name in there}
         self._looked = now
 
-    def _follow(self, one: Seen, now: float, step: int | None, world_size: int | None) -> _Track:
+    def _follow(
+        self, one: CheckpointReading, now: float, step: int | None, world_size: int | None
+    ) -> _Track:
         track = self._tracks.get(one.name)
         if track is None:
             fresh = self._looked is not None
@@ -121,7 +123,7 @@ class Series:
             if fresh or one.open:
                 self._grew(track, one, now)
         elif track.seen.sign != one.sign:
-            if track.kept is not None and track.kept.state is not State.WRITING:
+            if track.kept is not None and track.kept.state is not Completeness.WRITING:
                 track.first, track.fresh = now, True  # written over
                 track.step, track.world_size = step, world_size
             self._learn_skew(one, track.looked, now)
@@ -129,34 +131,41 @@ class Series:
         track.seen = one
         return track
 
-    def _grew(self, track: _Track, one: Seen, now: float) -> None:
+    def _grew(self, track: _Track, one: CheckpointReading, now: float) -> None:
         if track.seen.sign == one.sign or one.size > track.seen.size:
             track.grown = now
             self.grown_at = now if one.open else self.grown_at
 
-    def _learn_skew(self, one: Seen, before: float, now: float) -> None:
+    def _learn_skew(self, one: CheckpointReading, before: float, now: float) -> None:
         """It was written between two looks: a time outside of them is the other clock's error."""
         ahead, behind = one.newest - now, one.newest - before
         if ahead > SKEW:
             self.memory.skew = ahead
-        elif behind < -SKEW and not one.verdict.state is State.COMPLETE:  # a rename keeps old times
+        elif (
+            behind < -SKEW and not one.verdict.state is Completeness.COMPLETE
+        ):  # a rename keeps old times
             self.memory.skew = behind
         elif before - SKEW <= one.newest <= now + SKEW:
             self.memory.skew = 0.0
 
     # --- judging -------------------------------------------------------------------------------------
 
-    def _judge(self, track: _Track, now: float) -> Kept:
+    def _judge(self, track: _Track, now: float) -> KnownCheckpoint:
         one, before = track.seen, track.kept
         state, why = self._missing(track) or (one.verdict.state, one.verdict.why)
-        if state is not State.COMPLETE and before is not None and self._shrinks(one, before):
-            return msgspec.structs.replace(before, state=State.UNKNOWN, why="it is being deleted")
-        if state is not State.COMPLETE and self._is_written(track, now):
-            state = State.WRITING
-        elif state is State.INCOMPLETE and self._is_news(track, now):
-            state, why = State.UNKNOWN, f"{why}, and it was not watched for long enough to say more"
+        if state is not Completeness.COMPLETE and before is not None and self._shrinks(one, before):
+            return msgspec.structs.replace(
+                before, state=Completeness.UNKNOWN, why="it is being deleted"
+            )
+        if state is not Completeness.COMPLETE and self._is_written(track, now):
+            state = Completeness.WRITING
+        elif state is Completeness.INCOMPLETE and self._is_news(track, now):
+            state, why = (
+                Completeness.UNKNOWN,
+                f"{why}, and it was not watched for long enough to say more",
+            )
         began, ended = self._times(track, now)
-        kept = Kept(
+        kept = KnownCheckpoint(
             name=printable(one.name),
             state=state,
             why=clean(why, 300),  # it may quote names of files, and an index of any length
@@ -170,25 +179,31 @@ class Series:
             world_size=track.world_size,
             ranks=dict(one.verdict.ranks),
         )
-        return self._remembered(kept, track) if state is State.COMPLETE else kept
+        return self._remembered(kept, track) if state is Completeness.COMPLETE else kept
 
-    def _missing(self, track: _Track) -> tuple[State, str] | None:
+    def _missing(self, track: _Track) -> tuple[Completeness, str] | None:
         """Why it is not complete although its own files do not say so: a rank's is not there."""
         told = track.seen.verdict
-        if told.state is not State.COMPLETE or not told.ranks:
+        if told.state is not Completeness.COMPLETE or not told.ranks:
             return None
-        return missing(told.ranks, told.seats, track.world_size, self._others(track))
+        return missing_files(told.ranks, told.seats, track.world_size, self._others(track))
 
-    def _others(self, track: _Track) -> Iterator[Other]:
+    def _others(self, track: _Track) -> Iterator[OtherCheckpoint]:
         """The other saves that say who is to write: those that are whole, and those that nobody writes any more."""
         own = printable(track.seen.name)
         there = [one.kept for one in self._tracks.values() if one.kept and one is not track]
         for one in (*there, *self.memory.complete):
-            if one.name != own and one.ranks and one.state in (State.COMPLETE, State.UNKNOWN):
-                yield Other(one.name, one.ranks, one.world_size, whole=one.state is State.COMPLETE)
+            if (
+                one.name != own
+                and one.ranks
+                and one.state in (Completeness.COMPLETE, Completeness.UNKNOWN)
+            ):
+                yield OtherCheckpoint(
+                    one.name, one.ranks, one.world_size, whole=one.state is Completeness.COMPLETE
+                )
 
-    def _shrinks(self, one: Seen, before: Kept) -> bool:
-        if before.state is not State.COMPLETE:
+    def _shrinks(self, one: CheckpointReading, before: KnownCheckpoint) -> bool:
+        if before.state is not Completeness.COMPLETE:
             return False
         newer = any(kept.ended > before.ended for kept in self.complete if kept.name != before.name)
         return one.size < before.size and newer
@@ -216,12 +231,12 @@ class Series:
             began = min(track.first, ended, began if began is not None else ended)
         return began, ended
 
-    def _remembered(self, kept: Kept, track: _Track) -> Kept:
+    def _remembered(self, kept: KnownCheckpoint, track: _Track) -> KnownCheckpoint:
         known = self.memory.complete
         same = next((one for one in known if one.name == kept.name and abs(one.ended - kept.ended) < 1.0 and one.size == kept.size), None)  # fmt: skip
         if same is not None:
             return same  # what an earlier agent saw of its beginning is more than its files say
-        if track.kept is not None and track.kept.state is State.COMPLETE and not track.fresh:
+        if track.kept is not None and track.kept.state is Completeness.COMPLETE and not track.fresh:
             return kept
         known[:] = sorted((*known, kept), key=lambda one: one.ended)[-MAX_KEPT:]
         return kept
@@ -229,17 +244,17 @@ class Series:
     # --- telling -------------------------------------------------------------------------------------
 
     @property
-    def saves(self) -> tuple[Kept, ...]:
+    def saves(self) -> tuple[KnownCheckpoint, ...]:
         """All that are there, the oldest first."""
         found = (one.kept for one in self._tracks.values() if one.kept)
         return tuple(sorted(found, key=lambda one: (one.ended, one.step or 0, one.name)))
 
     @property
-    def complete(self) -> tuple[Kept, ...]:
+    def complete(self) -> tuple[KnownCheckpoint, ...]:
         """Those that are there and whole."""
-        return self.of(State.COMPLETE)
+        return self.of(Completeness.COMPLETE)
 
-    def of(self, state: State) -> tuple[Kept, ...]:
+    def of(self, state: Completeness) -> tuple[KnownCheckpoint, ...]:
         """Those that are there in that state."""
         return tuple(one for one in self.saves if one.state is state)
 
@@ -251,7 +266,7 @@ class Series:
         return statistics.median(gaps) if len(gaps) >= 2 else None
 
 
-def change(kept: Kept, all_of_them: Iterable[Kept]) -> float | None:
+def size_change(kept: KnownCheckpoint, all_of_them: Iterable[KnownCheckpoint]) -> float | None:
     """By how much its size differs from the median of up to 5 before it, as a ratio of that; None without any before."""
     sizes = [one.size for one in all_of_them if one.ended < kept.ended and one.name != kept.name and one.size][-5:]  # fmt: skip
     return kept.size / statistics.median(sizes) - 1.0 if sizes else None

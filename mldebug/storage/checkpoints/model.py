@@ -12,7 +12,7 @@ import msgspec
 Kind = Literal["file", "folder", "link", "other"]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class FileEntry(msgspec.Struct, frozen=True):
     """One name below a folder. `path` is relative to it, as the kernel has it (surrogates stand for what is no UTF-8)."""
 
     path: str
@@ -22,7 +22,7 @@ class Entry(msgspec.Struct, frozen=True):
     inode: int = 0
 
 
-class Wanted(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of one file of a save; "" is the save itself where it is a file.
 
     With `find` not the bytes are wanted, but all different matches of that expression in them, sorted, one on each line:
@@ -35,18 +35,18 @@ class Wanted(NamedTuple):
     find: bytes = b""
 
 
-class Save(msgspec.Struct, frozen=True, kw_only=True):
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One candidate for a checkpoint: a folder with its files, or one file whose path is ""."""
 
     name: str
     folder: bool = True
-    files: tuple[Entry, ...] = ()  # regular files alone, sorted by path
+    files: tuple[FileEntry, ...] = ()  # regular files alone, sorted by path
     cut: str = ""  # why the listing is not whole; "": it is
     beside: Mapping[str, bytes] = {}  # small files next to it by name: `latest`
-    parts: Mapping[Wanted, bytes] = {}  # what was read of the files
+    parts: Mapping[ByteRange, bytes] = {}  # what was read of the files
     unread: Mapping[str, str] = {}  # path -> why nothing of it could be read
 
-    def entry(self, path: str) -> Entry | None:
+    def entry(self, path: str) -> FileEntry | None:
         """The file of that path; None where there is none."""
         return next((one for one in self.files if one.path == path), None)
 
@@ -56,7 +56,7 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.size for one in self.files)
 
 
-class State(StrEnum):
+class Completeness(StrEnum):
     """What became of a save."""
 
     COMPLETE = "complete"
@@ -65,11 +65,11 @@ class State(StrEnum):
     UNKNOWN = "unknown"  # nobody could read enough of it to say
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the files of one save say, whatever the clock says."""
 
     layout: str = ""  # name of the plugin; "": none knows it
-    state: State = State.UNKNOWN
+    state: Completeness = Completeness.UNKNOWN
     why: str = ""  # a phrase: "shard 3 of 4 is missing"
     shards: int = 0  # files that hold tensors
     expected: int | None = None  # as the save itself says
@@ -82,29 +82,50 @@ class Layout(Protocol):
 
     order: int  # the smallest is asked first: the more special one
 
-    def fits(self, save: Save) -> bool:
+    def fits(self, save: Checkpoint) -> bool:
         """Is this one of its kind? Told by names alone."""
         ...
 
-    def wants(self, save: Save) -> Iterable[Wanted]:
+    def wants(self, save: Checkpoint) -> Iterable[ByteRange]:
         """Which bytes of its index would say more."""
         ...
 
-    def judge(self, save: Save) -> Verdict:
+    def judge(self, save: Checkpoint) -> CheckpointVerdict:
         """Is what its index promises there? What is inside single files is checked for it."""
         ...
 
 
-def complete(layout: str, shards: int, why: str = "", expected: int | None = None) -> Verdict:
+def complete(
+    layout: str, shards: int, why: str = "", expected: int | None = None
+) -> CheckpointVerdict:
     """All that was promised is there."""
-    return Verdict(layout=layout, state=State.COMPLETE, why=why, shards=shards, expected=expected)
+    return CheckpointVerdict(
+        layout=layout, state=Completeness.COMPLETE, why=why, shards=shards, expected=expected
+    )
 
 
-def incomplete(layout: str, shards: int, why: str, expected: int | None = None) -> Verdict:
+def incomplete(
+    layout: str, shards: int, why: str, expected: int | None = None
+) -> CheckpointVerdict:
     """Something that was promised is not there."""
-    return Verdict(layout=layout, state=State.INCOMPLETE, why=why, shards=shards, expected=expected)
+    return CheckpointVerdict(
+        layout=layout, state=Completeness.INCOMPLETE, why=why, shards=shards, expected=expected
+    )
 
 
-def unsure(layout: str, shards: int, why: str) -> Verdict:
+def unsure(layout: str, shards: int, why: str) -> CheckpointVerdict:
     """Nobody could say."""
-    return Verdict(layout=layout, state=State.UNKNOWN, why=why, shards=shards)
+    return CheckpointVerdict(layout=layout, state=Completeness.UNKNOWN, why=why, shards=shards)
+
+
+WHOLE: Literal["whole"] = "whole"
+
+
+BROKEN: Literal["broken"] = "broken"
+
+
+UNSURE: Literal["unsure"] = "unsure"
+
+
+FileCheck = tuple[Literal["whole", "broken", "unsure"], str]
+"""The answer, and a phrase that follows the name of the file: "is empty"."""

@@ -34,7 +34,7 @@ _COUNTED = re.compile(r"(?:^|[^a-z])(?:global_?)?(?:steps?|iter(?:ation)?s?)[-_=
 MAX_UP = 3  # folders above a file in which its step is looked for
 
 
-class Place(NamedTuple):
+class CheckpointPath(NamedTuple):
     """Where a save lies: a folder, its name in it, and whether the save is a folder itself."""
 
     folder: str
@@ -44,11 +44,11 @@ class Place(NamedTuple):
 
 def is_part(name: str) -> bool:
     """Does a file of that name belong to a checkpoint, as far as the name alone can tell?"""
-    name = final(name)
+    name = final_name(name)
     return bool(_SHARD.fullmatch(name) or f".{name}" in _INDEX or name in _INDEX or _ENDING.fullmatch(name))  # fmt: skip
 
 
-def place_of(path: str) -> Place | None:
+def checkpoint_of(path: str) -> CheckpointPath | None:
     """Of which save a file that a job writes is a part; None where its name does not tell."""
     name, folder = basename(path), dirname(path)
     if not is_part(name) or not folder or folder == "/":
@@ -58,13 +58,13 @@ def place_of(path: str) -> Place | None:
     for up in range(MAX_UP):
         if _STEP.search(basename(above)) and not (own and up):
             inner = _outermost(above)
-            return Place(dirname(inner), basename(inner), True)
+            return CheckpointPath(dirname(inner), basename(inner), True)
         if not _PER_RANK.fullmatch(basename(above)):
             break
         above = dirname(above)
-    if _SHARD.fullmatch(final(name)) or name in _INDEX:
-        return Place(dirname(folder), basename(folder), True)
-    return Place(folder, name, False) if own or _SAID.search(name) else None
+    if _SHARD.fullmatch(final_name(name)) or name in _INDEX:
+        return CheckpointPath(dirname(folder), basename(folder), True)
+    return CheckpointPath(folder, name, False) if own or _SAID.search(name) else None
 
 
 def _outermost(folder: str) -> str:
@@ -74,7 +74,7 @@ def _outermost(folder: str) -> str:
     return above if outer and inner and int(outer[1]) == int(inner[1]) else folder
 
 
-def final(name: str) -> str:
+def final_name(name: str) -> str:
     """The name that it will have: `checkpoint-5` for `tmp-checkpoint-5` and `checkpoint-5.tmp`."""
     if name in _INDEX:
         return name
@@ -88,12 +88,12 @@ def without_steps(path: str) -> str:
 
 def is_temporary(name: str) -> bool:
     """Does the name itself say that it is not finished?"""
-    return final(name) != name
+    return final_name(name) != name
 
 
-def shape(name: str) -> str:
+def series_of(name: str) -> str:
     """What the saves of one series have in common: `model-#.pt`."""
-    return _NUMBER.sub("#", final(name))[:200]
+    return _NUMBER.sub("#", final_name(name))[:200]
 
 
 def step_of(name: str) -> int | None:

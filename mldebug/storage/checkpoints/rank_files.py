@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from mldebug.core.ranksets import fold_ranks, unfold
-from mldebug.storage.checkpoints.model import Save, State
+from mldebug.storage.checkpoints.model import Checkpoint, Completeness
 from mldebug.storage.checkpoints.names import without_steps
 
 Ranks = Mapping[str, str]
@@ -19,17 +19,17 @@ MAX_TEXT = 2000  # characters of one that are kept
 _RANK = re.compile(r"((?:^|[^a-z])(?:rank|rng_state|worker|proc|process|gpu)[-_.=]?)(\d{1,6})(?!\d)", re.IGNORECASE)  # fmt: skip
 
 
-def family(path: str) -> tuple[str, int] | None:
+def rank_family(path: str) -> tuple[str, int] | None:
     """The name with # in the place of the rank, and the rank; None where the name has none."""
     found = _RANK.search(path)
     return (f"{path[: found.start(2)]}#{path[found.end(2) :]}", int(found[2])) if found else None
 
 
-def ranks_of(save: Save) -> dict[str, str]:
+def ranks_of(save: Checkpoint) -> dict[str, str]:
     """Who has a file there; empty where that is too much to remember."""
     found: dict[str, set[int]] = defaultdict(set)
     for one in save.files:
-        if told := family(without_steps(one.path) if one.path else save.name):
+        if told := rank_family(without_steps(one.path) if one.path else save.name):
             found[told[0]].add(told[1])
             if len(found) > MAX_FAMILIES:
                 return {}
@@ -37,12 +37,12 @@ def ranks_of(save: Save) -> dict[str, str]:
     return {name: text for name, text in folded.items() if len(text) <= MAX_TEXT}
 
 
-def seats_of(ranks: Ranks) -> int | None:
+def writer_count(ranks: Ranks) -> int | None:
     """How many ranks have a file of their own; None where no name tells one."""
     return max((len(unfold(text)) for text in ranks.values()), default=None)
 
 
-def lacking(own: Ranks, other: Ranks) -> str:
+def first_lacking(own: Ranks, other: Ranks) -> str:
     """The first file that another save has and this one has not; a kind of file that it has none of is none it lacks."""
     for name, text in other.items():
         lost = set(unfold(text)) - set(unfold(own[name])) if name in own else set()
@@ -51,7 +51,7 @@ def lacking(own: Ranks, other: Ranks) -> str:
     return ""
 
 
-class Other:
+class OtherCheckpoint:
     """What is compared: another save, its ranks, the world that wrote it, and whether it is known to be whole."""
 
     __slots__ = ("name", "ranks", "whole", "world")
@@ -60,7 +60,7 @@ class Other:
         self.name, self.ranks, self.world, self.whole = name, ranks, world, whole
 
 
-def missing(ranks: Ranks, seats: int | None, world: int | None, others: Iterable[Other]) -> tuple[State, str] | None:  # fmt: skip
+def missing_files(ranks: Ranks, seats: int | None, world: int | None, others: Iterable[OtherCheckpoint]) -> tuple[Completeness, str] | None:  # fmt: skip
     """Why a save that looks complete is not, or may not be; None where nothing speaks against it.
 
     `seats`: ranks that wrote one, where each rank of the job is to write its own. Who saves may be a part of the
@@ -69,10 +69,10 @@ def missing(ranks: Ranks, seats: int | None, world: int | None, others: Iterable
     known = list(others)
     for one in known:
         other_world = world and one.world and world != one.world
-        lost = lacking(ranks, one.ranks) if one.whole and not other_world else ""
+        lost = first_lacking(ranks, one.ranks) if one.whole and not other_world else ""
         if lost:
-            state = State.INCOMPLETE if world and one.world else State.UNKNOWN
+            state = Completeness.INCOMPLETE if world and one.world else Completeness.UNKNOWN
             return state, f"{lost} is missing, which {one.name} has"
     if seats is None or not world or seats >= world or any(one.ranks == ranks for one in known):
         return None
-    return State.UNKNOWN, f"{seats} of {world} ranks have a file there, and no other save tells whether that is all"  # fmt: skip
+    return Completeness.UNKNOWN, f"{seats} of {world} ranks have a file there, and no other save tells whether that is all"  # fmt: skip

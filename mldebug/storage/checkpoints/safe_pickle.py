@@ -13,7 +13,7 @@ MAX_STEPS = 600_000
 Pairs = list[tuple[Any, Any]]
 
 
-class Made:
+class PickledObject:
     """What a call or a `__reduce__` in the pickle stands for."""
 
     __slots__ = ("name", "state")
@@ -43,7 +43,7 @@ def lookup(pairs: Any, key: str) -> Any:
     return next((value for name, value in reversed(found) if isinstance(name, str) and name == key), None)  # fmt: skip
 
 
-def made(data: bytes) -> list[Made]:
+def pickled_objects(data: bytes) -> list[PickledObject]:
     """All objects of a pickle in the order in which they are made; ValueError for anything odd."""
     if len(data) > MAX_BYTES:
         raise ValueError("too large")
@@ -91,7 +91,7 @@ class _Machine:
     """The stack and the memo of one pickle."""
 
     def __init__(self) -> None:
-        self.made: list[Made] = []
+        self.made: list[PickledObject] = []
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
@@ -147,13 +147,13 @@ class _Machine:
             self._make(stack.pop())
         elif name == "BUILD":
             state = stack.pop()
-            if isinstance(stack[-1], Made):
+            if isinstance(stack[-1], PickledObject):
                 stack[-1].state = state
         else:
             raise ValueError(f"{name} holds no data")
 
     def _make(self, what: Any) -> None:
-        one = Made(str(what) if isinstance(what, _Name) else "")
+        one = PickledObject(str(what) if isinstance(what, _Name) else "")
         self.made.append(one)
         self._stack.append(one)
 

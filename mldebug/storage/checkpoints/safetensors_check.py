@@ -7,8 +7,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.storage.checkpoints.checks import BROKEN, UNSURE, WHOLE, Check
-from mldebug.storage.checkpoints.model import Entry, Save, Wanted
+from mldebug.storage.checkpoints.model import (
+    BROKEN,
+    UNSURE,
+    WHOLE,
+    ByteRange,
+    Checkpoint,
+    FileCheck,
+    FileEntry,
+)
 
 PREFIX = 8
 MAX_HEADER = 4 << 20  # bytes that we read
@@ -19,15 +26,15 @@ class _Tensor(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def wants(save: Save, entry: Entry) -> Iterator[Wanted]:
+def wants(save: Checkpoint, entry: FileEntry) -> Iterator[ByteRange]:
     """The size of its header, then the header."""
     yield _prefix(entry)
     size = _header_size(save, entry)
     if size is not None and size <= MAX_HEADER and PREFIX + size <= entry.size:
-        yield Wanted(entry.path, PREFIX, size)
+        yield ByteRange(entry.path, PREFIX, size)
 
 
-def check(save: Save, entry: Entry) -> Check:
+def check(save: Checkpoint, entry: FileEntry) -> FileCheck:
     """Does the last tensor end where the file ends?"""
     size = _header_size(save, entry)
     if entry.size < PREFIX:
@@ -38,13 +45,13 @@ def check(save: Save, entry: Entry) -> Check:
         return BROKEN, "has a header that does not fit its size"
     if size > MAX_HEADER:
         return UNSURE, f"has a header of {size:,} bytes, which is not read"
-    header = save.parts.get(Wanted(entry.path, PREFIX, size))
+    header = save.parts.get(ByteRange(entry.path, PREFIX, size))
     if header is None or len(header) < size:
         return UNSURE, save.unread.get(entry.path, "was not read")
     return _compare(header, PREFIX + size, entry.size)
 
 
-def _compare(header: bytes, begin: int, size: int) -> Check:
+def _compare(header: bytes, begin: int, size: int) -> FileCheck:
     try:
         told = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         ends = [
@@ -60,10 +67,10 @@ def _compare(header: bytes, begin: int, size: int) -> Check:
     return (WHOLE, "") if size == wanted else (BROKEN, f"has {size - wanted:,} bytes too many")
 
 
-def _prefix(entry: Entry) -> Wanted:
-    return Wanted(entry.path, 0, PREFIX)
+def _prefix(entry: FileEntry) -> ByteRange:
+    return ByteRange(entry.path, 0, PREFIX)
 
 
-def _header_size(save: Save, entry: Entry) -> int | None:
+def _header_size(save: Checkpoint, entry: FileEntry) -> int | None:
     found = save.parts.get(_prefix(entry))
     return int.from_bytes(found, "little") if found is not None and len(found) == PREFIX else None

@@ -7,22 +7,28 @@ import msgspec
 from mldebug.core.model import Gap, Noun
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration
-from mldebug.storage.checkpoints.history import CLOSE, SKEW, Kept, Series, change
-from mldebug.storage.checkpoints.model import State
+from mldebug.storage.checkpoints.history import (
+    CLOSE,
+    SKEW,
+    CheckpointSeries,
+    KnownCheckpoint,
+    size_change,
+)
+from mldebug.storage.checkpoints.model import Completeness
 
 LISTED = 8  # saves of a series that are told one by one
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-class SaveState(Noun, frozen=True, kw_only=True):
+class SeriesState(Noun, frozen=True, kw_only=True):
     """One series of saves as the snapshot has it. `seconds` and `steps` are None where they are not known."""
 
     run: str = ""  # id of the job; "": a place of the configuration
     folder: str
     series: str  # `checkpoint-#`
-    last: Kept | None = None  # the newest complete one that is there
-    newest: Kept | None = None  # where that is another one
-    listed: tuple[Kept, ...] = ()  # the newest first, at most `LISTED`
+    last: KnownCheckpoint | None = None  # the newest complete one that is there
+    newest: KnownCheckpoint | None = None  # where that is another one
+    listed: tuple[KnownCheckpoint, ...] = ()  # the newest first, at most `LISTED`
     counts: dict[str, int] = {}  # state -> saves that are there
     left_bytes: int = 0  # of saves that died
     size_change: float | None = None  # of the last complete one against those before it, a ratio
@@ -35,7 +41,7 @@ class SaveState(Noun, frozen=True, kw_only=True):
     sentence: str = ""
 
 
-def tell(series: Series, name: tuple[str, str, str], now: float, *, step: int | None = None, trouble: str = "", gaps: tuple[Gap, ...] = ()) -> SaveState:  # fmt: skip
+def series_state(series: CheckpointSeries, name: tuple[str, str, str], now: float, *, step: int | None = None, trouble: str = "", gaps: tuple[Gap, ...] = ()) -> SeriesState:  # fmt: skip
     """`name`: run, folder, series; `trouble`: why the last look did not see it all."""
     run, folder, kind = name
     saves, whole = series.saves, series.complete
@@ -43,8 +49,8 @@ def tell(series: Series, name: tuple[str, str, str], now: float, *, step: int | 
     newest = saves[-1] if saves and saves[-1] is not last else None
     known = last is not None and not trouble
     seconds, steps = lost(last, now, step) if last and known else (None, None)
-    counts = {str(state): len(series.of(state)) for state in State}
-    state = SaveState(
+    counts = {str(state): len(series.of(state)) for state in Completeness}
+    state = SeriesState(
         run=run,
         folder=folder,
         series=kind,
@@ -52,8 +58,8 @@ def tell(series: Series, name: tuple[str, str, str], now: float, *, step: int | 
         newest=newest,
         listed=saves[::-1][:LISTED],
         counts=counts,
-        left_bytes=sum(one.size for one in series.of(State.INCOMPLETE)),
-        size_change=change(last, series.memory.complete) if last else None,
+        left_bytes=sum(one.size for one in series.of(Completeness.INCOMPLETE)),
+        size_change=size_change(last, series.memory.complete) if last else None,
         period=series.period,
         lost_seconds=seconds,
         lost_steps=steps,
@@ -64,14 +70,14 @@ def tell(series: Series, name: tuple[str, str, str], now: float, *, step: int | 
     return msgspec.structs.replace(state, sentence="; ".join(_sentences(state, now)))
 
 
-def lost(last: Kept, now: float, step: int | None) -> tuple[float, int | None]:
+def lost(last: KnownCheckpoint, now: float, step: int | None) -> tuple[float, int | None]:
     """Seconds and steps since that save was begun: what is computed while it is written is not in it."""
     since = last.began if last.began is not None else last.ended
     behind = step - last.step if step is not None and last.step is not None else None
     return max(0.0, now - since), behind if behind is not None and behind >= 0 else None
 
 
-def _sentences(state: SaveState, now: float) -> Iterator[str]:
+def _sentences(state: SeriesState, now: float) -> Iterator[str]:
     if state.last is not None:
         yield f"last complete checkpoint {_name(state.last)} {_ago(now - state.last.ended)}{_cost(state.last)}"
     elif not state.trouble:
@@ -85,33 +91,33 @@ def _sentences(state: SaveState, now: float) -> Iterator[str]:
     if state.size_change is not None and abs(state.size_change) > CLOSE:
         more = "larger" if state.size_change > 0 else "smaller"
         yield f"{abs(state.size_change):.0%} {more} than those before it"
-    if state.left_bytes and not (state.newest and state.newest.state is State.INCOMPLETE):
+    if state.left_bytes and not (state.newest and state.newest.state is Completeness.INCOMPLETE):
         yield f"{size_words(state.left_bytes)} left over of saves that died"
 
 
-def lost_words(state: SaveState) -> str:
+def lost_words(state: SeriesState) -> str:
     """`at most 12m of work and 1,200 steps`; "" where that is not known."""
     if state.lost_seconds is None:
         return ""
     steps = f" and {state.lost_steps:,} steps" if state.lost_steps is not None else ""
-    unsure = state.newest is not None and state.newest.state is State.UNKNOWN
+    unsure = state.newest is not None and state.newest.state is Completeness.UNKNOWN
     return f"{'at most ' if unsure else ''}{_duration(state.lost_seconds)} of work{steps}"
 
 
-def _newest(one: Kept) -> str:
+def _newest(one: KnownCheckpoint) -> str:
     told = {
-        State.WRITING: f"{_name(one)} is being written, {size_words(one.size)} so far",
-        State.INCOMPLETE: f"{_name(one)} is incomplete: {one.why} ({size_words(one.size)} left over)",
-        State.UNKNOWN: f"{_name(one)}: nobody can say whether it is complete: {one.why}",
+        Completeness.WRITING: f"{_name(one)} is being written, {size_words(one.size)} so far",
+        Completeness.INCOMPLETE: f"{_name(one)} is incomplete: {one.why} ({size_words(one.size)} left over)",
+        Completeness.UNKNOWN: f"{_name(one)}: nobody can say whether it is complete: {one.why}",
     }
     return told.get(one.state, f"{_name(one)} is complete")
 
 
-def _name(one: Kept) -> str:
+def _name(one: KnownCheckpoint) -> str:
     return clean(one.name, 80)
 
 
-def _cost(one: Kept) -> str:
+def _cost(one: KnownCheckpoint) -> str:
     seconds, rate = one.seconds, one.rate
     if seconds is None or rate is None:
         return f" ({size_words(one.size)})"
@@ -135,12 +141,12 @@ def size_words(size: float) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def lines_of(states: Iterable[SaveState], run: str) -> list[str]:
+def lines_of(states: Iterable[SeriesState], run: str) -> list[str]:
     """The sentences of one run; "" for the places of the configuration."""
     return [one.sentence for one in states if one.run == run and one.sentence]
 
 
-def newest_of(states: Sequence[SaveState], run: str) -> SaveState | None:
+def newest_of(states: Sequence[SeriesState], run: str) -> SeriesState | None:
     """The series of a run whose last complete save is the newest: that one would be resumed from."""
     found = [one for one in states if one.run == run and one.last]
     return max(found, key=lambda one: one.last.ended if one.last else 0.0, default=None)

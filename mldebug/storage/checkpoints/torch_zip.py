@@ -6,8 +6,15 @@ Source: PKWARE APPNOTE 6.3.10, sections 4.3.14 to 4.3.16; PyTorch writes no comm
 import struct
 from collections.abc import Iterator
 
-from mldebug.storage.checkpoints.checks import BROKEN, UNSURE, WHOLE, Check
-from mldebug.storage.checkpoints.model import Entry, Save, Wanted
+from mldebug.storage.checkpoints.model import (
+    BROKEN,
+    UNSURE,
+    WHOLE,
+    ByteRange,
+    Checkpoint,
+    FileCheck,
+    FileEntry,
+)
 
 TAIL = 4096  # bytes that are read of the end
 HEAD = 32
@@ -18,34 +25,34 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _OLD = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number of torch.save before version 1.6
 
 
-def wants(entry: Entry) -> Iterator[Wanted]:
+def wants(entry: FileEntry) -> Iterator[ByteRange]:
     """Its first and its last bytes."""
     yield head(entry)
     yield tail(entry)
 
 
-def head(entry: Entry) -> Wanted:
+def head(entry: FileEntry) -> ByteRange:
     """Its first bytes."""
-    return Wanted(entry.path, 0, HEAD)
+    return ByteRange(entry.path, 0, HEAD)
 
 
-def tail(entry: Entry) -> Wanted:
+def tail(entry: FileEntry) -> ByteRange:
     """Its last bytes."""
-    return Wanted(entry.path, max(0, entry.size - TAIL), TAIL)
+    return ByteRange(entry.path, max(0, entry.size - TAIL), TAIL)
 
 
-def last(entry: Entry) -> Wanted:
+def last(entry: FileEntry) -> ByteRange:
     """Where the mark stands with which every zip file ends that has no comment."""
-    return Wanted(entry.path, max(0, entry.size - _END.size), _END.size)
+    return ByteRange(entry.path, max(0, entry.size - _END.size), _END.size)
 
 
-def is_ended(save: Save, entry: Entry) -> bool | None:
+def is_ended(save: Checkpoint, entry: FileEntry) -> bool | None:
     """Does the last of many zip files in it end where it ends? None where that was not read."""
     end = save.parts.get(last(entry))
     return None if end is None else len(end) == _END.size and end.startswith(b"PK\x05\x06")
 
 
-def check(save: Save, entry: Entry) -> Check:
+def check(save: Checkpoint, entry: FileEntry) -> FileCheck:
     """Does the directory at its end fit its size?"""
     if not entry.size:
         return BROKEN, "is empty"
@@ -62,7 +69,7 @@ def check(save: Save, entry: Entry) -> Check:
     return _directory(end, max(0, entry.size - TAIL))
 
 
-def _directory(end: bytes, offset: int) -> Check:
+def _directory(end: bytes, offset: int) -> FileCheck:
     at = end.rfind(b"PK\x05\x06")
     if at < 0 or len(end) - at < _END.size:
         return BROKEN, "has no zip directory at its end: it was cut off"

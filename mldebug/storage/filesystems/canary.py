@@ -3,7 +3,7 @@
 import errno
 
 from mldebug.core.model import Noun
-from mldebug.storage.filesystems.fullness import told_bytes
+from mldebug.storage.filesystems.fullness import size_words
 
 _WORDS = {
     errno.EROFS: "it is read-only",
@@ -18,7 +18,7 @@ _OUTCOMES = {errno.EROFS: "read_only", errno.ENOSPC: "full", errno.EDQUOT: "quot
 OUTCOMES = ("ok", "read_only", "full", "quota", "stuck", "failed")
 
 
-class Written(Noun, frozen=True, kw_only=True):
+class CanaryWrite(Noun, frozen=True, kw_only=True):
     """One test write. `errno` is 0 where it went well; what was said to be left is of the moment when it failed."""
 
     path: str
@@ -37,20 +37,20 @@ class Written(Noun, frozen=True, kw_only=True):
         return _OUTCOMES.get(self.errno, "failed") if self.errno else "ok"
 
 
-def sentence(one: Written, size: int) -> str:
+def sentence(one: CanaryWrite, size: int) -> str:
     """What a person reads; `size` is what was to be written."""
     if one.stuck:
         return f"{one.path}: a test write has not come back for {one.stuck:.0f} s"
     if not one.errno:
-        return f"{one.path}: {told_bytes(size)} written and synced in {one.seconds * 1000:.0f} ms"
+        return f"{one.path}: {size_words(size)} written and synced in {one.seconds * 1000:.0f} ms"
     return f"{one.path}: a test write failed: {_why(one, size)}"
 
 
-def _why(one: Written, size: int) -> str:
+def _why(one: CanaryWrite, size: int) -> str:
     if one.errno != errno.ENOSPC:
         return _WORDS.get(one.errno, errno.errorcode.get(one.errno, f"error {one.errno}"))
     if one.inodes and not one.inodes_free:
         return "no inode is left"
     if one.available > size:
-        return f"no space is left, though the filesystem tells of {told_bytes(one.available)}"
+        return f"no space is left, though the filesystem tells of {size_words(one.available)}"
     return "no space is left"

@@ -24,7 +24,7 @@ class Point(NamedTuple):
     used: float
 
 
-class Saves(NamedTuple):
+class CheckpointBursts(NamedTuple):
     """Bursts that repeat: what one writes, what stays of it, how often one comes, when the last one ended."""
 
     written: float
@@ -49,7 +49,7 @@ def forecast(points: Sequence[Point], free: float) -> Forecast:
     if len(points) < LEAST_POINTS or points[-1].at <= points[0].at:
         return Forecast()
     now, span = points[-1].at, points[-1].at - points[0].at
-    saves = find_saves(points)
+    saves = find_checkpoints(points)
     if saves is None:
         slope = growth(points)
         left = max(0.0, free) / slope if slope > 0 else None
@@ -81,7 +81,7 @@ def growth(points: Sequence[Point]) -> float:
     return statistics.median_high(slopes) if slopes else 0.0
 
 
-def find_saves(points: Sequence[Point]) -> Saves | None:
+def find_checkpoints(points: Sequence[Point]) -> CheckpointBursts | None:
     """Bursts of like size that repeat with pauses between them; None where it grows otherwise."""
     bursts = _bursts(points)
     if len(bursts) > LEAST_SAVES and bursts[0].began <= points[0].at:
@@ -97,7 +97,7 @@ def find_saves(points: Sequence[Point]) -> Saves | None:
     if any(abs(after.ended - before.ended - period) > 0.5 * period for before, after in pairs):
         return None
     stays = [after.top - before.top for before, after in pairs]
-    return Saves(written, _kept(stays, written), period, alike[-1].ended)
+    return CheckpointBursts(written, _kept(stays, written), period, alike[-1].ended)
 
 
 def _kept(stays: Sequence[float], written: float) -> float:
@@ -134,7 +134,7 @@ def _burst(first: Point, last: Point) -> _Burst:
     return _Burst(first.at, last.at, last.used - first.used, last.used)
 
 
-def _first_that_fails(saves: Saves, room: float) -> int | None:
+def _first_that_fails(saves: CheckpointBursts, room: float) -> int | None:
     """A save needs room for all that it writes, though less of it stays. None: old ones go, so all of them fit.
 
     `room` is what was free before the next save began: half of one on the disk is not half of a save less.

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from mldebug.core.model import Noun
 from mldebug.core.units import format_duration
 from mldebug.storage.filesystems.forecast import Forecast
-from mldebug.storage.filesystems.limits import Limit
-from mldebug.storage.filesystems.state import Alarm
+from mldebug.storage.filesystems.limits import UsageLimit
+from mldebug.storage.filesystems.state import StorageAlert
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -40,36 +40,36 @@ def fullness(
     return Fullness(size=can, left=left, inodes=inodes, inodes_left=inodes_left)
 
 
-def alarms(
+def fullness_alerts(
     title: str,
     now: Fullness,
-    limits: tuple[Limit, float],
+    limits: tuple[UsageLimit, float],
     ahead: tuple[Forecast, Forecast],
     early: tuple[float, int],
-) -> Iterator[Alarm]:
+) -> Iterator[StorageAlert]:
     """`limits`: of bytes and inodes; `ahead`: forecasts of both; `early`: (seconds, saves) left from which on to alarm."""
     if now.size and limits[0].passed(now.share, now.left):
-        yield Alarm(
+        yield StorageAlert(
             kind="too_full",
             subject=title,
-            sentence=f"{title} is {now.share:.1%} full, {told_bytes(now.left)} left; the alarm is {limits[0].words}",
+            sentence=f"{title} is {now.share:.1%} full, {size_words(now.left)} left; the alarm is {limits[0].words}",
         )
     if now.inodes and now.inode_share >= limits[1]:
-        yield Alarm(
+        yield StorageAlert(
             kind="inodes",
             subject=title,
             sentence=f"{title} has used {now.inode_share:.1%} of its inodes, {now.inodes_left:.0f} left: without them no file can be made, whatever space there is",
         )
-    if now.size and soon(ahead[0], early):
-        yield Alarm(
+    if now.size and is_soon(ahead[0], early):
+        yield StorageAlert(
             kind="full_soon", subject=title, sentence=f"{title}: {forecast_words(ahead[0])}"
         )
-    if now.inodes and soon(ahead[1], early):
+    if now.inodes and is_soon(ahead[1], early):
         sentence = f"{title}: no inode will be left in {duration_words(ahead[1].seconds_left or 0.0)}, and no file can be made"
-        yield Alarm(kind="inodes_soon", subject=title, sentence=sentence)
+        yield StorageAlert(kind="inodes_soon", subject=title, sentence=sentence)
 
 
-def soon(told: Forecast, early: tuple[float, int]) -> bool:
+def is_soon(told: Forecast, early: tuple[float, int]) -> bool:
     """Is it time to say so?"""
     if told.saves_left is not None:
         return told.saves_left <= early[1] or (
@@ -84,14 +84,14 @@ def forecast_words(told: Forecast) -> str:
         return ""
     left = duration_words(told.seconds_left)
     if told.saves_left is None or told.save is None or told.period is None:
-        return f"{told_bytes(told.per_second)}/s: full in {left}"
-    save = f"{told_bytes(told.save)} every {duration_words(told.period)}"
+        return f"{size_words(told.per_second)}/s: full in {left}"
+    save = f"{size_words(told.save)} every {duration_words(told.period)}"
     if told.saves_left == 1:
         return f"{save}: the next save, due in {left}, will not fit"
     return f"{save}: full in {told.saves_left} saves, {left}"
 
 
-def told_bytes(count: float) -> str:
+def size_words(count: float) -> str:
     """Three digits and a binary unit."""
     unit = 0
     while abs(count) >= 1000 and unit < len(_UNITS) - 1:

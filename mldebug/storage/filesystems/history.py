@@ -14,7 +14,7 @@ LONGEST = 86400.0  # seconds: what is older tells nothing of today
 MOST_STORED = 32  # filesystems, those first that change most
 
 
-class Stored(msgspec.Struct):
+class StoredHistory(msgspec.Struct):
     """One filesystem as a restart finds it again: the device number alone may be another one's by then."""
 
     device: str
@@ -23,7 +23,7 @@ class Stored(msgspec.Struct):
     looks: list[tuple[float, int, int]]  # unix seconds, bytes left, inodes left
 
 
-class Past(msgspec.Struct):
+class FilesystemHistory(msgspec.Struct):
     """Bytes and inodes left, with a minus sign: of a pool the size may shrink, so what is left counts. In order of time."""
 
     source: str = ""
@@ -43,7 +43,7 @@ class Past(msgspec.Struct):
         self.left.append(Point(at, -left))
         self.inodes.append(Point(at, -inodes_left))
 
-    def recall(self, now: float, stored: Stored) -> None:
+    def recall(self, now: float, stored: StoredHistory) -> None:
         """What an earlier agent saw in the last day comes before what this one has seen."""
         first = self.left[0].at if self.left else now
         for at, left, inodes in sorted(stored.looks, reverse=True)[: KEPT - len(self.left)]:
@@ -64,18 +64,20 @@ class Past(msgspec.Struct):
         return max(used) - min(used) if used else 0.0
 
 
-def stored(pasts: Iterable[tuple[tuple[str, str], Past]], others: Iterable[Stored] = ()) -> bytes:
+def encode_histories(
+    pasts: Iterable[tuple[tuple[str, str], FilesystemHistory]], others: Iterable[StoredHistory] = ()
+) -> bytes:
     """As JSON: by (device, root). `others` are of the agent before this one, and not found again yet."""
     most = sorted(pasts, key=lambda one: -one[1].span)
-    rows = [Stored(*key, past.source, past.thinned()) for key, past in most if past.left]
+    rows = [StoredHistory(*key, past.source, past.thinned()) for key, past in most if past.left]
     rows = [*rows, *others][:MOST_STORED]
     return msgspec.json.encode(rows) if rows else b""
 
 
-def restored(data: bytes) -> dict[tuple[str, str, str], Stored]:
+def decode_histories(data: bytes) -> dict[tuple[str, str, str], StoredHistory]:
     """By (device, root, source); nothing where it cannot be read."""
     try:
-        rows = msgspec.json.decode(data or b"[]", type=list[Stored])
+        rows = msgspec.json.decode(data or b"[]", type=list[StoredHistory])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return {}
     return {(one.device, one.root, one.source): one for one in rows}

@@ -14,7 +14,7 @@ _LEFT = re.compile(r"(.+?)\s*left")
 _SCRATCH = re.compile(r"(?:^|/)[^/]*scratch[^/]*(?:/|$)", re.IGNORECASE)
 
 
-class Limit(NamedTuple):
+class UsageLimit(NamedTuple):
     """Too full from this share of the usable size on, or with less than so many bytes left."""
 
     ratio: float | None = None
@@ -34,27 +34,27 @@ class Limit(NamedTuple):
         return f"set to less than {format_size(self.left or 0)} left"
 
 
-def parse_limit(text: str) -> Limit:
+def parse_limit(text: str) -> UsageLimit:
     """`0.85` or `40TiB left`; ValueError says in words what is wrong."""
     word = text.strip()
     if left := _LEFT.fullmatch(word):
-        return Limit(left=parse_size(left[1]))
+        return UsageLimit(left=parse_size(left[1]))
     if not _RATIO.fullmatch(word) or not 0 < float(word) <= 1 or not math.isfinite(float(word)):
         raise ValueError(
             f"{word[:40]!r} is neither a share such as 0.85 nor a rest such as 40TiB left"
         )
-    return Limit(ratio=float(word))
+    return UsageLimit(ratio=float(word))
 
 
-def nearest(rules: Mapping[str, str], path: str) -> str | None:
+def nearest_rule(rules: Mapping[str, str], path: str) -> str | None:
     """What is said of the path itself, or of the nearest folder above it."""
     above = [key for key in rules if _holds(key, path)]
     return rules[max(above, key=len)] if above else None
 
 
-def default_limit(path: str) -> Limit:
+def default_limit(path: str) -> UsageLimit:
     """Scratch fills faster."""
-    return Limit(ratio=SCRATCH if _SCRATCH.search(path) else BYTES)
+    return UsageLimit(ratio=SCRATCH if _SCRATCH.search(path) else BYTES)
 
 
 def usable(rules: Mapping[str, float], path: str, fstype: str) -> float:

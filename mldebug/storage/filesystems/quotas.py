@@ -13,7 +13,7 @@ class QuotaError(ValueError):
     """It cannot be told how much is used; the text says why."""
 
 
-class Quota(NamedTuple):
+class QuotaUsage(NamedTuple):
     """The fullest of all that were told. `share` may be above 1 within a grace period; bytes where they were told."""
 
     share: float
@@ -21,7 +21,7 @@ class Quota(NamedTuple):
     limit: float | None = None
 
 
-def read_quota(pattern: str, text: str) -> Quota:
+def read_quota(pattern: str, text: str) -> QuotaUsage:
     """Raises QuotaError: nothing was printed, nothing matches, or what matches is no number."""
     if not text.strip():
         raise QuotaError("the tool printed nothing")
@@ -38,19 +38,19 @@ def read_quota(pattern: str, text: str) -> Quota:
     return max(told)
 
 
-def _quota(groups: dict[str, str | None]) -> Quota | None:
+def _quota(groups: dict[str, str | None]) -> QuotaUsage | None:
     """None: no limit is set, which tools tell as 0 or in a word."""
     if groups.get("percent"):
-        return Quota(_number(groups["percent"]) / 100)
+        return QuotaUsage(_number(groups["percent"]) / 100)
     if groups.get("ratio"):
-        return Quota(_number(groups["ratio"]))
+        return QuotaUsage(_number(groups["ratio"]))
     if not {"used", "limit"} <= set(groups):
         raise QuotaError(
             "the pattern needs a group named percent or ratio, or two named used and limit"
         )
     used = amount(groups["used"])
     limit = 0.0 if (groups["limit"] or "").strip().lower() in _NO_LIMIT else amount(groups["limit"])
-    return Quota(used / limit, used, limit) if limit else None
+    return QuotaUsage(used / limit, used, limit) if limit else None
 
 
 def amount(text: str | None) -> float:

@@ -15,7 +15,7 @@ class Measure(Noun, frozen=True, kw_only=True):
     uids: tuple[int, ...] = ()  # who may see it; empty: everyone
 
 
-class Alarm(Noun, frozen=True, kw_only=True):
+class StorageAlert(Noun, frozen=True, kw_only=True):
     """Something that a person should act on before it is too late."""
 
     kind: str  # full_soon, too_full, inodes, stuck, read_only, quota …
@@ -30,21 +30,21 @@ class Alarm(Noun, frozen=True, kw_only=True):
         return f"{self.sentence}; {self.aside}" if self.aside else self.sentence
 
 
-class PartState(Noun, frozen=True, kw_only=True):
+class CollectorState(Noun, frozen=True, kw_only=True):
     """All that one part told at its last look; `at` is unix time."""
 
     name: str
     at: float
     measures: tuple[Measure, ...] = ()
     rows: dict[str, tuple[Row, ...]] = {}  # by heading: filesystems, quotas, checkpoints …
-    alarms: tuple[Alarm, ...] = ()
+    alarms: tuple[StorageAlert, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
 
 class StorageState(Noun, frozen=True, kw_only=True):
     """The storage desk at this moment."""
 
-    parts: tuple[PartState, ...] = ()
+    parts: tuple[CollectorState, ...] = ()
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -52,7 +52,7 @@ class StorageState(Noun, frozen=True, kw_only=True):
         return tuple(one for part in self.parts for one in part.measures)
 
     @property
-    def alarms(self) -> tuple[Alarm, ...]:
+    def alarms(self) -> tuple[StorageAlert, ...]:
         """Those of all parts."""
         return tuple(one for part in self.parts for one in part.alarms)
 

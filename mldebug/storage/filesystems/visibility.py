@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from mldebug.storage.filesystems.state import Measure, PartState, Row, StorageState
+from mldebug.storage.filesystems.state import CollectorState, Measure, Row, StorageState
 
 OF_RANKS = "mldebug_rank_"  # metrics whose first label is the run
 UIDS = "uids"  # of a row: who may see it, as "1000 1001"; absent or empty: everyone
@@ -23,7 +23,9 @@ def uids_cell(uids: tuple[int, ...]) -> str:
     return " ".join(str(uid) for uid in uids)
 
 
-def _part(told: PartState, uid: int, runs: Collection[str], pids: Collection[int]) -> PartState:
+def _part(
+    told: CollectorState, uid: int, runs: Collection[str], pids: Collection[int]
+) -> CollectorState:
     alarms = [one for one in told.alarms if _may(one.uids, uid)]
     rows = {
         heading: tuple(row for row in rows if _row(row, uid, runs))

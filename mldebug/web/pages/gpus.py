@@ -18,7 +18,7 @@ from mldebug.status.gpu_lines import StatusLine, hardware_lines
 from mldebug.status.gpu_table import missing, users
 from mldebug.status.gpu_view import GpuOverview, fresh, of_agent
 from mldebug.status.snapshot import Snapshot
-from mldebug.web.gpu_cards import GpuCard, boards
+from mldebug.web.gpu_cards import GpuCard, gpu_cards
 from mldebug.web.page import PageRequest
 
 NO_GPU = "No GPU here: this node has no NVIDIA driver, and GPUs of other vendors are not read."
@@ -65,65 +65,69 @@ class GpusPage:
     key = "c"
     reports = False
 
-    def build(self, asked: PageRequest) -> GpusPageData:
+    def build(self, request: PageRequest) -> GpusPageData:
         """From the agent's last reads."""
-        told = asked.told
-        seen = of_agent(told)
-        found = boards(seen, _doing(told) if fresh(told) else {})
-        events = [one for one in seen.events if _of_hardware(one)]
+        snapshot = request.snapshot
+        overview = of_agent(snapshot)
+        found = gpu_cards(overview, _doing(snapshot) if fresh(snapshot) else {})
+        events = [one for one in overview.events if _of_hardware(one)]
         return GpusPageData(
-            lead=_lead(seen, found),
-            bad=any(one.mood == "bad" for one in found) or seen.gpu_gap is not None,
-            about="; ".join(_about(seen)),
-            nothing=_nothing(told, seen) if not found else "",
-            notes=tuple(_notes(told, seen)),
-            who=tuple(users(seen.users, {uuid: one.index for uuid, one in seen.names().items()})),
+            lead=_lead(overview, found),
+            bad=any(one.mood == "bad" for one in found) or overview.gpu_gap is not None,
+            about="; ".join(_about(overview)),
+            nothing=_nothing(snapshot, overview) if not found else "",
+            notes=tuple(_notes(snapshot, overview)),
+            who=tuple(
+                users(overview.users, {uuid: one.index for uuid, one in overview.names().items()})
+            ),
             boards=found[:MOST],
             more=max(0, len(found) - MOST),
-            events=tuple(_event(one, told.at) for one in events[::-1][:MOST_EVENTS]),
+            events=tuple(_event(one, snapshot.at) for one in events[::-1][:MOST_EVENTS]),
             more_events=max(0, len(events) - MOST_EVENTS),
-            gaps=tuple(_gaps(told, seen)),
+            gaps=tuple(_gaps(snapshot, overview)),
         )
 
 
-def _lead(seen: GpuOverview, found: tuple[GpuCard, ...]) -> str:
+def _lead(overview: GpuOverview, found: tuple[GpuCard, ...]) -> str:
     """As the first line of `mldebug gpus list`."""
     if not found:
         return "No GPU to show"
-    gone = len(missing(seen))
-    words = headline([one.uuid for one in seen.gpus.gpus] if seen.gpus else [], seen.health)
+    gone = len(missing(overview))
+    words = headline(
+        [one.uuid for one in overview.gpus.gpus] if overview.gpus else [], overview.health
+    )
     return f"{words}{f'; {gone} missing' if gone else ''}"
 
 
-def _about(seen: GpuOverview) -> Iterator[str]:
-    gpus = seen.gpus.gpus if seen.gpus else ()
+def _about(overview: GpuOverview) -> Iterator[str]:
+    gpus = overview.gpus.gpus if overview.gpus else ()
     if names := sorted({clean(one.name, 60) for one in gpus if one.name}):
         yield ", ".join(names)
-    if seen.gpus and seen.gpus.driver_version:
-        yield f"driver {clean(seen.gpus.driver_version, 40)}"
-    if seen.gpus:
-        yield f"read {max(0.0, seen.at - seen.gpus.at):.0f} s ago"
+    if overview.gpus and overview.gpus.driver_version:
+        yield f"driver {clean(overview.gpus.driver_version, 40)}"
+    if overview.gpus:
+        yield f"read {max(0.0, overview.at - overview.gpus.at):.0f} s ago"
 
 
-def _nothing(told: Snapshot, seen: GpuOverview) -> str:
+def _nothing(snapshot: Snapshot, overview: GpuOverview) -> str:
     """None could be shown: because nobody looked, the read failed, or there is none."""
-    if seen.released_until is not None:
+    if overview.released_until is not None:
         return "The agent has let go of the GPUs: nobody reads them."
-    if seen.gpu_gap is not None:
-        return f"The GPUs could not be read: {clean(seen.gpu_gap.reason, 300)}"
-    source = next((one for one in told.sources if one.name == "gpus"), None)
+    if overview.gpu_gap is not None:
+        return f"The GPUs could not be read: {clean(overview.gpu_gap.reason, 300)}"
+    source = next((one for one in snapshot.sources if one.name == "gpus"), None)
     if source is not None and source.stuck:
         return "The GPUs could not be read: the driver does not answer."
     return NO_GPU if source is not None and source.last_success is not None else NOT_YET
 
 
-def _notes(told: Snapshot, seen: GpuOverview) -> Iterator[StatusLine]:
+def _notes(snapshot: Snapshot, overview: GpuOverview) -> Iterator[StatusLine]:
     """Of the node: what no card says."""
-    if seen.released_until is not None:
-        yield from hardware_lines(told, told.at)
+    if overview.released_until is not None:
+        yield from hardware_lines(snapshot, snapshot.at)
         return
-    node = [one for one in seen.health if not one.uuid]
-    yield from (StatusLine(clean(one, 400), True) for one in complaints(node, seen.names()))
+    node = [one for one in overview.health if not one.uuid]
+    yield from (StatusLine(clean(one, 400), True) for one in complaints(node, overview.names()))
 
 
 # --- the kernel's log ----------------------------------------------------------------------------
@@ -136,28 +140,28 @@ def _of_hardware(one: RankEvent) -> bool:
 
 def _event(one: RankEvent, now: float) -> GpuEventRow:
     at, root = one.burst.last_at, one.burst.root
-    known = xid_row(root.xid) if root.xid is not None and root.kind.value == "xid" else None
+    row = xid_row(root.xid) if root.xid is not None and root.kind.value == "xid" else None
     return GpuEventRow(
         moment=f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC",
         ago=format_duration(float(max(0, int(now - at)))),
         sentence=clean(sentence(one), 400),
-        advice=clean(known.advice or XID_WORDS[known.action], 300) if known else "",
+        advice=clean(row.advice or XID_WORDS[row.action], 300) if row else "",
         mood="bad" if one.burst.tier.value == "fatal" else "quiet",
     )
 
 
-def _doing(told: Snapshot) -> dict[str, str]:
+def _doing(snapshot: Snapshot) -> dict[str, str]:
     """What the fingerprint says, by GPU; of several ranks on one, each once."""
     found: dict[str, list[str]] = {}
-    for run in told.runs:
+    for run in snapshot.runs:
         for one in run.gpu_states:
             if one.state in DOING and not one.sliced:
                 found.setdefault(one.uuid, []).append(DOING[one.state])
     return {uuid: ", ".join(dict.fromkeys(words)) for uuid, words in found.items()}
 
 
-def _gaps(told: Snapshot, seen: GpuOverview) -> Iterator[Gap]:
-    every = (seen.gpu_gap, seen.kernel_gap, *(seen.gpus.gaps if seen.gpus else ()))
+def _gaps(snapshot: Snapshot, overview: GpuOverview) -> Iterator[Gap]:
+    every = (overview.gpu_gap, overview.kernel_gap, *(overview.gpus.gaps if overview.gpus else ()))
     for one in dict.fromkeys(every):
         if one is not None:
             yield Gap(what=clean(one.what, 100), reason=clean(one.reason, 300), way_out=clean(one.way_out, 200))  # fmt: skip

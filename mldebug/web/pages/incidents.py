@@ -36,13 +36,15 @@ class IncidentsPage:
     key = "i"
     reports = True
 
-    def build(self, asked: PageRequest) -> IncidentsPageData:
+    def build(self, request: PageRequest) -> IncidentsPageData:
         """Open ones that are not written yet, then what is on disk."""
-        known = {one.id for one in asked.entries}
-        unwritten = [run for run in asked.told.runs if run.incident and run.incident not in known]
-        rows = rows_of(asked.entries, asked.told)
+        written = {one.id for one in request.entries}
+        unwritten = [
+            run for run in request.snapshot.runs if run.incident and run.incident not in written
+        ]
+        rows = rows_of(request.entries, request.snapshot)
         return IncidentsPageData(
-            open=sum(bool(run.incident) for run in asked.told.runs),
+            open=sum(bool(run.incident) for run in request.snapshot.runs),
             rows=rows,
             pending=tuple(
                 PendingIncident(
@@ -53,7 +55,7 @@ class IncidentsPage:
                 )
                 for run in unwritten
             ),
-            unread=clean(asked.unread, 300),
+            unread=clean(request.unread, 300),
         )
 
 

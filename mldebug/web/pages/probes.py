@@ -8,7 +8,7 @@ import msgspec
 
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration, format_size
-from mldebug.probes.history import SHARE, Judged, Standing, change_words, figures
+from mldebug.probes.history import SHARE, JudgedSeries, SeriesTrend, change_words, figures
 from mldebug.status.probe_lines import common, dated, moment, verdict
 from mldebug.status.run_lines import ailing_lines
 from mldebug.status.snapshot import Snapshot
@@ -18,7 +18,7 @@ MOST = 500  # series
 WIDTH, HEIGHT, EDGE = 120.0, 28.0, 2.0  # of a drawing
 NONE = "No probe has been kept here."
 NOT_YET = "The history of probes is not known: the agent has not read it, or could not."
-MOODS = {Standing.SHIFTED: "bad", Standing.STEADY: "good", Standing.IMPROVED: "good"}
+MOODS = {SeriesTrend.SHIFTED: "bad", SeriesTrend.STEADY: "good", SeriesTrend.IMPROVED: "good"}
 COMMANDS = ("mldebug probe collectives", "mldebug probe node")
 NAMER = "mldebug probe isolate"
 
@@ -78,24 +78,24 @@ class ProbesPage:
     key = "p"
     reports = False
 
-    def build(self, asked: PageRequest) -> ProbesPageData:
+    def build(self, request: PageRequest) -> ProbesPageData:
         """From what the agent has read of its history."""
-        told = asked.told
-        judged = told.probes or ()
-        shifted = sum(one.standing is Standing.SHIFTED for one in judged)
+        snapshot = request.snapshot
+        judged = snapshot.probes or ()
+        shifted = sum(one.standing is SeriesTrend.SHIFTED for one in judged)
         return ProbesPageData(
             lead=_lead(judged, shifted),
             bad=bool(shifted),
-            last=_last(judged, told.at),
-            nothing="" if judged else NONE if told.probes is not None else NOT_YET,
-            notes=tuple(_notes(told)),
-            headings=_headings(judged[:MOST], told.at),
+            last=_last(judged, snapshot.at),
+            nothing="" if judged else NONE if snapshot.probes is not None else NOT_YET,
+            notes=tuple(_notes(snapshot)),
+            headings=_headings(judged[:MOST], snapshot.at),
             more=max(0, len(judged) - MOST),
             commands=(NAMER, *COMMANDS) if shifted else COMMANDS,
         )
 
 
-def _lead(judged: Sequence[Judged], shifted: int) -> str:
+def _lead(judged: Sequence[JudgedSeries], shifted: int) -> str:
     count = f"{len(judged):,} series"
     if not judged:
         return "No probe to show"
@@ -104,14 +104,14 @@ def _lead(judged: Sequence[Judged], shifted: int) -> str:
     return f"{shifted:,} of {count} {'has' if shifted == 1 else 'have'} shifted"
 
 
-def _last(judged: Sequence[Judged], now: float) -> str:
+def _last(judged: Sequence[JudgedSeries], now: float) -> str:
     if not judged:
         return ""
     newest = max(judged, key=lambda one: one.last[-1].at)
     return f"the last probe ran {_ago(newest, now)} ({moment(newest)})"
 
 
-def _ago(one: Judged, now: float) -> str:
+def _ago(one: JudgedSeries, now: float) -> str:
     if not dated(one):
         return "some time ago"
     seconds = max(0, int(now - one.last[-1].at))
@@ -121,13 +121,13 @@ def _ago(one: Judged, now: float) -> str:
     return f"{format_duration(float(seconds // 60 * 60 or seconds))} ago"
 
 
-def _notes(told: Snapshot) -> Iterator[str]:
-    mine = tuple(one for one in told.sources if one.name == "probes")
+def _notes(snapshot: Snapshot) -> Iterator[str]:
+    mine = tuple(one for one in snapshot.sources if one.name == "probes")
     bare = Snapshot(node="", at=0.0, started_at=0.0, sources=mine)
     yield from (clean(line, 300) for line in ailing_lines(bare))
 
 
-def _headings(judged: Sequence[Judged], now: float) -> tuple[SeriesGroup, ...]:
+def _headings(judged: Sequence[JudgedSeries], now: float) -> tuple[SeriesGroup, ...]:
     """In the order of their first series: shifted ones come first."""
     found: dict[str, list[SeriesRow]] = {}
     for one in judged:
@@ -135,7 +135,7 @@ def _headings(judged: Sequence[Judged], now: float) -> tuple[SeriesGroup, ...]:
     return tuple(SeriesGroup(title=title, rows=tuple(rows)) for title, rows in found.items())
 
 
-def _row(one: Judged, now: float) -> SeriesRow:
+def _row(one: JudgedSeries, now: float) -> SeriesRow:
     return SeriesRow(
         op=clean(one.series.op, 40),
         size=format_size(one.series.bytes) if one.series.bytes else "",
@@ -150,14 +150,14 @@ def _row(one: Judged, now: float) -> SeriesRow:
     )
 
 
-def _verdict(one: Judged) -> str:
+def _verdict(one: JudgedSeries) -> str:
     return verdict(one).replace("_", " ")
 
 
 # --- the drawing ---------------------------------------------------------------------------------
 
 
-def _spark(one: Judged) -> Sparkline | None:
+def _spark(one: JudgedSeries) -> Sparkline | None:
     """Speeds from the oldest to the newest, more above less, with the band of the usual behind them; None for one run."""
     speeds = one.speeds
     band = [each for each in (one.low, one.high) if each is not None]

@@ -68,13 +68,13 @@ class RunPage:
     key = ""
     reports = True
 
-    def build(self, asked: PageRequest) -> RunPageData | None:
+    def build(self, request: PageRequest) -> RunPageData | None:
         """None where it is over, or somebody else's."""
-        told = asked.told
-        run = next((one for one in told.runs if one.id == asked.id), None)
+        snapshot = request.snapshot
+        run = next((one for one in snapshot.runs if one.id == request.id), None)
         if run is None:
             return None
-        mine = [one for one in asked.entries if one.job_id == run.id]
+        mine = [one for one in request.entries if one.job_id == run.id]
         return RunPageData(
             id=run.id,
             name=clean(run.name, 60),
@@ -85,13 +85,15 @@ class RunPage:
             written=any(one.id == run.incident for one in mine),
             silence=_silence(run),
             facts=tuple(_facts(run)),
-            grid=grid(run, names_of(told.gpus)),
+            grid=grid(run, names_of(snapshot.gpus)),
             lines=tuple(clean(one, 400) for one in _lines(run)),
-            kernel=tuple(clean(one, 400) for one in rank_lines(told.kernel_events, run, told.at)),
+            kernel=tuple(
+                clean(one, 400) for one in rank_lines(snapshot.kernel_events, run, snapshot.at)
+            ),
             traps=tuple(clean(one.line(), 600) for one in run.traps[:8]),
-            gaps=tuple(_gaps(told, run)),
-            reports=rows_of(mine[:REPORTS], told),
-            unread=asked.unread,
+            gaps=tuple(_gaps(snapshot, run)),
+            reports=rows_of(mine[:REPORTS], snapshot),
+            unread=request.unread,
             commands=(typed(f"dump --job {shlex.quote(clean(run.id, 80))}"),),
         )
 
@@ -121,10 +123,10 @@ def _lines(run: RunState) -> Iterable[str]:
     return (*([run.devices] if run.devices else []), *lines_of(run.saves, run.id))
 
 
-def _gaps(told: Snapshot, run: RunState) -> Iterator[Gap]:
+def _gaps(snapshot: Snapshot, run: RunState) -> Iterator[Gap]:
     """Of its own processes, each reason once."""
     pids, seen = {*run.ranks.values()}, set()
-    for gap in told.gaps:
+    for gap in snapshot.gaps:
         key = (gap.what, gap.reason, gap.way_out)
         if gap.pid in pids and key not in seen:
             seen.add(key)

@@ -64,34 +64,36 @@ class RunsPage:
     key = "r"
     reports = True
 
-    def build(self, asked: PageRequest) -> RunsPageData:
+    def build(self, request: PageRequest) -> RunsPageData:
         """Those with an incident first, then those that are quiet."""
-        told = asked.told
-        newest = {one.job_id: one for one in reversed(asked.entries)}
-        written = {one.id for one in asked.entries}
-        made = [_row(run, told, newest.get(run.id), written) for run in told.runs]
+        snapshot = request.snapshot
+        newest = {one.job_id: one for one in reversed(request.entries)}
+        written = {one.id for one in request.entries}
+        made = [_row(run, snapshot, newest.get(run.id), written) for run in snapshot.runs]
         rows = sorted(made, key=lambda row: ("bad", "quiet", "good").index(row.mood))
         return RunsPageData(
             rows=tuple(rows[:MOST]),
             more=max(0, len(rows) - MOST),
-            open=sum(bool(run.incident) for run in told.runs),
-            notes=tuple(sorted(_notes(told), key=lambda said: not said.bad)),
-            over=_over(asked),
+            open=sum(bool(run.incident) for run in snapshot.runs),
+            notes=tuple(sorted(_notes(snapshot), key=lambda said: not said.bad)),
+            over=_over(request),
         )
 
 
-def _over(asked: PageRequest) -> tuple[Incident, ...]:
+def _over(request: PageRequest) -> tuple[Incident, ...]:
     """The newest whose run is gone: whoever was woken by one finds it here, beside how quiet the node is now."""
-    told, alive = asked.told, {run.id for run in asked.told.runs}
-    first, last = (rfc3339(told.at + by) for by in (-LATELY, LATELY))  # clocks of nodes may differ
-    gone = (one for one in asked.entries if one.job_id not in alive and one.kind in ("stall", "abnormal_end"))  # fmt: skip
-    return rows_of(islice((one for one in gone if first <= one.time <= last), FEW), told)
+    snapshot, alive = request.snapshot, {run.id for run in request.snapshot.runs}
+    first, last = (
+        rfc3339(snapshot.at + by) for by in (-LATELY, LATELY)
+    )  # clocks of nodes may differ
+    gone = (one for one in request.entries if one.job_id not in alive and one.kind in ("stall", "abnormal_end"))  # fmt: skip
+    return rows_of(islice((one for one in gone if first <= one.time <= last), FEW), snapshot)
 
 
 def _row(
-    run: RunState, told: Snapshot, newest: ReportEntry | None, written: Collection[str]
+    run: RunState, snapshot: Snapshot, newest: ReportEntry | None, written: Collection[str]
 ) -> RunListRow:
-    before = rows_of([newest], told)[0] if newest and not run.incident else None
+    before = rows_of([newest], snapshot)[0] if newest and not run.incident else None
     here = len(run.ranks)
     return RunListRow(
         id=run.id,
@@ -116,16 +118,20 @@ def _who(run: RunState) -> tuple[str, ...]:
     return (clean(run.launcher, 40), f"user {clean(run.user, 40) or run.uid}", *attempt)
 
 
-def _notes(told: Snapshot) -> list[StatusLine]:
+def _notes(snapshot: Snapshot) -> list[StatusLine]:
     """What `status` says above the jobs."""
-    events = event_lines(told.events, {run.incident for run in told.runs})
-    found = [StatusLine(f"other nodes: {told.cluster}")] if told.cluster else []
+    events = event_lines(snapshot.events, {run.incident for run in snapshot.runs})
+    found = [StatusLine(f"other nodes: {snapshot.cluster}")] if snapshot.cluster else []
     found += [StatusLine(line, True) for line in events]
-    found += [StatusLine(line, True) for line in ailing_lines(told)]
-    found += [StatusLine(line, True) for line in (alarms(told.memory) if told.memory else ())]
-    found += [StatusLine(line, bad) for line, bad in scheduler_lines(told.schedulers, told.at)]
-    found += [StatusLine(orphan_line(one, told.at), True) for one in told.orphans or ()]
-    found += hardware_lines(told, told.at)
+    found += [StatusLine(line, True) for line in ailing_lines(snapshot)]
+    found += [
+        StatusLine(line, True) for line in (alarms(snapshot.memory) if snapshot.memory else ())
+    ]
+    found += [
+        StatusLine(line, bad) for line, bad in scheduler_lines(snapshot.schedulers, snapshot.at)
+    ]
+    found += [StatusLine(orphan_line(one, snapshot.at), True) for one in snapshot.orphans or ()]
+    found += hardware_lines(snapshot, snapshot.at)
     return [StatusLine(clean(one.text.strip(), 400), one.bad) for one in found]
 
 

@@ -18,8 +18,8 @@ from mldebug.hardware.host_memory.state import (
 from mldebug.status.run_lines import ailing_lines
 from mldebug.status.snapshot import Snapshot
 from mldebug.status.storage_lines import NOTHING, save_words
-from mldebug.storage.checkpoints.model import State
-from mldebug.storage.checkpoints.state import SaveState, lost_words, size_words
+from mldebug.storage.checkpoints.model import Completeness
+from mldebug.storage.checkpoints.state import SeriesState, lost_words, size_words
 from mldebug.web.page import PageRequest
 from mldebug.web.storage_lists import MOST, WIDEST, ItemGroup, ListItem, groups, share
 
@@ -86,45 +86,45 @@ class StoragePage:
     key = "s"
     reports = False
 
-    def build(self, asked: PageRequest) -> StoragePageData:
+    def build(self, request: PageRequest) -> StoragePageData:
         """From what the parts of the storage desk have told."""
-        told = asked.told
-        memory = told.memory or NodeMemory()
-        found = tuple(_alarms(told))
+        snapshot = request.snapshot
+        memory = snapshot.memory or NodeMemory()
+        found = tuple(_alarms(snapshot))
         ranks = sorted(memory.ranks, key=lambda one: -one.own)
-        states = (*told.saves, *(one for run in told.runs for one in run.saves))
-        names = {run.id: clean(run.name, 60) for run in told.runs}
+        states = (*snapshot.saves, *(one for run in snapshot.runs for one in run.saves))
+        names = {run.id: clean(run.name, 60) for run in snapshot.runs}
         return StoragePageData(
-            lead=_lead(told, len(found)),
+            lead=_lead(snapshot, len(found)),
             alarms=found,
-            blocked=tuple(_blocked(told)),
-            groups=tuple(groups(told.storage)) if told.storage else (),
-            saves=tuple(_saves(states, names, told.at)),
+            blocked=tuple(_blocked(snapshot)),
+            groups=tuple(groups(snapshot.storage)) if snapshot.storage else (),
+            saves=tuple(_saves(states, names, snapshot.at)),
             levels=tuple(_level(one, memory) for one in memory.levels),
             ranks=tuple(_rank(one, names) for one in ranks[:MOST]),
             more_ranks=max(0, len(ranks) - MOST),
-            notes=tuple(_notes(told)),
-            gaps=_gaps(told, memory, states),
+            notes=tuple(_notes(snapshot)),
+            gaps=_gaps(snapshot, memory, states),
         )
 
 
-def _lead(told: Snapshot, found: int) -> str:
+def _lead(snapshot: Snapshot, found: int) -> str:
     if found:
         return f"{found} storage {'alarm' if found == 1 else 'alarms'}"
-    return "No storage alarm" if told.storage or told.memory else "Storage is not known yet"
+    return "No storage alarm" if snapshot.storage or snapshot.memory else "Storage is not known yet"
 
 
-def _alarms(told: Snapshot) -> Iterator[str]:
+def _alarms(snapshot: Snapshot) -> Iterator[str]:
     """What hangs before what is full."""
-    every = told.storage.alarms if told.storage else ()
+    every = snapshot.storage.alarms if snapshot.storage else ()
     for one in sorted(every, key=lambda alarm: "stuck" not in alarm.kind):
         yield clean(one.whole, WIDEST)
-    for line in alarms(told.memory) if told.memory else ():
+    for line in alarms(snapshot.memory) if snapshot.memory else ():
         yield clean(line, WIDEST)
 
 
-def _blocked(told: Snapshot) -> Iterator[StorageIncident]:
-    for run in told.runs:
+def _blocked(snapshot: Snapshot) -> Iterator[StorageIncident]:
+    for run in snapshot.runs:
         if run.incident and run.verdict in VERDICTS:
             job, words = clean(run.name, 60), clean(run.report, 400)
             yield StorageIncident(
@@ -136,11 +136,11 @@ def _blocked(told: Snapshot) -> Iterator[StorageIncident]:
 
 
 def _saves(
-    states: Iterable[SaveState], names: dict[str, str], now: float
+    states: Iterable[SeriesState], names: dict[str, str], now: float
 ) -> Iterator[CheckpointSeriesRow]:
     """Whoever would lose most comes first, and before him those of whom it is not known."""
     for one in sorted(states, key=_by_loss):
-        left = one.newest is not None and one.newest.state is State.INCOMPLETE
+        left = one.newest is not None and one.newest.state is Completeness.INCOMPLETE
         key = f"{one.run}/{one.folder}/{one.series}".encode(errors="replace")
         yield CheckpointSeriesRow(
             id=f"saves-{zlib.crc32(key):08x}",
@@ -153,14 +153,16 @@ def _saves(
                 ListItem(
                     title=clean(kept.name, 80),
                     words=clean(save_words(kept, now), WIDEST),
-                    mood="good" if kept.state in (State.COMPLETE, State.WRITING) else "quiet",
+                    mood="good"
+                    if kept.state in (Completeness.COMPLETE, Completeness.WRITING)
+                    else "quiet",
                 )
                 for kept in one.listed
             ),
         )
 
 
-def _by_loss(one: SaveState) -> tuple[bool, float]:
+def _by_loss(one: SeriesState) -> tuple[bool, float]:
     return one.lost_seconds is not None, -(one.lost_seconds or 0.0)
 
 
@@ -189,19 +191,19 @@ def _rank(one: RankMemory, names: dict[str, str]) -> RankMemoryRow:
 # --- what is missing -----------------------------------------------------------------------------
 
 
-def _notes(told: Snapshot) -> Iterator[str]:
-    mine = tuple(one for one in told.sources if one.name.startswith(SOURCES))
+def _notes(snapshot: Snapshot) -> Iterator[str]:
+    mine = tuple(one for one in snapshot.sources if one.name.startswith(SOURCES))
     bare = Snapshot(node="", at=0.0, started_at=0.0, sources=mine)
     yield from (clean(line, WIDEST) for line in ailing_lines(bare))
-    if told.storage is None:
+    if snapshot.storage is None:
         yield NOT_YET
-    elif told.storage.rows.get("filesystems") == ():
+    elif snapshot.storage.rows.get("filesystems") == ():
         yield NOTHING
 
 
-def _gaps(told: Snapshot, memory: NodeMemory, states: Iterable[SaveState]) -> tuple[Gap, ...]:
+def _gaps(snapshot: Snapshot, memory: NodeMemory, states: Iterable[SeriesState]) -> tuple[Gap, ...]:
     """Each once, however many ranks it hit."""
-    every = (*(told.storage.gaps if told.storage else ()), *memory.gaps)
+    every = (*(snapshot.storage.gaps if snapshot.storage else ()), *memory.gaps)
     every = (*every, *(gap for one in states for gap in one.gaps))
     found = {(one.what, one.reason, one.way_out): one for one in every}
     return tuple(

@@ -31,11 +31,11 @@ from mldebug.hardware.health.sentences import GpuName
 from mldebug.hardware.host_memory.parse import Level
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory
 from mldebug.incidents.incident import Incident, end, judge
-from mldebug.storage.checkpoints.history import Kept
-from mldebug.storage.checkpoints.model import State as SavedAs
-from mldebug.storage.checkpoints.state import SaveState
-from mldebug.storage.filesystems.state import Alarm as RoomAlarm
-from mldebug.storage.filesystems.state import PartState, StorageState
+from mldebug.storage.checkpoints.history import KnownCheckpoint
+from mldebug.storage.checkpoints.model import Completeness as SavedAs
+from mldebug.storage.checkpoints.state import SeriesState
+from mldebug.storage.filesystems.state import CollectorState, StorageState
+from mldebug.storage.filesystems.state import StorageAlert as RoomAlarm
 from mldebug_agents.alerts import delivery, notifier
 from mldebug_agents.alerts.notifier import AlertNotifier
 from mldebug_agents.state import writer_thread
@@ -514,8 +514,8 @@ def test_a_storm_of_events_pushes_out_no_state_of_a_run(
 # --- rooms of the node ---------------------------------------------------------------------------
 
 
-def storage(*alarms: RoomAlarm, gaps: tuple[Gap, ...] = ()) -> PartState:
-    return PartState(name="filesystems", at=NOW, alarms=alarms, gaps=gaps)
+def storage(*alarms: RoomAlarm, gaps: tuple[Gap, ...] = ()) -> CollectorState:
+    return CollectorState(name="filesystems", at=NOW, alarms=alarms, gaps=gaps)
 
 
 FULL = RoomAlarm(kind="too_full", subject="/scratch", sentence="/scratch is 97.0% full")
@@ -528,7 +528,7 @@ def test_a_full_filesystem_fires_until_it_is_seen_with_room(
     stand = Stand(monkeypatch, Memory(), sink)
     stand.desk.book.pending = 0.0
 
-    def look(*parts: PartState) -> dict[str, str]:
+    def look(*parts: CollectorState) -> dict[str, str]:
         stand.desk.look(msgspec.structs.replace(snapshot(), storage=StorageState(parts=parts)))
         return states(stand.desk.book)
 
@@ -550,8 +550,8 @@ def test_memory_that_runs_out_is_an_event() -> None:
 
 
 def test_a_save_that_died_is_told_to_its_owner_until_a_newer_one_is_there() -> None:
-    dead = Kept(name="ckpt-9", state=SavedAs.INCOMPLETE, why="its writer ended")
-    state = SaveState(run="r", folder="/data", series="ckpt-#", newest=dead, sentence="x")
+    dead = KnownCheckpoint(name="ckpt-9", state=SavedAs.INCOMPLETE, why="its writer ended")
+    state = SeriesState(run="r", folder="/data", series="ckpt-#", newest=dead, sentence="x")
     (word,) = of_saves("r", 1000, [state])
     (told,) = word.alarms
     assert (told.kind, told.uid, told.severity) == ("save_incomplete", 1000, "warning")
@@ -601,6 +601,6 @@ def test_a_mount_that_only_some_use_is_nobody_elses_news(
 ) -> None:
     """-1 is everyone, 0 who sees all."""
     alarm = RoomAlarm(kind="stuck", subject="/home/ann/data", sentence="it is stuck", uids=users)
-    (word,) = of_storage([PartState(name="filesystems", at=NOW, alarms=(alarm,))])
+    (word,) = of_storage([CollectorState(name="filesystems", at=NOW, alarms=(alarm,))])
 
     assert [one.uid for one in word.alarms] == [whose]

@@ -23,7 +23,7 @@ from mldebug_agents.hardware.gpu.controller import (
     gpu_verbs,
 )
 from mldebug_agents.web.client import ask_nearest
-from mldebug_agents.web.control_requests import carry_out, tell_agent
+from mldebug_agents.web.control_requests import carry_out, post_to_agent
 from mldebug_agents.web.listeners import open_unix
 from mldebug_agents.web.server import AgentServer
 from snapshots import snapshot
@@ -52,7 +52,7 @@ def serving(folder: Path, desk: GpuController) -> Iterator[None]:
     server = AgentServer(AgentConfig(state_dir=folder, listen=""))
     server.verbs = gpu_verbs(desk)
     server.publish(snapshot())
-    server.serve_door(open_unix(folder))
+    server.serve_socket(open_unix(folder))
     try:
         yield
     finally:
@@ -67,7 +67,7 @@ def test_a_release_is_answered_when_the_handles_are_closed(tmp_path: Path) -> No
     desk = GpuController(source)
     with serving(tmp_path, desk):
         began = time.monotonic()
-        told = tell_agent(tmp_path, RELEASE, Released, seconds=600.0)
+        told = post_to_agent(tmp_path, RELEASE, Released, seconds=600.0)
     assert told == Released(seconds=600.0, closed=True)
     assert 0.3 <= time.monotonic() - began < 10
     assert source.asked == [600.0]
@@ -139,7 +139,7 @@ def test_accepting_is_done_by_the_main_loop(tmp_path: Path) -> None:
     main.start()
     try:
         with serving(tmp_path, desk):
-            assert tell_agent(tmp_path, ACCEPT, Accepted) == Accepted(expected=7)
+            assert post_to_agent(tmp_path, ACCEPT, Accepted) == Accepted(expected=7)
     finally:
         over.set()
         main.join(10)
@@ -183,19 +183,19 @@ def test_a_bad_request_is_said_to_be_one(asked: dict[str, str]) -> None:
 def test_an_error_comes_back_as_the_same_error(tmp_path: Path) -> None:
     with serving(tmp_path, GpuController(Source())):
         with pytest.raises(UsageError, match="so long"):
-            tell_agent(tmp_path, RELEASE, Released, seconds=1e9)
+            post_to_agent(tmp_path, RELEASE, Released, seconds=1e9)
         with pytest.raises(MldebugError, match="it is older"):
-            tell_agent(tmp_path, "/api/v1/gpus/paint", Released)
+            post_to_agent(tmp_path, "/api/v1/gpus/paint", Released)
 
 
 def test_only_what_is_meant_to_be_told_can_be_told(tmp_path: Path) -> None:
     source = Source()
     with serving(tmp_path, GpuController(source)), pytest.raises(MldebugError, match="it is older"):
-        tell_agent(tmp_path, "/api/v1/status", Released)
+        post_to_agent(tmp_path, "/api/v1/status", Released)
     assert source.asked == []
 
 
 def test_no_agent_is_told_in_words(tmp_path: Path) -> None:
     with pytest.raises(MldebugError, match="no agent runs here"):
-        tell_agent(tmp_path, RELEASE, Released, seconds=1.0)
+        post_to_agent(tmp_path, RELEASE, Released, seconds=1.0)
     assert ask_nearest(tmp_path, here_only=True).state_dir == tmp_path

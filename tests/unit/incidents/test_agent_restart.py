@@ -66,10 +66,10 @@ def test_other_settings_hold_at_once_and_the_rhythm_stays() -> None:
     watch = StallWatch(SETTINGS)
     for at in range(21):
         watch.look(look(at, at, at, at))
-    watch.obey(StallSettings(timeout=100.0, interval=1.0))
+    watch.reload(StallSettings(timeout=100.0, interval=1.0))
     stages = {watch.look(look(at, 20, 20, 20)).stage for at in range(21, 60)}
     assert Stage.BLAMED not in stages
-    watch.obey(SETTINGS)
+    watch.reload(SETTINGS)
     decision = watch.look(look(60, 20, 20, 20))
     assert decision.timeout == 10.0
     assert "usual gap 1 s" in decision.sentence

@@ -138,7 +138,7 @@ class Job2:
         self.progress = LogProgress()
 
     def see(self, now: float, step: int | None, at: float) -> None:
-        self.progress.take_beats({0: beat(step, at), 1: beat(step, at + 0.01)}, now)
+        self.progress.take_heartbeats({0: beat(step, at), 1: beat(step, at + 0.01)}, now)
 
     @property
     def counted(self) -> tuple[int, float]:

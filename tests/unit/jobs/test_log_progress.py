@@ -20,7 +20,7 @@ class Told:
 
     def __init__(self) -> None:
         self.progress = LogProgress()
-        self.pulse = ProgressClock(1.0)
+        self.clock = ProgressClock(1.0)
         self.now = 0.0
         self.parser = LogParser(create_all("logs"))
 
@@ -32,14 +32,14 @@ class Told:
 
     def look(self) -> None:
         """Hand on what is known."""
-        self.pulse.hear(RunLook(at=self.now, progress=self.progress.signals()), learn=True)
+        self.clock.update(RunLook(at=self.now, progress=self.progress.signals()), learn=True)
 
     def longest(self, *lines: str, seconds: int = 2 * MINUTE, first: int = 0) -> float:
         """Say these lines in turn; return the longest quiet after the first seconds."""
         quiet = []
         for number, line in enumerate(islice(cycle(lines), seconds)):
             self.say(line)
-            quiet.append(self.pulse.quiet if number >= first else 0.0)
+            quiet.append(self.clock.quiet if number >= first else 0.0)
         return max(quiet)
 
 
@@ -81,9 +81,9 @@ def test_what_was_said_before_is_no_movement(told: Told, lines: list[str]) -> No
 
 
 def test_what_was_said_before_is_no_rhythm(told: Told) -> None:
-    before = len(told.pulse.gaps.memory.gaps)
+    before = len(told.clock.gaps.memory.gaps)
     told.longest(*REPEATED["two monitor threads"])
-    assert len(told.pulse.gaps.memory.gaps) <= before + 2
+    assert len(told.clock.gaps.memory.gaps) <= before + 2
     assert told.progress.step == 61
 
 
@@ -150,7 +150,7 @@ def test_another_thread_that_counts_is_no_movement(told: Told, lines: list[str])
     assert told.longest(*lines) == 2 * MINUTE
     assert told.progress.step == 59
     told.say("step 60 loss 0.5")
-    assert (told.pulse.quiet, told.progress.step) == (0, 60)
+    assert (told.clock.quiet, told.progress.step) == (0, 60)
 
 
 def test_another_thread_that_counts_beside_a_loop_which_tells_no_loss() -> None:
@@ -195,7 +195,7 @@ def test_the_step_of_an_evaluation_is_not_that_of_the_run(told: Told) -> None:
         train = lines.start > 0
         for n in lines:
             told.say(f"step {n} loss {60 / n}" if train else f"eval step {n}/5 loss 0.9")
-            assert told.pulse.quiet == 0
+            assert told.clock.quiet == 0
     assert (told.progress.step, told.progress.loss) == (62, 60 / 62)
 
 
@@ -294,12 +294,12 @@ def test_a_restart_of_the_agent_beside_a_chatty_hang_is_no_movement() -> None:
     told = Told()
     for step in (58, 59, 60, 61, 60, 61):
         told.say(f"rank 0 step={step} mem=1")
-    pulse, quiet = ProgressClock(1.0, told.pulse.memory), told.pulse.quiet
+    clock, quiet = ProgressClock(1.0, told.clock.memory), told.clock.quiet
     again = LogProgress()
     again.arrive(LogRecord(step=60, format="plain"), told.now + 3, "a")
-    moved = pulse.hear(RunLook(at=told.now + 4, progress=again.signals()), learn=True)
+    moved = clock.update(RunLook(at=told.now + 4, progress=again.signals()), learn=True)
     assert moved is None
-    assert pulse.quiet > quiet
+    assert clock.quiet > quiet
 
 
 def test_a_log_that_is_disowned_tells_nothing() -> None:
@@ -308,11 +308,11 @@ def test_a_log_that_is_disowned_tells_nothing() -> None:
     told.progress.disown()
     assert (told.progress.step, told.progress.loss, told.progress.signals()) == (None, None, ())
     told.look()
-    assert not told.pulse.has_rhythm
-    assert not told.pulse.tells
+    assert not told.clock.has_rhythm
+    assert not told.clock.has_signal
 
 
 def test_nothing_is_kept_for_ever(told: Told) -> None:
     for step in range(1000):
         told.say(f"step {step} loss {math.sin(step)}")
-    assert len(told.progress._sayings._said) <= 32
+    assert len(told.progress._novelty._recent) <= 32

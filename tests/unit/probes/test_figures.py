@@ -15,15 +15,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mldebug.cli.main import main
 from mldebug.core.errors import UsageError
-from mldebug.probes.collectives import Collective, collective
-from mldebug.probes.csv_text import as_csv
-from mldebug.probes.formulas import OPS, algbw, busbw
-from mldebug.probes.nccl_settings import nonsense
-from mldebug.probes.rows import row
-from mldebug.probes.statistics import slowest, spread
-from mldebug.probes.textfile import as_textfile
+from mldebug.probes.collective_formats import as_csv, as_textfile, row
+from mldebug.probes.collectives import (
+    OPS,
+    CollectiveResult,
+    algbw,
+    busbw,
+    collective_result,
+    slowest,
+    spread,
+)
+from mldebug.probes.nccl_settings import invalid_settings
 from mldebug_agents.probes.collectives_options import payloads
-from mldebug_agents.probes.plot import plot
+from mldebug_agents.probes.output import plot
 from mldebug_agents.probes.verbs.inside.values import BLOCK, Stretch, Values
 
 MIB = 1 << 20
@@ -31,8 +35,8 @@ MIB = 1 << 20
 
 def measured(
     op: str = "all_reduce", wrong: tuple[int | None, ...] = (0, 0), size: int = 8 * MIB
-) -> Collective:
-    return collective(op, size, [[0.002, 0.001, 0.003], [0.001, 0.004, 0.002]], wrong)
+) -> CollectiveResult:
+    return collective_result(op, size, [[0.002, 0.001, 0.003], [0.001, 0.004, 0.002]], wrong)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +131,7 @@ def test_metrics_for_node_exporter_are_prometheus_text() -> None:
     ],
 )
 def test_values_that_nccl_cannot_obey_are_named(name: str, value: str, told: int) -> None:
-    found = list(nonsense({name: value}))
+    found = list(invalid_settings({name: value}))
     assert len(found) == told
     assert all(f"{name}={value}" in one for one in found)
 
@@ -253,7 +257,7 @@ def test_a_file_that_cannot_be_written_in_the_end_is_one_sentence(
 def test_a_picture_needs_matplotlib_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.probes.plot.find_spec", lambda _: None)
+    monkeypatch.setattr("mldebug_agents.probes.output.find_spec", lambda _: None)
     assert main(["probe", "collectives", "--plot", "x.png"]) == 3
     assert "--plot needs matplotlib" in capsys.readouterr().err
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mldebug_agents.probes.verbs.inside import joining
-from mldebug_agents.probes.verbs.inside.joining import gloo_lacks, nccl_lacks
+from mldebug_agents.probes.verbs.inside import process_group
+from mldebug_agents.probes.verbs.inside.process_group import gloo_lacks, nccl_lacks
 
 HERE = ["eth0", "eth1", "lo"]
 
@@ -29,6 +29,6 @@ def test_gloo_needs_all_names_whole(wanted: str, missing: str) -> None:
 def test_only_the_variable_of_the_back_end_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "^lo")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
-    joining.check_interfaces("cuda")
+    process_group.check_interfaces("cuda")
     with pytest.raises(ValueError, match=r"GLOO_SOCKET_IFNAME=\^lo: .* has no such interface: \^lo \(it has .*lo"):  # fmt: skip
-        joining.check_interfaces("cpu")
+        process_group.check_interfaces("cpu")

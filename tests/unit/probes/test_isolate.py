@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from mldebug.cli.main import main
 from mldebug.probes.isolate import Isolation, isolate
-from mldebug.probes.pairs import Limits
-from mldebug.probes.trials import Outcome, Trial
-from mldebug_agents.probes.child import Ended
+from mldebug.probes.pairs import Outcome, PairLimits, Trial
+from mldebug_agents.probes.child import ChildExit
 from mldebug_agents.probes.verbs import isolate as probe
-from mldebug_agents.probes.verbs.inside import crew, meeting
+from mldebug_agents.probes.verbs.inside import forks, seat_trial
 from mldebug_agents.probes.verbs.inside import isolate as stand
-from mldebug_agents.probes.verbs.inside.schedule import Trial as Tried
+from mldebug_agents.probes.verbs.inside.schedule import GroupTrial as Tried
 from mldebug_agents.probes.verbs.inside.schedule import again, alone_again, plan, tournament
 
 Fault = frozenset[str]  # one name: a member; two: a link
@@ -215,7 +214,7 @@ def test_pairs_of_another_path_are_not_compared() -> None:
 def test_a_bandwidth_that_all_miss_is_seen_only_with_a_floor() -> None:
     trials = world(names(3), [])
     assert isolate(names(3), trials).outcome == "fine"
-    answer = isolate(names(3), trials, Limits(floor=5e9))
+    answer = isolate(names(3), trials, PairLimits(floor=5e9))
     assert answer.outcome == "unknown"
     assert "expected are 5 GB/s" in answer.sentence
 
@@ -342,12 +341,12 @@ def test_nobody_and_nothing() -> None:
 
 
 def test_nothing_is_fine_where_not_all_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
-    told = probe.Told(names(3), [], world(names(3), []))
-    assert probe._answer(told, Limits(), Ended(outcome="done"), as_json=False) == 0
+    told = probe.IsolateProgress(names(3), [], world(names(3), []))
+    assert probe._answer(told, PairLimits(), ChildExit(outcome="done"), as_json=False) == 0
     told.hear({"event": "untried", "groups": 2})
-    assert probe._answer(told, Limits(), Ended(outcome="done"), as_json=False) == 1
-    cancelled = Ended(outcome="cancelled", reason="the training job x runs on this node")
-    assert probe._answer(told, Limits(), cancelled, as_json=False) == 1
+    assert probe._answer(told, PairLimits(), ChildExit(outcome="done"), as_json=False) == 1
+    cancelled = ChildExit(outcome="cancelled", reason="the training job x runs on this node")
+    assert probe._answer(told, PairLimits(), cancelled, as_json=False) == 1
     assert capsys.readouterr().out.splitlines() == [
         "no fault found: 3 of 3 pairs do equally well",
         "not all was tried: --duration left no time for 2 tries",
@@ -359,16 +358,16 @@ def test_who_was_slow_in_what_was_cut_short_is_not_named_who_failed_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     link = frozenset({"n0", "n1"})
-    cancelled = Ended(outcome="cancelled", reason="the training job x runs on this node")
+    cancelled = ChildExit(outcome="cancelled", reason="the training job x runs on this node")
     for how, first in (
         (0.2, "not all was tried: the training job x"),
         ("failed", "bad: the link n0 - n1"),
     ):
-        told = probe.Told(names(4), [], world(names(4), [link], how=how))
-        assert probe._answer(told, Limits(), cancelled, as_json=False) == 1
+        told = probe.IsolateProgress(names(4), [], world(names(4), [link], how=how))
+        assert probe._answer(told, PairLimits(), cancelled, as_json=False) == 1
         assert capsys.readouterr().out.startswith(first)
-    told = probe.Told(names(4), [], world(names(4), [link]))
-    assert probe._answer(told, Limits(), Ended(outcome="done"), as_json=False) == 1
+    told = probe.IsolateProgress(names(4), [], world(names(4), [link]))
+    assert probe._answer(told, PairLimits(), ChildExit(outcome="done"), as_json=False) == 1
     assert capsys.readouterr().out.startswith("bad: the link n0 - n1")
 
 
@@ -403,8 +402,8 @@ def test_doubtful_pairs_are_tried_again_beside_the_best_and_what_hangs_once_only
 def test_a_payload_that_does_not_fit_is_told_before_it_takes_the_memory() -> None:
     order = {"bytes": 1 << 50, "seats": 2}
     with pytest.raises(MemoryError, match=r"a payload of \d+ bytes needs \d+, \d+ may be taken"):
-        meeting._check_memory(None, SimpleNamespace(type="cpu"), order)
-    meeting._check_memory(None, SimpleNamespace(type="cpu"), {"bytes": 1 << 10, "seats": 2})
+        seat_trial._check_memory(None, SimpleNamespace(type="cpu"), order)
+    seat_trial._check_memory(None, SimpleNamespace(type="cpu"), {"bytes": 1 << 10, "seats": 2})
 
 
 def test_a_port_that_somebody_has_is_told_with_the_way_out() -> None:
@@ -416,7 +415,7 @@ def test_a_port_that_somebody_has_is_told_with_the_way_out() -> None:
             OSError, match=f"port {port} of this node: Address already in use"
         ) as told:
             stand.check_port(port)
-    assert "another port" in probe._way_out(Ended(outcome="failed", reason=str(told.value)))
+    assert "another port" in probe._way_out(ChildExit(outcome="failed", reason=str(told.value)))
     stand.check_port(port)
 
 
@@ -459,16 +458,16 @@ class Store:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (stand, crew):
+    for module in (stand, forks):
         monkeypatch.setattr(module, "say", lambda *_, **__: None)
     monkeypatch.setattr(stand, "GRACE", 0.1)
     monkeypatch.setattr(stand, "KILLED", 0.1)
 
 
-def head(store: Store, step: float) -> stand.Head:
+def head(store: Store, step: float) -> stand.TrialLeader:
     """Node 0 of three members, one each."""
-    made = stand.Head(
-        {"step": step, "seconds": 60.0}, stand.Stand({"node": 0, "step": step}, store)
+    made = stand.TrialLeader(
+        {"step": step, "seconds": 60.0}, stand.NodeParticipant({"node": 0, "step": step}, store)
     )
     made._seats = [[[node, 0]] for node in range(3)]
     made._names = ["n0", "n1", "n2"]

@@ -14,21 +14,21 @@ from click.testing import CliRunner
 from mldebug.cli.main import cli
 from mldebug.core.errors import UsageError
 from mldebug.probes.baselines import shipped
-from mldebug.probes.checks import Acceptance, Check, accept, below_others, drain_reason
+from mldebug.probes.checks import Acceptance, NodeCheck, accept, below_others, drain_reason
 from mldebug.probes.node_checks import stage_checks
-from mldebug.probes.pairs import rate
+from mldebug.probes.pairs import rate_words
 from mldebug.probes.ports import Port, ports_check, read_port
-from mldebug_agents.probes.child import Ended, Event
-from mldebug_agents.probes.node_stages import NodeProbe, Wanted, read_ports
-from mldebug_agents.probes.session import Facts
-from mldebug_agents.probes.verbs.inside import crew, hostwork, topology
+from mldebug_agents.probes.child import ChildExit, Event
+from mldebug_agents.probes.node_stages import NodeProbe, NodeRequirements, read_ports
+from mldebug_agents.probes.session import TorchFacts
+from mldebug_agents.probes.verbs.inside import forks, schedule, workloads
 from mldebug_agents.system.host import Host
 
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 BASELINES = shipped()
 
 
-def checks(stage: str, results: dict[str, dict[str, Any]], model: str = H200) -> list[Check]:
+def checks(stage: str, results: dict[str, dict[str, Any]], model: str = H200) -> list[NodeCheck]:
     models = dict.fromkeys(results, model)
     if stage == "peers":
         models = {f"GPU {gpu}": model for gpu in range(8)}
@@ -50,7 +50,7 @@ def test_equal_gpus_are_fine() -> None:
 
 
 def test_rates_are_told_without_exponents() -> None:
-    assert [rate(one) for one in (2.88e12, 52.5e9, 9.994e8, 12.0)] == [
+    assert [rate_words(one) for one in (2.88e12, 52.5e9, 9.994e8, 12.0)] == [
         "2.88 TB/s",
         "52.5 GB/s",
         "999 MB/s",
@@ -158,13 +158,13 @@ class TwoModels:
 def test_ways_between_gpus_are_of_a_kind_of_their_own_for_each_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topology, "import_module", lambda _: TwoModels())
-    assert topology._read(3) == {
+    monkeypatch.setattr(schedule, "import_module", lambda _: TwoModels())
+    assert schedule._read(3) == {
         "0,1": "peer access, NVIDIA H200 with NVIDIA H200",
         "0,2": "through the host, NVIDIA A10 with NVIDIA H200",
         "1,2": "through the host, NVIDIA A10 with NVIDIA H200",
     }
-    assert topology._read(2) == {"0,1": "peer access"}
+    assert schedule._read(2) == {"0,1": "peer access"}
 
 
 def test_copies_below_what_was_published() -> None:
@@ -220,7 +220,7 @@ def test_ports_are_read_where_the_kernel_has_them(tmp_path: Path) -> None:
 
 def test_the_reason_for_the_scheduler_is_one_short_line_without_quotes() -> None:
     failed = [
-        Check(stage="x", state="failed", sentence='GPU 3 "is"\nslow$(reboot)' + "x" * 200)
+        NodeCheck(stage="x", state="failed", sentence='GPU 3 "is"\nslow$(reboot)' + "x" * 200)
     ] * 3
     reason = drain_reason(failed)
     assert len(reason) == 100
@@ -230,11 +230,11 @@ def test_the_reason_for_the_scheduler_is_one_short_line_without_quotes() -> None
 
 
 def test_the_verdict_names_what_was_skipped() -> None:
-    skipped = Check(stage="nccl", state="skipped", sentence="nccl: there is only one GPU")
-    fine = Check(stage="dram", state="fine", sentence="dram: 9 GB/s")
+    skipped = NodeCheck(stage="nccl", state="skipped", sentence="nccl: there is only one GPU")
+    fine = NodeCheck(stage="dram", state="fine", sentence="dram: 9 GB/s")
     told = accept("n1", [skipped, fine])
     assert (told.fit, told.verdict) == (True, "fit: checked dram; skipped nccl")
-    bad = Check(stage="disk", state="failed", sentence="disk: OSError: full")
+    bad = NodeCheck(stage="disk", state="failed", sentence="disk: OSError: full")
     assert accept("n1", [fine, bad]).verdict == "unfit: disk: OSError: full"
 
 
@@ -251,25 +251,25 @@ class Session:
 
     device = "cuda"
 
-    def __init__(self, ended: Ended, *stages: dict[str, Any]) -> None:
-        self.facts = Facts(gpus=1)
+    def __init__(self, ended: ChildExit, *stages: dict[str, Any]) -> None:
+        self.facts = TorchFacts(gpus=1)
         self._ended, self._stages = ended, stages
 
-    def run(self, _: str, __: object, hear: Callable[[Event], None], **___: object) -> Ended:
+    def run(self, _: str, __: object, hear: Callable[[Event], None], **___: object) -> ChildExit:
         for one in self._stages:
             hear({"event": "stage", "seconds": 1.0, "cut": False} | one)
         return self._ended
 
 
 def loaded(session: Session) -> tuple[NodeProbe, Acceptance]:
-    probe = NodeProbe(Wanted(stages=("matmul", "dram")), BASELINES, lambda _: None)
+    probe = NodeProbe(NodeRequirements(stages=("matmul", "dram")), BASELINES, lambda _: None)
     probe.load(cast("Any", session))
     return probe, accept("n1", probe.checks, probe.cut)
 
 
 def test_a_job_that_appears_or_too_short_a_duration_drains_no_node() -> None:
-    job = Ended(outcome="cancelled", reason="the training job x runs on this node")
-    late = Ended(outcome="late", reason="it did not end within 9 s")
+    job = ChildExit(outcome="cancelled", reason="the training job x runs on this node")
+    late = ChildExit(outcome="late", reason="it did not end within 9 s")
     cut = {"stage": "matmul", "results": {"GPU 0": {"late": True}}, "cut": True}
     for session, why in (
         (Session(job), "the probe was ended: the training job x runs on this node"),
@@ -282,31 +282,31 @@ def test_a_job_that_appears_or_too_short_a_duration_drains_no_node() -> None:
 
 
 def test_what_was_found_before_a_job_appeared_is_still_a_reason_to_drain() -> None:
-    job = Ended(outcome="cancelled", reason="the training job x runs on this node")
+    job = ChildExit(outcome="cancelled", reason="the training job x runs on this node")
     _, told = loaded(Session(job, {"stage": "matmul", "results": {"GPU 0": {"error": "lost"}}}))
     assert (told.fit, told.drain_reason) == (False, "mldebug: matmul: GPU 0: lost")
 
 
 def test_a_probe_that_fails_is_a_finding() -> None:
-    _, told = loaded(Session(Ended(outcome="failed", reason="a GPU does not answer")))
+    _, told = loaded(Session(ChildExit(outcome="failed", reason="a GPU does not answer")))
     assert told.drain_reason == "mldebug: matmul: a GPU does not answer"
 
 
 @pytest.mark.parametrize(
     ("wanted", "answering", "cut"),
     [
-        (Wanted(stages=("matmul",)), 8, "PyTorch sees 0 of 8 GPUs"),
-        (Wanted(stages=("matmul",), gpus=4), 0, "PyTorch sees 0 of 4 GPUs"),
-        (Wanted(stages=("matmul",)), 0, ""),
-        (Wanted(stages=("dram",)), 8, ""),
-        (Wanted(stages=("matmul",), cpus_only=True), 8, ""),
+        (NodeRequirements(stages=("matmul",)), 8, "PyTorch sees 0 of 8 GPUs"),
+        (NodeRequirements(stages=("matmul",), gpus=4), 0, "PyTorch sees 0 of 4 GPUs"),
+        (NodeRequirements(stages=("matmul",)), 0, ""),
+        (NodeRequirements(stages=("dram",)), 8, ""),
+        (NodeRequirements(stages=("matmul",), cpus_only=True), 8, ""),
     ],
 )
 def test_a_node_of_which_pytorch_sees_no_gpu_is_not_fit_and_not_drained(
-    wanted: Wanted, answering: int, cut: str
+    wanted: NodeRequirements, answering: int, cut: str
 ) -> None:
-    session = Session(Ended(outcome="done"), {"stage": "dram", "results": {}})
-    session.facts, session.device = Facts(gpus=0), "cpu"
+    session = Session(ChildExit(outcome="done"), {"stage": "dram", "results": {}})
+    session.facts, session.device = TorchFacts(gpus=0), "cpu"
     probe = NodeProbe(wanted, BASELINES, lambda _: None)
     probe._answering = answering
     probe.load(cast("Any", session))
@@ -320,7 +320,9 @@ def test_what_was_found_before_the_end_of_patience_is_a_reason_to_drain(
     """Slurm's epilog is ended by `timeout`."""
 
     def ended(probe: NodeProbe, *_: object) -> None:
-        probe.checks.append(Check(stage="memory", state="failed", sentence="memory: GPU 0: late"))
+        probe.checks.append(
+            NodeCheck(stage="memory", state="failed", sentence="memory: GPU 0: late")
+        )
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -333,7 +335,7 @@ def test_what_was_found_before_the_end_of_patience_is_a_reason_to_drain(
 
 
 def test_a_figure_of_nccl_counts_only_for_the_payload_that_was_published() -> None:
-    probe = NodeProbe(Wanted(), BASELINES, lambda _: None)
+    probe = NodeProbe(NodeRequirements(), BASELINES, lambda _: None)
     probe._models = {f"GPU {gpu}": H100 for gpu in range(8)}
     probe._judge_nccl(400e9, 1 << 30, 8, 1.0)
     probe._judge_nccl(400e9, 8 << 30, 8, 1.0)
@@ -341,7 +343,7 @@ def test_a_figure_of_nccl_counts_only_for_the_payload_that_was_published() -> No
 
 
 def test_a_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
-    told = hostwork.disk({"disk": str(tmp_path)})
+    told = workloads.disk({"disk": str(tmp_path)})
     assert told["bandwidth"] > 0
     assert told["bytes"] > 0
     assert list(tmp_path.iterdir()) == []
@@ -349,11 +351,11 @@ def test_a_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_drains_no_node(tmp_path: Path) -> None:
     """A word that was mistyped would drain one node after the other."""
-    told = hostwork.disk({"disk": str(tmp_path / "scrtach")})
+    told = workloads.disk({"disk": str(tmp_path / "scrtach")})
     stage = {"stage": "disk", "results": {"node": told}}
-    wanted = Wanted(stages=("disk",), disk=str(tmp_path / "scrtach"))
+    wanted = NodeRequirements(stages=("disk",), disk=str(tmp_path / "scrtach"))
     probe = NodeProbe(wanted, BASELINES, lambda _: None)
-    probe.load(cast("Any", Session(Ended(outcome="done"), stage)))
+    probe.load(cast("Any", Session(ChildExit(outcome="done"), stage)))
     answer = accept("n1", probe.checks, probe.cut)
     assert (answer.fit, answer.drain_reason) == (False, "")
     assert (
@@ -370,7 +372,7 @@ def test_no_stages_are_not_all_of_them(words: tuple[str, ...]) -> None:
 
 
 def test_failures_of_forks_in_words() -> None:
-    assert crew.failure({"late": True}) == "it did not end in time"
-    assert crew.failure({"died": -9}) == "it was killed by signal 9"
-    assert crew.failure({"died": 3}) == "it ended with code 3"
-    assert crew.failure({"figure": 1}) == ""
+    assert forks.failure({"late": True}) == "it did not end in time"
+    assert forks.failure({"died": -9}) == "it was killed by signal 9"
+    assert forks.failure({"died": 3}) == "it ended with code 3"
+    assert forks.failure({"figure": 1}) == ""

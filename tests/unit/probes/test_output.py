@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from mldebug.cli.main import main
-from mldebug.probes.collectives import Collective, collective
-from mldebug_agents.probes.measurement import Measurement, Wish
-from mldebug_agents.probes.output import Output, check_places, write
-from mldebug_agents.probes.rank_events import About
+from mldebug.probes.collectives import CollectiveResult, collective_result
+from mldebug_agents.probes.measurement import CollectivesRequest, Measurement
+from mldebug_agents.probes.output import OutputFiles, check_places, write
+from mldebug_agents.probes.rank_events import MeasuredRanks
 
-FOUND = collective("all_reduce", 1024, [[0.001, 0.002], [0.001, 0.003]], [0, 0])
+FOUND = collective_result("all_reduce", 1024, [[0.001, 0.002], [0.001, 0.003]], [0, 0])
 JOINED = {"event": "joined", "ranks": 2, "backend": "gloo"}
 CELL = {"event": "cell", "op": "reduce", "bytes": 4, "times": [[0.1], [0.1]], "wrong": [0, None]}
 
 
-def written(*results: Collective, **places: Path) -> None:
+def written(*results: CollectiveResult, **places: Path) -> None:
     """Write these results to `csv`, `plot` and `textfile`."""
-    measurement = Measurement(Wish(nproc=2, ops=("all_reduce",)))
-    measurement.results, measurement.about = list(results), About(ranks=2, backend="gloo")
+    measurement = Measurement(CollectivesRequest(nproc=2, ops=("all_reduce",)))
+    measurement.results, measurement.about = list(results), MeasuredRanks(ranks=2, backend="gloo")
     whole = {"csv": None, "plot": None, "textfile": None, **places}
-    output = Output(as_json=False, **whole)
+    output = OutputFiles(as_json=False, **whole)
     check_places(output)
     write(measurement, output)
 

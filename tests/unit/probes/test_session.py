@@ -16,21 +16,20 @@ from mldebug.core.model import Job, RankIdentity
 from mldebug.hardware.gpu.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
 from mldebug_agents.hardware.gpu.errors import GpuCrashedError, GpuDriverError, NoGpuLibraryError
 from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.jobs.ranks.registry import PROBES
 from mldebug_agents.probes import child
-from mldebug_agents.probes.busy import BusyError
-from mldebug_agents.probes.child import Child, Ended, Event, inside
-from mldebug_agents.probes.environment import prepare
+from mldebug_agents.probes.child import ChildExit, Event, ProbeChild, inside
+from mldebug_agents.probes.environment import INSIDE, child_environment, find_python
 from mldebug_agents.probes.guard import Guard
-from mldebug_agents.probes.lock import only_probe
-from mldebug_agents.probes.python import INSIDE, find_python
+from mldebug_agents.probes.lock import BusyError, only_probe
 from mldebug_agents.system.spawn import Spawner
 
 RANKS = """
 import os, signal, sys, time
 sys.path.insert(0, {above!r})
-from inside.ranks import launch, rank, say
+from inside.ranks import emit, launch, rank
 def work(order):
-    say("started", rank=rank(), pid=os.getpid())
+    emit("started", rank=rank(), pid=os.getpid())
     {body}
 launch({{"ranks": [0, 1], "world": 2, "address": "127.0.0.1", "port": 1, "seconds": {seconds}}}, work)
 """
@@ -59,9 +58,9 @@ class Launched:
                 raise GpuDriverError("the GPU driver is gone")
             return "somebody came" if cancel else ""
 
-        child = Child(spawner, look)
+        child = ProbeChild(spawner, look)
         argv = [sys.executable, "-c", program]
-        self.ended: Ended = child.run(argv, dict(os.environ), 90.0, self.heard.append)
+        self.ended: ChildExit = child.run(argv, dict(os.environ), 90.0, self.heard.append)
 
     @property
     def pids(self) -> list[int]:
@@ -82,7 +81,9 @@ def lives(pid: int) -> bool:
 
 
 def test_ranks_are_heard_while_they_run(spawner: Spawner) -> None:
-    done = Launched(spawner, "say('half', rank=rank()); print('noise'); say('whole', rank=rank())")
+    done = Launched(
+        spawner, "emit('half', rank=rank()); print('noise'); emit('whole', rank=rank())"
+    )
     assert done.ended.outcome == "done"
     assert done.ended.reason == ""
     events = [one["event"] for one in done.heard]
@@ -92,7 +93,7 @@ def test_ranks_are_heard_while_they_run(spawner: Spawner) -> None:
 
 
 def test_long_lines_of_several_ranks_stay_whole(spawner: Spawner) -> None:
-    body = "[say('long', rank=rank(), text=str(rank()) * 300_000) for _ in range(20)]"
+    body = "[emit('long', rank=rank(), text=str(rank()) * 300_000) for _ in range(20)]"
     done = Launched(spawner, body)
     assert done.ended.outcome == "done"
     told = [one["text"] for one in done.heard if one["event"] == "long"]
@@ -147,7 +148,9 @@ def test_an_interrupt_leaves_nothing() -> None:
     )  # a shell's background ignores it
     try:
         with pytest.raises(KeyboardInterrupt), Spawner() as spawner:
-            Child(spawner).run([sys.executable, "-c", program], dict(os.environ), 60.0, interrupt)
+            ProbeChild(spawner).run(
+                [sys.executable, "-c", program], dict(os.environ), 60.0, interrupt
+            )
     finally:
         signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 20
@@ -169,13 +172,15 @@ def test_pytorch_may_come_from_a_slow_disk(
     order = {"stages": [], "gpus": 0, "seconds": 60, "node": 0, "nodes": 1, "address": "127.0.0.1"}
     order["device"] = "cpu"
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    ended = Child(spawner).run(inside(sys.executable, script, order), env, 60.0, lambda _: None)
+    ended = ProbeChild(spawner).run(
+        inside(sys.executable, script, order), env, 60.0, lambda _: None
+    )
     assert "nothing was heard" not in ended.reason
     assert "at last" in ended.reason + ended.stderr
 
 
 def test_a_program_that_cannot_be_started_is_told(spawner: Spawner) -> None:
-    ended = Child(spawner).run(["/no/such/python"], {}, 5.0, print)
+    ended = ProbeChild(spawner).run(["/no/such/python"], {}, 5.0, print)
     assert (ended.outcome, ended.reason) == (
         "failed",
         "it cannot be run: No such file or directory",
@@ -185,7 +190,9 @@ def test_a_program_that_cannot_be_started_is_told(spawner: Spawner) -> None:
 def test_lines_of_libraries_are_no_events(spawner: Spawner) -> None:
     words = "print('NCCL INFO'); print('[1]'); print('{\"event\": 3}'); print('{\"event\": \"x\"}')"
     heard: list[Event] = []
-    ended = Child(spawner).run([sys.executable, "-c", words], dict(os.environ), 30.0, heard.append)
+    ended = ProbeChild(spawner).run(
+        [sys.executable, "-c", words], dict(os.environ), 30.0, heard.append
+    )
     assert ended.outcome == "done"
     assert heard == [{"event": "x"}]
 
@@ -207,7 +214,9 @@ def test_the_environment_is_of_no_other_job_and_says_what_matters() -> None:
         "NCCL_ALGO": "Ring",
         "HOME": "/root",
     }
-    found = prepare({**own, "NCCL_VERSION": "2.28.3-1"})  # NVIDIA's images have it: no setting
+    found = child_environment(
+        {**own, "NCCL_VERSION": "2.28.3-1"}
+    )  # NVIDIA's images have it: no setting
     assert found.variables.pop("NCCL_VERSION") == "2.28.3-1"
     assert found.variables == {"NCCL_ALGO": "Ring", "HOME": "/root", "OMP_NUM_THREADS": "1"}
     assert found.kept == {"NCCL_ALGO": "Ring"}
@@ -264,7 +273,7 @@ def test_a_launcher_that_tells_of_a_stranger_is_ended_for_that_reason(
     """The look at this node, which knows of nobody, does not make that unsaid."""
     monkeypatch.setattr(child, "LOOK_EVERY", 0.0)
     program = """import time; print('{"event": "stranger", "reason": "a job"}', flush=True); time.sleep(60)"""
-    ended = Child(spawner).run(
+    ended = ProbeChild(spawner).run(
         [sys.executable, "-c", program], dict(os.environ), 60.0, lambda _: None
     )
     assert (ended.outcome, ended.reason) == ("cancelled", "a job")
@@ -385,3 +394,8 @@ def test_a_driver_that_stops_answering_ends_the_probe_after_some_looks() -> None
     assert [guard.look(OWN) for _ in range(2)] == ["", ""]
     with pytest.raises(GpuDriverError, match="the GPU driver is gone"):
         guard.look(OWN)
+
+
+def test_the_agent_knows_the_ranks_of_a_probe_by_this_folder() -> None:
+    assert str(INSIDE).endswith(PROBES[0])
+    assert (INSIDE / "__main__.py").is_file()

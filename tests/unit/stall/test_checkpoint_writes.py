@@ -20,7 +20,7 @@ def on_disk(
         second = look.at - looks[0].at
         if first <= second <= last and (saved is None or look.at - saved >= every):
             saved = look.at
-        yield msgspec.structs.replace(look, saved_at=saved)
+        yield msgspec.structs.replace(look, checkpoint_grew_at=saved)
 
 
 def test_a_save_that_grows_holds_an_incident_back_until_it_ends() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from mldebug.config.schema import CanaryConfig as Wanted
 from mldebug.config.schema import Config
-from mldebug.storage.filesystems.canary import Written, sentence
+from mldebug.storage.filesystems.canary import CanaryWrite, sentence
 from mldebug_agents.agent.wiring import NodeTools, open_tools
-from mldebug_agents.storage.filesystems.canary import Canary
-from mldebug_agents.storage.monitor import StorageConfig, all_parts
+from mldebug_agents.storage.filesystems.canary import CanaryCollector
+from mldebug_agents.storage.monitor import StorageConfig, all_collectors
 from nodetools import with_config
 from unit.storage.test_filesystems import mount, mounted
 
@@ -24,14 +24,14 @@ def tools() -> Iterator[NodeTools]:
         yield one
 
 
-def look(tools: NodeTools, folder: Path) -> Canary:
+def look(tools: NodeTools, folder: Path) -> CanaryCollector:
     config = Config(storage=StorageConfig(canary=Wanted(paths=(str(folder),))))
-    part = Canary(with_config(tools.context, config), tools.filesystem_probe)
+    part = CanaryCollector(with_config(tools.context, config), tools.filesystem_probe)
     part.look(1.0, [])
     return part
 
 
-def said(part: Canary) -> list[tuple[str, str]]:
+def said(part: CanaryCollector) -> list[tuple[str, str]]:
     return [(one.kind, one.sentence.partition(": ")[2]) for one in part.alarms()]
 
 
@@ -52,7 +52,9 @@ def test_it_writes_and_leaves_nothing(tools: NodeTools, tmp_path: Path) -> None:
 
 def test_it_is_nowhere_unless_told_so_and_never_in_a_command(tools: NodeTools) -> None:
     assert Config().storage.canary.paths == ()
-    assert "canary" not in {part.name for part in all_parts(tools.context, tools.filesystem_probe)}
+    assert "canary" not in {
+        part.name for part in all_collectors(tools.context, tools.filesystem_probe)
+    }
 
 
 def test_full_and_out_of_inodes_and_read_only_are_told_apart(
@@ -103,13 +105,13 @@ def test_a_folder_that_is_not_there_is_a_gap(tools: NodeTools, tmp_path: Path) -
 
 
 def test_df_lies_and_quotas_are_said() -> None:
-    lying = Written(path="/data", errno=28, available=12 << 40, inodes=10, inodes_free=5)
+    lying = CanaryWrite(path="/data", errno=28, available=12 << 40, inodes=10, inodes_free=5)
     assert sentence(lying, 65536) == (
         "/data: a test write failed: no space is left, though the filesystem tells of 12 TiB"
     )
     quota = msgspec.structs.replace(lying, errno=122)
     assert (quota.outcome, sentence(quota, 1).endswith("a quota is used up")) == ("quota", True)
-    stuck = Written(path="/data", stuck=74.2)
+    stuck = CanaryWrite(path="/data", stuck=74.2)
     assert (stuck.outcome, sentence(stuck, 1)) == (
         "stuck",
         "/data: a test write has not come back for 74 s",
@@ -123,7 +125,7 @@ def test_a_folder_that_is_a_link_to_another_filesystem_is_written_to(
         (tmp_path / "link").symlink_to(elsewhere)
         paths = (str(tmp_path / "link"),)
         config = Config(storage=StorageConfig(canary=Wanted(paths=paths)))
-        desk = Canary(with_config(tools.context, config), tools.filesystem_probe)
+        desk = CanaryCollector(with_config(tools.context, config), tools.filesystem_probe)
         desk.look(1.0, [])
         assert not desk.gaps()
         assert [row["outcome"] for row in desk.status()["test_writes"]] == ["ok"]

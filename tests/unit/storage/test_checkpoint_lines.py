@@ -4,23 +4,23 @@ import msgspec
 
 from mldebug.status.snapshot import Snapshot
 from mldebug.status.storage_lines import saves_part, storage_json, storage_lines
-from mldebug.storage.checkpoints.history import Seen, Series
-from mldebug.storage.checkpoints.model import State, Verdict
-from mldebug.storage.checkpoints.state import LISTED, tell
+from mldebug.storage.checkpoints.history import CheckpointReading, CheckpointSeries
+from mldebug.storage.checkpoints.model import CheckpointVerdict, Completeness
+from mldebug.storage.checkpoints.state import LISTED, series_state
 from mldebug.storage.filesystems.state import StorageState
 
 NOW = 1_700_000_000.0
 
 
-def series(count: int) -> Series:
+def series(count: int) -> CheckpointSeries:
     found = []
     for step in range(count):
-        verdict = Verdict(layout="distributed", state=State.COMPLETE, shards=4)
+        verdict = CheckpointVerdict(layout="distributed", state=Completeness.COMPLETE, shards=4)
         if step == count - 1:
-            verdict = Verdict(layout="distributed", state=State.INCOMPLETE, why="\x1b[31mcut", shards=3)  # fmt: skip
+            verdict = CheckpointVerdict(layout="distributed", state=Completeness.INCOMPLETE, why="\x1b[31mcut", shards=3)  # fmt: skip
         at = NOW - 7200 + step * 60
-        found.append(Seen(name=f"step_{step}", size=1 << 30, files=5, oldest=at, newest=at, inode=step, verdict=verdict))  # fmt: skip
-    it = Series()
+        found.append(CheckpointReading(name=f"step_{step}", size=1 << 30, files=5, oldest=at, newest=at, inode=step, verdict=verdict))  # fmt: skip
+    it = CheckpointSeries()
     it.look(NOW - 8000, [], whole=True)
     it.look(NOW - 6530, found, whole=True, world_size=4)
     it.look(NOW, found, whole=True, world_size=4)
@@ -28,7 +28,7 @@ def series(count: int) -> Series:
 
 
 def test_each_series_is_told_with_its_newest_saves() -> None:
-    state = tell(series(12), ("", "/ckpt/\x1b[0mname", "step_#"), NOW)
+    state = series_state(series(12), ("", "/ckpt/\x1b[0mname", "step_#"), NOW)
     part = saves_part(Snapshot(node="n", at=NOW, started_at=NOW, saves=(state,)))
     told = StorageState(parts=(part,))
     lines = [one.text for one in storage_lines(told)]

@@ -14,8 +14,20 @@ import pytest
 from mldebug.core.plugins import create_all
 from mldebug.storage.checkpoints import safe_pickle
 from mldebug.storage.checkpoints.completeness import BESIDE, judge, wants
-from mldebug.storage.checkpoints.model import Entry, Save, State, Verdict, Wanted
-from mldebug.storage.checkpoints.names import Place, is_part, place_of, shape, step_of
+from mldebug.storage.checkpoints.model import (
+    ByteRange,
+    Checkpoint,
+    CheckpointVerdict,
+    Completeness,
+    FileEntry,
+)
+from mldebug.storage.checkpoints.names import (
+    CheckpointPath,
+    checkpoint_of,
+    is_part,
+    series_of,
+    step_of,
+)
 
 LAYOUTS = create_all("checkpoints")
 if not os.environ.get("CI"):
@@ -26,17 +38,17 @@ distributed = import_module("torch.distributed.checkpoint")
 safetensors_torch = import_module("safetensors.torch")
 
 
-def look(path: Path) -> Save:
+def look(path: Path) -> Checkpoint:
     """What the agent would know of it, with all parts that are asked for."""
     found = [path] if path.is_file() else sorted(it for it in path.rglob("*") if it.is_file())
     files = tuple(_entry(path, one) for one in found)
     beside = {
         name: (path.parent / name).read_bytes() for name in BESIDE if (path.parent / name).exists()
     }
-    save = Save(name=path.name, folder=path.is_dir(), files=files, beside=beside)
+    save = Checkpoint(name=path.name, folder=path.is_dir(), files=files, beside=beside)
     for _ in range(3):
         more = {one: _part(path, one) for one in wants(save, LAYOUTS)}
-        save = Save(
+        save = Checkpoint(
             name=save.name,
             folder=save.folder,
             files=files,
@@ -47,19 +59,21 @@ def look(path: Path) -> Save:
     return save
 
 
-def _entry(path: Path, one: Path) -> Entry:
+def _entry(path: Path, one: Path) -> FileEntry:
     facts = one.stat()
-    return Entry("" if one == path else str(one.relative_to(path)), facts.st_size, facts.st_mtime)
+    return FileEntry(
+        "" if one == path else str(one.relative_to(path)), facts.st_size, facts.st_mtime
+    )
 
 
-def _part(path: Path, one: Wanted) -> bytes:
+def _part(path: Path, one: ByteRange) -> bytes:
     with (path / one.path if one.path else path).open("rb") as file:
         file.seek(one.offset)
         data = file.read(one.size)
     return b"\n".join(sorted(set(re.findall(one.find, data)))) if one.find else data
 
 
-def verdict(path: Path) -> Verdict:
+def verdict(path: Path) -> CheckpointVerdict:
     return judge(look(path), LAYOUTS)
 
 
@@ -84,14 +98,14 @@ def dcp(path: Path) -> Path:
 def test_a_file_of_torch_save_is_complete_until_a_byte_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "model-10.pt"
     torch.save(tensors(), path)
-    assert (verdict(path).layout, verdict(path).state) == ("torch_save", State.COMPLETE)
+    assert (verdict(path).layout, verdict(path).state) == ("torch_save", Completeness.COMPLETE)
 
     whole = path.read_bytes()
     for size in (0, 10, len(whole) // 2, len(whole) - 23, len(whole) - 1):
         path.write_bytes(whole[:size])
-        assert verdict(path).state is State.INCOMPLETE, size
+        assert verdict(path).state is Completeness.INCOMPLETE, size
     path.write_bytes(whole + b"\0" * 50)
-    assert verdict(path).state is State.INCOMPLETE
+    assert verdict(path).state is Completeness.INCOMPLETE
     path.write_bytes(b"\0" * len(whole))  # what a crash leaves of a file whose size was known
     assert "zeros" in verdict(path).why
 
@@ -99,17 +113,17 @@ def test_a_file_of_torch_save_is_complete_until_a_byte_is_missing(tmp_path: Path
 def test_an_old_file_of_torch_save_says_nothing_of_its_end(tmp_path: Path) -> None:
     path = tmp_path / "model-10.pt"
     torch.save(tensors(), path, _use_new_zipfile_serialization=False)
-    assert verdict(path).state is State.UNKNOWN
+    assert verdict(path).state is Completeness.UNKNOWN
     assert "before 1.6" in verdict(path).why
 
 
 def test_a_safetensors_file_is_held_against_its_header(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     safetensors_torch.save_file(tensors(), path, metadata={"format": "pt"})
-    assert (verdict(path).layout, verdict(path).state) == ("safetensors", State.COMPLETE)
+    assert (verdict(path).layout, verdict(path).state) == ("safetensors", Completeness.COMPLETE)
     cut(path)
     assert "of 12," in verdict(path).why
-    assert verdict(path).state is State.INCOMPLETE
+    assert verdict(path).state is Completeness.INCOMPLETE
 
 
 @pytest.mark.parametrize(
@@ -125,19 +139,19 @@ def test_a_safetensors_file_is_held_against_its_header(tmp_path: Path) -> None:
 def test_an_odd_header_is_broken_and_raises_nothing(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    assert verdict(path).state is State.INCOMPLETE
+    assert verdict(path).state is Completeness.INCOMPLETE
 
 
 def test_a_header_that_is_too_large_to_be_read_is_unknown() -> None:
     size = 5 << 20
-    save = Save(
+    save = Checkpoint(
         name="model.safetensors",
         folder=False,
-        files=(Entry("", size * 2),),
-        parts={Wanted("", 0, 8): size.to_bytes(8, "little")},
+        files=(FileEntry("", size * 2),),
+        parts={ByteRange("", 0, 8): size.to_bytes(8, "little")},
     )
     assert wants(save, LAYOUTS) == ()
-    assert judge(save, LAYOUTS).state is State.UNKNOWN
+    assert judge(save, LAYOUTS).state is Completeness.UNKNOWN
 
 
 # --- torch.distributed.checkpoint ------------------------------------------------------------------
@@ -146,11 +160,11 @@ def test_a_header_that_is_too_large_to_be_read_is_unknown() -> None:
 def test_a_distributed_checkpoint_needs_its_index_and_all_that_it_names(tmp_path: Path) -> None:
     path = dcp(tmp_path / "step_5")
     told = verdict(path)
-    assert (told.layout, told.state, told.shards) == ("distributed", State.COMPLETE, 1)
+    assert (told.layout, told.state, told.shards) == ("distributed", Completeness.COMPLETE, 1)
 
     cut(path / "__0_0.distcp")
     assert "__0_0.distcp has" in verdict(path).why
-    assert verdict(path).state is State.INCOMPLETE
+    assert verdict(path).state is Completeness.INCOMPLETE
     (path / "__0_0.distcp").unlink()
     assert "1 shards missing" in verdict(path).why
 
@@ -169,11 +183,11 @@ def test_an_index_of_the_save_before_in_the_same_folder_proves_nothing(tmp_path:
     os.utime(shard, (index.stat().st_mtime + 30,) * 2)
     told = verdict(path)
     assert (told.state, told.why) == (
-        State.UNKNOWN,
+        Completeness.UNKNOWN,
         f"{shard.name} is younger than .metadata, which is written last",
     )
     os.utime(index, (index.stat().st_mtime + 31,) * 2)
-    assert verdict(path).state is State.COMPLETE
+    assert verdict(path).state is Completeness.COMPLETE
 
 
 def test_an_index_that_is_not_understood_still_names_its_shards(tmp_path: Path) -> None:
@@ -203,14 +217,14 @@ def test_a_large_index_is_searched_for_names_and_the_ends_of_shards_are_looked_a
     index = large_index(path / ".metadata", 30_000, ("__0_0.distcp", "__1_0.distcp"))
     assert index.stat().st_size > safe_pickle.MAX_BYTES
     told = verdict(path)
-    assert (told.state, told.shards, told.why) == (State.COMPLETE, 2, "")
+    assert (told.state, told.shards, told.why) == (Completeness.COMPLETE, 2, "")
     cut(path / "__1_0.distcp", 1)
     told = verdict(path)
-    assert told.state is State.UNKNOWN
+    assert told.state is Completeness.UNKNOWN
     assert told.why.startswith("__1_0.distcp may have been cut off")
     (path / "__1_0.distcp").unlink()
     assert "__1_0.distcp of 2 shards missing" in verdict(path).why
-    assert verdict(path).state is State.INCOMPLETE
+    assert verdict(path).state is Completeness.INCOMPLETE
     cut(index, 1)
     assert verdict(path).why == ".metadata was cut off"
     os.truncate(index, (256 << 20) + 1)
@@ -227,9 +241,11 @@ class Bomb:
 def test_no_class_of_a_pickle_is_imported_or_called(tmp_path: Path) -> None:
     path = dcp(tmp_path / "step_5")
     (path / ".metadata").write_bytes(pickle.dumps([Bomb(), "__0_0.distcp"]))
-    assert verdict(path).state is State.COMPLETE
+    assert verdict(path).state is Completeness.COMPLETE
     assert not Path("/tmp/mldebug-was-here").exists()
-    assert [one.name for one in safe_pickle.made(pickle.dumps(Bomb()))] == ["posix.system"]
+    assert [one.name for one in safe_pickle.pickled_objects(pickle.dumps(Bomb()))] == [
+        "posix.system"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +259,7 @@ def test_no_class_of_a_pickle_is_imported_or_called(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_hostile_pickle_costs_nothing(data: bytes) -> None:
     try:
-        assert safe_pickle.made(data) == []
+        assert safe_pickle.pickled_objects(data) == []
     except ValueError as error:
         assert str(error)  # noqa: PT017 - either is fine, anything else is not
 
@@ -264,7 +280,7 @@ def trainer(path: Path) -> Path:
 
 def test_a_trainers_folder_needs_all_shards_and_its_state(tmp_path: Path) -> None:
     path = trainer(tmp_path / "checkpoint-500")
-    assert (verdict(path).layout, verdict(path).state) == ("huggingface", State.COMPLETE)
+    assert (verdict(path).layout, verdict(path).state) == ("huggingface", Completeness.COMPLETE)
 
     cut(path / "optimizer.pt")
     assert "optimizer.pt has no zip directory" in verdict(path).why
@@ -279,12 +295,12 @@ def test_a_trainers_folder_needs_all_shards_and_its_state(tmp_path: Path) -> Non
     (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-0')
     told = verdict(path)
     assert (told.state, told.why) == (
-        State.INCOMPLETE,
+        Completeness.INCOMPLETE,
         "model.safetensors.index.json was cut off",
     )
     (path / "model.safetensors.index.json").unlink()
     assert verdict(path).why == "1 of 2 parts are there"
-    assert verdict(trainer(tmp_path / "tmp-checkpoint-600")).state is State.INCOMPLETE
+    assert verdict(trainer(tmp_path / "tmp-checkpoint-600")).state is Completeness.INCOMPLETE
 
 
 def deepspeed(path: Path, ranks: int = 4) -> Path:
@@ -297,13 +313,13 @@ def deepspeed(path: Path, ranks: int = 4) -> Path:
 
 def test_deepspeed_is_complete_when_latest_has_come_to_it(tmp_path: Path) -> None:
     path = deepspeed(tmp_path / "global_step100")
-    assert verdict(path).state is State.UNKNOWN
+    assert verdict(path).state is Completeness.UNKNOWN
     (tmp_path / "latest").write_text("global_step50")
     assert verdict(path).why == "`latest` still names 'global_step50'"
     (tmp_path / "latest").write_text("global_step100\n")
     assert (verdict(path).layout, verdict(path).state, verdict(path).shards) == (
         "deepspeed",
-        State.COMPLETE,
+        Completeness.COMPLETE,
         5,
     )
     (path / "bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt").unlink()
@@ -316,18 +332,18 @@ def test_megatron_is_complete_when_the_tracker_has_come_to_it(tmp_path: Path) ->
         (path / f"mp_rank_0{rank}").mkdir(parents=True)
         torch.save({"x": 1}, path / f"mp_rank_0{rank}/model_optim_rng.pt")
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
-    assert verdict(path).state is State.UNKNOWN
+    assert verdict(path).state is Completeness.UNKNOWN
     tracker.write_text("50")
     assert verdict(path).why == "latest_checkpointed_iteration.txt still says 50"
     tracker.write_text("100")
-    assert (verdict(path).layout, verdict(path).state) == ("megatron", State.COMPLETE)
+    assert (verdict(path).layout, verdict(path).state) == ("megatron", Completeness.COMPLETE)
     cut(path / "mp_rank_01/model_optim_rng.pt")
-    assert verdict(path).state is State.INCOMPLETE
+    assert verdict(path).state is Completeness.INCOMPLETE
 
     shards = dcp(tmp_path / "iter_0000090")
     assert verdict(shards).why == "there is no common.pt"
     torch.save({"x": 1}, shards / "common.pt")
-    assert (verdict(shards).layout, verdict(shards).state) == ("megatron", State.COMPLETE)
+    assert (verdict(shards).layout, verdict(shards).state) == ("megatron", Completeness.COMPLETE)
     cut(shards / "__0_0.distcp")
     assert "__0_0.distcp has" in verdict(shards).why
 
@@ -335,10 +351,10 @@ def test_megatron_is_complete_when_the_tracker_has_come_to_it(tmp_path: Path) ->
 def test_what_was_not_listed_whole_is_neither_complete_nor_incomplete(tmp_path: Path) -> None:
     save = look(dcp(tmp_path / "step_5"))
     for files in (save.files, save.files[:1], save.files[1:]):
-        part = Save(
+        part = Checkpoint(
             name=save.name, files=files, parts=save.parts, cut="permission denied for a part of it"
         )
-        assert judge(part, LAYOUTS).state is State.UNKNOWN
+        assert judge(part, LAYOUTS).state is Completeness.UNKNOWN
         assert judge(part, LAYOUTS).why == "permission denied for a part of it"
 
 
@@ -348,23 +364,26 @@ def test_what_was_not_listed_whole_is_neither_complete_nor_incomplete(tmp_path: 
 @pytest.mark.parametrize(
     ("path", "place"),
     [
-        ("/out/model-100.pt", Place("/out", "model-100.pt", False)),
-        ("/out/step_100/model.pt", Place("/out", "step_100", True)),
-        ("/out/iter_0000100/mp_rank_00/model_optim_rng.pt", Place("/out", "iter_0000100", True)),
+        ("/out/model-100.pt", CheckpointPath("/out", "model-100.pt", False)),
+        ("/out/step_100/model.pt", CheckpointPath("/out", "step_100", True)),
+        (
+            "/out/iter_0000100/mp_rank_00/model_optim_rng.pt",
+            CheckpointPath("/out", "iter_0000100", True),
+        ),
         (
             "/out/checkpoint-500/pytorch_model_fsdp_0/__0_0.distcp",
-            Place("/out", "checkpoint-500", True),
+            CheckpointPath("/out", "checkpoint-500", True),
         ),
-        ("/out/last/__0_0.distcp", Place("/out", "last", True)),
-        ("/out/last/.metadata.tmp", Place("/out", "last", True)),
+        ("/out/last/__0_0.distcp", CheckpointPath("/out", "last", True)),
+        ("/out/last/.metadata.tmp", CheckpointPath("/out", "last", True)),
         (
             "/out/lightning/epoch=1-step=10.ckpt",
-            Place("/out/lightning", "epoch=1-step=10.ckpt", False),
+            CheckpointPath("/out/lightning", "epoch=1-step=10.ckpt", False),
         ),
-        ("/out/tmp-checkpoint-5/optimizer.pt", Place("/out", "tmp-checkpoint-5", True)),
+        ("/out/tmp-checkpoint-5/optimizer.pt", CheckpointPath("/out", "tmp-checkpoint-5", True)),
         (
             "/out/checkpoint-500/global_step500/mp_rank_00_model_states.pt",
-            Place("/out", "checkpoint-500", True),
+            CheckpointPath("/out", "checkpoint-500", True),
         ),
         ("/data/train.pt", None),
         ("/data/shard-17.bin", None),
@@ -372,13 +391,13 @@ def test_what_was_not_listed_whole_is_neither_complete_nor_incomplete(tmp_path: 
         ("/model.pt", None),
     ],
 )
-def test_a_written_file_tells_its_save_or_nothing(path: str, place: Place | None) -> None:
-    assert place_of(path) == place
+def test_a_written_file_tells_its_save_or_nothing(path: str, place: CheckpointPath | None) -> None:
+    assert checkpoint_of(path) == place
 
 
 def test_the_saves_of_a_series_have_one_shape() -> None:
-    assert shape("tmp-checkpoint-500") == shape("checkpoint-1000") == "checkpoint-#"
-    assert shape("epoch=3-val=0.12.ckpt") == "epoch=#-val=#.ckpt"
+    assert series_of("tmp-checkpoint-500") == series_of("checkpoint-1000") == "checkpoint-#"
+    assert series_of("epoch=3-val=0.12.ckpt") == "epoch=#-val=#.ckpt"
     assert [
         step_of(name)
         for name in ("iter_0000100", "global_step7", "checkpoint-5", "epoch=2-step=30.ckpt", "x")

@@ -16,9 +16,9 @@ import pytest
 from mldebug.config.schema import CheckpointsConfig
 from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.stall.signals import RankLook, RunLook
-from mldebug.storage.checkpoints.state import SaveState
+from mldebug.storage.checkpoints.state import SeriesState
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.storage.checkpoints.monitor import SaveBoard
+from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
@@ -70,8 +70,8 @@ class Setting:
         )  # fmt: skip
         self.heard("open")
 
-    def new_board(self) -> SaveBoard:
-        return SaveBoard(self.context, self.store, self.inbox, self.settings)
+    def new_board(self) -> CheckpointMonitor:
+        return CheckpointMonitor(self.context, self.store, self.inbox, self.settings)
 
     def heard(self, word: str) -> None:
         assert self.process.stdout is not None
@@ -103,7 +103,7 @@ class Setting:
         self.board.told(result, runs)
 
     @property
-    def state(self) -> SaveState:
+    def state(self) -> SeriesState:
         (one,) = self.board.states()
         return one
 
@@ -131,12 +131,14 @@ def test_a_place_is_learned_from_an_open_file_and_growth_is_progress(setting: Se
     assert str(state.newest.state) == "writing"
     setting.write()
     setting.look(runs)
-    grown = setting.board.complete(job_look()).look.saved_at
+    grown = setting.board.complete(job_look()).look.checkpoint_grew_at
     assert grown is not None
     assert abs(grown - time.monotonic()) < 20
-    assert setting.board.complete(job_look("another")).look.saved_at is None
+    assert setting.board.complete(job_look("another")).look.checkpoint_grew_at is None
     setting.look(runs)
-    assert setting.board.complete(job_look()).look.saved_at == pytest.approx(grown, abs=0.5)
+    assert setting.board.complete(job_look()).look.checkpoint_grew_at == pytest.approx(
+        grown, abs=0.5
+    )
 
 
 def test_a_capture_says_what_would_be_lost(setting: Setting) -> None:

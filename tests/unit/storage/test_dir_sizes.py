@@ -19,26 +19,26 @@ from mldebug.storage.dir_sizes import (
     RESCANNED,
     STUCK,
     WATCHED,
-    TreeState,
-    tree_lines,
+    DirSize,
+    dir_size_lines,
 )
-from mldebug.storage.filesystems.state import PartState
+from mldebug.storage.filesystems.state import CollectorState
 from mldebug_agents.storage.dir_sizes import entry
 from mldebug_agents.storage.dir_sizes import tree as looking
 from mldebug_agents.storage.dir_sizes import updater as keeping
 from mldebug_agents.storage.dir_sizes.child import serve
-from mldebug_agents.storage.dir_sizes.controller import TreeDesk
-from mldebug_agents.storage.dir_sizes.counts import Entries
-from mldebug_agents.storage.dir_sizes.inotify import Notices
-from mldebug_agents.storage.dir_sizes.messages import NAME, Order
+from mldebug_agents.storage.dir_sizes.controller import DirSizeClient
+from mldebug_agents.storage.dir_sizes.counts import FolderEntries
+from mldebug_agents.storage.dir_sizes.inotify import InotifyQueue
+from mldebug_agents.storage.dir_sizes.messages import NAME, DirSizeRequest
 from mldebug_agents.storage.dir_sizes.monitor import _measures as measures_of
-from mldebug_agents.storage.dir_sizes.updater import Keeper
+from mldebug_agents.storage.dir_sizes.updater import DirSizeUpdater
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.spawn import Spawner
 from trees import Chaos, du
 
 
-def turn_until(keeper: Keeper, wanted: Callable[[TreeState], bool], seconds: float = 60.0) -> TreeState:  # fmt: skip
+def turn_until(keeper: DirSizeUpdater, wanted: Callable[[DirSize], bool], seconds: float = 60.0) -> DirSize:  # fmt: skip
     """Let it work until its state is as wanted."""
     deadline = time.monotonic() + seconds
     while not wanted(state := keeper.state()):
@@ -48,12 +48,12 @@ def turn_until(keeper: Keeper, wanted: Callable[[TreeState], bool], seconds: flo
     return state
 
 
-def counted(keeper: Keeper) -> TreeState:
+def counted(keeper: DirSizeUpdater) -> DirSize:
     """The state after the first count."""
     return turn_until(keeper, lambda state: state.inodes is not None)
 
 
-def as_du(root: Path) -> Callable[[TreeState], bool]:
+def as_du(root: Path) -> Callable[[DirSize], bool]:
     """Does it say what `du` says?"""
     wanted = du(root)
     return lambda state: (state.inodes, state.bytes) == wanted
@@ -79,8 +79,8 @@ def root(place: Path) -> Path:
 
 
 @pytest.fixture
-def keeper(root: Path) -> Iterator[Keeper]:
-    one = Keeper(Order(path=str(root)))
+def keeper(root: Path) -> Iterator[DirSizeUpdater]:
+    one = DirSizeUpdater(DirSizeRequest(path=str(root)))
     yield one
     one.close()
 
@@ -106,7 +106,7 @@ def lose_events(root: Path) -> None:
         (one if number % 2 else two).chmod(0o600)
 
 
-def rampage(root: Path, keeper: Keeper, seconds: float, seed: int) -> int:
+def rampage(root: Path, keeper: DirSizeUpdater, seconds: float, seed: int) -> int:
     """Anything at random, with lost events in between; returns how often the sums were compared."""
     chaos = Chaos(root, root.parent / "outside", seed)
     dice = random.Random(seed)
@@ -126,7 +126,9 @@ def rampage(root: Path, keeper: Keeper, seconds: float, seed: int) -> int:
     return compared
 
 
-def test_random_changes_and_lost_events_end_in_the_sums_of_du(root: Path, keeper: Keeper) -> None:
+def test_random_changes_and_lost_events_end_in_the_sums_of_du(
+    root: Path, keeper: DirSizeUpdater
+) -> None:
     counted(keeper)
     lose_events(root)
     turn_until(keeper, lambda state: state.overflows > 0 and state.how == WATCHED)
@@ -136,12 +138,12 @@ def test_random_changes_and_lost_events_end_in_the_sums_of_du(root: Path, keeper
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_ten_minutes_of_random_changes(root: Path, keeper: Keeper) -> None:
+def test_ten_minutes_of_random_changes(root: Path, keeper: DirSizeUpdater) -> None:
     counted(keeper)
     assert rampage(root, keeper, 300.0, seed=time.time_ns()) > 10
 
 
-def test_a_file_of_several_names_counts_once(root: Path, keeper: Keeper) -> None:
+def test_a_file_of_several_names_counts_once(root: Path, keeper: DirSizeUpdater) -> None:
     (root / "a").mkdir()
     (root / "a" / "file").write_bytes(b"x" * 100_000)
     (root.parent / "outside" / "other").write_bytes(b"y" * 50_000)
@@ -158,7 +160,7 @@ def test_a_file_of_several_names_counts_once(root: Path, keeper: Keeper) -> None
 
 
 def test_a_folder_that_moves_is_not_counted_again(
-    root: Path, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    root: Path, keeper: DirSizeUpdater, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("x/y/1", "x/y/2", "x/z/3"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -166,14 +168,14 @@ def test_a_folder_that_moves_is_not_counted_again(
     (root / "to").mkdir()
     counted(keeper)
     watched: list[int] = []
-    monkeypatch.setattr(Notices, "add", lambda _, fd: watched.append(fd) or 0)
+    monkeypatch.setattr(InotifyQueue, "add", lambda _, fd: watched.append(fd) or 0)
     (root / "x").rename(root / "to" / "here")
     (root / "to" / "here" / "y" / "new").touch()
     state = turn_until(keeper, as_du(root))
     assert (watched, state.folders) == ([], 5)
 
 
-def test_a_folder_that_leaves_takes_its_watches_along(root: Path, keeper: Keeper) -> None:
+def test_a_folder_that_leaves_takes_its_watches_along(root: Path, keeper: DirSizeUpdater) -> None:
     (root / "x" / "y").mkdir(parents=True)
     counted(keeper)
     (root / "x").rename(root.parent / "outside" / "x")
@@ -181,7 +183,7 @@ def test_a_folder_that_leaves_takes_its_watches_along(root: Path, keeper: Keeper
     assert state.folders == 1
 
 
-def test_the_length_of_sparse_files_is_told_apart(root: Path, keeper: Keeper) -> None:
+def test_the_length_of_sparse_files_is_told_apart(root: Path, keeper: DirSizeUpdater) -> None:
     with (root / "sparse").open("wb") as file:
         file.truncate(1 << 40)
     state = counted(keeper)
@@ -194,16 +196,16 @@ def test_without_watches_the_rest_is_counted_anew_and_says_so(
 ) -> None:
     for name in "abcd":
         (root / name).mkdir()
-    add, given = Notices.add, iter(range(2))
+    add, given = InotifyQueue.add, iter(range(2))
 
-    def scarce(self: Notices, fd: int) -> int:
+    def scarce(self: InotifyQueue, fd: int) -> int:
         if next(given, None) is None:
             raise OSError(28, "No space left on device")
         return add(self, fd)
 
-    monkeypatch.setattr(Notices, "add", scarce)
+    monkeypatch.setattr(InotifyQueue, "add", scarce)
     monkeypatch.setattr(keeping, "STORM", 1.0)
-    keeper = Keeper(Order(path=str(root), rescan=0.3))
+    keeper = DirSizeUpdater(DirSizeRequest(path=str(root), rescan=0.3))
     state = counted(keeper)
     assert state.how == PARTLY
     assert (
@@ -220,7 +222,7 @@ def test_on_a_filesystem_of_a_server_everything_is_counted_anew(
 ) -> None:
     monkeypatch.setattr(keeping, "filesystem", lambda _: "nfs4")
     monkeypatch.setattr(keeping, "STORM", 1.0)
-    keeper = Keeper(Order(path=str(root), rescan=0.3))
+    keeper = DirSizeUpdater(DirSizeRequest(path=str(root), rescan=0.3))
     state = counted(keeper)
     assert (state.how, keeper.fd) == (RESCANNED, None)
     assert (
@@ -246,10 +248,10 @@ def test_what_may_not_be_read_makes_a_lower_bound(
 
     refused = True
     monkeypatch.setattr(os, "scandir", refusing)
-    keeper = Keeper(Order(path=str(root)))
+    keeper = DirSizeUpdater(DirSizeRequest(path=str(root)))
     state = counted(keeper)
     assert (state.inodes, state.unread) == (2, 1)
-    [(line, bad)] = tree_lines((state,), time.time())
+    [(line, bad)] = dir_size_lines((state,), time.time())
     assert bad
     assert "at least" in line
     refused = False
@@ -262,7 +264,7 @@ def test_what_may_not_be_read_makes_a_lower_bound(
 def test_no_more_inodes_than_allowed(root: Path) -> None:
     for name in range(50):
         (root / f"{name}").mkdir()
-    keeper = Keeper(Order(path=str(root), max_inodes=10))
+    keeper = DirSizeUpdater(DirSizeRequest(path=str(root), max_inodes=10))
     state = counted(keeper)
     assert state.lower_bound
     assert "more than 10 inodes" in state.why
@@ -270,7 +272,7 @@ def test_no_more_inodes_than_allowed(root: Path) -> None:
 
 
 def test_a_root_that_is_replaced_is_counted_from_the_start(
-    root: Path, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    root: Path, keeper: DirSizeUpdater, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping, "RETRY", 0.2)
     counted(keeper)
@@ -283,7 +285,7 @@ def test_a_root_that_is_replaced_is_counted_from_the_start(
     assert state.inodes == 2
 
 
-def test_symlink_loops_are_not_followed(root: Path, keeper: Keeper) -> None:
+def test_symlink_loops_are_not_followed(root: Path, keeper: DirSizeUpdater) -> None:
     (root / "loop").symlink_to(root)
     (root / "self").symlink_to("self")
     state = counted(keeper)
@@ -298,19 +300,19 @@ def test_below_a_root_of_the_node_links_mean_what_they_mean_there(root: Path) ->
     (root / "scratch").symlink_to("/data/big")
     (root / "out").symlink_to("../../../../../../data/big/..")
     for path, wanted in (("/scratch", data), ("/data/big", data), ("/out", root / "data")):
-        keeper = Keeper(Order(path=path, root=str(root)))
+        keeper = DirSizeUpdater(DirSizeRequest(path=path, root=str(root)))
         state = counted(keeper)
         assert (state.path, state.inodes, state.bytes) == (path, *du(wanted))
         (data / f"more{path.count('/')}").touch()
         turn_until(keeper, as_du(wanted))
         assert state.how == WATCHED
         keeper.close()
-    keeper = Keeper(Order(path="/etc/hostname", root=str(root)))
+    keeper = DirSizeUpdater(DirSizeRequest(path="/etc/hostname", root=str(root)))
     turn_until(keeper, lambda state: "No such file" in state.why)
     keeper.close()
 
 
-def test_lost_events_are_told_until_all_is_counted_anew(root: Path, keeper: Keeper) -> None:
+def test_lost_events_are_told_until_all_is_counted_anew(root: Path, keeper: DirSizeUpdater) -> None:
     counted(keeper)
     lose_events(root)
     state = turn_until(keeper, lambda state: state.overflows > 0)
@@ -319,7 +321,7 @@ def test_lost_events_are_told_until_all_is_counted_anew(root: Path, keeper: Keep
 
 
 def test_entries_are_taken_out_in_any_order() -> None:
-    entries = Entries()
+    entries = FolderEntries()
     for key in range(10):
         entries.append(key, 100 + key, key, key)
     places = entries.places({0, 3, 8, 9, 77})
@@ -368,7 +370,7 @@ class Hands:
         self.socket.close()
 
 
-def desk_until(desk: TreeDesk, wanted: Callable[[tuple[TreeState, ...]], bool]) -> tuple[TreeState, ...]:  # fmt: skip
+def desk_until(desk: DirSizeClient, wanted: Callable[[tuple[DirSize, ...]], bool]) -> tuple[DirSize, ...]:  # fmt: skip
     deadline = time.monotonic() + 60
     while not wanted(desk.states):
         assert time.monotonic() < deadline, desk.states
@@ -382,22 +384,22 @@ def test_a_tree_that_does_not_answer_is_left_alone_and_the_others_go_on(
 ) -> None:
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()
-    hangs, turn = threading.Event(), Keeper.turn
+    hangs, turn = threading.Event(), DirSizeUpdater.turn
 
-    def hanging(self: Keeper, seconds: float) -> None:
+    def hanging(self: DirSizeUpdater, seconds: float) -> None:
         if self._order.path.endswith("bad") and not hangs.wait(60):
             return
         turn(self, seconds)
 
-    monkeypatch.setattr(Keeper, "turn", hanging)
+    monkeypatch.setattr(DirSizeUpdater, "turn", hanging)
     hands = Hands()
-    orders = [Order(path=str(tmp_path / name)) for name in ("good", "bad")]
-    desk = TreeDesk(hands, orders, patience=1.0)
+    orders = [DirSizeRequest(path=str(tmp_path / name)) for name in ("good", "bad")]
+    desk = DirSizeClient(hands, orders, patience=1.0)
     good, bad = desk_until(
         desk, lambda states: states[1].how == STUCK and states[0].inodes is not None
     )
     assert (good.inodes, good.how) == (1, WATCHED)
-    [_, (line, wrong)] = tree_lines((good, bad), time.time())
+    [_, (line, wrong)] = dir_size_lines((good, bad), time.time())
     assert wrong
     assert "does not answer" in line
     hangs.set()
@@ -415,7 +417,9 @@ def test_a_file_system_whose_server_stops_is_named_and_the_other_trees_go_on(tmp
         paths = [str(mount.target / "tree"), str(good)]
         (mount.source / "tree").mkdir()
         (mount.source / "tree" / "file").touch()
-        desk = TreeDesk(spawner, [Order(path=path, rescan=0.2) for path in paths], patience=2.0)
+        desk = DirSizeClient(
+            spawner, [DirSizeRequest(path=path, rescan=0.2) for path in paths], patience=2.0
+        )
         bad, _ = desk_until(desk, lambda states: None not in (states[0].inodes, states[1].inodes))
         assert (bad.how, bad.inodes) == (RESCANNED, 2)
         mount.hang()
@@ -434,7 +438,7 @@ def test_a_file_system_whose_server_stops_is_named_and_the_other_trees_go_on(tmp
 def test_the_child_of_an_earlier_agent_is_remembered(tmp_path: Path) -> None:
     hands = Hands()
     hands.leftovers = (Leftover(1, 2, f"trees: {tmp_path}"),)
-    desk = TreeDesk(hands, [Order(path=str(tmp_path))])
+    desk = DirSizeClient(hands, [DirSizeRequest(path=str(tmp_path))])
     for _ in range(3):
         desk.turn()
     assert desk.states[0].how == STUCK
@@ -444,7 +448,7 @@ def test_the_child_of_an_earlier_agent_is_remembered(tmp_path: Path) -> None:
 def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
     hands, now = Hands(), [100.0]
     hands.serve = lambda link: link.close()
-    desk = TreeDesk(hands, [Order(path=str(tmp_path))], clock=lambda: now[0])
+    desk = DirSizeClient(hands, [DirSizeRequest(path=str(tmp_path))], clock=lambda: now[0])
     for _ in range(50):
         desk.turn()
         time.sleep(0.01)
@@ -457,10 +461,10 @@ def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
 
 
 def test_what_the_part_tells_survives_the_journey_to_status() -> None:
-    state = TreeState(path="/data", how=WATCHED, inodes=3, bytes=4096, apparent_bytes=7, at=1.5)
+    state = DirSize(path="/data", how=WATCHED, inodes=3, bytes=4096, apparent_bytes=7, at=1.5)
     measures = tuple(measures_of(state))
-    sent = msgspec.json.encode(PartState(name="trees", at=1.0, measures=measures))
-    assert msgspec.json.decode(sent, type=PartState).measures == measures
+    sent = msgspec.json.encode(CollectorState(name="trees", at=1.0, measures=measures))
+    assert msgspec.json.decode(sent, type=CollectorState).measures == measures
     assert [one.labels for one in measures if one.metric == "mldebug_tree_state" and one.value] == [
         ("/data", WATCHED)
     ]

@@ -15,11 +15,11 @@ from hung import missing
 from mldebug.config.schema import CanaryConfig as Wanted
 from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.wiring import NodeTools, open_tools
-from mldebug_agents.storage.child.messages import Owners
+from mldebug_agents.storage.child.messages import QuotaOwners
 from mldebug_agents.storage.child.quota import read_blocks
 from mldebug_agents.storage.filesystems import canary
-from mldebug_agents.storage.filesystems.canary import Canary
-from mldebug_agents.storage.filesystems.monitor import Filesystems
+from mldebug_agents.storage.filesystems.canary import CanaryCollector
+from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
 from nodetools import with_config
 
 pytestmark = pytest.mark.timeout(120)
@@ -39,7 +39,10 @@ class Desk:
         paths = (str(folder),)
         config = Config(storage=StorageConfig(paths=paths, canary=Wanted(paths=paths)))
         context, probe = with_config(tools.context, config), tools.filesystem_probe
-        self.filesystems, self.canary = Filesystems(context, probe), Canary(context, probe)
+        self.filesystems, self.canary = (
+            FilesystemCollector(context, probe),
+            CanaryCollector(context, probe),
+        )
         self.folder = folder
         self.now = 0.0
 
@@ -116,7 +119,7 @@ def test_quotas_of_a_real_disk(tmp_path: Path) -> None:
         os.sync()
         handle = os.open(folder, os.O_RDONLY)
         try:
-            (block,) = read_blocks(handle, Owners(((0, 12345),)))
+            (block,) = read_blocks(handle, QuotaOwners(((0, 12345),)))
         finally:
             os.close(handle)
         assert (block.limit, block.inodes, block.inodes_limit) == (500 << 10, 1, 10)

@@ -15,11 +15,11 @@ from mldebug.core.model import Job, RankIdentity
 from mldebug.status.storage_lines import storage_json
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.child import server
-from mldebug_agents.storage.child.messages import Asked, Place, Round, Space
+from mldebug_agents.storage.child.messages import MountAnswer, MountRequest, MountRequests, Space
 from mldebug_agents.storage.filesystems import monitor as filesystems
-from mldebug_agents.storage.filesystems.canary import Canary as Writing
-from mldebug_agents.storage.filesystems.monitor import Filesystems
-from mldebug_agents.storage.filesystems.mounts import Used, mount_table, used_mounts
+from mldebug_agents.storage.filesystems.canary import CanaryCollector as Writing
+from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
+from mldebug_agents.storage.filesystems.mounts import UsedMount, mount_table, used_mounts
 from mldebug_agents.storage.monitor import StorageConfig, look_once
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import Mount, mount_of, parse_mountinfo
@@ -56,9 +56,9 @@ def job(pid: int | None = None) -> Job:
     return Job(id="j", name="train", launcher="environment", ranks=(rank,))
 
 
-def part(tools: NodeTools, **settings: object) -> Filesystems:
+def part(tools: NodeTools, **settings: object) -> FilesystemCollector:
     config = Config(storage=StorageConfig(**settings))  # type: ignore[arg-type]
-    return Filesystems(with_config(tools.context, config), tools.filesystem_probe)
+    return FilesystemCollector(with_config(tools.context, config), tools.filesystem_probe)
 
 
 @pytest.fixture
@@ -67,12 +67,12 @@ def tools() -> Iterator[NodeTools]:
         yield one
 
 
-def row(one: Filesystems, folder: Path) -> dict[str, object]:
+def row(one: FilesystemCollector, folder: Path) -> dict[str, object]:
     (found,) = [row for row in one.status()["filesystems"] if row["mount"] == str(folder)]
     return dict(found)
 
 
-def kinds(one: Filesystems, folder: Path) -> set[str]:
+def kinds(one: FilesystemCollector, folder: Path) -> set[str]:
     return {alarm.kind for alarm in one.alarms() if str(folder) in alarm.subject}
 
 
@@ -198,10 +198,10 @@ class Stuck:
     def __init__(self, dead: Sequence[int]) -> None:
         self.dead, self.gate = dead, threading.Event()
 
-    def __call__(self, place: Place) -> Asked:
+    def __call__(self, place: MountRequest) -> MountAnswer:
         if place.mount in self.dead:
             self.gate.wait(60)
-        return Asked(mount=place.mount, space=Space(size=1))
+        return MountAnswer(mount=place.mount, space=Space(size=1))
 
 
 def test_two_hundred_mounts_of_which_five_are_dead_take_one_round(
@@ -209,15 +209,15 @@ def test_two_hundred_mounts_of_which_five_are_dead_take_one_round(
 ) -> None:
     stuck = Stuck(dead=(3, 50, 51, 120, 199))
     monkeypatch.setattr(server, "ask", stuck)
-    places = tuple(Place(number, b"/") for number in range(200))
-    asking = server.Asking()
+    places = tuple(MountRequest(number, b"/") for number in range(200))
+    asking = server.MountProber()
     for number in range(3):  # the dead are asked once, and hold up one thread each
-        reply = asking.round(Round(number, places, 0.5))
+        reply = asking.round(MountRequests(number, places, 0.5))
         assert [one.mount for one in reply.mounts if one.stuck] == [3, 50, 51, 120, 199]
         assert sum(one.space is not None for one in reply.mounts) == 195
     stuck.gate.set()
     for _ in range(100):  # those that come back are forgiven
-        reply = asking.round(Round(9, places, 0.5))
+        reply = asking.round(MountRequests(9, places, 0.5))
         if all(one.space is not None for one in reply.mounts):
             break
     assert all(one.space is not None for one in reply.mounts)
@@ -226,9 +226,11 @@ def test_two_hundred_mounts_of_which_five_are_dead_take_one_round(
 def test_no_more_than_sixteen_are_left_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = Stuck(dead=range(100))
     monkeypatch.setattr(server, "ask", stuck)
-    asking = server.Asking()
+    asking = server.MountProber()
     for number in range(3):
-        reply = asking.round(Round(number, tuple(Place(one, b"/") for one in range(100)), 0.2))
+        reply = asking.round(
+            MountRequests(number, tuple(MountRequest(one, b"/") for one in range(100)), 0.2)
+        )
         assert sum(one.stuck > 0 for one in reply.mounts) <= server.MOST_STUCK
     assert all(one.reason for one in reply.mounts)
     stuck.gate.set()
@@ -261,18 +263,20 @@ def test_a_mount_that_was_asked_at_the_end_of_the_round_is_not_stuck(
     """Slow ones took all the time: the last one had none."""
     gate, asked = threading.Event(), threading.Event()
 
-    def slow(place: Place) -> Asked:
+    def slow(place: MountRequest) -> MountAnswer:
         if place.mount == 1:
             asked.set()
             gate.wait(60)
         else:
             until.wait(0.8)
-        return Asked(mount=place.mount, space=Space(size=1))
+        return MountAnswer(mount=place.mount, space=Space(size=1))
 
     until = threading.Event()
     monkeypatch.setattr(server, "AT_ONCE", 1)
     monkeypatch.setattr(server, "ask", slow)
-    reply = server.Asking().round(Round(1, (Place(0, b"/"), Place(1, b"/")), 1.0))
+    reply = server.MountProber().round(
+        MountRequests(1, (MountRequest(0, b"/"), MountRequest(1, b"/")), 1.0)
+    )
     assert asked.is_set()
     assert (reply.mounts[1].stuck, reply.mounts[1].reason) == (
         0.0,
@@ -332,9 +336,9 @@ def test_two_folders_of_one_filesystem_at_one_name_are_one_series(
 ) -> None:
     """Two containers have /data each: Prometheus refuses a page that tells a series twice."""
     mounts = [Mount(number, "/data", "nfs4", "nfs01:/", "0:52", f"/{number}") for number in (1, 2)]
-    found = {("0:52", one.root): Used(mount=one, path=b"/data") for one in mounts}
+    found = {("0:52", one.root): UsedMount(mount=one, path=b"/data") for one in mounts}
     spaces = [Space(size=100, free=left, available=left) for left in (10, 60)]
-    answers = [Asked(mount=1, space=one) for one in spaces]
+    answers = [MountAnswer(mount=1, space=one) for one in spaces]
     monkeypatch.setattr(filesystems, "used_mounts", lambda *_: found)
     monkeypatch.setattr(tools.filesystem_probe, "ask", lambda places: answers if places else [])
     desk = part(tools)

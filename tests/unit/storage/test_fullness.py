@@ -5,11 +5,11 @@ import random
 import pytest
 
 from mldebug.storage.filesystems.forecast import Forecast, Point, forecast
-from mldebug.storage.filesystems.fullness import alarms, fullness
+from mldebug.storage.filesystems.fullness import fullness, fullness_alerts
 from mldebug.storage.filesystems.limits import (
-    Limit,
+    UsageLimit,
     default_limit,
-    nearest,
+    nearest_rule,
     parse_limit,
     usable,
 )
@@ -111,9 +111,9 @@ def test_little_is_not_enough_and_nothing_is_foretold_far_ahead() -> None:
 
 @pytest.mark.parametrize(
     ("text", "limit"),
-    [("0.85", Limit(ratio=0.85)), ("40TiB left", Limit(left=40 << 40)), ("1.5 GiB left", Limit(left=3 << 29))],
+    [("0.85", UsageLimit(ratio=0.85)), ("40TiB left", UsageLimit(left=40 << 40)), ("1.5 GiB left", UsageLimit(left=3 << 29))],
 )  # fmt: skip
-def test_a_limit_is_a_share_or_a_rest(text: str, limit: Limit) -> None:
+def test_a_limit_is_a_share_or_a_rest(text: str, limit: UsageLimit) -> None:
     assert parse_limit(text) == limit
 
 
@@ -130,10 +130,10 @@ def test_a_rest_is_what_counts_on_a_large_disk() -> None:
 
 def test_the_nearest_folder_says_what_counts() -> None:
     rules = {"/data": "0.9", "/data/tmp": "0.5"}
-    assert nearest(rules, "/data/tmp/x") == "0.5"
-    assert nearest(rules, "/data2") is None
-    assert default_limit("/gpfsssd/scratch/rech") == Limit(ratio=0.75)
-    assert default_limit("/work") == Limit(ratio=0.85)
+    assert nearest_rule(rules, "/data/tmp/x") == "0.5"
+    assert nearest_rule(rules, "/data2") is None
+    assert default_limit("/gpfsssd/scratch/rech") == UsageLimit(ratio=0.75)
+    assert default_limit("/work") == UsageLimit(ratio=0.85)
     assert usable({}, "/l", "lustre") == 0.8
     assert usable({"/l": 0.9}, "/l/x", "lustre") == 0.9
     assert usable({}, "/g", "gpfs") == 1.0
@@ -143,8 +143,8 @@ def test_alarms_are_sentences_that_say_what_happens_then() -> None:
     now = fullness(100 * GIB, 9 * GIB, 9 * GIB, 1000, 100, 1.0)
     ahead = Forecast(seconds_left=7200.0, trusted=True)
     last = Forecast(saves_left=1, save=20.0 * GIB, period=1680.0, seconds_left=720.0, trusted=True)
-    told = alarms(
-        "/data (nfs01:/data)", now, (Limit(ratio=0.85), 0.85), (last, ahead), (86400.0, 3)
+    told = fullness_alerts(
+        "/data (nfs01:/data)", now, (UsageLimit(ratio=0.85), 0.85), (last, ahead), (86400.0, 3)
     )
     assert [one.sentence for one in told] == [
         "/data (nfs01:/data) is 91.0% full, 9 GiB left; the alarm is set to 85%",
@@ -152,5 +152,7 @@ def test_alarms_are_sentences_that_say_what_happens_then() -> None:
         "/data (nfs01:/data): 20 GiB every 28m: the next save, due in 12m, will not fit",
         "/data (nfs01:/data): no inode will be left in 2h, and no file can be made",
     ]
-    (rest,) = alarms("/d", now, (Limit(left=40 << 30), 1.0), (Forecast(), Forecast()), (1.0, 1))
+    (rest,) = fullness_alerts(
+        "/d", now, (UsageLimit(left=40 << 30), 1.0), (Forecast(), Forecast()), (1.0, 1)
+    )
     assert rest.sentence.endswith("9 GiB left; the alarm is set to less than 40GiB left")

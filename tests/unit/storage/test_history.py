@@ -11,11 +11,17 @@ import pytest
 
 from mldebug.config.schema import CheckpointsConfig, Config
 from mldebug.storage.filesystems.forecast import forecast
-from mldebug.storage.filesystems.history import KEPT, MOST_STORED, Past, restored, stored
+from mldebug.storage.filesystems.history import (
+    KEPT,
+    MOST_STORED,
+    FilesystemHistory,
+    decode_histories,
+    encode_histories,
+)
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.state.key_value_store import KeyValueStore
-from mldebug_agents.storage.filesystems.monitor import Filesystems
-from mldebug_agents.storage.monitor import MEMO, Storage
+from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
+from mldebug_agents.storage.monitor import MEMO, StorageMonitor
 from mldebug_agents.system.workers import Result
 from nodetools import with_config
 from unit.storage.test_filesystems import MIB, job, kinds, mounted, part, row
@@ -29,8 +35,8 @@ def tools() -> Iterator[NodeTools]:
         yield one
 
 
-def grown(looks: int, rate: float = 1e6, begin: float = 1e9) -> Past:
-    past = Past("/dev/sda1")
+def grown(looks: int, rate: float = 1e6, begin: float = 1e9) -> FilesystemHistory:
+    past = FilesystemHistory("/dev/sda1")
     for look in range(looks):
         past.add(begin + 30 * look, 1e12 - rate * 30 * look, 1e6 - look)
     return past
@@ -39,10 +45,10 @@ def grown(looks: int, rate: float = 1e6, begin: float = 1e9) -> Past:
 def test_a_restart_foretells_the_same_as_before() -> None:
     before = grown(KEPT + 100)
     last = before.left[-1]
-    data = stored([(KEY, before)])
+    data = encode_histories([(KEY, before)])
     assert len(data) < 20_000
-    (found,) = restored(data).values()
-    after = Past("/dev/sda1")
+    (found,) = decode_histories(data).values()
+    after = FilesystemHistory("/dev/sda1")
     after.recall(last.at + 600, found)
     after.add(last.at + 600, -last.used - 600e6, 1.0)
     left = -after.left[-1].used
@@ -52,16 +58,16 @@ def test_a_restart_foretells_the_same_as_before() -> None:
 
 def test_what_is_stored_is_bounded_and_garbage_is_nothing() -> None:
     many = [((f"0:{number}", "/"), grown(10, rate=number)) for number in range(100)]
-    kept = restored(stored(many))
+    kept = decode_histories(encode_histories(many))
     assert len(kept) == MOST_STORED
     assert ("0:99", "/", "/dev/sda1") in kept  # that which changes most
     for garbage in (b"", b"{}", b"[1]", b"\xff", b'[{"device": 1}]'):
-        assert restored(garbage) == {}
+        assert decode_histories(garbage) == {}
 
 
 def test_what_is_older_than_a_day_is_not_recalled() -> None:
-    (found,) = restored(stored([(KEY, grown(10))])).values()
-    after = Past()
+    (found,) = decode_histories(encode_histories([(KEY, grown(10))])).values()
+    after = FilesystemHistory()
     after.recall(1e9 + 200_000, found)
     assert not after.left
 
@@ -104,7 +110,7 @@ def test_what_a_rank_used_once_is_watched_while_it_lives(tools: NodeTools, tmp_p
 def test_where_checkpoints_are_configured_is_watched(tools: NodeTools, tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "size=64m") as folder:
         config = Config(checkpoints=CheckpointsConfig(paths=(f"{folder}/run-*/step-*",)))
-        desk = Filesystems(with_config(tools.context, config), tools.filesystem_probe)
+        desk = FilesystemCollector(with_config(tools.context, config), tools.filesystem_probe)
         desk.look(1.0, [])
         assert row(desk, folder)["used_ratio"] == 0
 
@@ -131,9 +137,9 @@ class Drawer(KeyValueStore):
 
 def test_the_desk_keeps_it_once_the_state_dir_is_open(tools: NodeTools) -> None:
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-    drawer, part = Drawer(), Filesystems(tools.context, tools.filesystem_probe)
+    drawer, part = Drawer(), FilesystemCollector(tools.context, tools.filesystem_probe)
     part.look(1000.0, [job()])
-    desk = Storage([part], drawer, inbox)
+    desk = StorageMonitor([part], drawer, inbox)
     for opened in (False, True):
         drawer.opened_now = opened
         desk._due["filesystems"] = 0.0
@@ -143,7 +149,7 @@ def test_the_desk_keeps_it_once_the_state_dir_is_open(tools: NodeTools) -> None:
             time.sleep(0.001)
         desk.told(result)
         assert bool(drawer.told[MEMO]) == opened
-    assert restored(drawer.told[MEMO])
+    assert decode_histories(drawer.told[MEMO])
 
 
 def test_the_desk_asks_nothing_of_a_part_that_looks_again(
@@ -153,13 +159,13 @@ def test_the_desk_asks_nothing_of_a_part_that_looks_again(
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
     drawer, part, go = (
         Drawer(),
-        Filesystems(tools.context, tools.filesystem_probe),
+        FilesystemCollector(tools.context, tools.filesystem_probe),
         threading.Event(),
     )
     drawer.opened_now = True
     monkeypatch.setattr(part, "look", lambda now, jobs: go.wait(30))
     monkeypatch.setattr(part, "memory", lambda: b"told")
-    desk = Storage([part], drawer, inbox)
+    desk = StorageMonitor([part], drawer, inbox)
     go.set()
     desk.turn([])
     first = inbox.get(timeout=30)
@@ -178,7 +184,7 @@ def test_the_desk_asks_nothing_of_a_part_that_looks_again(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become nobody")
 def test_a_job_whose_open_files_may_not_be_seen_is_a_gap(tools: NodeTools) -> None:
-    desk = Filesystems(tools.context, tools.filesystem_probe)
+    desk = FilesystemCollector(tools.context, tools.filesystem_probe)
     os.seteuid(65534)
     try:
         desk.look(1.0, [job(1)])
@@ -194,10 +200,10 @@ def test_a_clock_that_is_set_does_not_reach_the_parts(
     tools: NodeTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-    part = Filesystems(tools.context, tools.filesystem_probe)
+    part = FilesystemCollector(tools.context, tools.filesystem_probe)
     looks: list[float] = []
     monkeypatch.setattr(part, "look", lambda now, jobs: looks.append(now))
-    desk = Storage([part], Drawer(), inbox)
+    desk = StorageMonitor([part], Drawer(), inbox)
     real = time.time
     for step in (0.0, 1e6, -1e6):
         monkeypatch.setattr(time, "time", lambda step=step: real() + step)

@@ -10,10 +10,15 @@ import pytest
 from mldebug.config.schema import Config
 from mldebug.core.model import Job, RankIdentity
 from mldebug_agents.agent.wiring import NodeTools, open_tools
-from mldebug_agents.storage.child.client import Probe
-from mldebug_agents.storage.child.messages import Asked, Block, Owners, Place
+from mldebug_agents.storage.child.client import MountClient
+from mldebug_agents.storage.child.messages import (
+    KernelQuota,
+    MountAnswer,
+    MountRequest,
+    QuotaOwners,
+)
 from mldebug_agents.storage.child.quota import parse_block, read_blocks
-from mldebug_agents.storage.filesystems.kernel_quotas import KEEPERS, KernelQuotas
+from mldebug_agents.storage.filesystems.kernel_quotas import KEEPERS, KernelQuotaCollector
 from mldebug_agents.storage.filesystems.mounts import used_mounts
 from mldebug_agents.system.host import Host
 
@@ -21,17 +26,17 @@ GIB = 1 << 30
 ANSWER = struct.pack("<8QI4x", 2 << 20, 1 << 20, 900 << 20, 0, 500, 400, 0, 0, 63)  # limits in KiB
 
 
-class Answering(Probe):
+class Answering(MountClient):
     """A probe child on a machine whose kernel keeps quotas."""
 
-    def __init__(self, *blocks: Block, reason: str = "") -> None:
+    def __init__(self, *blocks: KernelQuota, reason: str = "") -> None:
         self.blocks, self.reason = blocks, reason
-        self.asked: list[Place] = []
+        self.asked: list[MountRequest] = []
 
-    def ask(self, places: Sequence[Place], seconds: float = 3.0) -> tuple[Asked, ...]:
+    def ask(self, places: Sequence[MountRequest], seconds: float = 3.0) -> tuple[MountAnswer, ...]:
         self.asked = list(places)
-        return tuple(Asked(mount=one.mount, blocks=self.blocks, reason=self.reason) for one in places[:1]) + tuple(
-            Asked(mount=one.mount) for one in places[1:]
+        return tuple(MountAnswer(mount=one.mount, blocks=self.blocks, reason=self.reason) for one in places[:1]) + tuple(
+            MountAnswer(mount=one.mount) for one in places[1:]
         )  # fmt: skip
 
     def close(self) -> None:
@@ -49,8 +54,8 @@ def tools() -> Iterator[NodeTools]:
         yield one
 
 
-def look(tools: NodeTools, probe: Answering) -> KernelQuotas:
-    desk = KernelQuotas(tools.context, probe)  # type: ignore[arg-type]
+def look(tools: NodeTools, probe: Answering) -> KernelQuotaCollector:
+    desk = KernelQuotaCollector(tools.context, probe)  # type: ignore[arg-type]
     if not any(one.mount.fstype in KEEPERS for one in used_mounts(Host(), [job()], ()).values()):
         pytest.skip("no rank here is on a filesystem that can keep quotas")
     desk.look(1.0, [job()])
@@ -64,7 +69,9 @@ def test_the_layout_of_the_kernels_answer() -> None:
 
 
 def test_a_quota_that_is_nearly_used_up_is_an_alarm(tools: NodeTools) -> None:
-    block = Block(kind=0, id=os.geteuid(), used=GIB * 9 // 10, limit=GIB, inodes=1, inodes_limit=10)
+    block = KernelQuota(
+        kind=0, id=os.geteuid(), used=GIB * 9 // 10, limit=GIB, inodes=1, inodes_limit=10
+    )
     desk = look(tools, Answering(block))
     (alarm,) = desk.alarms()
     who = Host().user(os.geteuid())
@@ -77,7 +84,9 @@ def test_a_quota_that_is_nearly_used_up_is_an_alarm(tools: NodeTools) -> None:
 
 
 def test_no_limit_is_no_row_and_no_alarm(tools: NodeTools) -> None:
-    desk = look(tools, Answering(Block(kind=2, id=7, used=5, limit=0, inodes=1, inodes_limit=0)))
+    desk = look(
+        tools, Answering(KernelQuota(kind=2, id=7, used=5, limit=0, inodes=1, inodes_limit=0))
+    )
     assert desk.status() == {}
     assert list(desk.alarms()) == []
 
@@ -96,6 +105,6 @@ def test_a_filesystem_without_quotas_tells_none(tmp_path: Path) -> None:
     handle = os.open(tmp_path, os.O_RDONLY)
     try:
         folders = (os.fsencode(tmp_path), b"/proc/self/cwd", b"/nowhere")
-        assert read_blocks(handle, Owners(((0, os.geteuid()),), folders)) == ()
+        assert read_blocks(handle, QuotaOwners(((0, os.geteuid()),), folders)) == ()
     finally:
         os.close(handle)

@@ -1,11 +1,11 @@
 """What the probe child saw of a filesystem, joined to the ranks that wait on it."""
 
-from mldebug.storage.filesystems.state import PartState, Row
+from mldebug.storage.filesystems.state import CollectorState, Row
 from mldebug_agents.storage.filesystems.evidence import FRESH, stuck_devices
 
 
-def told(*rows: Row) -> PartState:
-    return PartState(name="filesystems", at=1000.0, rows={"filesystems": rows})
+def told(*rows: Row) -> CollectorState:
+    return CollectorState(name="filesystems", at=1000.0, rows={"filesystems": rows})
 
 
 def test_a_filesystem_that_hangs_by_any_of_its_mounts_is_stuck() -> None:

@@ -7,7 +7,7 @@ import pytest
 from mldebug.config.schema import Config, QuotaConfig, StorageConfig
 from mldebug.storage.filesystems.quotas import QuotaError, amount, read_quota
 from mldebug_agents.agent.wiring import NodeTools, open_tools
-from mldebug_agents.storage.filesystems.quotas import Quotas
+from mldebug_agents.storage.filesystems.quotas import QuotaCollector
 from nodetools import with_config
 
 IDRQUOTA = "Bytes:  430.0 TB (86.10%)\nInodes: 1.2 M (41%)\n"
@@ -75,7 +75,7 @@ def test_tools_are_asked_in_children_that_may_fail_or_hang(tools: NodeTools) -> 
             }
         )
     )
-    desk = Quotas(with_config(tools.context, config))
+    desk = QuotaCollector(with_config(tools.context, config))
     desk.look(1.0, [])
     assert [alarm.subject for alarm in desk.alarms()] == ["full"]
     assert {row["quota"] for row in desk.status()["quotas"]} == {"full", "fine"}

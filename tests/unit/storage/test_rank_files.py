@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.plugins import create_all
-from mldebug.storage.checkpoints.history import Kept, Series
-from mldebug.storage.checkpoints.model import Entry, Save, State
-from mldebug.storage.checkpoints.rank_files import family, ranks_of
-from mldebug_agents.storage.checkpoints.series_reader import SeriesWatch
+from mldebug.storage.checkpoints.history import CheckpointSeries, KnownCheckpoint
+from mldebug.storage.checkpoints.model import Checkpoint, Completeness, FileEntry
+from mldebug.storage.checkpoints.rank_files import rank_family, ranks_of
+from mldebug_agents.storage.checkpoints.series_reader import SeriesReader
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
 
@@ -30,12 +30,12 @@ class Watched:
 
     def __init__(self, folder: Path, series: str, reader: Reader, world: int | None = 4) -> None:
         self.folder = folder
-        self.watch = SeriesWatch((str(folder), series), create_all("checkpoints"))
-        self.series, self.reader, self.world = Series(), reader, world
+        self.watch = SeriesReader((str(folder), series), create_all("checkpoints"))
+        self.series, self.reader, self.world = CheckpointSeries(), reader, world
         self.now = START
         self.look()
 
-    def look(self, seconds: float = LATER) -> dict[str, Kept]:
+    def look(self, seconds: float = LATER) -> dict[str, KnownCheckpoint]:
         """What is known so much later; by then nobody writes any more."""
         for one in self.folder.rglob("*"):
             if one.stat().st_mtime > REAL:  # written since, by a clock that is not the test's
@@ -45,7 +45,7 @@ class Watched:
         self.series.look(self.now, told.seen, whole=told.whole, world_size=self.world)
         return {one.name: one for one in self.series.saves}
 
-    def settled(self) -> dict[str, Kept]:
+    def settled(self) -> dict[str, KnownCheckpoint]:
         """After a second look, when what had just come is old."""
         self.look()
         return self.look()
@@ -64,17 +64,17 @@ def ranks(folder: Path, ones: str, name: str = "rank{}.pt") -> None:
 def test_a_file_of_each_rank_is_held_against_the_saves_before_it(tmp_path: Path, reader: Reader) -> None:  # fmt: skip
     it = Watched(tmp_path, "ckpt-#", reader)
     ranks(tmp_path / "ckpt-10", "0123")
-    assert it.settled()["ckpt-10"].state is State.COMPLETE
+    assert it.settled()["ckpt-10"].state is Completeness.COMPLETE
     ranks(tmp_path / "ckpt-20", "012")
-    assert it.look(SOON)["ckpt-20"].state is State.WRITING
+    assert it.look(SOON)["ckpt-20"].state is Completeness.WRITING
     died = it.settled()["ckpt-20"]
     assert (died.state, died.why) == (
-        State.INCOMPLETE,
+        Completeness.INCOMPLETE,
         "rank#.pt of rank 3 is missing, which ckpt-10 has",
     )
     assert it.series.complete[-1].name == "ckpt-10"
     ranks(tmp_path / "ckpt-20", "3")
-    assert it.settled()["ckpt-20"].state is State.COMPLETE
+    assert it.settled()["ckpt-20"].state is Completeness.COMPLETE
 
 
 def test_the_first_save_is_held_against_the_world(tmp_path: Path, reader: Reader) -> None:
@@ -82,23 +82,23 @@ def test_the_first_save_is_held_against_the_world(tmp_path: Path, reader: Reader
     ranks(tmp_path / "ckpt-10", "012")
     told = it.settled()["ckpt-10"]
     assert (told.state, told.why) == (
-        State.UNKNOWN,
+        Completeness.UNKNOWN,
         "3 of 4 ranks have a file there, and no other save tells whether that is all",
     )
     ranks(tmp_path / "ckpt-20", "0123")
     told = it.settled()
-    assert told["ckpt-20"].state is State.COMPLETE
-    assert told["ckpt-10"].state is State.INCOMPLETE
+    assert told["ckpt-20"].state is Completeness.COMPLETE
+    assert told["ckpt-10"].state is Completeness.INCOMPLETE
     assert it.series.complete[-1].name == "ckpt-20"
 
 
 def test_two_saves_of_the_same_ranks_are_how_this_job_saves(tmp_path: Path, reader: Reader) -> None:
     it = Watched(tmp_path, "ckpt-#", reader)
     ranks(tmp_path / "ckpt-10", "02")
-    assert it.settled()["ckpt-10"].state is State.UNKNOWN
+    assert it.settled()["ckpt-10"].state is Completeness.UNKNOWN
     ranks(tmp_path / "ckpt-20", "02")
     told = it.settled()
-    assert {one.state for one in told.values()} == {State.COMPLETE}
+    assert {one.state for one in told.values()} == {Completeness.COMPLETE}
 
 
 def test_a_smaller_world_needs_fewer_files(tmp_path: Path, reader: Reader) -> None:
@@ -108,16 +108,19 @@ def test_a_smaller_world_needs_fewer_files(tmp_path: Path, reader: Reader) -> No
     it.world = 3
     ranks(tmp_path / "ckpt-20", "012")
     told = it.settled()
-    assert (told["ckpt-10"].state, told["ckpt-20"].state) == (State.COMPLETE, State.COMPLETE)
+    assert (told["ckpt-10"].state, told["ckpt-20"].state) == (
+        Completeness.COMPLETE,
+        Completeness.COMPLETE,
+    )
 
 
 def test_a_save_of_before_the_agent_is_not_called_dead(tmp_path: Path, reader: Reader) -> None:
     ranks(tmp_path / "ckpt-10", "0123")
     ranks(tmp_path / "ckpt-20", "012")
     told = Watched(tmp_path, "ckpt-#", reader).settled()
-    assert told["ckpt-10"].state is State.COMPLETE
+    assert told["ckpt-10"].state is Completeness.COMPLETE
     assert (told["ckpt-20"].state, told["ckpt-20"].why) == (
-        State.UNKNOWN,
+        Completeness.UNKNOWN,
         "rank#.pt of rank 3 is missing, which ckpt-10 has",
     )
 
@@ -129,24 +132,24 @@ def test_an_old_save_that_is_being_deleted_has_not_died(tmp_path: Path, reader: 
         it.settled()
     (tmp_path / "ckpt-10/rank0.pt").unlink()
     told = it.look()["ckpt-10"]
-    assert (told.state, told.why) == (State.UNKNOWN, "it is being deleted")
+    assert (told.state, told.why) == (Completeness.UNKNOWN, "it is being deleted")
 
 
 def test_files_of_ranks_side_by_side_are_one_save(tmp_path: Path, reader: Reader) -> None:
     it = Watched(tmp_path, "ckpt_#_rank#.pt", reader)
     ranks(tmp_path, "0123", "ckpt_10_rank{}.pt")
     whole = it.settled()["ckpt_10_rank#.pt"]
-    assert (whole.state, whole.shards) == (State.COMPLETE, 4)
+    assert (whole.state, whole.shards) == (Completeness.COMPLETE, 4)
     assert whole.size == sum(one.stat().st_size for one in tmp_path.iterdir())
     ranks(tmp_path, "013", "ckpt_20_rank{}.pt")
     died = it.settled()["ckpt_20_rank#.pt"]
     assert (died.state, died.why) == (
-        State.INCOMPLETE,
+        Completeness.INCOMPLETE,
         "the file of rank 2 is missing, which ckpt_10_rank#.pt has",
     )
     ranks(tmp_path, "2", "ckpt_20_rank{}.pt")
     (tmp_path / "ckpt_20_rank1.pt").write_bytes(b"PK\3\4 cut off")
-    assert it.settled()["ckpt_20_rank#.pt"].state is State.INCOMPLETE
+    assert it.settled()["ckpt_20_rank#.pt"].state is Completeness.INCOMPLETE
 
 
 def test_of_very_many_files_of_ranks_no_save_is_looked_at_in_part(tmp_path: Path, reader: Reader) -> None:  # fmt: skip
@@ -167,13 +170,13 @@ def test_latest_of_deepspeed_does_not_say_that_all_ranks_are_done(tmp_path: Path
         (tmp_path / "latest").write_text(f"global_step{step}")
         told = it.settled()
         if step == 10:
-            assert told["global_step10"].state is State.UNKNOWN
+            assert told["global_step10"].state is Completeness.UNKNOWN
             assert "3 of 4 ranks" in told["global_step10"].why
     states = {name: one.state for name, one in told.items()}
     assert states == {
-        "global_step10": State.INCOMPLETE,
-        "global_step20": State.COMPLETE,
-        "global_step30": State.INCOMPLETE,
+        "global_step10": Completeness.INCOMPLETE,
+        "global_step20": Completeness.COMPLETE,
+        "global_step30": Completeness.INCOMPLETE,
     }
     assert "zero_pp_rank_#_mp_rank_00_optim_states.pt of rank 3" in told["global_step30"].why
 
@@ -184,7 +187,9 @@ def test_a_tensor_parallel_rank_that_goes_missing_in_megatrons_layout(tmp_path: 
         ranks(tmp_path, ones, f"iter_00000{step}/mp_rank_0{{}}/model_optim_rng.pt")
         (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(step))
         told = it.settled()
-    assert told["iter_0000010"].state is State.COMPLETE  # two of eight are all that write here
+    assert (
+        told["iter_0000010"].state is Completeness.COMPLETE
+    )  # two of eight are all that write here
     assert (
         told["iter_0000020"].why
         == "mp_rank_#/model_optim_rng.pt of rank 1 is missing, which iter_0000010 has"
@@ -199,15 +204,15 @@ def test_the_random_states_of_a_trainers_ranks(tmp_path: Path, reader: Reader) -
         save(path / "pytorch_model.bin")
         (path / "trainer_state.json").write_text("{}")
         told = it.settled()
-    assert told["checkpoint-10"].state is State.COMPLETE
+    assert told["checkpoint-10"].state is Completeness.COMPLETE
     assert (
         told["checkpoint-20"].why == "rng_state_#.pth of rank 2 is missing, which checkpoint-10 has"
     )
 
 
 def test_names_without_ranks_and_hostile_ones_tell_none() -> None:
-    assert family("model-00001-of-00003.safetensors") is None
-    assert family("frank3.pt") is None
-    assert family("rank1234567.pt") is None
-    many = tuple(Entry(f"a{one}/rank0.pt") for one in range(99))
-    assert ranks_of(Save(name="step_1", files=many)) == {}
+    assert rank_family("model-00001-of-00003.safetensors") is None
+    assert rank_family("frank3.pt") is None
+    assert rank_family("rank1234567.pt") is None
+    many = tuple(FileEntry(f"a{one}/rank0.pt") for one in range(99))
+    assert ranks_of(Checkpoint(name="step_1", files=many)) == {}

@@ -14,10 +14,15 @@ import pytest
 
 from hung import hung_mount
 from mldebug.core.plugins import create_all
-from mldebug.storage.checkpoints.model import State, Wanted
+from mldebug.storage.checkpoints.model import ByteRange, Completeness
 from mldebug_agents.storage.checkpoints import series_reader
-from mldebug_agents.storage.checkpoints.file_search import OVERLAP, PIECE, read_part
-from mldebug_agents.storage.checkpoints.series_reader import SeriesLook, SeriesWatch
+from mldebug_agents.storage.checkpoints.series_reader import (
+    OVERLAP,
+    PIECE,
+    SeriesLook,
+    SeriesReader,
+    read_part,
+)
 from mldebug_agents.system.child.listing import FolderListing, LeftOut
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
@@ -40,7 +45,7 @@ def listed(reader: Reader, path: Path, depth: int = 1, most: int = 10_000) -> Fo
 
 
 def watch(folder: Path, series: str, reader: Reader) -> SeriesLook:
-    place = SeriesWatch((str(folder), series), create_all("checkpoints"))
+    place = SeriesReader((str(folder), series), create_all("checkpoints"))
     return place.look("run", "", reader, frozenset(), NOW)
 
 
@@ -91,7 +96,7 @@ def test_very_many_files_beside_a_step_cut_the_listing_and_nothing_is_judged_who
     for number in range(20_500):
         (path / f"__{number}_0.distcp").touch()
     (inner,) = list(watch(tmp_path, "step_#", reader).seen)
-    assert inner.verdict.state is State.UNKNOWN
+    assert inner.verdict.state is Completeness.UNKNOWN
 
 
 def test_names_with_newlines_and_without_utf8_are_saves_like_others(
@@ -104,7 +109,7 @@ def test_names_with_newlines_and_without_utf8_are_saves_like_others(
     names = sorted(one.path for one in listed(reader, tmp_path, 1).entries)
     assert names == ["step\n_5", "step\udcff_6"]
     assert [one.verdict.state for one in watch(tmp_path, "step\udcff_#", reader).seen] == [
-        State.INCOMPLETE
+        Completeness.INCOMPLETE
     ]
 
 
@@ -185,14 +190,14 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_raises_nothing(
     thread = threading.Thread(target=churn)
     thread.start()
     try:
-        place = SeriesWatch((str(tmp_path), "step_#"), create_all("checkpoints"))
+        place = SeriesReader((str(tmp_path), "step_#"), create_all("checkpoints"))
         looks = [place.look("run", "", reader, frozenset(), NOW + i) for i in range(200)]
     finally:
         done.set()
         thread.join()
     assert {one.verdict.state for look in looks for one in look.seen} <= {
-        State.INCOMPLETE,
-        State.UNKNOWN,
+        Completeness.INCOMPLETE,
+        Completeness.UNKNOWN,
     }
     assert {one.code for look in looks for one in look.troubles} <= {"gone", "unreadable"}
 
@@ -224,7 +229,7 @@ def test_a_long_run_with_very_many_saves_is_told_like_others(
 ) -> None:
     for number in range(80):
         os.utime(step(tmp_path, number), (NOW + number, NOW + number))
-    place = SeriesWatch((str(tmp_path), "step_#"), create_all("checkpoints"))
+    place = SeriesReader((str(tmp_path), "step_#"), create_all("checkpoints"))
     for add in (80, 81):
         told = place.look("run", "", reader, frozenset(), NOW + add)
         names = {one.name for one in told.seen}
@@ -248,7 +253,7 @@ def test_a_copied_config_with_an_old_time_is_not_the_beginning(
 def test_only_what_changed_is_judged_again(tmp_path: Path, reader: Reader) -> None:
     for number in range(9):
         step(tmp_path, number)
-    place = SeriesWatch((str(tmp_path), "step_#"), create_all("checkpoints"))
+    place = SeriesReader((str(tmp_path), "step_#"), create_all("checkpoints"))
     first = place.look("run", "", reader, frozenset(), NOW)
     assert len(first.seen) == 9
     (tmp_path / "step_8/__0_0.distcp").write_bytes(b"more than before")
@@ -265,7 +270,7 @@ def test_a_large_index_is_searched_piece_by_piece_and_little_is_held(tmp_path: P
             file.seek((number + 1) * (PIECE - OVERLAP) - number % 20)
             file.write(name)
         file.truncate(64 << 20)
-    wanted = Wanted("", 0, 64 << 20, rb"__\d{1,7}_\d{1,7}\.distcp")
+    wanted = ByteRange("", 0, 64 << 20, rb"__\d{1,7}_\d{1,7}\.distcp")
     read_part(reader, str(path), wanted)  # what is allocated once
     tracemalloc.start()
     try:
@@ -279,16 +284,16 @@ def test_a_large_index_is_searched_piece_by_piece_and_little_is_held(tmp_path: P
 
 def test_a_file_that_becomes_shorter_while_it_is_searched_is_said(tmp_path: Path, reader: Reader) -> None:  # fmt: skip
     (tmp_path / ".metadata").write_bytes(b"x" * 1000)
-    found = read_part(reader, str(tmp_path / ".metadata"), Wanted("", 0, 2000, b"x"))
+    found = read_part(reader, str(tmp_path / ".metadata"), ByteRange("", 0, 2000, b"x"))
     assert isinstance(found, Unreadable)
     assert "shorter" in found.reason
 
 
 def test_what_could_not_be_read_is_tried_again_although_it_did_not_change(tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     (step(tmp_path, 5) / ".metadata").write_bytes(pickle.dumps(["__0_0.distcp"]))
-    place, closed = SeriesWatch((str(tmp_path), "step_#"), create_all("checkpoints")), [True]
+    place, closed = SeriesReader((str(tmp_path), "step_#"), create_all("checkpoints")), [True]
 
-    def read(reader: Reader, path: str, wanted: Wanted) -> bytes | Unreadable:
+    def read(reader: Reader, path: str, wanted: ByteRange) -> bytes | Unreadable:
         return Unreadable("permission denied") if closed[0] else read_part(reader, path, wanted)
 
     monkeypatch.setattr(series_reader, "read_part", read)

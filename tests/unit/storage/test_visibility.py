@@ -11,17 +11,17 @@ from mldebug.config.schema import Config, StorageConfig
 from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.storage_lines import NOTHING, storage_lines
-from mldebug.storage.filesystems.state import Alarm, Measure, PartState, StorageState
+from mldebug.storage.filesystems.state import CollectorState, Measure, StorageAlert, StorageState
 from mldebug.storage.filesystems.visibility import of_user
 from mldebug_agents.agent.wiring import CurrentConfig, NodeTools, open_tools
-from mldebug_agents.storage.filesystems.monitor import Filesystems
+from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
 from mldebug_agents.web.peer_credentials import PeerCredentials, view
 from unit.storage.test_filesystems import mounted
 
 ALICE, BOB = 1001, 1002
 TOLD = StorageState(
     parts=(
-        PartState(
+        CollectorState(
             name="filesystems",
             at=1.0,
             measures=(
@@ -36,8 +36,8 @@ TOLD = StorageState(
                 )
             },
             alarms=(
-                Alarm(kind="stuck", subject="/home/bob/x", sentence="it hangs", uids=(BOB,)),
-                Alarm(kind="too_full", subject="/", sentence="it is full", aside="bob's job does"),
+                StorageAlert(kind="stuck", subject="/home/bob/x", sentence="it hangs", uids=(BOB,)),
+                StorageAlert(kind="too_full", subject="/", sentence="it is full", aside="bob's job does"),
             ),
             gaps=(Gap(what="filesystem /home/bob/x", reason="no", pid=7), Gap(what="/", reason="x")),
         ),
@@ -91,7 +91,7 @@ def test_a_real_mount_is_its_users_until_it_is_configured(tools: NodeTools, tmp_
         file.flush()
         current = CurrentConfig(Config())
         context = replace(tools.context, current_config=current.read)
-        desk = Filesystems(context, tools.filesystem_probe)
+        desk = FilesystemCollector(context, tools.filesystem_probe)
         desk.look(1.0, [job])
         rows = {str(row["mount"]): row for row in desk.status()["filesystems"]}
         assert rows[str(folder)]["uids"] == str(BOB)
@@ -104,9 +104,11 @@ def test_a_real_mount_is_its_users_until_it_is_configured(tools: NodeTools, tmp_
 
 
 def test_whoever_sees_no_job_is_told_so_and_why() -> None:
-    unseen = PartState(name="jobs", at=1.0, gaps=(Gap(what="1 Python process", reason="denied"),))
+    unseen = CollectorState(
+        name="jobs", at=1.0, gaps=(Gap(what="1 Python process", reason="denied"),)
+    )
     told = StorageState(
-        parts=(PartState(name="filesystems", at=1.0, rows={"filesystems": ()}), unseen)
+        parts=(CollectorState(name="filesystems", at=1.0, rows={"filesystems": ()}), unseen)
     )
     assert [one.text for one in storage_lines(told)] == [
         NOTHING,

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.storage.filesystems.state import Alarm
+from mldebug.storage.filesystems.state import StorageAlert
 from mldebug.storage.write_rates import (
-    Calls,
+    IoCounters,
     OpenOutput,
-    Writer,
-    Written,
+    RankWriter,
+    RankWrites,
     by_mount,
     compare,
     who_fills,
@@ -24,7 +24,7 @@ from mldebug.storage.write_rates import (
 )
 from mldebug_agents.storage.filesystems.monitor import _with as with_writer
 from mldebug_agents.storage.write_rates.reader import (
-    Readings,
+    WriteReader,
     appends,
     calls_of,
     family,
@@ -54,7 +54,7 @@ for line in sys.stdin:
 """
 
 
-def reading(at: float, written: int, position: int, start: int = 1) -> Written:
+def reading(at: float, written: int, position: int, start: int = 1) -> RankWrites:
     out = OpenOutput(
         pid=7,
         start_ticks=start,
@@ -64,7 +64,7 @@ def reading(at: float, written: int, position: int, start: int = 1) -> Written:
         mount="/data",
         device="8:1",
     )
-    return Written(job="j", rank=3, at=at, bytes={(7, start): written}, files=(out,))
+    return RankWrites(job="j", rank=3, at=at, bytes={(7, start): written}, files=(out,))
 
 
 def test_rates_come_from_two_readings() -> None:
@@ -97,7 +97,7 @@ def test_an_inherited_file_counts_once_and_a_log_that_is_appended_to_is_not_its_
 def test_texts_of_the_kernel() -> None:
     assert net_bytes(b"rchar: 1\nwrite_bytes: 8192\ncancelled_write_bytes: 4096\n") == 4096
     assert net_bytes(b"") == 0
-    assert calls_of(b"rchar: 5\nwchar: 7\nwrite_bytes: 9\n") == Calls(5, 7, 9)
+    assert calls_of(b"rchar: 5\nwchar: 7\nwrite_bytes: 9\n") == IoCounters(5, 7, 9)
     assert calls_of(b"rchar: 5\n") is None
     assert position("pos:\t77\nflags:\t0100001\n") == 77
     assert position("") == 0
@@ -108,7 +108,7 @@ def test_texts_of_the_kernel() -> None:
     assert family(1, {1: [2, 3], 3: [4], 4: [1]}) == [1, 2, 3, 4]
 
 
-def two_looks(job: list[str]) -> Writer:
+def two_looks(job: list[str]) -> RankWriter:
     """What is told of a real process that does its work once before each look."""
     with (
         Spawner() as spawner,
@@ -119,7 +119,7 @@ def two_looks(job: list[str]) -> Writer:
         assert writing.stdout
         rank = RankIdentity(rank=0, world_size=1, pid=writing.pid)
         jobs = [Job(id="j", name="gpt", launcher="single", ranks=(rank,))]
-        readings = Readings(Host(), reader)
+        readings = WriteReader(Host(), reader)
         try:
             looks = []
             for _ in range(2):
@@ -159,7 +159,7 @@ def test_whoever_has_the_pid_of_a_rank_that_ended_is_not_that_rank() -> None:
     other = RankIdentity(rank=0, world_size=1, pid=os.getpid(), start_ticks=brief.start_ticks - 1)
     same = msgspec.structs.replace(other, start_ticks=brief.start_ticks)
     with Spawner() as spawner, Reader(spawner) as reader:
-        readings = Readings(host, reader)
+        readings = WriteReader(host, reader)
         for rank, seen in ((other, False), (same, True)):
             [told] = readings.read([Job(id="j", name="gpt", launcher="single", ranks=(rank,))])
             assert bool(told.bytes) is seen
@@ -183,7 +183,7 @@ def test_all_ranks_of_a_job_are_read_by_one_question(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(reader, "read_many", noted)
         job = Job(id="j", name="gpt", launcher="single", ranks=ranks)
-        assert [len(one.bytes) for one in Readings(Host(), reader).read([job])] == [1, 1, 1]
+        assert [len(one.bytes) for one in WriteReader(Host(), reader).read([job])] == [1, 1, 1]
         assert questions == [3]
 
 
@@ -199,26 +199,28 @@ def test_the_mode_of_a_link_tells_what_is_open_for_writing(tmp_path: Path) -> No
 
 
 def test_an_offset_counts_as_far_as_the_process_has_written() -> None:
-    def look(at: float, position: int, calls: Calls, *, reads: bool = False) -> Written:
+    def look(at: float, position: int, calls: IoCounters, *, reads: bool = False) -> RankWrites:
         one = reading(at, 0, position)
         [file] = one.files
         files = (msgspec.structs.replace(file, reads=reads),)
         return msgspec.structs.replace(one, files=files, calls={(7, 1): calls})
 
-    none = look(10.0, 0, Calls(0, 0))
-    sought = compare(none, look(20.0, 9_000_000, Calls(0, 1000)), 0)
+    none = look(10.0, 0, IoCounters(0, 0))
+    sought = compare(none, look(20.0, 9_000_000, IoCounters(0, 1000)), 0)
     assert by_mount(sought) == {"/data": 100.0}
-    both = look(10.0, 0, Calls(0, 0), reads=True)
-    written = compare(both, look(20.0, 5000, Calls(2000, 9000), reads=True), 0)
+    both = look(10.0, 0, IoCounters(0, 0), reads=True)
+    written = compare(both, look(20.0, 5000, IoCounters(2000, 9000), reads=True), 0)
     assert by_mount(written) == {"/data": 300.0}
-    assert not compare(both, look(20.0, 5000, Calls(5000, 9000), reads=True), 0).growing
-    untold = msgspec.structs.replace(look(20.0, 5000, Calls(0, 0), reads=True), calls={})
+    assert not compare(both, look(20.0, 5000, IoCounters(5000, 9000), reads=True), 0).growing
+    untold = msgspec.structs.replace(look(20.0, 5000, IoCounters(0, 0), reads=True), calls={})
     assert not compare(both, untold, 0).growing
 
 
 def test_an_alarm_about_space_says_who_writes_and_one_about_inodes_does_not() -> None:
-    full = Alarm(kind="too_full", subject="/data", sentence="/data is 91.0% full")
+    full = StorageAlert(kind="too_full", subject="/data", sentence="/data is 91.0% full")
     assert with_writer(full, "rank 3 writes").whole == "/data is 91.0% full; rank 3 writes"
     assert with_writer(full, "") is full
-    inodes = Alarm(kind="inodes", subject="/data", sentence="/data has used 90.0% of its inodes")
+    inodes = StorageAlert(
+        kind="inodes", subject="/data", sentence="/data has used 90.0% of its inodes"
+    )
     assert with_writer(inodes, "rank 3 writes") is inodes

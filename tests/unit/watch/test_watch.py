@@ -457,14 +457,14 @@ def test_a_real_checkpoint_is_seen_to_grow_and_a_log_is_not(
     code = SAVES.format(path=str(tmp_path / "file"), size=size)
     rank = start(code, world(0, 1, MASTER_PORT=29703))
     wait_until(lambda: (tmp_path / "file").exists())
-    seen = RunActivity()
+    ranks = RunActivity()
     with open_tools(Config(agent=AgentConfig(state_dir=tmp_path))) as tools:
         looks = Watch(tools.capture)
         for now in range(1, 4):
-            seen.see(job_of(looks.look(), rank.pid).look, now)
+            ranks.update(job_of(looks.look(), rank.pid).look, now)
             time.sleep(1.0)
-    assert (seen.saved_at(3, 10) > 0) == saves
-    assert [trail.grown > 0 for trail in seen.savers] == [True] * saves
+    assert (ranks.checkpoint_moved_at(3, 10) > 0) == saves
+    assert [rank.checkpoint_bytes > 0 for rank in ranks.checkpoint_writers] == [True] * saves
 
 
 def test_a_look_tells_whether_the_run_goes_on_at_other_nodes(

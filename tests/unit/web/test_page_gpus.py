@@ -27,11 +27,11 @@ from webtext import HOSTILE, text_of
 
 
 def built(told: Snapshot) -> GpusPageData:
-    return GpusPage().build(PageRequest(told=told))
+    return GpusPage().build(PageRequest(snapshot=told))
 
 
 def page(told: Snapshot) -> str:
-    html = frame.render("gpus", PageRequest(told=told))
+    html = frame.render("gpus", PageRequest(snapshot=told))
     assert html is not None
     return html
 

@@ -25,11 +25,11 @@ from webtext import HOSTILE, text_of
 
 
 def built(told: Snapshot) -> ProbesPageData:
-    return ProbesPage().build(PageRequest(told=told))
+    return ProbesPage().build(PageRequest(snapshot=told))
 
 
 def page(told: Snapshot) -> str:
-    html = frame.render("probes", PageRequest(told=told))
+    html = frame.render("probes", PageRequest(snapshot=told))
     assert html is not None
     return html
 

@@ -179,7 +179,7 @@ def test_a_browser_cannot_have_anything_done_at_the_socket(folder: Path) -> None
     done: list[object] = []
     with pages(folder, shown()) as server:
         server.verbs["/api/v1/verb"] = lambda asked: done.append(asked)
-        server.serve_door(_again(folder))
+        server.serve_socket(_again(folder))
         for headers in (
             {"origin": "https://evil.example"},
             {"origin": "null"},
@@ -301,7 +301,7 @@ def test_a_state_dir_that_hangs_costs_seconds_and_few_threads(folder: Path, monk
             assert status == 200
             assert "the reports could not be read in time" in text
         assert (
-            sum(one.name == "mldebug-shelf" for one in threading.enumerate())
+            sum(one.name == "mldebug-reports" for one in threading.enumerate())
             == report_cache.HANGING
         )
         free.set()

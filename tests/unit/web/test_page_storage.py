@@ -22,11 +22,11 @@ STRANGER = PeerCredentials(pid=1, uid=54321)
 
 
 def built(told: Snapshot) -> StoragePageData:
-    return StoragePage().build(PageRequest(told=told))
+    return StoragePage().build(PageRequest(snapshot=told))
 
 
 def page(told: Snapshot) -> str:
-    html = frame.render("storage", PageRequest(told=told))
+    html = frame.render("storage", PageRequest(snapshot=told))
     assert html is not None
     return html
 

@@ -46,7 +46,7 @@ class Elements(HTMLParser):
 
 
 def page(name: str, told: Snapshot, id: str = "", *entries: ReportEntry, unread: str = "") -> str:
-    html = frame.render(name, PageRequest(told=told, id=id, entries=entries, unread=unread))
+    html = frame.render(name, PageRequest(snapshot=told, id=id, entries=entries, unread=unread))
     assert html is not None
     return html
 
@@ -64,7 +64,7 @@ def test_every_page_is_clean_html_and_loads_only_ours(name: str, empty: bool) ->
     runs = () if empty else (training(), hanging(), hostile())
     run = hostile().id if name == "run" and not empty else ""
     html = frame.render(
-        name, PageRequest(told=shown(*runs), id=run, entries=() if empty else (ENTRY,))
+        name, PageRequest(snapshot=shown(*runs), id=run, entries=() if empty else (ENTRY,))
     )
     if html is None:
         assert name == "run"
@@ -148,8 +148,8 @@ def test_what_the_agent_cannot_do_stands_above() -> None:
 
 
 def test_a_run_that_is_over_or_somebody_elses_is_no_page() -> None:
-    assert frame.render("run", PageRequest(told=shown(training()), id="other")) is None
-    assert frame.render("run", PageRequest(told=shown(training()))) is None
+    assert frame.render("run", PageRequest(snapshot=shown(training()), id="other")) is None
+    assert frame.render("run", PageRequest(snapshot=shown(training()))) is None
 
 
 def test_the_culprit_is_marked_in_the_grid_and_leads_the_table() -> None:

@@ -25,8 +25,8 @@ from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 from mldebug.status.snapshot import Snapshot
-from mldebug.storage.checkpoints.state import SaveState
-from mldebug.storage.filesystems.state import Measure, PartState, StorageState
+from mldebug.storage.checkpoints.state import SeriesState
+from mldebug.storage.filesystems.state import CollectorState, Measure, StorageState
 from mldebug_agents.web import peer_credentials
 from mldebug_agents.web.client import AgentAnswer, ask_agent, inquire
 from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter
@@ -78,7 +78,7 @@ def serving(state_dir: Path, **settings: str) -> Iterator[AgentServer]:
     server = AgentServer(AgentConfig(state_dir=state_dir, **({"listen": ""} | settings)))
     server.publish(SEEN)
     server.start()
-    server.serve_door(open_unix(state_dir))
+    server.serve_socket(open_unix(state_dir))
     try:
         yield server
     finally:
@@ -153,7 +153,7 @@ def test_an_ordinary_user_has_done_to_his_own_runs_what_root_has_to_all(folder: 
 
     server = AgentServer(AgentConfig(state_dir=folder, listen=""))
     server.own_verbs, server.verbs = {"/api/v1/dump": verb}, {"/api/v1/release": lambda _: SEEN}
-    server.serve_door(open_unix(folder))
+    server.serve_socket(open_unix(folder))
     try:
         for uid in (NOBODY, 0):
             assert b"200 OK" in run_as(POST.replace("PATH", "dump"), folder, uid, uid)
@@ -187,8 +187,8 @@ def test_what_others_write_and_save_is_hidden() -> None:
         *(Measure(metric="mldebug_rank_written_bytes", labels=(run, "0"), value=1.0) for run in ("r00t", "n0b0")),
         Measure(metric="mldebug_filesystem_size_bytes", labels=("/data",), value=1.0),
     )  # fmt: skip
-    storage = StorageState(parts=(PartState(name="x", at=1.0, measures=measures, rows=rows),))
-    places = (SaveState(folder="/ckpt/other", series="step_#"),)
+    storage = StorageState(parts=(CollectorState(name="x", at=1.0, measures=measures, rows=rows),))
+    places = (SeriesState(folder="/ckpt/other", series="step_#"),)
     seen = msgspec.structs.replace(SEEN, storage=storage, saves=places)
     theirs = view(seen, PeerCredentials(1, NOBODY), None)
     assert theirs.saves == ()
@@ -301,7 +301,7 @@ def test_a_socket_that_comes_when_all_is_over_is_closed(folder: Path) -> None:
     server = AgentServer(AgentConfig(state_dir=folder, listen=""))
     server.stop()
     door = open_unix(folder)
-    server.serve_door(door)
+    server.serve_socket(door)
     assert door.fileno() == -1
     assert inquire(folder).outcome == "none"
 
@@ -382,7 +382,7 @@ def test_whoever_finds_others_at_the_door_waits_for_his_turn(folder: Path) -> No
     [before] = knock(folder, 1)
     server = AgentServer(AgentConfig(state_dir=folder, listen=""))
     server.publish(SEEN)
-    later = threading.Timer(0.3, server.serve_door, (door,))
+    later = threading.Timer(0.3, server.serve_socket, (door,))
     later.start()
     assert inquire(folder).outcome == "answered"
     later.join()

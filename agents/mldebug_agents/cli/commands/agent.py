@@ -87,7 +87,7 @@ def serve(
     server = AgentServer(settings.agent)
     joined = join(settings.cluster, in_child(spawner))
     server.start()
-    ledger = StateStore(settings.agent.state_dir, spawner, server.serve_door)
+    ledger = StateStore(settings.agent.state_dir, spawner, server.serve_socket)
     read_config = lambda: load_config(file)
     node = build_loop(
         current, tools, ledger, server.publish, read_config=read_config, joined=joined
@@ -119,7 +119,7 @@ def play(
     ending.tell(replay.stop, lambda: None, lambda: "the replay")
     with place(state_dir, settings) as (config, door):
         server.start()
-        server.serve_door(door)
+        server.serve_socket(door)
         log.info("replay of %s: ask %s", replay.words, typed("status", config))
         try:
             told = replay.run()

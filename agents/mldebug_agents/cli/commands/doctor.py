@@ -86,7 +86,7 @@ def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCo
             tools.gpus,
             tools.capture.finder.find(),
             GPU_SECONDS,
-            lambda: asked().asked.snapshot,
+            lambda: asked().answer.snapshot,
             alone=True,
             between=GPU_BETWEEN,
         )

@@ -35,7 +35,7 @@ from mldebug_agents.incidents.manual import (
     within,
 )
 from mldebug_agents.web.client import ask_nearest
-from mldebug_agents.web.control_requests import tell_agent
+from mldebug_agents.web.control_requests import post_to_agent
 
 MAX_WATCH = 60.0
 DEFAULT_WAIT = 60.0
@@ -150,7 +150,7 @@ def _by_agents(
             "--cluster needs to know which job", "add --job NAME; see `mldebug status --cluster`"
         )
     state_dir = ask_nearest(config.agent.state_dir, here_only=here_only).state_dir
-    report = tell_agent(
+    report = post_to_agent(
         state_dir, DUMP_PATH, Report, timeout=DUMP_DEADLINE + 5.0, most=MAX_REPORT, job=job
     )
     if as_json:
@@ -170,7 +170,7 @@ def _elsewhere(config: Config, job: str, *, here_only: bool) -> str | None:
     if asked.snapshot is None or not asked.snapshot.cluster:
         return None
     try:
-        view = tell_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
+        view = post_to_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
     except MldebugError as error:
         click.echo(f"mldebug: other nodes are not asked: {error.message}", err=True)
         return None

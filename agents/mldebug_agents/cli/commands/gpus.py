@@ -22,7 +22,7 @@ from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.hardware.gpu.controller import ACCEPT, LONGEST, RELEASE, Accepted, Released
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.web.client import ask_nearest
-from mldebug_agents.web.control_requests import tell_agent
+from mldebug_agents.web.control_requests import post_to_agent
 
 SECONDS = 20.0  # a driver that no process uses may load firmware first
 NO_GPUS = "no GPU answers here: there is no NVIDIA library"
@@ -76,7 +76,7 @@ def _look(config: Config, *, here_only: bool) -> GpuOverview:
             tools.gpus,
             found,
             SECONDS,
-            lambda: ask_nearest(state_dir, here_only=here_only).asked.snapshot,
+            lambda: ask_nearest(state_dir, here_only=here_only).answer.snapshot,
         )
         seen = look.take()
     if seen.no_library:
@@ -133,7 +133,7 @@ def release(duration: str | None, end: bool, config: Path | None) -> None:
     agent's user and members of agent.group may ask.
     """
     seconds = _seconds(duration, end=end)
-    told = tell_agent(_state_dir(config), RELEASE, Released, seconds=seconds)
+    told = post_to_agent(_state_dir(config), RELEASE, Released, seconds=seconds)
     if end:
         click.echo("The agent takes the GPUs up again.")
         return
@@ -167,8 +167,8 @@ def _seconds(duration: str | None, *, end: bool) -> float:
 def _state_dir(config: Path | None) -> Path:
     """Where the agent that is to be asked lives; an error in words where none answers."""
     nearest = ask_nearest(load_config(config).agent.state_dir, here_only=config is not None)
-    if nearest.asked.outcome in ("silent", "denied"):
-        raise MldebugError(nearest.asked.trouble, "see its log, or ask as root")
+    if nearest.answer.outcome in ("silent", "denied"):
+        raise MldebugError(nearest.answer.trouble, "see its log, or ask as root")
     return nearest.state_dir
 
 
@@ -179,7 +179,7 @@ def accept(config: Path | None) -> None:
 
     One that was taken out is no longer missing. Only root, the agent's user and members of agent.group may ask.
     """
-    told = tell_agent(_state_dir(config), ACCEPT, Accepted)
+    told = post_to_agent(_state_dir(config), ACCEPT, Accepted)
     many = "GPU is" if told.expected == 1 else "GPUs are"
     click.echo(f"{told.expected} {many} expected from now on.")
 

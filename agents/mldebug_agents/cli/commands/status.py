@@ -30,14 +30,14 @@ from mldebug.status.run_lines import ailing_lines, pace_words, stale_words, stat
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.storage_lines import saves_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.state import lines_of
-from mldebug.storage.filesystems.state import PartState, StorageState
+from mldebug.storage.filesystems.state import CollectorState, StorageState
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, MAX_VIEW
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
 from mldebug_agents.storage.monitor import look_once
 from mldebug_agents.web.client import ask_nearest
-from mldebug_agents.web.control_requests import tell_agent
+from mldebug_agents.web.control_requests import post_to_agent
 
 MAX_LISTED = 8
 NO_AGENT = "no agent watches them: a stall is noticed by nobody"
@@ -81,7 +81,7 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
         sys.exit(_cluster(settings, as_json, here_only=config is not None))
     with open_tools(settings) as tools:
         found = tools.capture.finder.find()
-        asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).asked
+        asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).answer
         if storage:
             told = asked.snapshot.storage if asked.snapshot else None
             told = told or _seen_now(tools, found)
@@ -109,7 +109,7 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
 
 def _seen_now(tools: NodeTools, found: Discovery) -> StorageState:
     """One look; whoever may not see the jobs does not see what they use: that is told, too."""
-    unseen = PartState(name="jobs", at=time.time(), gaps=tuple(found.gaps))
+    unseen = CollectorState(name="jobs", at=time.time(), gaps=tuple(found.gaps))
     return StorageState(
         parts=(*look_once(tools.context, tools.filesystem_probe, found.jobs).parts, unseen)
     )
@@ -128,7 +128,7 @@ def _storage(told: StorageState, as_json: bool) -> ExitCode:
 def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
     """Ask the agent of this node for all of them."""
     state_dir = ask_nearest(settings.agent.state_dir, here_only=here_only).state_dir
-    view = tell_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
+    view = post_to_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
     else:

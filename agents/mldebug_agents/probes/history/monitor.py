@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from mldebug.core.errors import EvidenceError
-from mldebug.probes.history import Judged, current, judge_all
+from mldebug.probes.history import JudgedSeries, current, judge_all
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.probes.history.store import MAX_BYTES, NAME, unpack
 from mldebug_agents.system.reader import Reader
@@ -20,15 +20,15 @@ EVERY, DEADLINE = 10.0, 20.0
 MOST = 200  # series that are shown: shifted ones, then those that were measured last
 
 
-class ProbeWatch:
+class ProbeHistoryReader:
     """Reads through the reader child, since the state dir may hang. For one worker thread."""
 
     def __init__(self, state_dir: Path, reader: Reader) -> None:
         self._path, self._reader = str(state_dir.absolute() / NAME), reader
         self._seen: tuple[int, float] | None = None
-        self._judged: tuple[Judged, ...] = ()
+        self._judged: tuple[JudgedSeries, ...] = ()
 
-    def look(self, _: object) -> tuple[Judged, ...]:
+    def look(self, _: object) -> tuple[JudgedSeries, ...]:
         """All series; none where nobody has probed. Raises EvidenceError where it cannot be read."""
         tail = self._reader.read_tail(self._path, max_bytes=1)
         if isinstance(tail, Unreadable):
@@ -41,22 +41,22 @@ class ProbeWatch:
             self._seen = (tail.size, tail.mtime)
         return self._judged
 
-    def _read(self) -> tuple[Judged, ...]:
+    def _read(self) -> tuple[JudgedSeries, ...]:
         content = self._reader.read_file(self._path, max_bytes=MAX_BYTES)
         if isinstance(content, Unreadable):
             raise EvidenceError(f"{NAME}: {content.reason}")
         return current(judge_all(unpack(content)))[:MOST]
 
 
-class ProbeBoard:
+class ProbeHistoryMonitor:
     """Of this node."""
 
     def __init__(
         self, state_dir: Path, reader: Reader, inbox: "queue.SimpleQueue[Result | None]"
     ) -> None:
-        self.worker = Worker(WORKER, ProbeWatch(state_dir, reader).look, inbox, DEADLINE)
+        self.worker = Worker(WORKER, ProbeHistoryReader(state_dir, reader).look, inbox, DEADLINE)
         self._due = 0.0
-        self._told: tuple[Judged, ...] | None = None
+        self._told: tuple[JudgedSeries, ...] | None = None
 
     def turn(self) -> None:
         """Order what is due."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from mldebug.core.errors import AccessError, EvidenceError
-from mldebug.probes.history import Run, Series
+from mldebug.probes.history import ProbeRun, ProbeSeries
 
 NAME = "probes.sqlite"
 MOST_RUNS = 100  # of one series
@@ -40,10 +40,10 @@ _OTHER = "name another folder with --state-dir"
 # What SQLite says of a table that others made
 _NONE_OF_OURS = ("no such column", "table runs has", "table series has")
 
-Past = tuple[tuple[Series, tuple[Run, ...]], ...]
+Past = tuple[tuple[ProbeSeries, tuple[ProbeRun, ...]], ...]
 
 
-def keep(state_dir: Path, measured: Sequence[tuple[Series, Run]]) -> Past:
+def add_runs(state_dir: Path, measured: Sequence[tuple[ProbeSeries, ProbeRun]]) -> Past:
     """Add runs, all or none, and return all that is known then. AccessError or EvidenceError: nothing was kept."""
     path = state_dir / NAME
     with _told(path):
@@ -130,7 +130,7 @@ def _open(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=WAIT, isolation_level=None)
 
 
-def _add(path: Path, measured: Sequence[tuple[Series, Run]]) -> Past:
+def _add(path: Path, measured: Sequence[tuple[ProbeSeries, ProbeRun]]) -> Past:
     with contextlib.closing(_open(path)) as link:
         link.execute("BEGIN IMMEDIATE")  # waits for another writer here, not in the middle
         for statement in filter(str.strip, _SCHEMA.split(";")):
@@ -143,7 +143,7 @@ def _add(path: Path, measured: Sequence[tuple[Series, Run]]) -> Past:
         return _read(link)
 
 
-def _insert(link: sqlite3.Connection, series: Series, run: Run) -> None:
+def _insert(link: sqlite3.Connection, series: ProbeSeries, run: ProbeRun) -> None:
     told = msgspec.json.encode(series)
     link.execute("INSERT OR IGNORE INTO series (told) VALUES (?)", (told,))
     ((number,),) = link.execute("SELECT id FROM series WHERE told = ?", (told,)).fetchall()
@@ -154,11 +154,11 @@ def _insert(link: sqlite3.Connection, series: Series, run: Run) -> None:
 def _read(link: sqlite3.Connection) -> Past:
     if not link.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchall():
         return ()
-    found: dict[bytes, list[Run]] = {}
+    found: dict[bytes, list[ProbeRun]] = {}
     for told, *figures in link.execute(_ALL):
         if isinstance(told, bytes) and all(_is_figure(one) for one in figures):
             at, seconds, busbw = figures
-            found.setdefault(told, []).append(Run(at=at, seconds=seconds, busbw=busbw))
+            found.setdefault(told, []).append(ProbeRun(at=at, seconds=seconds, busbw=busbw))
     return tuple((series, tuple(runs)) for told, runs in found.items() if (series := _series(told)))
 
 
@@ -167,9 +167,9 @@ def _is_figure(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value) and value >= 0
 
 
-def _series(told: bytes) -> Series | None:
+def _series(told: bytes) -> ProbeSeries | None:
     """None for one of another version."""
     try:
-        return msgspec.json.decode(told, type=Series)
+        return msgspec.json.decode(told, type=ProbeSeries)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None

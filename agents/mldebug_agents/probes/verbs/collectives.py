@@ -11,19 +11,23 @@ import msgspec
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.ranksets import unfold_nodes
 from mldebug.core.redact import clean
-from mldebug_agents.probes.busy import BusyError
-from mldebug_agents.probes.child import Ended, Event, blamed, events
+from mldebug_agents.probes.child import ChildExit, Event, events, failure_cause
 from mldebug_agents.probes.collectives_options import chosen_ops, collective_options, payloads
-from mldebug_agents.probes.environment import sane_variables
-from mldebug_agents.probes.lock import only_probe
-from mldebug_agents.probes.measurement import Measurement, Wish
+from mldebug_agents.probes.environment import checked_variables
+from mldebug_agents.probes.history.recording import record
+from mldebug_agents.probes.lock import BusyError, only_probe
+from mldebug_agents.probes.measurement import CollectivesRequest, Measurement
 from mldebug_agents.probes.multi_node import Nodes
-from mldebug_agents.probes.options import probe_options, size, wanted
-from mldebug_agents.probes.output import Output, check_places, telling, write
-from mldebug_agents.probes.plot import check_matplotlib
-from mldebug_agents.probes.rank_events import FAILURES, heard
-from mldebug_agents.probes.recording import record
-from mldebug_agents.probes.session import Wanted, open_session
+from mldebug_agents.probes.options import probe_options, probe_settings, size
+from mldebug_agents.probes.output import (
+    OutputFiles,
+    callbacks,
+    check_matplotlib,
+    check_places,
+    write,
+)
+from mldebug_agents.probes.rank_events import FAILURES, checked_event
+from mldebug_agents.probes.session import ProbeSettings, open_session
 from mldebug_agents.probes.tools import open_probe_tools
 
 PORT = 29431  # of printed lines: nobody can ask there which one is free
@@ -63,8 +67,8 @@ def command(
     nccl-tests. Ctrl-C prints what was measured so far. Exit code 1: a value was wrong, a rank failed, or a node is
     busy.
     """
-    frame = wanted(python, device, duration, beside_jobs)
-    wish = Wish(
+    frame = probe_settings(python, device, duration, beside_jobs)
+    wish = CollectivesRequest(
         nproc=nproc or 0,
         ops=chosen_ops(ops),
         sizes=() if sizes is None else payloads(sizes),
@@ -73,13 +77,13 @@ def command(
     )
     if picture:
         check_matplotlib()
-    output = Output(as_json=as_json, csv=csv, plot=picture, textfile=textfile)
+    output = OutputFiles(as_json=as_json, csv=csv, plot=picture, textfile=textfile)
     check_places(output)
     names = () if hosts is None else unfold_nodes(hosts)
-    kept = sane_variables()
+    kept = checked_variables()
     if print_commands:
         return _printed(wish, names, frame, kept)
-    measurement = Measurement(wish, telling(output, kept))
+    measurement = Measurement(wish, callbacks(output, kept))
     if told is not None:
         return _measured(measurement, output, kept, lambda: _read(measurement, told))
 
@@ -102,13 +106,13 @@ def command(
 def _over(
     names: tuple[str, ...],
     through: str,
-    frame: Wanted,
+    frame: ProbeSettings,
     measurement: Measurement,
-    output: Output,
+    output: OutputFiles,
     keep: Callable[[], None],
 ) -> int:
     """On these nodes."""
-    kept = sane_variables()
+    kept = checked_variables()
     travelling = {**kept, **measurement.variables()}
     nodes = Nodes(names, through, frame.python or sys.executable, travelling)
     with open_probe_tools() as tools, only_probe(frame.lock):
@@ -118,9 +122,9 @@ def _over(
 
 def _measured(
     measurement: Measurement,
-    output: Output,
+    output: OutputFiles,
     kept: Mapping[str, str],
-    run: Callable[[], Ended],
+    run: Callable[[], ChildExit],
     keep: Callable[[], None] = lambda: None,
 ) -> int:
     """Measure, show and write; whatever ends it, what there is by then comes out. `keep` is called where it has run to its end."""
@@ -141,7 +145,9 @@ def _measured(
     return int(ExitCode.FOUND if wrong else ExitCode.FINE)
 
 
-def _printed(wish: Wish, names: tuple[str, ...], frame: Wanted, kept: Mapping[str, str]) -> int:
+def _printed(
+    wish: CollectivesRequest, names: tuple[str, ...], frame: ProbeSettings, kept: Mapping[str, str]
+) -> int:
     if not names or not wish.nproc or frame.device == "auto":
         raise UsageError(
             "--print-commands asks no node what it has", "add --hosts a,b --nproc 8 --device cuda"
@@ -151,7 +157,7 @@ def _printed(wish: Wish, names: tuple[str, ...], frame: Wanted, kept: Mapping[st
     return int(ExitCode.FINE)
 
 
-def _read(measurement: Measurement, told: TextIO) -> Ended:
+def _read(measurement: Measurement, told: TextIO) -> ChildExit:
     """What ranks have said elsewhere; one that failed there fails here, too."""
     failures: list[Event] = []
     done = False
@@ -160,23 +166,23 @@ def _read(measurement: Measurement, told: TextIO) -> Ended:
             measurement.hear(event)
             done = done or event["event"] == "done"
             if (kind := FAILURES.get(event["event"])) is not None:
-                failures.append(msgspec.structs.asdict(heard(event, kind)))
+                failures.append(msgspec.structs.asdict(checked_event(event, kind)))
             if event["event"] == "stranger":
-                return Ended(outcome="cancelled", reason=clean(str(event.get("reason")), 300))
+                return ChildExit(outcome="cancelled", reason=clean(str(event.get("reason")), 300))
             if event["event"] == "late":
-                return Ended(outcome="late", reason="it did not end within its --duration")
+                return ChildExit(outcome="late", reason="it did not end within its --duration")
     cut = measurement.results and not done and "it ended before all was measured"
-    why = blamed(failures) or cut or ""
-    return Ended(outcome="failed" if why else "done", reason=why)
+    why = failure_cause(failures) or cut or ""
+    return ChildExit(outcome="failed" if why else "done", reason=why)
 
 
-def _sentence(ended: Ended) -> str:
+def _sentence(ended: ChildExit) -> str:
     if ended.outcome == "late":
         return f"the probe took too long: {ended.reason}"
     return f"the probe failed: {ended.reason}"
 
 
-def _way_out(ended: Ended, kept: Mapping[str, str]) -> str:
+def _way_out(ended: ChildExit, kept: Mapping[str, str]) -> str:
     if ended.outcome == "late":
         return "fewer --ops, smaller --sizes, or a longer --duration"
     told = ", ".join(f"{name}={value}" for name, value in kept.items())

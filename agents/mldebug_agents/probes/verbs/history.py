@@ -9,7 +9,7 @@ import msgspec
 from mldebug.config.schema import load_config
 from mldebug.core.errors import ExitCode
 from mldebug.core.redact import clean
-from mldebug.probes.history import Judged, Standing, current, judge_all
+from mldebug.probes.history import JudgedSeries, SeriesTrend, current, judge_all
 from mldebug.status.probe_lines import common, row
 from mldebug_agents.probes.history.store import NAME, load
 
@@ -36,11 +36,11 @@ def command(as_json: bool, state_dir: Path | None) -> int:
     else:
         for line in lines(judged, folder):
             click.echo(line)
-    shifted = any(one.standing is Standing.SHIFTED for one in current(judged))
+    shifted = any(one.standing is SeriesTrend.SHIFTED for one in current(judged))
     return int(ExitCode.FOUND if shifted else ExitCode.FINE)
 
 
-def lines(judged: Sequence[Judged], folder: Path) -> Iterator[str]:
+def lines(judged: Sequence[JudgedSeries], folder: Path) -> Iterator[str]:
     """A heading for what series have in common, and a line for each of them."""
     if not judged:
         yield clean(f"no probe has been kept in {folder / NAME}", 400)

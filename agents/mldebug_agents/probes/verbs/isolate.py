@@ -5,15 +5,13 @@ import msgspec
 
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.redact import clean
-from mldebug.probes.isolate import Isolation, isolate
-from mldebug.probes.isolate_text import lines, progress
-from mldebug.probes.pairs import Limits
-from mldebug.probes.trials import Trial
-from mldebug_agents.probes.child import Ended, Event
-from mldebug_agents.probes.environment import sane_variables
+from mldebug.probes.isolate import Isolation, isolate, isolation_lines, progress_lines
+from mldebug.probes.pairs import PairLimits, Trial
+from mldebug_agents.probes.child import ChildExit, Event
+from mldebug_agents.probes.environment import checked_variables
 from mldebug_agents.probes.measurement import free_port
-from mldebug_agents.probes.options import Number, probe_options, seconds, size, wanted
-from mldebug_agents.probes.session import Session, Wanted, check_ranks, open_session
+from mldebug_agents.probes.options import Number, probe_options, probe_settings, seconds, size
+from mldebug_agents.probes.session import ProbeSettings, Session, check_ranks, open_session
 
 JOIN = 120.0  # seconds in which the other nodes must come, and at most half of --duration
 STEP = {"cuda": 60.0, "cpu": 30.0}  # seconds: NCCL needs some of them to begin
@@ -25,7 +23,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Participation(msgspec.Struct, frozen=True, kw_only=True):
     """Which part of it this node has. `seats` 0: all GPUs."""
 
     nodes: int = 1
@@ -43,7 +41,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"{self.nodes} nodes must meet somewhere", "--rendezvous HOST:PORT, where HOST is node 0")  # fmt: skip
 
 
-class Told(msgspec.Struct):
+class IsolateProgress(msgspec.Struct):
     """What was heard."""
 
     members: list[str]
@@ -62,11 +60,11 @@ class Told(msgspec.Struct):
         if event["event"] == "step":
             trials = msgspec.convert(event["trials"], list[Trial])
             self.trials += trials
-            for line in progress(event["number"], trials):
+            for line in progress_lines(event["number"], trials):
                 click.echo(clean(line, 300), err=True)
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class IsolateAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` prints."""
 
     members: list[str]
@@ -131,7 +129,7 @@ def command(
         raise UsageError(
             f"--rendezvous {rendezvous!r} is no HOST:PORT", "write it like node0:29511"
         )
-    place = Place(
+    place = Participation(
         nodes=nodes,
         node=node,
         address=host.strip("[]"),
@@ -139,16 +137,18 @@ def command(
         seats=nproc or 0,
         each=each or "",
     )
-    limits = Limits(slow=slow_below, floor=None if expect is None else size(expect, "--expect"))
+    limits = PairLimits(slow=slow_below, floor=None if expect is None else size(expect, "--expect"))
     payload = None if size_ is None else size(size_, "--size")
     longest = None if step is None else seconds(step, "--step")
-    asked = wanted(python, device, duration, beside_jobs)
-    told = Told([], [], [], join=min(JOIN, asked.duration / 2))
+    asked = probe_settings(python, device, duration, beside_jobs)
+    told = IsolateProgress([], [], [], join=min(JOIN, asked.duration / 2))
     try:
         ended = _run(asked, place, payload, longest, limits, told)
     except (KeyboardInterrupt, SystemExit):
         if told.trials and not node:
-            _answer(told, limits, Ended(outcome="cancelled", reason="it was interrupted"), as_json)
+            _answer(
+                told, limits, ChildExit(outcome="cancelled", reason="it was interrupted"), as_json
+            )
         raise
     if node:
         return _aside(ended)
@@ -161,9 +161,9 @@ def create(options: Options) -> click.Command:
 
 
 def _run(
-    asked: Wanted, place: Place, payload: int | None, longest: float | None, limits: Limits, told: Told
-) -> Ended:  # fmt: skip
-    for name, value in sane_variables().items():
+    asked: ProbeSettings, place: Participation, payload: int | None, longest: float | None, limits: PairLimits, told: IsolateProgress
+) -> ChildExit:  # fmt: skip
+    for name, value in checked_variables().items():
         click.echo(clean(f"  {name}={value}", 200), err=True)
     with open_session(asked) as session:
         seats = place.seats or (session.facts.gpus if session.device == "cuda" else 4)
@@ -178,7 +178,9 @@ def _run(
         return session.run("isolate", order, told.hear)
 
 
-def _order(session: Session, place: Place, seats: int, limits: Limits) -> dict[str, object]:
+def _order(
+    session: Session, place: Participation, seats: int, limits: PairLimits
+) -> dict[str, object]:
     alone = place.nodes == 1
     each = place.each or ("gpu" if alone else "node")
     if alone and (each == "node" or seats < 2):
@@ -200,7 +202,7 @@ def _order(session: Session, place: Place, seats: int, limits: Limits) -> dict[s
     }
 
 
-def _aside(ended: Ended) -> int:
+def _aside(ended: ChildExit) -> int:
     """What a node says that is not the first."""
     if ended.outcome != "done":
         raise MldebugError(f"this node could not take part to the end: {ended.reason}")
@@ -208,7 +210,7 @@ def _aside(ended: Ended) -> int:
     return ExitCode.FINE
 
 
-def _answer(told: Told, limits: Limits, ended: Ended, as_json: bool) -> int:
+def _answer(told: IsolateProgress, limits: PairLimits, ended: ChildExit, as_json: bool) -> int:
     if not told.trials:
         untried = told.untried and "--duration left no time for a try"
         raise MldebugError(
@@ -225,15 +227,15 @@ def _answer(told: Told, limits: Limits, ended: Ended, as_json: bool) -> int:
         sentence = f"not all was tried: {cut}"
         answer = msgspec.structs.replace(answer, outcome="unknown", sentence=sentence)
     if as_json:
-        whole = Answer(members=told.members, answer=answer, ended=cut, trials=told.trials)
+        whole = IsolateAnswer(members=told.members, answer=answer, ended=cut, trials=told.trials)
         click.echo(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
     else:
-        for line in lines(answer):
+        for line in isolation_lines(answer):
             click.echo(clean(line, 500))
     return ExitCode.FINE if answer.outcome == "fine" else ExitCode.FOUND
 
 
-def _way_out(ended: Ended) -> str:
+def _way_out(ended: ChildExit) -> str:
     if "EADDRINUSE" in ended.reason or "address already in use" in ended.reason.lower():
         return "name another port: --rendezvous HOST:PORT"
     return ""

@@ -7,13 +7,13 @@ from mldebug.cli.param_types import FOLDER, WordListParam
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.redact import clean
 from mldebug.probes.baselines import shipped
-from mldebug.probes.checks import Acceptance, Check, accept
+from mldebug.probes.checks import Acceptance, NodeCheck, accept
 from mldebug.probes.ports import check_wanted
-from mldebug_agents.probes.environment import sane_variables
+from mldebug_agents.probes.environment import checked_variables
 from mldebug_agents.probes.node_stages import STAGES, WITHOUT_TORCH, NodeProbe
-from mldebug_agents.probes.node_stages import Wanted as Shown
-from mldebug_agents.probes.options import probe_options, wanted
-from mldebug_agents.probes.session import Wanted, open_session
+from mldebug_agents.probes.node_stages import NodeRequirements as Shown
+from mldebug_agents.probes.options import probe_options, probe_settings
+from mldebug_agents.probes.session import ProbeSettings, open_session
 from mldebug_agents.probes.tools import open_probe_tools
 
 
@@ -59,7 +59,7 @@ def command(
     quiet = drain_reason or as_json
     probe = NodeProbe(shown, shipped(), lambda check: click.echo(_line(check), err=quiet))
     try:
-        _probe(probe, shown, wanted(python, device, duration, beside_jobs))
+        _probe(probe, shown, probe_settings(python, device, duration, beside_jobs))
     except (KeyboardInterrupt, SystemExit):  # what was found by then drains a node, too
         probe.cut = "it was interrupted"
         _show(probe, as_json, drain_reason)
@@ -86,19 +86,19 @@ def _show(probe: NodeProbe, as_json: bool, drain_reason: bool) -> Acceptance:
     return told
 
 
-def _probe(probe: NodeProbe, shown: Shown, asked: Wanted) -> None:
+def _probe(probe: NodeProbe, shown: Shown, asked: ProbeSettings) -> None:
     """Do all stages."""
     if set(shown.stages) <= set(WITHOUT_TORCH):
         with open_probe_tools() as tools:
             probe.look(tools)
         return
-    sane_variables()
+    checked_variables()
     with open_session(asked) as session:
         probe.look(session.tools)
         probe.load(session)
 
 
-def _line(check: Check) -> str:
+def _line(check: NodeCheck) -> str:
     took = f" ({check.seconds:.1f} s)" if check.seconds else ""
     return clean(f"{check.state:<8}{check.sentence}{took}", 600)
 

@@ -16,12 +16,17 @@ from mldebug.core.model import NodeCapture
 from mldebug.core.plugins import create_all
 from mldebug.core.units import format_duration
 from mldebug.status.snapshot import Snapshot
-from mldebug.storage.checkpoints.history import Memory, Series, printable
-from mldebug.storage.checkpoints.state import SaveState, lines_of, newest_of, tell
+from mldebug.storage.checkpoints.history import CheckpointSeries, SeriesMemory, printable
+from mldebug.storage.checkpoints.state import SeriesState, lines_of, newest_of, series_state
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.state.key_value_store import KeyValueStore as Store
 from mldebug_agents.storage.checkpoints.open_files import hints
-from mldebug_agents.storage.checkpoints.reader import JobOrder, SaveNews, SaveOrder, Saves
+from mldebug_agents.storage.checkpoints.reader import (
+    CheckpointNews,
+    CheckpointReader,
+    CheckpointRequest,
+    JobRequest,
+)
 from mldebug_agents.storage.checkpoints.series_reader import SeriesLook
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
@@ -50,21 +55,21 @@ class _Stored(msgspec.Struct):
     run: str
     folder: str
     series: str
-    memory: Memory
+    memory: SeriesMemory
     who: Who = (-1, "")
 
 
-class SaveBoard:
+class CheckpointMonitor:
     """All series of this node."""
 
     def __init__(self, context: Context, store: Store, inbox: "queue.SimpleQueue[Result | None]", settings: CheckpointsConfig) -> None:  # fmt: skip
         reader = context.reader.another()  # a slow listing keeps nobody else waiting
-        self._saves = Saves(context.host, reader, create_all("checkpoints"))
+        self._saves = CheckpointReader(context.host, reader, create_all("checkpoints"))
         self.worker = Worker("checkpoints", self._saves.look, inbox, DEADLINE)
         self._host = context.host
         self._store = store
         self._settings = settings
-        self._series: dict[Key, Series] = {}
+        self._series: dict[Key, CheckpointSeries] = {}
         self._looks: dict[Key, SeriesLook] = {}
         self._steps: dict[str, int | None] = {}
         self._worlds: dict[str, int] = {}
@@ -126,22 +131,22 @@ class SaveBoard:
         """Is no place of this run known? Then a burst is worth an early look."""
         return not any(key[0] == run for key in self._series)
 
-    def _order(self, runs: Mapping[str, Run], found: Discovery) -> SaveOrder:
+    def _order(self, runs: Mapping[str, Run], found: Discovery) -> CheckpointRequest:
         jobs = []
         for id, run in runs.items():
             pids = [rank.pid for rank in run.job.ranks]
             pids += [child.pid for rank in run.job.ranks for child in found.children.get(rank.pid, ())]  # fmt: skip
             known = tuple((folder, series) for of, folder, series in self._series if of == id)
-            jobs.append(JobOrder(job=run.job, pids=tuple(pids), known=known, burst=id in self._burst))  # fmt: skip
+            jobs.append(JobRequest(job=run.job, pids=tuple(pids), known=known, burst=id in self._burst))  # fmt: skip
         self._burst.clear()
-        return SaveOrder(jobs=tuple(jobs), patterns=self._settings.paths)
+        return CheckpointRequest(jobs=tuple(jobs), patterns=self._settings.paths)
 
-    def _moves(self, series: Series) -> bool:
+    def _moves(self, series: CheckpointSeries) -> bool:
         return bool(series.grown_at and time.time() - series.grown_at < 2 * self._settings.interval)
 
     def told(self, result: Result, runs: Mapping[str, Run]) -> None:
         """The worker has answered, or failed."""
-        if not isinstance(result.value, SaveNews):
+        if not isinstance(result.value, CheckpointNews):
             log.warning("checkpoints could not be looked at: %s", result.error)
             return
         self._forget_places(result.value)
@@ -151,13 +156,13 @@ class SaveBoard:
             key = look.run, look.folder, look.series
             if key not in self._series and not look.seen:
                 continue  # nothing is there yet
-            series = self._series.setdefault(key, Series())
+            series = self._series.setdefault(key, CheckpointSeries())
             series.settle = self._settings.settle
             series.look(look.at, look.seen, whole=look.whole, step=self._steps.get(look.run), world_size=self._worlds.get(look.run))  # fmt: skip
             self._looks[key] = look
             self._troubles.update(one.code for one in look.troubles)
 
-    def _forget_places(self, news: SaveNews) -> None:
+    def _forget_places(self, news: CheckpointNews) -> None:
         """Those that the configuration does not lead to any more, and that were deleted."""
         for key in [key for key in self._series if not key[0] and key[1:] not in news.places]:
             del self._series[key]
@@ -184,14 +189,14 @@ class SaveBoard:
 
     # --- what it tells -------------------------------------------------------------------------------
 
-    def states(self) -> tuple[SaveState, ...]:
+    def states(self) -> tuple[SeriesState, ...]:
         """All series, as the snapshot has them."""
         now, found = time.time(), []
         for (run, folder, kind), series in self._series.items():
             look = self._looks.get((run, folder, kind))
             trouble = self._trouble((run, folder, kind), now)
             name = run, printable(folder), printable(kind)
-            found.append(tell(series, name, now, step=self._steps.get(run), trouble=trouble, gaps=look.gaps if look else ()))  # fmt: skip
+            found.append(series_state(series, name, now, step=self._steps.get(run), trouble=trouble, gaps=look.gaps if look else ()))  # fmt: skip
         return tuple(found)
 
     def show(self, snapshot: Snapshot) -> Snapshot:
@@ -224,7 +229,9 @@ class SaveBoard:
         if not grown:
             return look
         at = time.monotonic() - max(0.0, time.time() - max(grown))
-        return msgspec.structs.replace(look, look=msgspec.structs.replace(look.look, saved_at=at))
+        return msgspec.structs.replace(
+            look, look=msgspec.structs.replace(look.look, checkpoint_grew_at=at)
+        )
 
     # --- across restarts -----------------------------------------------------------------------------
 
@@ -248,7 +255,7 @@ class SaveBoard:
             if any(f"{told.folder}/".startswith(f"{folder}/") for folder in own):
                 self._over.remove(one)
                 key = run.job.id, told.folder, told.series
-                self._series.setdefault(key, Series(told.memory))
+                self._series.setdefault(key, CheckpointSeries(told.memory))
 
     def _restore(self) -> None:
         if self._read_store or not self._store.opened:
@@ -260,7 +267,7 @@ class SaveBoard:
             return
         for one in stored:
             self._before[one.run] = one.who
-            self._series.setdefault((one.run, one.folder, one.series), Series(one.memory))
+            self._series.setdefault((one.run, one.folder, one.series), CheckpointSeries(one.memory))
 
     def _keep(self, runs: Mapping[str, Run]) -> None:
         """Drop what nobody uses, and store the rest. A folder whose name is no UTF-8 is learned anew."""

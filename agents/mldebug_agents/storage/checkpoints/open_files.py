@@ -12,7 +12,7 @@ from posixpath import basename, dirname, join, normpath
 import msgspec
 
 from mldebug.core.model import Job
-from mldebug.storage.checkpoints.names import Place, is_part, place_of
+from mldebug.storage.checkpoints.names import CheckpointPath, checkpoint_of, is_part
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
 
@@ -23,26 +23,26 @@ MAX_HINTS = 8
 WRITING = ("w", "rw")
 
 
-class Open(msgspec.Struct, frozen=True):
+class OpenCheckpointFile(msgspec.Struct, frozen=True):
     """A part of a save that a process has open for writing."""
 
     pid: int
     path: str  # as the process sees it
-    place: Place
+    place: CheckpointPath
 
 
-class Descriptors:
+class OpenFileReader:
     """Looks at the open files of jobs, a part at a time where there are very many."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._turn: dict[str, int] = {}  # job -> the process that is next
 
-    def look(self, job_id: str, pids: list[int]) -> tuple[Open, ...]:
+    def look(self, job_id: str, pids: list[int]) -> tuple[OpenCheckpointFile, ...]:
         """What they write now; who had no turn is first the next time."""
         until = time.monotonic() + BUDGET
         begin = self._turn.get(job_id, 0) % max(1, len(pids))
-        found: list[Open] = []
+        found: list[OpenCheckpointFile] = []
         order = [*pids[begin:], *pids[:begin]][:MAX_PROCESSES]
         for number, pid in enumerate(order):
             if number and time.monotonic() > until:
@@ -56,15 +56,15 @@ class Descriptors:
         known = set(jobs)
         self._turn = {job: turn for job, turn in self._turn.items() if job in known}
 
-    def _of(self, pid: int) -> Iterator[Open]:
+    def _of(self, pid: int) -> Iterator[OpenCheckpointFile]:
         for fd in self._numbers(pid):
             path = self._host.link(pid, f"fd/{fd}")
             if not procfs.is_stored(path) or not is_part(basename(path)):
                 continue
             mode, _ = procfs.parse_fdinfo(self._host.text(pid, f"fdinfo/{fd}"))
-            place = place_of(path)
+            place = checkpoint_of(path)
             if place is not None and mode in WRITING:
-                yield Open(pid, path, place)
+                yield OpenCheckpointFile(pid, path, place)
 
     def _numbers(self, pid: int) -> list[str]:
         try:

@@ -10,10 +10,10 @@ import msgspec
 
 from mldebug.core.model import Job
 from mldebug.storage.checkpoints.model import Layout
-from mldebug.storage.checkpoints.names import Place, is_part, place_of, shape
-from mldebug_agents.storage.checkpoints.open_files import Descriptors, Open, hints
-from mldebug_agents.storage.checkpoints.series_reader import Place as Known
-from mldebug_agents.storage.checkpoints.series_reader import SeriesLook, SeriesWatch, Trouble
+from mldebug.storage.checkpoints.names import CheckpointPath, checkpoint_of, is_part, series_of
+from mldebug_agents.storage.checkpoints.open_files import OpenCheckpointFile, OpenFileReader, hints
+from mldebug_agents.storage.checkpoints.series_reader import SeriesKey as Known
+from mldebug_agents.storage.checkpoints.series_reader import SeriesLook, SeriesReader, Trouble
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
@@ -25,7 +25,7 @@ ROUND = 15.0  # seconds of one look at all jobs; who had no turn is first the ne
 EARLY = 2.0  # seconds by which a file may be older than the job that wrote it
 
 
-class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
+class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One job: its processes, the series that are known, and whether it has written much since the order before."""
 
     job: Job
@@ -34,14 +34,14 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     burst: bool = False
 
 
-class SaveOrder(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One look. `patterns` are those of the configuration."""
 
-    jobs: tuple[JobOrder, ...] = ()
+    jobs: tuple[JobRequest, ...] = ()
     patterns: tuple[str, ...] = ()
 
 
-class SaveNews(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointNews(msgspec.Struct, frozen=True, kw_only=True):
     """What one look came to."""
 
     looks: tuple[SeriesLook, ...] = ()
@@ -49,19 +49,19 @@ class SaveNews(msgspec.Struct, frozen=True, kw_only=True):
     places: frozenset[Known] = frozenset()  # of the configuration, as they are now
 
 
-class Saves:
+class CheckpointReader:
     """The watch of all series of this node."""
 
     def __init__(self, host: Host, reader: Reader, layouts: Sequence[Layout]) -> None:
         self._host = host
         self._reader = reader
         self._layouts = layouts
-        self._descriptors = Descriptors(host)
-        self._series: dict[tuple[str, Known], SeriesWatch] = {}
+        self._descriptors = OpenFileReader(host)
+        self._series: dict[tuple[str, Known], SeriesReader] = {}
         self._expanded: dict[str, list[Known]] = {}  # by pattern
         self._turn = 0
 
-    def look(self, order: SaveOrder) -> SaveNews:
+    def look(self, order: CheckpointRequest) -> CheckpointNews:
         """Look once."""
         until = time.monotonic() + ROUND
         self._descriptors.keep(one.job.id for one in order.jobs)
@@ -70,8 +70,8 @@ class Saves:
             work += self._of_job(one, order)
         places = [place for pattern in order.patterns for place in self._expand(pattern)]
         work += [("", self._host.root, place, frozenset()) for place in dict.fromkeys(places)]
-        self._series = {(run, place): self._series.get((run, place)) or SeriesWatch(place, self._layouts) for run, _, place, _ in work}  # fmt: skip
-        return SaveNews(looks=tuple(self._look(work, until)), places=frozenset(places))
+        self._series = {(run, place): self._series.get((run, place)) or SeriesReader(place, self._layouts) for run, _, place, _ in work}  # fmt: skip
+        return CheckpointNews(looks=tuple(self._look(work, until)), places=frozenset(places))
 
     def _look(self, work: list[tuple[str, str, Known, frozenset[str]]], until: float) -> Iterator[SeriesLook]:  # fmt: skip
         begin = self._turn % max(1, len(work))
@@ -85,7 +85,7 @@ class Saves:
 
     # --- where ---------------------------------------------------------------------------------------
 
-    def _of_job(self, one: JobOrder, order: SaveOrder) -> Iterator[tuple[str, str, Known, frozenset[str]]]:  # fmt: skip
+    def _of_job(self, one: JobRequest, order: CheckpointRequest) -> Iterator[tuple[str, str, Known, frozenset[str]]]:  # fmt: skip
         opened = self._descriptors.look(one.job.id, list(one.pids))
         root = self._root(one)
         if root is None:
@@ -93,17 +93,19 @@ class Saves:
         learned = [it.place for it in opened]
         if one.burst:
             learned += self._new_files(one, root, order)
-        fresh = [known_as(place) for place in learned]
+        fresh = [series_key(place) for place in learned]
         places = list(dict.fromkeys((*one.known, *fresh)))[:MAX_SERIES]
         for place in places:
             yield one.job.id, root, place, _names(opened, place)
 
-    def _root(self, one: JobOrder) -> str | None:
+    def _root(self, one: JobRequest) -> str | None:
         living = (rank.pid for rank in one.job.ranks if self._host.brief(rank.pid) is not None)
         pid = next(living, None)
         return None if pid is None else self._host.root_of(pid)
 
-    def _new_files(self, one: JobOrder, root: str, order: SaveOrder) -> Iterator[Place]:
+    def _new_files(
+        self, one: JobRequest, root: str, order: CheckpointRequest
+    ) -> Iterator[CheckpointPath]:
         """Parts of saves that its user has written since it began, where no other job of this node looks like it."""
         others = {it for other in order.jobs if other is not one for it in hints(self._host, other.job)}  # fmt: skip
         for folder in hints(self._host, one.job):
@@ -115,7 +117,7 @@ class Saves:
             for it in () if isinstance(listed, Unreadable) else listed.entries:
                 mine = it.kind == "file" and it.uid == one.job.uid
                 if mine and it.mtime >= one.job.started_at - EARLY and is_part(basename(it.path)):
-                    place = place_of(join(folder, it.path))
+                    place = checkpoint_of(join(folder, it.path))
                     if place is not None:
                         yield place
 
@@ -143,10 +145,10 @@ class Saves:
         return [f"{folder}/{it.path}" for it in listed.entries if it.kind == "folder" and fnmatchcase(it.path, part)]  # fmt: skip
 
 
-def known_as(place: Place) -> Known:
+def series_key(place: CheckpointPath) -> Known:
     """The series that a save belongs to."""
-    return place.folder, shape(place.name)
+    return place.folder, series_of(place.name)
 
 
-def _names(opened: Iterable[Open], place: Known) -> frozenset[str]:
-    return frozenset(one.place.name for one in opened if known_as(one.place) == place)
+def _names(opened: Iterable[OpenCheckpointFile], place: Known) -> frozenset[str]:
+    return frozenset(one.place.name for one in opened if series_key(one.place) == place)

@@ -3,6 +3,7 @@
 All through the reader child. What could not be seen is a named gap, and then nothing counts as missing.
 """
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,17 @@ import msgspec
 
 from mldebug.core.model import Gap
 from mldebug.core.redact import clean
-from mldebug.storage.checkpoints.completeness import BESIDE, judge, parts_left, wants
-from mldebug.storage.checkpoints.grouping import gather, group_of
-from mldebug.storage.checkpoints.history import Seen, printable
-from mldebug.storage.checkpoints.model import Entry, Layout, Save, Verdict, Wanted
-from mldebug.storage.checkpoints.names import is_part, shape
-from mldebug_agents.storage.checkpoints.file_search import read_part
+from mldebug.storage.checkpoints.completeness import BESIDE, judge, unread_files, wants
+from mldebug.storage.checkpoints.grouping import group_of, join_ranks
+from mldebug.storage.checkpoints.history import CheckpointReading, printable
+from mldebug.storage.checkpoints.model import (
+    ByteRange,
+    Checkpoint,
+    CheckpointVerdict,
+    FileEntry,
+    Layout,
+)
+from mldebug.storage.checkpoints.names import is_part, series_of
 from mldebug_agents.system.child.listing import FolderListing, LeftOut, ListedFile
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
@@ -36,7 +42,7 @@ MAX_READ = 16 << 20  # bytes of one save
 BESIDE_BYTES = 512
 LONGEST = 4.0  # seconds of one save
 
-Place = tuple[str, str]  # folder and series
+SeriesKey = tuple[str, str]  # folder and series
 _WHY = {
     LeftOut.MANY: ("cut", "it holds more than is looked at"),
     LeftOut.TIME: ("cut", "there was no time for all of it"),
@@ -60,7 +66,7 @@ class SeriesLook(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     series: str
     at: float = 0.0  # unix
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[CheckpointReading, ...] = ()
     whole: bool = False
     troubles: tuple[Trouble, ...] = ()
 
@@ -79,23 +85,23 @@ class SeriesLook(msgspec.Struct, frozen=True, kw_only=True):
 class _Known(msgspec.Struct):
     """A save as it was when it was judged."""
 
-    seen: Seen
+    seen: CheckpointReading
     beside: Mapping[str, bytes]
     looked: float
     inode: int
     judged: float
     unread: tuple[str, ...] = ()  # files that could not be read then, and why
 
-    def stands(self, seen: Seen, beside: Mapping[str, bytes], now: float) -> bool:
+    def stands(self, seen: CheckpointReading, beside: Mapping[str, bytes], now: float) -> bool:
         """Would the same be found? Rights, and the time that there is, change without a change of the file."""
         again = bool(self.unread) and not 0 <= now - self.judged < UNREAD_EVERY
         return self.seen.sign == seen.sign and self.beside == beside and not again
 
 
-class SeriesWatch:
+class SeriesReader:
     """Looks at one series again and again. `root` is where its folder begins: `/proc/PID/root`, or nothing."""
 
-    def __init__(self, place: Place, layouts: Sequence[Layout]) -> None:
+    def __init__(self, place: SeriesKey, layouts: Sequence[Layout]) -> None:
         self.folder, self.series = place
         self._layouts = layouts
         self._known: dict[str, _Known] = {}
@@ -117,7 +123,7 @@ class SeriesWatch:
             known = self._known.get(one.path)
             if known is None or number < NEWEST or self._due(known, one, beside, now):
                 troubles += self._save(one, root, reader, writing, beside, now)
-        seen = tuple(gather(one.seen for one in self._known.values()))
+        seen = tuple(join_ranks(one.seen for one in self._known.values()))
         whole = not troubles_of(listed)
         return msgspec.structs.replace(told, seen=seen, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
 
@@ -127,7 +133,7 @@ class SeriesWatch:
             return False
         if "*" in self.series or "?" in self.series:
             return fnmatchcase(one.path, self.series)
-        return shape(one.path) == self.series
+        return series_of(one.path) == self.series
 
     def _in_order(self, found: list[ListedFile], writing: frozenset[str]) -> list[ListedFile]:
         """The newest first; the times of a file system that is wrong still order its files."""
@@ -163,32 +169,32 @@ class SeriesWatch:
         if known is None or troubles or not known.stands(seen, beside, now):
             read = self._read(save, path, reader)
             seen = msgspec.structs.replace(seen, verdict=judge(read, self._layouts))
-            known = _Known(seen, beside, now, one.inode, now, tuple(parts_left(read)))
+            known = _Known(seen, beside, now, one.inode, now, tuple(unread_files(read)))
         seen = msgspec.structs.replace(seen, verdict=known.seen.verdict)
         self._known[one.path] = msgspec.structs.replace(known, seen=seen, looked=now)
         return troubles + [Trouble("unread", why) for why in known.unread[:1]]
 
-    def _listed(self, one: ListedFile, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Save | None, list[Trouble]]:  # fmt: skip
+    def _listed(self, one: ListedFile, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Checkpoint | None, list[Trouble]]:  # fmt: skip
         if one.kind == "file":
-            entry = Entry("", one.size, one.mtime, inode=one.inode)
-            return Save(name=one.path, folder=False, files=(entry,), beside=beside), []
+            entry = FileEntry("", one.size, one.mtime, inode=one.inode)
+            return Checkpoint(name=one.path, folder=False, files=(entry,), beside=beside), []
         listed = reader.list_folder(path, depth=DEEP, most=MOST_FILES)
         if isinstance(listed, Unreadable):
             if listed.errno == 2:  # deleted since its folder was listed
                 return None, []
-            save = Save(name=one.path, cut=listed.reason, beside=beside)
+            save = Checkpoint(name=one.path, cut=listed.reason, beside=beside)
             return save, [Trouble("stuck" if listed.stuck else "unreadable", listed.reason)]
         troubles = list(troubles_of(listed))
         files = sorted((_entry(it) for it in listed.entries if it.kind == "file"), key=lambda it: it.path)  # fmt: skip
         cut = troubles[0].why if troubles else ""
-        return Save(name=one.path, files=tuple(files), cut=cut, beside=beside), troubles
+        return Checkpoint(name=one.path, files=tuple(files), cut=cut, beside=beside), troubles
 
-    def _read(self, save: Save, path: str, reader: Reader) -> Save:
+    def _read(self, save: Checkpoint, path: str, reader: Reader) -> Checkpoint:
         """Read what its layout asks for, as long as that is little and answers come."""
         until, left = time.monotonic() + LONGEST, MAX_READ
         for _ in range(ROUNDS):
             asked = wants(save, self._layouts)
-            parts: dict[Wanted, bytes] = {}
+            parts: dict[ByteRange, bytes] = {}
             unread: dict[str, str] = {}
             for one in asked:
                 left -= 0 if one.find else one.size
@@ -221,12 +227,12 @@ def troubles_of(listed: FolderListing) -> tuple[Trouble, ...]:
     return tuple(Trouble(*told) for flag, told in _WHY.items() if flag in listed.left)
 
 
-def _seen(save: Save, one: ListedFile, is_open: bool) -> Seen:
+def _seen(save: Checkpoint, one: ListedFile, is_open: bool) -> CheckpointReading:
     all_times = [it.mtime for it in save.files] or [one.mtime]
     own = [
         it.mtime for it in save.files if is_part(basename(it.path))
     ]  # a copied config keeps its old time
-    return Seen(
+    return CheckpointReading(
         name=one.path,
         size=save.size,
         files=len(save.files),
@@ -235,13 +241,52 @@ def _seen(save: Save, one: ListedFile, is_open: bool) -> Seen:
         inode=one.inode,
         single=not save.folder,
         open=is_open,
-        verdict=Verdict(),
+        verdict=CheckpointVerdict(),
     )
 
 
-def _entry(one: ListedFile) -> Entry:
-    return Entry(one.path, one.size, one.mtime, inode=one.inode)
+def _entry(one: ListedFile) -> FileEntry:
+    return FileEntry(one.path, one.size, one.mtime, inode=one.inode)
 
 
 def _below(path: str, inner: str) -> str:
     return f"{path}/{inner}" if inner else path
+
+
+PIECE = 1 << 20  # bytes
+OVERLAP = 100  # bytes, the longest match
+MOST_FOUND = 100_000  # different matches
+SEARCH_SECONDS = 8.0  # seconds for one file
+
+
+def read_part(reader: Reader, path: str, wanted: ByteRange) -> bytes | Unreadable:
+    """What is wanted of the file at that path."""
+    if wanted.find:
+        return _search(reader, path, wanted)
+    got = reader.read_from(path, wanted.offset, max_bytes=wanted.size)
+    return got if isinstance(got, Unreadable) else got.data
+
+
+def _search(reader: Reader, path: str, wanted: ByteRange) -> bytes | Unreadable:
+    """All different matches. A match at the end of a piece may go on in the next: what is near it is searched again."""
+    expression, found, until = (
+        re.compile(wanted.find),
+        set[bytes](),
+        time.monotonic() + SEARCH_SECONDS,
+    )
+    at, end = wanted.offset, wanted.offset + wanted.size
+    while at < end:
+        got = reader.read_from(path, at, max_bytes=min(PIECE, end - at))
+        if isinstance(got, Unreadable):
+            return got
+        if not got.data:
+            return Unreadable("it became shorter while it was read")
+        last = at + len(got.data) >= end
+        near = len(got.data) - (0 if last else OVERLAP)
+        found |= {one[0] for one in expression.finditer(got.data) if last or one.start() < near}
+        if len(found) > MOST_FOUND:
+            return Unreadable(f"it names more than {MOST_FOUND:,}")
+        if time.monotonic() > until:
+            return Unreadable("there was no time for all of it")
+        at += len(got.data) if last else max(1, near)
+    return b"\n".join(sorted(found))

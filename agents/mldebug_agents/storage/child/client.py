@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mldebug_agents.storage.child.messages import Asked, Place, Reply, Round
+from mldebug_agents.storage.child.messages import (
+    MountAnswer,
+    MountAnswers,
+    MountRequest,
+    MountRequests,
+)
 from mldebug_agents.system.child.link import ChildLink, WorkerStarter
 from mldebug_agents.system.spawn import ForkedWorker
 
@@ -15,7 +20,7 @@ SECONDS = 3.0  # for all mounts of a round
 GRACE = 5.0  # seconds more until the child itself counts as stuck
 
 
-class Probe:
+class MountClient:
     """Asks mounts, one round at a time: the parts of the storage desk share it, and wait for each other."""
 
     def __init__(self, starter: WorkerStarter) -> None:
@@ -25,7 +30,9 @@ class Probe:
         self._lock = threading.Lock()
         self._closed = False
 
-    def ask(self, places: Sequence[Place], seconds: float = SECONDS) -> tuple[Asked, ...]:
+    def ask(
+        self, places: Sequence[MountRequest], seconds: float = SECONDS
+    ) -> tuple[MountAnswer, ...]:
         """What came of each mount, in order; returns within `seconds` and a little. Raises OSError."""
         if not places:
             return ()
@@ -34,13 +41,13 @@ class Probe:
                 raise ConnectionError("the agent ends")
             return self._ask(places, seconds)
 
-    def _ask(self, places: Sequence[Place], seconds: float) -> tuple[Asked, ...]:
+    def _ask(self, places: Sequence[MountRequest], seconds: float) -> tuple[MountAnswer, ...]:
         worker = self._worker = self._worker or self._starter.fork_worker(NAME)
         self._number += 1
         try:
             worker.socket.settimeout(seconds + GRACE)
-            link = ChildLink(worker.socket, msgspec.msgpack.Decoder(Reply))
-            link.send(Round(self._number, tuple(places), seconds))
+            link = ChildLink(worker.socket, msgspec.msgpack.Decoder(MountAnswers))
+            link.send(MountRequests(self._number, tuple(places), seconds))
             while (reply := link.receive()).number != self._number:
                 pass
         except OSError:

@@ -3,27 +3,27 @@
 import msgspec
 
 
-class Trial(msgspec.Struct, frozen=True):
+class CanaryFile(msgspec.Struct, frozen=True):
     """A small file that is to be written, synced and removed."""
 
     name: str
     size: int  # bytes
 
 
-class Owners(msgspec.Struct, frozen=True):
+class QuotaOwners(msgspec.Struct, frozen=True):
     """Whose quotas are asked for. Projects are learned from the folders that lie on the same filesystem."""
 
     ids: tuple[tuple[int, int], ...]  # (user 0 or group 1, number)
     folders: tuple[bytes, ...] = ()
 
 
-class Place(msgspec.Struct, frozen=True):
+class MountRequest(msgspec.Struct, frozen=True):
     """One mount to be asked: any path on it that the child may open. Without `trial` and `owners`: how full it is."""
 
     mount: int  # its id; what is found at the path counts only where it has this id. 0: whatever is there, links are followed
     path: bytes
-    trial: Trial | None = None
-    owners: Owners | None = None
+    trial: CanaryFile | None = None
+    owners: QuotaOwners | None = None
     root: bytes = b""  # of the node, where that is not the agent's own: the path and its links mean what they mean there
 
     @property
@@ -38,11 +38,11 @@ class Place(msgspec.Struct, frozen=True):
         return self.mount, "space", b""
 
 
-class Round(msgspec.Struct, frozen=True):
+class MountRequests(msgspec.Struct, frozen=True):
     """One question about many mounts; `seconds`: how long the child may wait for all of them."""
 
     number: int
-    places: tuple[Place, ...]
+    places: tuple[MountRequest, ...]
     seconds: float
 
 
@@ -57,7 +57,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool = False
 
 
-class Wrote(msgspec.Struct, frozen=True, kw_only=True):
+class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of the small file. `errno`: 0 where it was written; then what the filesystem says is left, at that moment."""
 
     errno: int = 0
@@ -67,7 +67,7 @@ class Wrote(msgspec.Struct, frozen=True, kw_only=True):
     inodes_free: int = 0
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class KernelQuota(msgspec.Struct, frozen=True, kw_only=True):
     """What the kernel keeps of one user (0), group (1) or project (2); bytes, and 0 for no limit."""
 
     kind: int
@@ -78,19 +78,19 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     inodes_limit: int
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class MountAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one mount: its space, or why not. `stuck`: seconds for which a call there has not come back."""
 
     mount: int
-    wrote: Wrote | None = None
-    blocks: tuple[Block, ...] = ()
+    wrote: CanaryResult | None = None
+    blocks: tuple[KernelQuota, ...] = ()
     space: Space | None = None
     reason: str = ""
     stuck: float = 0.0
 
 
-class Reply(msgspec.Struct, frozen=True):
+class MountAnswers(msgspec.Struct, frozen=True):
     """All mounts of one round, in the order of the question."""
 
     number: int
-    mounts: tuple[Asked, ...]
+    mounts: tuple[MountAnswer, ...]

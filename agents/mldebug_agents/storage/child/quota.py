@@ -9,7 +9,7 @@ import fcntl
 import os
 import struct
 
-from mldebug_agents.storage.child.messages import Block, Owners
+from mldebug_agents.storage.child.messages import KernelQuota, QuotaOwners
 
 PROJECT = 2
 _QUOTACTL_FD = 443  # the same number on every architecture
@@ -22,7 +22,7 @@ _NOT_KEPT = frozenset((errno.ESRCH, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def read_blocks(mount: int, owners: Owners) -> tuple[Block, ...]:
+def read_blocks(mount: int, owners: QuotaOwners) -> tuple[KernelQuota, ...]:
     """Those that are kept, of users, groups and projects. Raises OSError where the agent may not know them."""
     wanted = [*owners.ids, *((PROJECT, one) for one in _projects(mount, owners.folders))]
     found = [_ask(mount, kind, number) for kind, number in wanted]
@@ -49,7 +49,7 @@ def _projects(mount: int, folders: tuple[bytes, ...]) -> list[int]:
     return [one for one in found if one]
 
 
-def _ask(mount: int, kind: int, number: int) -> Block | None:
+def _ask(mount: int, kind: int, number: int) -> KernelQuota | None:
     """None where nobody keeps that quota."""
     room = ctypes.create_string_buffer(_BLOCK.size)
     if _libc.syscall(_QUOTACTL_FD, mount, ctypes.c_uint32(_GET | kind), number, room) == 0:
@@ -60,10 +60,10 @@ def _ask(mount: int, kind: int, number: int) -> Block | None:
     raise OSError(failed, os.strerror(failed))
 
 
-def parse_block(raw: bytes, kind: int, number: int) -> Block:
+def parse_block(raw: bytes, kind: int, number: int) -> KernelQuota:
     """Limits are in KiB, the usage in bytes. Of two limits the lower one counts: writes fail there, sooner or later."""
     hard, soft, used, inodes_hard, inodes_soft, inodes, *_ = _BLOCK.unpack(raw)
-    return Block(
+    return KernelQuota(
         kind=kind,
         id=number,
         used=used,

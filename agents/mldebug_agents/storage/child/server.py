@@ -14,10 +14,10 @@ import time
 import msgspec
 
 from mldebug_agents.storage.child.messages import (
-    Asked,
-    Place,
-    Reply,
-    Round,
+    MountAnswer,
+    MountAnswers,
+    MountRequest,
+    MountRequests,
     Space,
 )
 from mldebug_agents.storage.child.quota import read_blocks
@@ -36,39 +36,39 @@ _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 
 def serve(connection: socket.socket) -> None:
     """Answer rounds until the other side hangs up."""
-    asking = Asking()
-    link = ChildLink(connection, msgspec.msgpack.Decoder(Round))
+    asking = MountProber()
+    link = ChildLink(connection, msgspec.msgpack.Decoder(MountRequests))
     with contextlib.suppress(ConnectionError):
         while True:
             link.send(asking.round(link.receive()))
     os._exit(0)  # no thread that hangs keeps us
 
 
-class Asking:
+class MountProber:
     """Remembers which mounts hang, from round to round."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since: dict[Key, float] = {}  # when the call began
 
-    def round(self, wanted: Round) -> Reply:
+    def round(self, wanted: MountRequests) -> MountAnswers:
         """Ask all mounts; whoever has not answered when the time is over counts as stuck."""
         until = time.monotonic() + wanted.seconds
         stuck = set(self._hanging())
         free = [place for place in wanted.places if not stuck & {place.key, place.whole}]
-        work: queue.SimpleQueue[Place] = queue.SimpleQueue()
-        done: queue.SimpleQueue[tuple[Key, Asked]] = queue.SimpleQueue()
+        work: queue.SimpleQueue[MountRequest] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[Key, MountAnswer]] = queue.SimpleQueue()
         for place in free if len(stuck) < MOST_STUCK else ():
             work.put(place)
         hands = min(AT_ONCE, len(free), MOST_STUCK - len(stuck))
         for _ in range(hands):
             threading.Thread(target=self._ask_all, args=(work, done, until), daemon=True).start()
-        found: dict[Key, Asked] = {}
+        found: dict[Key, MountAnswer] = {}
         while hands > 0 and len(found) < len(free) and (left := until - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 key, asked = done.get(timeout=left)
                 found[key] = asked
-        return Reply(
+        return MountAnswers(
             wanted.number,
             tuple(found.get(one.key) or self._missed(one, wanted.seconds) for one in wanted.places),
         )
@@ -77,19 +77,19 @@ class Asking:
         with self._lock:
             return dict(self._since)
 
-    def _missed(self, place: Place, seconds: float) -> Asked:
+    def _missed(self, place: MountRequest, seconds: float) -> MountAnswer:
         """Whoever was asked at the very end of the round had no time to answer: that is no sign of anything."""
         hanging = self._hanging()
         since = hanging.get(place.key, hanging.get(place.whole))
         hangs = time.monotonic() - since if since is not None else 0.0
         if hangs < min(LEAST_STUCK, seconds / 2):
-            return Asked(mount=place.mount, reason="there was no time left to ask it")
-        return Asked(mount=place.mount, reason="it does not answer", stuck=hangs)
+            return MountAnswer(mount=place.mount, reason="there was no time left to ask it")
+        return MountAnswer(mount=place.mount, reason="it does not answer", stuck=hangs)
 
     def _ask_all(
         self,
-        work: "queue.SimpleQueue[Place]",
-        done: "queue.SimpleQueue[tuple[Key, Asked]]",
+        work: "queue.SimpleQueue[MountRequest]",
+        done: "queue.SimpleQueue[tuple[Key, MountAnswer]]",
         until: float,
     ) -> None:
         while time.monotonic() < until:
@@ -107,7 +107,7 @@ class Asking:
             done.put((place.key, asked))
 
 
-def ask(place: Place) -> Asked:
+def ask(place: MountRequest) -> MountAnswer:
     """Ask one mount. A mount point that is covered by another mount is that other mount: it is not judged."""
     try:
         fd = _open(place)
@@ -116,15 +116,15 @@ def ask(place: Place) -> Asked:
                 found = _MOUNT_ID.search(file.read())
             here = int(found[1]) if found else place.mount
             if place.mount and here != place.mount:
-                return Asked(mount=place.mount, reason="another mount lies over it")
+                return MountAnswer(mount=place.mount, reason="another mount lies over it")
             return _of(msgspec.structs.replace(place, mount=here), fd)
         finally:
             os.close(fd)
     except OSError as error:
-        return Asked(mount=place.mount, reason=error.strerror or str(error))
+        return MountAnswer(mount=place.mount, reason=error.strerror or str(error))
 
 
-def _open(place: Place) -> int:
+def _open(place: MountRequest) -> int:
     """Raises OSError."""
     how = os.O_PATH if not (place.trial or place.owners) else os.O_RDONLY | os.O_DIRECTORY
     if not place.root:
@@ -142,13 +142,13 @@ def _open(place: Place) -> int:
         os.close(found)
 
 
-def _of(place: Place, fd: int) -> Asked:
+def _of(place: MountRequest, fd: int) -> MountAnswer:
     """Raises OSError."""
     if place.trial is not None:
-        return Asked(mount=place.mount, wrote=write(fd, place.trial))
+        return MountAnswer(mount=place.mount, wrote=write(fd, place.trial))
     if place.owners is not None:
-        return Asked(mount=place.mount, blocks=read_blocks(fd, place.owners))
-    return Asked(mount=place.mount, space=space_of(os.fstatvfs(fd)))
+        return MountAnswer(mount=place.mount, blocks=read_blocks(fd, place.owners))
+    return MountAnswer(mount=place.mount, space=space_of(os.fstatvfs(fd)))
 
 
 def space_of(told: os.statvfs_result) -> Space:

@@ -6,22 +6,22 @@ import os
 import stat
 import time
 
-from mldebug_agents.storage.child.messages import Trial, Wrote
+from mldebug_agents.storage.child.messages import CanaryFile, CanaryResult
 
 
-def write(folder: int, wanted: Trial) -> Wrote:
+def write(folder: int, wanted: CanaryFile) -> CanaryResult:
     """Never raises for what the filesystem says; what an earlier run of ours left under that name goes first."""
     began = time.monotonic()
     try:
         _write(folder, wanted)
     except OSError as error:
         return _failed(folder, error.errno or errno.EIO, time.monotonic() - began)
-    return Wrote(seconds=time.monotonic() - began)
+    return CanaryResult(seconds=time.monotonic() - began)
 
 
-def _failed(folder: int, number: int, seconds: float) -> Wrote:
+def _failed(folder: int, number: int, seconds: float) -> CanaryResult:
     told = os.fstatvfs(folder)
-    return Wrote(
+    return CanaryResult(
         errno=number,
         seconds=seconds,
         available=told.f_bavail * (told.f_frsize or told.f_bsize),
@@ -30,7 +30,7 @@ def _failed(folder: int, number: int, seconds: float) -> Wrote:
     )
 
 
-def _write(folder: int, wanted: Trial) -> None:
+def _write(folder: int, wanted: CanaryFile) -> None:
     handle = _create(folder, wanted)
     try:
         data = memoryview(os.urandom(wanted.size))  # nothing that compresses, or is there already
@@ -45,7 +45,7 @@ def _write(folder: int, wanted: Trial) -> None:
                 os.unlink(wanted.name, dir_fd=folder)
 
 
-def _create(folder: int, wanted: Trial) -> int:
+def _create(folder: int, wanted: CanaryFile) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(wanted.name, flags, 0o600, dir_fd=folder)
@@ -54,7 +54,7 @@ def _create(folder: int, wanted: Trial) -> int:
         return os.open(wanted.name, flags, 0o600, dir_fd=folder)
 
 
-def _remove_leftover(folder: int, wanted: Trial) -> None:
+def _remove_leftover(folder: int, wanted: CanaryFile) -> None:
     """Only a file that can be ours: regular, of this user, with one name, and no larger than what we write."""
     found = os.stat(wanted.name, dir_fd=folder, follow_symlinks=False)
     ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1

@@ -11,8 +11,8 @@ import time
 
 import msgspec
 
-from mldebug_agents.storage.dir_sizes.messages import MAX_BODY, Orders, Told
-from mldebug_agents.storage.dir_sizes.updater import Keeper
+from mldebug_agents.storage.dir_sizes.messages import MAX_BODY, DirSizeRequests, DirSizeUpdate
+from mldebug_agents.storage.dir_sizes.updater import DirSizeUpdater
 from mldebug_agents.system.child.link import ChildLink
 
 SLICE = 0.25  # seconds of work on one tree
@@ -23,10 +23,10 @@ LONGEST = 5.0  # seconds without a word: what is told of an idle tree is no olde
 def serve(connection: socket.socket) -> None:
     """Keep the trees that are ordered; ends when the other side hangs up."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    keepers: list[Keeper] = []
-    link = ChildLink(connection, msgspec.msgpack.Decoder(Orders), max_body=MAX_BODY)
+    keepers: list[DirSizeUpdater] = []
+    link = ChildLink(connection, msgspec.msgpack.Decoder(DirSizeRequests), max_body=MAX_BODY)
     with contextlib.suppress(OSError):
-        keepers += [Keeper(order) for order in link.receive().orders]
+        keepers += [DirSizeUpdater(order) for order in link.receive().orders]
         while True:
             for number in _wait(connection, keepers):
                 _work(link, number, keepers[number])
@@ -34,13 +34,13 @@ def serve(connection: socket.socket) -> None:
         keeper.close()
 
 
-def _work(link: ChildLink[Orders], number: int, keeper: Keeper) -> None:
-    link.send(Told(number=number))
+def _work(link: ChildLink[DirSizeRequests], number: int, keeper: DirSizeUpdater) -> None:
+    link.send(DirSizeUpdate(number=number))
     keeper.turn(SLICE)
-    link.send(Told(number=number, state=keeper.state()))
+    link.send(DirSizeUpdate(number=number, state=keeper.state()))
 
 
-def _wait(connection: socket.socket, keepers: list[Keeper]) -> list[int]:
+def _wait(connection: socket.socket, keepers: list[DirSizeUpdater]) -> list[int]:
     """Sleep until one of them has something to do; their numbers. Raises ConnectionError when nobody listens."""
     now = time.monotonic()
     dues = [keeper.due(now) for keeper in keepers]

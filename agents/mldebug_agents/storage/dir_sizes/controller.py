@@ -11,8 +11,14 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.storage.dir_sizes import STUCK, TreeState
-from mldebug_agents.storage.dir_sizes.messages import MAX_BODY, NAME, Order, Orders, Told
+from mldebug.storage.dir_sizes import STUCK, DirSize
+from mldebug_agents.storage.dir_sizes.messages import (
+    MAX_BODY,
+    NAME,
+    DirSizeRequest,
+    DirSizeRequests,
+    DirSizeUpdate,
+)
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.child.link import ChildLink, WorkerStarter
 from mldebug_agents.system.spawn import ForkedWorker
@@ -23,7 +29,7 @@ PATIENCE = 30.0  # seconds for one piece of work, which takes a quarter of one
 AGAIN = 60.0  # seconds until a child that died is started again
 
 
-class Starter(WorkerStarter, Protocol):
+class DirSizeStarter(WorkerStarter, Protocol):
     """The part of a `Spawner` that is needed."""
 
     @property
@@ -36,13 +42,13 @@ class Starter(WorkerStarter, Protocol):
         ...
 
 
-class TreeDesk:
+class DirSizeClient:
     """Belongs to the main loop's thread. `clock` counts seconds."""
 
     def __init__(
         self,
-        starter: Starter,
-        orders: Sequence[Order],
+        starter: DirSizeStarter,
+        orders: Sequence[DirSizeRequest],
         clock: Callable[[], float] = time.monotonic,
         patience: float = PATIENCE,
     ) -> None:
@@ -51,19 +57,19 @@ class TreeDesk:
         self._clock = clock
         self._patience = patience
         self._worker: ForkedWorker | None = None
-        self._link: ChildLink[Told] | None = None
-        self._kept: list[Order] = []  # by the worker, in its order
-        self._states: dict[str, TreeState] = {}
+        self._link: ChildLink[DirSizeUpdate] | None = None
+        self._kept: list[DirSizeRequest] = []  # by the worker, in its order
+        self._states: dict[str, DirSize] = {}
         self._stuck: dict[str, float] = {}  # path -> unix time
         self._working: tuple[int, float] | None = None  # tree, and since when
         self._not_before = 0.0
 
     @property
-    def states(self) -> tuple[TreeState, ...]:
+    def states(self) -> tuple[DirSize, ...]:
         """What is known of each, in the order of the configuration."""
         return tuple(self._state(order.path) for order in self._orders)
 
-    def obey(self, orders: Sequence[Order]) -> None:
+    def obey(self, orders: Sequence[DirSizeRequest]) -> None:
         """Keep these from now on."""
         if tuple(orders) != self._orders:
             self._orders = tuple(orders)
@@ -93,9 +99,9 @@ class TreeDesk:
         self._not_before = self._clock() + AGAIN
         try:
             worker = self._worker = self._starter.fork_worker(NAME)
-            decoder = msgspec.msgpack.Decoder(Told)
+            decoder = msgspec.msgpack.Decoder(DirSizeUpdate)
             self._link = ChildLink(worker.socket, decoder, max_body=MAX_BODY)
-            self._link.send(Orders(orders=tuple(self._kept)))
+            self._link.send(DirSizeRequests(orders=tuple(self._kept)))
             worker.socket.setblocking(False)
         except OSError as error:
             log.warning("trees: nobody counts them: %s", error)
@@ -114,7 +120,7 @@ class TreeDesk:
             self._states = {}
             self.close()
 
-    def _told(self, told: Told) -> None:
+    def _told(self, told: DirSizeUpdate) -> None:
         if told.state is None:
             self._working = (told.number, self._clock())
         else:
@@ -142,10 +148,10 @@ class TreeDesk:
                 self.close()  # the next child keeps it too
                 self._not_before = 0.0
 
-    def _state(self, path: str) -> TreeState:
+    def _state(self, path: str) -> DirSize:
         if path in self._stuck:
-            return TreeState(path=path, how=STUCK, since=self._stuck[path])
-        return self._states.get(path, TreeState(path=path))
+            return DirSize(path=path, how=STUCK, since=self._stuck[path])
+        return self._states.get(path, DirSize(path=path))
 
 
 def _words(path: str) -> str:

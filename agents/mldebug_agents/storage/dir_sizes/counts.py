@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 LINKED = (1 << 64) - 1
 
 
-class Entries:
+class FolderEntries:
     """The files of one folder, in no order."""
 
     __slots__ = ("blocks", "inodes", "keys", "sizes")
@@ -50,16 +50,16 @@ class Entries:
                     column[at] = last
 
 
-class Holder(Protocol):
+class HasEntries(Protocol):
     """Who has entries."""
 
-    entries: Entries
+    entries: FolderEntries
 
 
-H = TypeVar("H", bound=Holder)
+H = TypeVar("H", bound=HasEntries)
 
 
-class Link:
+class HardLink:
     """A file of several names: how many of them are in the tree, and what it takes."""
 
     __slots__ = ("blocks", "names", "size")
@@ -68,12 +68,12 @@ class Link:
         self.names, self.blocks, self.size = 0, blocks, size
 
 
-class Counts:
+class TreeCounts:
     """Sums of one tree."""
 
     def __init__(self) -> None:
         self.inodes = self.blocks = self.size = 0
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, HardLink] = {}
         self.unsure: set[int] = set()  # has other names, which may have been counted as sole ones
         self.stale: set[int] = (
             set()
@@ -92,7 +92,7 @@ class Counts:
             self.sum(1, blocks, size)
             return blocks
         if link is None:
-            link = self.links[inode] = Link(0, 0)
+            link = self.links[inode] = HardLink(0, 0)
             self.sum(1, 0, 0)
         self._know(link, blocks, size)
         link.names += 1
@@ -111,7 +111,7 @@ class Counts:
             self.sum(-1, -link.blocks, -link.size)
             del self.links[inode]
 
-    def remove_all(self, entries: Entries) -> None:
+    def remove_all(self, entries: FolderEntries) -> None:
         """All names of a folder are gone."""
         for inode, blocks, size in zip(entries.inodes, entries.blocks, entries.sizes, strict=True):
             self.remove(inode, blocks, size)
@@ -126,7 +126,7 @@ class Counts:
         self.stale.clear()
         return [one for one in folders if stale and not stale.isdisjoint(one.entries.inodes)]
 
-    def settle(self, folders: Iterable[Entries]) -> None:
+    def settle(self, folders: Iterable[FolderEntries]) -> None:
         """Find the other names of those that are `unsure`, among the ones that were counted as sole."""
         unsure = {inode for inode in self.unsure if inode in self.links}
         self.unsure.clear()
@@ -141,6 +141,6 @@ class Counts:
                     entries.blocks[at] = LINKED
                     self.links[inode].names += 1
 
-    def _know(self, link: Link, blocks: int, size: int) -> None:
+    def _know(self, link: HardLink, blocks: int, size: int) -> None:
         self.sum(0, blocks - link.blocks, size - link.size)
         link.blocks, link.size = blocks, size

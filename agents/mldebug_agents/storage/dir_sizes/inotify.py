@@ -40,10 +40,10 @@ _HEAD = struct.Struct("iIII")
 _CHUNK = 1 << 18  # bytes of one read
 _READS = 64  # of them at one time: the rest is there for the next
 
-Notice = tuple[int, int, bytes]  # watch, mask, name in its folder (empty: the folder itself)
+InotifyEvent = tuple[int, int, bytes]  # watch, mask, name in its folder (empty: the folder itself)
 
 
-class Notices:
+class InotifyQueue:
     """The queue. Raises OSError where the user has too many of them (fs.inotify.max_user_instances)."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Notices:
         """Watch it no longer; it may be gone already."""
         inotify_rm_watch(self.fd, watch)  # type: ignore[arg-type]
 
-    def read(self) -> Iterator[Notice]:
+    def read(self) -> Iterator[InotifyEvent]:
         """What has happened since the last call; never waits."""
         for _ in range(_READS):
             try:
@@ -78,7 +78,7 @@ class Notices:
         os.close(self.fd)
 
 
-def parse(data: bytes) -> Iterator[Notice]:
+def parse(data: bytes) -> Iterator[InotifyEvent]:
     """Take `struct inotify_event`s apart; the same one several times in a row is told once."""
     at, before = 0, None
     while at < len(data):

@@ -2,13 +2,13 @@
 
 import msgspec
 
-from mldebug.storage.dir_sizes import TreeState
+from mldebug.storage.dir_sizes import DirSize
 
 NAME = "trees"  # of the worker that the process starter forks
 MAX_BODY = 1 << 20
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class DirSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One directory to keep; seconds between two counts where events do not tell, and where they do."""
 
     path: str
@@ -18,14 +18,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     max_inodes: int = 20_000_000
 
 
-class Orders(msgspec.Struct, frozen=True, kw_only=True):
+class DirSizeRequests(msgspec.Struct, frozen=True, kw_only=True):
     """All of them: the first and only message to the child."""
 
-    orders: tuple[Order, ...]
+    orders: tuple[DirSizeRequest, ...]
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class DirSizeUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """About the tree of that number: the child begins to work on it (None), or what it knows after that."""
 
     number: int
-    state: TreeState | None = None
+    state: DirSize | None = None

@@ -4,16 +4,16 @@ import time
 from collections.abc import Iterator, Sequence
 
 from mldebug.core.model import Gap, Job
-from mldebug.storage.dir_sizes import HOWS, STUCK, TreeState, tree_lines
-from mldebug.storage.filesystems.state import Alarm, Measure, Row
-from mldebug_agents.storage.dir_sizes.controller import TreeDesk
-from mldebug_agents.storage.dir_sizes.messages import Order
+from mldebug.storage.dir_sizes import HOWS, STUCK, DirSize, dir_size_lines
+from mldebug.storage.filesystems.state import Measure, Row, StorageAlert
+from mldebug_agents.storage.dir_sizes.controller import DirSizeClient
+from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
 from mldebug_agents.system.context import Context
 
 INTERVAL = 2.0  # seconds between two looks at what the child has told
 
 
-class Trees:
+class DirSizeCollector:
     """The directories of the section `trees`."""
 
     name = "trees"
@@ -21,14 +21,14 @@ class Trees:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._desk = TreeDesk(context.spawner, ())
+        self._desk = DirSizeClient(context.spawner, ())
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Hear what the child says."""
         trees = self._context.config.trees
         self._desk.obey(
             [
-                Order(
+                DirSizeRequest(
                     path=path,
                     root=self._context.host.root,
                     rescan=trees.rescan,
@@ -47,16 +47,16 @@ class Trees:
     def status(self) -> dict[str, tuple[Row, ...]]:
         """One row for each tree."""
         states = self._desk.states
-        lines = tree_lines(states, time.time())
+        lines = dir_size_lines(states, time.time())
         rows = tuple(_row(one, line) for one, (line, _) in zip(states, lines, strict=True))
         return {"trees": rows} if rows else {}
 
-    def alarms(self) -> Sequence[Alarm]:
+    def alarms(self) -> Sequence[StorageAlert]:
         """Trees that do not answer."""
         stuck = tuple(one for one in self._desk.states if one.how == STUCK)
-        lines = tree_lines(stuck, time.time())
+        lines = dir_size_lines(stuck, time.time())
         return [
-            Alarm(kind="stuck", subject=one.path, sentence=line)
+            StorageAlert(kind="stuck", subject=one.path, sentence=line)
             for one, (line, _) in zip(stuck, lines, strict=True)
         ]
 
@@ -69,13 +69,13 @@ class Trees:
         ]
 
 
-def _reason(one: TreeState) -> str:
+def _reason(one: DirSize) -> str:
     if one.how == STUCK:
         return "it does not answer"
     return one.why or f"{one.unread} of its entries could not be looked at"
 
 
-def _row(one: TreeState, line: str) -> Row:
+def _row(one: DirSize, line: str) -> Row:
     return {
         "path": one.path,
         "how": one.how,
@@ -89,7 +89,7 @@ def _row(one: TreeState, line: str) -> Row:
     }
 
 
-def _measures(one: TreeState) -> Iterator[Measure]:
+def _measures(one: DirSize) -> Iterator[Measure]:
     path = (one.path,)
     for how in HOWS:
         yield Measure(

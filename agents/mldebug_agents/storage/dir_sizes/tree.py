@@ -11,9 +11,8 @@ import stat
 import time
 from collections.abc import Iterator
 
-from mldebug_agents.storage.dir_sizes.counts import Entries
-from mldebug_agents.storage.dir_sizes.folder import Folder
-from mldebug_agents.storage.dir_sizes.folder_index import Shelf
+from mldebug_agents.storage.dir_sizes.counts import FolderEntries
+from mldebug_agents.storage.dir_sizes.folders import FolderIndex, TreeFolder
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
@@ -22,20 +21,20 @@ SETTLES_AFTER = 45.0  # seconds after which a file that was written has its bloc
 LATE = 20_000  # such files remembered; of the others, their folders
 
 
-class Tree:
+class DirTree:
     """Knows what of it has to be looked at, and looks. One thread."""
 
-    def __init__(self, shelf: Shelf, *, late: bool, most: int) -> None:
+    def __init__(self, shelf: FolderIndex, *, late: bool, most: int) -> None:
         """`late`: blocks are given some time after a write. `most`: inodes that are counted at most."""
         self.shelf = shelf
         self.top = shelf.top
         self.counts = shelf.counts
-        self._late: dict[tuple[Folder, str], float] | None = (
+        self._late: dict[tuple[TreeFolder, str], float] | None = (
             {} if late else None
         )  # the oldest first
         self._most = most
-        self._dirty: dict[Folder, None] = {self.top: None}
-        self._found: list[Folder] = []  # to be listed in the same round
+        self._dirty: dict[TreeFolder, None] = {self.top: None}
+        self._found: list[TreeFolder] = []  # to be listed in the same round
         self.doubts = False  # something may have escaped
         self.problem = ""  # why the root itself cannot be looked at
 
@@ -46,7 +45,7 @@ class Tree:
         """Is nothing left to look at?"""
         return not self._dirty
 
-    def soil(self, folder: Folder, name: str = "") -> None:
+    def soil(self, folder: TreeFolder, name: str = "") -> None:
         """A name in a folder, or all of it."""
         if folder.gone:
             return
@@ -90,7 +89,7 @@ class Tree:
         for folder in self.counts.holders(self.top.below()):
             self.soil(folder)
 
-    def _refresh(self, folder: Folder) -> Iterator[None]:
+    def _refresh(self, folder: TreeFolder) -> Iterator[None]:
         if folder.gone or not (folder.whole or folder.dirty):
             return
         names, whole = folder.dirty, folder.whole
@@ -118,7 +117,7 @@ class Tree:
         finally:
             os.close(fd)
 
-    def _failed(self, folder: Folder, names: set[str] | None, error: OSError) -> None:
+    def _failed(self, folder: TreeFolder, names: set[str] | None, error: OSError) -> None:
         if error.errno in _GONE:
             self._displaced(folder, names)
             return
@@ -126,7 +125,7 @@ class Tree:
         if folder is self.top:
             self.problem = error.strerror or str(error)
 
-    def _displaced(self, folder: Folder, names: set[str] | None) -> None:
+    def _displaced(self, folder: TreeFolder, names: set[str] | None) -> None:
         """Something else stands in its place, or nothing: its parent knows more once it was looked at."""
         if folder.parent is None:
             self.problem = "it is not there any more"
@@ -135,9 +134,9 @@ class Tree:
         for name in names or ("",):
             self.soil(folder, name)
 
-    def _list(self, folder: Folder, fd: int) -> Iterator[None]:
+    def _list(self, folder: TreeFolder, fd: int) -> Iterator[None]:
         """All of a folder: the new list takes the place of the old one when it is whole."""
-        fresh, missed, fresher, children = Entries(), 0, False, set()
+        fresh, missed, fresher, children = FolderEntries(), 0, False, set()
         recent = time.time() - SETTLES_AFTER if self._late is not None else math.inf
         add, append = self.counts.add, fresh.append
         try:
@@ -173,7 +172,7 @@ class Tree:
         for name in folder.children.keys() - children:
             self.shelf.detach(folder.children[name])
 
-    def _look_at(self, folder: Folder, fd: int, names: set[str]) -> Iterator[None]:
+    def _look_at(self, folder: TreeFolder, fd: int, names: set[str]) -> Iterator[None]:
         """Some names of a folder."""
         keys = {name: hash(name) for name in names}
         seen: dict[int, os.stat_result | None] = {}
@@ -194,7 +193,7 @@ class Tree:
                 self._remember(folder, name)
         self._exchange(folder.entries, seen)
 
-    def _exchange(self, entries: Entries, seen: dict[int, os.stat_result | None]) -> None:
+    def _exchange(self, entries: FolderEntries, seen: dict[int, os.stat_result | None]) -> None:
         """Put what was seen in the place of what was known, in one go."""
         places = entries.places(set(seen))
         over = []
@@ -220,7 +219,7 @@ class Tree:
                     self.counts.lose(old[:1])
         entries.remove(over)
 
-    def _child(self, folder: Folder, name: str, facts: os.stat_result) -> None:
+    def _child(self, folder: TreeFolder, name: str, facts: os.stat_result) -> None:
         """A folder was seen at a name: it is known there, has moved there, or is new."""
         known = folder.children.get(name)
         if facts.st_dev != self.shelf.device:
@@ -241,13 +240,13 @@ class Tree:
         if found is not None:
             self._found.append(found)
 
-    def _remember(self, folder: Folder, name: str) -> None:
+    def _remember(self, folder: TreeFolder, name: str) -> None:
         """Its blocks may be given later: it is looked at once more then."""
         if self._late is not None:
             one = (folder, name if len(self._late) < LATE else "")
             self._late.setdefault(one, time.monotonic() + SETTLES_AFTER)
 
-    def _facts(self, folder: Folder, fd: int, name: str) -> os.stat_result | None:
+    def _facts(self, folder: TreeFolder, fd: int, name: str) -> os.stat_result | None:
         try:
             return os.stat(name, dir_fd=fd, follow_symlinks=False)
         except OSError as error:

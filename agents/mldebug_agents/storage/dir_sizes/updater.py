@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 
 from mldebug.core.units import format_duration
-from mldebug.storage.dir_sizes import LOST, PARTLY, RESCANNED, WATCHED, TreeState
-from mldebug_agents.storage.dir_sizes.folder_index import Shelf
-from mldebug_agents.storage.dir_sizes.inotify import IGNORED, OVERFLOW, ROOT_GONE, Notices
-from mldebug_agents.storage.dir_sizes.messages import Order
+from mldebug.storage.dir_sizes import LOST, PARTLY, RESCANNED, WATCHED, DirSize
+from mldebug_agents.storage.dir_sizes.folders import FolderIndex
+from mldebug_agents.storage.dir_sizes.inotify import IGNORED, OVERFLOW, ROOT_GONE, InotifyQueue
+from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
 from mldebug_agents.storage.dir_sizes.mounts import (
     AT_ONCE,
     filesystem,
@@ -17,7 +17,7 @@ from mldebug_agents.storage.dir_sizes.mounts import (
     open_folder,
     real_path,
 )
-from mldebug_agents.storage.dir_sizes.tree import Tree
+from mldebug_agents.storage.dir_sizes.tree import DirTree
 
 PAUSE = 1.0  # seconds between two looks at what events told of, or
 SHARE = 0.05  # so much of one core at most
@@ -31,13 +31,13 @@ DOUBTS, DOUBT_STORM = (
 STORM = 10.0  # times as long as a count takes there is none again, however many events are lost
 
 
-class Keeper:
+class DirSizeUpdater:
     """Keeps one tree. One thread; `turn` may block for ever where the filesystem does."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: DirSizeRequest) -> None:
         self._order = order
-        self._tree: Tree | None = None
-        self._notices: Notices | None = None
+        self._tree: DirTree | None = None
+        self._notices: InotifyQueue | None = None
         self._retry_at = 0.0  # monotonic, as all that ends in `_at` or `_until`
         self._clear()
 
@@ -68,13 +68,13 @@ class Keeper:
             self._notices.close()
         self._tree = self._notices = self._job = None
 
-    def state(self) -> TreeState:
+    def state(self) -> DirSize:
         """What is known."""
         tree = self._tree
         if tree is None or not self._counted:
-            return TreeState(path=self._order.path, why=self._problem)
+            return DirSize(path=self._order.path, why=self._problem)
         shelf, counts = tree.shelf, tree.counts
-        return TreeState(
+        return DirSize(
             path=self._order.path,
             how=self._how(shelf),
             why=self._explain(shelf),
@@ -90,14 +90,14 @@ class Keeper:
             count_seconds=round(self._seconds, 3),
         )
 
-    def _how(self, shelf: Shelf) -> str:
+    def _how(self, shelf: FolderIndex) -> str:
         if self._lost or self._mending:
             return LOST
         if not shelf.unwatched:
             return WATCHED
         return PARTLY if shelf.by_watch else RESCANNED
 
-    def _explain(self, shelf: Shelf) -> str:
+    def _explain(self, shelf: FolderIndex) -> str:
         every = format_duration(self._order.rescan)
         said = []
         if shelf.over:
@@ -111,7 +111,7 @@ class Keeper:
             said.append(f"{self._why or shelf.no_watch}: it is counted anew every {every}")
         return "; ".join(said)
 
-    def _as_of(self, tree: Tree) -> float:
+    def _as_of(self, tree: DirTree) -> float:
         if tree.shelf.unwatched or self._lost or self._mending:
             return self._fresh_round
         return time.time() if tree.idle and self._job is None else self._fresh
@@ -135,7 +135,7 @@ class Keeper:
         if tree.problem:
             self._give_up(tree.problem)
 
-    def _open(self) -> Tree | None:
+    def _open(self) -> DirTree | None:
         self._clear()
         try:
             fd = open_folder(self._order.root, self._order.path)
@@ -148,15 +148,15 @@ class Keeper:
             self._give_up(error.strerror or str(error))
             return None
         self._notices = self._listen(kind)
-        shelf = Shelf(root, facts, self._notices)
-        return Tree(shelf, late=kind not in AT_ONCE, most=self._order.max_inodes)
+        shelf = FolderIndex(root, facts, self._notices)
+        return DirTree(shelf, late=kind not in AT_ONCE, most=self._order.max_inodes)
 
-    def _listen(self, kind: str) -> Notices | None:
+    def _listen(self, kind: str) -> InotifyQueue | None:
         if is_shared(kind):
             self._why = f"{kind} does not tell what other machines write"
             return None
         try:
-            return Notices()
+            return InotifyQueue()
         except OSError as error:
             limit = "fs.inotify.max_user_instances is used up"
             self._why = limit if error.errno == errno.EMFILE else f"no events: {error.strerror}"
@@ -168,7 +168,7 @@ class Keeper:
         self._counted = False
         self._retry_at = time.monotonic() + RETRY
 
-    def _hear(self, tree: Tree) -> None:
+    def _hear(self, tree: DirTree) -> None:
         """Take in what has happened."""
         by_watch, top = tree.shelf.by_watch, tree.top
         for watch, mask, name in self._notices.read() if self._notices else ():
@@ -188,7 +188,7 @@ class Keeper:
             elif folder.unread:
                 tree.soil(folder)
 
-    def _check(self, tree: Tree, now: float) -> None:
+    def _check(self, tree: DirTree, now: float) -> None:
         """Renamed somewhere above, the root is the same directory, but no longer the one of that name."""
         if now < self._check_at:
             return
@@ -205,7 +205,7 @@ class Keeper:
         if (facts.st_ino, facts.st_dev) != (tree.top.inode, tree.shelf.device):
             tree.problem = "another directory stands in its place"
 
-    def _begin(self, tree: Tree, now: float) -> None:
+    def _begin(self, tree: DirTree, now: float) -> None:
         """Start the job that is due, if there is one."""
         tree.ripen()
         unwatched = bool(tree.shelf.unwatched) and now >= self._round_at
@@ -221,7 +221,7 @@ class Keeper:
         self._job, self._asked = tree.look(), time.time()
         self._began, self._spent, self._resume_at = now, 0.0, now
 
-    def _work(self, tree: Tree, job: Iterator[None], until: float) -> None:
+    def _work(self, tree: DirTree, job: Iterator[None], until: float) -> None:
         began = time.monotonic()
         try:
             while time.monotonic() < until:
@@ -235,7 +235,7 @@ class Keeper:
         elif self._counted and self._round:
             self._resume_at = now + (now - began) * (1 / RESCAN_SHARE - 1)
 
-    def _done(self, tree: Tree, now: float) -> None:
+    def _done(self, tree: DirTree, now: float) -> None:
         self._fresh = self._asked
         self._flush_at = now + (PAUSE if self._round else max(PAUSE, self._spent / SHARE))
         if tree.doubts and not self._round:

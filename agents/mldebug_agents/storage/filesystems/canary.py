@@ -4,24 +4,24 @@ import os
 from collections.abc import Iterator, Sequence
 
 from mldebug.core.model import Gap, Job
-from mldebug.storage.filesystems.canary import Written, sentence
-from mldebug.storage.filesystems.state import Alarm, Measure, Row
-from mldebug_agents.storage.child.client import Probe
-from mldebug_agents.storage.child.messages import Asked, Place, Trial
+from mldebug.storage.filesystems.canary import CanaryWrite, sentence
+from mldebug.storage.filesystems.state import Measure, Row, StorageAlert
+from mldebug_agents.storage.child.client import MountClient
+from mldebug_agents.storage.child.messages import CanaryFile, MountAnswer, MountRequest
 from mldebug_agents.system.context import Context
 
 SECONDS = 8.0  # for all folders; one that takes longer counts as stuck until it comes back
 
 
-class Canary:
+class CanaryCollector:
     """The folders of `storage.canary.paths`."""
 
     name = "canary"
 
-    def __init__(self, context: Context, probe: Probe) -> None:
+    def __init__(self, context: Context, probe: MountClient) -> None:
         self._context, self._probe = context, probe
         self._file = f".mldebug-canary-{os.uname().nodename}-{os.geteuid()}"
-        self._written: list[Written] = []
+        self._written: list[CanaryWrite] = []
         self._gaps: list[Gap] = []
 
     @property
@@ -32,9 +32,9 @@ class Canary:
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Write to all folders at once. Raises OSError where the probe child is gone."""
         paths = self._context.config.storage.canary.paths
-        trial = Trial(self._file, self._size)
+        trial = CanaryFile(self._file, self._size)
         root = os.fsencode(self._context.host.root)
-        places = [Place(0, os.fsencode(path), trial, root=root) for path in paths]
+        places = [MountRequest(0, os.fsencode(path), trial, root=root) for path in paths]
         answers = self._probe.ask(places, SECONDS)
         found = list(zip(paths, answers, strict=True))
         self._written = [_written(path, one) for path, one in found if one.wrote or one.stuck]
@@ -54,12 +54,12 @@ class Canary:
         rows = tuple(self._row(one) for one in self._written)
         return {"test_writes": rows} if rows else {}
 
-    def alarms(self) -> Iterator[Alarm]:
+    def alarms(self) -> Iterator[StorageAlert]:
         """Folders that cannot be written to."""
         for one in self._written:
             if one.outcome != "ok":
                 words = sentence(one, self._size)
-                yield Alarm(kind=f"canary_{one.outcome}", subject=one.path, sentence=words)
+                yield StorageAlert(kind=f"canary_{one.outcome}", subject=one.path, sentence=words)
 
     def gaps(self) -> Sequence[Gap]:
         """Folders that could not be opened."""
@@ -69,7 +69,7 @@ class Canary:
     def _size(self) -> int:
         return self._context.config.storage.canary.size
 
-    def _row(self, one: Written) -> Row:
+    def _row(self, one: CanaryWrite) -> Row:
         return {
             "path": one.path,
             "outcome": one.outcome,
@@ -81,15 +81,15 @@ class Canary:
 _WHAT = "the test write to "
 
 
-def _gap(path: str, asked: Asked) -> Gap:
+def _gap(path: str, asked: MountAnswer) -> Gap:
     return Gap(what=f"{_WHAT}{path}", reason=asked.reason, way_out="check storage.canary.paths")
 
 
-def _written(path: str, asked: Asked) -> Written:
+def _written(path: str, asked: MountAnswer) -> CanaryWrite:
     told = asked.wrote
     if told is None:
-        return Written(path=path, stuck=asked.stuck)
-    return Written(
+        return CanaryWrite(path=path, stuck=asked.stuck)
+    return CanaryWrite(
         path=path,
         errno=told.errno,
         seconds=told.seconds,

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import msgspec
 
 from mldebug.core.model import NodeCapture, ProcessCapture, RankCapture
-from mldebug.storage.filesystems.state import PartState
+from mldebug.storage.filesystems.state import CollectorState
 
 FRESH = 120.0  # seconds: what was seen earlier may have come back since
 
 
-def stuck_devices(told: PartState | None, now: float) -> dict[str, float]:
+def stuck_devices(told: CollectorState | None, now: float) -> dict[str, float]:
     """Seconds by major:minor, of the last look at the filesystems; nothing where that was long ago."""
     if told is None or not 0 <= now - told.at <= FRESH:
         return {}

@@ -6,12 +6,17 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from mldebug.core.model import Gap, Job
-from mldebug.storage.filesystems.fullness import told_bytes
-from mldebug.storage.filesystems.state import Alarm, Cell, Measure, Row
+from mldebug.storage.filesystems.fullness import size_words
+from mldebug.storage.filesystems.state import Cell, Measure, Row, StorageAlert
 from mldebug.storage.filesystems.visibility import UIDS, uids_cell
-from mldebug_agents.storage.child.client import Probe
-from mldebug_agents.storage.child.messages import Asked, Block, Owners, Place
-from mldebug_agents.storage.filesystems.mounts import Used, used_mounts
+from mldebug_agents.storage.child.client import MountClient
+from mldebug_agents.storage.child.messages import (
+    KernelQuota,
+    MountAnswer,
+    MountRequest,
+    QuotaOwners,
+)
+from mldebug_agents.storage.filesystems.mounts import UsedMount, used_mounts
 from mldebug_agents.system.context import Context
 
 INTERVAL = 120.0  # seconds
@@ -21,11 +26,11 @@ MOST = 64  # owners of one filesystem that are asked for
 WAY_OUT = "run the agent as root: the kernel tells others only their own"
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class OwnedQuota(msgspec.Struct, frozen=True, kw_only=True):
     """One quota that the kernel keeps; `uids`: whose it is, by the ranks that brought us to it."""
 
-    used: Used
-    block: Block
+    used: UsedMount
+    block: KernelQuota
     who: str
     uids: tuple[int, ...]
 
@@ -37,15 +42,15 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
         return (one.used / one.limit if one.limit else None), inodes
 
 
-class KernelQuotas:
+class KernelQuotaCollector:
     """ext4, XFS and the like; others have tools of their own."""
 
     name = "kernel_quotas"
     interval = INTERVAL
 
-    def __init__(self, context: Context, probe: Probe) -> None:
+    def __init__(self, context: Context, probe: MountClient) -> None:
         self._context, self._probe = context, probe
-        self._kept: list[Kept] = []
+        self._kept: list[OwnedQuota] = []
         self._gaps: list[Gap] = []
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
@@ -76,33 +81,37 @@ class KernelQuotas:
         rows = tuple(_row(one) for one in self._kept if one.shares != (None, None))
         return {"quotas": rows} if rows else {}
 
-    def alarms(self) -> Iterator[Alarm]:
+    def alarms(self) -> Iterator[StorageAlert]:
         """Those that are nearly used up."""
         limit = self._context.config.storage.quota_limit
         for one in self._kept:
             if max(share or 0.0 for share in one.shares) >= limit:
                 words = f"quota {_line(one)}"
-                yield Alarm(kind="quota", subject=_name(one), sentence=words, uids=one.uids)
+                yield StorageAlert(kind="quota", subject=_name(one), sentence=words, uids=one.uids)
 
     def gaps(self) -> Sequence[Gap]:
         """Filesystems that may not be asked."""
         return self._gaps
 
-    def _place(self, used: Used, ranks: dict[int, int]) -> Place:
+    def _place(self, used: UsedMount, ranks: dict[int, int]) -> MountRequest:
         """Whoever is not root may ask only for his own."""
         host, mine = self._context.host, os.geteuid()
         users = {(0, ranks[pid]) for pid in used.ranks if mine in (0, ranks[pid])}
         groups = {(1, group) for pid in used.ranks if mine == 0 for group in _groups(host.text(pid, "status"))}  # fmt: skip
         folders = [os.fsencode(f"{host.proc}/{pid}/cwd") for pid in sorted(used.ranks)[:MOST]]
-        owners = Owners(tuple(sorted(users | groups))[:MOST], tuple(folders if mine == 0 else ()))
-        return Place(used.mount.id, used.path, owners=owners)
+        owners = QuotaOwners(
+            tuple(sorted(users | groups))[:MOST], tuple(folders if mine == 0 else ())
+        )
+        return MountRequest(used.mount.id, used.path, owners=owners)
 
-    def _told(self, used: Used, asked: Asked, ranks: dict[int, int]) -> Iterator[Kept]:
+    def _told(
+        self, used: UsedMount, asked: MountAnswer, ranks: dict[int, int]
+    ) -> Iterator[OwnedQuota]:
         uids = tuple(sorted({ranks[pid] for pid in used.ranks}))
         for block in asked.blocks:
             who = self._context.host.user(block.id) if block.kind == 0 else str(block.id)
             own = (block.id,) if block.kind == 0 else uids
-            yield Kept(used=used, block=block, who=who, uids=own)
+            yield OwnedQuota(used=used, block=block, who=who, uids=own)
 
 
 def _groups(status: str) -> list[int]:
@@ -111,23 +120,23 @@ def _groups(status: str) -> list[int]:
     return [int(lines[0][4])] if lines and len(lines[0]) > 4 else []
 
 
-def _gap(used: Used, asked: Asked) -> Gap:
+def _gap(used: UsedMount, asked: MountAnswer) -> Gap:
     pid = min(used.ranks) if used.uids else None
     return Gap(what=f"quotas of {used.title}", reason=asked.reason, way_out=WAY_OUT, pid=pid)
 
 
-def _name(one: Kept) -> str:
+def _name(one: OwnedQuota) -> str:
     return f"{KINDS[one.block.kind]} {one.who} on {one.used.title}"
 
 
-def _line(one: Kept) -> str:
+def _line(one: OwnedQuota) -> str:
     block, (share, inodes) = one.block, one.shares
-    told = [f"{share:.1%} used, {told_bytes(block.used)} of {told_bytes(block.limit)}"] if share is not None else []  # fmt: skip
+    told = [f"{share:.1%} used, {size_words(block.used)} of {size_words(block.limit)}"] if share is not None else []  # fmt: skip
     told += [f"{inodes:.1%} of its inodes"] if inodes is not None else []
     return f"of {_name(one)}: {', '.join(told)}"
 
 
-def _row(one: Kept) -> Row:
+def _row(one: OwnedQuota) -> Row:
     share, inodes = one.shares
     row: dict[str, Cell] = {"quota": _name(one), "used_ratio": share, "inodes_used_ratio": inodes}
     row[UIDS] = uids_cell(one.uids)

@@ -10,27 +10,38 @@ from mldebug.core.model import Gap, Job
 from mldebug.storage.filesystems import fullness as filesystem
 from mldebug.storage.filesystems.forecast import forecast
 from mldebug.storage.filesystems.fullness import Fullness, fullness
-from mldebug.storage.filesystems.history import Past, Stored, restored, stored
+from mldebug.storage.filesystems.history import (
+    FilesystemHistory,
+    StoredHistory,
+    decode_histories,
+    encode_histories,
+)
 from mldebug.storage.filesystems.limits import (
-    Limit,
+    UsageLimit,
     default_limit,
-    nearest,
+    nearest_rule,
     parse_limit,
     usable,
 )
-from mldebug.storage.filesystems.state import Alarm, Measure, Row
-from mldebug_agents.storage.child.client import Probe
-from mldebug_agents.storage.child.messages import Asked, Place, Space
+from mldebug.storage.filesystems.state import Measure, Row, StorageAlert
+from mldebug_agents.storage.child.client import MountClient
+from mldebug_agents.storage.child.messages import MountAnswer, MountRequest, Space
 from mldebug_agents.storage.filesystems.mounts import (
     IMAGES,
     Key,
-    Used,
-    shown,
-    unseen,
+    UsedMount,
+    hidden_ranks,
+    printable_path,
     used_by,
     used_mounts,
 )
-from mldebug_agents.storage.filesystems.state import Seen, labels, measures, row, stuck
+from mldebug_agents.storage.filesystems.state import (
+    FilesystemReading,
+    filesystem_row,
+    labels,
+    measures,
+    stuck_alert,
+)
 from mldebug_agents.system.context import Context
 
 DENIED = "this user may not see which files they have open"
@@ -38,16 +49,18 @@ ALLOW = "run the agent as root or as their user, or give it CAP_SYS_PTRACE"
 _GLOB = re.compile(r"[*?\[{]")
 
 
-class Filesystems:
+class FilesystemCollector:
     """Every mount that a job uses, and those of `storage.paths`."""
 
     name = "filesystems"
 
-    def __init__(self, context: Context, probe: Probe) -> None:
+    def __init__(self, context: Context, probe: MountClient) -> None:
         self._context, self._probe = context, probe
-        self._past: dict[Key, Past] = {}
-        self._earlier: dict[tuple[str, str, str], Stored] = {}  # of the agent before this one
-        self._seen: list[Seen] = []
+        self._past: dict[Key, FilesystemHistory] = {}
+        self._earlier: dict[
+            tuple[str, str, str], StoredHistory
+        ] = {}  # of the agent before this one
+        self._seen: list[FilesystemReading] = []
         self._gaps: dict[str, Gap] = {}
         self._before: dict[int, set[Key]] = {}  # what each rank used when we looked last
         self._where: dict[str, int] = {}  # mount ids of what is configured
@@ -67,7 +80,7 @@ class Filesystems:
         found = used_mounts(self._context.host, jobs, paths, self._before, self._where, self.places)
         self._before = used_by(found)
         self._note_denied(jobs)
-        places = [Place(one.mount.id, one.path) for one in found.values()]
+        places = [MountRequest(one.mount.id, one.path) for one in found.values()]
         answers = self._probe.ask(places)
         self._past = {key: past for key, past in self._past.items() if key in found}
         self._seen = [
@@ -76,11 +89,11 @@ class Filesystems:
 
     def memory(self) -> bytes:
         """What the next agent should know, as JSON. Not while it looks."""
-        return stored(self._past.items(), self._earlier.values())
+        return encode_histories(self._past.items(), self._earlier.values())
 
     def recall(self, data: bytes) -> None:
         """What the agent before this one knew. Not while it looks."""
-        self._earlier = restored(data)
+        self._earlier = decode_histories(data)
 
     def samples(self) -> Iterator[Measure]:
         """Sizes, shares, time left, and how many could not be asked."""
@@ -96,27 +109,27 @@ class Filesystems:
 
     def status(self) -> dict[str, tuple[Row, ...]]:
         """One row for each mount, the fullest first."""
-        rows = [row(seen) for seen in self._seen]
+        rows = [filesystem_row(seen) for seen in self._seen]
         return {"filesystems": tuple(sorted(rows, key=lambda row: -float(row["used_ratio"] or 0)))}
 
-    def alarms(self) -> Iterator[Alarm]:
+    def alarms(self) -> Iterator[StorageAlert]:
         """Mounts that are too full, will be soon, turned read-only, or do not answer."""
         for seen in self._seen:
             for alarm in self._alarms(seen):
                 yield msgspec.structs.replace(alarm, uids=seen.used.uids)
 
-    def _alarms(self, seen: Seen) -> Iterator[Alarm]:
+    def _alarms(self, seen: FilesystemReading) -> Iterator[StorageAlert]:
         wanted = self._context.config.storage
         title = seen.used.title
         if seen.asked.stuck:
-            yield stuck(seen)
+            yield stuck_alert(seen)
         if seen.turned_read_only:
             words = f"{title} has become read-only: the kernel does so after errors of the disk, unless somebody did"
-            yield Alarm(kind="read_only", subject=title, sentence=words)
+            yield StorageAlert(kind="read_only", subject=title, sentence=words)
         if seen.now is not None:
             limits = (self._limit(seen.used), wanted.inode_limit)
             early = (wanted.full_within, wanted.saves_left)
-            for alarm in filesystem.alarms(title, seen.now, limits, seen.ahead, early):
+            for alarm in filesystem.fullness_alerts(title, seen.now, limits, seen.ahead, early):
                 yield _with(alarm, self.who_fills(seen.used.mount.device))
 
     def gaps(self) -> Sequence[Gap]:
@@ -141,7 +154,7 @@ class Filesystems:
         self._where = {path: at for path, at in self._where.items() if path in paths}
         free = [one for one in paths if self._where.get(one) not in hanging]
         root = os.fsencode(self._context.host.root)
-        answers = self._probe.ask([Place(0, os.fsencode(one), root=root) for one in free])
+        answers = self._probe.ask([MountRequest(0, os.fsencode(one), root=root) for one in free])
         for path, asked in zip(free, answers, strict=True):
             if not asked.reason:
                 self._where[path] = asked.mount
@@ -151,15 +164,15 @@ class Filesystems:
     def _note_denied(self, jobs: Sequence[Job]) -> None:
         """Whoever may not look into a process does not know where it writes: that is said, once for each job."""
         for job in jobs:
-            ranks = unseen(self._context.host, job)
+            ranks = hidden_ranks(self._context.host, job)
             if ranks:
                 what = (
                     f"filesystems of {job.name or job.id}, {len(ranks)} of {len(job.ranks)} ranks"
                 )
                 self._gaps[job.id] = Gap(what=what, reason=DENIED, way_out=ALLOW, pid=ranks[0])
 
-    def _judge(self, now: float, used: Used, asked: Asked) -> Seen:
-        seen = Seen(used=used, asked=asked)
+    def _judge(self, now: float, used: UsedMount, asked: MountAnswer) -> FilesystemReading:
+        seen = FilesystemReading(used=used, asked=asked)
         if asked.space is None:
             return seen
         past = self._remembered(now, used)
@@ -177,19 +190,19 @@ class Filesystems:
         )
         return seen
 
-    def _remembered(self, now: float, used: Used) -> Past:
-        past = self._past.setdefault(used.key, Past(shown(used.mount.source)))
+    def _remembered(self, now: float, used: UsedMount) -> FilesystemHistory:
+        past = self._past.setdefault(used.key, FilesystemHistory(printable_path(used.mount.source)))
         earlier = self._earlier.pop((*used.key, past.source), None)
         if earlier is not None:
             past.recall(now, earlier)
         return past
 
-    def _limit(self, used: Used) -> Limit:
+    def _limit(self, used: UsedMount) -> UsageLimit:
         """What is said of a folder there, of the mount point or above it; the most particular counts."""
         names = sorted((used.name, *used.folders), key=len)
         usual = min(default_limit(one) for one in names)
         for path in reversed(names):
-            text = nearest(self._context.config.storage.limits, path)
+            text = nearest_rule(self._context.config.storage.limits, path)
             try:
                 if text is not None:
                     return parse_limit(text)
@@ -199,7 +212,7 @@ class Filesystems:
         return usual
 
 
-def _pid(used: Used) -> int | None:
+def _pid(used: UsedMount) -> int | None:
     """Of one rank, where the mount is not everyone's."""
     return min(used.ranks) if used.uids else None
 
@@ -210,7 +223,7 @@ def _fullness(space: Space, share: float) -> Fullness:
     )
 
 
-def _with(alarm: Alarm, who: str) -> Alarm:
+def _with(alarm: StorageAlert, who: str) -> StorageAlert:
     if not who or alarm.kind not in ("too_full", "full_soon"):
         return alarm
     return msgspec.structs.replace(alarm, aside=who)

@@ -43,7 +43,7 @@ _NO_SPACE = frozenset(
 IMAGES = frozenset(("squashfs", "iso9660", "erofs", "cramfs", "udf"))  # full by nature
 
 
-class Used(msgspec.Struct, kw_only=True):
+class UsedMount(msgspec.Struct, kw_only=True):
     """One mount that is used, told by its first user; `path` is how the probe child gets there."""
 
     mount: procfs.Mount
@@ -66,15 +66,15 @@ class Used(msgspec.Struct, kw_only=True):
     @property
     def name(self) -> str:
         """Its mount point, as text that may be shown."""
-        return shown(self.mount.point)
+        return printable_path(self.mount.point)
 
     @property
     def title(self) -> str:
         """With the server or device: "/data (nfs01:/data)"."""
-        return f"{self.name} ({shown(self.mount.source) or self.mount.fstype})"
+        return f"{self.name} ({printable_path(self.mount.source) or self.mount.fstype})"
 
 
-def shown(path: str) -> str:
+def printable_path(path: str) -> str:
     """A path as text: what is no UTF-8 is replaced."""
     return os.fsencode(path).decode(errors="replace")
 
@@ -86,14 +86,14 @@ def used_mounts(
     before: Mapping[int, Collection[Key]] = {},
     where: Mapping[str, int] = {},
     places: Mapping[str, Sequence[str]] = {},
-) -> dict[Key, Used]:
+) -> dict[Key, UsedMount]:
     """By filesystem and folder. Nothing here touches a filesystem but /proc.
 
     `before`: what each pid was seen to use; that stays its own while it is mounted there. A checkpoint is open for seconds.
     `where`: the mount ids of those `paths` of which they are known; of others their names tell.
     `places`: by job, where it saves and logs, as its ranks see it: what is open for less than one look.
     """
-    found: dict[Key, Used] = {}
+    found: dict[Key, UsedMount] = {}
     tables: dict[str, tuple[procfs.Mount, ...]] = {}
     for job in jobs:
         for rank in job.ranks:
@@ -123,7 +123,7 @@ def mount_table(host: Host, pid: str) -> tuple[procfs.Mount, ...]:
     return ()
 
 
-def used_by(found: Mapping[Key, Used]) -> dict[int, set[Key]]:
+def used_by(found: Mapping[Key, UsedMount]) -> dict[int, set[Key]]:
     """What each pid uses."""
     users: dict[int, set[Key]] = {}
     for key, used in found.items():
@@ -132,7 +132,7 @@ def used_by(found: Mapping[Key, Used]) -> dict[int, set[Key]]:
     return users
 
 
-def unseen(host: Host, job: Job) -> list[int]:
+def hidden_ranks(host: Host, job: Job) -> list[int]:
     """The ranks whose open files this user may not see."""
     return [rank.pid for rank in job.ranks if _denied(f"{host.proc}/{rank.pid}/fdinfo")]
 
@@ -174,12 +174,12 @@ def _open_on(host: Host, pid: int) -> set[int]:
 
 
 def _note(
-    found: dict[Key, Used], mount: procfs.Mount, root: str, rank: RankIdentity | None
+    found: dict[Key, UsedMount], mount: procfs.Mount, root: str, rank: RankIdentity | None
 ) -> None:
     if mount.fstype in _NO_SPACE or len(found) >= MOST:
         return
     path = os.fsencode(root + mount.point)
-    fresh = Used(mount=mount, path=path, ranks=set(), owners=set())
+    fresh = UsedMount(mount=mount, path=path, ranks=set(), owners=set())
     used = found.setdefault((mount.device, mount.root), fresh)
     if rank is not None:
         used.ranks.add(rank.pid)

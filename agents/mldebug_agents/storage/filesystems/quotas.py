@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from mldebug.config.schema import QuotaConfig as Wanted
 from mldebug.core.model import Gap, Job
 from mldebug.core.redact import clean
-from mldebug.storage.filesystems.fullness import told_bytes
-from mldebug.storage.filesystems.quotas import Quota, QuotaError, read_quota
-from mldebug.storage.filesystems.state import Alarm, Measure, Row
+from mldebug.storage.filesystems.fullness import size_words
+from mldebug.storage.filesystems.quotas import QuotaError, QuotaUsage, read_quota
+from mldebug.storage.filesystems.state import Measure, Row, StorageAlert
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.spawn import Completed
 
@@ -17,7 +17,7 @@ MAX_OUTPUT = 1 << 20
 WAY_OUT = "run it by hand as the agent's user, and compare with storage.quotas"
 
 
-class Quotas:
+class QuotaCollector:
     """One question for each quota of the configuration."""
 
     name = "quotas"
@@ -26,7 +26,7 @@ class Quotas:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._wanted: dict[str, Wanted] = {}
-        self._told: dict[str, Quota] = {}
+        self._told: dict[str, QuotaUsage] = {}
         self._failed: dict[str, str] = {}
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
@@ -51,12 +51,12 @@ class Quotas:
         rows = tuple(_row(name, told) for name, told in self._told.items())
         return {"quotas": rows} if rows else {}
 
-    def alarms(self) -> Iterator[Alarm]:
+    def alarms(self) -> Iterator[StorageAlert]:
         """Those that are nearly used up."""
         for name, told in self._told.items():
             if told.share >= self._wanted[name].limit:
                 words = f"quota {_line(name, told)}"
-                yield Alarm(kind="quota", subject=name, sentence=words)
+                yield StorageAlert(kind="quota", subject=name, sentence=words)
 
     def gaps(self) -> Iterator[Gap]:
         """Those that could not be asked."""
@@ -91,7 +91,7 @@ def _failure(done: Completed) -> str:
     return ""
 
 
-def _row(name: str, told: Quota) -> Row:
+def _row(name: str, told: QuotaUsage) -> Row:
     return {
         "quota": name,
         "used_ratio": round(told.share, 4),
@@ -101,7 +101,7 @@ def _row(name: str, told: Quota) -> Row:
     }
 
 
-def _line(name: str, told: Quota) -> str:
+def _line(name: str, told: QuotaUsage) -> str:
     if told.used is None or told.limit is None:
         return f"{name}: {told.share:.1%} used"
-    return f"{name}: {told.share:.1%} used, {told_bytes(told.used)} of {told_bytes(told.limit)}"
+    return f"{name}: {told.share:.1%} used, {size_words(told.used)} of {size_words(told.limit)}"

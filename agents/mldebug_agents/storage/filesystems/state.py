@@ -7,32 +7,32 @@ import msgspec
 from mldebug.storage.filesystems import fullness
 from mldebug.storage.filesystems.forecast import Forecast
 from mldebug.storage.filesystems.fullness import Fullness
-from mldebug.storage.filesystems.state import Alarm, Measure, Row
+from mldebug.storage.filesystems.state import Measure, Row, StorageAlert
 from mldebug.storage.filesystems.visibility import UIDS, uids_cell
-from mldebug_agents.storage.child.messages import Asked
-from mldebug_agents.storage.filesystems.mounts import Used
+from mldebug_agents.storage.child.messages import MountAnswer
+from mldebug_agents.storage.filesystems.mounts import UsedMount
 
 
-class Seen(msgspec.Struct, kw_only=True):
+class FilesystemReading(msgspec.Struct, kw_only=True):
     """One mount at one look; `ahead`: of bytes and inodes."""
 
-    used: Used
-    asked: Asked
+    used: UsedMount
+    asked: MountAnswer
     now: Fullness | None = None
     ahead: tuple[Forecast, Forecast] = (Forecast(), Forecast())
     turned_read_only: bool = False
 
 
-def stuck(seen: Seen) -> Alarm:
+def stuck_alert(seen: FilesystemReading) -> StorageAlert:
     """It has not answered."""
     ranks = len(seen.used.ranks)
     users = f": {ranks} {'rank uses' if ranks == 1 else 'ranks use'} it" if ranks else ""
     title, since = seen.used.title, fullness.duration_words(seen.asked.stuck)
     words = f"{title} has not answered for {since}{users}"
-    return Alarm(kind="stuck", subject=title, sentence=words)
+    return StorageAlert(kind="stuck", subject=title, sentence=words)
 
 
-def _figures(seen: Seen) -> Iterator[tuple[str, float]]:
+def _figures(seen: FilesystemReading) -> Iterator[tuple[str, float]]:
     yield "stuck_seconds", seen.asked.stuck
     if seen.asked.space is None:
         return
@@ -56,12 +56,12 @@ def _figures(seen: Seen) -> Iterator[tuple[str, float]]:
         yield "inodes_full_seconds", seen.ahead[1].seconds_left
 
 
-def labels(used: Used) -> tuple[str, ...]:
+def labels(used: UsedMount) -> tuple[str, ...]:
     """Of its metrics."""
     return used.name, used.mount.device, used.mount.fstype
 
 
-def measures(seen: Seen) -> Iterator[Measure]:
+def measures(seen: FilesystemReading) -> Iterator[Measure]:
     """Its figures; what is not known is left out."""
     used = seen.used
     for name, value in _figures(seen):
@@ -69,7 +69,7 @@ def measures(seen: Seen) -> Iterator[Measure]:
         yield Measure(metric=metric, labels=labels(used), value=value, uids=used.uids)
 
 
-def row(seen: Seen) -> Row:
+def filesystem_row(seen: FilesystemReading) -> Row:
     """For `status --storage`."""
     now = seen.now
     return {
@@ -91,7 +91,7 @@ def row(seen: Seen) -> Row:
     }
 
 
-def _line(seen: Seen) -> str:
+def _line(seen: FilesystemReading) -> str:
     title, now = seen.used.title, seen.now
     if seen.asked.reason:
         return f"{title}: {seen.asked.reason}"
@@ -100,5 +100,5 @@ def _line(seen: Seen) -> str:
         return f"{title}: {'read-only' if read_only else 'tells no size'}"
     inodes = f", inodes {now.inode_share:.0%}" if now.inodes else ""
     ahead = fullness.forecast_words(seen.ahead[0])
-    left = fullness.told_bytes(now.left)
+    left = fullness.size_words(now.left)
     return f"{title}: {now.share:.1%} used, {left} left{inodes}{f'; {ahead}' if ahead else ''}"

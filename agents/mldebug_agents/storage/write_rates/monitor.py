@@ -3,36 +3,36 @@
 from collections.abc import Iterator, Sequence
 
 from mldebug.core.model import Gap, Job
-from mldebug.storage.filesystems.state import Alarm, Measure, Row
+from mldebug.storage.filesystems.state import Measure, Row, StorageAlert
 from mldebug.storage.filesystems.visibility import UIDS, uids_cell
 from mldebug.storage.write_rates import (
     TOP,
-    Writer,
-    Written,
+    RankWriter,
+    RankWrites,
     by_mount,
     compare,
     who_fills,
     writer_line,
 )
-from mldebug_agents.storage.write_rates.reader import Readings
+from mldebug_agents.storage.write_rates.reader import WriteReader
 from mldebug_agents.system.context import Context
 
 INTERVAL = 15.0  # seconds between two looks
 MAX_MOUNTS = 4  # of one rank that are told in metrics: the fastest
 
 
-class Writers:
+class WriteRateCollector:
     """The ranks of this node."""
 
     name = "writers"
     interval = INTERVAL
 
     def __init__(self, context: Context) -> None:
-        self._readings = Readings(context.host, context.reader)
-        self._before: dict[tuple[str, int], Written] = {}
+        self._readings = WriteReader(context.host, context.reader)
+        self._before: dict[tuple[str, int], RankWrites] = {}
         self._names: dict[str, str] = {}
         self._uids: dict[str, tuple[int, ...]] = {}
-        self.writers: dict[tuple[str, int], Writer] = {}
+        self.writers: dict[tuple[str, int], RankWriter] = {}
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Read all ranks and compare with the look before."""
@@ -66,7 +66,7 @@ class Writers:
         rows = tuple(self._row(one) for one in busy)
         return {"writers": rows} if rows else {}
 
-    def alarms(self) -> Sequence[Alarm]:
+    def alarms(self) -> Sequence[StorageAlert]:
         """None: who writes is no fault."""
         return ()
 
@@ -74,11 +74,11 @@ class Writers:
         """None: whom the agent may not look at is told where ranks are found."""
         return ()
 
-    def _row(self, one: Writer) -> Row:
+    def _row(self, one: RankWriter) -> Row:
         return _row(one, self._names.get(one.job, one.job), self._uids.get(one.job, (0,)))
 
 
-def _measures(one: Writer, uids: tuple[int, ...]) -> Iterator[Measure]:
+def _measures(one: RankWriter, uids: tuple[int, ...]) -> Iterator[Measure]:
     labels = (one.job, str(one.rank))
     yield Measure(metric="mldebug_rank_written_bytes", labels=labels, value=one.total, uids=uids)
     rates = sorted(by_mount(one).items(), key=lambda item: -item[1])
@@ -91,7 +91,7 @@ def _measures(one: Writer, uids: tuple[int, ...]) -> Iterator[Measure]:
         )
 
 
-def _row(one: Writer, name: str, uids: tuple[int, ...]) -> Row:
+def _row(one: RankWriter, name: str, uids: tuple[int, ...]) -> Row:
     rates = by_mount(one)
     fastest = ", ".join(file.path for file in one.growing[:TOP])
     return {

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.storage.write_rates import Calls, OpenOutput, Process, Written
+from mldebug.storage.write_rates import IoCounters, OpenOutput, ProcessKey, RankWrites
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -16,14 +16,14 @@ MAX_FILES = 256  # descriptors of one process
 RECENT = 6.0  # seconds; a child that came since then is seen the next time
 
 
-class Readings:
+class WriteReader:
     """Reads all ranks of a node. `host` gives links and processes; whatever may wait goes through the reader child."""
 
     def __init__(self, host: Host, reader: Reader) -> None:
         self._host = host
         self._reader = reader
 
-    def read(self, jobs: Sequence[Job]) -> Iterator[Written]:
+    def read(self, jobs: Sequence[Job]) -> Iterator[RankWrites]:
         """One for each rank that can be read."""
         if not jobs:
             return
@@ -45,10 +45,10 @@ class Readings:
 
     def _rank(
         self, job: Job, rank: RankIdentity, pids: Sequence[int], told: Mapping[int, bytes]
-    ) -> Written:
+    ) -> RankWrites:
         at = time.monotonic()
-        sizes: dict[Process, int] = {}
-        calls: dict[Process, Calls] = {}
+        sizes: dict[ProcessKey, int] = {}
+        calls: dict[ProcessKey, IoCounters] = {}
         files: list[OpenOutput] = []
         for pid in pids:
             data = told.get(pid)
@@ -59,7 +59,7 @@ class Readings:
             if (called := calls_of(data)) is not None:
                 calls[pid, stat.start_ticks] = called
             files += self._files(pid, stat.start_ticks)
-        return Written(
+        return RankWrites(
             job=job.id, rank=rank.rank, at=at, bytes=sizes, files=tuple(files), calls=calls
         )
 
@@ -108,12 +108,12 @@ def net_bytes(io: bytes) -> int:
     return max(0, values.get(b"write_bytes", 0) - values.get(b"cancelled_write_bytes", 0))
 
 
-def calls_of(io: bytes) -> Calls | None:
+def calls_of(io: bytes) -> IoCounters | None:
     """Of /proc/PID/io; None where a kernel does not count them."""
     values = _values(io)
     if not {b"rchar", b"wchar"} <= values.keys():
         return None
-    return Calls(values[b"rchar"], values[b"wchar"], values.get(b"write_bytes", 0))
+    return IoCounters(values[b"rchar"], values[b"wchar"], values.get(b"write_bytes", 0))
 
 
 def _values(io: bytes) -> dict[bytes, int]:

@@ -7,9 +7,9 @@ from posixpath import basename
 import msgspec
 
 from mldebug.storage.checkpoints.model import (
-    Save,
-    Verdict,
-    Wanted,
+    ByteRange,
+    Checkpoint,
+    CheckpointVerdict,
     complete,
     incomplete,
     unsure,
@@ -33,15 +33,15 @@ class DeepSpeed:
 
     order = 10
 
-    def fits(self, save: Save) -> bool:
+    def fits(self, save: Checkpoint) -> bool:
         """Is there a file of a rank directly in it?"""
         return any(_MODEL.fullmatch(one.path) or _OPTIMIZER.fullmatch(one.path) for one in save.files)  # fmt: skip
 
-    def wants(self, save: Save) -> Iterator[Wanted]:
+    def wants(self, save: Checkpoint) -> Iterator[ByteRange]:
         """Nothing but `latest`, which stands beside it."""
         yield from ()
 
-    def judge(self, save: Save) -> Verdict:
+    def judge(self, save: Checkpoint) -> CheckpointVerdict:
         """Complete where `latest` names it or a later one. Rank 0 writes that, and waits for the others only then."""
         found = [_OPTIMIZER.fullmatch(one.path) for one in save.files]
         seats = {(int(one[1]), int(one[2])) for one in found if one}

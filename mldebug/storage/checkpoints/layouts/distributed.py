@@ -8,15 +8,15 @@ import msgspec
 
 from mldebug.storage.checkpoints import torch_zip
 from mldebug.storage.checkpoints.model import (
-    Entry,
-    Save,
-    Verdict,
-    Wanted,
+    ByteRange,
+    Checkpoint,
+    CheckpointVerdict,
+    FileEntry,
     complete,
     incomplete,
     unsure,
 )
-from mldebug.storage.checkpoints.safe_pickle import MAX_BYTES, Made, made
+from mldebug.storage.checkpoints.safe_pickle import MAX_BYTES, PickledObject, pickled_objects
 
 NAME = "distributed"
 MAX_SEARCHED = 256 << 20  # bytes of an index that is not read as a whole, but searched for names
@@ -35,13 +35,13 @@ class Distributed:
 
     order = 40
 
-    def fits(self, save: Save) -> bool:
+    def fits(self, save: Checkpoint) -> bool:
         """Are there shards, or an index of them?"""
         return any(_SHARD.fullmatch(basename(one.path)) for one in save.files) or bool(
             _indexes(save)
         )
 
-    def wants(self, save: Save) -> Iterator[Wanted]:
+    def wants(self, save: Checkpoint) -> Iterator[ByteRange]:
         """All of each index; of a large one the names in it, and the ends of the shards."""
         for one in _indexes(save):
             if one.size <= MAX_BYTES:
@@ -50,7 +50,7 @@ class Distributed:
                 yield from (_names(one), _stop(one))
                 yield from (torch_zip.last(shard) for shard in _looked_at(save))
 
-    def judge(self, save: Save) -> Verdict:
+    def judge(self, save: Checkpoint) -> CheckpointVerdict:
         """Complete where each index names only files that are there and long enough."""
         shards = [one for one in save.files if _SHARD.fullmatch(basename(one.path))]
         count, found = len(shards), _indexes(save)
@@ -64,7 +64,7 @@ class Distributed:
             return incomplete(NAME, count, faults[0][1])
         return unsure(NAME, count, doubts[0][1]) if doubts else complete(NAME, count)
 
-    def _index(self, save: Save, index: Entry) -> tuple[str, str] | None:
+    def _index(self, save: Checkpoint, index: FileEntry) -> tuple[str, str] | None:
         if not index.size:
             return "broken", ".metadata is empty"
         large = index.size > MAX_BYTES
@@ -87,7 +87,7 @@ def _named(data: bytes) -> dict[str, int]:
     return dict.fromkeys((one.decode() for one in _NAMED.findall(data)), 1)
 
 
-def _unended(save: Save) -> tuple[str, str] | None:
+def _unended(save: Checkpoint) -> tuple[str, str] | None:
     """Lengths are not read from a large index: a shard that ends as PyTorch ends each tensor was not cut off."""
     for one in _looked_at(save):
         if not torch_zip.is_ended(save, one):
@@ -98,7 +98,7 @@ def _unended(save: Save) -> tuple[str, str] | None:
     return None
 
 
-def _looked_at(save: Save) -> list[Entry]:
+def _looked_at(save: Checkpoint) -> list[FileEntry]:
     """The shards of which the end is looked at; of very many a part."""
     found = [one for one in save.files if _SHARD.fullmatch(basename(one.path))]
     return found[:: max(1, -(-len(found) // MOST_ENDS))]
@@ -108,7 +108,7 @@ def _promised(data: bytes) -> dict[str, int]:
     """Name -> bytes that it must have at least; 1 where the index is not understood."""
     promised = _named(data)
     try:
-        objects = made(data)
+        objects = pickled_objects(data)
     except ValueError:
         objects = []
     for one in objects:
@@ -117,7 +117,7 @@ def _promised(data: bytes) -> dict[str, int]:
     return promised
 
 
-def _stored(one: Made) -> tuple[str, int] | None:
+def _stored(one: PickledObject) -> tuple[str, int] | None:
     name, offset, length = (one.get(key) for key in ("relative_path", "offset", "length"))
     known = isinstance(name, str) and isinstance(offset, int) and isinstance(length, int)
     return (name, offset + length) if known and _SHARD.fullmatch(name) else None
@@ -134,7 +134,7 @@ def _compare(promised: dict[str, int], sizes: dict[str, int]) -> tuple[str, str]
     return None
 
 
-def _later(index: Entry, shards: Iterable[Entry]) -> tuple[str, str] | None:
+def _later(index: FileEntry, shards: Iterable[FileEntry]) -> tuple[str, str] | None:
     """The index is written last: one that is older than a shard may be that of the save before, in the same folder."""
     newest = max(shards, key=lambda one: one.mtime, default=index)
     if newest.mtime - index.mtime <= SLACK:
@@ -147,20 +147,20 @@ def _no_index(folders: list[str]) -> str:
     return f"there is no .metadata{inside}, which is written last"
 
 
-def _indexes(save: Save) -> list[Entry]:
+def _indexes(save: Checkpoint) -> list[FileEntry]:
     return [one for one in save.files if basename(one.path) == ".metadata"]
 
 
-def _names(one: Entry) -> Wanted:
-    return Wanted(one.path, 0, one.size, _NAMED.pattern)
+def _names(one: FileEntry) -> ByteRange:
+    return ByteRange(one.path, 0, one.size, _NAMED.pattern)
 
 
-def _stop(one: Entry) -> Wanted:
-    return Wanted(one.path, max(0, one.size - 1), 1)
+def _stop(one: FileEntry) -> ByteRange:
+    return ByteRange(one.path, max(0, one.size - 1), 1)
 
 
-def _whole(one: Entry) -> Wanted:
-    return Wanted(one.path, 0, one.size)
+def _whole(one: FileEntry) -> ByteRange:
+    return ByteRange(one.path, 0, one.size)
 
 
 def create(options: Options) -> Distributed:

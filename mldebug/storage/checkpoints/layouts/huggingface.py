@@ -7,10 +7,10 @@ from posixpath import basename
 import msgspec
 
 from mldebug.storage.checkpoints.model import (
-    Entry,
-    Save,
-    Verdict,
-    Wanted,
+    ByteRange,
+    Checkpoint,
+    CheckpointVerdict,
+    FileEntry,
     complete,
     incomplete,
     unsure,
@@ -40,7 +40,7 @@ class HuggingFace:
 
     order = 30
 
-    def fits(self, save: Save) -> bool:
+    def fits(self, save: Checkpoint) -> bool:
         """Is there an index, a Trainer's state, or a model with its config?"""
         names = {basename(one.path) for one in save.files}
         if not save.folder:
@@ -50,15 +50,15 @@ class HuggingFace:
         trainer = _TRAINER.fullmatch(save.name) and any(map(_WEIGHTS.fullmatch, names))
         return bool(special or model or trainer)
 
-    def wants(self, save: Save) -> Iterator[Wanted]:
+    def wants(self, save: Checkpoint) -> Iterator[ByteRange]:
         """The index, and the end of the state."""
         for one in save.files:
             if _INDEX.fullmatch(basename(one.path)) and one.size <= MAX_INDEX:
-                yield Wanted(one.path, 0, one.size)
+                yield ByteRange(one.path, 0, one.size)
         if (state := save.entry(STATE)) is not None:
             yield _end(state)
 
-    def judge(self, save: Save) -> Verdict:
+    def judge(self, save: Checkpoint) -> CheckpointVerdict:
         """Complete where all shards are there, and where a Trainer wrote it, its state."""
         weights = [one for one in save.files if _WEIGHTS.fullmatch(basename(one.path))]
         count = len(weights)
@@ -80,9 +80,9 @@ class HuggingFace:
         return complete(NAME, count)
 
 
-def _named(save: Save, index: Entry) -> set[str] | str:
+def _named(save: Checkpoint, index: FileEntry) -> set[str] | str:
     """The files that an index names, or why they are not known."""
-    data = save.parts.get(Wanted(index.path, 0, index.size))
+    data = save.parts.get(ByteRange(index.path, 0, index.size))
     if data is None or len(data) != index.size:
         return "not read"
     if not data.rstrip().endswith(b"}"):
@@ -93,7 +93,7 @@ def _named(save: Save, index: Entry) -> set[str] | str:
         return "not understood"
 
 
-def _lost_part(weights: list[Entry]) -> str:
+def _lost_part(weights: list[FileEntry]) -> str:
     """`model-00001-of-00003`: the names alone tell how many there should be, before there is an index."""
     parts = [found for one in weights if (found := _PART.fullmatch(basename(one.path)))]
     wanted = max((int(one[2]) for one in parts), default=0)
@@ -101,7 +101,7 @@ def _lost_part(weights: list[Entry]) -> str:
     return f"{here} of {wanted} parts are there" if here < wanted else ""
 
 
-def _state(save: Save) -> str:
+def _state(save: Checkpoint) -> str:
     state = save.entry(STATE)
     if state is None:
         trainer = _TRAINER.fullmatch(save.name) is not None
@@ -112,13 +112,13 @@ def _state(save: Save) -> str:
     return ""
 
 
-def _other_weights(save: Save) -> bool:
+def _other_weights(save: Checkpoint) -> bool:
     """DeepSpeed's and FSDP's own files below it hold them."""
     return any(one.path.endswith((".distcp", ".pt", ".safetensors", ".bin")) for one in save.files)
 
 
-def _end(state: Entry) -> Wanted:
-    return Wanted(state.path, max(0, state.size - 64), 64)
+def _end(state: FileEntry) -> ByteRange:
+    return ByteRange(state.path, max(0, state.size - 64), 64)
 
 
 def create(options: Options) -> HuggingFace:

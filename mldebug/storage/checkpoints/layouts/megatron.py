@@ -7,9 +7,9 @@ from posixpath import basename
 import msgspec
 
 from mldebug.storage.checkpoints.model import (
-    Save,
-    Verdict,
-    Wanted,
+    ByteRange,
+    Checkpoint,
+    CheckpointVerdict,
     complete,
     incomplete,
     unsure,
@@ -30,17 +30,17 @@ class Megatron:
 
     order = 20
 
-    def fits(self, save: Save) -> bool:
+    def fits(self, save: Checkpoint) -> bool:
         """Does its folder have Megatron's name, or one of its files?"""
         if not save.folder or not _FOLDER.fullmatch(save.name):
             return False
         return any(_RANK.fullmatch(one.path) or _is_shard(one.path) for one in save.files)
 
-    def wants(self, save: Save) -> Iterator[Wanted]:
+    def wants(self, save: Checkpoint) -> Iterator[ByteRange]:
         """Nothing but the tracker, which stands beside it."""
         yield from ()
 
-    def judge(self, save: Save) -> Verdict:
+    def judge(self, save: Checkpoint) -> CheckpointVerdict:
         """Complete where the tracker has come so far and no rank in the names is missing."""
         names = {one.path for one in save.files}
         ranks = {
@@ -60,7 +60,7 @@ class Megatron:
         return _tracked(save, count)
 
 
-def _tracked(save: Save, count: int) -> Verdict:
+def _tracked(save: Checkpoint, count: int) -> CheckpointVerdict:
     told = save.beside.get(TRACKER)
     own = _FOLDER.fullmatch(save.name)
     if told is None:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.storage.checkpoints.model import Save, Verdict, Wanted, complete
-from mldebug.storage.checkpoints.names import final
-from mldebug.storage.checkpoints.rank_files import ranks_of, seats_of
+from mldebug.storage.checkpoints.model import ByteRange, Checkpoint, CheckpointVerdict, complete
+from mldebug.storage.checkpoints.names import final_name
+from mldebug.storage.checkpoints.rank_files import ranks_of, writer_count
 
 NAME = "torch_save"
 ENDINGS = (".pt", ".pth", ".ckpt", ".bin")
@@ -21,19 +21,19 @@ class TorchSave:
 
     order = 60
 
-    def fits(self, save: Save) -> bool:
+    def fits(self, save: Checkpoint) -> bool:
         """Does one of its files end so?"""
-        return any(final(one.path or save.name).endswith(ENDINGS) for one in save.files)
+        return any(final_name(one.path or save.name).endswith(ENDINGS) for one in save.files)
 
-    def wants(self, save: Save) -> Iterator[Wanted]:
+    def wants(self, save: Checkpoint) -> Iterator[ByteRange]:
         """Nothing but what each file says of itself."""
         yield from ()
 
-    def judge(self, save: Save) -> Verdict:
+    def judge(self, save: Checkpoint) -> CheckpointVerdict:
         """Complete as far as names tell; where they tell ranks, each is to have its own."""
-        count = sum(final(one.path or save.name).endswith(ENDINGS) for one in save.files)
+        count = sum(final_name(one.path or save.name).endswith(ENDINGS) for one in save.files)
         verdict = complete(NAME, count)
-        return msgspec.structs.replace(verdict, seats=seats_of(ranks_of(save)))
+        return msgspec.structs.replace(verdict, seats=writer_count(ranks_of(save)))
 
 
 def create(options: Options) -> TorchSave:

@@ -10,9 +10,9 @@ import os
 import time
 from typing import Any
 
-from .joining import join, leave
-from .ops import Operation, elements, needed
-from .ranks import launch, rank, say
+from .ops import CollectiveOperation, elements, needed
+from .process_group import join, leave
+from .ranks import emit, launch, rank
 from .values import BLOCK, Values
 
 SHARE = 0.8  # of a GPU's free memory; of the host's free memory a quarter, shared by the ranks of this node
@@ -28,35 +28,35 @@ def main(order: dict[str, Any]) -> None:
 def work(order: dict[str, Any]) -> None:
     """One rank: every op with every size."""
     torch, device = join(order)
-    bench = Bench(torch, device, order)
+    bench = CollectiveTimer(torch, device, order)
     if rank() == 0:
-        say("joined", **about(torch, order, bench))
+        emit("joined", **about(torch, order, bench))
     for op in order["ops"]:
         for size in bench.payloads(op):
             bench.cell(op, size)
     leave(torch)
 
 
-def about(torch: Any, order: dict[str, Any], bench: Bench) -> dict[str, Any]:
+def about(torch: Any, order: dict[str, Any], bench: CollectiveTimer) -> dict[str, Any]:
     """What the figures depend on."""
     cuda = order["device"] == "cuda"
     return {
         "ranks": bench.world,
         "backend": "nccl" if cuda else "gloo",
-        "gpu": models(torch) if cuda else "",
+        "gpu": gpu_models(torch) if cuda else "",
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "",
         "torch": str(torch.__version__),
         "memory": bench.memory,
     }
 
 
-def models(torch: Any) -> str:
+def gpu_models(torch: Any) -> str:
     """Of the GPUs that the ranks of this node have; all of them where they differ: the slowest sets the pace."""
     here = range(int(os.environ["LOCAL_WORLD_SIZE"]))
     return " and ".join(sorted({torch.cuda.get_device_name(gpu) for gpu in here}))
 
 
-class Bench:
+class CollectiveTimer:
     """What one rank needs to time."""
 
     def __init__(self, torch: Any, device: Any, order: dict[str, Any]) -> None:
@@ -86,7 +86,9 @@ class Bench:
             )
             return
         try:
-            operation = Operation(self._torch, op, count, self._order["dtype"], self._device)
+            operation = CollectiveOperation(
+                self._torch, op, count, self._order["dtype"], self._device
+            )
             times, wrong = self._measure(operation)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             if not any(one in str(error) for one in UNSUPPORTED):
@@ -98,14 +100,14 @@ class Bench:
         if self._cuda:
             self._torch.cuda.empty_cache()
 
-    def _measure(self, operation: Operation) -> tuple[list[float], int | None]:
+    def _measure(self, operation: CollectiveOperation) -> tuple[list[float], int | None]:
         warm = self.timed(operation, max(1, self._order["warmup"]))
         longest = self._agreed(min(warm), "MAX")
         fitting = int(self._order["cell_seconds"] / max(longest, 1e-9))
         times = self.timed(operation, max(FEWEST, min(self._order["repeats"], fitting)))
         return times, operation.wrong(self._values)
 
-    def timed(self, operation: Operation, repeats: int) -> list[float]:
+    def timed(self, operation: CollectiveOperation, repeats: int) -> list[float]:
         """Seconds of each repetition, one straight after the other, as this rank sees them."""
         self._torch.distributed.barrier()
         if self._cuda and operation.op != "barrier":
@@ -119,7 +121,7 @@ class Bench:
             times.append(time.perf_counter() - begin)
         return times
 
-    def _by_events(self, operation: Operation, repeats: int) -> list[float]:
+    def _by_events(self, operation: CollectiveOperation, repeats: int) -> list[float]:
         event = self._torch.cuda.Event
         marks = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(repeats)]
         self._torch.cuda.synchronize()
@@ -130,7 +132,9 @@ class Bench:
         self._torch.cuda.synchronize()
         return [begin.elapsed_time(end) / 1000 for begin, end in marks]
 
-    def _tell(self, operation: Operation, size: int, times: list[float], wrong: int | None) -> None:
+    def _tell(
+        self, operation: CollectiveOperation, size: int, times: list[float], wrong: int | None
+    ) -> None:
         row = self._torch.tensor(
             [*times, -1.0 if wrong is None else wrong],
             dtype=self._torch.float64,
@@ -140,7 +144,7 @@ class Bench:
         self._torch.distributed.all_gather(table, row)
         if rank() == 0:
             rows = [one.tolist() for one in table]
-            say(
+            emit(
                 "cell",
                 op=operation.op,
                 bytes=size,
@@ -150,7 +154,7 @@ class Bench:
 
     def _skip(self, op: str, size: int, reason: str) -> None:
         if rank() == 0:
-            say("skipped", op=op, bytes=size, reason=reason)
+            emit("skipped", op=op, bytes=size, reason=reason)
 
     def _agreed(self, value: float, how: str) -> float:
         told = self._torch.tensor([value], dtype=self._torch.float64, device=self._device)

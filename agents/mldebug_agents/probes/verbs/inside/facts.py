@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from .ranks import beating, keep_stdout, say
+from .ranks import beating, emit, keep_stdout
 from .strangers import SMI, ranks_here
 
 SIOCGIFADDR = 0x8915
@@ -23,11 +23,11 @@ def main(order: dict[str, Any]) -> None:
         with beating():
             torch = import_module("torch")
     except Exception as error:  # a torch of another CUDA or glibc raises anything
-        say("failed", rank=-1, kind=type(error).__name__, error=str(error)[:2000])
+        emit("failed", rank=-1, kind=type(error).__name__, error=str(error)[:2000])
         return
     dist = torch.distributed
     built = torch.version.cuda or torch.version.hip
-    say(
+    emit(
         "facts",
         python=sys.version.split()[0],
         torch=str(torch.__version__),

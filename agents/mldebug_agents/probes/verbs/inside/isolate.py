@@ -18,12 +18,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Dict, List, Set
 
-from .crew import KILLED, Crew, Result, failure
-from .joining import check_interfaces
-from .meeting import meet
-from .ranks import BEAT, beating, keep_stdout, say
-from .schedule import Trial, again, alone_again, plan
-from .topology import paths
+from .forks import KILLED, ForkedTasks, Result, failure
+from .process_group import check_interfaces
+from .ranks import BEAT, beating, emit, keep_stdout
+from .schedule import GroupTrial, again, alone_again, paths, plan
+from .seat_trial import run_seat
 
 GRACE = 5.0  # seconds in which other stands may tell after the deadline of a step
 LOOK = 0.02
@@ -47,21 +46,21 @@ def main(order: dict[str, Any]) -> None:
         check_address(order["address"])
         with beating():
             torch = import_module("torch")
-        keeper = Crew()
+        keeper = ForkedTasks()
         if order["node"] == 0:
             check_port(order["port"])
             keeper.start("store", lambda: _keep_store(order))
-        stand = Stand(order, _store(torch, order, order["join"]))
+        stand = NodeParticipant(order, _store(torch, order, order["join"]))
         stand.arrive()
         if order["node"] == 0:
-            Head(order, stand).lead()
+            TrialLeader(order, stand).lead()
         else:
             stand.follow()
     except BaseException as error:
         first = (str(error).strip().splitlines() or [""])[0]
-        say("failed", rank=-1, kind=type(error).__name__, error=first[:2000])
+        emit("failed", rank=-1, kind=type(error).__name__, error=first[:2000])
         os._exit(1)
-    say("done")
+    emit("done")
     os._exit(0)
 
 
@@ -102,7 +101,7 @@ def _store(torch: Any, order: dict[str, Any], seconds: float, serve: bool = Fals
     )
 
 
-class Stand:
+class NodeParticipant:
     """One node's part."""
 
     def __init__(self, order: dict[str, Any], store: Any) -> None:
@@ -129,7 +128,7 @@ class Stand:
             if now > until:
                 return None
             if now - beaten >= BEAT:
-                say("beat")
+                emit("beat")
                 beaten = now
             time.sleep(LOOK)
         return json.loads(self.store.get(key))
@@ -151,20 +150,20 @@ class Stand:
 
     def work(self, number: int, groups: list[list[list[int]]]) -> None:
         """Fork the seats of this node that take part in a step, and tell how it went. A group is a list of seats."""
-        crew = Crew()
+        crew = ForkedTasks()
         for place, seats in enumerate(groups):
             for position, (node, local) in enumerate(seats):
                 if node == self.node:
                     wanted = {**self._order, "local": local, "world": len(seats)}
                     wanted.update(position=position, prefix=f"{number}/{place}")
-                    crew.start(f"{place}.{position}", partial(meet, wanted))
+                    crew.start(f"{place}.{position}", partial(run_seat, wanted))
         self.tell(f"done/{number}/{self.node}", crew.wait(self._order["step"]))
 
 
-class Head:
+class TrialLeader:
     """Node 0 also says what is tried."""
 
-    def __init__(self, order: dict[str, Any], stand: Stand) -> None:
+    def __init__(self, order: dict[str, Any], stand: NodeParticipant) -> None:
         self._order, self._stand = order, stand
         self._until = time.monotonic() + order["seconds"]
         self._seats: List[List[List[int]]] = []  # of each member: node, local
@@ -178,7 +177,7 @@ class Head:
         here = self._gather()
         if self._order["device"] == "cuda" and len(here) == 1 and self._order["each"] == "seat":
             self._paths = paths(self._order["seats"])
-        tried: List[Trial] = []
+        tried: List[GroupTrial] = []
         for groups in plan(len(self._names), self._order["at_once"]):
             tried += self._try(groups)
         for groups in (*alone_again(tried), *again(tried, self._order["fine"])):
@@ -207,7 +206,7 @@ class Head:
             host = told[node]["name"] + (f"#{node}" if hosts.count(told[node]["name"]) > 1 else "")
             self._add(node, host, told[node]["seats"], len(here) == 1)
         absent = [node for node, one in told.items() if one is None]
-        say("members", names=self._names, absent=absent, hosts=hosts)
+        emit("members", names=self._names, absent=absent, hosts=hosts)
         return here
 
     def _add(self, node: int, host: str, seats: int, only: bool) -> None:
@@ -221,10 +220,10 @@ class Head:
             self._names.append(f"{word} {seat[1]}" if only else f"{host} {word} {seat[1]}")
             self._seats.append([seat])
 
-    def _try(self, groups: List[Group]) -> List[Trial]:
+    def _try(self, groups: List[Group]) -> List[GroupTrial]:
         """One step: all these groups at once, each to its end or the deadline."""
         if time.monotonic() + self._order["step"] > self._until:
-            say("untried", groups=len(groups))
+            emit("untried", groups=len(groups))
             return []
         number, self._step = self._step, self._step + 1
         seats = [[seat for member in group for seat in self._seats[member]] for group in groups]
@@ -238,7 +237,7 @@ class Head:
             self._trial(group, [_of(told[node], place, position) for position, (node, _) in enumerate(seats[place])], len(groups) == 1)
             for place, group in enumerate(groups)
         ]  # fmt: skip
-        say("step", number=number, trials=[one.told(self._names) for one in trials])
+        emit("step", number=number, trials=[one.told(self._names) for one in trials])
         return trials
 
     def _told(self, number: int, node: int, until: float) -> Any:
@@ -250,11 +249,11 @@ class Head:
             self._silent.add(node)
         return told
 
-    def _trial(self, group: Group, results: List[Result], alone: bool) -> Trial:
+    def _trial(self, group: Group, results: List[Result], alone: bool) -> GroupTrial:
         path = self._paths.get(",".join(map(str, sorted(group))), "")
         reasons = [failure(one) for one in results]
         failed = [one for one in reasons if one]
-        made = Trial(group=group, path=path, alone=alone)
+        made = GroupTrial(group=group, path=path, alone=alone)
         if any(one.get("wrong") for one in results):
             made.outcome = "wrong"
         elif failed:

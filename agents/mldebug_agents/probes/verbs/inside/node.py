@@ -13,10 +13,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Callable, Dict
 
-from .crew import Crew, Result
-from .gpuwork import copies, matmul, memory, peers
-from .hostwork import disk, dram
-from .ranks import beating, keep_stdout, say
+from .forks import ForkedTasks, Result
+from .ranks import beating, emit, keep_stdout
+from .workloads import copies, disk, dram, matmul, memory, peers
 
 Work = Callable[..., Result]
 EACH_GPU: Dict[str, Work] = {"memory": memory, "matmul": matmul}  # all GPUs at the same time
@@ -38,8 +37,8 @@ def main(order: dict[str, Any]) -> None:
         results = _stage(stage, order, longest)
         cut = longest < SECONDS[stage] and any(one.get("late") for one in results.values())
         seconds = round(time.monotonic() - begin, 3)
-        say("stage", stage=stage, seconds=seconds, results=results, cut=cut)
-    say("done")
+        emit("stage", stage=stage, seconds=seconds, results=results, cut=cut)
+    emit("done")
     os._exit(0)
 
 
@@ -58,7 +57,7 @@ def _stage(stage: str, order: dict[str, Any], seconds: float) -> dict[str, Resul
 
 
 def _crew(work: Dict[str, Callable[[], Result]], seconds: float) -> dict[str, Result]:
-    crew = Crew()
+    crew = ForkedTasks()
     for label, one in work.items():
         crew.start(label, one)
     return crew.wait(seconds)

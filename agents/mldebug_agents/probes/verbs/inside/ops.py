@@ -24,7 +24,7 @@ def needed(op: str, count: int, itemsize: int, world: int) -> int:
     return (count * (2 if twice else 1) + own) * itemsize
 
 
-class Operation:
+class CollectiveOperation:
     """One collective with its buffers, ready to be called again and again."""
 
     def __init__(self, torch: Any, op: str, count: int, dtype: str, device: Any) -> None:

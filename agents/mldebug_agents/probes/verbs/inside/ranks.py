@@ -38,7 +38,7 @@ def launch(order: Order, work: Callable[[Order], None]) -> None:
         watch_from_here(order)
         code = run_rank(order, work)
         if not code and rank() == 0:
-            say("done")
+            emit("done")
         os._exit(code)
     pids = {fork_rank(order, number, work): rank for number, rank in enumerate(order["ranks"])}
     others = Strangers(order["device"] == "cuda") if order.get("alone") else None
@@ -53,21 +53,21 @@ def watch_from_here(order: Order) -> None:
 
     def look(reason: str) -> None:
         if reason:
-            say("stranger", reason=reason)
+            emit("stranger", reason=reason)
             os._exit(1)
 
     def watch() -> None:
         while time.monotonic() < until:
             time.sleep(BEAT)
             look(others.look() if others else "")
-        say("late", ranks=[rank()])
+        emit("late", ranks=[rank()])
         os._exit(1)
 
     look(others.first_look() if others else "")
     threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
-def say(event: str, **fields: object) -> None:
+def emit(event: str, **fields: object) -> None:
     """Write one line whole; ends the process where nobody listens any more."""
     line = (json.dumps({"event": event, **fields}) + "\n").encode()
     fcntl.lockf(
@@ -92,7 +92,7 @@ def beating() -> Iterator[None]:
     if not pid:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         while os.getppid() == parent:
-            say("beat")
+            emit("beat")
             time.sleep(BEAT)
         os._exit(0)
     try:
@@ -142,7 +142,7 @@ def run_rank(order: Order, work: Callable[[Order], None]) -> int:
         return 0
     except BaseException as error:
         traceback.print_exc()
-        say("failed", rank=rank(), kind=type(error).__name__, error=str(error)[:2000])
+        emit("failed", rank=rank(), kind=type(error).__name__, error=str(error)[:2000])
         return 1
     finally:
         sys.stderr.flush()
@@ -152,10 +152,10 @@ def watch(pids: dict[int, int], deadline: float, others: Strangers | None = None
     """Wait for all ranks, beating; the others of one that failed, and all where somebody else comes, are ended. Returns the exit code."""
     failed, beaten = False, 0.0
     while pids:
-        for pid, code in ended(pids):
+        for pid, code in reap(pids):
             who = pids.pop(pid)
             if code:
-                say("died", rank=who, code=code)
+                emit("died", rank=who, code=code)
                 deadline = deadline if failed else min(deadline, time.monotonic() + GRACE)
                 failed = True
         now = time.monotonic()
@@ -163,21 +163,21 @@ def watch(pids: dict[int, int], deadline: float, others: Strangers | None = None
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             if not failed:
-                say("late", ranks=sorted(pids.values()))
+                emit("late", ranks=sorted(pids.values()))
             return 1
         if now - beaten >= BEAT:
-            say("beat")
+            emit("beat")
             beaten = now
             if others is not None and (reason := others.look()):
-                say("stranger", reason=reason)
+                emit("stranger", reason=reason)
                 deadline, failed = now, True
         time.sleep(LOOK)
     if not failed:
-        say("done")
+        emit("done")
     return int(failed)
 
 
-def ended(pids: dict[int, int]) -> list[tuple[int, int]]:
+def reap(pids: dict[int, int]) -> list[tuple[int, int]]:
     """Pids that have ended, with their codes (negative: a signal)."""
     found = []
     for pid in pids:

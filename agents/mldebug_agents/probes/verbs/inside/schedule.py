@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Dict, Iterator, List
+
+from .forks import ForkedTasks
 
 Group = List[int]
 Step = List[Group]
@@ -12,7 +15,7 @@ TRIES = 4  # other work on the machine disturbs one of them, seldom all
 MOST = 32  # doubtful pairs that are tried again: more of them are no single fault
 
 
-class Trial:
+class GroupTrial:
     """How one group did."""
 
     def __init__(self, group: Group, path: str = "", alone: bool = False) -> None:
@@ -53,14 +56,14 @@ def tournament(members: int) -> Iterator[Step]:
         ring = [ring[0], ring[-1], *ring[1:-1]]
 
 
-def alone_again(trials: List[Trial]) -> Iterator[Step]:
+def alone_again(trials: List[GroupTrial]) -> Iterator[Step]:
     """Whoever did not work alone, once more: on a machine with other work a deadline may pass by chance."""
     bad = [one.group for one in trials if len(one.group) == 1 and one.outcome != "measured"]
     if bad:
         yield bad
 
 
-def again(trials: List[Trial], fine: float) -> Iterator[Step]:
+def again(trials: List[GroupTrial], fine: float) -> Iterator[Step]:
     """Doubtful pairs once more, each with nothing beside it, and some of the best to compare them with."""
     pairs = [one for one in trials if len(one.group) == 2]
     best: Dict[str, float] = {}
@@ -79,5 +82,46 @@ def again(trials: List[Trial], fine: float) -> Iterator[Step]:
                 yield [one.group]
 
 
-def _bandwidth(trial: Trial) -> float:
+def _bandwidth(trial: GroupTrial) -> float:
     return trial.bandwidth or 0.0
+
+
+TOPOLOGY_SECONDS = 30.0
+
+
+def paths(gpus: int) -> dict[str, str]:
+    """By pair, such as `0,1`: peer access or not, one or two sockets, models where they differ. Empty where that cannot be read."""
+    crew = ForkedTasks()
+    crew.start("paths", lambda: {"paths": _read_paths(gpus)})
+    found: dict[str, str] = crew.wait(TOPOLOGY_SECONDS)["paths"].get("paths", {})
+    return found
+
+
+def _read_paths(gpus: int) -> dict[str, str]:
+    torch = import_module("torch")
+    properties = [torch.cuda.get_device_properties(one) for one in range(gpus)]
+    sockets = [_socket(one) for one in properties]
+    models = [one.name for one in properties]
+    found = {}
+    for a in range(gpus):
+        for b in range(a + 1, gpus):
+            peer = torch.cuda.can_device_access_peer(a, b)
+            apart = sockets[a] != sockets[b] and not peer
+            words = "peer access" if peer else "through the host"
+            words += ", on two sockets" if apart else ""
+            if len(set(models)) > 1:
+                words += ", " + " with ".join(sorted((models[a], models[b])))
+            found[f"{a},{b}"] = words
+    return found
+
+
+def _socket(properties: Any) -> str:
+    bus = getattr(properties, "pci_bus_id", None)
+    if bus is None:
+        return ""
+    domain, device = properties.pci_domain_id, properties.pci_device_id
+    try:
+        with open(f"/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.0/numa_node") as text:
+            return text.read().strip()
+    except OSError:
+        return ""

@@ -3,29 +3,83 @@
 import errno
 import os
 import time
+from collections.abc import Iterator
 
-from mldebug_agents.storage.dir_sizes.counts import Counts
-from mldebug_agents.storage.dir_sizes.folder import Folder
-from mldebug_agents.storage.dir_sizes.inotify import Notices
+from mldebug_agents.storage.dir_sizes.counts import FolderEntries, TreeCounts
+from mldebug_agents.storage.dir_sizes.inotify import InotifyQueue
+
+MANY = 20_000  # names: with more of them all of the folder is looked at again
+
+
+class TreeFolder:
+    """Known by its inode. The path follows from its parents, so a rename above it costs nothing."""
+
+    __slots__ = (
+        *("blocks", "children", "dirty", "entries", "gone", "inode", "name", "parent", "unread"),
+        *("watch", "whole"),
+    )
+
+    def __init__(self, inode: int, name: str, parent: "TreeFolder | None") -> None:
+        self.inode = inode
+        self.name = name
+        self.parent = parent
+        self.children: dict[str, TreeFolder] = {}
+        self.entries = FolderEntries()
+        self.blocks = 0  # of its own, of 512 bytes
+        self.watch = 0  # 0: none
+        self.dirty: set[str] | None = None  # names to look at again
+        self.whole = True  # all of it is to be listed
+        self.unread = 0  # what could not be looked at when it was listed
+        self.gone = False
+
+    @property
+    def path(self) -> str:
+        """Where it is; the root's name is its whole path."""
+        names, folder = [], self
+        while folder.parent is not None:
+            names.append(folder.name)
+            folder = folder.parent
+        return os.path.join(folder.name, *reversed(names))
+
+    def soil(self, name: str) -> None:
+        """A name in it has to be looked at again."""
+        if self.whole:
+            return
+        if self.dirty is None:
+            self.dirty = set()
+        self.dirty.add(name)
+        if len(self.dirty) > MANY:
+            self.whole, self.dirty = True, None
+
+    def below(self) -> "Iterator[TreeFolder]":
+        """Itself and all folders below it."""
+        left = [self]
+        while left:
+            folder = left.pop()
+            yield folder
+            left.extend(folder.children.values())
+
 
 MAX_SKIPPED = 1000
 NO_WATCHES = "fs.inotify.max_user_watches is used up"
 TRIED_AGAIN = 60.0  # seconds after which a kernel that had no watch left is asked again
 
 
-class Shelf:
+class FolderIndex:
     """Owns the folders. `notices` is None where events would not tell what happens."""
 
-    def __init__(self, root: str, facts: os.stat_result, notices: Notices | None) -> None:
+    def __init__(self, root: str, facts: os.stat_result, notices: InotifyQueue | None) -> None:
         self.device = facts.st_dev
-        self.counts = Counts()
-        self.top = Folder(facts.st_ino, root, None)
+        self.counts = TreeCounts()
+        self.top = TreeFolder(facts.st_ino, root, None)
         self.top.blocks = facts.st_blocks
         self.counts.sum(1, facts.st_blocks, 0)
         self._notices = notices
-        self.by_watch: dict[int, Folder] = {}
-        self.by_inode: dict[int, Folder] = {facts.st_ino: self.top}
-        self._limbo: dict[int, Folder] = {}  # seen to be gone from a place, and not yet elsewhere
+        self.by_watch: dict[int, TreeFolder] = {}
+        self.by_inode: dict[int, TreeFolder] = {facts.st_ino: self.top}
+        self._limbo: dict[
+            int, TreeFolder
+        ] = {}  # seen to be gone from a place, and not yet elsewhere
         self._skipped: set[tuple[int, str]] = set()
         self.unread = 0
         self.over = False  # there are more inodes than may be counted
@@ -42,17 +96,17 @@ class Shelf:
         """Folders of whose changes nothing tells."""
         return len(self.by_inode) - len(self.by_watch)
 
-    def resize(self, folder: Folder, blocks: int) -> None:
+    def resize(self, folder: TreeFolder, blocks: int) -> None:
         """What the folder itself takes."""
         self.counts.sum(0, blocks - folder.blocks, 0)
         folder.blocks = blocks
 
-    def blame(self, folder: Folder, unread: int) -> None:
+    def blame(self, folder: TreeFolder, unread: int) -> None:
         """So much of a folder could not be looked at."""
         self.unread += unread - folder.unread
         folder.unread = unread
 
-    def skip(self, folder: Folder, name: str) -> None:
+    def skip(self, folder: TreeFolder, name: str) -> None:
         """Another filesystem begins there, or a second view."""
         if len(self._skipped) < MAX_SKIPPED:
             self._skipped.add((folder.inode, name))
@@ -61,7 +115,7 @@ class Shelf:
         """Before all is looked at anew."""
         self._skipped.clear()
 
-    def watch(self, folder: Folder, fd: int) -> None:
+    def watch(self, folder: TreeFolder, fd: int) -> None:
         """Have its changes told. Without a watch it has to be counted anew from time to time."""
         if self._notices is None or time.monotonic() < self._not_before:
             return
@@ -75,7 +129,7 @@ class Shelf:
             return
         self.by_watch[folder.watch] = folder
 
-    def unwatch(self, watch: int) -> Folder | None:
+    def unwatch(self, watch: int) -> TreeFolder | None:
         """The kernel has taken this watch away; returns the folder that is without one now."""
         folder = self.by_watch.pop(watch, None)
         if folder is not None and folder.watch == watch:
@@ -83,7 +137,7 @@ class Shelf:
             return folder
         return None
 
-    def attach(self, parent: Folder, name: str, facts: os.stat_result) -> Folder | None:
+    def attach(self, parent: TreeFolder, name: str, facts: os.stat_result) -> TreeFolder | None:
         """A folder was seen where none was known. None: it is counted elsewhere, in a place that is as good."""
         known = self.by_inode.get(facts.st_ino)
         if known is None:
@@ -99,14 +153,14 @@ class Shelf:
         known.whole, known.dirty = True, None  # it may be another one with the same inode
         return known
 
-    def _new(self, parent: Folder, name: str, facts: os.stat_result) -> Folder:
-        folder = Folder(facts.st_ino, name, parent)
+    def _new(self, parent: TreeFolder, name: str, facts: os.stat_result) -> TreeFolder:
+        folder = TreeFolder(facts.st_ino, name, parent)
         folder.blocks = facts.st_blocks
         self.counts.sum(1, facts.st_blocks, 0)
         parent.children[name] = self.by_inode[folder.inode] = folder
         return folder
 
-    def detach(self, folder: Folder) -> None:
+    def detach(self, folder: TreeFolder) -> None:
         """It is not where it was. What it holds counts until it is known not to be elsewhere."""
         if folder.parent is not None and folder.parent.children.get(folder.name) is folder:
             del folder.parent.children[folder.name]
@@ -119,7 +173,7 @@ class Shelf:
             for folder in list(lost.below()):
                 self._drop(folder)
 
-    def _drop(self, folder: Folder) -> None:
+    def _drop(self, folder: TreeFolder) -> None:
         folder.gone = True
         self.blame(folder, 0)
         self.counts.remove_all(folder.entries)
@@ -131,7 +185,7 @@ class Shelf:
             self._notices.remove(folder.watch)
 
 
-def _is_there(folder: Folder) -> bool:
+def _is_there(folder: TreeFolder) -> bool:
     try:
         return os.lstat(folder.path).st_ino == folder.inode
     except OSError:

@@ -16,7 +16,7 @@ BUFFERS = 5  # times the payload that a seat takes at once
 SIDE = 1024  # of the matrices that a seat multiplies alone
 
 
-def meet(order: dict[str, Any]) -> dict[str, Any]:
+def run_seat(order: dict[str, Any]) -> dict[str, Any]:
     """Do it; returns `bandwidth` (bytes per second on the bus, None alone), `wrong` and `seconds` that it took, or raises."""
     began = time.monotonic()
     torch = import_module("torch")

@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict, Tuple
 
-from .ranks import BEAT, LOOK, say
+from .ranks import BEAT, LOOK, emit
 
 Result = Dict[str, Any]  # what the work returned, or one of: error, died (an exit code), late
 
@@ -19,7 +19,7 @@ LONGEST = 60000  # bytes of a result: it must fit into a pipe that nobody reads 
 _PR_SET_PDEATHSIG = 1
 
 
-class Crew:
+class ForkedTasks:
     """Start pieces of work, then `wait` once. Each has a label."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Crew:
             if now >= deadline:
                 self._end()
             if now - beaten >= BEAT:
-                say("beat")
+                emit("beat")
                 beaten = now
             time.sleep(LOOK)
         return self._results

@@ -9,8 +9,8 @@ from mldebug.config.schema import load_config
 from mldebug.core.errors import MldebugError
 from mldebug.core.ranksets import fold_nodes
 from mldebug.core.redact import clean
-from mldebug.probes.history import Judged, Series, judge_all, runs_of, sentence
-from mldebug_agents.probes.history.store import keep
+from mldebug.probes.history import JudgedSeries, ProbeSeries, judge_all, runs_of, sentence
+from mldebug_agents.probes.history.store import add_runs
 from mldebug_agents.probes.measurement import Measurement
 
 CHOSEN = "NCCL_ALGO"
@@ -33,7 +33,7 @@ def record(
     common = series_of(measurement, here, {**kept, **measurement.variables()})
     measured = runs_of(measurement.results, common, time.time())
     try:
-        past = keep(state_dir or load_config(None).agent.state_dir, measured)
+        past = add_runs(state_dir or load_config(None).agent.state_dir, measured)
     except MldebugError as error:
         say(f"not kept in the history: {error.message}: {error.way_out}")
         return
@@ -43,7 +43,7 @@ def record(
             say(told)
 
 
-def line(one: Judged) -> str:
+def line(one: JudgedSeries) -> str:
     """What has changed, as a line; "" where nothing has."""
     told = sentence(one)
     return f"{one.standing}: {told}" if told else ""
@@ -51,7 +51,7 @@ def line(one: Judged) -> str:
 
 def series_of(
     measurement: Measurement, nodes: tuple[str, ...], variables: Mapping[str, str]
-) -> Series:
+) -> ProbeSeries:
     """All but op, size and ranks, which each result has."""
     about = measurement.about
     others = (
@@ -59,7 +59,7 @@ def series_of(
         for name, value in sorted(variables.items())
         if name != CHOSEN and not name.startswith(SILENT)
     )
-    return Series(
+    return ProbeSeries(
         op="",
         bytes=0,
         dtype=measurement.wish.dtype,
