@@ -340,6 +340,7 @@ def test_a_command_without_an_agent_reads_the_kernel_s_log_first(
             seen = OneShotReader(tools.context, gpus, Discovery(), SOON).take()
         finally:
             fake.release()
+            gpus.close()
     assert seen.gpu_gap is None
     assert seen.gpus is not None
     assert [one.code for one in seen.gpus.lost] == ["xid_119"]
