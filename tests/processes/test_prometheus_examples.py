@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.hardware.health.model import ComponentHealth, HealthState, SuggestedAction
+from mldebug.hardware.health.model import SuggestedAction, ComponentHealth, HealthState
 from mldebug_exporters.prometheus import Prometheus as Exposition
 from processes.harness import wait_for
 from processes.test_metrics import Prometheus

@@ -16,8 +16,8 @@ from mldebug_agents.alerts.action_runner.runner import ActionRunner
 from mldebug_agents.alerts.notifier import AlertNotifier
 from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
 from mldebug_agents.hardware.monitor import HardwareMonitor
-from mldebug_agents.jobs.queue.monitor import QueueBoard
 from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
 from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
@@ -57,7 +57,7 @@ class Boards:
         self._storage = StorageMonitor.of(bench, ledger, inbox)
         self._saves = CheckpointMonitor(bench, ledger, inbox, config.checkpoints)
         self._memory = MemoryBoard(bench, inbox)
-        self._queues = QueueBoard(config, bench, inbox)
+        self._queues = SchedulerMonitor(config, bench, inbox)
         self._probes = ProbeHistoryMonitor(config.agent.state_dir, bench.reader, inbox)
 
     def reload(self, config: Config) -> None:

@@ -5,27 +5,27 @@ import os
 import socket
 from typing import Self
 
-from mldebug.capture.nccl_ras.process_map import World
+from mldebug.capture.nccl_ras.process_map import RasWorld
 from mldebug.config.schema import Config
 from mldebug.core.model import Job
 from mldebug.core.plugins import create_all, load
 from mldebug.jobs.logs.parser import LogParser
-from mldebug_agents.capture.capture import Capturer, Settings
-from mldebug_agents.capture.flight_recorder.collector import Collector
+from mldebug_agents.capture.capture import Capturer, CaptureSettings
+from mldebug_agents.capture.flight_recorder.collector import FlightRecorderCollector
 from mldebug_agents.capture.nccl_ras import child as asking
 from mldebug_agents.capture.nccl_ras.client import GLANCE, RasClient
 from mldebug_agents.capture.stacks.pyspy import PySpy
-from mldebug_agents.capture.trace.collector import Rings
+from mldebug_agents.capture.trace.collector import TraceCollector
 from mldebug_agents.cluster.peers.net import identity as proving
 from mldebug_agents.hardware.gpu.child import messages
 from mldebug_agents.hardware.gpu.child import server as serving
 from mldebug_agents.hardware.gpu.node_reader import node_reader
-from mldebug_agents.jobs.hook import switch_child
-from mldebug_agents.jobs.hook.flight_recorder import HookFlight
-from mldebug_agents.jobs.hook.signals import Asking
+from mldebug_agents.jobs.hook import switches
+from mldebug_agents.jobs.hook.flight_recorder import HookFlightRecorder
+from mldebug_agents.jobs.hook.signals import HookSignals
 from mldebug_agents.jobs.hook.stacks import HookStacks
 from mldebug_agents.jobs.ranks.discovery import RankFinder
-from mldebug_agents.jobs.ranks.known_issues import TrapFinder
+from mldebug_agents.jobs.ranks.known_issues import KnownIssueFinder
 from mldebug_agents.state import client as keeper
 from mldebug_agents.state import server as keeping
 from mldebug_agents.storage.child import client as probing
@@ -50,7 +50,7 @@ class Workbench:
                 **WORKERS,
                 keeper.NAME: keeping.serve,
                 messages.NAME: serving.serve,
-                switch_child.NAME: switch_child.serve,
+                switches.NAME: switches.serve,
                 asking.NAME: asking.serve,
                 probing.NAME: probed.serve,
                 proving.NAME: proving.serve,
@@ -63,21 +63,23 @@ class Workbench:
         self.gpus = node_reader(self.spawner, self.host, config.gpus)
         self.unanswered = FailureCounts()
         self.ras = RasClient(self.spawner, self.host, self.unanswered)
-        hooked = Asking(self.host, self.reader)
+        hooked = HookSignals(self.host, self.reader)
         self._hook = HookStacks(hooked, self.reader)
-        self._flight = HookFlight(hooked, self.reader, self.unanswered)
+        self._flight = HookFlightRecorder(hooked, self.reader, self.unanswered)
         self.pyspy = self._py_spy(config)
         self._log_formats = create_all("logs")
         self._own_formats = {
             name: load("logs", one.kind).create(one.options) for name, one in config.logs.items()
         }
-        clusters = create_all("clusters")
+        launchers = create_all("launchers")
         self.finder = RankFinder(
-            self.host, self.reader, self.node, clusters, self._ask_world, probes
+            self.host, self.reader, self.node, launchers, self._ask_world, probes
         )
-        self.traps = TrapFinder(self.host, self.reader)
-        self.rings = Rings(self.host, self.reader, config.capture.trace_folders)
-        self.flights = Collector(self.host, self.reader, self.traps.installed, self.unanswered)
+        self.traps = KnownIssueFinder(self.host, self.reader)
+        self.rings = TraceCollector(self.host, self.reader, config.capture.trace_folders)
+        self.flights = FlightRecorderCollector(
+            self.host, self.reader, self.traps.installed, self.unanswered
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +95,7 @@ class Workbench:
         """A capturer with the settings of the `capture` section, that watches for `longest` seconds at most."""
         wanted = self.config.capture
         workers = 0 if wanted.workers == "auto" else wanted.workers
-        settings = Settings(
+        settings = CaptureSettings(
             watch=min(wanted.watch, longest),
             native=wanted.native,
             workers=workers,
@@ -109,7 +111,7 @@ class Workbench:
             usual.ras = lambda job, seconds: self.ras.ask(job, seconds=seconds)
         return usual
 
-    def _ask_world(self, some: Job) -> World | None:
+    def _ask_world(self, some: Job) -> RasWorld | None:
         """Which of these processes is which rank, as NCCL RAS says."""
         if not self.config.capture.nccl_ras:
             return None

@@ -30,7 +30,7 @@ from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.hardware.gpu.errors import GpuBlockedError
 from mldebug_agents.hardware.kernel_log import KernelNews, sees_kernel_pids
 from mldebug_agents.hardware.own_reads import GpuPart, read_gpus, read_kernel
-from mldebug_agents.jobs.ranks.discovery import Child, Discovery
+from mldebug_agents.jobs.ranks.discovery import Discovery, RankChild
 
 RESERVE = 0.5  # seconds that are left for a second look
 LISTEN = 1.0  # seconds at most in which the kernel's log is read before the GPUs are asked
@@ -181,7 +181,7 @@ def _events(
     )
 
 
-def _pids(children: Sequence[Child]) -> list[int]:
+def _pids(children: Sequence[RankChild]) -> list[int]:
     return [one.pid for one in children]
 
 

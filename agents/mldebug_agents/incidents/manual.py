@@ -131,8 +131,8 @@ def look(
     traps = bench.traps.of(job, found.programs, read=False)  # it may hang: its settings must do
     noted = (*found.remarks, *remarks(job, traps))
     if bench.config.capture.flight_recorder:
-        bench.flights.meet(found)
-    bench.rings.meet(found)
+        bench.flights.update(found)
+    bench.rings.update(found)
     capture = bench.capturer().capture(job, found.children, noted, found.gaps)
     return capture if beside is None else with_hardware(capture, beside.take())
 

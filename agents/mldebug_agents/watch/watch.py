@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from mldebug.core.model import Gap, Job
-from mldebug.jobs.known_issues.match import Trap, remarks
+from mldebug.jobs.known_issues.match import KnownIssue, remarks
 from mldebug.stall.signals import RankLook, RunLook
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.jobs.hook.records import Heartbeats
-from mldebug_agents.jobs.logs.job_logs import HungMounts
+from mldebug_agents.jobs.hook.records import HeartbeatReader
+from mldebug_agents.jobs.logs.job_logs import HungMounts, LogSharing
 from mldebug_agents.jobs.logs.locations import LogFinder
-from mldebug_agents.jobs.logs.pipes import Unread
-from mldebug_agents.jobs.logs.sharing import Writers
+from mldebug_agents.jobs.logs.pipes import UnreadPipes
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.watch.job_watch import JobLook, JobWatch, with_traces
 
@@ -43,10 +42,10 @@ class Watch:
         self.bench = bench
         self.clock = clock
         self._hung = HungMounts(bench.host, bench.reader)
-        self._writers = Writers()
-        self._heartbeats = Heartbeats(bench.host, bench.reader)
+        self._writers = LogSharing()
+        self._heartbeats = HeartbeatReader(bench.host, bench.reader)
         self._jobs: dict[str, JobWatch] = {}
-        self._unread = Unread()
+        self._unread = UnreadPipes()
 
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
         """Look once; a job that is gone is forgotten."""
@@ -62,8 +61,8 @@ class Watch:
             msgspec.structs.replace(one, traps=self._traps(one.job, found)) for one in looks
         )
         if self.bench.config.capture.flight_recorder:
-            self.bench.flights.meet(found)
-        written = self.bench.rings.meet(found)
+            self.bench.flights.update(found)
+        written = self.bench.rings.update(found)
         looks = tuple(with_traces(one, written) for one in looks)
         gaps = _few([gap for look in looks for gap in look.gaps])
         notes = [note for one in looks for note in remarks(one.job, one.traps)]
@@ -72,11 +71,11 @@ class Watch:
         )
         return NodeLook(at=started, found=found, jobs=looks, seconds=self.clock() - started)
 
-    def _traps(self, job: Job, found: Discovery) -> tuple[Trap, ...]:
+    def _traps(self, job: Job, found: Discovery) -> tuple[KnownIssue, ...]:
         """An error in a rule must cost nothing but the finding."""
         try:
             logs = self._jobs[job.id].logs
-            return self.bench.traps.of(job, found.programs, logs.nccl.told(), gpu=logs.gpu)
+            return self.bench.traps.of(job, found.programs, logs.nccl.facts(), gpu=logs.gpu)
         except Exception:
             log.exception("run %s could not be compared with the known traps", job.id)
             return ()

@@ -90,7 +90,7 @@ def test_a_report_waits_for_nobody_who_is_slow(bench: Workbench, tmp_path: Path)
         server.speak_for()
         wait_until(lambda: "pt_workerserver" in _waits(one.pid))
         job = job_when(bench.finder, one.pid, lambda job: True)
-        bench.flights.meet(bench.finder.find())
+        bench.flights.update(bench.finder.find())
         began = time.monotonic()
         taken = bench.capturer(GLANCE).capture(job, {})
         report = write_down(bench, taken, time.time()).report

@@ -22,11 +22,11 @@ from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.stillness import RunActivity
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.capture.flight_recorder.collector import Collector
+from mldebug_agents.capture.flight_recorder.collector import FlightRecorderCollector
 from mldebug_agents.capture.stacks.pyspy import Dump
-from mldebug_agents.capture.trace.collector import Rings
+from mldebug_agents.capture.trace.collector import TraceCollector
 from mldebug_agents.jobs.ranks.discovery import RankFinder
-from mldebug_agents.jobs.ranks.known_issues import TrapFinder
+from mldebug_agents.jobs.ranks.known_issues import KnownIssueFinder
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
@@ -75,10 +75,10 @@ class Bench:
         self.reader = reader
         self.pyspy = pyspy or SlowPySpy(0.0)
         self.node = "n1"
-        self.finder = RankFinder(host, DirectPaths(), "n1", create_all("clusters"))
-        self.traps = TrapFinder(host, reader)
-        self.flights = Collector(host, reader, self.traps.installed)
-        self.rings = Rings(host, reader)
+        self.finder = RankFinder(host, DirectPaths(), "n1", create_all("launchers"))
+        self.traps = KnownIssueFinder(host, reader)
+        self.flights = FlightRecorderCollector(host, reader, self.traps.installed)
+        self.rings = TraceCollector(host, reader)
         self.config = Config()
 
     def log_parser(self) -> LogParser:
