@@ -3,7 +3,7 @@
 import math
 
 from mldebug.core.model import Gap, HookState
-from mldebug.jobs.known_issues.match import Trap
+from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.jobs.logs.records import STEP_BOUNDS, LogCounts, StepTimes
 from mldebug.status.snapshot import Children, RunState, Snapshot, SourceState
 
@@ -24,7 +24,7 @@ def moving(run: str = "5c01", ranks: int = 4) -> RunState:
 
 def trapped(run: str = "e4f0") -> RunState:
     """A run that sits in two known traps, in one of them twice."""
-    traps = [Trap(name=name, message="m", todo="t", source="s") for name in ("ras_off", "debug_detail", "ras_off")]  # fmt: skip
+    traps = [KnownIssue(name=name, message="m", todo="t", source="s") for name in ("ras_off", "debug_detail", "ras_off")]  # fmt: skip
     return RunState(id=run, name="train.py", launcher="torchrun", user="ada", traps=tuple(traps))
 
 

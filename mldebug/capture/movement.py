@@ -6,7 +6,7 @@ from mldebug.capture.stacks import labels, principal, python_frames
 from mldebug.core.model import Movement, ProcessState, ThreadStack, ThreadState
 
 
-class Sample(NamedTuple):
+class ProcessSample(NamedTuple):
     """One cheap look: when (monotonic seconds), the kernel's counters, and the Python stacks (None: not had)."""
 
     at: float
@@ -14,22 +14,22 @@ class Sample(NamedTuple):
     stacks: tuple[ThreadStack, ...] | None
 
 
-def movement(pid: int, samples: list[Sample]) -> Movement | None:
+def movement(pid: int, samples: list[ProcessSample]) -> Movement | None:
     """Compare the samples of one process, oldest first; None where fewer than two say anything."""
-    seen = [sample for sample in samples if sample.state is not None]
-    if len(seen) < 2 or seen[-1].at <= seen[0].at:
+    readable = [sample for sample in samples if sample.state is not None]
+    if len(readable) < 2 or readable[-1].at <= readable[0].at:
         return None
-    first, last = seen[0], seen[-1]
+    first, last = readable[0], readable[-1]
     span = last.at - first.at
-    tid = _thread_that_speaks(pid, seen)
+    tid = _thread_that_speaks(pid, readable)
     before, after = _thread(first.state, tid), _thread(last.state, tid)
-    stacks = [_frames(pid, sample) for sample in seen if sample.stacks is not None]
+    stacks = [_frames(pid, sample) for sample in readable if sample.stacks is not None]
     return Movement(
-        samples=len(seen),
+        samples=len(readable),
         span_seconds=round(span, 3),
         same_frames=len(set(stacks)) <= 1,
         same_function=len({_functions(stack) for stack in stacks}) <= 1,
-        same_threads=len({_all_frames(sample) for sample in seen if sample.stacks is not None})
+        same_threads=len({_all_frames(sample) for sample in readable if sample.stacks is not None})
         <= 1,
         cpu_ratio=_ratio(after.cpu_seconds - before.cpu_seconds, span),
         process_cpu_ratio=_ratio(_cpu(last.state) - _cpu(first.state), span),
@@ -38,12 +38,12 @@ def movement(pid: int, samples: list[Sample]) -> Movement | None:
     )
 
 
-def _thread_that_speaks(pid: int, samples: list[Sample]) -> int:
+def _thread_that_speaks(pid: int, samples: list[ProcessSample]) -> int:
     """The thread whose stack speaks for the process, where the kernel knows it by the same number."""
     stacks = next((sample.stacks for sample in samples if sample.stacks), ())
     stack = principal(stacks, pid)
-    known = {thread.tid for sample in samples if sample.state for thread in sample.state.threads}
-    return stack.tid if stack and stack.tid in known else pid
+    tids = {thread.tid for sample in samples if sample.state for thread in sample.state.threads}
+    return stack.tid if stack and stack.tid in tids else pid
 
 
 def _thread(state: ProcessState | None, tid: int) -> ThreadState:
@@ -51,12 +51,12 @@ def _thread(state: ProcessState | None, tid: int) -> ThreadState:
     return next((thread for thread in threads if thread.tid == tid), ThreadState(tid=tid))
 
 
-def _frames(pid: int, sample: Sample) -> tuple[str, ...]:
+def _frames(pid: int, sample: ProcessSample) -> tuple[str, ...]:
     stack = principal(sample.stacks or (), pid)
     return labels(python_frames(stack.frames)) if stack else ()
 
 
-def _all_frames(sample: Sample) -> frozenset[tuple[int, tuple[str, ...]]]:
+def _all_frames(sample: ProcessSample) -> frozenset[tuple[int, tuple[str, ...]]]:
     return frozenset(
         (stack.tid, labels(python_frames(stack.frames))) for stack in sample.stacks or ()
     )

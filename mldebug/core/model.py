@@ -38,7 +38,7 @@ class RankIdentity(Noun, frozen=True, kw_only=True):
     local_world_size: int | None = None
     uid: int = 0
     user: str = ""
-    launcher: str = "environment"  # name of the clusters/ plugin that recognised it
+    launcher: str = "environment"  # name of the launchers/ plugin that recognised it
     launcher_pid: int | None = None
     run_id: str = ""
     attempt: int = 0

@@ -6,7 +6,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mldebug.capture.movement import Sample, movement
+from mldebug.capture.movement import ProcessSample, movement
 from mldebug.capture.stacks import labels, principal, python_frames, site
 from mldebug.core.model import Frame, Movement, NodeCapture, ProcessCapture, RankCapture
 from mldebug.core.report_model import Change
@@ -62,7 +62,10 @@ def _process(one: RankCapture) -> tuple[int, int]:
 
 
 def _change(rank: int, before: ProcessCapture, after: ProcessCapture, seconds: float) -> RankChange:
-    samples = [Sample(0.0, before.state, before.stacks), Sample(seconds, after.state, after.stacks)]
+    samples = [
+        ProcessSample(0.0, before.state, before.stacks),
+        ProcessSample(seconds, after.state, after.stacks),
+    ]
     counters = movement(after.pid, samples)
     old, new = _frames(before), _frames(after)
     if not old or not new:

@@ -86,7 +86,7 @@ def _checksum(data: bytes) -> int:
     return binascii.crc32(data[_STATE_AT : _SCALARS_AT + count * _SCALAR.size])
 
 
-def said(beat: Heartbeat, now: float) -> HookState:
+def hook_summary(beat: Heartbeat, now: float) -> HookState:
     """The same as people want it: ages instead of moments of a clock that they do not have."""
     return HookState(
         step=beat.step,
@@ -105,13 +105,13 @@ def _heartbeat(data: bytes, now: float) -> Heartbeat:
     written, step, stepped, beats, rank, size, signal, fd, since, phase = _STATE.unpack_from(
         data, _STATE_AT
     )
-    known = 0 <= step <= MAX_STEP
+    has_step = 0 <= step <= MAX_STEP
     ask = signal if MIN_SIGNAL <= signal <= MAX_SIGNAL else None
     flight, answers, timeout = _FLIGHT.unpack_from(data, _FLIGHT_AT)
     return Heartbeat(
         written_at=_seconds(written, now),
-        step=step if known else None,
-        stepped_at=_seconds(stepped, now) if known else 0.0,
+        step=step if has_step else None,
+        stepped_at=_seconds(stepped, now) if has_step else 0.0,
         beats=min(beats, MAX_STEP),
         rank=rank if rank >= 0 else None,
         world_size=size if size > 0 else None,
@@ -129,8 +129,8 @@ def _heartbeat(data: bytes, now: float) -> Heartbeat:
 
 def _scalars(data: bytes) -> list[tuple[str, float]]:
     count = min(_COUNT.unpack_from(data, _COUNT_AT)[0], MAX_SCALARS)
-    told = (_SCALAR.unpack_from(data, _SCALARS_AT + n * _SCALAR.size) for n in range(count))
-    named = [(_text(name), value) for name, value in told]
+    fields = (_SCALAR.unpack_from(data, _SCALARS_AT + n * _SCALAR.size) for n in range(count))
+    named = [(_text(name), value) for name, value in fields]
     return [(name, value) for name, value in named if name and math.isfinite(value)]
 
 

@@ -10,7 +10,7 @@ from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.host_memory.state import NodeMemory
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.counts import KernelCounts
-from mldebug.jobs.known_issues.match import Trap
+from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.jobs.logs.records import LogCounts, StepTimes
 from mldebug.jobs.schedulers.model import Orphan, SchedulerState
 from mldebug.probes.history import JudgedSeries
@@ -38,7 +38,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     ] = {}  # rank -> class, of the last stack sample; empty while nobody is suspected
     roles: dict[int, Role] = {}  # rank -> its part in the stall, of the same sample
     frames: dict[int, str] = {}  # rank -> last Python frame, of the same sample
-    traps: tuple[Trap, ...] = ()  # known ones that it sits in: never an alarm
+    traps: tuple[KnownIssue, ...] = ()  # known ones that it sits in: never an alarm
     kernel: tuple[str, ...] = ()  # what kernel and driver said against its ranks: the newest 8
     stage: str = "watching"
     sentence: str = ""  # why it is quiet, or not

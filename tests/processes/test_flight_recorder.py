@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dumps import Dump, late, not_started, odd_size, stuck, write
-from mldebug.capture.flight_recorder.analysis import Answer, analyse
+from mldebug.capture.flight_recorder.analysis import Conclusion, analyse
 from mldebug.capture.flight_recorder.folder import read_folder
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="real ranks write dumps with PyTorch")
 JOBS = Path(__file__).parents[1] / "jobs"
 
 
-def judged(folder: Path) -> Answer:
+def judged(folder: Path) -> Conclusion:
     return analyse(read_folder(folder).records)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mldebug.alerts.view import EventView
-from mldebug.jobs.schedulers.model import Queue, SchedulerState, Standing
+from mldebug.jobs.schedulers.model import JobStanding, Queue, SchedulerState
 from mldebug_agents.jobs.schedulers import slurm as slurm_plugin
 from mldebug_agents.system.spawn import Spawner
 from processes.harness import wait_for
@@ -163,7 +163,7 @@ def test_text_tells_what_json_tells(cluster: Slurm, tmp_path: Path) -> None:
     finally:
         cluster.run("scontrol", "update", "nodename=a2", "state=resume")
     assert (new.by, told.by) == ("json", "text")
-    alive = {one.id: one for one in new.jobs if one.standing is not Standing.OVER}
+    alive = {one.id: one for one in new.jobs if one.standing is not JobStanding.OVER}
     assert {one.id: one for one in told.jobs} == alive
     assert alive[first].name == f"{NAME}\n @"
     assert alive[first].ends is not None

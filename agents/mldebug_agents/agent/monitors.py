@@ -15,8 +15,8 @@ from mldebug_agents.alerts.action_runner.runner import ActionRunner
 from mldebug_agents.alerts.notifier import AlertNotifier
 from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
 from mldebug_agents.hardware.monitor import HardwareMonitor
-from mldebug_agents.jobs.queue.monitor import QueueBoard
 from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
 from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
 from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
 from mldebug_agents.storage.monitor import StorageMonitor
@@ -43,6 +43,7 @@ class Seen(NamedTuple):
 class Monitors:
     """The monitors of one agent, and who is told and what is done about it; in the order in which they are asked."""
 
+<<<<<<< HEAD
     hardware: HardwareMonitor
     notices: AlertNotifier
     acting: ActionRunner
@@ -51,6 +52,23 @@ class Monitors:
     memory: MemoryBoard
     queues: QueueBoard
     probes: ProbeHistoryMonitor
+=======
+    def __init__(
+        self,
+        config: Config,
+        bench: Workbench,
+        ledger: StateStore,
+        inbox: "queue.SimpleQueue[Result | None]",
+    ) -> None:
+        self.hardware = HardwareMonitor.of(bench, ledger, inbox, bench.gpus)
+        self.notices = AlertNotifier(config, bench.node, ledger, inbox)
+        self.acting = ActionRunner(config, bench, ledger, self.notices.book, inbox)
+        self._storage = StorageMonitor.of(bench, ledger, inbox)
+        self._saves = CheckpointMonitor(bench, ledger, inbox, config.checkpoints)
+        self._memory = MemoryBoard(bench, inbox)
+        self._queues = SchedulerMonitor(config, bench, inbox)
+        self._probes = ProbeHistoryMonitor(config.agent.state_dir, bench.reader, inbox)
+>>>>>>> origin/main
 
     def reload(self, config: Config) -> None:
         """Go on under another configuration."""

@@ -33,19 +33,18 @@ from mldebug.core.model import (
 )
 from mldebug.core.redact import clean
 from mldebug.diagnosis.classify.kernel_state import held_by_profiler, tracer_words
-from mldebug_agents.capture.nccl_ras.background import Beside
 from mldebug_agents.capture.nccl_ras.child import RasReply
 from mldebug_agents.capture.nccl_ras.client import DEADLINE as RAS_TIMEOUT
-from mldebug_agents.capture.stacks.blocked_call import blocked_on
-from mldebug_agents.capture.stacks.native import Native
+from mldebug_agents.capture.nccl_ras.client import RasBackgroundQuery
+from mldebug_agents.capture.stacks.blocked_call import blocked_on, source_line
+from mldebug_agents.capture.stacks.native import NativeStacks
 from mldebug_agents.capture.stacks.pyspy import FORBIDDEN, Dump, PySpy
 from mldebug_agents.capture.stacks.pystack import find_pystack, second_opinion
-from mldebug_agents.capture.stacks.sampling import DUMP_TIMEOUT, Sampling, Target
-from mldebug_agents.capture.stacks.source_line import source_line
-from mldebug_agents.jobs.hook.flight_recorder import Answers
-from mldebug_agents.jobs.hook.records import read_said
+from mldebug_agents.capture.stacks.sampling import DUMP_TIMEOUT, CaptureTarget, Sampling
+from mldebug_agents.jobs.hook.flight_recorder import HookFlightRecords
+from mldebug_agents.jobs.hook.records import read_hook_summaries
 from mldebug_agents.jobs.logs.tail import log_of, read_log
-from mldebug_agents.jobs.ranks.discovery import Child
+from mldebug_agents.jobs.ranks.discovery import RankChild
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader, Unreadable
 
@@ -57,7 +56,7 @@ LINK_TIMEOUT = 1.0  # seconds
 FLIGHT_TIMEOUT = 2.0  # seconds for the Flight Recorders of all ranks
 
 
-class MoreFlights(Protocol):
+class AddFlightRecorders(Protocol):
     """Adds Flight Recorders to a capture; `left` says the seconds until its deadline, `stalled` that the job stands still.
 
     `resumed`: it did so under an earlier agent, too, which may have asked.
@@ -68,7 +67,7 @@ class MoreFlights(Protocol):
     ) -> NodeCapture: ...
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class CaptureSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a capture is taken; the `capture` section of the config says the same to people."""
 
     watch: float = 2.0  # seconds over which further samples are taken; 0: one look only
@@ -86,11 +85,13 @@ class Capturer:
         reader: Reader,
         pyspy: PySpy,
         node: str,
-        settings: Settings | None = None,
+        settings: CaptureSettings | None = None,
         *,
         sleep: Callable[[float], None] = time.sleep,
-        flights: Callable[[Sequence[RankIdentity], float], Answers] = lambda *_: Answers(),
-        more_flights: MoreFlights | None = None,
+        flights: Callable[[Sequence[RankIdentity], float], HookFlightRecords] = lambda *_: (
+            HookFlightRecords()
+        ),
+        more_flights: AddFlightRecorders | None = None,
         ras: Callable[[Job, float], RasReply] | None = None,
         traces: Callable[[NodeCapture, Callable[[], float]], NodeCapture] = lambda capture, _: (
             capture
@@ -101,7 +102,7 @@ class Capturer:
         self.reader = reader
         self.pyspy = pyspy
         self.node = node
-        self.settings = settings or Settings()
+        self.settings = settings or CaptureSettings()
         self.sleep = sleep
         self.flights = flights
         self.more_flights = more_flights
@@ -111,7 +112,7 @@ class Capturer:
     def capture(
         self,
         job: Job,
-        children: dict[int, tuple[Child, ...]],
+        children: dict[int, tuple[RankChild, ...]],
         remarks: tuple[Remark, ...] = (),
         gaps: tuple[Gap, ...] = (),
         *,
@@ -125,20 +126,20 @@ class Capturer:
         """
         taken_at, started = self.host.clock(), time.monotonic()
         session = _Session(self, job, children, started)
-        ras = Beside(self.ras, job, min(RAS_TIMEOUT, self.settings.deadline))
+        ras = RasBackgroundQuery(self.ras, job, min(RAS_TIMEOUT, self.settings.deadline))
         with ThreadPoolExecutor(self.workers()) as pool:
-            session.seen.look(pool)
-            session.seen.watch(pool, self.settings.watch)
+            session.sampling.look(pool)
+            session.sampling.watch(pool, self.settings.watch)
             session.ask_flights()
             taken = session.node_capture(taken_at, quiet or 0.0, remarks, gaps)
-            native = Native(self.host, self.pyspy, self.settings.native, session.left)
+            native = NativeStacks(self.host, self.pyspy, self.settings.native, session.left)
             taken = native.add(pool, taken)
             taken = self._with_more_flights(
                 taken, session.left, stalled=quiet is not None, resumed=resumed
             )
             taken = self.traces(taken, session.left)
-        told, refused = ras.take(max(0.0, session.left()), session.uses_gpus)
-        taken = msgspec.structs.replace(taken, ras=told, gaps=(*taken.gaps, *refused))
+        answer, refused = ras.take(max(0.0, session.left()), session.uses_gpus)
+        taken = msgspec.structs.replace(taken, ras=answer, gaps=(*taken.gaps, *refused))
         duration = round(time.monotonic() - started, 3)
         return msgspec.structs.replace(taken, duration_seconds=duration)
 
@@ -165,7 +166,11 @@ class _Session:
     """One running capture: who is looked at, and what was seen, as values."""
 
     def __init__(
-        self, capturer: Capturer, job: Job, children: dict[int, tuple[Child, ...]], started: float
+        self,
+        capturer: Capturer,
+        job: Job,
+        children: dict[int, tuple[RankChild, ...]],
+        started: float,
     ) -> None:
         self.c = capturer
         self.job = job
@@ -174,18 +179,22 @@ class _Session:
         self._hung: dict[tuple[str, str], Unreadable] = {}  # by mount namespace and folder
         self.flights: dict[int, FlightRecord] = {}
         self.targets = list(self._targets(job.ranks, children))
-        self.seen = Sampling(capturer.host, capturer.pyspy, self.targets, self.left, capturer.sleep)
-        self.said, refused = read_said(capturer.host, capturer.reader, job.ranks)
+        self.sampling = Sampling(
+            capturer.host, capturer.pyspy, self.targets, self.left, capturer.sleep
+        )
+        self.hook_summaries, refused = read_hook_summaries(
+            capturer.host, capturer.reader, job.ranks
+        )
         self.gaps.extend(refused)
 
     def _targets(
-        self, ranks: Iterable[RankIdentity], children: dict[int, tuple[Child, ...]]
-    ) -> Iterable[Target]:
+        self, ranks: Iterable[RankIdentity], children: dict[int, tuple[RankChild, ...]]
+    ) -> Iterable[CaptureTarget]:
         for rank in ranks:
-            yield Target(rank.pid, rank.rank, "rank", "", True, rank.start_ticks)
+            yield CaptureTarget(rank.pid, rank.rank, "rank", "", True, rank.start_ticks)
             mine = children.get(rank.pid, ())
             for child in mine[:MAX_CHILDREN]:
-                yield Target(child.pid, rank.rank, child.kind, child.name, child.python)
+                yield CaptureTarget(child.pid, rank.rank, child.kind, child.name, child.python)
             if len(mine) > MAX_CHILDREN:
                 left = len(mine) - MAX_CHILDREN
                 self.gaps.append(
@@ -199,7 +208,7 @@ class _Session:
     @property
     def uses_gpus(self) -> bool:
         """Has any of the processes a GPU open?"""
-        states = filter(None, self.seen.states.values())
+        states = filter(None, self.sampling.states.values())
         return any(file.kind == "gpu" for state in states for file in state.files)
 
     def ask_flights(self) -> None:
@@ -233,11 +242,11 @@ class _Session:
 
     def _own(self, remarks: tuple[Remark, ...]) -> tuple[Remark, ...]:
         """What is odd about this job, or about no process in particular."""
-        mine = set(self.seen.states)
+        mine = set(self.sampling.states)
         return tuple(one for one in remarks if not one.pids or mine.intersection(one.pids))
 
-    def _process(self, target: Target) -> ProcessCapture:
-        state, dump = self.seen.states[target.pid], self.seen.dumps.get(target.pid, Dump())
+    def _process(self, target: CaptureTarget) -> ProcessCapture:
+        state, dump = self.sampling.states[target.pid], self.sampling.dumps.get(target.pid, Dump())
         dump = self._second_opinion(target, dump)
         self._note_failure(target, state, dump)
         return ProcessCapture(
@@ -248,12 +257,12 @@ class _Session:
             state=state,
             stacks=dump.stacks,
             by_hook=bool(dump.instead),
-            movement=movement(target.pid, self.seen.samples.get(target.pid, [])),
+            movement=movement(target.pid, self.sampling.samples.get(target.pid, [])),
             source_line=source_line(self.c.host, self.c.reader, target.pid, dump.stacks),
             blocked_on=self._blocked_on(state),
         )
 
-    def _second_opinion(self, target: Target, dump: Dump) -> Dump:
+    def _second_opinion(self, target: CaptureTarget, dump: Dump) -> Dump:
         """Where py-spy could not read a living Python process for another reason than rights: ask pystack."""
         if not dump.failure or dump.not_python or dump.gone or dump.failure == FORBIDDEN:
             return dump
@@ -265,7 +274,7 @@ class _Session:
         )
         return Dump(stacks=stacks)
 
-    def _note_failure(self, target: Target, state: ProcessState | None, dump: Dump) -> None:
+    def _note_failure(self, target: CaptureTarget, state: ProcessState | None, dump: Dump) -> None:
         if state is not None and held_by_profiler(state):
             self._gap("kernel state", f"held by {tracer_words(state)} all the while", target)
         what = (
@@ -284,7 +293,7 @@ class _Session:
         elif dump.instead:
             self._gap("py-spy stack", f"{dump.instead}; the stack shown is the hook's", target)
 
-    def _gap(self, what: str, reason: str, target: Target, way_out: str = "") -> None:
+    def _gap(self, what: str, reason: str, target: CaptureTarget, way_out: str = "") -> None:
         self.gaps.append(
             Gap(what=what, reason=reason, rank=target.rank, pid=target.pid, way_out=way_out)
         )
@@ -298,10 +307,10 @@ class _Session:
         where = self.c.host.link(pid, "ns/mnt"), dirname(path)
         if where in self._hung:
             return self._hung[where]
-        told = self.c.reader.is_link(f"{self.c.host.proc}/{pid}/root{path}", LINK_TIMEOUT)
-        if isinstance(told, Unreadable) and told.stuck:
-            self._hung[where] = told
-        return told
+        answer = self.c.reader.is_link(f"{self.c.host.proc}/{pid}/root{path}", LINK_TIMEOUT)
+        if isinstance(answer, Unreadable) and answer.stuck:
+            self._hung[where] = answer
+        return answer
 
     def _memory(self, pid: int, address: int, size: int) -> bytes:
         data = self.c.reader.read_memory(pid, address, max_bytes=size)
@@ -319,12 +328,12 @@ class _Session:
             children=tuple(processes[target.pid] for target in mine),
             log=self._log(identity),
             flight=self.flights.get(identity.rank),
-            said=self.said.get(identity.rank),
+            said=self.hook_summaries.get(identity.rank),
         )
 
     def _log(self, identity: RankIdentity) -> LogTail | None:
         launcher = self._launcher_state(identity.launcher_pid)
-        place = log_of([self.seen.states.get(identity.pid), launcher])
+        place = log_of([self.sampling.states.get(identity.pid), launcher])
         if place is None:
             return None
         tail = read_log(self.c.reader, *place)
@@ -338,6 +347,6 @@ class _Session:
     def _launcher_state(self, pid: int | None) -> ProcessState | None:
         if pid is None:
             return None
-        if pid not in self.seen.states:
-            self.seen.states[pid] = self.c.host.process_state(pid, files=True)
-        return self.seen.states[pid]
+        if pid not in self.sampling.states:
+            self.sampling.states[pid] = self.c.host.process_state(pid, files=True)
+        return self.sampling.states[pid]

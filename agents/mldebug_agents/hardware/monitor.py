@@ -44,7 +44,7 @@ from mldebug_agents.hardware.kernel_log import (
     gpu_names,
     sees_kernel_pids,
 )
-from mldebug_agents.jobs.ranks.discovery import Child
+from mldebug_agents.jobs.ranks.discovery import RankChild
 from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
@@ -172,7 +172,7 @@ class HardwareMonitor:
         told, self._untold = tuple(self._untold), []
         return told
 
-    def told(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[Child, ...]], config: Config) -> None:  # fmt: skip
+    def told(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[RankChild, ...]], config: Config) -> None:  # fmt: skip
         """A worker has answered, or failed."""
         limits, wanted = config.health.thresholds, config.health.gpus
         self._unheard -= result.worker == "kernel" and self._unheard > 0
@@ -203,7 +203,7 @@ class HardwareMonitor:
             self._let_go_with = runs
             log.warning("GPUs: released for a while: %s", BY_ITSELF)
 
-    def _join(self, jobs: Sequence[Job], children: Mapping[int, tuple[Child, ...]]) -> None:
+    def _join(self, jobs: Sequence[Job], children: Mapping[int, tuple[RankChild, ...]]) -> None:
         """Whom the kernel's events concern."""
         if self._kernel is None:
             return

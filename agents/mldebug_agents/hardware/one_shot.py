@@ -30,8 +30,12 @@ from mldebug_agents.hardware.gpu.errors import GpuBlockedError
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.kernel_log import KernelNews, sees_kernel_pids
 from mldebug_agents.hardware.own_reads import GpuPart, read_gpus, read_kernel
+<<<<<<< HEAD
 from mldebug_agents.jobs.ranks.discovery import Child, Discovery
 from mldebug_agents.system.context import Context
+=======
+from mldebug_agents.jobs.ranks.discovery import Discovery, RankChild
+>>>>>>> origin/main
 
 RESERVE = 0.5  # seconds that are left for a second look
 LISTEN = 1.0  # seconds at most in which the kernel's log is read before the GPUs are asked
@@ -186,7 +190,7 @@ def _events(
     )
 
 
-def _pids(children: Sequence[Child]) -> list[int]:
+def _pids(children: Sequence[RankChild]) -> list[int]:
     return [one.pid for one in children]
 
 

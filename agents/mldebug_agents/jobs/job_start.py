@@ -20,19 +20,19 @@ def callers_environment(
     now: Mapping[str, str], first: str = "/proc/self/environ"
 ) -> dict[str, str]:
     """Without what Python has changed since this process was started; `first` is what it was started with."""
-    told = {name: one for name, one in now.items() if name != LOCALE}
+    environ = {name: one for name, one in now.items() if name != LOCALE}
     try:
         given = Path(first).read_bytes().split(b"\0")
     except OSError:  # no /proc
         return dict(now)
     begun = [os.fsdecode(one) for one in given if one.startswith(f"{LOCALE}=".encode())]
-    return told | dict(one.split("=", 1) for one in begun[:1])
+    return environ | dict(one.split("=", 1) for one in begun[:1])
 
 
 def environment(old: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The variables that bring the hook into every Python process below; what the user has set stays."""
-    told = old.get("PYTHONPATH", "")  # an empty entry in it is the current folder
-    paths = [path for path in told.split(":") if path != str(folder)] if told else []
+    before = old.get("PYTHONPATH", "")  # an empty entry in it is the current folder
+    paths = [path for path in before.split(":") if path != str(folder)] if before else []
     return {"PYTHONPATH": ":".join([str(folder), *paths])}
 
 

@@ -23,7 +23,7 @@ MAGIC = b"mltrace"  # of a ring of any version
 SMALLEST, LARGEST = 256 * 1024, 1 << 36  # bytes
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class TraceRequest(msgspec.Struct, frozen=True):
     """What is to be traced; no ring: one for each process in /dev/shm."""
 
     include: tuple[str, ...] = ()
@@ -86,17 +86,17 @@ def run(
     """
     if not words or not words[0]:
         raise UsageError("no program was named", "mldebug trace run --ring FILE -- python train.py")
-    told = callers_environment(os.environ)
-    traced = variables(Wanted(include, exclude, start, stop, what, ring, size))
+    environ = callers_environment(os.environ)
+    traced = variables(TraceRequest(include, exclude, start, stop, what, ring, size))
     folder = hook_folder()
     make_way(ring)
-    become(words, {**told, **environment(told, folder), **traced, PROGRAM: str(os.getpid())})
+    become(words, {**environ, **environment(environ, folder), **traced, PROGRAM: str(os.getpid())})
 
 
-def variables(wanted: Wanted) -> dict[str, str]:
+def variables(wanted: TraceRequest) -> dict[str, str]:
     """What the hook reads. Raises UsageError for what cannot be meant."""
     _check(wanted)
-    told = {
+    settings = {
         "include": wanted.include,
         "exclude": wanted.exclude,
         "start": wanted.start,
@@ -106,7 +106,7 @@ def variables(wanted: Wanted) -> dict[str, str]:
         "ring": str(wanted.ring.absolute()) if wanted.ring else None,
         "size": _bytes(wanted.size),
     }
-    return {VARIABLE: json.dumps(told)}
+    return {VARIABLE: json.dumps(settings)}
 
 
 def make_way(ring: Path | None) -> None:
@@ -139,7 +139,7 @@ def _may_move(ring: Path) -> bool:
         os.close(descriptor)
 
 
-def _check(wanted: Wanted) -> None:
+def _check(wanted: TraceRequest) -> None:
     for word in (*wanted.include, *wanted.exclude):
         if not word or word.strip() != word:
             raise UsageError(
@@ -151,9 +151,9 @@ def _check(wanted: Wanted) -> None:
 
 
 def _check_moment(word: str) -> None:
-    kind, colon, told = word.partition(":")
-    no_step = kind == "step" and colon and not (told.isascii() and told.isdigit())
-    no_signal = kind == "signal" and colon and told not in ("USR1", "USR2")
+    kind, colon, value = word.partition(":")
+    no_step = kind == "step" and colon and not (value.isascii() and value.isdigit())
+    no_signal = kind == "signal" and colon and value not in ("USR1", "USR2")
     if no_step or no_signal or word.strip() != word:
         raise UsageError(
             f"{word!r} is no function, step or signal", "write train_step, step:118 or signal:USR2"

@@ -3,10 +3,10 @@
 import threading
 from collections import Counter
 
-from mldebug.capture.flight_recorder.access import Kind
+from mldebug.capture.flight_recorder.access import AccessKind
 
 RAS = "NCCL RAS"
-WAYS = (*map(str, Kind), RAS)
+WAYS = (*map(str, AccessKind), RAS)
 
 
 class FailureCounts:

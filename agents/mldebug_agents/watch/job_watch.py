@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.capture.movement import Sample, movement
+from mldebug.capture.movement import ProcessSample, movement
 from mldebug.capture.stacks import labels, last_frame, principal, python_frames
 from mldebug.core.model import (
     Classification,
@@ -24,18 +24,24 @@ from mldebug.core.model import (
 )
 from mldebug.diagnosis.classify.rank_class import classify
 from mldebug.jobs.heartbeat import Heartbeat
-from mldebug.jobs.known_issues.match import Trap
+from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.jobs.logs.records import LogCounts, StepTimes
 from mldebug.stall.heartbeats import HeartbeatProgress, last_step, scalars, shortest_timeout
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.signals import RankLook, RunLook
+<<<<<<< HEAD
 from mldebug_agents.capture.stacks.source_line import source_line
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.hook.records import Heartbeats
 from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs
+=======
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.stacks.blocked_call import source_line
+from mldebug_agents.jobs.hook.records import HeartbeatReader
+from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs, LogSharing
+>>>>>>> origin/main
 from mldebug_agents.jobs.logs.locations import LogFinder
-from mldebug_agents.jobs.logs.sharing import Writers
-from mldebug_agents.jobs.ranks.discovery import Child
+from mldebug_agents.jobs.ranks.discovery import RankChild
 from mldebug_agents.watch.activity import COMPILER, Below, rate, read_activity
 
 SAMPLE_TIMEOUT = 3.0
@@ -59,7 +65,7 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[int, Classification] = {}  # of a stack sample, by rank
     frames: dict[int, str] = {}  # of the same: the last Python frame
     traced: dict[int, float] = {}  # by rank: unix time of the newest record in its trace ring
-    traps: tuple[Trap, ...] = ()  # known ones that it sits in: no evidence of a stall
+    traps: tuple[KnownIssue, ...] = ()  # known ones that it sits in: no evidence of a stall
     gaps: tuple[Gap, ...] = ()  # what could not be looked at
 
 
@@ -73,7 +79,11 @@ class JobWatch:
     """What the watch remembers of one job between two looks."""
 
     def __init__(
+<<<<<<< HEAD
         self, tools: CaptureTools, hung: HungMounts, writers: Writers, heartbeats: Heartbeats
+=======
+        self, bench: Workbench, hung: HungMounts, writers: LogSharing, heartbeats: HeartbeatReader
+>>>>>>> origin/main
     ) -> None:
         self._tools, self._host = tools, tools.context.host
         self._reader = tools.context.reader
@@ -90,15 +100,20 @@ class JobWatch:
             tools.context.node,
         )
         self._counters: dict[int, Counters] = {}
+<<<<<<< HEAD
         self._below = Below(self._host)
         self._samples: dict[int, deque[Sample]] = {}
+=======
+        self._below = Below(bench.host)
+        self._samples: dict[int, deque[ProcessSample]] = {}
+>>>>>>> origin/main
         self._followed: dict[int, int] = {}  # pid -> the thread that speaks for it
         self._turn = 0
 
     def look(
         self,
         job: Job,
-        children: dict[int, tuple[Child, ...]],
+        children: dict[int, tuple[RankChild, ...]],
         finder: LogFinder,
         now: float,
         *,
@@ -201,7 +216,7 @@ class JobWatch:
         if dump.failure:
             return None
         kept = self._samples.setdefault(rank.pid, deque(maxlen=KEPT))
-        kept.append(Sample(now, state, dump.stacks))
+        kept.append(ProcessSample(now, state, dump.stacks))
         process = ProcessCapture(
             pid=rank.pid,
             state=state,
@@ -217,7 +232,7 @@ class JobWatch:
     def _rank(
         self,
         rank: RankIdentity,
-        children: dict[int, tuple[Child, ...]],
+        children: dict[int, tuple[RankChild, ...]],
         captures: dict[int, RankCapture],
         classes: dict[int, Classification],
         now: float,

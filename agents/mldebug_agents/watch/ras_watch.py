@@ -79,10 +79,10 @@ class RasWatch:
             return
         memory.asked = False
         reply = result.value if isinstance(result.value, RasReply) else RasReply()
-        if reply.told is None:
+        if reply.answer is None:
             memory.due = self._clock() + REFUSED
         else:
-            memory.progress.take(reply.told, self._clock())
+            memory.progress.take(reply.answer, self._clock())
 
     def complete(self, one: JobLook) -> JobLook:
         """The look with this sign of progress among the others."""

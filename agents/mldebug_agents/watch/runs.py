@@ -8,7 +8,7 @@ import msgspec
 
 from mldebug.core.model import Gap, HookState, Job, Judgement, NodeCapture, Role
 from mldebug.incidents.incident import Incident
-from mldebug.jobs.heartbeat import said
+from mldebug.jobs.heartbeat import hook_summary
 from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
@@ -129,7 +129,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
 def _said(seen: JobLook | None) -> dict[int, HookState]:
     """As it was at the look: the snapshot is some seconds younger."""
     now = time.monotonic()
-    return {rank: said(beat, now) for rank, beat in seen.beats.items()} if seen else {}
+    return {rank: hook_summary(beat, now) for rank, beat in seen.beats.items()} if seen else {}
 
 
 def _progress_at(decision: StallDecision | None, seen: JobLook | None) -> float | None:

@@ -32,11 +32,11 @@ NAMES = frozenset(
 )  # fmt: skip
 """All that is read of a rank's environment."""
 
-Version = tuple[int, int]
+TorchVersion = tuple[int, int]
 _FILES_OF = ((2, 7), (2, 10), (2, 13))  # versions that have other files than those before
 
 
-class Kind(StrEnum):
+class AccessKind(StrEnum):
     """The ways, the one that costs the rank least first."""
 
     HOOK = "hook"
@@ -45,11 +45,11 @@ class Kind(StrEnum):
     FIFO = "debug FIFO"
 
 
-class Means(Noun, frozen=True, kw_only=True):
+class RankFacts(Noun, frozen=True, kw_only=True):
     """What is known of one rank. `backends` as its threads tell them: none where no thread does."""
 
     rank: int
-    torch: Version | None = None
+    torch: TorchVersion | None = None
     nccl: bool = False  # a library of NCCL is mapped
     backends: frozenset[str] = frozenset()
     environ: dict[str, str] = {}  # of `NAMES` only
@@ -57,45 +57,45 @@ class Means(Noun, frozen=True, kw_only=True):
     servers: tuple[str, ...] = ()  # places where its worker servers listen
 
 
-class Way(NamedTuple):
+class AccessMethod(NamedTuple):
     """One way, and where it is: sockets, files that PyTorch may dump into, the FIFO."""
 
-    kind: Kind
+    kind: AccessKind
     places: tuple[str, ...] = ()
 
 
-class Plan(NamedTuple):
+class AccessPlan(NamedTuple):
     """`ways` in order, `closed`: why the others are none, `better`: what setting would give a better one than the last."""
 
-    ways: tuple[Way, ...]
-    closed: tuple[tuple[Kind, str], ...]
+    ways: tuple[AccessMethod, ...]
+    closed: tuple[tuple[AccessKind, str], ...]
     better: str = ""
 
     @property
     def dumps(self) -> tuple[str, ...]:
         """Files into which this rank dumps, however that is caused."""
-        return next((way.places for way in self.ways if way.kind is Kind.DUMP), ())
+        return next((way.places for way in self.ways if way.kind is AccessKind.DUMP), ())
 
 
-def plan(means: Means) -> Plan:
+def plan(means: RankFacts) -> AccessPlan:
     """All ways of one rank."""
     ways, closed = [], []
     if means.hooked:
-        ways.append(Way(Kind.HOOK))
+        ways.append(AccessMethod(AccessKind.HOOK))
     if means.servers:
-        ways.append(Way(Kind.SERVER, means.servers))
+        ways.append(AccessMethod(AccessKind.SERVER, means.servers))
     for kind, refusal, places in (
-        (Kind.DUMP, _no_dump(means), dump_files(means)),
-        (Kind.FIFO, _no_fifo(means), (f"{means.environ.get(PIPE, '')}{means.rank}.pipe",)),
+        (AccessKind.DUMP, _no_dump(means), dump_files(means)),
+        (AccessKind.FIFO, _no_fifo(means), (f"{means.environ.get(PIPE, '')}{means.rank}.pipe",)),
     ):
         if refusal:
             closed.append((kind, refusal))
         else:
-            ways.append(Way(kind, places))
-    return Plan(tuple(ways), tuple(closed), _better(means, {way.kind for way in ways}))
+            ways.append(AccessMethod(kind, places))
+    return AccessPlan(tuple(ways), tuple(closed), _better(means, {way.kind for way in ways}))
 
 
-def dump_files(means: Means) -> tuple[str, ...]:
+def dump_files(means: RankFacts) -> tuple[str, ...]:
     """Where PyTorch writes its dumps by itself: more than one path where releases of one version differ."""
     environ, torch = means.environ, means.torch or (0, 0)
     named = environ.get(PREFIX) if torch >= (2, 8) else None
@@ -104,7 +104,7 @@ def dump_files(means: Means) -> tuple[str, ...]:
     return tuple(f"{one}{means.rank}" for one in prefixes)
 
 
-def _default_prefixes(environ: Mapping[str, str], torch: Version) -> Iterator[str]:
+def _default_prefixes(environ: Mapping[str, str], torch: TorchVersion) -> Iterator[str]:
     """From 2.9 in the home of the job; `$XDG_CACHE_HOME` counts in 2.13 and, so its sources, somewhere after 2.9."""
     if torch < (2, 9):
         yield "/tmp/nccl_trace_rank_"  # noqa: S108 - PyTorch's choice
@@ -116,7 +116,7 @@ def _default_prefixes(environ: Mapping[str, str], torch: Version) -> Iterator[st
         yield f"{environ.get('HOME') or '/tmp'}/.cache/torch/comm_lib_trace_rank_"  # noqa: S108
 
 
-def possible_dumps(means: Means) -> tuple[str, ...]:
+def possible_dumps(means: RankFacts) -> tuple[str, ...]:
     """Where it may dump to: wherever any version would, while its own is not known."""
     if means.torch is not None:
         return plan(means).dumps
@@ -124,7 +124,7 @@ def possible_dumps(means: Means) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for one in guesses for path in dump_files(one)))
 
 
-def is_nccl2(means: Means) -> bool:
+def is_nccl2(means: RankFacts) -> bool:
     """Is NCCL here the backend that began in 2.14 and is the usual one since 2.15?"""
     if means.backends & {"nccl", "nccl2"}:
         return "nccl" not in means.backends
@@ -133,28 +133,28 @@ def is_nccl2(means: Means) -> bool:
     return torch >= (2, 14) and (_true(chosen) if chosen else torch >= (2, 15))
 
 
-def expected(means: Means) -> bool:
+def expected(means: RankFacts) -> bool:
     """Could a Flight Recorder have been had of it? Not of gloo alone, nor where no process group was ever made."""
     if means.servers or means.hooked:
         return True
     return bool(means.backends & {"nccl", "nccl2"}) or (not means.backends and means.nccl)
 
 
-def _gloo_alone(means: Means) -> bool:
+def _gloo_alone(means: RankFacts) -> bool:
     return means.backends == {"gloo"}
 
 
-def records(means: Means) -> bool:
+def records(means: RankFacts) -> bool:
     """Does NCCL's recorder hold anything? From 2.11 on by itself, before that where the hook has switched it on."""
     torch = means.torch or (0, 0)
     names = (SIZE, OLD_SIZE) if torch >= (2, 8) else (OLD_SIZE,)
-    told = next((means.environ[name] for name in names if name in means.environ), None)
-    if told is None:
+    size = next((means.environ[name] for name in names if name in means.environ), None)
+    if size is None:
         return means.hooked or torch >= (2, 11)
-    return _number(told) > 0
+    return _number(size) > 0
 
 
-def _no_dump(means: Means) -> str:
+def _no_dump(means: RankFacts) -> str:
     """Why PyTorch dumps nothing when a collective has taken too long."""
     if means.torch is None:
         return "its PyTorch is not known"
@@ -172,7 +172,7 @@ def _no_dump(means: Means) -> str:
     return ""
 
 
-def _no_fifo(means: Means) -> str:
+def _no_fifo(means: RankFacts) -> str:
     environ, torch = means.environ, means.torch
     if torch is None:
         return "its PyTorch is not known"
@@ -185,7 +185,7 @@ def _no_fifo(means: Means) -> str:
     return _deaf(means, environ, torch)
 
 
-def _deaf(means: Means, environ: Mapping[str, str], torch: Version) -> str:
+def _deaf(means: RankFacts, environ: Mapping[str, str], torch: TorchVersion) -> str:
     """Why nobody would read a FIFO that was asked for."""
     if not environ[PIPE].startswith("/"):
         return f"{PIPE} is no absolute path"
@@ -198,15 +198,15 @@ def _deaf(means: Means, environ: Mapping[str, str], torch: Version) -> str:
     return _no_dump(means)  # the same thread does both, into the same file
 
 
-def _better(means: Means, have: set[Kind]) -> str:
+def _better(means: RankFacts, have: set[AccessKind]) -> str:
     """One sentence on what to set the next time; "" where the best way is there, or nothing known would help."""
     torch = means.torch
-    if Kind.HOOK in have or torch is None:
+    if AccessKind.HOOK in have or torch is None:
         return ""
     if _gloo_alone(means) and torch < (2, 13):
         return "gloo records its calls from PyTorch 2.13 on"
     start = "start the job with `mldebug run -- …`: its ranks then tell their Flight Recorder when they are asked"
-    if Kind.FIFO in have or Kind.SERVER in have or _gloo_alone(means):
+    if AccessKind.FIFO in have or AccessKind.SERVER in have or _gloo_alone(means):
         return start
     if is_nccl2(means) and torch < (2, 16):
         return start

@@ -5,17 +5,18 @@ it waits for, and on to those whom they wait for, until somebody waits for nobod
 one; neither has a name.
 """
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import msgspec
 
 from mldebug.capture.flight_recorder import sentences
-from mldebug.capture.flight_recorder.inference import filled
+from mldebug.capture.flight_recorder.dump import DEFAULT, NO_BACKEND
 from mldebug.capture.flight_recorder.votes import Vote, oldest_pending, views, vote
-from mldebug.capture.flight_recorder.waits_for import Chains, Claim, claims
-from mldebug.core.model import FlightRecord
+from mldebug.capture.flight_recorder.waits_for import Claim, WaitChains, claims
+from mldebug.core.model import FlightGroup, FlightRecord
+from mldebug.core.ranksets import fold_ranks
 
 KINDS = (
     "healthy", "missing_rank", "no_dump", "mismatch", "stream_behind", "frozen", "split", "order_inversion", "unknown",
@@ -23,7 +24,7 @@ KINDS = (
 MAX_EVIDENCE = 8
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
     """The conclusion. `group` and `seq` name the call that tells it; null where there is none."""
 
     kind: str  # of KINDS
@@ -35,7 +36,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     circle: tuple[int, ...] = ()  # each waits for the next, the last for the first
 
 
-class Found(NamedTuple):
+class AnalysisResult(NamedTuple):
     """What the records prove. `claim`: the call that tells it, while ranks wait in it; `vote`: how its members made it."""
 
     kind: str  # of KINDS
@@ -46,12 +47,12 @@ class Found(NamedTuple):
     circle: tuple[int, ...] = ()
 
 
-def analyse(records: Mapping[int, FlightRecord]) -> Answer:
+def analyse(records: Mapping[int, FlightRecord]) -> Conclusion:
     """Judge the records of a job by rank; whose record is not there has no dump. What no record tells of a group is guessed."""
     analysis = Analysis(filled(records))
     found = analysis.found
     call = found.claim or found.vote
-    return Answer(
+    return Conclusion(
         kind=found.kind,
         culprits=tuple(sorted(found.culprits)),
         group=sentences.group(call.view) if call else None,
@@ -68,7 +69,7 @@ class Analysis:
     def __init__(self, records: Mapping[int, FlightRecord]) -> None:
         self._records = records
         self._views = views(records)
-        self._chains = Chains(claims(self._views, records))
+        self._chains = WaitChains(claims(self._views, records))
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -76,26 +77,26 @@ class Analysis:
         return self._chains.claims
 
     @cached_property
-    def found(self) -> Found:
+    def found(self) -> AnalysisResult:
         """By the first rule that has something to say."""
-        rules: tuple[Callable[[], Found | None], ...] = (
+        rules: tuple[Callable[[], AnalysisResult | None], ...] = (
             self._disagreement, self._sinks, self._circle, self._unfinished, self._absent, self._frozen, self._history,
         )  # fmt: skip
         return next((found for rule in rules if (found := rule())), None) or self._quiet()
 
     # --- who made another call -----------------------------------------------------------------------
 
-    def _disagreement(self) -> Found | None:
+    def _disagreement(self) -> AnalysisResult | None:
         """A pending call of which the group has made different ones; the earliest, and one without a majority last."""
         calls = (claim for claim in self.claims if not claim.transfer)
         votes = ((claim, vote(claim.view, claim.sequence)) for claim in calls)
-        odd = ((claim, told) for claim, told in votes if told.differs or told.split)
+        odd = ((claim, result) for claim, result in votes if result.differs or result.split)
         first = min(
             odd, key=lambda one: (one[1].split, one[0].created_at, one[0].sequence), default=None
         )
         return _differs(first[1], first[0]) if first else None
 
-    def _history(self) -> Found | None:
+    def _history(self) -> AnalysisResult | None:
         """Nobody waits, and yet a call that all still remember was not the same for all."""
         for view in self._views:
             if len(view.by_rank) < 2:
@@ -105,14 +106,14 @@ class Analysis:
             )
             last = min(group.enqueued for group in view.by_rank.values())
             for sequence in range(max(1, first), last + 1):
-                told = vote(view, sequence)
-                if told.differs or told.split:
-                    return _differs(told)
+                result = vote(view, sequence)
+                if result.differs or result.split:
+                    return _differs(result)
         return None
 
     # --- who is behind -------------------------------------------------------------------------------
 
-    def _sinks(self) -> Found | None:
+    def _sinks(self) -> AnalysisResult | None:
         """The ranks for whom all others wait in the end."""
         kinds: dict[str, list[tuple[Claim, int]]] = {}
         for rank in self._chains.sinks:
@@ -122,18 +123,18 @@ class Analysis:
             if kind in kinds:
                 return self._behind(kind, kinds[kind])
         for claim, rank in kinds.get("unknown", ()):
-            return Found("unknown", sentences.victim(claim, rank), claim)
+            return AnalysisResult("unknown", sentences.victim(claim, rank), claim)
         return None
 
-    def _behind(self, kind: str, found: list[tuple[Claim, int]]) -> Found:
+    def _behind(self, kind: str, found: list[tuple[Claim, int]]) -> AnalysisResult:
         claim = max((one for one, _ in found), key=lambda one: len(one.waiting))
         ranks = tuple(rank for _, rank in found)
         if kind == "stream_behind":
-            return Found(kind, sentences.behind(claim, ranks), claim, ranks)
+            return AnalysisResult(kind, sentences.behind(claim, ranks), claim, ranks)
         named = tuple(
             rank for rank in ranks if not all(one.outnumbered for one in self._chains.on(rank))
         )
-        return Found(kind, sentences.missing(claim, ranks), claim, named)
+        return AnalysisResult(kind, sentences.missing(claim, ranks), claim, named)
 
     def _kind(self, rank: int, claim: Claim) -> str:
         """What a rank is that others wait for: "" where its own wait is the one to explain."""
@@ -151,7 +152,7 @@ class Analysis:
         others = (one for one in record.groups if one.members != claim.view.folded)
         return not record.sends and all(oldest_pending(one) is None for one in others)
 
-    def _circle(self) -> Found | None:
+    def _circle(self) -> AnalysisResult | None:
         circle = self._chains.circle()
         if not circle or self._chains.sinks:
             return None
@@ -161,7 +162,7 @@ class Analysis:
             for one, after in zip(circle, circle[1:] + circle[:1], strict=True)
         ]
         words = sentences.circle(links, odd)
-        return Found("order_inversion", words, claim or links[0][1], odd, circle=circle)
+        return AnalysisResult("order_inversion", words, claim or links[0][1], odd, circle=circle)
 
     def _odd(self) -> tuple[Claim | None, tuple[int, ...]]:
         """Who takes the groups in another order than a majority that has the same groups."""
@@ -176,37 +177,39 @@ class Analysis:
 
     # --- nobody is behind ------------------------------------------------------------------------------
 
-    def _unfinished(self) -> Found | None:
+    def _unfinished(self) -> AnalysisResult | None:
         """A call that has ended on most ranks of its group and not on all."""
         for claim in self.claims:
             most = 2 * len(claim.finished) > len(claim.members)
             if most and not claim.rooted and not claim.transfer:
-                return Found("stream_behind", sentences.unfinished(claim), claim, claim.waiting)
+                return AnalysisResult(
+                    "stream_behind", sentences.unfinished(claim), claim, claim.waiting
+                )
         return None
 
-    def _absent(self) -> Found | None:
+    def _absent(self) -> AnalysisResult | None:
         """Ranks wait, and of others nothing is known; one without a dump is named where little else is possible."""
         for claim in self._ends:
             if claim.forgot:
-                return Found("unknown", sentences.forgotten(claim), claim)
+                return AnalysisResult("unknown", sentences.forgotten(claim), claim)
             if claim.absent:
                 sure = claim.most or len(claim.absent) == 1
                 named = claim.absent if sure else ()
-                return Found("no_dump", sentences.absent(claim, sure), claim, named)
+                return AnalysisResult("no_dump", sentences.absent(claim, sure), claim, named)
         return None
 
-    def _frozen(self) -> Found | None:
+    def _frozen(self) -> AnalysisResult | None:
         claim = next(iter(self._ends), None)
-        return Found("frozen", sentences.frozen(claim), claim) if claim else None
+        return AnalysisResult("frozen", sentences.frozen(claim), claim) if claim else None
 
-    def _quiet(self) -> Found:
+    def _quiet(self) -> AnalysisResult:
         """Nobody waits in any call."""
         count = len(self._records)
         if not self._views:
-            return Found("unknown", sentences.NOTHING)
+            return AnalysisResult("unknown", sentences.NOTHING)
         if self._missing:
-            return Found("no_dump", sentences.quiet_but(self._missing, count))
-        return Found("healthy", sentences.healthy(self._views, count))
+            return AnalysisResult("no_dump", sentences.quiet_but(self._missing, count))
+        return AnalysisResult("healthy", sentences.healthy(self._views, count))
 
     @cached_property
     def _ends(self) -> tuple[Claim, ...]:
@@ -219,6 +222,41 @@ class Analysis:
         return tuple(sorted(members - self._records.keys()))
 
 
-def _differs(told: Vote, claim: Claim | None = None) -> Found:
-    kind, words = ("split", sentences.split) if told.split else ("mismatch", sentences.mismatch)
-    return Found(kind, words(told), claim, tuple(told.differs), told)
+def _differs(result: Vote, claim: Claim | None = None) -> AnalysisResult:
+    kind, words = ("split", sentences.split) if result.split else ("mismatch", sentences.mismatch)
+    return AnalysisResult(kind, words(result), claim, tuple(result.differs), result)
+
+
+def filled(records: Mapping[int, FlightRecord]) -> dict[int, FlightRecord]:
+    """The records with members and backends of all groups, as far as they can be had; records in order of rank."""
+    backends: dict[tuple[str, str], str] = {}
+    callers: dict[tuple[str, str], list[int]] = {}
+    for rank, record in sorted(records.items()):
+        for group in record.groups:
+            callers.setdefault((group.backend, group.name), []).append(rank)
+            if group.backend != NO_BACKEND:
+                backends.setdefault((group.name, group.members), group.backend)
+
+    @cache
+    def guess(backend: str, name: str, default: bool) -> str:
+        return fold_ranks(_all(records) if default else callers[backend, name])
+
+    def fill(group: FlightGroup) -> FlightGroup:
+        if group.members and group.backend != NO_BACKEND:
+            return group
+        counted_by = backends.get((group.name, group.members), NO_BACKEND)
+        backend = counted_by if group.backend == NO_BACKEND else group.backend
+        default = group.description == DEFAULT
+        members = group.members or guess(group.backend, group.name, default)
+        return msgspec.structs.replace(group, backend=backend, members=members)
+
+    return {
+        rank: msgspec.structs.replace(one, groups=tuple(map(fill, one.groups)))
+        for rank, one in sorted(records.items())
+    }
+
+
+def _all(records: Mapping[int, FlightRecord]) -> Iterable[int]:
+    """The ranks of a job as its dumps are numbered; a wild number makes no members."""
+    last = max(records)
+    return range(last + 1) if last <= 4 * len(records) + 64 else records

@@ -16,11 +16,11 @@ import msgspec
 from mldebug.capture.flight_recorder.entries import (
     MAX_CALLS,
     MAX_GROUPS,
-    Entry,
-    Known,
+    GroupInfo,
+    RawCall,
     make_record,
 )
-from mldebug.capture.flight_recorder.fast_parse import skim
+from mldebug.capture.flight_recorder.fast_parse import parse_without_old_calls
 from mldebug.capture.flight_recorder.safe_load import MAX_OBJECTS, load_plain
 from mldebug.core.model import FlightRecord
 from mldebug.core.ranksets import MAX_RANK, fold_ranks
@@ -38,13 +38,13 @@ MAX_SIZES = 200_000  # tensors of all these entries
 MAX_FRAMES = 32
 DEFAULT = "default_pg"  # what PyTorch calls the group of all ranks
 NO_BACKEND = "?"  # of a process that has called nothing at all
-FIELDS = frozenset(Entry.__struct_fields__)
-_ENTRIES = list[Entry]
+FIELDS = frozenset(RawCall.__struct_fields__)
+_ENTRIES = list[RawCall]
 
 Raw = dict[str, Any]
 
 
-class Limits(NamedTuple):
+class DumpLimits(NamedTuple):
     """What is taken from one dump. `world`: ranks of the job, where that is known; `keep`: calls of one group."""
 
     values: int = MAX_OBJECTS
@@ -52,25 +52,25 @@ class Limits(NamedTuple):
     world: int | None = None
 
 
-USUAL = Limits()
+USUAL = DumpLimits()
 
 
-def living(world: int) -> Limits:
+def limits_of_living_job(world: int) -> DumpLimits:
     """Of a job that runs here, in the agent's own process: as much as the hook tells."""
-    return Limits(MAX_LIVING, MAX_CALLS, world)
+    return DumpLimits(MAX_LIVING, MAX_CALLS, world)
 
 
-def parse_dump(data: bytes, limits: Limits = USUAL) -> FlightRecord:
+def parse_dump(data: bytes, limits: DumpLimits = USUAL) -> FlightRecord:
     """Take one dump apart, whatever spelling it has. Raises ValueError with the reason."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, more than {MAX_BYTES:,}")
     with suppress(ValueError):  # of what was left out; all of it may be whole
-        if (part := skim(data, KEEP // 2, limits.values)) is not None:
+        if (part := parse_without_old_calls(data, KEEP // 2, limits.values)) is not None:
             return _believed(part, limits)
     return _believed(load_plain(data, limits.values), limits)
 
 
-def _believed(raw: object, limits: Limits) -> FlightRecord:
+def _believed(raw: object, limits: DumpLimits) -> FlightRecord:
     if not isinstance(raw, dict) or not raw.keys() & {"entries", "pg_status", "pg_config"}:
         raise ValueError("it is no dump of a Flight Recorder: no entries, no pg_status")
     try:
@@ -79,15 +79,15 @@ def _believed(raw: object, limits: Limits) -> FlightRecord:
         raise ValueError(f"it is not what it should be ({clean(str(error))[:200]})") from None
 
 
-def _record(raw: Raw, limits: Limits) -> FlightRecord:
+def _record(raw: Raw, limits: DumpLimits) -> FlightRecord:
     entries = raw.get("entries") or []
     if not isinstance(entries, list) or not all(type(one) is dict for one in entries):
         raise TypeError("its entries are no list of calls")
     kept = msgspec.convert(_small(_few(entries)), type=_ENTRIES, strict=False)
-    told = _named(dict(_told(raw.get("pg_config"), limits.world)), kept)
+    infos = _named(dict(_group_infos(raw.get("pg_config"), limits.world)), kept)
     whole = not entries or entries[0].get("record_id") == 0
     return make_record(
-        str(raw.get("version", ""))[:64], [kept], _with_unused(told, kept, whole), keep=limits.keep
+        str(raw.get("version", ""))[:64], [kept], _with_unused(infos, kept, whole), keep=limits.keep
     )
 
 
@@ -154,7 +154,7 @@ def _small(entries: list[Raw]) -> list[Raw]:
 # --- groups ----------------------------------------------------------------------------------------
 
 
-def _told(config: object, world: int | None) -> Iterable[tuple[str, Known]]:
+def _group_infos(config: object, world: int | None) -> Iterable[tuple[str, GroupInfo]]:
     """The groups whose members the dump tells. ValueError: they are those of another job."""
     sizes: dict[str, int] = {}
     for name, one in list(config.items())[:4096] if isinstance(config, dict) else ():
@@ -167,15 +167,15 @@ def _told(config: object, world: int | None) -> Iterable[tuple[str, Known]]:
                 raise ValueError("its groups have too many members")
             if world is not None and one.get("desc") == DEFAULT and members.size not in (0, world):
                 raise ValueError(f"it is of a job with {members.size} ranks and not {world}")
-            yield name, Known(str(one.get("desc", ""))[:400], members.folded)
+            yield name, GroupInfo(str(one.get("desc", ""))[:400], members.folded)
 
 
-def _named(told: dict[str, Known], kept: list[Entry]) -> dict[str, Known]:
+def _named(infos: dict[str, GroupInfo], kept: list[RawCall]) -> dict[str, GroupInfo]:
     """Gloo gives its only group no name; where there are several it tells nothing."""
-    nameless = told.pop("", None)
+    nameless = infos.pop("", None)
     names = {one.process_group for one in kept}
-    if nameless is None or told or len(names) != 1 or not nameless.members:
-        return told
+    if nameless is None or infos or len(names) != 1 or not nameless.members:
+        return infos
     ((name, description),) = names
     return {name: nameless._replace(description=description)}
 
@@ -203,14 +203,16 @@ def _folded(text: str) -> _Members:
     return _Members(fold_ranks(ranks), len(ranks), ranks[-1])
 
 
-def _with_unused(told: dict[str, Known], kept: list[Entry], whole: bool) -> dict[str, Known]:
+def _with_unused(
+    infos: dict[str, GroupInfo], kept: list[RawCall], whole: bool
+) -> dict[str, GroupInfo]:
     """A group without an entry has called nothing, if the recorder has forgotten none."""
     backends = {one.owner[1] for one in kept} or {NO_BACKEND}
     used = {one.process_group[0] for one in kept if not one.is_p2p}
     if not whole or len(backends) > 1:
-        return told
+        return infos
     (backend,) = backends
     return {
         name: one if name in used else one._replace(calls=0, backend=backend)
-        for name, one in told.items()
+        for name, one in infos.items()
     }

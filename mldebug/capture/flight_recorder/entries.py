@@ -40,7 +40,7 @@ class RawFrame(msgspec.Struct, frozen=True):
     line: Whole = 0
 
 
-class Entry(msgspec.Struct, frozen=True):
+class RawCall(msgspec.Struct, frozen=True):
     """One call."""
 
     process_group: tuple[Name, Name] = ("", "")
@@ -69,7 +69,7 @@ class Entry(msgspec.Struct, frozen=True):
         return self.process_group[0], self.profiling_name.partition(":")[0]
 
 
-class Known(NamedTuple):
+class GroupInfo(NamedTuple):
     """What is told of a group beside its calls."""
 
     description: str = ""
@@ -84,26 +84,26 @@ class Known(NamedTuple):
 
 def make_record(
     version: str,
-    dumps: Sequence[Sequence[Entry]],
-    told: Mapping[str, Known],
+    dumps: Sequence[Sequence[RawCall]],
+    infos: Mapping[str, GroupInfo],
     *,
     keep: int = MAX_CALLS,
     silent: tuple[str, ...] = (),
 ) -> FlightRecord:
     """What the recorders of one rank say together, of each group at most `keep` calls."""
     current = [_current(entries) for entries in dumps]
-    groups = [group for entries in current for group in _groups(entries, told, keep)]
+    groups = [group for entries in current for group in _groups(entries, infos, keep)]
     sends = [one for entries in current for one in entries if one.is_p2p and not one.done]
     return FlightRecord(
         version=clean(version)[:MAX_NAME],
-        groups=tuple([*_unused(told), *groups][-MAX_GROUPS:]),
+        groups=tuple([*_unused(infos), *groups][-MAX_GROUPS:]),
         sends=tuple(map(_send, sends[:MAX_SENDS])),
-        transfers=tuple(found for one in sends[:MAX_SENDS] if (found := _transfer(one, told))),
+        transfers=tuple(found for one in sends[:MAX_SENDS] if (found := _transfer(one, infos))),
         silent=silent,
     )
 
 
-def _current(entries: Sequence[Entry]) -> list[Entry]:
+def _current(entries: Sequence[RawCall]) -> list[RawCall]:
     """Without the calls of groups that were destroyed and made anew: those have the name, and count from 1 again."""
     newest: dict[tuple[str, str], int] = {}
     owners = [one.owner for one in entries]
@@ -113,12 +113,12 @@ def _current(entries: Sequence[Entry]) -> list[Entry]:
     return [one for owner, one in pairs if one.pg_id == newest[owner]]
 
 
-def _unused(told: Mapping[str, Known]) -> Iterable[FlightGroup]:
+def _unused(infos: Mapping[str, GroupInfo]) -> Iterable[FlightGroup]:
     """Every group that has called nothing yet: where the others wait in its first call, that is evidence.
 
     Only where it is known which backend has made no call: of a group with two the other may have made many.
     """
-    for name, group in told.items():
+    for name, group in infos.items():
         if group.calls == 0 and group.backend:
             yield FlightGroup(
                 name=short(name),
@@ -128,36 +128,38 @@ def _unused(told: Mapping[str, Known]) -> Iterable[FlightGroup]:
             )
 
 
-def _groups(entries: list[Entry], told: Mapping[str, Known], keep: int) -> Iterable[FlightGroup]:
+def _groups(
+    entries: list[RawCall], infos: Mapping[str, GroupInfo], keep: int
+) -> Iterable[FlightGroup]:
     """Every group that has called something since it was made, in the order of its last call."""
-    by_id: dict[int, list[Entry]] = {}
+    by_id: dict[int, list[RawCall]] = {}
     for entry in entries:
         name, backend = entry.owner
-        unused = name in told and told[name].is_unused(backend)
+        unused = name in infos and infos[name].is_unused(backend)
         if name and not unused and not entry.is_p2p and entry.collective_seq_id > 0:
             by_id.setdefault(entry.pg_id, []).append(entry)
     for _, calls in sorted(by_id.items(), key=lambda item: item[1][-1].record_id):
-        yield _group(calls, told, keep)
+        yield _group(calls, infos, keep)
 
 
-def _group(calls: list[Entry], told: Mapping[str, Known], keep: int) -> FlightGroup:
+def _group(calls: list[RawCall], infos: Mapping[str, GroupInfo], keep: int) -> FlightGroup:
     last = calls[-1]
     name, description = last.process_group
-    known = told.get(name, Known(description))
+    info = infos.get(name, GroupInfo(description))
     newest = max(one.collective_seq_id for one in calls)
     oldest = min((one.collective_seq_id for one in calls if not one.done), default=newest + 1)
     return FlightGroup(
         name=short(name),
         backend=short(last.owner[1]),
-        description=short(known.description),
-        members=known.members,
+        description=short(info.description),
+        members=info.members,
         enqueued=newest,
         completed=oldest - 1,
         calls=_kept([_call(one) for one in calls], keep // 2),
     )
 
 
-def _call(entry: Entry) -> Collective:
+def _call(entry: RawCall) -> Collective:
     op, elements, dtypes = _what(entry.profiling_name, entry.input_sizes, entry.input_dtypes)
     return Collective(
         op=op,
@@ -188,24 +190,24 @@ def _kept(calls: list[Collective], half: int) -> tuple[Collective, ...]:
     return (*pending[:half], *calls[-half:])
 
 
-def _send(entry: Entry) -> str:
+def _send(entry: RawCall) -> str:
     """`recv 3<-2`, of NCCL; the recorder of gloo holds none."""
     return short(entry.profiling_name.rpartition(":")[2])
 
 
-def _transfer(entry: Entry, told: Mapping[str, Known]) -> Transfer | None:
+def _transfer(entry: RawCall, infos: Mapping[str, GroupInfo]) -> Transfer | None:
     """`recv 3<-2` and `send 2->3`: the caller stands first, both by their numbers in the group."""
     match = _TRANSFER.fullmatch(_send(entry))
     if match is None:
         return None
     name, description = entry.process_group
-    known = told.get(name, Known(description))
+    info = infos.get(name, GroupInfo(description))
     return Transfer(
         op=match[1],
         peer=int(match[3]),
         group=short(name),
-        description=short(known.description),
-        members=known.members,
+        description=short(info.description),
+        members=info.members,
         sequence=max(0, entry.p2p_seq_id),
         created_at=_bounded(entry.time_created_ns, 1e9),
         frames=_frames(entry.frames),

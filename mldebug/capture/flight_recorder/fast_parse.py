@@ -35,7 +35,7 @@ _FRAME = re.compile(rb"\x95.{3}\x00{5}", re.DOTALL)  # a step that tells how muc
 _TRUE, _FALSE, _MEMOIZE = b"\x88", b"\x89", b"\x94"
 
 
-def skim(data: bytes, keep: int, most: int) -> object | None:
+def parse_without_old_calls(data: bytes, keep: int, most: int) -> object | None:
     """The dump without collectives that are done, but for the newest `keep` of each group; None where it is written otherwise.
 
     `most`: values that may be made of it. Raises ValueError where what is left is damaged.
@@ -44,7 +44,7 @@ def skim(data: bytes, keep: int, most: int) -> object | None:
         return None
     if is_json(data):
         return _skim_json(data, keep, most)
-    part = skim_pickle(data, keep)
+    part = cut_pickle(data, keep)
     return None if part is data else load_checked(part, most)
 
 
@@ -113,7 +113,7 @@ class _Split(NamedTuple):
     numbered: bytes  # the step that numbers a call; "" where only a text or a frame is
 
 
-def skim_pickle(data: bytes, keep: int) -> bytes:
+def cut_pickle(data: bytes, keep: int) -> bytes:
     """The pickle, cut and its steps checked; the same bytes where it is written otherwise. Raises ValueError: it is damaged."""
     found = _split(data)
     end = "" if _gloo_alone(data) else "completed"
@@ -133,13 +133,13 @@ def skim_pickle(data: bytes, keep: int) -> bytes:
     return start + rest
 
 
-def _numbers(found: _Split, known: Mapping[str, bytes], end: str, keep: int) -> list[int]:
+def _numbers(found: _Split, references: Mapping[str, bytes], end: str, keep: int) -> list[int]:
     """Of the calls that are wanted, in their order; none where not each says its group."""
-    if not known.keys() >= {"pg_id", "is_p2p", "state", "retired"}:
+    if not references.keys() >= {"pg_id", "is_p2p", "state", "retired"}:
         return []
-    ended = known["state"] + known[end] if end else known["retired"] + _TRUE
-    pending = _lacking(found, ended) | _lacking(found, known["is_p2p"] + _FALSE) | _held(found)
-    group = re.compile(re.escape(known["pg_id"]) + rb"(K.|M..|J.{4})", re.DOTALL)
+    ended = references["state"] + references[end] if end else references["retired"] + _TRUE
+    pending = _lacking(found, ended) | _lacking(found, references["is_p2p"] + _FALSE) | _held(found)
+    group = re.compile(re.escape(references["pg_id"]) + rb"(K.|M..|J.{4})", re.DOTALL)
     groups = group.findall(found.body)
     last = len(found.calls) - 1
     return _wanted([groups[0], *groups], pending | {last}, keep) if len(groups) == last else []

@@ -29,7 +29,7 @@ _NAME = re.compile(
 )
 
 
-class Problem(msgspec.Struct, frozen=True):
+class UnusableDump(msgspec.Struct, frozen=True):
     """A file that tells nothing, and why."""
 
     file: str
@@ -37,11 +37,11 @@ class Problem(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Folder(NamedTuple):
+class FolderRecords(NamedTuple):
     """What the dumps of a folder tell."""
 
     records: dict[int, FlightRecord]
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[UnusableDump, ...] = ()
     ignored: int = 0  # files whose names end in no number
 
 
@@ -51,7 +51,7 @@ class _Named(NamedTuple):
     rank: int
 
 
-def read_folder(directory: Path) -> Folder:
+def read_folder(directory: Path) -> FolderRecords:
     """Read every dump of the folder itself. EvidenceError, AccessError: it cannot be read, or holds no dump at all."""
     names = _names(directory)
     found = [one for name in names if (one := _named(name))]
@@ -68,7 +68,7 @@ def read_folder(directory: Path) -> Folder:
     problems += [_problem(one, strange[one.rank]) for one in chosen if one.rank in strange]
     records = {rank: one for rank, one in records.items() if rank not in strange}
     problems.sort(key=lambda one: one.file)
-    return Folder(records, tuple(problems), len(names) - len(found))
+    return FolderRecords(records, tuple(problems), len(names) - len(found))
 
 
 def _of_other_jobs(records: dict[int, FlightRecord]) -> dict[int, str]:
@@ -87,8 +87,8 @@ def _of_other_jobs(records: dict[int, FlightRecord]) -> dict[int, str]:
         if ages[last] - at > limit
     }
     here = {rank: everybody(one) for rank, one in records.items() if rank not in found}
-    told = Counter(filter(None, here.values()))
-    usual = max(told, key=lambda ranks: (told[ranks], ranks == here[last]), default="")
+    counts = Counter(filter(None, here.values()))
+    usual = max(counts, key=lambda ranks: (counts[ranks], ranks == here[last]), default="")
     return found | {
         rank: f"it is of another job: one of ranks {shorten_ranks(ranks)}, and not {shorten_ranks(usual)}"
         for rank, ranks in here.items()
@@ -116,11 +116,11 @@ def _named(name: str) -> _Named | None:
     return _Named(name, match["before"], int(digits) if digits.isascii() else MAX_RANK + 1)
 
 
-def _one_each(found: list[_Named]) -> tuple[list[_Named], list[Problem]]:
+def _one_each(found: list[_Named]) -> tuple[list[_Named], list[UnusableDump]]:
     """One file for each rank: of several the one that is named as most others are."""
     alike = Counter(one.before for one in found)
     chosen: dict[int, _Named] = {}
-    problems: list[Problem] = []
+    problems: list[UnusableDump] = []
     for one in sorted(found, key=lambda one: (-alike[one.before], one.name)):
         if one.rank > MAX_RANK:
             problems.append(
@@ -134,19 +134,19 @@ def _one_each(found: list[_Named]) -> tuple[list[_Named], list[Problem]]:
     return sorted(chosen.values(), key=lambda one: one.rank), problems
 
 
-def _problem(one: _Named, reason: str) -> Problem:
-    return Problem(clean(one.name, 120), one.rank if one.rank >= 0 else None, reason)
+def _problem(one: _Named, reason: str) -> UnusableDump:
+    return UnusableDump(clean(one.name, 120), one.rank if one.rank >= 0 else None, reason)
 
 
 def _reason(error: Exception, path: Path) -> str:
     """Without the path, which stands beside it."""
-    told = error.message if isinstance(error, MldebugError) else str(error)
+    text = error.message if isinstance(error, MldebugError) else str(error)
     if isinstance(error, OSError):
-        told = f"it cannot be read: {error.strerror}"
-    return clean(told.removeprefix(f"cannot read {path}: ").replace(f"{path} ", "it "), 300)
+        text = f"it cannot be read: {error.strerror}"
+    return clean(text.removeprefix(f"cannot read {path}: ").replace(f"{path} ", "it "), 300)
 
 
-def _nothing(directory: Path, problems: Iterable[Problem]) -> EvidenceError:
+def _nothing(directory: Path, problems: Iterable[UnusableDump]) -> EvidenceError:
     first = next(iter(problems), None)
     if first is None:
         return EvidenceError(f"{directory} holds no file whose name ends in a rank", WAY_OUT)

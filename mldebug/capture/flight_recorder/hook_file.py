@@ -5,10 +5,10 @@ import msgspec
 from mldebug.capture.flight_recorder.entries import (
     MAX_CALLS,
     MAX_GROUPS,
-    Entry,
-    Known,
+    GroupInfo,
     Name,
     Rank,
+    RawCall,
     Whole,
     make_record,
     short,
@@ -24,7 +24,7 @@ MAX_BYTES = 1 << 20
 
 class _Dump(msgspec.Struct, frozen=True):
     version: Name = ""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RawCall, ...] = ()
 
 
 class _Group(msgspec.Struct, frozen=True):
@@ -34,8 +34,8 @@ class _Group(msgspec.Struct, frozen=True):
     backend: Name = ""  # that counts them; "": not told
 
     @property
-    def known(self) -> Known:
-        return Known(self.desc, fold_ranks(self.ranks), self.calls, self.backend)
+    def info(self) -> GroupInfo:
+        return GroupInfo(self.desc, fold_ranks(self.ranks), self.calls, self.backend)
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -49,22 +49,22 @@ def parse_file(data: bytes) -> FlightRecord:
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data)} bytes, more than {MAX_BYTES}")
     try:
-        told = msgspec.json.decode(data, type=_File)
+        file = msgspec.json.decode(data, type=_File)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"it is not what it should be ({clean(str(error))[:200]})") from None
-    if told.layout != 1:
-        raise ValueError(f"it has layout {told.layout} and not 1")
-    return _record(told.dumps, {name: group.known for name, group in told.groups.items()})
+    if file.layout != 1:
+        raise ValueError(f"it has layout {file.layout} and not 1")
+    return _record(file.dumps, {name: group.info for name, group in file.groups.items()})
 
 
-def _record(dumps: tuple[_Dump, ...], told: dict[str, Known]) -> FlightRecord:
+def _record(dumps: tuple[_Dump, ...], infos: dict[str, GroupInfo]) -> FlightRecord:
     versions = [dump.version for dump in dumps if dump.entries] or [""]
     entries = [dump.entries for dump in dumps]
-    return make_record(versions[0], entries, told, silent=_silent(dumps, told))
+    return make_record(versions[0], entries, infos, silent=_silent(dumps, infos))
 
 
-def _silent(dumps: tuple[_Dump, ...], told: dict[str, Known]) -> tuple[str, ...]:
+def _silent(dumps: tuple[_Dump, ...], infos: dict[str, GroupInfo]) -> tuple[str, ...]:
     """Whose recorder is switched off, or is none that the hook reaches."""
-    heard = {one.owner[1] for dump in dumps for one in dump.entries}
-    counted = {short(one.backend) for one in told.values() if one.calls > 0}
-    return tuple(sorted(counted - heard - {""}))[:MAX_GROUPS]
+    recorded = {one.owner[1] for dump in dumps for one in dump.entries}
+    counted = {short(one.backend) for one in infos.values() if one.calls > 0}
+    return tuple(sorted(counted - recorded - {""}))[:MAX_GROUPS]

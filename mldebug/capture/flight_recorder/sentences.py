@@ -113,26 +113,26 @@ def victim(claim: Claim, rank: int) -> str:
     )
 
 
-def mismatch(told: Vote) -> str:
+def mismatch(result: Vote) -> str:
     """Who called something else than most."""
-    assert told.model is not None  # noqa: S101 - a vote with names has one
-    alike = [rank for rank in told.calls if rank not in told.differs]
+    assert result.model is not None  # noqa: S101 - a vote with names has one
+    alike = [rank for rank in result.calls if rank not in result.differs]
     odd = "; ".join(
         f"{ranks(some)} {_verb(some, 'calls', 'call')} {words}"
-        for words, some in _sides(told.differs)
+        for words, some in _sides(result.differs)
     )
     return _sentence(
-        f"collective {told.sequence} of {told.view.title} is not the same for all: {odd}; {ranks(alike)}"
-        f" {_verb(alike, 'calls', 'call')} {_call(told.model)}"
+        f"collective {result.sequence} of {result.view.title} is not the same for all: {odd}; {ranks(alike)}"
+        f" {_verb(alike, 'calls', 'call')} {_call(result.model)}"
     )
 
 
-def split(told: Vote) -> str:
+def split(result: Vote) -> str:
     """Different calls, and no majority."""
-    sides = "; ".join(f"{ranks(some)} {words}" for words, some in _sides(told.calls))
+    sides = "; ".join(f"{ranks(some)} {words}" for words, some in _sides(result.calls))
     return _sentence(
-        f"collective {told.sequence} of {told.view.title} is not the same for all ({sides}), and no majority of its"
-        f" {len(told.view.members)} members tells who is wrong"
+        f"collective {result.sequence} of {result.view.title} is not the same for all ({sides}), and no majority of its"
+        f" {len(result.view.members)} members tells who is wrong"
     )
 
 
@@ -154,12 +154,12 @@ def _call(call: Collective) -> str:
 def circle(links: list[tuple[int, Claim]], odd: tuple[int, ...]) -> str:
     """Each waits for the next."""
     after = [rank for rank, _ in links[1:]] + [links[0][0]]
-    told = [
+    lines = [
         f"rank {rank} waits in {_of(claim)}{_at(claim.frames)} for rank {other}"
         for (rank, claim), other in zip(links, after, strict=True)
     ]
-    more = f"; and {len(told) - MAX_LINKS} more" if len(told) > MAX_LINKS else ""
-    text = f"ranks wait for each other in a circle: {'; '.join(told[:MAX_LINKS])}{more}"
+    more = f"; and {len(lines) - MAX_LINKS} more" if len(lines) > MAX_LINKS else ""
+    text = f"ranks wait for each other in a circle: {'; '.join(lines[:MAX_LINKS])}{more}"
     order = f"{ranks(odd)} {_verb(odd, 'takes', 'take')} the groups in another order than most"
     return _sentence(
         f"{text}; {order}" if odd else f"{text}; who left the common order is not told"
@@ -204,16 +204,16 @@ def quiet_but(absent_: tuple[int, ...], count: int) -> str:
     )
 
 
-def healthy(seen: Sequence[View], count: int) -> str:
+def healthy(views: Sequence[View], count: int) -> str:
     """Nobody waits."""
-    groups = "1 process group" if len(seen) == 1 else f"{len(seen)} process groups"
-    blind = "; sends and receives of gloo are in no dump" if _has_gloo(seen) else ""
+    groups = "1 process group" if len(views) == 1 else f"{len(views)} process groups"
+    blind = "; sends and receives of gloo are in no dump" if _has_gloo(views) else ""
     text = f"nobody waits in a collective: {_dumps(count)}, {groups}, all calls are done"
     return _sentence(text + blind)
 
 
-def _has_gloo(seen: Iterable[View]) -> bool:
-    return any(view.backend == "gloo" for view in seen)
+def _has_gloo(views: Iterable[View]) -> bool:
+    return any(view.backend == "gloo" for view in views)
 
 
 def _dumps(count: int) -> str:

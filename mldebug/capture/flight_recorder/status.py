@@ -19,7 +19,7 @@ NCCL = "nccl"  # whose counts these are, and whose pending calls are asked for
 NUMBERS = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
 
 
-class Status(NamedTuple):
+class RankStatus(NamedTuple):
     """The groups of a rank with their members, as PyTorch spells them, and its three numbers in each."""
 
     groups: tuple[tuple[str, str], ...]
@@ -31,7 +31,7 @@ class Status(NamedTuple):
         return sum(enqueued for _, enqueued, _, _ in self.counts)
 
 
-def parse_status(data: bytes) -> Status | None:
+def parse_status(data: bytes) -> RankStatus | None:
     """That of a dump without its calls; None where it tells of no group."""
     try:
         raw = load_plain(data, MAX_LIVING)
@@ -42,7 +42,7 @@ def parse_status(data: bytes) -> Status | None:
     counts = tuple(
         sorted((number, *(one.get(name, -1) for name in NUMBERS)) for number, one in found.pg_status.items())
     )  # fmt: skip
-    return Status(groups, counts) if groups and counts else None  # type: ignore[arg-type]
+    return RankStatus(groups, counts) if groups and counts else None  # type: ignore[arg-type]
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -54,13 +54,13 @@ class _Dump(msgspec.Struct, frozen=True):
     pg_status: dict[str, dict[str, int]] = {}
 
 
-def spoken_for(told: Mapping[int, Status]) -> dict[int, int]:
+def spoken_for(statuses: Mapping[int, RankStatus]) -> dict[int, int]:
     """Rank -> the rank whose recorder speaks for what it has done: among the most that are alike. Who lags, or is alone, is not in it.
 
     Nobody is, where somebody has not finished a call that these have: how each made that one is then to be compared.
     """
-    alike: dict[Status, list[int]] = {}
-    for rank, status in sorted(told.items()):
+    alike: dict[RankStatus, list[int]] = {}
+    for rank, status in sorted(statuses.items()):
         alike.setdefault(status, []).append(rank)
     if not alike:
         return {}
@@ -71,7 +71,7 @@ def spoken_for(told: Mapping[int, Status]) -> dict[int, int]:
     return dict.fromkeys(others, first)
 
 
-def _waits_in_older(one: Status, than: Status) -> bool:
+def _waits_in_older(one: RankStatus, than: RankStatus) -> bool:
     """May it wait in a call that is done there? The numbers of groups are those of a process: they tell only where all groups are the same."""
     if one.groups != than.groups:
         return bool(_members(one) & _members(than))
@@ -79,7 +79,7 @@ def _waits_in_older(one: Status, than: Status) -> bool:
     return any(completed < done.get(number, -1) for number, _, _, completed in one.counts)
 
 
-def _members(one: Status) -> frozenset[str]:
+def _members(one: RankStatus) -> frozenset[str]:
     """The ranks of all its groups."""
     return frozenset(rank for _, ranks in one.groups for rank in re.findall(r"\d+", ranks))
 

@@ -64,8 +64,8 @@ class View:
     def one_size(self, sequence: int) -> bool:
         """Do all who tell a size and type of this call tell the same? The root of a scatter alone tells one."""
         calls = (self.call(rank, sequence) for rank in self.by_rank)
-        told = {(one.elements, one.dtypes) for one in calls if one and one.elements is not None}
-        return len(told) <= 1
+        shapes = {(one.elements, one.dtypes) for one in calls if one and one.elements is not None}
+        return len(shapes) <= 1
 
     @cached_property
     def _calls(self) -> dict[int, dict[int, Collective]]:

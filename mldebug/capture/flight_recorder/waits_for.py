@@ -55,9 +55,9 @@ class Claim(NamedTuple):
         return not self.transfer and len(self.waiting) < len(self.late)
 
 
-def claims(seen: Iterable[View], records: Mapping[int, FlightRecord]) -> tuple[Claim, ...]:
+def claims(views: Iterable[View], records: Mapping[int, FlightRecord]) -> tuple[Claim, ...]:
     """All claims, that of most ranks first."""
-    found = [claim for view in seen for claim in _collectives(view, records)]
+    found = [claim for view in views for claim in _collectives(view, records)]
     found += _transfers(records)
     return tuple(sorted(found, key=lambda one: (-len(one.waiting), one.created_at, one.waiting)))
 
@@ -155,7 +155,7 @@ def _transfer(
 # --- chains --------------------------------------------------------------------------------------
 
 
-class Chains:
+class WaitChains:
     """All claims together: whom everybody waits for in the end."""
 
     def __init__(self, found: Iterable[Claim]) -> None:
@@ -196,8 +196,8 @@ class Chains:
         if start is None:
             return ()
         found = path[path.index(start) :]
-        turn = found.index(min(found))
-        return (*found[turn:], *found[:turn])
+        begin = found.index(min(found))
+        return (*found[begin:], *found[:begin])
 
 
 def where(rank: int, claim: Claim) -> Collective | None:

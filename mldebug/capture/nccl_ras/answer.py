@@ -132,8 +132,8 @@ def _rank(one: _Rank) -> NcclRank:
     return NcclRank(
         rank=one.rank,
         host=host(one.host),
-        pid=known(one.pid, least=1),
-        gpu=known(one.cuda_dev),
+        pid=at_least(one.pid, least=1),
+        gpu=at_least(one.cuda_dev),
         status=one.status.word,
         counts=counts,
     )
@@ -143,18 +143,18 @@ def _absent(one: _Absent) -> NcclAbsent:
     return NcclAbsent(
         rank=one.rank,
         host=host(one.host),
-        pid=known(one.pid, least=1),
-        gpu=known(one.cuda_dev),
+        pid=at_least(one.pid, least=1),
+        gpu=at_least(one.cuda_dev),
         unresponsive=one.status.unresponsive,
         dead=one.status.considered_dead,
     )
 
 
-def host(told: str) -> str:
+def host(name: str) -> str:
     """An address as it may be shown; NCCL says "unknown" where it has none."""
-    return "" if told == "unknown" else clean(told, MAX_NAME)
+    return "" if name == "unknown" else clean(name, MAX_NAME)
 
 
-def known(number: int, least: int = 0) -> int | None:
+def at_least(number: int, least: int = 0) -> int | None:
     """NCCL says -1 where it does not know."""
     return number if number >= least else None

@@ -40,21 +40,21 @@ def levels(ranks: Sequence[NcclRank]) -> Iterator[NcclLevel]:
                 yield NcclLevel(function=function, count=count, ranks=many)
 
 
-def few(told: NcclRas, pids: Collection[int]) -> NcclRas:
+def few(answer: NcclRas, pids: Collection[int]) -> NcclRas:
     """As it may be stored: of each communicator the processes with these pids, the last of each level, the absent ones.
 
     Communicators in which something is odd come first.
     """
     ordered = sorted(
-        told.communicators, key=lambda one: (not (one.levels or one.absent), -one.size)
+        answer.communicators, key=lambda one: (not (one.levels or one.absent), -one.size)
     )
     kept: list[NcclCommunicator] = []
     rows = MAX_ROWS
     for one in ordered[:MAX_KEPT]:
         kept.append(_few_ranks(one, pids, rows))
         rows -= len(kept[-1].ranks)
-    left_out = told.left_out + len(ordered) - len(kept)
-    return msgspec.structs.replace(told, communicators=tuple(kept), left_out=left_out)
+    left_out = answer.left_out + len(ordered) - len(kept)
+    return msgspec.structs.replace(answer, communicators=tuple(kept), left_out=left_out)
 
 
 def _few_ranks(one: NcclCommunicator, pids: Collection[int], rows: int) -> NcclCommunicator:

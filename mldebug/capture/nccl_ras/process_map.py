@@ -9,19 +9,19 @@ from collections.abc import Collection, Iterable, Mapping
 
 from mldebug.core.model import NcclAbsent, NcclCommunicator, NcclRank, NcclRas, Noun
 
-Place = tuple[str, int]  # host, pid
+ProcessPlace = tuple[str, int]  # host, pid
 
 
-def home(told: NcclRas, pids: Collection[int]) -> str:
+def home(answer: NcclRas, pids: Collection[int]) -> str:
     """The address under which the processes with these pids are told, "" where they are not, or nobody can say.
 
     One of our own addresses; where none of those is told, the only host that has all these pids.
     """
     by_host: dict[str, set[int]] = defaultdict(set)
-    for host, pid in _places(told):
+    for host, pid in _places(answer):
         by_host[host].add(pid)
     wanted = set(pids)
-    ours = [host for host in by_host if host in told.own]
+    ours = [host for host in by_host if host in answer.own]
     if ours:
         best = max(ours, key=lambda host: len(by_host[host] & wanted))
         return best if by_host[best] & wanted else ""
@@ -29,19 +29,19 @@ def home(told: NcclRas, pids: Collection[int]) -> str:
     return fitting[0] if len(fitting) == 1 else ""
 
 
-def pids_at(told: NcclRas, host: str) -> frozenset[int]:
+def pids_at(answer: NcclRas, host: str) -> frozenset[int]:
     """The processes of this host that an answer speaks of."""
-    return frozenset(pid for place, pid in _places(told) if place == host)
+    return frozenset(pid for place, pid in _places(answer) if place == host)
 
 
-def _places(told: NcclRas) -> Iterable[Place]:
-    for one in told.communicators:
+def _places(answer: NcclRas) -> Iterable[ProcessPlace]:
+    for one in answer.communicators:
         yield from ((row.host, row.pid) for row in one.ranks if row.pid is not None)
         yield from ((row.host, row.pid) for row in one.absent if row.pid is not None)
-    yield from ((row.host, row.pid) for row in told.absent if row.pid is not None)
+    yield from ((row.host, row.pid) for row in answer.absent if row.pid is not None)
 
 
-class World(Noun, frozen=True, kw_only=True):
+class RasWorld(Noun, frozen=True, kw_only=True):
     """The communicator of all ranks, as far as an answer tells."""
 
     key: str
@@ -49,26 +49,26 @@ class World(Noun, frozen=True, kw_only=True):
     ranks: dict[int, int] = {}  # pid -> rank, of the processes that were asked for
 
 
-def world_of(told: NcclRas, pids: Collection[int]) -> World | None:
+def world_of(answer: NcclRas, pids: Collection[int]) -> RasWorld | None:
     """Which of these processes is which rank; None where that is not certain.
 
     The communicator must hold every process that the answer speaks of, and each of them once: else it is that of a part, whose
     numbers are its own, or a process has several GPUs. Two such communicators must agree.
     """
-    here, everybody = home(told, pids), set(_places(told))
-    wholes = [one for one in told.communicators if {*_members(one)} == everybody]
+    here, everybody = home(answer, pids), set(_places(answer))
+    wholes = [one for one in answer.communicators if {*_members(one)} == everybody]
     found = [{row: rank for row, rank in _members(one).items() if row[0] == here} for one in wholes]
-    foreign = bool(told.own) and here not in told.own
-    if not here or foreign or told.left_out or not found or any(one != found[0] for one in found):
+    foreign = bool(answer.own) and here not in answer.own
+    if not here or foreign or answer.left_out or not found or any(one != found[0] for one in found):
         return None
     first = wholes[0]
     if not 1 < first.size == len(everybody) or len(set(_members(first).values())) != first.size:
         return None
     ranks = {pid: rank for (_, pid), rank in found[0].items() if pid in pids}
-    return World(key=first.key, size=first.size, ranks=ranks)
+    return RasWorld(key=first.key, size=first.size, ranks=ranks)
 
 
-def _members(one: NcclCommunicator) -> dict[Place, int]:
+def _members(one: NcclCommunicator) -> dict[ProcessPlace, int]:
     rows: tuple[NcclRank | NcclAbsent, ...] = (*one.ranks, *one.absent)
     return {
         (row.host, row.pid): row.rank
@@ -77,14 +77,16 @@ def _members(one: NcclCommunicator) -> dict[Place, int]:
     }
 
 
-def global_ranks(told: NcclRas, world_size: int, known: Mapping[Place, int]) -> dict[Place, int]:
+def global_ranks(
+    answer: NcclRas, world_size: int, known_ranks: Mapping[ProcessPlace, int]
+) -> dict[ProcessPlace, int]:
     """Host and pid -> global rank, from the communicators of all ranks; empty where they contradict what is known.
 
     `known` are ranks of which something else tells: none of them may differ, and at least one must agree.
     """
-    found: dict[Place, int] = {}
-    for one in told.communicators:
-        places = world_places(one, world_size, known)
+    found: dict[ProcessPlace, int] = {}
+    for one in answer.communicators:
+        places = world_places(one, world_size, known_ranks)
         if any(found.get(place, rank) != rank for place, rank in places.items()):
             return {}
         found |= places
@@ -92,13 +94,13 @@ def global_ranks(told: NcclRas, world_size: int, known: Mapping[Place, int]) -> 
 
 
 def world_places(
-    one: NcclCommunicator, world_size: int, known: Mapping[Place, int]
-) -> dict[Place, int]:
+    one: NcclCommunicator, world_size: int, known_ranks: Mapping[ProcessPlace, int]
+) -> dict[ProcessPlace, int]:
     """Those of one communicator, whose own ranks are the global ones; empty where that cannot be shown."""
     if one.size != world_size:
         return {}
-    found: dict[Place, int] = {}
-    twice: set[Place] = set()
+    found: dict[ProcessPlace, int] = {}
+    twice: set[ProcessPlace] = set()
     rows: tuple[NcclRank | NcclAbsent, ...] = (*one.ranks, *one.absent)
     for row in rows:
         if row.pid is not None and row.rank is not None:
@@ -106,6 +108,6 @@ def world_places(
             twice |= {place} & found.keys()
             found[place] = row.rank
     single = {place: rank for place, rank in found.items() if place not in twice}
-    common = single.keys() & known.keys()
-    fits = bool(common) and all(single[place] == known[place] for place in common)
+    common = single.keys() & known_ranks.keys()
+    fits = bool(common) and all(single[place] == known_ranks[place] for place in common)
     return single if fits else {}

@@ -13,7 +13,7 @@ from mldebug.capture.nccl_ras.communicators import lowest
 from mldebug.core.model import NcclCommunicator, NcclLevel, NcclRank, NcclRas
 
 
-class Behind(msgspec.Struct, frozen=True, kw_only=True):
+class LaggingRanks(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks of one communicator that have launched the fewest of every function in which its ranks differ."""
 
     function: str  # the one in which they lack the most
@@ -25,25 +25,27 @@ class Behind(msgspec.Struct, frozen=True, kw_only=True):
 
 def moved(before: NcclRas, after: NcclRas) -> bool | None:
     """Whether any rank has launched a collective in between; None where the answers cannot tell."""
-    known = {one.key: one for one in before.communicators}
-    told = [
+    earlier = {one.key: one for one in before.communicators}
+    changes = [
         old.launched != new.launched
         for new in after.communicators
-        if (old := known.get(new.key)) is not None and _comparable(old, new)
+        if (old := earlier.get(new.key)) is not None and _comparable(old, new)
     ]
-    return any(told) if told else None
+    return any(changes) if changes else None
 
 
 def _comparable(old: NcclCommunicator, new: NcclCommunicator) -> bool:
     """The sums are of the same ranks."""
     if old.launched is None or new.launched is None or old.answered != new.answered:
         return False
-    gone = [{one.rank for one in told.absent} for told in (old, new)]
-    complete = all(len(told.absent) == told.absent_count for told in (old, new))
+    gone = [{one.rank for one in communicator.absent} for communicator in (old, new)]
+    complete = all(
+        len(communicator.absent) == communicator.absent_count for communicator in (old, new)
+    )
     return gone[0] == gone[1] and complete
 
 
-def behind(one: NcclCommunicator) -> Behind | None:
+def behind(one: NcclCommunicator) -> LaggingRanks | None:
     """Who is behind; None where nobody is, or where one rank lacks a call of this function and another of that."""
     last = lowest(one.levels)
     if not last or len(laggards := {_last(one, name) for name in last}) != 1:
@@ -52,18 +54,22 @@ def behind(one: NcclCommunicator) -> Behind | None:
         return None
     function = max(last, key=lambda name: _most(one, name) - last[name])
     ranks = tuple(rank for rank in one.ranks if rank.rank in next(iter(laggards)))
-    level = next(told for told in one.levels if _is(told, function, last[function]))
+    level = next(level for level in one.levels if _is(level, function, last[function]))
     if len(ranks) > level.ranks or level.ranks >= one.answered:
         return None
     most = _most(one, function)
-    return Behind(function=function, count=level.count, most=most, ranks=ranks, many=level.ranks)
+    return LaggingRanks(
+        function=function, count=level.count, most=most, ranks=ranks, many=level.ranks
+    )
 
 
 def crossed(
-    told: Iterable[NcclCommunicator],
+    communicators: Iterable[NcclCommunicator],
 ) -> tuple[NcclCommunicator, NcclCommunicator] | None:
     """Two communicators of the same processes, in which each has left out what the other waits in; None where none are."""
-    late = [(one, found.ranks) for one in told if (found := behind(one)) and _are_told(found)]
+    late = [
+        (one, found.ranks) for one in communicators if (found := behind(one)) and _are_told(found)
+    ]
     for (one, lack), (other, lacks) in combinations(late, 2):
         first, second = _places(lack) - _places(lacks), _places(lacks) - _places(lack)
         if first & _places(other.ranks) and second & _places(one.ranks):
@@ -71,7 +77,7 @@ def crossed(
     return None
 
 
-def _are_told(found: Behind) -> bool:
+def _are_told(found: LaggingRanks) -> bool:
     return len(found.ranks) == found.many
 
 
@@ -96,12 +102,12 @@ def at_level(one: NcclCommunicator, level: NcclLevel) -> tuple[NcclRank, ...]:
     return tuple(rank for rank in one.ranks if rank.counts.get(level.function, 0) == level.count)
 
 
-def brief(told: NcclRas) -> NcclRas:
+def brief(answer: NcclRas) -> NcclRas:
     """All that `moved` needs."""
     return msgspec.structs.replace(
-        told,
+        answer,
         own=(),
-        communicators=tuple(msgspec.structs.replace(one, ranks=()) for one in told.communicators),
+        communicators=tuple(msgspec.structs.replace(one, ranks=()) for one in answer.communicators),
     )
 
 
@@ -113,7 +119,7 @@ def _last(one: NcclCommunicator, function: str) -> frozenset[int]:
 def _is_told(one: NcclCommunicator, function: str) -> bool:
     """Are all the ranks that are last in it among those that are told?"""
     least = lowest(one.levels)[function]
-    level = next(told for told in one.levels if _is(told, function, least))
+    level = next(level for level in one.levels if _is(level, function, least))
     return len(_last(one, function)) == level.ranks
 
 

@@ -44,7 +44,7 @@ _STATES = {
     "ABORT": "aborted",
 }
 
-Place = tuple[str, int | None, int | None]  # host, pid, gpu
+GpuPlace = tuple[str, int | None, int | None]  # host, pid, gpu
 
 
 class _Troubled(msgspec.Struct):
@@ -52,7 +52,7 @@ class _Troubled(msgspec.Struct):
 
     key: str
     size: int
-    places: dict[int, Place] = {}
+    places: dict[int, GpuPlace] = {}
     counts: dict[int, dict[str, int]] = {}
     states: dict[int, str] = {}
     absent: dict[int, NcclAbsent] = {}
@@ -204,7 +204,7 @@ def _lines(text: str) -> Iterator[str]:
     return (line[:MAX_LINE].removesuffix("\r") for line in lines)
 
 
-def _place(words: str) -> Place:
+def _place(words: str) -> GpuPlace:
     match = _PLACE.fullmatch(words)
     if match is None:
         return "", None, None

@@ -3,37 +3,37 @@
 from collections.abc import Iterable, Iterator
 
 from mldebug.capture.trace.line_format import frame_words
-from mldebug.capture.trace.records import Place, Ring
-from mldebug.capture.trace.spans import Edge, edges
+from mldebug.capture.trace.records import Ring, TracedFunction
+from mldebug.capture.trace.spans import CallEdge, edges
 
 MAX_SHOWN = 2_000  # lines of a tree
 MAX_INDENT = 40
 
 
-class Node:
+class CallNode:
     """Calls of one function from one place. `nanoseconds`: with all that it called."""
 
     __slots__ = ("calls", "children", "nanoseconds", "open", "place")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TracedFunction) -> None:
         self.place = place
         self.calls = 0
         self.nanoseconds = 0
         self.open = False  # had one not returned when the ring was read?
-        self.children: dict[Place, Node] = {}
+        self.children: dict[TracedFunction, CallNode] = {}
 
-    def child(self, place: Place) -> "Node":
+    def child(self, place: TracedFunction) -> "CallNode":
         """The node of what is called from here."""
         found = self.children.get(place)
         if found is None:
-            found = self.children[place] = Node(place)
+            found = self.children[place] = CallNode(place)
         return found
 
 
-def call_tree(some: Iterable[Edge], end: int) -> Node:
+def call_tree(some: Iterable[CallEdge], end: int) -> CallNode:
     """Of one thread; the place of the root is empty. `end`: the last moment of the ring."""
-    root = Node(Place(""))
-    stack: list[tuple[Node, int]] = []
+    root = CallNode(TracedFunction(""))
+    stack: list[tuple[CallNode, int]] = []
     for edge in some:
         if edge.opens:
             node = (stack[-1][0] if stack else root).child(edge.place)
@@ -42,7 +42,7 @@ def call_tree(some: Iterable[Edge], end: int) -> Node:
         else:
             node, since = stack.pop()
             node.nanoseconds += edge.at - since
-            node.open = node.open or (not edge.seen and edge.at == end)
+            node.open = node.open or (not edge.recorded and edge.at == end)
     return root
 
 
@@ -61,13 +61,13 @@ def tree_lines(ring: Ring) -> Iterator[str]:
             yield _line(depth, node)
 
 
-def _line(depth: int, node: Node) -> str:
+def _line(depth: int, node: CallNode) -> str:
     spent = f"{node.nanoseconds / 1e6:12,.3f} ms {node.calls:>8,} x"
     indent = "  " * min(depth, MAX_INDENT)
     return f"{spent} {'*' if node.open else ' '} {indent}{frame_words(node.place)}"
 
 
-def _walk(root: Node) -> Iterator[tuple[int, Node]]:
+def _walk(root: CallNode) -> Iterator[tuple[int, CallNode]]:
     """Depth first without recursion, the dearest child first."""
     waiting = [(0, one) for one in _dearest_last(root)]
     while waiting:
@@ -76,5 +76,5 @@ def _walk(root: Node) -> Iterator[tuple[int, Node]]:
         waiting += [(depth + 1, one) for one in _dearest_last(node)]
 
 
-def _dearest_last(node: Node) -> list[Node]:
+def _dearest_last(node: CallNode) -> list[CallNode]:
     return sorted(node.children.values(), key=lambda one: one.nanoseconds)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mldebug.capture.trace.records import Header, Kind, Place
+from mldebug.capture.trace.records import RingHeader, TracedFunction, TraceEventKind
 from mldebug.core.redact import clean, safe_line
 
 MAGIC, VERSION = b"mltrace", 1
@@ -24,16 +24,16 @@ MAX_NS = 1 << 62
 STATES = {1: "tracing", 2: "not begun", 3: "stepped aside", 4: "ended"}
 TRACED = {1: "calls", 2: "lines", 3: "calls and lines"}
 KINDS = {
-    1: Kind.CALL,
-    2: Kind.RETURN,
-    3: Kind.LINE,
-    4: Kind.UNWIND,
-    5: Kind.YIELD,
-    6: Kind.RESUME,
+    1: TraceEventKind.CALL,
+    2: TraceEventKind.RETURN,
+    3: TraceEventKind.LINE,
+    4: TraceEventKind.UNWIND,
+    5: TraceEventKind.YIELD,
+    6: TraceEventKind.RESUME,
 }
 STEP = 7
 NO_FILE = 0xFFFFFFFF
-UNKNOWN = Place("?")
+UNKNOWN = TracedFunction("?")
 
 _DIVISION = struct.Struct("<IIQQQQII")  # at 8
 _WHO = struct.Struct("<QQ40siiiI")  # at 56
@@ -46,7 +46,7 @@ _RECORD = struct.Struct("<QIIHBBI")
 _OWNER = struct.Struct("<II56x")  # of a head: sequence, thread
 
 
-class Head(NamedTuple):
+class ChunkHead(NamedTuple):
     """The head of one chunk, and which one it is in the file."""
 
     number: int
@@ -59,20 +59,20 @@ class Head(NamedTuple):
     name: str
 
 
-class Record(NamedTuple):
+class TraceRecord(NamedTuple):
     """One record; of a step the line holds its number."""
 
     at: int
     name: int
     line: int
     depth: int
-    kind: Kind | None  # None: a step was reached
+    kind: TraceEventKind | None  # None: a step was reached
 
 
 # --- header ----------------------------------------------------------------------------------------
 
 
-def parse_header(data: bytes) -> Header:
+def parse_header(data: bytes) -> RingHeader:
     """Take the first 4096 bytes apart. Raises ValueError with the reason where they are no header of a ring."""
     if len(data) < HEADER_SIZE:
         raise ValueError(f"it is no trace ring: it has {len(data)} bytes")
@@ -89,7 +89,7 @@ def parse_header(data: bytes) -> Header:
     wall, now, step, step_at, lost, state, traced, changed, _ = _FACTS.unpack_from(data, 128)
     texts = {name: _text(data, *where) for name, where in _TEXTS.items()}
     long = {name: safe_line(_raw(data, *where), 1024) for name, where in _LONG.items()}
-    return Header(
+    return RingHeader(
         size=size,
         names_at=names_at,
         names_size=names_size,
@@ -117,8 +117,8 @@ def parse_header(data: bytes) -> Header:
 
 def _division(data: bytes) -> tuple[int, int, int, int, int, int]:
     """Raises ValueError where the parts do not lie in the file one after the other."""
-    told = _DIVISION.unpack_from(data, 8)
-    header, record, size, names_at, names_size, chunks_at, chunk_size, chunks = told
+    fields = _DIVISION.unpack_from(data, 8)
+    header, record, size, names_at, names_size, chunks_at, chunk_size, chunks = fields
     if (header, record) != (HEADER_SIZE, RECORD_SIZE):
         raise ValueError(f"its header has {header} bytes and its records {record}")
     names = names_at >= HEADER_SIZE and names_size <= MAX_NAMES_SIZE
@@ -143,10 +143,10 @@ def _text(data: bytes, at: int, size: int) -> str:
 # --- names -----------------------------------------------------------------------------------------
 
 
-def parse_names(data: bytes) -> tuple[dict[int, Place], str]:
+def parse_names(data: bytes) -> tuple[dict[int, TracedFunction], str]:
     """By id, as far as the table can be walked, and what stopped the walk before its end, in words ("" for nothing)."""
     files: dict[int, tuple[str, str]] = {}
-    found: dict[int, Place] = {}
+    found: dict[int, TracedFunction] = {}
     at = number = 0
     while at + _NAME.size <= len(data):
         mark, line, file, length = _NAME.unpack_from(data, at)
@@ -161,7 +161,7 @@ def parse_names(data: bytes) -> tuple[dict[int, Place], str]:
             files[number] = _word(parts[0]), _word(parts[2])
         else:
             path, module = files.get(file, ("", ""))
-            found[number] = Place(_word(text) or "?", path, min(line, MAX_LINE), module)
+            found[number] = TracedFunction(_word(text) or "?", path, min(line, MAX_LINE), module)
         number, at = number + 1, (end + 7) & ~7
     return found, ""
 
@@ -173,7 +173,7 @@ def _word(text: bytes) -> str:
 # --- chunks ----------------------------------------------------------------------------------------
 
 
-def parse_head(data: bytes, number: int) -> Head | None:
+def parse_head(data: bytes, number: int) -> ChunkHead | None:
     """The head of a chunk; None where it is empty, or only being given to a thread."""
     if len(data) < HEAD_SIZE:
         return None
@@ -182,7 +182,7 @@ def parse_head(data: bytes, number: int) -> Head | None:
         return None
     called = clean(name.partition(b"\0")[0].decode("utf-8", "replace"), 24).strip()
     before = before if before < sequence else 0
-    return Head(
+    return ChunkHead(
         *(number, sequence, thread, _step(step), min(began, MAX_NS), before, main == 1, called)
     )
 
@@ -220,13 +220,13 @@ def count_events(data: bytes, sequence: int) -> int:
     return sum(mark == sequence and kind in KINDS for kind, mark in zip(kinds, marks, strict=True))
 
 
-def parse_records(data: bytes, sequence: int) -> Iterator[Record]:
+def parse_records(data: bytes, sequence: int) -> Iterator[TraceRecord]:
     """Those records of one chunk, its head included in `data`, that are whole and its own."""
     whole = HEAD_SIZE + (len(data) - HEAD_SIZE) // RECORD_SIZE * RECORD_SIZE
     for at, name, line, depth, kind, _, mark in _RECORD.iter_unpack(data[HEAD_SIZE:whole]):
         if mark != sequence or at > MAX_NS:
             continue
         if kind == STEP:
-            yield Record(at, 0, name | line << 32, depth, None)
+            yield TraceRecord(at, 0, name | line << 32, depth, None)
         elif kind in KINDS:
-            yield Record(at, name, line if line <= MAX_LINE else 0, depth, KINDS[kind])
+            yield TraceRecord(at, name, line if line <= MAX_LINE else 0, depth, KINDS[kind])

@@ -9,16 +9,32 @@
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
-from mldebug.capture.trace.records import LEAVES, Event, Kind, Place, Ring
+from mldebug.capture.trace.records import (
+    LEAVES,
+    Ring,
+    TracedFunction,
+    TraceEvent,
+    TraceEventKind,
+    training_thread,
+)
+from mldebug.core.model import TraceTail
 from mldebug.core.redact import safe_line
 
 INDENT = " " * 8
 MAX_SOURCE = 160  # characters of a source line
 MAX_NAME = 120
-_LEFT = {Kind.RETURN: "<-", Kind.UNWIND: "<! by an exception:", Kind.YIELD: "<~ yields:"}
-_ENTERED = {Kind.CALL: "", Kind.RESUME: "~> goes on: "}
+_LEFT = {
+    TraceEventKind.RETURN: "<-",
+    TraceEventKind.UNWIND: "<! by an exception:",
+    TraceEventKind.YIELD: "<~ yields:",
+}
+_ENTERED = {TraceEventKind.CALL: "", TraceEventKind.RESUME: "~> goes on: "}
 
 Source = Callable[[str, int], str]
+MAX_LINE = 400  # characters
+MAX_PATH = 1024
+SHOWN = 24  # records
+OF_OTHERS = 8  # of them at most, of threads beside the training thread
 
 
 def no_source(path: str, line: int) -> str:
@@ -27,17 +43,17 @@ def no_source(path: str, line: int) -> str:
 
 
 @lru_cache(maxsize=4096)
-def frame_words(place: Place) -> str:
+def frame_words(place: TracedFunction) -> str:
     """`PIL.Image:2896 new`; its file stands in for the script that was started, and for what has no module."""
-    known = place.module if place.module != "__main__" else ""
-    name = known or place.file or place.module or "?"
+    module = place.module if place.module != "__main__" else ""
+    name = module or place.file or place.module or "?"
     where = f"{name}:{place.line}" if place.line else name
     return safe_line(f"{where} {place.function}", MAX_NAME)
 
 
-def lines(ring: Ring, events: Iterable[Event], source: Source = no_source) -> Iterator[str]:
+def lines(ring: Ring, events: Iterable[TraceEvent], source: Source = no_source) -> Iterator[str]:
     """The events as text, in their order. `source` gives the text of a line of a file, "" where there is none."""
-    before: Event | None = None
+    before: TraceEvent | None = None
     first = 0
     for event in events:
         if before is None:
@@ -50,26 +66,26 @@ def lines(ring: Ring, events: Iterable[Event], source: Source = no_source) -> It
         before = event
 
 
-def _heading(ring: Ring, event: Event) -> str:
+def _heading(ring: Ring, event: TraceEvent) -> str:
     name = ring.name(event.thread)
     thread = f"thread {event.thread}" + (f" ({name})" if name else "")
     step = "" if event.step is None else f", step {event.step:,}"
     return f"--- {thread}{step} ---"
 
 
-def _changed(before: Event, event: Event) -> bool:
+def _changed(before: TraceEvent, event: TraceEvent) -> bool:
     """Another frame, without an event of its own that says so: we are back in the caller."""
-    if event.kind is not Kind.LINE:
+    if event.kind is not TraceEventKind.LINE:
         return False
     return _frame(before) != _frame(event) or before.kind in LEAVES
 
 
-def _frame(event: Event) -> tuple[int, Place, int]:
+def _frame(event: TraceEvent) -> tuple[int, TracedFunction, int]:
     """A line lies inside the frame that its call has opened."""
-    return event.thread, event.place, event.depth - (event.kind is Kind.LINE)
+    return event.thread, event.place, event.depth - (event.kind is TraceEventKind.LINE)
 
 
-def _line(event: Event, elapsed: int, source: Source) -> str:
+def _line(event: TraceEvent, elapsed: int, source: Source) -> str:
     kind = event.kind
     if kind in _ENTERED:
         return f"{INDENT}{_ENTERED[kind]}{frame_words(event.place)}"
@@ -85,7 +101,7 @@ def _safe(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _file(place: Place) -> str:
+def _file(place: TracedFunction) -> str:
     return safe_line(place.file or place.module or "?", MAX_NAME)
 
 
@@ -94,3 +110,53 @@ def clock(nanoseconds: int) -> str:
     milliseconds = max(0, nanoseconds) // 1_000_000
     seconds, rest = divmod(milliseconds, 1000)
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}.{rest:03}"
+
+
+def is_source(path: str) -> bool:
+    """A Python file with a whole path: what else a ring names is nobody's source."""
+    return (
+        path.startswith("/") and path.endswith(".py") and len(path) <= MAX_PATH and "\0" not in path
+    )
+
+
+def nth_line(text: bytes, line: int) -> str:
+    """The line of that number, from 1, without its end; "" where there is none."""
+    rows = text.split(b"\n", line)
+    return rows[line - 1].decode("utf-8", "replace")[:MAX_LINE] if 0 < line <= len(rows) else ""
+
+
+def event_words(event: TraceEvent) -> str:
+    """`line 44 of train:40 train_step`, `called train:40 train_step`."""
+    frame = frame_words(event.place)
+    return (
+        f"line {event.line} of {frame}"
+        if event.line and event.kind == "line"
+        else f"{event.kind} {frame}"
+    )
+
+
+def last_events(ring: Ring) -> list[TraceEvent]:
+    """By time: what the training thread did last, and the newest records of others."""
+    mine = training_thread(ring)
+    others = [event for event in ring.events if event.thread != mine][-OF_OTHERS:]
+    own = [event for event in ring.events if event.thread == mine][len(others) - SHOWN :]
+    return sorted([*own, *others], key=lambda event: event.at)
+
+
+def trace_tail(ring: Ring, now: float, path: str, source: Source) -> TraceTail | None:
+    """None of a ring in which nothing stands. `now`: unix time at which it was read."""
+    shown = last_events(ring)
+    mine = training_thread(ring)
+    own = [event for event in ring.events if event.thread == mine]
+    if not own or ring.newest is None:
+        return None
+    written = (ring.newest + ring.header.offset_ns) / 1e9
+    return TraceTail(
+        lines=tuple(lines(ring, shown, source)),
+        last=event_words(own[-1]) + ring.header.stopped,
+        written_at=round(written, 3),
+        age=round(max(0.0, now - written), 3),
+        step=own[-1].step,
+        engine=ring.header.engine,
+        path=safe_line(path, 400),
+    )

@@ -5,53 +5,60 @@ step, and in a job that is well those rows are the same on all ranks. A step cou
 it whole. A row that ends early: its rank had not come further when its ring was read.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from mldebug.capture.trace.records import ENTERS, Event, Kind, Place, Ring
+from mldebug.capture.trace.records import (
+    ENTERS,
+    Ring,
+    TracedFunction,
+    TraceEvent,
+    TraceEventKind,
+    training_thread,
+)
 from mldebug.core.model import Noun
 
 MAX_ROW = 200_000  # calls of one step that are compared
 CONTEXT = 3  # equal calls shown before a parting
 
-Stop = tuple[Place, int]  # a call, with its line where only lines are traced
+Stop = tuple[TracedFunction, int]  # a call, with its line where only lines are traced
 
 
-class Standing(Noun, frozen=True, kw_only=True):
+class RankProgress(Noun, frozen=True, kw_only=True):
     """How far one rank got. `silent_seconds`: since its last record, by the newest of all rings."""
 
     rank: int
     pid: int
     node: str
     step: int | None
-    last: Event | None
+    last: TraceEvent | None
     silent_seconds: float
     stopped: str = ""  # why it may have gone on since
 
 
-class Branch(NamedTuple):
+class TraceBranch(NamedTuple):
     """Ranks that went on in the same way; `stop` is None for those whose row ends here."""
 
     ranks: tuple[int, ...]
     stop: Stop | None
 
 
-class Parting(Noun, frozen=True, kw_only=True):
+class Divergence(Noun, frozen=True, kw_only=True):
     """The first call of a step that is not the same on all ranks."""
 
     step: int | None
     equal: int  # calls of the step before it, the same on all
     before: tuple[Stop, ...] = ()  # the last of them
-    branches: tuple[Branch, ...] = ()  # the largest first
+    branches: tuple[TraceBranch, ...] = ()  # the largest first
 
 
-class Merged(Noun, frozen=True, kw_only=True):
+class MergedRings(Noun, frozen=True, kw_only=True):
     """All rings. `compared`: the steps that every ring has; `parting` of the newest of them where ranks differ."""
 
-    standings: tuple[Standing, ...]
+    standings: tuple[RankProgress, ...]
     compared: tuple[int | None, ...] = ()
-    parting: Parting | None = None
+    parting: Divergence | None = None
     by: str = "calls"
 
 
@@ -69,7 +76,7 @@ def _worth(ring: Ring) -> tuple[bool, int]:
     return ring.header.step is not None, ring.header.wall_ns
 
 
-def merge(rings: Mapping[int, Ring]) -> Merged:
+def merge(rings: Mapping[int, Ring]) -> MergedRings:
     """Compare them. Pure; the clocks of different nodes are taken as they are."""
     by_calls = all(any(_counts(event, True) for event in ring.events) for ring in rings.values())
     rows = {rank: _rows(ring, by_calls) for rank, ring in rings.items()}
@@ -78,7 +85,7 @@ def merge(rings: Mapping[int, Ring]) -> Merged:
         _parting(step, {rank: some[step] for rank, some in rows.items()})
         for step in reversed(steps)
     )
-    return Merged(
+    return MergedRings(
         standings=tuple(_standings(rings)),
         compared=steps,
         parting=next(filter(None, partings), None),
@@ -89,7 +96,7 @@ def merge(rings: Mapping[int, Ring]) -> Merged:
 # --- how far ---------------------------------------------------------------------------------------
 
 
-def _standings(rings: Mapping[int, Ring]) -> Iterable[Standing]:
+def _standings(rings: Mapping[int, Ring]) -> Iterable[RankProgress]:
     ends = {
         r: one.newest + one.header.offset_ns for r, one in rings.items() if one.newest is not None
     }
@@ -97,7 +104,7 @@ def _standings(rings: Mapping[int, Ring]) -> Iterable[Standing]:
     for rank, ring in rings.items():
         mine = training_thread(ring)
         last = _last_of(ring, mine)
-        yield Standing(
+        yield RankProgress(
             rank=rank,
             pid=ring.header.pid,
             node=ring.header.node,
@@ -108,7 +115,7 @@ def _standings(rings: Mapping[int, Ring]) -> Iterable[Standing]:
         )
 
 
-def _last_of(ring: Ring, thread: int | None) -> Event | None:
+def _last_of(ring: Ring, thread: int | None) -> TraceEvent | None:
     """With the step that the process had reached by then."""
     last = None
     for event in ring.events:
@@ -117,32 +124,23 @@ def _last_of(ring: Ring, thread: int | None) -> Event | None:
     return last
 
 
-def training_thread(ring: Ring) -> int | None:
-    """The main thread, else the one with most records; None of an empty ring."""
-    main = next((number for number, one in ring.threads.items() if one.main), None)
-    if main is not None and next(ring.events.of(main), None) is not None:
-        return main
-    count = Counter(event.thread for event in ring.events)
-    return count.most_common(1)[0][0] if count else None
-
-
 # --- where they parted -----------------------------------------------------------------------------
 
 
-def _counts(event: Event, by_calls: bool) -> bool:
-    return event.kind in ENTERS if by_calls else event.kind is Kind.LINE
+def _counts(event: TraceEvent, by_calls: bool) -> bool:
+    return event.kind in ENTERS if by_calls else event.kind is TraceEventKind.LINE
 
 
 def _rows(ring: Ring, by_calls: bool) -> dict[int | None, list[Stop]]:
     """Step -> what the training thread did in it, for the steps that the ring still has whole."""
     mine = training_thread(ring)
-    known = ring.threads.get(mine) if mine is not None else None
+    info = ring.threads.get(mine) if mine is not None else None
     cut: int | None = -1
     rows: dict[int | None, list[Stop]] = defaultdict(list)
     for event in ring.events:
         if event.thread != mine:
             continue
-        if not rows and known and known.cut:
+        if not rows and info and info.cut:
             cut = event.step
         row = rows[event.step]
         if _counts(event, by_calls) and len(row) < MAX_ROW:
@@ -160,7 +158,7 @@ def _common(rows: Mapping[int, Mapping[int | None, list[Stop]]]) -> tuple[int | 
     return tuple(sorted(common, key=lambda step: -1 if step is None else step))
 
 
-def _parting(step: int | None, rows: Mapping[int, Sequence[Stop]]) -> Parting | None:
+def _parting(step: int | None, rows: Mapping[int, Sequence[Stop]]) -> Divergence | None:
     """None where nobody did anything else than the others, as far as they came, and all came as far."""
     equal = _equal(list(rows.values()))
     ways: dict[Stop | None, list[int]] = defaultdict(list)
@@ -169,10 +167,10 @@ def _parting(step: int | None, rows: Mapping[int, Sequence[Stop]]) -> Parting | 
     if len(ways) < 2:
         return None
     first = next(iter(rows.values()))
-    branches = [Branch(tuple(ranks), stop) for stop, ranks in ways.items()]
+    branches = [TraceBranch(tuple(ranks), stop) for stop, ranks in ways.items()]
     branches.sort(key=lambda one: (-len(one.ranks), one.ranks))
     before = tuple(first[max(0, equal - CONTEXT) : equal])
-    return Parting(step=step, equal=equal, before=before, branches=tuple(branches))
+    return Divergence(step=step, equal=equal, before=before, branches=tuple(branches))
 
 
 def _equal(rows: Sequence[Sequence[Stop]]) -> int:

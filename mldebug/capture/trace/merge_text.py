@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from mldebug.capture.trace.chrome import process_name
-from mldebug.capture.trace.line_format import frame_words
-from mldebug.capture.trace.merge import Branch, Merged, Parting, Standing, Stop
-from mldebug.capture.trace.records import Event, Ring
+from mldebug.capture.trace.export import process_name
+from mldebug.capture.trace.line_format import event_words, frame_words
+from mldebug.capture.trace.merge import Divergence, MergedRings, RankProgress, Stop, TraceBranch
+from mldebug.capture.trace.records import Ring, TraceEvent
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import safe_line
 
@@ -13,7 +13,7 @@ MAX_RANKS = 64  # rows of the table
 MAX_BRANCHES = 8
 
 
-def merged_lines(merged: Merged) -> Iterator[str]:
+def merged_lines(merged: MergedRings) -> Iterator[str]:
     """The ranks that are furthest behind first, then the parting."""
     ordered = sorted(merged.standings, key=_behind)
     for one in ordered[:MAX_RANKS]:
@@ -29,35 +29,25 @@ def merged_lines(merged: Merged) -> Iterator[str]:
         yield "Nothing can be compared: no step is in all of these rings. Larger rings (--size) reach further back."
 
 
-def _behind(one: Standing) -> tuple[int, float, int]:
+def _behind(one: RankProgress) -> tuple[int, float, int]:
     return (-1 if one.step is None else one.step), -one.silent_seconds, one.rank
 
 
-def _steps(merged: Merged) -> str:
-    known = [step for step in merged.compared if step is not None]
-    if not known:
+def _steps(merged: MergedRings) -> str:
+    steps = [step for step in merged.compared if step is not None]
+    if not steps:
         return "that happened before the first step"
-    return f"steps {known[0]:,} to {known[-1]:,}" if len(known) > 1 else f"of step {known[0]:,}"
+    return f"steps {steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"of step {steps[0]:,}"
 
 
-def _standing_line(one: Standing) -> str:
+def _standing_line(one: RankProgress) -> str:
     step = "before a step" if one.step is None else f"step {one.step:,}"
     place = event_words(one.last) if one.last else "nothing was traced"
     where = f" on {safe_line(one.node, 60)}" if one.node else ""
     return f"rank {one.rank} (pid {one.pid}{where}): {step}, {one.silent_seconds:.3f} s silent: {place}{one.stopped}"
 
 
-def event_words(event: Event) -> str:
-    """`line 44 of train:40 train_step`, `called train:40 train_step`."""
-    frame = frame_words(event.place)
-    return (
-        f"line {event.line} of {frame}"
-        if event.line and event.kind == "line"
-        else f"{event.kind} {frame}"
-    )
-
-
-def _parting_lines(parting: Parting, by: str) -> Iterator[str]:
+def _parting_lines(parting: Divergence, by: str) -> Iterator[str]:
     when = "before the first step" if parting.step is None else f"in step {parting.step:,}"
     yield f"They parted {when}, after {parting.equal:,} {by} that are the same:"
     for stop in parting.before:
@@ -74,7 +64,7 @@ def stop_words(stop: Stop) -> str:
     return f"line {line} of {frame_words(place)}" if line else frame_words(place)
 
 
-def _branch_words(branch: Branch) -> str:
+def _branch_words(branch: TraceBranch) -> str:
     who = f"rank{'s' if len(branch.ranks) > 1 else ''} {fold_ranks(branch.ranks)}"
     many = len(branch.ranks) > 1
     if branch.stop is None:
@@ -82,7 +72,7 @@ def _branch_words(branch: Branch) -> str:
     return f"{who}: {'go' if many else 'goes'} on with {stop_words(branch.stop)}"
 
 
-def left_out(rings: Sequence[Ring], merged: Merged) -> Iterator[str]:
+def left_out(rings: Sequence[Ring], merged: MergedRings) -> Iterator[str]:
     """Whose rings were not compared: two of one rank would be two ranks."""
     compared = {(one.node, one.pid) for one in merged.standings}
     for header in (ring.header for ring in rings):
@@ -90,7 +80,7 @@ def left_out(rings: Sequence[Ring], merged: Merged) -> Iterator[str]:
             yield f"left out: {process_name(header)}, which is not the newest that trains as this rank"
 
 
-def merged_object(merged: Merged) -> dict[str, object]:
+def merged_object(merged: MergedRings) -> dict[str, object]:
     """For scripts."""
     return {
         "by": merged.by,
@@ -100,7 +90,7 @@ def merged_object(merged: Merged) -> dict[str, object]:
     }
 
 
-def _standing_object(one: Standing) -> dict[str, object]:
+def _standing_object(one: RankProgress) -> dict[str, object]:
     return {
         "rank": one.rank,
         "pid": one.pid,
@@ -112,7 +102,7 @@ def _standing_object(one: Standing) -> dict[str, object]:
     }
 
 
-def _parting_object(parting: Parting) -> dict[str, object]:
+def _parting_object(parting: Divergence) -> dict[str, object]:
     return {
         "step": parting.step,
         "equal": parting.equal,
@@ -123,7 +113,7 @@ def _parting_object(parting: Parting) -> dict[str, object]:
     }
 
 
-def event_object(event: Event) -> dict[str, object]:
+def event_object(event: TraceEvent) -> dict[str, object]:
     """One event for scripts; `at` in nanoseconds of the writer's monotonic clock."""
     place = event.place
     return {

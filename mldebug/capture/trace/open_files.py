@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from mldebug.capture.trace.layout import MAGIC, PREFIX
-from mldebug.capture.trace.source_lines import is_source, nth_line
-from mldebug.capture.trace.stream import Read
+from mldebug.capture.trace.line_format import is_source, nth_line
+from mldebug.capture.trace.reader import Read
 from mldebug.core.errors import AccessError, EvidenceError
 
 WHERE = (

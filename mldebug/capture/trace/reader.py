@@ -1,8 +1,8 @@
-"""A ring read while it is written: piece by piece as far as one goes, or only the last records, by few reads.
+"""Reads a ring while it is written: all of it as a stream, the last N records, or the last records of each thread.
 
-Whoever calls gives `read`, which returns the bytes at an offset (fewer at the end of the file), and may raise OSError; so
-the same code reads a file here, one of a rank through the reader child, and bytes in a test. A chunk counts only where
-its head says the same after it was read as before.
+The caller gives `read(offset, size)`, which returns the bytes at an offset (fewer at the end of the file) and may raise OSError; so the
+same code reads a local file, a rank's file through the reader child, and bytes in a test. A chunk counts only where its head is the same
+before and after it was read. A stream holds one chunk of each thread in memory, whatever the size of the ring.
 """
 
 import heapq
@@ -15,8 +15,11 @@ import msgspec
 from mldebug.capture.trace.layout import (
     HEAD_SIZE,
     HEADER_SIZE,
-    Head,
-    Record,
+    MAX_STEP,
+    UNKNOWN,
+    ChunkHead,
+    TraceRecord,
+    count_events,
     last_chunks,
     newest_time,
     parse_head,
@@ -24,26 +27,119 @@ from mldebug.capture.trace.layout import (
     parse_names,
     parse_records,
 )
-from mldebug.capture.trace.records import Header, Listed, Place, Ring, Thread
-from mldebug.capture.trace.stream import Moment, Read, Streamed, by_time, chunk_bytes, moments
+from mldebug.capture.trace.records import (
+    ListedEvents,
+    Ring,
+    RingHeader,
+    TracedFunction,
+    TracedThread,
+    TraceEvent,
+    TraceEvents,
+)
 
+Read = Callable[[int, int], bytes]
+
+
+TimedRecord = tuple[
+    int, int, int, ChunkHead, TraceRecord | None
+]  # time, sequence, place in the chunk
 NAMES_AT_ONCE = 256 << 10  # bytes of the table that are read at first; most programs need no more
 MAX_THREADS = 64  # whose last chunks are read for a tail
 _OPEN = 1 << 63  # later than any time
 
-Heads = Callable[[Header], bytes]
+
+def chunk_bytes(read: Read, header: RingHeader, head: ChunkHead) -> bytes:
+    """The whole chunk; empty where it is another one's by now."""
+    at = header.chunks_at + head.number * header.chunk_size
+    data = read(at, header.chunk_size)
+    after = parse_head(read(at, HEAD_SIZE), head.number)
+    return data if after is not None and after.sequence == head.sequence else b""
+
+
+def timed_records(
+    chunks: Iterable[tuple[ChunkHead, Iterable[TraceRecord]]],
+) -> Iterator[TimedRecord]:
+    """Records of one thread stay in their order, and time never goes back; None is the beginning of a chunk."""
+    at = 0
+    for head, records in chunks:
+        at = max(at, head.began)
+        yield at, head.sequence, -1, head, None
+        for place, record in enumerate(records):
+            at = max(at, record.at)
+            yield at, head.sequence, place, head, record
+
+
+def by_time(
+    threads: Sequence[Iterator[TimedRecord]], names: Mapping[int, TracedFunction]
+) -> Iterator[TraceEvent]:
+    """By time, each with the step that the process had reached by then."""
+    step: int | None = None
+    for at, _, _, head, record in heapq.merge(*threads):
+        if record is None:
+            step = head.step if head.step is not None else step
+        elif record.kind is None:
+            step = record.line if record.line <= MAX_STEP else step
+        else:
+            place = names.get(record.name, UNKNOWN)
+            yield TraceEvent(at, head.thread, record.depth, record.kind, place, record.line, step)
+
+
+class StreamedEvents(TraceEvents):
+    """Read and decoded as one goes through them: one chunk of each thread is in memory."""
+
+    def __init__(
+        self,
+        read: Read,
+        header: RingHeader,
+        heads: Sequence[ChunkHead],
+        names: Mapping[int, TracedFunction],
+    ) -> None:
+        self._read, self._header, self._names = read, header, names
+        self._heads = heads
+        self._chunks: dict[int, list[ChunkHead]] = defaultdict(list)
+        for head in heads:
+            self._chunks[head.thread].append(head)
+
+    def __iter__(self) -> Iterator[TraceEvent]:
+        return by_time([self._moments(some) for some in self._chunks.values()], self._names)
+
+    def __len__(self) -> int:
+        return sum(
+            count_events(chunk_bytes(self._read, self._header, h), h.sequence) for h in self._heads
+        )
+
+    def of(self, thread: int) -> Iterator[TraceEvent]:
+        """Those of one thread; each with the step of this thread's own records."""
+        return by_time([self._moments(self._chunks.get(thread, []))], self._names)
+
+    @property
+    def newest(self) -> int | None:
+        """Of all threads."""
+        times = (
+            newest_time(chunk_bytes(self._read, self._header, h), h.sequence) for h in self._heads
+        )
+        return max((at for at in times if at is not None), default=None)
+
+    def _moments(self, heads: Iterable[ChunkHead]) -> Iterator[TimedRecord]:
+        return timed_records((head, self._records(head)) for head in heads)
+
+    def _records(self, head: ChunkHead) -> Iterator[TraceRecord]:
+        yield from parse_records(chunk_bytes(self._read, self._header, head), head.sequence)
+
+
+Heads = Callable[[RingHeader], bytes]
 """All heads of chunks one after the other, 64 bytes each: where they can be had by one read."""
 
 
 class _Chunk(NamedTuple):
-    head: Head
+    head: ChunkHead
     until: int  # when the thread's next chunk began; a large number for its last one
 
 
-Taken = list[tuple[Head, list[Record]]]
+Taken = list[tuple[ChunkHead, list[TraceRecord]]]
 
 
-def read_header(read: Read) -> Header:
+def read_header(read: Read) -> RingHeader:
     """Raises ValueError where it is no ring."""
     return parse_header(read(0, HEADER_SIZE))
 
@@ -57,7 +153,9 @@ def read_last(read: Read, last: int) -> Ring:
     if len(ring.events) <= last:
         return ring
     threads = {number: one._replace(cut=True) for number, one in ring.threads.items()}
-    return msgspec.structs.replace(ring, events=Listed([*ring.events][-last:]), threads=threads)
+    return msgspec.structs.replace(
+        ring, events=ListedEvents([*ring.events][-last:]), threads=threads
+    )
 
 
 def read_whole(read: Read) -> Ring:
@@ -67,7 +165,7 @@ def read_whole(read: Read) -> Ring:
     names, broken = parse_names(read(header.names_at, header.names_size))
     return Ring(
         header=header,
-        events=Streamed(read, header, heads, names),
+        events=StreamedEvents(read, header, heads, names),
         threads=_threads(_chunks(heads), cut=False),
         broken=(broken,) if broken else (),
     )
@@ -80,17 +178,19 @@ def read_ends(read: Read, last: int, heads: Heads) -> Ring:
     return _ring(read, header, chunks, _read_ends(read, header, chunks, last), cut=True)
 
 
-def _ring(read: Read, header: Header, chunks: Sequence[_Chunk], taken: Taken, *, cut: bool) -> Ring:
+def _ring(
+    read: Read, header: RingHeader, chunks: Sequence[_Chunk], taken: Taken, *, cut: bool
+) -> Ring:
     names, broken = _names(read, header, max(_ids(taken), default=-1))
     return Ring(
         header=header,
-        events=Listed(by_time(_by_thread(taken), names)),
+        events=ListedEvents(by_time(_by_thread(taken), names)),
         threads=_threads(chunks, cut=cut),
         broken=(broken,) if broken else (),
     )
 
 
-def read_heads(read: Read, header: Header, heads: Heads | None = None) -> list[Head]:
+def read_heads(read: Read, header: RingHeader, heads: Heads | None = None) -> list[ChunkHead]:
     """Of all chunks that are in use, by their sequence; a sequence that came before is nobody's."""
     if heads is not None:
         data = heads(header)
@@ -102,7 +202,7 @@ def read_heads(read: Read, header: Header, heads: Heads | None = None) -> list[H
             read(header.chunks_at + number * header.chunk_size, HEAD_SIZE)
             for number in range(header.chunks)
         )
-    found: dict[int, Head] = {}
+    found: dict[int, ChunkHead] = {}
     for number, piece in enumerate(pieces):
         head = parse_head(piece, number)
         if head is not None:
@@ -110,7 +210,7 @@ def read_heads(read: Read, header: Header, heads: Heads | None = None) -> list[H
     return [found[sequence] for sequence in sorted(found)]
 
 
-def newest(read: Read, header: Header, heads: bytes) -> int | None:
+def newest(read: Read, header: RingHeader, heads: bytes) -> int | None:
     """When the last record was written, of all threads; None: nothing was."""
     times: list[int] = []
     for number, sequence in last_chunks(heads)[:MAX_THREADS]:
@@ -123,7 +223,7 @@ def newest(read: Read, header: Header, heads: bytes) -> int | None:
 # --- chunks ----------------------------------------------------------------------------------------
 
 
-def _chunks(heads: Sequence[Head]) -> list[_Chunk]:
+def _chunks(heads: Sequence[ChunkHead]) -> list[_Chunk]:
     """Those that were written last first; the last one of each thread before all others."""
     until: dict[int, int] = {}
     found = []
@@ -134,7 +234,7 @@ def _chunks(heads: Sequence[Head]) -> list[_Chunk]:
 
 
 def _read_last(
-    read: Read, header: Header, chunks: Sequence[_Chunk], last: int
+    read: Read, header: RingHeader, chunks: Sequence[_Chunk], last: int
 ) -> tuple[Taken, bool]:
     """Chunks with their records, and whether older ones were left out."""
     taken: Taken = []
@@ -148,7 +248,7 @@ def _read_last(
     return taken, False
 
 
-def _read_ends(read: Read, header: Header, chunks: Sequence[_Chunk], last: int) -> Taken:
+def _read_ends(read: Read, header: RingHeader, chunks: Sequence[_Chunk], last: int) -> Taken:
     """The last chunk of each thread, and of the main thread as many as hold so many records."""
     open_ = [chunk for chunk in chunks if chunk.until == _OPEN]
     open_.sort(key=lambda chunk: (not chunk.head.main, -chunk.head.sequence))
@@ -163,30 +263,32 @@ def _read_ends(read: Read, header: Header, chunks: Sequence[_Chunk], last: int) 
     return taken
 
 
-def _records(read: Read, header: Header, head: Head) -> list[Record]:
+def _records(read: Read, header: RingHeader, head: ChunkHead) -> list[TraceRecord]:
     """None of them where the chunk has become another one's while it was read."""
     return list(parse_records(chunk_bytes(read, header, head), head.sequence))
 
 
-def _threads(chunks: Sequence[_Chunk], *, cut: bool) -> dict[int, Thread]:
-    known = {chunk.head.sequence for chunk in chunks}
-    found: dict[int, Thread] = {}
+def _threads(chunks: Sequence[_Chunk], *, cut: bool) -> dict[int, TracedThread]:
+    sequences = {chunk.head.sequence for chunk in chunks}
+    found: dict[int, TracedThread] = {}
     for chunk in chunks:
         head = chunk.head
-        told = found.setdefault(head.thread, Thread(head.name, head.main, cut))
-        if head.before and head.before not in known:
-            found[head.thread] = told._replace(cut=True)
+        thread = found.setdefault(head.thread, TracedThread(head.name, head.main, cut))
+        if head.before and head.before not in sequences:
+            found[head.thread] = thread._replace(cut=True)
     return found
 
 
 # --- events ----------------------------------------------------------------------------------------
 
 
-def _ids(taken: Iterable[tuple[Head, list[Record]]]) -> Iterator[int]:
+def _ids(taken: Iterable[tuple[ChunkHead, list[TraceRecord]]]) -> Iterator[int]:
     return (record.name for _, records in taken for record in records)
 
 
-def _names(read: Read, header: Header, highest: int) -> tuple[Mapping[int, Place], str]:
+def _names(
+    read: Read, header: RingHeader, highest: int
+) -> tuple[Mapping[int, TracedFunction], str]:
     """As much of the table as the records need."""
     size = min(NAMES_AT_ONCE, header.names_size)
     while True:
@@ -196,8 +298,8 @@ def _names(read: Read, header: Header, highest: int) -> tuple[Mapping[int, Place
         size = min(size * 4, header.names_size)
 
 
-def _by_thread(taken: Taken) -> list[Iterator[Moment]]:
-    found: dict[int, list[tuple[Head, list[Record]]]] = defaultdict(list)
+def _by_thread(taken: Taken) -> list[Iterator[TimedRecord]]:
+    found: dict[int, list[tuple[ChunkHead, list[TraceRecord]]]] = defaultdict(list)
     for one in sorted(taken, key=lambda one: one[0].sequence):
         found[one[0].thread].append(one)
-    return [moments(some) for some in found.values()]
+    return [timed_records(some) for some in found.values()]

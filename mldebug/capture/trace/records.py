@@ -1,6 +1,7 @@
 """What a ring holds, once it is read: who wrote it, and what happened, oldest first."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from mldebug.core.model import Noun
 from mldebug.core.redact import safe_line
 
 
-class Kind(StrEnum):
+class TraceEventKind(StrEnum):
     """What happened. A generator that yields leaves its frame, and comes back by `resume`."""
 
     CALL = "call"
@@ -20,11 +21,11 @@ class Kind(StrEnum):
     RESUME = "resume"
 
 
-ENTERS = frozenset({Kind.CALL, Kind.RESUME})
-LEAVES = frozenset({Kind.RETURN, Kind.UNWIND, Kind.YIELD})
+ENTERS = frozenset({TraceEventKind.CALL, TraceEventKind.RESUME})
+LEAVES = frozenset({TraceEventKind.RETURN, TraceEventKind.UNWIND, TraceEventKind.YIELD})
 
 
-class Place(NamedTuple):
+class TracedFunction(NamedTuple):
     """A function as the tracer names it; `line` is its first one, 0 where it is not known."""
 
     function: str
@@ -38,19 +39,19 @@ class Place(NamedTuple):
         return self.path.rpartition("/")[2]
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """`at`: nanoseconds of the writer's monotonic clock. `line` is where it happened, 0: not told."""
 
     at: int
     thread: int  # as the kernel numbers it
     depth: int  # traced functions that are open around it: of a line its own is one of them
-    kind: Kind
-    place: Place
+    kind: TraceEventKind
+    place: TracedFunction
     line: int = 0
     step: int | None = None
 
 
-class Header(Noun, frozen=True, kw_only=True):
+class RingHeader(Noun, frozen=True, kw_only=True):
     """Who wrote the ring, as it says itself. Times are nanoseconds, `monotonic` ones of the writer's node."""
 
     size: int  # bytes of the file
@@ -93,7 +94,7 @@ class Header(Noun, frozen=True, kw_only=True):
         return f" (and then tracing {self.state}: {safe_line(self.why, 100)})"
 
 
-class Thread(NamedTuple):
+class TracedThread(NamedTuple):
     """`cut`: older records of it were overwritten, or left out."""
 
     name: str
@@ -101,20 +102,20 @@ class Thread(NamedTuple):
     cut: bool
 
 
-class Events(ABC):
+class TraceEvents(ABC):
     """What happened, by time. It may be gone through again and again, and need not be in memory."""
 
     __slots__ = ()
 
     @abstractmethod
-    def __iter__(self) -> Iterator[Event]: ...
+    def __iter__(self) -> Iterator[TraceEvent]: ...
 
     @abstractmethod
     def __len__(self) -> int:
         """How many there are; of a ring that is still written, about."""
 
     @abstractmethod
-    def of(self, thread: int) -> Iterator[Event]:
+    def of(self, thread: int) -> Iterator[TraceEvent]:
         """Those of one thread; the step may be missing."""
 
     @property
@@ -123,12 +124,12 @@ class Events(ABC):
         """When the last one happened, by the writer's monotonic clock; None: nothing was written."""
 
 
-class Listed(tuple[Event, ...], Events):
+class ListedEvents(tuple[TraceEvent, ...], TraceEvents):
     """A few, in memory."""
 
     __slots__ = ()
 
-    def of(self, thread: int) -> Iterator[Event]:
+    def of(self, thread: int) -> Iterator[TraceEvent]:
         """Those of one thread."""
         return (event for event in self if event.thread == thread)
 
@@ -141,9 +142,9 @@ class Listed(tuple[Event, ...], Events):
 class Ring(Noun, frozen=True, kw_only=True):
     """A ring at one moment. `broken`: chunks and names that are not believed, in words."""
 
-    header: Header
-    events: Events = Listed()
-    threads: dict[int, Thread] = {}
+    header: RingHeader
+    events: TraceEvents = ListedEvents()
+    threads: dict[int, TracedThread] = {}
     broken: tuple[str, ...] = ()
 
     @property
@@ -153,5 +154,14 @@ class Ring(Noun, frozen=True, kw_only=True):
 
     def name(self, thread: int) -> str:
         """`MainThread`; "" where nothing is known of it."""
-        known = self.threads.get(thread)
-        return known.name if known else ""
+        found = self.threads.get(thread)
+        return found.name if found else ""
+
+
+def training_thread(ring: Ring) -> int | None:
+    """The main thread, else the one with most records; None of an empty ring."""
+    main = next((number for number, one in ring.threads.items() if one.main), None)
+    if main is not None and next(ring.events.of(main), None) is not None:
+        return main
+    count = Counter(event.thread for event in ring.events)
+    return count.most_common(1)[0][0] if count else None

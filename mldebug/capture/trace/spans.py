@@ -8,18 +8,25 @@ longer be open.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from mldebug.capture.trace.records import ENTERS, LEAVES, Event, Events, Kind, Place
+from mldebug.capture.trace.records import (
+    ENTERS,
+    LEAVES,
+    TracedFunction,
+    TraceEvent,
+    TraceEventKind,
+    TraceEvents,
+)
 
 MAX_DEPTH = 5_000  # of a stack that is followed
 
 
-class Edge(NamedTuple):
-    """A call begins (`opens`) or ends. `seen`: a record says so, it is not concluded."""
+class CallEdge(NamedTuple):
+    """A call begins (`opens`) or ends. `recorded`: a record says so, it is not concluded."""
 
     at: int
     opens: bool
-    place: Place
-    seen: bool = True
+    place: TracedFunction
+    recorded: bool = True
     again: bool = False  # a generator goes on: no further call
 
 
@@ -28,40 +35,42 @@ class _Thread:
 
     def __init__(self) -> None:
         self.last = 0
-        self.stack: list[tuple[Place, int]] = []  # with its depth
-        self.before: list[Place] = []  # open from the start on, the innermost first
+        self.stack: list[tuple[TracedFunction, int]] = []  # with its depth
+        self.before: list[TracedFunction] = []  # open from the start on, the innermost first
 
-    def take(self, event: Event) -> list[Edge]:
+    def take(self, event: TraceEvent) -> list[CallEdge]:
         """The edges of the next one in time."""
         self.last = max(self.last, event.at)
         enters = event.kind in ENTERS
-        inside = enters or event.kind is Kind.LINE  # of a line, the frame it lies in has one less
+        inside = (
+            enters or event.kind is TraceEventKind.LINE
+        )  # of a line, the frame it lies in has one less
         depth = event.depth if inside else event.depth + 1
         found = self._ended(depth) if self.stack and self.stack[-1][1] >= depth else []
         if enters and len(self.stack) < MAX_DEPTH:
             self.stack.append((event.place, event.depth))
-            again = event.kind is Kind.RESUME
-            found.append(Edge(self.last, True, event.place, again=again))
+            again = event.kind is TraceEventKind.RESUME
+            found.append(CallEdge(self.last, True, event.place, again=again))
         elif event.kind in LEAVES:
             self._leave(event.place, found)
         return found
 
-    def _ended(self, depth: int) -> list[Edge]:
+    def _ended(self, depth: int) -> list[CallEdge]:
         found = []
         while self.stack and self.stack[-1][1] >= depth:
-            found.append(Edge(self.last, False, self.stack.pop()[0], seen=False))
+            found.append(CallEdge(self.last, False, self.stack.pop()[0], recorded=False))
         return found
 
-    def _leave(self, place: Place, found: list[Edge]) -> None:
+    def _leave(self, place: TracedFunction, found: list[CallEdge]) -> None:
         if self.stack and self.stack[-1][0] == place:
             self.stack.pop()
-            found.append(Edge(self.last, False, place))
+            found.append(CallEdge(self.last, False, place))
         elif not self.stack and len(self.before) < MAX_DEPTH:
             self.before.append(place)
-            found.append(Edge(self.last, False, place))
+            found.append(CallEdge(self.last, False, place))
 
 
-def edges(events: Events, threads: Iterable[int]) -> Iterator[tuple[int, Iterator[Edge]]]:
+def edges(events: TraceEvents, threads: Iterable[int]) -> Iterator[tuple[int, Iterator[CallEdge]]]:
     """By thread that has any: edges that nest, each beginning with its end, times never going back.
 
     The events are gone through twice. Of a ring that is written meanwhile the beginning may be gone the second time: what
@@ -74,28 +83,28 @@ def edges(events: Events, threads: Iterable[int]) -> Iterator[tuple[int, Iterato
             yield thread, _edges(events, thread, first.at, end)
 
 
-def _edges(events: Events, thread: int, first: int, end: int) -> Iterator[Edge]:
+def _edges(events: TraceEvents, thread: int, first: int, end: int) -> Iterator[CallEdge]:
     open_ = _open_before(events.of(thread))
     for place in reversed(open_):
-        yield Edge(first, True, place, seen=False)
-    told = _Thread()
+        yield CallEdge(first, True, place, recorded=False)
+    calls = _Thread()
     for event in events.of(thread):
-        before = len(told.before)
-        for edge in told.take(event):
-            if before == len(told.before) or not edge.seen:
+        before = len(calls.before)
+        for edge in calls.take(event):
+            if before == len(calls.before) or not edge.recorded:
                 yield edge
             elif before < len(open_):
                 yield edge._replace(place=open_[before])
-    last = max(end, told.last)
-    for place, _ in reversed(told.stack):
-        yield Edge(last, False, place, seen=False)
-    for place in open_[len(told.before) :]:
-        yield Edge(last, False, place, seen=False)
+    last = max(end, calls.last)
+    for place, _ in reversed(calls.stack):
+        yield CallEdge(last, False, place, recorded=False)
+    for place in open_[len(calls.before) :]:
+        yield CallEdge(last, False, place, recorded=False)
 
 
-def _open_before(events: Iterable[Event]) -> list[Place]:
+def _open_before(events: Iterable[TraceEvent]) -> list[TracedFunction]:
     """What is left in these events and was never seen to be entered, the innermost first."""
-    told = _Thread()
+    calls = _Thread()
     for event in events:
-        told.take(event)
-    return told.before
+        calls.take(event)
+    return calls.before

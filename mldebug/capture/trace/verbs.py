@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from mldebug.capture.trace.call_tree import tree_lines
-from mldebug.capture.trace.chrome import chrome, process_name
+from mldebug.capture.trace.export import chrome, process_name, speedscope
 from mldebug.capture.trace.line_format import lines, no_source
 from mldebug.capture.trace.merge import merge as merge_rings
 from mldebug.capture.trace.merge import numbered
@@ -24,10 +24,8 @@ from mldebug.capture.trace.merge_text import (
     merged_object,
 )
 from mldebug.capture.trace.open_files import is_ring, open_ring, ring_files, source_here
-from mldebug.capture.trace.reader import read_last, read_whole
-from mldebug.capture.trace.records import Header, Ring
-from mldebug.capture.trace.speedscope import speedscope
-from mldebug.capture.trace.stream import Read
+from mldebug.capture.trace.reader import Read, read_last, read_whole
+from mldebug.capture.trace.records import Ring, RingHeader
 from mldebug.core.errors import EvidenceError, MldebugError, UsageError
 
 NO_RING = "give a file that `mldebug trace run` or `mldebug run --trace` has written"
@@ -67,10 +65,10 @@ def _print(some: Iterator[str], end: str = "\n") -> None:
 
 
 def _text(ring: Ring, without: bool) -> Iterator[str]:
-    told = lines(ring, ring.events, no_source if without else source_here)
+    text = lines(ring, ring.events, no_source if without else source_here)
     if LOG_PIDS not in ring.header.followed.split():
-        return told
-    return (f"{ring.header.pid}: {line}" for line in told)
+        return text
+    return (f"{ring.header.pid}: {line}" for line in text)
 
 
 @click.command("export")
@@ -173,11 +171,11 @@ def heading(ring: Ring) -> Iterator[str]:
     yield from ring.broken
 
 
-def _traced(header: Header) -> str:
+def _traced(header: RingHeader) -> str:
     state = header.state or "state unknown"
     words = [header.traced, header.followed, header.engine, header.python]
-    told = ", ".join(word for word in words if word)
-    return f"{state}{f' ({header.why})' if header.why else ''}: {told or 'nothing is told of it'}"
+    described = ", ".join(word for word in words if word)
+    return f"{state}{f' ({header.why})' if header.why else ''}: {described or 'nothing is described of it'}"
 
 
 def _moment(nanoseconds: int) -> str:
@@ -190,12 +188,12 @@ def _moment(nanoseconds: int) -> str:
 def ring_json(ring: Ring) -> Iterator[str]:
     """For scripts; times in nanoseconds of the writer's monotonic clock, `offset_ns` makes unix time of them."""
     header = msgspec.structs.asdict(ring.header)
-    told = {
+    head = {
         "header": {**header, "offset_ns": ring.header.offset_ns},
         "threads": {str(number): thread._asdict() for number, thread in ring.threads.items()},
         "broken": list(ring.broken),
     }
-    yield msgspec.json.encode(told)[:-1].decode() + ',"events":['
+    yield msgspec.json.encode(head)[:-1].decode() + ',"events":['
     between = ""
     for event in ring.events:
         yield between + msgspec.json.encode(event_object(event)).decode()

@@ -10,8 +10,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from mldebug.capture.flight_recorder.analysis import Answer, analyse
-from mldebug.capture.flight_recorder.folder import WAY_OUT, Folder, read_folder
+from mldebug.capture.flight_recorder.analysis import Conclusion, analyse
+from mldebug.capture.flight_recorder.folder import WAY_OUT, FolderRecords, read_folder
 from mldebug.cli.console import Console, print_line
 from mldebug.core.errors import EvidenceError, ExitCode
 from mldebug.core.files import unreadable
@@ -71,7 +71,7 @@ def _checked(directory: Path) -> Path:
     return place
 
 
-def _object(folder: Folder, answer: Answer) -> dict[str, object]:
+def _object(folder: FolderRecords, answer: Conclusion) -> dict[str, object]:
     return {
         **msgspec.structs.asdict(answer),
         "dumps": len(folder.records),
@@ -80,7 +80,7 @@ def _object(folder: Folder, answer: Answer) -> dict[str, object]:
     }
 
 
-def lines(folder: Folder, answer: Answer) -> Iterator[Text]:
+def lines(folder: FolderRecords, answer: Conclusion) -> Iterator[Text]:
     """Yield the answer as a person reads it."""
     colour = "green" if answer.kind == "healthy" else "red"
     named = f": rank{'s' if len(answer.culprits) > 1 else ''} " if answer.culprits else ""
@@ -93,7 +93,7 @@ def lines(folder: Folder, answer: Answer) -> Iterator[Text]:
     yield from _problems(folder)
 
 
-def _problems(folder: Folder) -> Iterator[Text]:
+def _problems(folder: FolderRecords) -> Iterator[Text]:
     count = len(folder.problems)
     if count:
         yield Text(f"\n{count} {'file tells' if count == 1 else 'files tell'} nothing")

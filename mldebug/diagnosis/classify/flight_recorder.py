@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.capture.flight_recorder.access import Kind
-from mldebug.capture.flight_recorder.analysis import Found
+from mldebug.capture.flight_recorder.access import AccessKind
+from mldebug.capture.flight_recorder.analysis import AnalysisResult
 from mldebug.capture.flight_recorder.votes import Vote, oldest_pending
 from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import (
@@ -29,7 +29,7 @@ from mldebug.diagnosis.classify.evidence import Case, blame, ranks_text, show_so
 
 UNRECORDED = frozenset(("point_to_point", "init", "store", "destroy"))
 """Classes of waits for others that are in no recorder, or not on every backend."""
-FROM_FILES = frozenset((Kind.DUMP, Kind.FIFO))
+FROM_FILES = frozenset((AccessKind.DUMP, AccessKind.FIFO))
 RECORDED = frozenset(("collective", "backward_wait", "device_sync"))
 OUT_OF_STEP = frozenset(("missing_rank", "stream_behind", "order_inversion"))
 MAX_LINES = 4
@@ -86,7 +86,7 @@ class FlightRecorders:
 
     # --- who is out of step ------------------------------------------------------------------------
 
-    def _odd(self, found: Found, claim: Claim) -> Iterator[OutOfStepRank]:
+    def _odd(self, found: AnalysisResult, claim: Claim) -> Iterator[OutOfStepRank]:
         if found.vote is not None and 2 * len(_others(claim, ())) > len(claim.members):
             yield from _other_calls(found.vote, claim)
         elif found.kind in OUT_OF_STEP and claim.most:
@@ -173,7 +173,7 @@ class FlightRecorders:
 
     # --- nobody ------------------------------------------------------------------------------------
 
-    def _nobody(self, found: Found, claim: Claim) -> Finding:
+    def _nobody(self, found: AnalysisResult, claim: Claim) -> Finding:
         """Who waits for whom; a circle is sure to be one, but not where it began."""
         told = "; ".join(map(self._wait_words, self._claims[:MAX_LINES]))
         told = told if found.vote is None else _split_words(found.vote)
@@ -188,7 +188,7 @@ class FlightRecorders:
             next_steps=tuple(show_source(self._rank(one.waiting[0])) for one in self._claims[:2]),
         )
 
-    def _unexplained(self, found: Found, claim: Claim) -> tuple[str, ...]:
+    def _unexplained(self, found: AnalysisResult, claim: Claim) -> tuple[str, ...]:
         """Who is behind, in a wait that no recorder holds: more likely a victim than not."""
         ranks = (rank for rank in found.culprits if not self._case.flights[rank].sends)
         return tuple(self._unexplained_words(claim, rank) for rank in ranks)[:MAX_LINES]
@@ -250,7 +250,7 @@ def _is_whole(claim: Claim | None) -> bool:
     return claim is not None and not claim.transfer and set(claim.waiting) == claim.members
 
 
-def _is_told(found: Found, claim: Claim) -> bool:
+def _is_told(found: AnalysisResult, claim: Claim) -> bool:
     """Do the recorders show that somebody is out of step, though they do not tell who?"""
     return bool(found.vote or found.circle or (claim.most and claim.on))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from mldebug.capture.nccl_ras.process_map import Place, global_ranks, home, world_places
+from mldebug.capture.nccl_ras.process_map import ProcessPlace, global_ranks, home, world_places
 from mldebug.capture.nccl_ras.progress import at_level, behind, crossed, differs
 from mldebug.core.model import (
     NcclAbsent,
@@ -125,8 +125,8 @@ class RasRankNames(msgspec.Struct, frozen=True):
     """How to call the ranks of one answer."""
 
     world_size: int
-    known: dict[Place, int]  # what discovery knows of this node
-    ranks: dict[Place, int]  # that, and what follows for the others
+    known: dict[ProcessPlace, int]  # what discovery knows of this node
+    ranks: dict[ProcessPlace, int]  # that, and what follows for the others
 
     @classmethod
     def of(cls, taken: NodeCapture, told: NcclRas) -> "RasRankNames":

@@ -1,6 +1,6 @@
 """What NCCL's own lines in the log give away: a network or an interface that is none, peers that do not answer."""
 
-from mldebug.jobs.known_issues.model import Facts, Rule
+from mldebug.jobs.known_issues.model import IssueRule, JobFacts
 from mldebug.jobs.known_issues.nccl_log import BROKEN, CLOSED, REFUSED, is_local
 from mldebug.jobs.known_issues.setting_rules import NCCL_SETTINGS, network_off
 
@@ -8,74 +8,74 @@ MAX_NAMED = 4
 TROUBLES = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
 
-def _sockets(facts: Facts) -> str:
+def _sockets(facts: JobFacts) -> str:
     if not facts.several_nodes or not facts.node.rdma or network_off(facts):
         return ""
-    only = facts.said.networks == ("Socket",)
+    only = facts.nccl_log.networks == ("Socket",)
     return f"NCCL uses sockets beside {', '.join(facts.node.rdma[:MAX_NAMED])}" if only else ""
 
 
-def _interfaces(facts: Facts) -> str:
-    found = facts.said.interfaces.items() if facts.several_nodes else ()
+def _interfaces(facts: JobFacts) -> str:
+    found = facts.nccl_log.interfaces.items() if facts.several_nodes else ()
     local = [f"{name} ({address})" for name, address in found if is_local(name, address)]
     return f"NCCL uses {', '.join(local[:MAX_NAMED])}" if local else ""
 
 
-def _peers(facts: Facts, kind: str, said: str) -> str:
+def _peers(facts: JobFacts, kind: str, words: str) -> str:
     """`its log says: no connection to 10.2.0.5 (r10i6n5)`, the first few of them."""
-    peers = facts.said.peers.get(kind, ())
+    peers = facts.nccl_log.peers.get(kind, ())
     if not peers:
         return ""
     names = [_named(peer, facts) for peer in peers[:MAX_NAMED]]
     more = f" and {len(peers) - MAX_NAMED} more" if len(peers) > MAX_NAMED else ""
-    return f"its log says: {said} {', '.join(names)}{more}"
+    return f"its log says: {words} {', '.join(names)}{more}"
 
 
-def _named(peer: str, facts: Facts) -> str:
+def _named(peer: str, facts: JobFacts) -> str:
     """With the host that has this address: as that host said itself, else as /etc/hosts has it."""
-    host = facts.said.hosts.get(peer) or facts.node.hosts.get(peer, "")
+    host = facts.nccl_log.hosts.get(peer) or facts.node.hosts.get(peer, "")
     return f"{peer} ({host})" if host and host != peer else peer
 
 
 RULES = (
-    Rule(
+    IssueRule(
         name="sockets_beside_rdma",
         when="a job on several nodes, RDMA devices with an active port, no setting that asks for it",
         wrong="NCCL did not find or could not use them: slow, and often a container without its devices",
         todo="give the container /dev/infiniband and the memlock limit, or see what NCCL_DEBUG=INFO says of NET/IB",
         source=TROUBLES,
-        seen=_sockets,
+        check=_sockets,
     ),
-    Rule(
+    IssueRule(
         name="interface_of_one_node",
         when="a job on several nodes",
         wrong="nobody on another node can be reached over that interface: the job may hang",
         todo="set NCCL_SOCKET_IFNAME to the interface of the network between the nodes",
         source=NCCL_SETTINGS,
-        seen=_interfaces,
+        check=_interfaces,
     ),
-    Rule(
+    IssueRule(
         name="peer_refused",
         when="`Connect to PEER failed : Connection refused`",
         wrong="that rank has ended, never started, or a firewall is between",
         todo="look at the peer's node first, not at the one that wrote the line",
         source=TROUBLES,
-        seen=lambda facts: _peers(facts, REFUSED, "connection refused by"),
+        check=lambda facts: _peers(facts, REFUSED, "connection refused by"),
     ),
-    Rule(
+    IssueRule(
         name="rdma_path_broken",
         when="`Got completion from peer PEER with error 12`",
         wrong="the RDMA path to it is broken, though Ethernet may work",
         todo="look at link, subnet manager and partition of both nodes: ibstat, ib_write_bw",
         source=TROUBLES,
-        seen=lambda facts: _peers(facts, BROKEN, "no answer over RDMA (error 12) from"),
+        check=lambda facts: _peers(facts, BROKEN, "no answer over RDMA (error 12) from"),
     ),
-    Rule(
+    IssueRule(
         name="peer_closed",
         when="`Connection closed by remote peer PEER`",
         wrong="that rank has most likely ended, and this one follows from it",
         todo="read the end of the peer's log first",
         source=TROUBLES,
-        seen=lambda facts: _peers(facts, CLOSED, "connection closed by"),
+        check=lambda facts: _peers(facts, CLOSED, "connection closed by"),
     ),
 )  # fmt: skip

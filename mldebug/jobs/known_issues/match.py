@@ -8,20 +8,26 @@ from mldebug.core.model import Job, Noun, Remark
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.jobs.known_issues import log_rules, setting_rules, version_rules
-from mldebug.jobs.known_issues.model import Facts, NodeFacts, Rule, Software
-from mldebug.jobs.known_issues.nccl_log import NcclSaid
-from mldebug.jobs.known_issues.version import Version, parse_version
+from mldebug.jobs.known_issues.model import (
+    IssueRule,
+    JobFacts,
+    NodeFacts,
+    Software,
+    Version,
+    parse_version,
+)
+from mldebug.jobs.known_issues.nccl_log import NcclLogFacts
 
-RULES: tuple[Rule, ...] = (*version_rules.RULES, *setting_rules.RULES, *log_rules.RULES)
+RULES: tuple[IssueRule, ...] = (*version_rules.RULES, *setting_rules.RULES, *log_rules.RULES)
 SETTINGS = tuple(sorted({name for rule in RULES for name in rule.reads}))
 """The allow-list: of an environment nothing else is kept."""
 MAX_VALUE = 80  # characters of a setting
 MAX_MESSAGE = 400
 MAX_PIDS = 32  # named in one note
-MAX_TRAPS = 32  # of one job: what differs from rank to rank would be told once for each
+MAX_ISSUES = 32  # of one job: what differs from rank to rank would be told once for each
 
 
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
+class RankSoftware(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank runs, and with which settings."""
 
     rank: int
@@ -30,7 +36,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     cores: int = 0  # see `Facts`
 
 
-class Trap(Noun, frozen=True, kw_only=True):
+class KnownIssue(Noun, frozen=True, kw_only=True):
     """One trap that a job sits in. Not an alarm: most such jobs go well."""
 
     name: str
@@ -49,42 +55,45 @@ def allowed(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: clean(environ[name], MAX_VALUE) for name in SETTINGS if name in environ}
 
 
-def find_traps(
+def find_known_issues(
     job: Job,
-    ran: Iterable[Ran],
+    ran: Iterable[RankSoftware],
     node: NodeFacts,
-    said: NcclSaid | None = None,
+    nccl_log: NcclLogFacts | None = None,
     gpu: bool | None = None,
-) -> tuple[Trap, ...]:
+) -> tuple[KnownIssue, ...]:
     """The traps of a job, in the order of the rules. `gpu`: of `Facts`."""
-    found: dict[tuple[str, str], tuple[Rule, list[int]]] = {}
-    for facts, ranks in _alike(job, ran, node, said or NcclSaid()):
+    found: dict[tuple[str, str], tuple[IssueRule, list[int]]] = {}
+    for facts, ranks in _alike(job, ran, node, nccl_log or NcclLogFacts()):
         facts = msgspec.structs.replace(facts, gpu=gpu)
         for rule in RULES:
-            if told := rule.tell(facts):
-                found.setdefault((rule.name, told), (rule, []))[1].extend(ranks)
+            if finding := rule.finding(facts):
+                found.setdefault((rule.name, finding), (rule, []))[1].extend(ranks)
     everybody = {rank.rank for rank in job.ranks}
     order = {rule.name: number for number, rule in enumerate(RULES)}
-    traps = [_trap(rule, told, ranks, everybody) for (_, told), (rule, ranks) in found.items()]
-    return tuple(sorted(traps, key=lambda trap: (order[trap.name], trap.ranks)))[:MAX_TRAPS]
+    issues = [
+        _known_issue(rule, finding, ranks, everybody)
+        for (_, finding), (rule, ranks) in found.items()
+    ]
+    return tuple(sorted(issues, key=lambda issue: (order[issue.name], issue.ranks)))[:MAX_ISSUES]
 
 
-def remarks(job: Job, traps: Sequence[Trap]) -> tuple[Remark, ...]:
+def remarks(job: Job, issues: Sequence[KnownIssue]) -> tuple[Remark, ...]:
     """The same as notes for a report: they belong to the ranks, and to nobody's stall."""
     pids = {rank.rank: rank.pid for rank in job.ranks}
     return tuple(
         Remark(
-            kind=f"trap_{trap.name}",
-            message=f"known trap: {trap.line()}",
-            pids=tuple(pids[rank] for rank in trap.ranks if rank in pids)[:MAX_PIDS],
+            kind=f"trap_{issue.name}",
+            message=f"known trap: {issue.line()}",
+            pids=tuple(pids[rank] for rank in issue.ranks if rank in pids)[:MAX_PIDS],
         )
-        for trap in traps
+        for issue in issues
     )
 
 
 def _alike(
-    job: Job, ran: Iterable[Ran], node: NodeFacts, said: NcclSaid
-) -> Iterator[tuple[Facts, list[int]]]:
+    job: Job, ran: Iterable[RankSoftware], node: NodeFacts, nccl_log: NcclLogFacts
+) -> Iterator[tuple[JobFacts, list[int]]]:
     """Ranks that run the same with the same settings, together: of 64 ranks mostly all."""
     groups: dict[tuple[Software, tuple[tuple[str, str], ...], int], list[int]] = {}
     for one in ran:
@@ -93,31 +102,33 @@ def _alike(
     sizes = [rank.local_world_size for rank in job.ranks if rank.local_world_size]
     here = max(sizes, default=len(job.ranks) + len(job.lost))  # some may not be seen, or not yet
     for (software, given, cores), ranks in groups.items():
-        facts = Facts(
+        facts = JobFacts(
             torch=parse_version(software.torch),
-            nccl=_nccl(software, said),
+            nccl=_nccl(software, nccl_log),
             rocm=software.rocm,
             settings=dict(given),
             cores=cores,
             several_ranks=job.world_size > 1,
             several_nodes=job.world_size > here,
             node=node,
-            said=said,
+            nccl_log=nccl_log,
         )
         yield facts, ranks
 
 
-def _nccl(software: Software, said: NcclSaid) -> Version | None:
+def _nccl(software: Software, nccl_log: NcclLogFacts) -> Version | None:
     """The library that is loaded, else what the log says: there NCCL is part of PyTorch's own library."""
-    return parse_version(software.nccl) or parse_version(said.version)
+    return parse_version(software.nccl) or parse_version(nccl_log.version)
 
 
-def _trap(rule: Rule, told: str, ranks: list[int], everybody: set[int]) -> Trap:
+def _known_issue(
+    rule: IssueRule, finding: str, ranks: list[int], everybody: set[int]
+) -> KnownIssue:
     some = ranks if everybody - set(ranks) else []
     words = f"rank{'s' if len(some) > 1 else ''} {shorten_ranks(fold_ranks(some), 40)}: " if some else ""  # fmt: skip
-    return Trap(
+    return KnownIssue(
         name=rule.name,
-        message=clean(f"{words}{told}: {rule.wrong}", MAX_MESSAGE),
+        message=clean(f"{words}{finding}: {rule.wrong}", MAX_MESSAGE),
         todo=rule.todo,
         source=rule.source,
         ranks=tuple(sorted(ranks)),

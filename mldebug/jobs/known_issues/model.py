@@ -1,12 +1,74 @@
-"""What the rules look at: what one job runs, its settings, its node and what NCCL said in its log. All of it is only read."""
+"""What a rule for a known issue is, and the facts that rules look at: versions, settings, the node, and NCCL's lines in the log.
 
+Versions are those of PyTorch and NCCL as their makers write them. A version before its release (`2.6.0a0+ecf3bae`, a nightly, a
+vendor's build) lies between two releases: nobody can tell whether it has a fault that came or went with the second one, so no span
+that begins or ends there holds it. Pure.
+"""
+
+import re
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from mldebug.core.model import Noun
-from mldebug.jobs.known_issues.nccl_log import NcclSaid
-from mldebug.jobs.known_issues.version import TITLES, Span, Version
+from mldebug.jobs.known_issues.nccl_log import NcclLogFacts
+
+_VERSION = re.compile(
+    r"\s{0,4}v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?P<rest>[\w.+-]{0,80})\s{0,4}"
+)
+
+
+_EARLY = re.compile(r"[-._]?(?:a|b|rc|alpha|beta|dev|pre|git)\d{0,12}", re.IGNORECASE)
+
+
+Release = tuple[int, int, int]
+ANY: Release = (10_000, 0, 0)
+"""Later than every version: no release is well again."""
+TITLES = {"torch": "PyTorch", "nccl": "NCCL"}
+_ON, _OFF = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
+
+
+class Version(msgspec.Struct, frozen=True):
+    """One version: its release, and whether it is one that came before it."""
+
+    release: Release
+    early: bool = False
+    local: str = ""  # what follows the plus sign: cu126, cpu, rocm6.2
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self.release)) + (" (before its release)" if self.early else "")
+
+
+def parse_version(text: str) -> Version | None:
+    """`2.13.0a0+gitabc` -> 2.13.0, early, "gitabc"; None for what is no version."""
+    found = _VERSION.fullmatch(text)
+    if found is None:
+        return None
+    major, minor, patch = (int(part or 0) for part in found.groups()[:3])
+    public, _, local = found["rest"].partition("+")
+    early = _EARLY.match(public) is not None
+    if public and not early and not re.fullmatch(r"(?:\.?post\d{1,6}|\.\d{1,6}|-\d{1,6})", public):
+        return None
+    return Version((major, minor, patch), early, local)
+
+
+class VersionSpan(msgspec.Struct, frozen=True):
+    """The versions from `since` on, up to `until`, which is the first that is well again."""
+
+    of: str  # torch, nccl
+    since: Release
+    until: Release
+
+    def holds(self, version: Version | None) -> bool:
+        """Is it surely one of them? False for a version that is not known."""
+        if version is None or (version.early and version.release in (self.since, self.until)):
+            return False
+        return self.since <= version.release < self.until
+
+    def words(self) -> str:
+        """`PyTorch ≥ 2.7.0, < 2.7.1`."""
+        since, until = (".".join(map(str, one)) for one in (self.since, self.until))
+        return f"{TITLES[self.of]} ≥ {since}" + ("" if self.until == ANY else f", < {until}")
 
 
 class Software(Noun, frozen=True, kw_only=True):
@@ -28,7 +90,7 @@ class NodeFacts(Noun, frozen=True, kw_only=True):
     cores: int = 0  # logical CPUs; 0: not known
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One job on one node, as ranks that run the same with the same settings see it."""
 
     torch: Version | None = None
@@ -40,7 +102,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     several_ranks: bool = False
     several_nodes: bool = False
     node: NodeFacts = NodeFacts()
-    said: NcclSaid = NcclSaid()
+    nccl_log: NcclLogFacts = NcclLogFacts()
 
     @property
     def on_cpus(self) -> bool:
@@ -67,10 +129,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return f"{name}={value}" if value.lower() in values else ""
 
 
-_ON, _OFF = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
-
-
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class IssueRule(msgspec.Struct, frozen=True, kw_only=True):
     """One known trap. It is there where all spans hold and `seen` tells something."""
 
     name: str
@@ -78,14 +137,14 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     todo: str
     source: str  # URL
     when: str = ""  # what else must be so, in words, for the reference page
-    spans: tuple[Span, ...] = ()
+    spans: tuple[VersionSpan, ...] = ()
     reads: tuple[str, ...] = ()  # settings that it looks at
-    seen: Callable[[Facts], str] | None = None  # "" where it is not so
+    check: Callable[[JobFacts], str] | None = None  # "" where it is not so
 
-    def tell(self, facts: Facts) -> str:
+    def finding(self, facts: JobFacts) -> str:
         """What was seen of it, "" where it is not there."""
         if not all(span.holds(facts.version(span.of)) for span in self.spans):
             return ""
         versions = [f"{TITLES[span.of]} {facts.version(span.of)}" for span in self.spans]
-        more = self.seen(facts) if self.seen else ""
-        return " and ".join((*versions, *filter(None, (more,)))) if more or not self.seen else ""
+        more = self.check(facts) if self.check else ""
+        return " and ".join((*versions, *filter(None, (more,)))) if more or not self.check else ""

@@ -41,7 +41,7 @@ _TROUBLES = (
 )  # fmt: skip
 
 
-class NcclSaid(Noun, frozen=True, kw_only=True):
+class NcclLogFacts(Noun, frozen=True, kw_only=True):
     """What a job's log told so far."""
 
     version: str = ""
@@ -51,7 +51,7 @@ class NcclSaid(Noun, frozen=True, kw_only=True):
     hosts: dict[str, str] = {}  # address -> the host that said it is its own
 
 
-class Ours(msgspec.Struct, frozen=True, kw_only=True):
+class LogWriters(msgspec.Struct, frozen=True, kw_only=True):
     """Who may speak for a job: its ranks here, and other nodes where it has ranks there."""
 
     node: str
@@ -76,7 +76,7 @@ class NcclLog:
         self._peers: dict[str, dict[str, None]] = {}
         self._hosts: dict[str, str] = {}
 
-    def hear(self, line: str, ours: Ours) -> None:
+    def add_line(self, line: str, ours: LogWriters) -> None:
         """Take one line of the log, without its end; what is no whole line of NCCL's changes nothing."""
         if line.count(" NCCL ") - line.count(" NCCL INFO NCCL version ") > 1:
             return  # two lines that ran into each other
@@ -88,10 +88,10 @@ class NcclLog:
         else:
             self._take(found["host"], found["level"], found["text"])
 
-    def told(self) -> NcclSaid:
+    def facts(self) -> NcclLogFacts:
         """All of it, as one value."""
         networks = tuple(self._networks) or (("Socket",) if self._sockets else ())
-        return NcclSaid(
+        return NcclLogFacts(
             version=self._version,
             networks=networks,
             interfaces=dict(self._interfaces),
@@ -126,9 +126,9 @@ class NcclLog:
     def _trouble(self, text: str) -> None:
         for kind, pattern in _TROUBLES:
             found = pattern.search(text)
-            known = self._peers.setdefault(kind, {}) if found else {}
-            if found and len(known) < MAX_PEERS:
-                known.setdefault(clean(found["peer"], 80))
+            peers = self._peers.setdefault(kind, {}) if found else {}
+            if found and len(peers) < MAX_PEERS:
+                peers.setdefault(clean(found["peer"], 80))
 
 
 _LOCAL = re.compile(

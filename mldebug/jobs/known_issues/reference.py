@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mldebug.jobs.known_issues import log_rules, setting_rules, version_rules
 from mldebug.jobs.known_issues.match import SETTINGS
-from mldebug.jobs.known_issues.model import Rule
+from mldebug.jobs.known_issues.model import IssueRule
 
 HEAD = """\
 # Known traps
@@ -44,7 +44,7 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def _table(title: str, rules: tuple[Rule, ...]) -> Iterator[str]:
+def _table(title: str, rules: tuple[IssueRule, ...]) -> Iterator[str]:
     yield f"## {title}\n"
     yield "| trap | where | what is wrong | what to do | source |"
     yield "|---|---|---|---|---|"
@@ -52,7 +52,7 @@ def _table(title: str, rules: tuple[Rule, ...]) -> Iterator[str]:
     yield ""
 
 
-def _row(rule: Rule) -> str:
+def _row(rule: IssueRule) -> str:
     where = [span.words() for span in rule.spans] or [f"`{name}`" for name in rule.reads]
-    told = "; ".join(filter(None, (", ".join(where), rule.when)))
-    return f"| `{rule.name}` | {told} | {rule.wrong} | {rule.todo} | <{rule.source}> |"
+    condition = "; ".join(filter(None, (", ".join(where), rule.when)))
+    return f"| `{rule.name}` | {condition} | {rule.wrong} | {rule.todo} | <{rule.source}> |"

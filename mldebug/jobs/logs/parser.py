@@ -3,11 +3,10 @@
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
-from mldebug.jobs.logs.records import LogRecord
+from mldebug.jobs.logs.records import LogFormat, LogRecord
 
 MAX_LINE = 16 << 10  # bytes; a longer line is no record
 SLICE = 1 << 20  # bytes worked on at once
@@ -21,17 +20,6 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,40}[ -/]{0,4}[@-~]|[@-Z\\-_])")
 _CLOSED = b"]}|"
 _NCCL = re.compile(r"NCCL (?:WARN|version|INFO (?:NET/|Bootstrap|Using network|NCCL version))")
 MAX_NCCL, MAX_NCCL_LINE = 1024, 600  # lines kept until somebody takes them; characters of one
-
-
-class LogFormat(Protocol):
-    """What a logs/ plugin is."""
-
-    @property
-    def generic(self) -> bool:
-        """Does it also take lines of other formats, so that it must be tried last?"""
-
-    def parse(self, line: str) -> LogRecord | None:
-        """Return the record in one line without its end, None where there is none; never raises."""
 
 
 class LogParser:
@@ -52,7 +40,7 @@ class LogParser:
         self._own = [_Own(name, it, clock) for name, it in (own or {}).items()]
         self.lines = self.records = self.bytes = self.binary = self.oversized = 0
         self._partial = b""
-        self._settled = b""
+        self._flushed = b""
         self._dropping = False
         self._nccl: list[str] = []
 
@@ -75,15 +63,15 @@ class LogParser:
         self.records += len(found)
         return found
 
-    def settle(self) -> list[LogRecord]:
+    def flush(self) -> list[LogRecord]:
         """Return the record in the unfinished line, once, if it is whole but for its end.
 
         A progress bar ends its line only when it draws the next. A line cut within a number is not taken for one.
         """
         line = self._partial.rstrip()
-        if not line or line[-1] not in _CLOSED or self._partial == self._settled:
+        if not line or line[-1] not in _CLOSED or self._partial == self._flushed:
             return []
-        self._settled = self._partial
+        self._flushed = self._partial
         record = self._match(_ESCAPES.sub("", line.decode(errors="replace")))
         self.records += record is not None
         return [record] if record else []
@@ -100,7 +88,7 @@ class LogParser:
 
     def restart(self) -> None:
         """Forget the unfinished line: what follows starts a new one."""
-        self._partial = self._settled = b""
+        self._partial = self._flushed = b""
         self._dropping = False
 
     def _take(self, data: bytes) -> list[LogRecord]:
@@ -119,7 +107,7 @@ class LogParser:
 
     def _head(self, head: bytes) -> bytes:
         """Join what was held with what completes it; drop the rest of a line that is not wanted."""
-        partial, settled, dropping = self._partial, self._settled, self._dropping
+        partial, settled, dropping = self._partial, self._flushed, self._dropping
         self.restart()
         if dropping or (settled and head[:1] in (b"\n", b"") and settled == partial):
             return head[head.find(b"\n") :] if b"\n" in head else b""
@@ -147,8 +135,8 @@ class LogParser:
             self.oversized += len(lines) - len(short)
             lines = short
         if "NCCL " in text and len(self._nccl) < MAX_NCCL:
-            told = [line[-MAX_NCCL_LINE:] for line in lines if _NCCL.search(line)]
-            self._nccl += told[: MAX_NCCL - len(self._nccl)]
+            nccl_lines = [line[-MAX_NCCL_LINE:] for line in lines if _NCCL.search(line)]
+            self._nccl += nccl_lines[: MAX_NCCL - len(self._nccl)]
         match = self._match
         return [record for line in lines if (record := match(line)) is not None]
 

@@ -1,7 +1,8 @@
-"""What a training log says of progress, and how numbers in a log are read."""
+"""What a log format plugin is (`LogFormat`), the record that it makes of one line, and how numbers in a log are read."""
 
 import math
 import re
+from typing import Protocol
 
 import msgspec
 
@@ -96,3 +97,14 @@ def duration(text: str | None, unit: str | None = "s") -> float | None:
         return None
     seconds = value / _PER_SECOND.get(unit or "s", 1)
     return seconds if 0 < seconds < math.inf else None
+
+
+class LogFormat(Protocol):
+    """Reads the lines of one training framework. Each file in `formats/` creates one."""
+
+    @property
+    def generic(self) -> bool:
+        """Does it also match lines of other formats, so that it must be tried last?"""
+
+    def parse(self, line: str) -> LogRecord | None:
+        """Return the record in one line without its end, None where there is none; never raises."""

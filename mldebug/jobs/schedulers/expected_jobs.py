@@ -8,13 +8,13 @@ import msgspec
 
 from mldebug.core.redact import safe_line
 from mldebug.core.units import format_duration
-from mldebug.jobs.schedulers.model import PRESENT, Queue, QueueJob, Standing, WatchedState
+from mldebug.jobs.schedulers.model import PRESENT, JobStanding, Queue, QueueJob, WatchedState
 from mldebug.jobs.schedulers.slurm_states import blocked
 
 MOST = 8  # jobs of one watch that are shown
 
 
-class Pattern(msgspec.Struct, frozen=True, kw_only=True):
+class JobPattern(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs; `*` stands for anything, what is empty fits all."""
 
     name: str = ""
@@ -35,11 +35,13 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def watch(name: str, pattern: Pattern, queue: Queue, now: float, warn: float) -> WatchedState:
+def watched_state(
+    name: str, pattern: JobPattern, queue: Queue, now: float, warn: float
+) -> WatchedState:
     """What one answer says of one watch. `warn`: seconds before a time limit from which it is near."""
     jobs = sorted(filter(pattern.fits, queue.jobs), key=_order)
-    running = [one for one in jobs if one.standing is Standing.RUNNING]
-    queued = [one for one in jobs if one.standing is Standing.QUEUED]
+    running = [one for one in jobs if one.standing is JobStanding.RUNNING]
+    queued = [one for one in jobs if one.standing is JobStanding.QUEUED]
     present = [one for one in jobs if one.standing in PRESENT]
     hidden = not present and queue.only_of not in ("", pattern.user)
     near = tuple(one for one in running if one.ends is not None and one.ends - now <= warn)
@@ -64,7 +66,7 @@ def job_words(job: QueueJob, now: float) -> str:
     return f"{safe_line(job.id, 60)} ({safe_line(job.name, 60)}): {', '.join(_facts(job, now))}"
 
 
-def missing_words(pattern: Pattern) -> str:
+def missing_words(pattern: JobPattern) -> str:
     """`no job named my-training of user ada`."""
     parts = [f"named {safe_line(pattern.name, 60)}"] if pattern.name else []
     parts += [f"of user {safe_line(pattern.user, 40)}"] if pattern.user else []
@@ -72,7 +74,7 @@ def missing_words(pattern: Pattern) -> str:
     return " ".join(["no job", *parts])
 
 
-def hidden_words(pattern: Pattern, user: str) -> str:
+def hidden_words(pattern: JobPattern, user: str) -> str:
     """`no job named a is shown, but the scheduler shows those of mldebug alone: …`."""
     return (
         f"{missing_words(pattern)} is shown, but the scheduler shows those of {safe_line(user, 40)} alone"
@@ -80,7 +82,9 @@ def hidden_words(pattern: Pattern, user: str) -> str:
     )
 
 
-def _sentence(pattern: Pattern, jobs: list[QueueJob], present: list[QueueJob], now: float) -> str:
+def _sentence(
+    pattern: JobPattern, jobs: list[QueueJob], present: list[QueueJob], now: float
+) -> str:
     if present:
         more = f", and {len(present) - 1} more" if len(present) > 1 else ""
         return job_words(present[0], now) + more
@@ -90,7 +94,7 @@ def _sentence(pattern: Pattern, jobs: list[QueueJob], present: list[QueueJob], n
 
 def _facts(job: QueueJob, now: float) -> Iterator[str]:
     state = job.state.lower()
-    if job.standing is Standing.QUEUED:
+    if job.standing is JobStanding.QUEUED:
         since = f" for {_span(now - job.submitted)}" if job.submitted else ""
         reason = f" ({safe_line(job.reason, 120)})" if job.reason else ""
         yield f"{state}{since}{reason}"
@@ -99,10 +103,10 @@ def _facts(job: QueueJob, now: float) -> Iterator[str]:
         return
     yield (
         f"{state} for {_span(now - job.started)}"
-        if job.started and job.standing is not Standing.OVER
+        if job.started and job.standing is not JobStanding.OVER
         else state
     )
-    if job.nodes and job.standing is not Standing.OVER:
+    if job.nodes and job.standing is not JobStanding.OVER:
         yield f"on {safe_line(job.nodes, 60)}"
     if job.ends is not None:
         yield f"its time limit ends it in {_span(job.ends - now)}"
@@ -110,7 +114,7 @@ def _facts(job: QueueJob, now: float) -> Iterator[str]:
 
 def _order(job: QueueJob) -> tuple[int, float]:
     """Those that run first, then those queued; of the rest the newest."""
-    return list(Standing).index(job.standing), -(job.submitted or 0.0)
+    return list(JobStanding).index(job.standing), -(job.submitted or 0.0)
 
 
 def _span(seconds: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from mldebug.jobs.schedulers.model import QueueJob, Standing
+from mldebug.jobs.schedulers.model import JobStanding, QueueJob
 
 # plural -> where it is served; the owner's own words, in the order in which they are asked
 KINDS: Mapping[str, str] = {
@@ -41,7 +41,7 @@ def _job(plural: str, item: dict[str, Any]) -> QueueJob | None:
     conditions = _conditions(status)
     state, standing, reason = _phase(plural, spec, status, conditions)
     started = _moment(status.get("startTime")) or _since(conditions, "Running")
-    running = standing is Standing.RUNNING
+    running = standing is JobStanding.RUNNING
     deadline = _number(_map(spec.get("runPolicy")).get("activeDeadlineSeconds")) or _number(
         spec.get("activeDeadlineSeconds")
     )
@@ -54,7 +54,7 @@ def _job(plural: str, item: dict[str, Any]) -> QueueJob | None:
         user=namespace,
         reason=reason,
         submitted=_moment(meta.get("creationTimestamp")),
-        started=started if standing is not Standing.QUEUED else None,
+        started=started if standing is not JobStanding.QUEUED else None,
         ends=started + deadline if running and started and deadline else None,
     )
 
@@ -69,35 +69,39 @@ def _phase(
     spec: dict[str, Any],
     status: dict[str, Any],
     conditions: dict[str, dict[str, Any]],
-) -> tuple[str, Standing, str]:
+) -> tuple[str, JobStanding, str]:
     """The word, what it means, and why it waits."""
-    for word, said in _OVER.items():
+    for word, state in _OVER.items():
         if word in conditions:
-            return said, Standing.OVER, _reason(conditions[word])
+            return state, JobStanding.OVER, _reason(conditions[word])
     held = spec.get("suspend") is True or _map(spec.get("runPolicy")).get("suspend") is True
     if held or "Suspended" in conditions:
-        return "SUSPENDED", Standing.QUEUED, "it is suspended"
+        return "SUSPENDED", JobStanding.QUEUED, "it is suspended"
     if plural == "pytorchjobs":
         return _kubeflow(conditions)
     return _by_pods(_groups(plural, status))
 
 
-def _kubeflow(conditions: dict[str, dict[str, Any]]) -> tuple[str, Standing, str]:
+def _kubeflow(conditions: dict[str, dict[str, Any]]) -> tuple[str, JobStanding, str]:
     if "Running" in conditions:
-        return "RUNNING", Standing.RUNNING, ""
+        return "RUNNING", JobStanding.RUNNING, ""
     if "Restarting" in conditions:
-        return "RESTARTING", Standing.QUEUED, _reason(conditions["Restarting"])
-    return "PENDING", Standing.QUEUED, "its pods do not run yet"
+        return "RESTARTING", JobStanding.QUEUED, _reason(conditions["Restarting"])
+    return "PENDING", JobStanding.QUEUED, "its pods do not run yet"
 
 
-def _by_pods(groups: list[dict[str, Any]]) -> tuple[str, Standing, str]:
+def _by_pods(groups: list[dict[str, Any]]) -> tuple[str, JobStanding, str]:
     """`ready` is newer than `active`, and left out where it is 0 by some."""
     active = sum(_number(one.get("active")) or 0 for one in groups)
     ready = sum(_number(one.get("ready")) or 0 for one in groups)
-    told = any("ready" in one for one in groups)
-    if ready or (active and not told):
-        return "RUNNING", Standing.RUNNING, ""
-    return "PENDING", Standing.QUEUED, "its pods are not ready" if active else "it has no pods yet"
+    has_ready = any("ready" in one for one in groups)
+    if ready or (active and not has_ready):
+        return "RUNNING", JobStanding.RUNNING, ""
+    return (
+        "PENDING",
+        JobStanding.QUEUED,
+        "its pods are not ready" if active else "it has no pods yet",
+    )
 
 
 def _groups(plural: str, status: dict[str, Any]) -> list[dict[str, Any]]:
@@ -111,8 +115,8 @@ def _groups(plural: str, status: dict[str, Any]) -> list[dict[str, Any]]:
 def _conditions(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Those that are true, by type."""
     all_ = status.get("conditions")
-    told = [_map(one) for one in all_] if isinstance(all_, list) else []
-    return {_text(one.get("type")): one for one in told if one.get("status") == "True"}
+    listed = [_map(one) for one in all_] if isinstance(all_, list) else []
+    return {_text(one.get("type")): one for one in listed if one.get("status") == "True"}
 
 
 def _reason(condition: dict[str, Any]) -> str:
@@ -125,12 +129,12 @@ def _since(conditions: dict[str, dict[str, Any]], word: str) -> float | None:
 
 def _moment(value: Any) -> float | None:
     try:
-        told = datetime.fromisoformat(value) if isinstance(value, str) else None
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
         return None
-    if told is None:
+    if moment is None:
         return None
-    return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _number(value: Any) -> float | None:

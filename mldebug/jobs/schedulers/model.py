@@ -8,7 +8,7 @@ from enum import StrEnum
 from mldebug.core.model import Noun
 
 
-class Standing(StrEnum):
+class JobStanding(StrEnum):
     """What a scheduler's state means to whoever waits for the job."""
 
     RUNNING = "running"
@@ -18,7 +18,7 @@ class Standing(StrEnum):
     OVER = "over"
 
 
-PRESENT = (Standing.RUNNING, Standing.QUEUED, Standing.SUSPENDED)
+PRESENT = (JobStanding.RUNNING, JobStanding.QUEUED, JobStanding.SUSPENDED)
 
 
 class QueueJob(Noun, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class QueueJob(Noun, frozen=True, kw_only=True):
     id: str  # as a person names it: 17, 17_3, 17_[4-10%1], namespace/name
     name: str
     state: str  # in the scheduler's own word: RUNNING
-    standing: Standing
+    standing: JobStanding
     number: str = ""  # what SLURM_JOB_ID is in its processes; "" where there is none
     user: str = ""
     kind: str = ""  # of Kubernetes: Job, PyTorchJob
@@ -111,6 +111,6 @@ class Orphan(Noun, frozen=True, kw_only=True):
 class QueueError(Exception):
     """A scheduler gave no good answer; `reason` is a short word for metrics."""
 
-    def __init__(self, reason: str, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
         self.reason = reason

@@ -11,12 +11,12 @@ import msgspec
 RANKS = ("RANK", "SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 VARIABLES = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME", "TORCHELASTIC_RUN_ID", *RANKS)
 # below one of these it belongs to a job, a prolog or an allocation that is there
-KEEPERS = ("slurmstepd", "slurmd", "srun", "salloc", "sbatch", "slurmctld")
+SLURM_PARENTS = ("slurmstepd", "slurmd", "srun", "salloc", "sbatch", "slurmctld")
 _INITS = ("systemd", "init", "tini", "dumb-init", "pause", "s6-svscan", "catatonit", "docker-init", "runit", "launchd")  # fmt: skip
 _STEP = re.compile(r"slurmstepd: \[(\d{1,10})\.")
 
 
-class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+class OrphanSuspect(msgspec.Struct, frozen=True, kw_only=True):
     """One process, as far as orphans go."""
 
     pid: int
@@ -27,7 +27,7 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     holds_gpu: bool = False
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class LivingJobs(msgspec.Struct, frozen=True, kw_only=True):
     """What speaks for jobs that are there."""
 
     steps: frozenset[str] = frozenset()  # Slurm jobs that have a slurmstepd here
@@ -37,7 +37,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     )
 
 
-class Gone(msgspec.Struct, frozen=True, kw_only=True):
+class OrphanReason(msgspec.Struct, frozen=True, kw_only=True):
     """Why a suspect is an orphan."""
 
     job: str
@@ -51,40 +51,42 @@ def step_job(title: str) -> str:
     return match[1] if match else ""
 
 
-def judge(suspects: Collection[Suspect], known: Known) -> Iterator[tuple[Suspect, Gone]]:
+def find_orphans(
+    suspects: Collection[OrphanSuspect], living: LivingJobs
+) -> Iterator[tuple[OrphanSuspect, OrphanReason]]:
     """Those whose job is gone."""
     launched = {_launch(one) for one in suspects if not _left(one)}
     for one in suspects:
-        gone = _of_slurm(one, known) if one.variables.get("SLURM_JOB_ID") else _of_launch(one, launched)  # fmt: skip
+        gone = _of_slurm(one, living) if one.variables.get("SLURM_JOB_ID") else _of_launch(one, launched)  # fmt: skip
         if gone is not None:
             yield one, gone
 
 
-def _of_slurm(one: Suspect, known: Known) -> Gone | None:
+def _of_slurm(one: OrphanSuspect, living: LivingJobs) -> OrphanReason | None:
     job = one.variables["SLURM_JOB_ID"]
     if not job.isdecimal() or not (rank_of(one.variables) or one.holds_gpu):
         return None
-    if job in known.steps or any(name.startswith(KEEPERS) for name in one.ancestors):
+    if job in living.steps or any(name.startswith(SLURM_PARENTS) for name in one.ancestors):
         return None
-    if known.alive is not None and job in known.alive:
+    if living.alive is not None and job in living.alive:
         return None
-    if known.alive is None and not known.slurmd:
+    if living.alive is None and not living.slurmd:
         return None
     why = (
         "squeue knows no such job that runs"
-        if known.alive is not None
+        if living.alive is not None
         else "no slurmstepd of it is here"
     )
-    return Gone(job=f"Slurm job {job}", why=why, rank=rank_of(one.variables))
+    return OrphanReason(job=f"Slurm job {job}", why=why, rank=rank_of(one.variables))
 
 
-def _of_launch(one: Suspect, launched: Collection[str]) -> Gone | None:
+def _of_launch(one: OrphanSuspect, launched: Collection[str]) -> OrphanReason | None:
     """A rank of torchrun that process 1 has taken over, and none of its launch has a launcher any more."""
     run = _launch(one)
     if not run or not one.variables.get("RANK") or not _left(one) or run in launched:
         return None
     why = "its launcher is gone, and so is that of all ranks of the launch here"
-    return Gone(job=f"torchrun launch {run}", why=why, rank=one.variables["RANK"])
+    return OrphanReason(job=f"torchrun launch {run}", why=why, rank=one.variables["RANK"])
 
 
 def rank_of(variables: Mapping[str, str]) -> str:
@@ -92,10 +94,10 @@ def rank_of(variables: Mapping[str, str]) -> str:
     return next((variables[name] for name in RANKS if variables.get(name, "").isdecimal()), "")
 
 
-def _launch(one: Suspect) -> str:
+def _launch(one: OrphanSuspect) -> str:
     return one.variables.get("TORCHELASTIC_RUN_ID", "")
 
 
-def _left(one: Suspect) -> bool:
+def _left(one: OrphanSuspect) -> bool:
     """Process 1 has it, or a user's own systemd."""
     return bool(one.ancestors) and all(name in _INITS for name in one.ancestors)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mldebug.jobs.schedulers.model import Queue, QueueError, QueueJob, QueueNode, Standing
+from mldebug.jobs.schedulers.model import JobStanding, Queue, QueueError, QueueJob, QueueNode
 from mldebug.jobs.schedulers.slurm_states import node_trouble, standing_of
 
 NO_TIME = 4_102_444_800  # of the year 2100: Slurm's "never" is beyond it
@@ -47,22 +47,22 @@ class _Nodes(msgspec.Struct):
 
 def read_jobs(data: bytes) -> tuple[QueueJob, ...]:
     """Of `squeue --json`; `QueueError` where that is no answer."""
-    told = _decode(data, _Jobs)
-    if told.errors and not told.jobs:
-        raise QueueError("refused", f"squeue says: {_errors(told.errors)}")
-    return tuple(job for one in told.jobs if (job := _job(one)) is not None)
+    answer = _decode(data, _Jobs)
+    if answer.errors and not answer.jobs:
+        raise QueueError("refused", f"squeue says: {_errors(answer.errors)}")
+    return tuple(job for one in answer.jobs if (job := _job(one)) is not None)
 
 
 def read_nodes(data: bytes) -> tuple[QueueNode, ...]:
     """Nodes that take no jobs, of `sinfo --json` or `scontrol show node --json`."""
-    told = _decode(data, _Nodes)
-    if told.nodes is None and told.sinfo is None:
-        raise QueueError("unreadable", f"sinfo lists no nodes: {_errors(told.errors)}")
-    found = {one.name: one for one in _nodes(told)}
+    answer = _decode(data, _Nodes)
+    if answer.nodes is None and answer.sinfo is None:
+        raise QueueError("unreadable", f"sinfo lists no nodes: {_errors(answer.errors)}")
+    found = {one.name: one for one in _nodes(answer)}
     return tuple(found.values())
 
 
-def answer(jobs: bytes) -> Queue:
+def parse_queue(jobs: bytes) -> Queue:
     """The jobs alone."""
     return Queue(jobs=read_jobs(jobs), by="json")
 
@@ -80,8 +80,8 @@ def number(value: Any) -> float | None:
 
 def moment(value: Any) -> float | None:
     """Unix seconds; None for "unknown" and "never"."""
-    told = number(value)
-    return told if told is not None and 0 < told < NO_TIME else None
+    seconds = number(value)
+    return seconds if seconds is not None and 0 < seconds < NO_TIME else None
 
 
 def _decode(data: bytes, kind: type[Any]) -> Any:
@@ -92,16 +92,16 @@ def _decode(data: bytes, kind: type[Any]) -> Any:
 
 
 def _job(one: _Job) -> QueueJob | None:
-    told = number(one.job_id)
-    if told is None:
+    job_id = number(one.job_id)
+    if job_id is None:
         return None
     state, standing = standing_of(_words(one.job_state))
-    waits = standing is Standing.QUEUED
+    waits = standing is JobStanding.QUEUED
     limited = number(one.time_limit) is not None
     description, reason = _text(one.state_description), _text(one.state_reason)
     return QueueJob(
-        id=_array_id(one, int(told)),
-        number=str(int(told)),
+        id=_array_id(one, int(job_id)),
+        number=str(int(job_id)),
         name=_text(one.name),
         state=state,
         standing=standing,
@@ -112,7 +112,7 @@ def _job(one: _Job) -> QueueJob | None:
         submitted=moment(one.submit_time),
         started=None if waits else moment(one.start_time),
         starts=moment(one.start_time) if waits else None,
-        ends=moment(one.end_time) if standing is Standing.RUNNING and limited else None,
+        ends=moment(one.end_time) if standing is JobStanding.RUNNING and limited else None,
     )  # fmt: skip
 
 
@@ -125,18 +125,18 @@ def _array_id(one: _Job, own: int) -> str:
     return f"{int(array)}_{int(task)}" if task is not None else str(own)
 
 
-def _nodes(told: _Nodes) -> Iterator[QueueNode]:
-    for one in told.nodes or ():
+def _nodes(answer: _Nodes) -> Iterator[QueueNode]:
+    for one in answer.nodes or ():
         states = [*_words(one.get("state")), *_words(one.get("state_flags"))]
         if trouble := node_trouble(states):
             yield QueueNode(name=_text(one.get("name")), state=trouble, reason=_text(one.get("reason")))  # fmt: skip
-    for group in told.sinfo or ():
+    for group in answer.sinfo or ():
         trouble = node_trouble(_words(_inside(group.get("node")).get("state")))
         reason = group.get("reason")
-        said = _text(_inside(reason).get("description")) if isinstance(reason, dict) else _text(reason)  # fmt: skip
+        reason_text = _text(_inside(reason).get("description")) if isinstance(reason, dict) else _text(reason)  # fmt: skip
         names = _inside(group.get("nodes")).get("nodes")
         for name in names if trouble and isinstance(names, list) else ():
-            yield QueueNode(name=_text(name), state=trouble, reason=said)
+            yield QueueNode(name=_text(name), state=trouble, reason=reason_text)
 
 
 def _inside(value: Any) -> dict[str, Any]:

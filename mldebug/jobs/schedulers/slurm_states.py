@@ -3,24 +3,24 @@
 import re
 from collections.abc import Iterable
 
-from mldebug.jobs.schedulers.model import Standing
+from mldebug.jobs.schedulers.model import JobStanding
 
 _STANDINGS = {
-    "RUNNING": Standing.RUNNING,
-    "RESIZING": Standing.RUNNING,
-    "SIGNALING": Standing.RUNNING,
-    "STAGE_OUT": Standing.RUNNING,
-    "CONFIGURING": Standing.RUNNING,
-    "EXPEDITING": Standing.QUEUED,
-    "PENDING": Standing.QUEUED,
-    "REQUEUED": Standing.QUEUED,
-    "REQUEUE_FED": Standing.QUEUED,
-    "REQUEUE_HOLD": Standing.QUEUED,
-    "RESV_DEL_HOLD": Standing.QUEUED,
-    "SPECIAL_EXIT": Standing.QUEUED,
-    "SUSPENDED": Standing.SUSPENDED,
-    "STOPPED": Standing.SUSPENDED,
-    "COMPLETING": Standing.ENDING,
+    "RUNNING": JobStanding.RUNNING,
+    "RESIZING": JobStanding.RUNNING,
+    "SIGNALING": JobStanding.RUNNING,
+    "STAGE_OUT": JobStanding.RUNNING,
+    "CONFIGURING": JobStanding.RUNNING,
+    "EXPEDITING": JobStanding.QUEUED,
+    "PENDING": JobStanding.QUEUED,
+    "REQUEUED": JobStanding.QUEUED,
+    "REQUEUE_FED": JobStanding.QUEUED,
+    "REQUEUE_HOLD": JobStanding.QUEUED,
+    "RESV_DEL_HOLD": JobStanding.QUEUED,
+    "SPECIAL_EXIT": JobStanding.QUEUED,
+    "SUSPENDED": JobStanding.SUSPENDED,
+    "STOPPED": JobStanding.SUSPENDED,
+    "COMPLETING": JobStanding.ENDING,
 }
 _OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT", "LAUNCH_FAILED", "RECONFIG_FAIL")  # fmt: skip
 # a person has to do something before such a job starts
@@ -35,19 +35,19 @@ _OUT = ("down", "drain", "drained", "draining", "fail", "failing", "error", "not
 _WORD = re.compile(r"[A-Z_]{1,40}")
 
 
-def standing_of(states: Iterable[str]) -> tuple[str, Standing]:
+def standing_of(states: Iterable[str]) -> tuple[str, JobStanding]:
     """The word to show, and what it means. Ending wins over running, any other word over "over"."""
     words = [one.upper() for one in states if _WORD.fullmatch(one.upper())]
-    known = [(word, _STANDINGS[word]) for word in words if word in _STANDINGS]
-    if known:
-        ending = [one for one in known if one[1] is Standing.ENDING]
-        base = [one for one in known if one[0] == "PENDING"]
-        return (ending or base or known)[0]
+    matches = [(word, _STANDINGS[word]) for word in words if word in _STANDINGS]
+    if matches:
+        ending = [one for one in matches if one[1] is JobStanding.ENDING]
+        base = [one for one in matches if one[0] == "PENDING"]
+        return (ending or base or matches)[0]
     over = [word for word in words if word in _OVER]
     if over:
-        return over[0], Standing.OVER
+        return over[0], JobStanding.OVER
     # a word that this version does not know: Slurm still has the job, and nobody is alarmed for a new word
-    return (words[0] if words else "UNKNOWN"), Standing.QUEUED
+    return (words[0] if words else "UNKNOWN"), JobStanding.QUEUED
 
 
 def node_trouble(states: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ bars and newlines is read as it is, and cannot pretend to be another job. Asked 
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from mldebug.jobs.schedulers.model import QueueError, QueueJob, QueueNode, Standing
+from mldebug.jobs.schedulers.model import JobStanding, QueueError, QueueJob, QueueNode
 from mldebug.jobs.schedulers.slurm_states import node_trouble, standing_of
 
 _JOB = ("%A", "%i", "%u", "%T", "%S", "%e", "%l", "%V", "%P", "%N", "%r", "%j")
@@ -35,8 +35,8 @@ def read_nodes(text: str, mark: str) -> tuple[QueueNode, ...]:
     found = {}
     for name, state, reason in _records(text, mark, len(_NODE)):
         if trouble := node_trouble([state]):
-            said = "" if reason in ("none", "N/A") else reason
-            found[name] = QueueNode(name=name, state=trouble, reason=said)
+            shown = "" if reason in ("none", "N/A") else reason
+            found[name] = QueueNode(name=name, state=trouble, reason=shown)
     return tuple(found.values())
 
 
@@ -62,7 +62,7 @@ def _records(text: str, mark: str, count: int) -> Iterator[list[str]]:
 def _job(fields: list[str]) -> QueueJob:
     number, name_id, user, word, start, end, limit, submit, partition, nodes, reason, name = fields
     state, standing = standing_of([word])
-    waits = standing is Standing.QUEUED
+    waits = standing is JobStanding.QUEUED
     return QueueJob(
         id=name_id,
         number=number,
@@ -76,5 +76,5 @@ def _job(fields: list[str]) -> QueueJob:
         submitted=moment(submit),
         started=None if waits else moment(start),
         starts=moment(start) if waits else None,
-        ends=moment(end) if standing is Standing.RUNNING and limit not in _UNLIMITED else None,
+        ends=moment(end) if standing is JobStanding.RUNNING and limit not in _UNLIMITED else None,
     )

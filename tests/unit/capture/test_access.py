@@ -7,9 +7,9 @@ import pytest
 
 from mldebug.capture.flight_recorder.access import (
     NAMES,
-    Kind,
-    Means,
-    Plan,
+    AccessKind,
+    AccessPlan,
+    RankFacts,
     dump_files,
     is_nccl2,
     plan,
@@ -26,12 +26,12 @@ IN_TMP = "/tmp/nccl_trace_rank_3"
 ALL = [(2, minor) for minor in range(5, 17)]
 
 
-def means(torch: tuple[int, int] | None = (2, 11), *backends: str, **known) -> Means:
+def means(torch: tuple[int, int] | None = (2, 11), *backends: str, **known) -> RankFacts:
     environ = HOME | known.pop("environ", {})
-    return Means(rank=3, torch=torch, backends=frozenset(backends), environ=environ, **known)
+    return RankFacts(rank=3, torch=torch, backends=frozenset(backends), environ=environ, **known)
 
 
-def kinds(found: Plan) -> list[str]:
+def kinds(found: AccessPlan) -> list[str]:
     return [str(way.kind) for way in found.ways]
 
 
@@ -77,7 +77,7 @@ def test_where_it_dumps_by_its_settings() -> None:
 
 
 def test_a_rank_without_a_home_dumps_under_tmp() -> None:
-    bare = Means(rank=3, torch=(2, 11))
+    bare = RankFacts(rank=3, torch=(2, 11))
     assert dump_files(bare) == ("/tmp/.cache/torch/comm_lib_trace_rank_3",)
 
 
@@ -108,7 +108,7 @@ def test_which_nccl_it_is(torch: tuple[int, int]) -> None:
 
 def test_the_cheapest_way_comes_first() -> None:
     found = plan(means(environ=PIPE, hooked=True, servers=("tcp:1",)))
-    assert [way.kind for way in found.ways] == list(Kind)
+    assert [way.kind for way in found.ways] == list(AccessKind)
     assert found.closed == ()
     assert found.better == ""
 
@@ -129,15 +129,15 @@ CLOSED = {
 def test_the_fifo_is_closed_because(why: str) -> None:
     found = plan(means(environ=CLOSED[why]))
     assert "debug FIFO" not in kinds(found)
-    assert why in dict(found.closed)[Kind.FIFO]
+    assert why in dict(found.closed)[AccessKind.FIFO]
 
 
 def test_gloo_has_neither_fifo_nor_dumps() -> None:
     found = plan(means((2, 13), "gloo", environ=PIPE))
     assert found.ways == ()
     assert dict(found.closed) == {
-        Kind.DUMP: "gloo never dumps by itself",
-        Kind.FIFO: "gloo makes none",
+        AccessKind.DUMP: "gloo never dumps by itself",
+        AccessKind.FIFO: "gloo makes none",
     }
 
 
@@ -164,7 +164,7 @@ RUN = "start the job with `mldebug run -- …`: its ranks then tell their Flight
         (means((2, 7), hooked=True), ""),
     ],
 )  # fmt: skip
-def test_what_setting_would_have_given_a_better_way(known: Means, better: str) -> None:
+def test_what_setting_would_have_given_a_better_way(known: RankFacts, better: str) -> None:
     assert plan(known).better == better
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dumps import FRAMES, Dump, as_json, as_torch, calls, dump, made, transfer
 from mldebug.capture.flight_recorder.dump import KEEP, USUAL, _record, parse_dump
-from mldebug.capture.flight_recorder.fast_parse import skim_pickle
+from mldebug.capture.flight_recorder.fast_parse import cut_pickle
 from mldebug.core.model import FlightRecord
 
 HALF = KEEP // 2
@@ -27,7 +27,7 @@ def whole(data: bytes) -> FlightRecord:
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parent.name}-{path.stem[-1]}")
 def test_a_recording_tells_the_same_from_a_quarter_of_it(path: Path) -> None:
     data = path.read_bytes()
-    assert len(skim_pickle(data, HALF)) < len(data) / 4
+    assert len(cut_pickle(data, HALF)) < len(data) / 4
     assert parse_dump(data) == whole(data)
 
 
@@ -123,7 +123,7 @@ def test_the_newest_that_is_done_is_kept_however_many_wait_after_it(state: str) 
     batch = [made("all_reduce", n, state="scheduled") for n in range(1, 40)]
     open_ = [made("all_reduce", n, state=state) for n in range(200, 500)]
     data = as_torch(dump([*batch, *calls(199, first=40), *open_]))
-    assert len(skim_pickle(data, HALF)) < len(data)
+    assert len(cut_pickle(data, HALF)) < len(data)
     assert parse_dump(data).groups[0].completed == (199 if state == "scheduled" else 499)
 
 
@@ -148,4 +148,4 @@ def test_a_frame_that_later_calls_refer_to_is_kept() -> None:
     ],
 )
 def test_what_is_written_otherwise_is_left_as_it_is(data: bytes) -> None:
-    assert skim_pickle(data, HALF) == data
+    assert cut_pickle(data, HALF) == data

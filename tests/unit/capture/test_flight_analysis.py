@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumps import Dump, calls, dump, late, made, not_started, odd_size, stuck, transfer
-from mldebug.capture.flight_recorder.analysis import KINDS, Answer, analyse
+from mldebug.capture.flight_recorder.analysis import KINDS, Conclusion, analyse
 from mldebug.capture.flight_recorder.dump import parse_dump
 
 WORLD = {"0": range(4)}
 
 
-def judged(made_dumps: Mapping[int, Dump]) -> Answer:
+def judged(made_dumps: Mapping[int, Dump]) -> Conclusion:
     return analyse({rank: parse_dump(pickle.dumps(one, 2)) for rank, one in made_dumps.items()})
 
 

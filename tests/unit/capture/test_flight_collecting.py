@@ -18,10 +18,15 @@ from mldebug.core.model import Gap, HookState, NodeCapture, RankCapture, ThreadS
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
+<<<<<<< HEAD
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.capture.flight_recorder.collector import Collector
+=======
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.flight_recorder.collector import FlightRecorderCollector
+>>>>>>> origin/main
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.jobs.ranks.installed import Installed
+from mldebug_agents.jobs.ranks.libraries import InstalledSoftware
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
@@ -35,9 +40,9 @@ GOES_ON = process(*WAITER, move=moving())
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector() -> Iterator[FlightRecorderCollector]:
     with Spawner() as spawner, Reader(spawner) as reader:
-        yield Collector(Host(), reader, Installed(Host(), reader))
+        yield FlightRecorderCollector(Host(), reader, InstalledSoftware(Host(), reader))
 
 
 def taken(*ranks: RankCapture) -> NodeCapture:
@@ -45,18 +50,23 @@ def taken(*ranks: RankCapture) -> NodeCapture:
 
 
 def add(
-    collector: Collector, *ranks: RankCapture, left: float = 30.0, stalled: bool = True
+    collector: FlightRecorderCollector,
+    *ranks: RankCapture,
+    left: float = 30.0,
+    stalled: bool = True,
 ) -> NodeCapture:
     return collector.add(taken(*ranks), lambda: left, stalled=stalled)
 
 
 @contextmanager
-def met(collector: Collector, folder: Path, number: int = 0, **kw: str) -> Iterator[Monitored]:
+def met(
+    collector: FlightRecorderCollector, folder: Path, number: int = 0, **kw: str
+) -> Iterator[Monitored]:
     """A stand-in that discovery has found, and its PyTorch read."""
     with monitored(folder, number, **kw) as one:
         living.append(one)
         collector._installed.of(f"{one.pid}", one.pid, one.program.libraries)
-        collector.meet(discovered(*living))
+        collector.update(discovered(*living))
         try:
             yield one
         finally:
@@ -79,7 +89,7 @@ RUN = "start the job with `mldebug run -- …`: its ranks then tell their Flight
 
 
 def test_all_wait_alike_and_the_fifo_tells_who_called_what(
-    collector: Collector, tmp_path: Path
+    collector: FlightRecorderCollector, tmp_path: Path
 ) -> None:
     with met(collector, tmp_path, 0) as first, met(collector, tmp_path, 1) as second:
         found = add(collector, first.captured(WAITS), second.captured(WAITS))
@@ -93,7 +103,7 @@ def test_all_wait_alike_and_the_fifo_tells_who_called_what(
 
 
 def test_a_dump_that_takes_a_minute_delays_nothing_and_is_asked_for_once(
-    collector: Collector, tmp_path: Path
+    collector: FlightRecorderCollector, tmp_path: Path
 ) -> None:
     """That of a full recorder. A capture waits 2.5 s for it, no second byte is written while it is owed, and a later one reads it."""
     with met(collector, tmp_path, 0, how="waits") as one:
@@ -115,7 +125,7 @@ def test_a_dump_that_takes_a_minute_delays_nothing_and_is_asked_for_once(
 
 
 def test_a_dump_that_somebody_asked_for_before_us_is_told_to_be_gone(
-    collector: Collector, tmp_path: Path
+    collector: FlightRecorderCollector, tmp_path: Path
 ) -> None:
     """PyTorch has one file for each rank; what we asked for ourselves is missed by nobody."""
     with met(collector, tmp_path, 0) as one:
@@ -131,7 +141,7 @@ def test_a_dump_that_somebody_asked_for_before_us_is_told_to_be_gone(
 
 
 def test_who_waits_as_another_does_is_spared_and_who_works_too(
-    collector: Collector, tmp_path: Path
+    collector: FlightRecorderCollector, tmp_path: Path
 ) -> None:
     """The dump may hold a rank up, and stacks tell who lags: one that waits is enough."""
     numbers = (0, 1, 2)
@@ -153,7 +163,7 @@ def test_who_waits_as_another_does_is_spared_and_who_works_too(
 
 
 def test_a_fifo_of_that_name_that_another_job_has_made_since_is_not_asked(
-    collector: Collector, tmp_path: Path
+    collector: FlightRecorderCollector, tmp_path: Path
 ) -> None:
     """PyTorch takes a FIFO away that is there, and makes its own: a byte would make the other job dump, which may be well."""
     with met(collector, tmp_path / "mine") as mine, monitored(tmp_path / "theirs") as theirs:
@@ -173,7 +183,7 @@ WHY_NOT = {
 
 @pytest.mark.parametrize("why", WHY_NOT)
 def test_a_fifo_is_left_alone_where_nobody_knows_that_the_job_stands_still(
-    collector: Collector, tmp_path: Path, why: str
+    collector: FlightRecorderCollector, tmp_path: Path, why: str
 ) -> None:
     what, stalled = WHY_NOT[why]
     with met(collector, tmp_path, 0) as first, met(collector, tmp_path, 1) as second:
@@ -187,7 +197,7 @@ def test_a_fifo_is_left_alone_where_nobody_knows_that_the_job_stands_still(
 
 @pytest.mark.parametrize("state", ["D", "t"])
 def test_a_rank_with_a_thread_in_the_kernel_or_stopped_is_not_asked(
-    collector: Collector, tmp_path: Path, state: str
+    collector: FlightRecorderCollector, tmp_path: Path, state: str
 ) -> None:
     with met(collector, tmp_path) as one:
         rank = one.captured(WAITS)
@@ -200,7 +210,9 @@ def test_a_rank_with_a_thread_in_the_kernel_or_stopped_is_not_asked(
         assert one.end() == []
 
 
-def test_a_fresh_dump_of_the_timeout_spares_the_fifo(collector: Collector, tmp_path: Path) -> None:
+def test_a_fresh_dump_of_the_timeout_spares_the_fifo(
+    collector: FlightRecorderCollector, tmp_path: Path
+) -> None:
     with met(collector, tmp_path) as one:
         write(one)
         found = add(collector, one.captured(WAITS))
@@ -217,7 +229,7 @@ def write(one: Monitored, age: float = 0.0) -> None:
 
 
 def test_the_dump_of_an_earlier_question_is_not_taken_for_one_of_now(
-    collector: Collector, tmp_path: Path
+    collector: FlightRecorderCollector, tmp_path: Path
 ) -> None:
     """Somebody else asked a moment ago; the rank has gone on since, and what it says now counts."""
     with met(collector, tmp_path) as one:
@@ -231,7 +243,9 @@ def test_the_dump_of_an_earlier_question_is_not_taken_for_one_of_now(
         assert "none of a timeout: no call in it had taken too long" in str(reasons(found))
 
 
-def test_what_a_file_tells_is_never_sure(collector: Collector, tmp_path: Path) -> None:
+def test_what_a_file_tells_is_never_sure(
+    collector: FlightRecorderCollector, tmp_path: Path
+) -> None:
     """A job on another node with the same home may have written it: one rank is named, and not at high."""
     ranks = range(3)
     with ExitStack() as stack:
@@ -260,7 +274,7 @@ def test_what_a_file_tells_is_never_sure(collector: Collector, tmp_path: Path) -
 
 
 def test_a_file_that_two_living_jobs_write_is_refused_and_named(
-    collector: Collector, tmp_path: Path
+    collector: FlightRecorderCollector, tmp_path: Path
 ) -> None:
     """Two jobs of one user with the default names: who was last nobody can tell."""
     with met(collector, tmp_path / "mine") as mine:
@@ -282,7 +296,9 @@ def test_a_file_that_two_living_jobs_write_is_refused_and_named(
             assert {way: count for way, count in counts.items() if count} == {"dump file": 1}
 
 
-def test_one_file_under_two_names_is_one_file(collector: Collector, tmp_path: Path) -> None:
+def test_one_file_under_two_names_is_one_file(
+    collector: FlightRecorderCollector, tmp_path: Path
+) -> None:
     """As in two containers that mount one home."""
     with met(collector, tmp_path / "mine") as mine, met(collector, tmp_path / "theirs") as theirs:
         write(mine)
@@ -292,7 +308,9 @@ def test_one_file_under_two_names_is_one_file(collector: Collector, tmp_path: Pa
         assert "dump file" not in told(found).values()
 
 
-def test_an_old_dump_of_a_rank_that_lives_is_not_used(collector: Collector, tmp_path: Path) -> None:
+def test_an_old_dump_of_a_rank_that_lives_is_not_used(
+    collector: FlightRecorderCollector, tmp_path: Path
+) -> None:
     with met(collector, tmp_path, how="leaves") as one:
         write(one, age=1000)
         long_ago = msgspec.structs.replace(one.identity, started_at=0.0)
@@ -308,7 +326,7 @@ def test_an_old_dump_of_a_rank_that_lives_is_not_used(collector: Collector, tmp_
 
 
 def test_a_rank_that_the_hook_has_told_of_is_left_alone(
-    collector: Collector, tmp_path: Path
+    collector: FlightRecorderCollector, tmp_path: Path
 ) -> None:
     with met(collector, tmp_path) as one:
         write(one)
@@ -321,7 +339,7 @@ def test_a_rank_that_the_hook_has_told_of_is_left_alone(
 
 
 def test_a_hook_that_did_not_answer_leaves_the_ways_that_cost_nothing(
-    collector: Collector, tmp_path: Path
+    collector: FlightRecorderCollector, tmp_path: Path
 ) -> None:
     with met(collector, tmp_path) as one:
         rank = msgspec.structs.replace(one.captured(WAITS), said=HookState())
@@ -333,7 +351,7 @@ def test_a_hook_that_did_not_answer_leaves_the_ways_that_cost_nothing(
         assert one.end() == []
 
 
-def test_a_stopped_rank_is_not_asked(collector: Collector, tmp_path: Path) -> None:
+def test_a_stopped_rank_is_not_asked(collector: FlightRecorderCollector, tmp_path: Path) -> None:
     with met(collector, tmp_path) as one:
         os.kill(one.pid, signal.SIGSTOP)
         wait_until(lambda: state(one.pid) == "T")
@@ -346,7 +364,9 @@ def test_a_stopped_rank_is_not_asked(collector: Collector, tmp_path: Path) -> No
         assert one.end() == []
 
 
-def test_a_job_without_any_way_hears_what_to_set(collector: Collector, tmp_path: Path) -> None:
+def test_a_job_without_any_way_hears_what_to_set(
+    collector: FlightRecorderCollector, tmp_path: Path
+) -> None:
     with met(collector, tmp_path, version="2.9.1", TORCH_NCCL_DEBUG_INFO_PIPE_FILE="") as one:
         found = add(collector, one.captured(WAITS))
         assert found.gaps == (
@@ -360,13 +380,17 @@ def test_a_job_without_any_way_hears_what_to_set(collector: Collector, tmp_path:
         )
 
 
-def test_a_process_without_pytorch_adds_nothing(collector: Collector, tmp_path: Path) -> None:
+def test_a_process_without_pytorch_adds_nothing(
+    collector: FlightRecorderCollector, tmp_path: Path
+) -> None:
     with met(collector, tmp_path, version="of my own") as one:
         before = taken(one.captured(WAITS))
         assert collector.add(before, lambda: 30.0) == before
 
 
-def test_of_gloo_alone_nothing_is_missed(collector: Collector, tmp_path: Path) -> None:
+def test_of_gloo_alone_nothing_is_missed(
+    collector: FlightRecorderCollector, tmp_path: Path
+) -> None:
     """A job on CPUs has no Flight Recorder that PyTorch could dump; that is no gap of a report."""
     with met(collector, tmp_path, TORCH_NCCL_DEBUG_INFO_PIPE_FILE="") as one:
         rank = one.captured(WAITS)
@@ -378,7 +402,7 @@ def test_of_gloo_alone_nothing_is_missed(collector: Collector, tmp_path: Path) -
         assert len(add(collector, rank).gaps) == 1
 
 
-def test_without_time_nobody_is_asked(collector: Collector, tmp_path: Path) -> None:
+def test_without_time_nobody_is_asked(collector: FlightRecorderCollector, tmp_path: Path) -> None:
     with met(collector, tmp_path) as one:
         started = time.monotonic()
         found = add(collector, one.captured(WAITS), left=1.0)
@@ -403,7 +427,9 @@ def test_an_error_of_our_own_costs_the_flight_recorder_and_not_the_capture(tmp_p
 # --- ranks that have ended -----------------------------------------------------------------------
 
 
-def test_what_killed_ranks_have_dumped_is_evidence(collector: Collector, tmp_path: Path) -> None:
+def test_what_killed_ranks_have_dumped_is_evidence(
+    collector: FlightRecorderCollector, tmp_path: Path
+) -> None:
     """The watchdog ends a rank after its dump: all that is left of it then is that file."""
     with (
         met(collector, tmp_path, 0, recorded="hang-sleep") as first,
@@ -411,11 +437,11 @@ def test_what_killed_ranks_have_dumped_is_evidence(collector: Collector, tmp_pat
     ):
         ranks = (first.identity, second.identity)
         add(collector, first.captured(WAITS))  # their PyTorch is read while they live
-        collector.meet(discovered(first, second))
+        collector.update(discovered(first, second))
         for one in (first, second):
             one.dump.write_bytes(recording(one.identity.rank, "hang-sleep", late=True))
             one.end()
-        collector.meet(Discovery())
+        collector.update(Discovery())
         found = collector.left_behind(ranks)
         assert sorted(found) == [0, 1]
         exits = tuple(RankExit(rank=one.rank, pid=one.pid, status=6) for one in ranks)
@@ -429,7 +455,7 @@ def test_what_killed_ranks_have_dumped_is_evidence(collector: Collector, tmp_pat
 
 
 def test_dumps_that_somebody_asked_for_are_not_what_ended_it(
-    collector: Collector, tmp_path: Path
+    collector: FlightRecorderCollector, tmp_path: Path
 ) -> None:
     with met(collector, tmp_path) as one:
         one.dump.write_bytes(recording(0))
@@ -437,7 +463,9 @@ def test_dumps_that_somebody_asked_for_are_not_what_ended_it(
         assert collector.left_behind([one.identity]) == {}
 
 
-def test_ranks_that_nobody_met_leave_nothing(collector: Collector, tmp_path: Path) -> None:
+def test_ranks_that_nobody_met_leave_nothing(
+    collector: FlightRecorderCollector, tmp_path: Path
+) -> None:
     with monitored(tmp_path) as one:
         write(one)
         one.end()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumps import as_json, calls, dump, made, transfer
-from mldebug.capture.flight_recorder.dump import KEEP, MAX_BYTES, living, parse_dump
+from mldebug.capture.flight_recorder.dump import KEEP, MAX_BYTES, limits_of_living_job, parse_dump
 from mldebug.capture.flight_recorder.safe_load import CUT, MAX_TUPLES, load_plain
 
 H200 = Path(__file__).parents[2] / "fixtures" / "h200"
@@ -94,21 +94,21 @@ def test_the_members_of_a_living_job_s_groups_are_few_enough_to_be_unfolded() ->
     wide = pickle.dumps(dump(calls(3), {str(n): range(n, 4000) for n in range(40)}), 2)
     assert parse_dump(wide).groups
     with pytest.raises(ValueError, match="too many members"):
-        parse_dump(wide, living(4000))
+        parse_dump(wide, limits_of_living_job(4000))
     usual = {
         "0": range(4000),
         "1": range(4000),
         **{f"tp{n}": range(8 * n, 8 * n + 8) for n in range(9)},
     }
-    assert parse_dump(pickle.dumps(dump(calls(3), usual), 2), living(4000)).groups
+    assert parse_dump(pickle.dumps(dump(calls(3), usual), 2), limits_of_living_job(4000)).groups
 
 
 @pytest.mark.parametrize("world", [3, 5, 8])
 def test_a_dump_of_a_job_of_another_size_is_none_of_this_job(world: int) -> None:
     one = pickle.dumps(dump(calls(3), {"0": range(4), "1": range(2)}), 2)
-    assert parse_dump(one, living(4)).groups
+    assert parse_dump(one, limits_of_living_job(4)).groups
     with pytest.raises(ValueError, match=r"of a job with (4 ranks and not|more than 3 ranks)"):
-        parse_dump(one, living(world))
+        parse_dump(one, limits_of_living_job(world))
 
 
 # --- what is refused -------------------------------------------------------------------------------

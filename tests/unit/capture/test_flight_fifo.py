@@ -20,12 +20,12 @@ from mldebug_agents.capture.flight_recorder.fifo import (
     LONGEST,
     OPEN,
     TRIES,
-    Asked,
     Fifo,
-    seconds,
-    whom,
+    FifoTarget,
+    patience,
+    ranks_to_ask,
 )
-from mldebug_agents.capture.flight_recorder.files import Careful, Found, read_dump
+from mldebug_agents.capture.flight_recorder.files import FoundDump, HangAwareReader, read_dump
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -37,17 +37,19 @@ OLD = (RECORDED / "hang-desync" / "flight-recorder-rank0.pickle").read_bytes()
 
 
 @pytest.fixture
-def reader() -> Iterator[Careful]:
+def reader() -> Iterator[HangAwareReader]:
     with Spawner() as spawner, Reader(spawner) as it:
-        yield Careful(it)
+        yield HangAwareReader(it)
 
 
-def asked(one: Monitored, fifo: Path | None = None) -> Asked:
+def asked(one: Monitored, fifo: Path | None = None) -> FifoTarget:
     root = f"/proc/{one.pid}/root"
-    return Asked(one.identity, f"{root}{fifo or one.fifo}", (f"{root}{one.dump}",))
+    return FifoTarget(one.identity, f"{root}{fifo or one.fifo}", (f"{root}{one.dump}",))
 
 
-def ask(reader: Careful, one: Monitored, timeout: float = 10.0, **kw: Path) -> Found | str:
+def ask(
+    reader: HangAwareReader, one: Monitored, timeout: float = 10.0, **kw: Path
+) -> FoundDump | str:
     return Fifo().ask(reader, [asked(one, **kw)], timeout)[one.identity.rank]
 
 
@@ -61,12 +63,14 @@ def signals(pid: int) -> tuple[str, int]:
 # --- it answers ----------------------------------------------------------------------------------
 
 
-def test_one_byte_one_dump_and_the_process_is_as_before(reader: Careful, tmp_path: Path) -> None:
+def test_one_byte_one_dump_and_the_process_is_as_before(
+    reader: HangAwareReader, tmp_path: Path
+) -> None:
     with monitored(tmp_path) as one:
         wait_until(lambda: state(one.pid) == "S")
         before = signals(one.pid)
         found = ask(reader, one)
-        assert isinstance(found, Found)
+        assert isinstance(found, FoundDump)
         (group,) = found.record.groups
         assert (group.members, group.backend, group.enqueued) == ("0-1", "nccl", 28807)
         wait_until(lambda: state(one.pid) == "S")
@@ -74,7 +78,9 @@ def test_one_byte_one_dump_and_the_process_is_as_before(reader: Careful, tmp_pat
         assert one.end() == ["dump 1 for 1 bytes"]
 
 
-def test_the_dump_of_an_earlier_question_is_no_answer(reader: Careful, tmp_path: Path) -> None:
+def test_the_dump_of_an_earlier_question_is_no_answer(
+    reader: HangAwareReader, tmp_path: Path
+) -> None:
     """It lies there complete; only what is written after the question counts."""
     with monitored(tmp_path, how="mute") as one:
         one.dump.write_bytes(recording(0))
@@ -83,13 +89,13 @@ def test_the_dump_of_an_earlier_question_is_no_answer(reader: Careful, tmp_path:
         assert one.end() == ["dump 1 for 1 bytes"]
 
 
-def test_several_ranks_are_asked_at_once(reader: Careful, tmp_path: Path) -> None:
+def test_several_ranks_are_asked_at_once(reader: HangAwareReader, tmp_path: Path) -> None:
     with monitored(tmp_path, 0) as first, monitored(tmp_path, 1) as second:
         found = Fifo().ask(reader, [asked(first), asked(second)], 10.0)
         ops = [
             one.record.groups[0].calls[-1].op
             for _, one in sorted(found.items())
-            if isinstance(one, Found)
+            if isinstance(one, FoundDump)
         ]
         assert ops == ["all_reduce", "broadcast"]
 
@@ -97,7 +103,9 @@ def test_several_ranks_are_asked_at_once(reader: Careful, tmp_path: Path) -> Non
 # --- it does not ---------------------------------------------------------------------------------
 
 
-def test_nobody_is_asked_again_before_the_answer_is_whole(reader: Careful, tmp_path: Path) -> None:
+def test_nobody_is_asked_again_before_the_answer_is_whole(
+    reader: HangAwareReader, tmp_path: Path
+) -> None:
     with monitored(tmp_path, how="never") as one:
         fifo = Fifo()
         comes = f"; it may still come, into {one.dump}"
@@ -110,7 +118,7 @@ def test_nobody_is_asked_again_before_the_answer_is_whole(reader: Careful, tmp_p
 
 
 def test_what_comes_late_is_the_answer_while_the_job_still_stands(
-    reader: Careful, tmp_path: Path
+    reader: HangAwareReader, tmp_path: Path
 ) -> None:
     """The first dump takes a minute on a real GPU. Where the job has moved since, it tells nothing of this stall."""
     with monitored(tmp_path, how="never") as one:
@@ -118,7 +126,7 @@ def test_what_comes_late_is_the_answer_while_the_job_still_stands(
         fifo.ask(reader, [asked(one)], 1.0)
         assert OPEN in str(fifo.ask(reader, [asked(one)], 1.0, began)[0])
         one.dump.write_bytes(recording(0))
-        assert isinstance(fifo.ask(reader, [asked(one)], 1.0, began)[0], Found)
+        assert isinstance(fifo.ask(reader, [asked(one)], 1.0, began)[0], FoundDump)
         fifo.ask(reader, [asked(one)], 1.0, began)
         one.dump.write_bytes(recording(0))
         assert "no dump" in str(fifo.ask(reader, [asked(one)], 1.0, time.time() + 60)[0])
@@ -126,7 +134,7 @@ def test_what_comes_late_is_the_answer_while_the_job_still_stands(
 
 
 def test_who_may_have_been_asked_by_an_earlier_agent_is_not_asked_again(
-    reader: Careful, tmp_path: Path
+    reader: HangAwareReader, tmp_path: Path
 ) -> None:
     """One byte is one dump, which may hold a rank up for a minute: a restart of the agent must not double it."""
     with monitored(tmp_path, how="never") as one:
@@ -138,13 +146,15 @@ def test_who_may_have_been_asked_by_an_earlier_agent_is_not_asked_again(
         assert fifo.owes(asked(one))
         one.dump.write_bytes(recording(0))
         for later in (fifo, Fifo(), fifo):
-            assert isinstance(later.ask(reader, [asked(one)], 1.0, began, resumed=True)[0], Found)
+            assert isinstance(
+                later.ask(reader, [asked(one)], 1.0, began, resumed=True)[0], FoundDump
+            )
         assert not fifo.owes(asked(one))
         assert one.end() == ["dump 1 for 1 bytes"]
 
 
 def test_a_dump_older_than_the_stall_is_no_answer_to_an_earlier_agent(
-    reader: Careful, tmp_path: Path
+    reader: HangAwareReader, tmp_path: Path
 ) -> None:
     with monitored(tmp_path, how="never") as one:
         one.dump.write_bytes(recording(0))
@@ -156,12 +166,12 @@ def test_a_dump_older_than_the_stall_is_no_answer_to_an_earlier_agent(
 
 
 def test_what_earlier_agents_may_have_asked_is_bounded(
-    reader: Careful, monkeypatch: pytest.MonkeyPatch
+    reader: HangAwareReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mldebug_agents.capture.flight_recorder.fifo.MAX_OPEN", 3)
     fifo = Fifo()
     ranks = [
-        Asked(RankIdentity(rank=number, world_size=9, pid=number + 2, start_ticks=1), "/x", ())
+        FifoTarget(RankIdentity(rank=number, world_size=9, pid=number + 2, start_ticks=1), "/x", ())
         for number in range(9)
     ]
     fifo.ask(reader, ranks, 0.0, time.time(), resumed=True)
@@ -172,7 +182,7 @@ def test_two_captures_at_once_put_one_question(tmp_path: Path) -> None:
     """The agent captures several jobs at a time, and one job twice where an order was late: each in a thread of its own."""
     together = threading.Barrier(2)
 
-    class Meets(Careful):
+    class Meets(HangAwareReader):
         def poke(self, path: str, uid: int) -> Unreadable | None:
             with suppress(threading.BrokenBarrierError):
                 together.wait(1.0)
@@ -189,7 +199,7 @@ def test_two_captures_at_once_put_one_question(tmp_path: Path) -> None:
         assert one.end() == ["dump 1 for 1 bytes"]
 
 
-def test_a_dump_that_never_ends_is_bounded(reader: Careful, tmp_path: Path) -> None:
+def test_a_dump_that_never_ends_is_bounded(reader: HangAwareReader, tmp_path: Path) -> None:
     with monitored(tmp_path, how="grows") as one:
         started = time.monotonic()
         assert "no dump by its debug FIFO in 1 s" in str(ask(reader, one, 1.0))
@@ -199,7 +209,7 @@ def test_a_dump_that_never_ends_is_bounded(reader: Careful, tmp_path: Path) -> N
         assert one.process.poll() is None
 
 
-def test_nobody_reads_it(reader: Careful, tmp_path: Path) -> None:
+def test_nobody_reads_it(reader: HangAwareReader, tmp_path: Path) -> None:
     with monitored(tmp_path, how="leaves") as one:
         started = time.monotonic()
         assert ask(reader, one) == "nobody reads its debug FIFO"
@@ -219,7 +229,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-def test_it_is_left_alone_because(reader: Careful, tmp_path: Path, why: str) -> None:
+def test_it_is_left_alone_because(reader: HangAwareReader, tmp_path: Path, why: str) -> None:
     with monitored(tmp_path) as one:
         path = tmp_path / "other"
         BAD[why](path)
@@ -227,20 +237,20 @@ def test_it_is_left_alone_because(reader: Careful, tmp_path: Path, why: str) -> 
         assert one.end() == []
 
 
-def test_a_device_is_left_alone(reader: Careful, tmp_path: Path) -> None:
+def test_a_device_is_left_alone(reader: HangAwareReader, tmp_path: Path) -> None:
     with monitored(tmp_path) as one:
         assert "not a FIFO" in str(ask(reader, one, fifo=Path("/dev/null")))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="gives a file away")
-def test_the_fifo_of_another_user_is_left_alone(reader: Careful, tmp_path: Path) -> None:
+def test_the_fifo_of_another_user_is_left_alone(reader: HangAwareReader, tmp_path: Path) -> None:
     with monitored(tmp_path) as one:
         os.chown(one.fifo, 12345, 12345)
         assert "not of the rank's user" in str(ask(reader, one))
         assert one.end() == []
 
 
-def test_a_fifo_that_nobody_empties_takes_no_more(reader: Careful, tmp_path: Path) -> None:
+def test_a_fifo_that_nobody_empties_takes_no_more(reader: HangAwareReader, tmp_path: Path) -> None:
     """A monitor that hangs keeps its end open: the pipe fills, and writing must not wait."""
     path = tmp_path / "full"
     os.mkfifo(path)
@@ -299,7 +309,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("why", FILES)
-def test_a_file_is_no_dump_because(reader: Careful, tmp_path: Path, why: str) -> None:
+def test_a_file_is_no_dump_because(reader: HangAwareReader, tmp_path: Path, why: str) -> None:
     with monitored(tmp_path) as one:
         FILES[why](one.dump)
         told = read_dump(reader, str(one.dump), one.identity)
@@ -309,14 +319,14 @@ def test_a_file_is_no_dump_because(reader: Careful, tmp_path: Path, why: str) ->
     assert not Path("/tmp/mldebug-was-here").exists()
 
 
-def test_a_dump_of_a_larger_job_is_not_this_rank_s(reader: Careful, tmp_path: Path) -> None:
+def test_a_dump_of_a_larger_job_is_not_this_rank_s(reader: HangAwareReader, tmp_path: Path) -> None:
     with monitored(tmp_path) as one:
         one.dump.write_bytes(recording(0).replace(b"[0, 1]", b"[0, 9]"))
         told = read_dump(reader, str(one.dump), one.identity)
         assert told == "it is not believed: it is of a job with more than 2 ranks"
 
 
-def test_a_dump_of_another_run_is_not_this_rank_s(reader: Careful, tmp_path: Path) -> None:
+def test_a_dump_of_another_run_is_not_this_rank_s(reader: HangAwareReader, tmp_path: Path) -> None:
     """Written just now, by a job on another node with the same home, or copied there: no call in it is of this run."""
     with monitored(tmp_path) as one:
         one.dump.write_bytes(OLD)
@@ -324,12 +334,14 @@ def test_a_dump_of_another_run_is_not_this_rank_s(reader: Careful, tmp_path: Pat
         assert told == "it is of another run: nothing in it was called since the rank began"
 
 
-def test_a_dump_of_a_job_that_lives_is_small_in_every_way(reader: Careful, tmp_path: Path) -> None:
+def test_a_dump_of_a_job_that_lives_is_small_in_every_way(
+    reader: HangAwareReader, tmp_path: Path
+) -> None:
     """It stays in the agent's memory and goes to its disk: as many calls as the hook tells, and not too many values."""
     with monitored(tmp_path) as one:
         one.dump.write_bytes(recording(0))
         found = read_dump(reader, str(one.dump), one.identity)
-        assert isinstance(found, Found)
+        assert isinstance(found, FoundDump)
         assert [len(group.calls) for group in found.record.groups] == [
             MAX_CALLS // 2
         ]  # none is pending but the last
@@ -341,7 +353,7 @@ def test_a_dump_of_a_job_that_lives_is_small_in_every_way(reader: Careful, tmp_p
         )
 
 
-class Counting(Careful):
+class Counting(HangAwareReader):
     """Counts how often a file was read whole."""
 
     whole = 0
@@ -379,7 +391,7 @@ def test_after_one_path_that_does_not_answer_no_other_is_tried() -> None:
 
     hung = {f"/proc/{pid}/root/home/t_0": Unreadable("timed out", stuck=True) for pid in (7, 8)}
     reader = Hangs(hung)
-    careful = Careful(reader)
+    careful = HangAwareReader(reader)
     told = [read_dump(careful, path, RankIdentity(rank=0, world_size=1, pid=7)) for path in hung]
     assert told == ["timed out", "not read: a path of this job did not answer just before"]
     assert reader.asked == 1
@@ -389,12 +401,12 @@ def test_after_one_path_that_does_not_answer_no_other_is_tried() -> None:
 
 
 def test_one_waiter_is_asked_where_stacks_tell_who_lags() -> None:
-    assert whom(True, (0, 1, 2)) == (0,)
-    assert whom(False, (0, 1, 2)) == (0, 1, 2)
-    assert whom(False, tuple(range(100))) == tuple(range(8))
-    assert whom(True, ()) == ()
+    assert ranks_to_ask(True, (0, 1, 2)) == (0,)
+    assert ranks_to_ask(False, (0, 1, 2)) == (0, 1, 2)
+    assert ranks_to_ask(False, tuple(range(100))) == tuple(range(8))
+    assert ranks_to_ask(True, ()) == ()
 
 
 def test_a_report_does_not_wait_long() -> None:
-    assert seconds(30.0) == LONGEST <= 3.0
-    assert seconds(3.0) == 0.0
+    assert patience(30.0) == LONGEST <= 3.0
+    assert patience(3.0) == 0.0

@@ -14,17 +14,16 @@ import pytest
 
 from dumps import as_json, calls, dump, made
 from hung import state, wait_until
-from mldebug.capture.flight_recorder.access import Kind, Means, plan
+from mldebug.capture.flight_recorder.access import AccessKind, RankFacts, plan
 from mldebug.capture.flight_recorder.dump import MAX_DUMP
 from mldebug.core.model import FlightRecord, RankIdentity
-from mldebug_agents.capture.flight_recorder.available import means
+from mldebug_agents.capture.flight_recorder.available import rank_facts
 from mldebug_agents.capture.flight_recorder.worker_servers import (
     SECONDS,
     ask_server,
     ask_servers,
 )
-from mldebug_agents.jobs.ranks.installed import Installed
-from mldebug_agents.jobs.ranks.libraries import Program, libraries
+from mldebug_agents.jobs.ranks.libraries import InstalledSoftware, Program, libraries
 from mldebug_agents.system.child.reader_writes import WorkerServerQuestion
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -67,14 +66,14 @@ def serving(where: str, folder: Path) -> Iterator[int]:
             job.kill()
 
 
-def known(reader: Reader, pid: int) -> Means:
+def known(reader: Reader, pid: int) -> RankFacts:
     host = Host()
     found = host.process_state(pid, files=True)
     assert found is not None
     one = RankIdentity(rank=0, world_size=1, pid=pid, start_ticks=found.start_ticks)
     program = Program(libraries=libraries(Path(f"/proc/{pid}/maps").read_bytes()))
-    installed = Installed(host, reader).of("1a2b", pid, program.libraries)
-    return means(host, one, program, installed, found)
+    installed = InstalledSoftware(host, reader).of("1a2b", pid, program.libraries)
+    return rank_facts(host, one, program, installed, found)
 
 
 def signals(pid: int) -> tuple[str, int]:
@@ -100,7 +99,7 @@ def test_a_rank_of_gloo_tells_by_its_worker_server(
         else:
             assert place.startswith("tcp:")
             assert place.endswith(f":{pid}:{where}")
-        assert [way.kind for way in plan(told_of).ways] == [Kind.SERVER]
+        assert [way.kind for way in plan(told_of).ways] == [AccessKind.SERVER]
         wait_until(lambda: state(pid) == "S")
         before = signals(pid)
         told = ask_server(reader, place, 1)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from dumps import Dump, as_json, calls, dump, late, made, odd_size, stuck, transfer
 from mldebug.capture.flight_recorder.analysis import Analysis
-from mldebug.capture.flight_recorder.dump import living, parse_dump
-from mldebug.capture.flight_recorder.status import Status, beside, parse_status, spoken_for
+from mldebug.capture.flight_recorder.dump import limits_of_living_job, parse_dump
+from mldebug.capture.flight_recorder.status import RankStatus, beside, parse_status, spoken_for
 from mldebug.core.model import FlightRecord
 from mldebug_agents.capture.flight_recorder.worker_servers import SECONDS, ask_servers
 from mldebug_agents.system.reader import Reader
@@ -44,18 +44,20 @@ def active(one: Dump) -> Dump:
     return one | {"entries": [call for call in one["entries"] if call["state"] != "completed"]}
 
 
-def status_of(one: Dump) -> Status | None:
+def status_of(one: Dump) -> RankStatus | None:
     return parse_status(as_json(with_status(one) | {"entries": []}))
 
 
 def record(one: Dump) -> FlightRecord:
-    return parse_dump(as_json(one), living(len(json.loads(one["pg_config"]["0"]["ranks"]))))
+    return parse_dump(
+        as_json(one), limits_of_living_job(len(json.loads(one["pg_config"]["0"]["ranks"])))
+    )
 
 
 # --- who is asked ------------------------------------------------------------------------------------
 
 
-def statuses(dumps: Mapping[int, Dump]) -> dict[int, Status]:
+def statuses(dumps: Mapping[int, Dump]) -> dict[int, RankStatus]:
     return {rank: told for rank, one in dumps.items() if (told := status_of(one)) is not None}
 
 

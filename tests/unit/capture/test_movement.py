@@ -3,15 +3,17 @@
 import pytest
 
 from builders import stack
-from mldebug.capture.movement import Sample, movement
+from mldebug.capture.movement import ProcessSample, movement
 from mldebug.core.model import Io, ProcessState, ThreadState
 
 
-def sample(at: float, frames: tuple[str, ...], cpu: float, switches: int, io: int = 0) -> Sample:
+def sample(
+    at: float, frames: tuple[str, ...], cpu: float, switches: int, io: int = 0
+) -> ProcessSample:
     main = ThreadState(tid=7, state="S", cpu_seconds=cpu, voluntary_switches=switches)
     helper = ThreadState(tid=8, state="S", cpu_seconds=2 * cpu, voluntary_switches=900)
     state = ProcessState(pid=7, threads=(main, helper), io=Io(read_chars=io))
-    return Sample(at, state, (stack(*frames, tid=7),))
+    return ProcessSample(at, state, (stack(*frames, tid=7),))
 
 
 def test_a_frozen_process() -> None:
@@ -56,9 +58,14 @@ def test_the_counters_are_those_of_the_thread_that_speaks() -> None:
 
 
 @pytest.mark.parametrize(
-    "samples", [[], [sample(0.0, (), 0.0, 0)], [Sample(0.0, None, None), Sample(1.0, None, None)]]
+    "samples",
+    [
+        [],
+        [sample(0.0, (), 0.0, 0)],
+        [ProcessSample(0.0, None, None), ProcessSample(1.0, None, None)],
+    ],
 )
-def test_one_look_says_nothing_about_movement(samples: list[Sample]) -> None:
+def test_one_look_says_nothing_about_movement(samples: list[ProcessSample]) -> None:
     assert movement(7, samples) is None
 
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from mldebug.core.model import ProcessState
-from mldebug_agents.capture.stacks.process_guard import STOP_BIT, harmed, restore
+from mldebug_agents.capture.stacks.native import STOP_BIT, harmed, restore
 
 FINE = ProcessState(pid=9, state="S", start_ticks=5)
 STOPPED = ProcessState(pid=9, state="T", start_ticks=5)

@@ -20,17 +20,23 @@ import pytest
 from hung import wait_until
 from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug_agents.capture.nccl_ras import child
-from mldebug_agents.capture.nccl_ras.background import ELSEWHERE, Beside
 from mldebug_agents.capture.nccl_ras.child import RasOrder, RasReply, carry_out
 from mldebug_agents.capture.nccl_ras.client import (
+    ELSEWHERE,
     SLACK,
     WHAT,
+    RasBackgroundQuery,
     RasClient,
     is_ours_to_ask,
     nodes_of,
 )
-from mldebug_agents.capture.nccl_ras.netinfo import Owner, holds, own_addresses, owner
-from mldebug_agents.jobs.ranks.ras_address import OFF, Place, is_own, places, setting
+from mldebug_agents.capture.nccl_ras.netinfo import (
+    SocketOwner,
+    holds_socket,
+    own_addresses,
+    socket_owner,
+)
+from mldebug_agents.jobs.ranks.ras_address import OFF, RasAddress, addresses, is_own, setting
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import WORKERS, Spawner
 from rasserver import (
@@ -78,8 +84,12 @@ def job(server: RasServer | str, *pids: int, uid: int | None = None, world: int 
 
 
 def order(server: RasServer, seconds: float = 3.0, **more: Any) -> RasOrder:
-    told = {"told": server.address, "pids": (100, 101), "seen": (os.getpid(), os.getppid())}
-    return RasOrder(**{**told, "uid": os.geteuid(), "seconds": seconds, **more})
+    given = {
+        "address": server.address,
+        "pids": (100, 101),
+        "host_pids": (os.getpid(), os.getppid()),
+    }
+    return RasOrder(**{**given, "uid": os.geteuid(), "seconds": seconds, **more})
 
 
 # --- it answers ------------------------------------------------------------------------------------
@@ -90,12 +100,12 @@ def test_the_conversation_is_the_one_that_nccl_knows(client: RasClient) -> None:
         reply = client.ask(job(server))
         assert server.heard == ["CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "STATUS"]
     assert reply.error == ""
-    assert reply.told is not None
-    assert [rank.counts for rank in reply.told.communicators[0].ranks] == [
+    assert reply.answer is not None
+    assert [rank.counts for rank in reply.answer.communicators[0].ranks] == [
         {"AllReduce": 6},
         {"AllReduce": 5},
     ]
-    assert "127.0.0.1" in reply.told.own
+    assert "127.0.0.1" in reply.answer.own
 
 
 def test_before_2_28_7_it_is_asked_for_text(client: RasClient) -> None:
@@ -103,22 +113,22 @@ def test_before_2_28_7_it_is_asked_for_text(client: RasClient) -> None:
     with serving(speaks(None, text)) as server:
         reply = client.ask(job(server, 620, 621))
         assert server.heard[-2:] == ["SET FORMAT json", "VERBOSE STATUS"]
-    assert reply.told is not None
-    assert (reply.told.form, reply.told.communicators[0].size) == ("text", 2)
+    assert reply.answer is not None
+    assert (reply.answer.form, reply.answer.communicators[0].size) == ("text", 2)
 
 
 def test_the_watch_takes_the_sums_alone(client: RasClient) -> None:
     with serving(says(GOOD)) as server:
         reply = client.ask(job(server), whole=False)
-    assert reply.told is not None
-    one = reply.told.communicators[0]
-    assert (one.launched, one.ranks, reply.told.own) == (11, (), ())
+    assert reply.answer is not None
+    one = reply.answer.communicators[0]
+    assert (one.launched, one.ranks, reply.answer.own) == (11, (), ())
 
 
 def test_ipv6(client: RasClient) -> None:
     with serving(says(GOOD), host="::1") as server:
-        assert client.ask(job(server)).told is not None
-        assert client.ask(job(f"localhost:{server.port}")).told is not None
+        assert client.ask(job(server)).answer is not None
+        assert client.ask(job(f"localhost:{server.port}")).answer is not None
 
 
 def test_a_job_on_the_same_port_that_answers_first(client: RasClient) -> None:
@@ -131,7 +141,7 @@ def test_a_job_on_the_same_port_that_answers_first(client: RasClient) -> None:
         says(others if len(turns) < 3 else GOOD)(one)
 
     with serving(serve) as server:
-        assert client.ask(job(server)).told is not None
+        assert client.ask(job(server)).answer is not None
     assert len(turns) == 3
 
 
@@ -143,7 +153,7 @@ def test_a_stopped_process_accepts_and_another_answers(client: RasClient) -> Non
         (silent if len(turns) == 1 else says(GOOD))(one)
 
     with serving(serve) as server:
-        assert client.ask(job(server)).told is not None
+        assert client.ask(job(server)).answer is not None
 
 
 # --- it does not -----------------------------------------------------------------------------------
@@ -174,7 +184,7 @@ def test_every_fault_is_a_reason_in_time(client: RasClient, serve: Serve, why: s
         took = time.monotonic() - began
         assert server.connections <= child.TRIES
     assert client.unanswered.counts == before | {WHAT: before[WHAT] + 1}
-    assert reply.told is None
+    assert reply.answer is None
     assert why in reply.error
     assert took < 3.0 + SLACK + 4.0, "it waits for its child, and for nothing else"
 
@@ -216,7 +226,7 @@ def test_a_listener_of_ipv6_is_no_way_around_that(client: RasClient, told: str) 
     """It takes IPv4 connections, too, and the kernel lists those in the table of IPv6."""
     with serving(says(GOOD), host="::") as server:
         address = told.format(server.port)
-        assert client.ask(job(address)).told is not None
+        assert client.ask(job(address)).answer is not None
         reply = client.ask(job(address, uid=NOBODY))
     assert reply.error == f"a process of another user (uid {os.geteuid()}) answers there"
 
@@ -227,18 +237,18 @@ def test_a_connection_that_no_process_holds_is_nobodys_and_not_roots(host: str) 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family, dualstack_ipv6=":" in host) as server:
         link = socket.create_connection(("127.0.0.1", server.getsockname()[1]))
-        assert owner(link) is None
+        assert socket_owner(link) is None
         accepted, _ = server.accept()
-        found = owner(link)
+        found = socket_owner(link)
         assert found is not None
         assert (found.uid, found.inode) == (os.geteuid(), os.fstat(accepted.fileno()).st_ino)
         accepted.close()
-        assert owner(link) is None
+        assert socket_owner(link) is None
         link.close()
 
 
 def test_what_nobody_owns_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "owner", partial(owner, folder=tmp_path))
+    monkeypatch.setattr(child, "socket_owner", partial(socket_owner, folder=tmp_path))
     with serving(says(GOOD)) as server:
         reply = carry_out(order(server))
     assert reply == RasReply(error="the kernel does not tell whose process answers there")
@@ -263,10 +273,10 @@ def test_equal_pids_in_another_container_are_not_our_job(client: RasClient, whol
 def test_who_holds_a_socket() -> None:
     with socket.socket() as one, subprocess.Popen(("sleep", "600")) as other:
         inode = os.fstat(one.fileno()).st_ino
-        assert (holds(os.getpid(), inode), holds(other.pid, inode)) == (True, False)
+        assert (holds_socket(os.getpid(), inode), holds_socket(other.pid, inode)) == (True, False)
         other.kill()
         other.wait()
-        assert holds(other.pid, inode) is False
+        assert holds_socket(other.pid, inode) is False
 
 
 @pytest.mark.skipif(not ROOT, reason="needs a second user")
@@ -279,7 +289,7 @@ def test_where_nobody_may_see_who_holds_it_all_living_ranks_must_be_told(
     with serving(says(GOOD)) as server:
         carry_out(order(server))  # has Python's own files read, which nobody may not
         reply = _as_nobody(partial(carry_out, order(server, 20.0, pids=pids)))
-    assert (reply.told is not None) == believed
+    assert (reply.answer is not None) == believed
     assert reply.error == ("" if believed else "another job answers there, and this one not")
 
 
@@ -292,7 +302,7 @@ def test_an_excuse_is_cut_and_cleaned(client: RasClient) -> None:
     assert reply.error.isprintable()
     assert len(reply.error) <= child.MAX_REASON
     told = carry_out(
-        RasOrder(told="\x1b[2J" + "x" * 900, pids=(), seen=(), uid=0, seconds=1.0)
+        RasOrder(address="\x1b[2J" + "x" * 900, pids=(), host_pids=(), uid=0, seconds=1.0)
     ).error
     assert told.isprintable()
     assert len(told) <= child.MAX_REASON
@@ -312,16 +322,16 @@ def test_what_the_environment_says() -> None:
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        ("", [Place("127.0.0.1", 28028), Place("::1", 28028)]),
-        ("localhost:4711", [Place("127.0.0.1", 4711), Place("::1", 4711)]),
-        ("127.0.0.5:1", [Place("127.0.0.5", 1)]),
-        ("[::1]:28028", [Place("::1", 28028)]),
-        ("0.0.0.0:28028", [Place("127.0.0.1", 28028)]),
-        ("[::]:28028", [Place("127.0.0.1", 28028), Place("::1", 28028)]),
+        ("", [RasAddress("127.0.0.1", 28028), RasAddress("::1", 28028)]),
+        ("localhost:4711", [RasAddress("127.0.0.1", 4711), RasAddress("::1", 4711)]),
+        ("127.0.0.5:1", [RasAddress("127.0.0.5", 1)]),
+        ("[::1]:28028", [RasAddress("::1", 28028)]),
+        ("0.0.0.0:28028", [RasAddress("127.0.0.1", 28028)]),
+        ("[::]:28028", [RasAddress("127.0.0.1", 28028), RasAddress("::1", 28028)]),
     ],
 )
-def test_addresses(told: str, expected: list[Place]) -> None:
-    assert list(places(told)) == expected
+def test_addresses(told: str, expected: list[RasAddress]) -> None:
+    assert list(addresses(told)) == expected
 
 
 @pytest.mark.parametrize(
@@ -329,14 +339,14 @@ def test_addresses(told: str, expected: list[Place]) -> None:
 )
 def test_no_name_is_looked_up(told: str) -> None:
     with pytest.raises(ValueError, match="NCCL_RAS_ADDR"):
-        places(told)
+        addresses(told)
 
 
 @pytest.mark.parametrize("told", ["169.254.169.254:80", "192.0.2.7:28028", "[2001:db8::1]:28028"])
 def test_an_address_elsewhere_is_never_asked(
     told: str, client: RasClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not is_own(places(told)[0].host)
+    assert not is_own(addresses(told)[0].host)
     reply = client.ask(job(told))
     assert reply.error == f"NCCL_RAS_ADDR is {told}, which is no address of this node"
 
@@ -351,9 +361,9 @@ def test_own_addresses() -> None:
 
 def test_whose_process_is_at_the_other_end() -> None:
     with serving(says(GOOD)) as server:
-        talk = child.Talk(Place("127.0.0.1", server.port), time.monotonic() + 2)
-        seen: list[Owner | None] = []
-        talk.ask(1 << 20, lambda link: seen.append(owner(link)))
+        talk = child.RasConnection(RasAddress("127.0.0.1", server.port), time.monotonic() + 2)
+        seen: list[SocketOwner | None] = []
+        talk.ask(1 << 20, lambda link: seen.append(socket_owner(link)))
     assert [one and one.uid for one in seen] == [os.geteuid()]
 
 
@@ -407,15 +417,17 @@ def test_a_job_in_a_network_of_its_own(client: RasClient) -> None:
         assert client.ask(job("")).silent, "nobody may listen at NCCL's port on this machine itself"
         reply = client.ask(inside(pid))
     assert reply.error == ""
-    assert reply.told is not None
-    assert reply.told.own == ("127.0.0.1", "::1")
+    assert reply.answer is not None
+    assert reply.answer.own == ("127.0.0.1", "::1")
 
 
 @needs_unshare
 def test_without_the_right_to_enter_it_the_gap_names_the_right() -> None:
     with in_a_network_of_its_own() as pid:
         inode = Path(f"/proc/{pid}/ns/net").stat().st_ino
-        wanted = RasOrder(told="", pids=(1,), seen=(1,), uid=0, seconds=1.0, pid=pid, network=inode)
+        wanted = RasOrder(
+            address="", pids=(1,), host_pids=(1,), uid=0, seconds=1.0, pid=pid, network=inode
+        )
         told = _as_nobody(partial(carry_out, wanted))
     assert told.error == "the job has a network of its own, which the agent may not enter"
     assert "CAP_SYS_ADMIN" in told.way_out
@@ -424,7 +436,9 @@ def test_without_the_right_to_enter_it_the_gap_names_the_right() -> None:
 @needs_unshare
 def test_a_pid_that_is_another_process_by_now_is_not_entered() -> None:
     with in_a_network_of_its_own() as pid:
-        wanted = RasOrder(told="", pids=(1,), seen=(1,), uid=0, seconds=1.0, pid=pid, network=12345)
+        wanted = RasOrder(
+            address="", pids=(1,), host_pids=(1,), uid=0, seconds=1.0, pid=pid, network=12345
+        )
         assert carry_out(wanted).error.endswith("its process has changed")
 
 
@@ -455,7 +469,7 @@ def test_nobody_waits_longer_than_there_is_time() -> None:
         release.wait(30)
         return RasReply()
 
-    beside = Beside(ask, job(""), 20.0)
+    beside = RasBackgroundQuery(ask, job(""), 20.0)
     began = time.monotonic()
     assert beside.take(0.2, uses_gpus=True) == (
         None,
@@ -468,7 +482,8 @@ def test_nobody_waits_longer_than_there_is_time() -> None:
 def test_a_job_without_gpus_owes_no_answer() -> None:
     silent_reply = RasReply(error="nobody listens", silent=True)
     taken = [
-        Beside(lambda *_: silent_reply, job(""), 1.0).take(1.0, uses_gpus=gpus) for gpus in (0, 1)
+        RasBackgroundQuery(lambda *_: silent_reply, job(""), 1.0).take(1.0, uses_gpus=gpus)
+        for gpus in (0, 1)
     ]
     assert taken == [(None, ()), (None, (Gap(what="NCCL RAS", reason="nobody listens"),))]
 
@@ -486,8 +501,8 @@ def test_of_a_large_job_the_node_of_rank_0_asks_alone() -> None:
         asked.append(1)
         return RasReply(error="x")
 
-    assert Beside(ask, other, 1.0).take(1.0, uses_gpus=True) == (None, (ELSEWHERE,))
-    Beside(ask, large, 1.0).take(1.0, uses_gpus=True)
+    assert RasBackgroundQuery(ask, other, 1.0).take(1.0, uses_gpus=True) == (None, (ELSEWHERE,))
+    RasBackgroundQuery(ask, large, 1.0).take(1.0, uses_gpus=True)
     assert asked == [1]
 
 

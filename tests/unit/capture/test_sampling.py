@@ -7,7 +7,7 @@ import pytest
 
 from mldebug.core.model import ProcessState
 from mldebug_agents.capture.stacks.pyspy import Dump
-from mldebug_agents.capture.stacks.sampling import RELEASES, Sampling, Target
+from mldebug_agents.capture.stacks.sampling import RELEASES, CaptureTarget, Sampling
 
 HELD = ProcessState(pid=9, state="t", tracer_pid=77, tracer_name="py-spy")
 FREE = ProcessState(pid=9, state="S")
@@ -42,7 +42,7 @@ def test_a_process_in_the_hands_of_a_tracer_is_looked_at_again(
     host: Any, state: ProcessState, naps: int
 ) -> None:
     slept: list[float] = []
-    target = Target(9, 0, "rank", "", True)
+    target = CaptureTarget(9, 0, "rank", "", True)
     seen = Sampling(host, NoDumps(), [target, target], lambda: 30.0, slept.append)  # type: ignore[arg-type]
     with ThreadPoolExecutor(1) as pool:
         seen.look(pool)

@@ -203,7 +203,7 @@ def test_the_last_frame_is_in_the_jobs_own_code_where_it_is_below_any() -> None:
 
 @pytest.mark.parametrize("folder", ["/opt/mldebug/agents", "/usr/lib/python3/dist-packages"])
 def test_the_hook_is_nobodys_code_wherever_it_lies(folder: str) -> None:
-    frame = named_frame(f"{folder}/mldebug_training/phases.py", "75", "wrapper")
+    frame = named_frame(f"{folder}/mldebug_training/hook/phases.py", "75", "wrapper")
     assert frame.file == "mldebug_training/hook/phases.py"
     assert not is_user(frame)
     assert is_user(named_frame("/home/ada/phases.py", "75", "wrapper"))

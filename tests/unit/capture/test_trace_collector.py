@@ -14,8 +14,8 @@ import pytest
 
 import rings
 import samples
+from mldebug.capture.trace.line_format import trace_tail
 from mldebug.capture.trace.reader import read_whole
-from mldebug.capture.trace.tail import trace_tail
 from mldebug.core.model import (
     Job,
     NodeCapture,
@@ -30,8 +30,8 @@ from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.capture.trace.collector import Rings
-from mldebug_agents.capture.trace.locations import default_name
+from mldebug_agents.capture.trace.collector import TraceCollector
+from mldebug_agents.capture.trace.ring_file import default_name
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -94,7 +94,7 @@ def captured(rank: RankIdentity) -> NodeCapture:
     )
 
 
-def tail_of(some: Rings, rank: RankIdentity) -> TraceTail | None:
+def tail_of(some: TraceCollector, rank: RankIdentity) -> TraceTail | None:
     return some.add(captured(rank), lambda: 30.0).ranks[0].trace
 
 
@@ -110,13 +110,13 @@ def test_an_open_ring_is_found_wherever_it_lies(
 ) -> None:
     rank = identity(sleeper.pid)
     (tmp_path / "any.name").write_bytes(its_ring(rank))
-    some = Rings(HOST, reader)
+    some = TraceCollector(HOST, reader)
     tail = tail_of(some, rank)
     assert tail is not None
     assert tail.last == "line 9 of data:7 load"
     assert tail.lines[-1].startswith("0:00:00.0")
     assert tail.step == 3
-    written = some.meet(found(rank))
+    written = some.update(found(rank))
     assert written.keys() == {rank.pid}
     assert written[rank.pid] == pytest.approx(rings.WALL / 1e9, abs=1.0)
 
@@ -127,8 +127,8 @@ def test_a_stopped_and_a_killed_rank_tell_their_last_line(
 ) -> None:
     rank = identity(sleeper.pid)
     (tmp_path / "any.name").write_bytes(its_ring(rank))
-    some = Rings(HOST, reader)
-    some.meet(found(rank))
+    some = TraceCollector(HOST, reader)
+    some.update(found(rank))
     sleeper.send_signal(number)
     if number is signal.SIGKILL:
         sleeper.wait(30)
@@ -148,8 +148,8 @@ def test_of_a_rank_that_died_before_it_was_met_the_default_place_is_looked_into(
     place = tmp_path / default_name(rank)
     place.write_bytes(its_ring(rank))
     place.chmod(0o600)
-    assert Rings(HOST, reader).left_behind([rank]) == {}
-    assert Rings(HOST, reader, [str(tmp_path)]).left_behind([rank])[3].step == 3
+    assert TraceCollector(HOST, reader).left_behind([rank]) == {}
+    assert TraceCollector(HOST, reader, [str(tmp_path)]).left_behind([rank])[3].step == 3
 
 
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "of before an exec"])
@@ -171,9 +171,9 @@ def test_a_ring_that_is_not_open_counts_while_it_is_mapped(reader: Reader, mappe
             child.stdin.write(f"{line}os.closerange(3, 999); print(flush=True)\n".encode())
             child.stdin.flush()
             assert child.stdout.readline() == b"\n"
-            some = Rings(HOST, reader)
+            some = TraceCollector(HOST, reader)
             assert (tail_of(some, rank) is not None) is mapped
-            assert bool(some.meet(found(rank))) is mapped
+            assert bool(some.update(found(rank))) is mapped
         finally:
             place.unlink()
             child.kill()
@@ -190,9 +190,9 @@ def test_the_ring_of_another_process_is_nobodys(
 ) -> None:
     rank = identity(sleeper.pid)
     (tmp_path / "any.name").write_bytes(its_ring(rank, **more))
-    some = Rings(HOST, reader)
+    some = TraceCollector(HOST, reader)
     assert tail_of(some, rank) is None
-    assert some.meet(found(rank)) == {}
+    assert some.update(found(rank)) == {}
 
 
 def test_a_ring_that_others_may_write_is_not_believed(
@@ -202,10 +202,10 @@ def test_a_ring_that_others_may_write_is_not_believed(
     place = tmp_path / "any.name"
     place.write_bytes(its_ring(rank))
     place.chmod(0o622)
-    assert tail_of(Rings(HOST, reader), rank) is None
+    assert tail_of(TraceCollector(HOST, reader), rank) is None
     place.chmod(0o600)
     other = msgspec.structs.replace(rank, uid=rank.uid + 1)
-    assert tail_of(Rings(HOST, reader), other) is None
+    assert tail_of(TraceCollector(HOST, reader), other) is None
 
 
 def test_a_ring_that_breaks_after_it_was_met_is_a_gap(
@@ -213,8 +213,8 @@ def test_a_ring_that_breaks_after_it_was_met_is_a_gap(
 ) -> None:
     rank = identity(sleeper.pid)
     (tmp_path / "any.name").write_bytes(its_ring(rank))
-    some = Rings(HOST, reader)
-    some.meet(found(rank))
+    some = TraceCollector(HOST, reader)
+    some.update(found(rank))
     (tmp_path / "any.name").write_bytes(bytes(8192))
     taken = some.add(captured(rank), lambda: 30.0)
     assert taken.ranks[0].trace is None
@@ -226,13 +226,13 @@ def test_an_untraced_process_is_asked_seldom(
 ) -> None:
     rank = identity(sleeper.pid)
     now = [0.0]
-    some = Rings(HOST, reader, clock=lambda: now[0])
+    some = TraceCollector(HOST, reader, clock=lambda: now[0])
     looks: list[int] = []
     monkeypatch.setattr(
         "mldebug_agents.capture.trace.collector.living", lambda *_: looks.append(1) or []
     )
     for now[0] in (0.0, 1.0, 4.0, 6.0, 20.0, 65.0, 67.0):
-        some.meet(found(rank))
+        some.update(found(rank))
     assert 2 <= len(looks) <= 4
 
 
@@ -248,7 +248,7 @@ def test_what_an_untraced_process_has_mapped_is_not_read(
         return read_from(path, *arguments, **more)
 
     monkeypatch.setattr(reader, "read_from", noted)
-    assert Rings(HOST, reader).meet(found(identity(sleeper.pid))) == {}
+    assert TraceCollector(HOST, reader).update(found(identity(sleeper.pid))) == {}
     assert asked
     assert not [path for path in asked if path.endswith("/maps")]
 
@@ -270,7 +270,7 @@ def test_source_text_is_read_where_the_rank_sees_it_and_hides_secrets(
             pid=rank.pid, start=rank.start_ticks, boot=HOST.boot_id().encode(),
         )  # fmt: skip
         (tmp_path / "any.name").write_bytes(data)
-        tail = tail_of(Rings(HOST, reader), rank)
+        tail = tail_of(TraceCollector(HOST, reader), rank)
         assert tail is not None
         assert shown in tail.lines[-1]
         assert "hunter2secret" not in "".join(tail.lines)
@@ -359,8 +359,8 @@ def test_a_zombie_is_read_as_a_dead_one(
 ) -> None:
     rank = identity(sleeper.pid)
     (tmp_path / "any.name").write_bytes(its_ring(rank))
-    some = Rings(HOST, reader)
-    some.meet(found(rank))
+    some = TraceCollector(HOST, reader)
+    some.update(found(rank))
     capture = captured(rank)
     gone = ProcessCapture(pid=rank.pid, state=ProcessState(pid=rank.pid, state="Z"))
     ranks = (msgspec.structs.replace(capture.ranks[0], process=gone),)

@@ -17,17 +17,15 @@ from hypothesis import strategies as st
 import rings
 from mldebug.capture.trace import layout
 from mldebug.capture.trace.call_tree import tree_lines
-from mldebug.capture.trace.chrome import chrome
+from mldebug.capture.trace.export import chrome, speedscope
 from mldebug.capture.trace.layout import parse_header, parse_names
 from mldebug.capture.trace.line_format import lines
 from mldebug.capture.trace.merge import merge, numbered
 from mldebug.capture.trace.merge_text import merged_lines
 from mldebug.capture.trace.open_files import open_ring
-from mldebug.capture.trace.reader import read_ends, read_last, read_whole
-from mldebug.capture.trace.records import Header, Kind, Listed, Ring
+from mldebug.capture.trace.reader import Read, read_ends, read_last, read_whole
+from mldebug.capture.trace.records import ListedEvents, Ring, RingHeader, TraceEventKind
 from mldebug.capture.trace.spans import edges
-from mldebug.capture.trace.speedscope import speedscope
-from mldebug.capture.trace.stream import Read
 from mldebug.cli.main import main
 from mldebug_training.tracing import ring as written
 from rings import LINE, RETURN, Chunk, Rec, function_id
@@ -96,8 +94,8 @@ def reader(data: bytes) -> Read:
     return lambda at, size: data[at : at + size]
 
 
-def heads_of(data: bytes) -> Callable[[Header], bytes]:
-    def heads(header: Header) -> bytes:
+def heads_of(data: bytes) -> Callable[[RingHeader], bytes]:
+    def heads(header: RingHeader) -> bytes:
         places = range(
             header.chunks_at,
             header.chunks_at + header.chunks * header.chunk_size,
@@ -114,7 +112,7 @@ def read(data: bytes, last: int | None = None) -> Ring:
 
 def taken(ring: Ring) -> Ring:
     """The same in memory."""
-    return msgspec.structs.replace(ring, events=Listed(ring.events))
+    return msgspec.structs.replace(ring, events=ListedEvents(ring.events))
 
 
 def shown(ring: Ring) -> list[str]:
@@ -134,7 +132,7 @@ def test_records_come_in_order_with_their_names_and_steps() -> None:
         "/job/data.py",
         "data",
     )
-    assert (last.kind, last.line, last.depth, last.step) == (Kind.LINE, 9, 2, 3)
+    assert (last.kind, last.line, last.depth, last.step) == (TraceEventKind.LINE, 9, 2, 3)
     assert (ring.header.rank, ring.header.engine, ring.header.state) == (
         0,
         "monitoring, python",
@@ -568,7 +566,7 @@ def test_what_the_tracer_writes_is_what_is_read(tmp_path: Path) -> None:
     steps = [
         event
         for event in ring.events
-        if event.place.function == "train_step" and event.kind is Kind.CALL
+        if event.place.function == "train_step" and event.kind is TraceEventKind.CALL
     ]
     assert [event.step for event in steps[1:]] == [2, 3]
     told = "\n".join(tree_lines(ring))
@@ -577,8 +575,8 @@ def test_what_the_tracer_writes_is_what_is_read(tmp_path: Path) -> None:
 
 def test_both_sides_have_the_same_sizes_and_numbers() -> None:
     kinds = {
-        Kind.CALL: written.CALL, Kind.RETURN: written.RETURN, Kind.LINE: written.LINE,
-        Kind.UNWIND: written.UNWIND, Kind.YIELD: written.YIELD, Kind.RESUME: written.RESUME,
+        TraceEventKind.CALL: written.CALL, TraceEventKind.RETURN: written.RETURN, TraceEventKind.LINE: written.LINE,
+        TraceEventKind.UNWIND: written.UNWIND, TraceEventKind.YIELD: written.YIELD, TraceEventKind.RESUME: written.RESUME,
     }  # fmt: skip
     assert {number: kind for kind, number in kinds.items()} == layout.KINDS
     assert (layout.STEP, layout.PREFIX, layout.NO_FILE) == (

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from mldebug.cli.console import print_line
 from mldebug.core.model import Gap, HookState, Job, LostRank, RankIdentity, Remark
-from mldebug.jobs.known_issues.match import Trap
+from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.cli.commands.status import NodeListing, status_lines
 
@@ -80,7 +80,7 @@ def test_many_remarks_are_cut() -> None:
 
 
 def test_known_traps_stand_below_their_job_and_are_no_alarm() -> None:
-    trap = Trap(name="ras_off", message="NCCL_RAS_ENABLE=0\x1b[31m: bad", todo="unset it", source="https://x")  # fmt: skip
+    trap = KnownIssue(name="ras_off", message="NCCL_RAS_ENABLE=0\x1b[31m: bad", todo="unset it", source="https://x")  # fmt: skip
     buffer = io.StringIO()
     seen = NodeListing(node="n1", now=NOW, jobs=(job(),), remarks=(), gaps=(), traps={"1a2b3c": (trap,) * 10, "9": (trap,)})  # fmt: skip
     for line in status_lines(seen):

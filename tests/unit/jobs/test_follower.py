@@ -12,8 +12,8 @@ from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.log_progress import LogProgress
 from mldebug_agents.jobs.logs import follower as following
-from mldebug_agents.jobs.logs.follower import LogFollower, LogNews
-from mldebug_agents.jobs.logs.locations import LogPlace
+from mldebug_agents.jobs.logs.follower import LogFollower, LogUpdate
+from mldebug_agents.jobs.logs.locations import LogFile
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
@@ -44,9 +44,9 @@ class Writer:
         os.close(new)
 
     @property
-    def place(self) -> LogPlace:
+    def place(self) -> LogFile:
         path = f"/proc/{os.getpid()}/fd/{self.fd}"
-        return LogPlace(path=path, target=os.readlink(path), pid=os.getpid(), kind="stdout")
+        return LogFile(path=path, target=os.readlink(path), pid=os.getpid(), kind="stdout")
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def follower(reader: Reader) -> LogFollower:
     return LogFollower(reader, LogParser(create_all("logs")))
 
 
-def steps(news: LogNews) -> list[int | None]:
+def steps(news: LogUpdate) -> list[int | None]:
     assert news.gap is None, news.gap
     return [record.step for record in news.records]
 
@@ -93,7 +93,7 @@ def test_starts_at_the_end_but_knows_the_step(log: Writer, follower: LogFollower
 
 
 def test_a_new_log_has_no_step_before(log: Writer, follower: LogFollower) -> None:
-    assert follower.poll(log.place) == LogNews(modified_at=os.stat(log.path).st_mtime)
+    assert follower.poll(log.place) == LogUpdate(modified_at=os.stat(log.path).st_mtime)
     log.write("step 1 loss 1\n")
     assert steps(follower.poll(log.place)) == [1]
 
@@ -251,7 +251,7 @@ def test_a_deleted_log_is_followed_on(log: Writer, follower: LogFollower) -> Non
 def test_a_fifo_is_refused_unopened_and_a_device_too(tmp_path: Path, follower: LogFollower) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (str(tmp_path / "fifo"), "/dev/zero", "/dev/full"):
-        news = follower.poll(LogPlace(path=path, target=path, pid=1, kind="stdout"))
+        news = follower.poll(LogFile(path=path, target=path, pid=1, kind="stdout"))
         assert news.gap is not None
         assert news.gap.reason == f"{path}: not a regular file"
         assert not news.stuck
@@ -263,7 +263,7 @@ def test_a_vanished_descriptor_is_a_gap_and_its_return_is_news(
     log: Writer, follower: LogFollower
 ) -> None:
     follower.poll(log.place)
-    gone = LogPlace(path=f"/proc/{os.getpid()}/fd/9999", target="x.log", pid=1, kind="stdout")
+    gone = LogFile(path=f"/proc/{os.getpid()}/fd/9999", target="x.log", pid=1, kind="stdout")
     news = follower.poll(gone)
     assert news.gap is not None
     assert "no such file" in news.gap.reason
@@ -276,16 +276,16 @@ def test_a_log_on_a_hung_mount_never_blocks(follower: LogFollower, tmp_path: Pat
         (mount.source / "train.log").write_text("step 1 loss 1\n")
         path = str(mount.target / "train.log")
         mount.hang()
-        news = follower.poll(LogPlace(path=path, target=path, pid=1, kind="stdout"))
+        news = follower.poll(LogFile(path=path, target=path, pid=1, kind="stdout"))
         assert news.stuck
         assert news.gap is not None
-        assert follower.poll(LogPlace(path=path, target=path, pid=1, kind="stdout")).stuck
+        assert follower.poll(LogFile(path=path, target=path, pid=1, kind="stdout")).stuck
         mount.recover()
 
 
 def test_an_event_file_is_only_measured(log: Writer, follower: LogFollower) -> None:
     log.write("step 1 loss 1\n")
-    place = LogPlace(path=log.place.path, target="events", pid=1, kind="growth")
+    place = LogFile(path=log.place.path, target="events", pid=1, kind="growth")
     first = follower.poll(place)
     assert (first.before, first.grew_bytes, first.size) == (None, 0, 14)
     log.write("step 2 loss 1\n" * 3)
@@ -297,7 +297,7 @@ def test_an_event_file_is_only_measured(log: Writer, follower: LogFollower) -> N
 def test_works_on_the_fake_reader() -> None:
     reader = FakeReader({"/proc/7/fd/1": b"step 1 loss 1\n"})
     follower = LogFollower(reader, LogParser(create_all("logs")))
-    place = LogPlace(path="/proc/7/fd/1", target="t.log", pid=7, kind="stdout")
+    place = LogFile(path="/proc/7/fd/1", target="t.log", pid=7, kind="stdout")
     follower.poll(place)
     reader.files["/proc/7/fd/1"] = b"step 1 loss 1\nstep 2 loss 1\n"
     assert steps(follower.poll(place)) == [2]

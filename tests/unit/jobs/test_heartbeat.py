@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mldebug.core.model import RankIdentity
 from mldebug.jobs.heartbeat import MAGIC, RECORD, SIZE, TornError, parse_record, record_name
 from mldebug.stall.heartbeats import HeartbeatProgress, last_step, shortest_timeout
-from mldebug_agents.jobs.hook.records import Heartbeats, read_said
+from mldebug_agents.jobs.hook.records import HeartbeatReader, read_hook_summaries
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader_answers import FilePiece, Unreadable
 from mldebug_training.common import shared_files
@@ -198,8 +198,8 @@ def piece(record: written.HookRecord, uid: int = 1000, mode: int = 0o100600) -> 
     return FilePiece(data=data, size=len(data), mtime=0, inode=1, device=1, mode=mode, uid=uid)
 
 
-def source(reader: OneFile, now: float = NOW) -> Heartbeats:
-    return Heartbeats(Host(clock=lambda: 1000.0), reader, lambda: now)  # type: ignore[arg-type]
+def source(reader: OneFile, now: float = NOW) -> HeartbeatReader:
+    return HeartbeatReader(Host(clock=lambda: 1000.0), reader, lambda: now)  # type: ignore[arg-type]
 
 
 def test_the_record_is_looked_for_by_what_the_process_sees(record: written.HookRecord) -> None:
@@ -229,10 +229,10 @@ def test_a_record_that_others_could_have_written_is_not_believed(
 def test_in_a_report_it_is_what_the_rank_said_or_a_gap(record: written.HookRecord) -> None:
     record.beat(5)
     host, own, other = Host(clock=lambda: 1000.0), OneFile(piece(record)), OneFile(piece(record, 1))
-    told, gaps = read_said(host, own, [rank()])  # type: ignore[arg-type]
+    told, gaps = read_hook_summaries(host, own, [rank()])  # type: ignore[arg-type]
     assert (told[2].step, gaps) == (5, ())
     assert 0 <= told[2].step_age < 60
-    told, (gap,) = read_said(host, other, [rank()])  # type: ignore[arg-type]
+    told, (gap,) = read_hook_summaries(host, other, [rank()])  # type: ignore[arg-type]
     assert told == {}
     assert (gap.rank, gap.pid) == (2, 900)
     assert "belongs to user 1 " in gap.reason
@@ -250,7 +250,7 @@ def test_in_a_report_it_is_what_the_rank_said_or_a_gap(record: written.HookRecor
 def test_a_record_that_cannot_be_read_is_a_gap_and_none_is_not(
     answer: Unreadable, why: str | None
 ) -> None:
-    told, gaps = read_said(Host(clock=lambda: 1000.0), OneFile(answer), [rank()])  # type: ignore[arg-type]
+    told, gaps = read_hook_summaries(Host(clock=lambda: 1000.0), OneFile(answer), [rank()])  # type: ignore[arg-type]
     assert told == {}
     assert [(gap.what, why is not None and why in gap.reason) for gap in gaps] == (
         [(RECORD, True)] if why else []
@@ -273,8 +273,8 @@ def test_a_record_that_stays_torn_says_so(record: written.HookRecord, pid: int, 
 
 WRITER = """
     import ctypes, sys, time
-    from mldebug_training.hook.record import Record
-    record = Record(sys.argv[1])
+    from mldebug_training.hook.record import HookRecord
+    record = HookRecord(sys.argv[1])
     memory = record._memory
     class InPieces(ctypes.c_char * 4096):
         def __setitem__(self, where, data):
@@ -319,7 +319,7 @@ def test_who_reads_while_another_writes_as_fast_as_it_can_reads_no_mixture(
 
 def test_who_has_no_record_is_asked_ever_more_rarely() -> None:
     reader, now = OneFile(Unreadable("no such file", errno=errno.ENOENT)), [0.0]
-    heartbeats = Heartbeats(Host(clock=lambda: 1000.0), reader, lambda: now[0])  # type: ignore[arg-type]
+    heartbeats = HeartbeatReader(Host(clock=lambda: 1000.0), reader, lambda: now[0])  # type: ignore[arg-type]
     for second in range(120):
         now[0] = float(second)
         assert heartbeats.read([rank(started_at=0.0)]) == {}

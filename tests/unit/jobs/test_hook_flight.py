@@ -15,8 +15,8 @@ from hooked import HOLDS, RANK, SHM, process, state
 from hung import wait_until
 from mldebug.core.model import RankIdentity
 from mldebug.jobs.heartbeat import parse_record
-from mldebug_agents.jobs.hook.flight_recorder import Answers, HookFlight
-from mldebug_agents.jobs.hook.signals import Asking
+from mldebug_agents.jobs.hook.flight_recorder import HookFlightRecorder, HookFlightRecords
+from mldebug_agents.jobs.hook.signals import HookSignals
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
@@ -39,9 +39,9 @@ FLIGHT_SIGNAL = signal.SIGRTMIN + 13  # the second below the one for stacks
 
 
 @pytest.fixture
-def asking() -> Iterator[HookFlight]:
+def asking() -> Iterator[HookFlightRecorder]:
     with Spawner() as spawner, Reader(spawner) as reader:
-        yield HookFlight(Asking(Host(), reader), reader)
+        yield HookFlightRecorder(HookSignals(Host(), reader), reader)
 
 
 def identity(pid: int, rank: int = 0) -> RankIdentity:
@@ -49,7 +49,9 @@ def identity(pid: int, rank: int = 0) -> RankIdentity:
     return RankIdentity(rank=rank, world_size=2, pid=pid, start_ticks=start)
 
 
-def ask(asking: HookFlight, one: "subprocess.Popen[str]", timeout: float = 20.0) -> Answers:
+def ask(
+    asking: HookFlightRecorder, one: "subprocess.Popen[str]", timeout: float = 20.0
+) -> HookFlightRecords:
     return asking.ask([identity(one.pid)], timeout)
 
 
@@ -61,7 +63,7 @@ def pending(pid: int) -> int:
 # --- ranks that can be asked ---------------------------------------------------------------------
 
 
-def test_ranks_are_asked_at_once_and_sleep_on(asking: HookFlight) -> None:
+def test_ranks_are_asked_at_once_and_sleep_on(asking: HookFlightRecorder) -> None:
     with ExitStack() as stack:
         ranks = [stack.enter_context(process(SLEEPS)) for _ in range(2)]
         for one in ranks:
@@ -75,7 +77,9 @@ def test_ranks_are_asked_at_once_and_sleep_on(asking: HookFlight) -> None:
         assert all(one.poll() is None for one in ranks)
 
 
-def test_a_recorder_that_holds_nothing_of_the_calls_is_a_named_gap(asking: HookFlight) -> None:
+def test_a_recorder_that_holds_nothing_of_the_calls_is_a_named_gap(
+    asking: HookFlightRecorder,
+) -> None:
     counts = """
         def name(self): return "nccl2"
         def _get_sequence_number_for_group(self): return 41
@@ -88,14 +92,14 @@ def test_a_recorder_that_holds_nothing_of_the_calls_is_a_named_gap(asking: HookF
         assert gap.reason == "that of nccl2 holds none of its calls: its recorder was never seen running"  # fmt: skip
 
 
-def test_a_process_without_pytorch_says_that_it_has_no_group(asking: HookFlight) -> None:
+def test_a_process_without_pytorch_says_that_it_has_no_group(asking: HookFlightRecorder) -> None:
     with process(RANK + "    slow_data_loader()\n") as one:
         found = ask(asking, one)
         assert found.flights[0].groups == ()
         assert found.gaps == ()
 
 
-def test_who_cannot_answer_costs_no_more_than_the_time_given(asking: HookFlight) -> None:
+def test_who_cannot_answer_costs_no_more_than_the_time_given(asking: HookFlightRecorder) -> None:
     """C code holds the interpreter lock; it is not interrupted, and the rest of the ranks answers."""
     with process(HOLDS) as held, process(SLEEPS) as free:
         wait_until(lambda: state(held.pid) == "S")
@@ -112,24 +116,24 @@ def test_who_cannot_answer_costs_no_more_than_the_time_given(asking: HookFlight)
 # --- and those that must not be ------------------------------------------------------------------
 
 
-def test_a_stopped_rank_is_not_asked(asking: HookFlight) -> None:
+def test_a_stopped_rank_is_not_asked(asking: HookFlightRecorder) -> None:
     with process(SLEEPS) as one:
         os.kill(one.pid, signal.SIGSTOP)
         wait_until(lambda: state(one.pid) == "T")
-        assert ask(asking, one) == Answers()
+        assert ask(asking, one) == HookFlightRecords()
         assert not pending(one.pid) >> (FLIGHT_SIGNAL - 1) & 1
 
 
-def test_a_process_that_has_become_another_program_lives_on(asking: HookFlight) -> None:
+def test_a_process_that_has_become_another_program_lives_on(asking: HookFlightRecorder) -> None:
     code = RANK + "    print(record.path, flush=True)\n    os.execvp('sleep', ['sleep', '1000'])\n"
     with process(code) as one:
         wait_until(lambda: Path(f"/proc/{one.pid}/comm").read_text() == "sleep\n")
         for _ in range(20):
-            assert ask(asking, one) == Answers()
+            assert ask(asking, one) == HookFlightRecords()
         assert one.poll() is None
 
 
-def test_who_does_not_catch_the_signal_is_not_sent_it(asking: HookFlight) -> None:
+def test_who_does_not_catch_the_signal_is_not_sent_it(asking: HookFlightRecorder) -> None:
     """An older hook that has no Flight Recorder, or a program that has taken the signal back."""
     code = RANK + (
         "    import faulthandler, signal\n    faulthandler.unregister(record.signal - 2)\n"
@@ -137,23 +141,25 @@ def test_who_does_not_catch_the_signal_is_not_sent_it(asking: HookFlight) -> Non
     )
     with process(code) as one:
         wait_until(lambda: state(one.pid) == "S")
-        assert ask(asking, one) == Answers()
+        assert ask(asking, one) == HookFlightRecords()
         assert one.poll() is None
 
 
-def test_a_pid_that_belongs_to_somebody_else_by_now_is_not_asked(asking: HookFlight) -> None:
+def test_a_pid_that_belongs_to_somebody_else_by_now_is_not_asked(
+    asking: HookFlightRecorder,
+) -> None:
     with process(SLEEPS) as one:
         other = RankIdentity(
             rank=0, world_size=2, pid=one.pid, start_ticks=identity(one.pid).start_ticks - 1
         )
-        assert asking.ask([other], 5) == Answers()
+        assert asking.ask([other], 5) == HookFlightRecords()
 
 
-def test_who_is_gone_or_has_no_record_is_in_no_answer(asking: HookFlight) -> None:
+def test_who_is_gone_or_has_no_record_is_in_no_answer(asking: HookFlightRecorder) -> None:
     done = subprocess.Popen(["true"])
     done.wait()
     gone = RankIdentity(rank=1, world_size=2, pid=done.pid)
-    assert asking.ask([identity(os.getpid()), gone], 5) == Answers()
+    assert asking.ask([identity(os.getpid()), gone], 5) == HookFlightRecords()
 
 
 # --- answers that are none -----------------------------------------------------------------------
@@ -180,7 +186,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("why", WRITES)
-def test_an_answer_is_not_believed_because(asking: HookFlight, why: str) -> None:
+def test_an_answer_is_not_believed_because(asking: HookFlightRecorder, why: str) -> None:
     with process(AFTER.replace("WRITE", WRITES[why])) as one:
         found = ask(asking, one)
         assert found.flights == {}
@@ -188,7 +194,9 @@ def test_an_answer_is_not_believed_because(asking: HookFlight, why: str) -> None
         assert one.poll() is None
 
 
-def test_a_killed_rank_leaves_an_answer_that_the_next_one_sweeps_away(asking: HookFlight) -> None:
+def test_a_killed_rank_leaves_an_answer_that_the_next_one_sweeps_away(
+    asking: HookFlightRecorder,
+) -> None:
     with process(SLEEPS) as one:
         assert ask(asking, one).flights
         (left,) = SHM.glob(f"mldebug-{one.pid}-*.flight")

@@ -10,7 +10,7 @@ from mldebug.core.model import Gap, HookState, Job, RankIdentity
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
-from mldebug.jobs.heartbeat import RECORD, Heartbeat, said
+from mldebug.jobs.heartbeat import RECORD, Heartbeat, hook_summary
 from mldebug.jobs.logs.records import LogRecord
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
@@ -104,11 +104,13 @@ def beat(step: int | None, at: float, **more: object) -> Heartbeat:
 
 
 def test_moments_become_ages_and_none_is_negative() -> None:
-    told = said(beat(5, 100.0, phase="evaluate", phase_since=103.0, scalars={"loss": 1.0}), 102.5)
+    told = hook_summary(
+        beat(5, 100.0, phase="evaluate", phase_since=103.0, scalars={"loss": 1.0}), 102.5
+    )
     assert told == HookState(
         step=5, step_age=2.5, phase="evaluate", phase_age=0.0, scalars={"loss": 1.0}
     )
-    assert said(beat(None, 100.0), 102.5) == HookState()
+    assert hook_summary(beat(None, 100.0), 102.5) == HookState()
 
 
 def look(attempt: int = 0, **beats: Heartbeat) -> JobLook:

@@ -17,9 +17,8 @@ from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.log_progress import LogProgress
 from mldebug_agents.jobs.logs import follower, job_logs
-from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs
+from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs, LogSharing
 from mldebug_agents.jobs.logs.locations import LogFinder
-from mldebug_agents.jobs.logs.sharing import Writers
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
@@ -62,13 +61,13 @@ class Watched:
     """One job of one rank: this process, with files named like logs."""
 
     def __init__(
-        self, reader: Reader, hung: HungMounts | None = None, writers: Writers | None = None
+        self, reader: Reader, hung: HungMounts | None = None, writers: LogSharing | None = None
     ) -> None:
         self.host = Ours()
         self.reader = reader
         self.progress = LogProgress()
         self.hung = hung or HungMounts(self.host, reader)
-        self.writers = writers or Writers()
+        self.writers = writers or LogSharing()
         self.logs = JobLogs(self.host, reader, self.hung, self.parser, self.progress, self.writers)
         self.now = 1000.0
         brief = self.host.brief(ME)
@@ -398,7 +397,7 @@ def _of_child(watched: Watched, stdout: int) -> str:
             id="j", name="j", launcher="single", attempt=0, world_size=1, ranks=(identity,), nodes=("n",)
         )  # fmt: skip
         logs = JobLogs(
-            host, watched.reader, watched.hung, watched.parser, watched.progress, Writers()
+            host, watched.reader, watched.hung, watched.parser, watched.progress, LogSharing()
         )
         logs.look(job, LogFinder(host), 1.0)
         return logs.sentence
@@ -427,7 +426,7 @@ def _children(pid: int) -> list[int]:
 
 
 def test_a_log_that_two_runs_write_tells_of_neither(reader: Reader, tmp_path: Path) -> None:
-    writers = Writers()
+    writers = LogSharing()
     one, two = Watched(reader, writers=writers), Watched(reader, writers=writers)
     first = Log(one, tmp_path / "all.log")
     first.write("step 7 loss 1\n")
@@ -449,23 +448,23 @@ def said(pid: int, text: str = "NCCL INFO Using network Socket") -> str:
 def test_what_nccl_says_is_heard_of_the_ranks_of_the_job_alone(watched: Watched, log: Log) -> None:
     log.write(said(ME) + said(ME + 1, "NCCL INFO Using network IB") + "step 3 loss 1\n")
     assert watched.look() == 3
-    assert watched.logs.nccl.told().networks == ("Socket",)
+    assert watched.logs.nccl.facts().networks == ("Socket",)
     assert watched.logs.nccl.strange == 1
 
 
 def test_what_nccl_says_in_a_log_of_two_runs_is_heard_of_neither(
     reader: Reader, tmp_path: Path
 ) -> None:
-    writers = Writers()
+    writers = LogSharing()
     one, two = Watched(reader, writers=writers), Watched(reader, writers=writers)
     first = Log(one, tmp_path / "all.log")
     first.write(said(ME))
     one.look()
-    assert one.logs.nccl.told().networks == ("Socket",)
+    assert one.logs.nccl.facts().networks == ("Socket",)
     Log(two, tmp_path / "all.log").write(said(ME))
     for job in (two, one):
         job.look()
-        assert job.logs.nccl.told().networks == ()
+        assert job.logs.nccl.facts().networks == ()
 
 
 def test_what_nccl_said_to_an_earlier_launch_is_forgotten(watched: Watched, log: Log) -> None:
@@ -474,7 +473,7 @@ def test_what_nccl_said_to_an_earlier_launch_is_forgotten(watched: Watched, log:
     other = msgspec.structs.replace(watched.job.ranks[0], pid=os.getppid(), start_ticks=0)
     watched.job = msgspec.structs.replace(watched.job, ranks=(other,))
     watched.look()
-    assert watched.logs.nccl.told().networks == ()
+    assert watched.logs.nccl.facts().networks == ()
 
 
 def test_a_log_is_read_again_when_the_other_run_is_gone(
@@ -514,7 +513,7 @@ def test_two_ranks_of_one_run_share_their_log(watched: Watched, log: Log) -> Non
 def test_new_processes_may_say_the_old_steps_again(watched: Watched, log: Log) -> None:
     log.write("step 1 loss 1\nstep 2 loss 1\nstep 3 loss 1\n")
     watched.look()
-    watched.logs._meet(
+    watched.logs._note_ranks(
         msgspec.structs.replace(
             watched.job, ranks=(msgspec.structs.replace(watched.job.ranks[0], pid=ME + 1),)
         )

@@ -5,25 +5,31 @@ import pytest
 
 from mldebug.core.model import Job, RankIdentity
 from mldebug.jobs.known_issues.match import (
-    MAX_TRAPS,
+    MAX_ISSUES,
     RULES,
     SETTINGS,
-    Ran,
+    RankSoftware,
     allowed,
-    find_traps,
+    find_known_issues,
     remarks,
 )
-from mldebug.jobs.known_issues.model import Facts, NodeFacts, Software
-from mldebug.jobs.known_issues.nccl_log import NcclSaid
-from mldebug.jobs.known_issues.version import Span, Version, parse_version
+from mldebug.jobs.known_issues.model import (
+    JobFacts,
+    NodeFacts,
+    Software,
+    Version,
+    VersionSpan,
+    parse_version,
+)
+from mldebug.jobs.known_issues.nccl_log import NcclLogFacts
 
 PLAIN = NodeFacts(machine="x86_64")
 ARM = NodeFacts(machine="aarch64")
 RDMA = NodeFacts(machine="x86_64", rdma=("mlx5_0", "mlx5_1"))
 LARGE = NodeFacts(machine="x86_64", cores=192)
 AMD = NodeFacts(machine="x86_64", iommu=True, kernel_arguments=("BOOT_IMAGE=/vmlinuz", "quiet"))
-FOREIGN = NcclSaid(interfaces={"eth0": "10.0.0.5", "docker0": "172.17.0.1"})
-SOCKETS = NcclSaid(networks=("Socket",), interfaces={"eth0": "10.0.0.5"})
+FOREIGN = NcclLogFacts(interfaces={"eth0": "10.0.0.5", "docker0": "172.17.0.1"})
+SOCKETS = NcclLogFacts(networks=("Socket",), interfaces={"eth0": "10.0.0.5"})
 
 
 def job(ranks: int = 8, world: int = 8) -> Job:
@@ -39,15 +45,20 @@ def found(
     world: int = 8,
     rocm: bool = False,
     node: NodeFacts = PLAIN,
-    said: NcclSaid | None = None,
+    said: NcclLogFacts | None = None,
     gpu: bool | None = None,
     cores: int = 0,
     **settings: str,
 ) -> dict[str, str]:
     """Names and messages of the traps of a job whose eight ranks all run the same."""
     runs = Software(torch=torch, nccl=nccl, rocm=rocm)
-    ran = [Ran(rank=rank, software=runs, settings=settings, cores=cores) for rank in range(8)]
-    return {trap.name: trap.message for trap in find_traps(job(world=world), ran, node, said, gpu)}
+    ran = [
+        RankSoftware(rank=rank, software=runs, settings=settings, cores=cores) for rank in range(8)
+    ]
+    return {
+        issue.name: issue.message
+        for issue in find_known_issues(job(world=world), ran, node, said, gpu)
+    }
 
 
 # --- versions ------------------------------------------------------------------------------------
@@ -86,7 +97,7 @@ def test_a_version_is_read_or_not_known(text: str, version: Version | None) -> N
     ],
 )  # fmt: skip
 def test_a_span_holds_what_is_surely_in_it(text: str, held: bool) -> None:
-    assert Span("torch", (2, 6, 0), (2, 7, 1)).holds(parse_version(text)) is held
+    assert VersionSpan("torch", (2, 6, 0), (2, 7, 1)).holds(parse_version(text)) is held
 
 
 # --- what each rule is found by ------------------------------------------------------------------
@@ -127,9 +138,9 @@ CAUGHT = [
     ("amd_iommu", found("2.8.0+rocm6.4", rocm=True, node=AMD)),
     ("sockets_beside_rdma", found(node=RDMA, world=16, said=SOCKETS)),
     ("interface_of_one_node", found(world=16, said=FOREIGN)),
-    ("peer_refused", found(said=NcclSaid(peers={"refused": ("10.148.3.247",)}))),
-    ("rdma_path_broken", found(said=NcclSaid(peers={"broken": ("10.2.0.5",)}))),
-    ("peer_closed", found(said=NcclSaid(peers={"closed": ("node-3",)}))),
+    ("peer_refused", found(said=NcclLogFacts(peers={"refused": ("10.148.3.247",)}))),
+    ("rdma_path_broken", found(said=NcclLogFacts(peers={"broken": ("10.2.0.5",)}))),
+    ("peer_closed", found(said=NcclLogFacts(peers={"closed": ("node-3",)}))),
 ]
 HEALTHY = [
     ("nothing is known", found()),
@@ -166,8 +177,8 @@ HEALTHY = [
     ("left out, not chosen", found(world=16, NCCL_SOCKET_IFNAME="^docker0,lo")),
     ("one of them leads out", found(world=16, NCCL_SOCKET_IFNAME="lo,eth0")),
     ("names that only begin so", found(world=16, NCCL_SOCKET_IFNAME="loc0") | found(world=16, NCCL_SOCKET_IFNAME="docker")),
-    ("RDMA is used", found(node=RDMA, world=16, said=NcclSaid(networks=("IB",)))),
-    ("two communicators differ", found(node=RDMA, world=16, said=NcclSaid(networks=("IB", "Socket")))),
+    ("RDMA is used", found(node=RDMA, world=16, said=NcclLogFacts(networks=("IB",)))),
+    ("two communicators differ", found(node=RDMA, world=16, said=NcclLogFacts(networks=("IB", "Socket")))),
     ("a tamed IOMMU", found(rocm=True, node=msgspec.structs.replace(AMD, kernel_arguments=("iommu=pt",)))),
     ("kernel arguments not known", found(rocm=True, node=NodeFacts(iommu=True))),
     ("an IOMMU without ROCm", found("2.8.0+cu128", "2.27.3", node=AMD)),
@@ -178,10 +189,12 @@ def test_a_rank_that_is_not_seen_makes_no_second_node() -> None:
     """Another user's, or one that is not there yet: LOCAL_WORLD_SIZE says how many this node has."""
     one = job(ranks=6)
     here = tuple(msgspec.structs.replace(rank, local_world_size=8) for rank in one.ranks)
-    ran = [Ran(rank=rank.rank, settings={"NCCL_SOCKET_IFNAME": "lo"}) for rank in here]
-    assert find_traps(msgspec.structs.replace(one, ranks=here), ran, PLAIN) == ()
+    ran = [RankSoftware(rank=rank.rank, settings={"NCCL_SOCKET_IFNAME": "lo"}) for rank in here]
+    assert find_known_issues(msgspec.structs.replace(one, ranks=here), ran, PLAIN) == ()
     larger = msgspec.structs.replace(one, ranks=here, world_size=16)
-    assert [trap.name for trap in find_traps(larger, ran, PLAIN)] == ["interface_set_to_local"]
+    assert [issue.name for issue in find_known_issues(larger, ran, PLAIN)] == [
+        "interface_set_to_local"
+    ]
 
 
 @pytest.mark.parametrize(("name", "told"), CAUGHT)
@@ -206,7 +219,7 @@ def test_every_rule_has_a_case_a_way_out_and_a_source() -> None:
         assert rule.source.startswith("https://")
         assert rule.wrong
         assert rule.todo
-        assert rule.spans or rule.seen
+        assert rule.spans or rule.check
         assert set(rule.reads) <= set(SETTINGS)
 
 
@@ -228,15 +241,15 @@ def test_a_rule_reads_no_setting_that_is_not_on_the_list() -> None:
             self.asked.add(name)
             return "1"
 
-    said = NcclSaid(networks=("Socket",))
+    said = NcclLogFacts(networks=("Socket",))
     versions = [(2, 7, 0), (2, 15, 0)], [(2, 14, 3), (2, 26, 2), (2, 30, 7)]
     for torch in versions[0]:
         for nccl in versions[1]:
-            facts = Facts(
-                torch=Version(torch), nccl=Version(nccl), settings=Spy(), several_nodes=True, node=RDMA, said=said
+            facts = JobFacts(
+                torch=Version(torch), nccl=Version(nccl), settings=Spy(), several_nodes=True, node=RDMA, nccl_log=said
             )  # fmt: skip
             for rule in RULES:
-                rule.tell(facts)
+                rule.finding(facts)
     assert Spy.asked <= set(SETTINGS)
     assert len(Spy.asked) > 10
 
@@ -246,31 +259,31 @@ def test_a_rule_reads_no_setting_that_is_not_on_the_list() -> None:
 
 def test_many_ranks_in_one_trap_are_one_finding() -> None:
     runs = Software(torch="2.7.0+cu126", nccl="2.26.2")
-    (trap,) = find_traps(
-        job(64, 64), [Ran(rank=rank, software=runs) for rank in range(64)], NodeFacts()
+    (issue,) = find_known_issues(
+        job(64, 64), [RankSoftware(rank=rank, software=runs) for rank in range(64)], NodeFacts()
     )
-    assert trap.ranks == tuple(range(64))
-    assert trap.message == (
+    assert issue.ranks == tuple(range(64))
+    assert issue.message == (
         "PyTorch 2.7.0 and NCCL 2.26.2: a job that gives device_id to init_process_group may hang in any collective"
     )
-    assert trap.line().endswith("leave device_id out")
-    assert "\n" not in trap.line()
+    assert issue.line().endswith("leave device_id out")
+    assert "\n" not in issue.line()
 
 
 def test_where_only_some_ranks_sit_in_it_they_are_named() -> None:
     old, new = Software(torch="2.7.0", nccl="2.26.2"), Software(torch="2.8.0", nccl="2.27.3")
-    ran = [Ran(rank=rank, software=old if rank in (2, 5) else new) for rank in range(8)]
-    (trap,) = find_traps(job(), ran, NodeFacts())
-    assert trap.message.startswith("ranks 2,5: PyTorch 2.7.0")
+    ran = [RankSoftware(rank=rank, software=old if rank in (2, 5) else new) for rank in range(8)]
+    (issue,) = find_known_issues(job(), ran, NodeFacts())
+    assert issue.message.startswith("ranks 2,5: PyTorch 2.7.0")
 
 
 def test_what_differs_from_rank_to_rank_is_bounded() -> None:
-    ran = [Ran(rank=rank, settings={"NCCL_SOCKET_IFNAME": "lo," * rank + "lo"}) for rank in range(64)]  # fmt: skip
-    assert len(find_traps(job(64, 128), ran, NodeFacts())) == MAX_TRAPS
+    ran = [RankSoftware(rank=rank, settings={"NCCL_SOCKET_IFNAME": "lo," * rank + "lo"}) for rank in range(64)]  # fmt: skip
+    assert len(find_known_issues(job(64, 128), ran, NodeFacts())) == MAX_ISSUES
 
 
 def test_the_loaded_library_counts_before_the_log() -> None:
-    said = NcclSaid(version="2.29.2")
+    said = NcclLogFacts(version="2.29.2")
     assert list(found("2.9.0", "", said=said)) == ["nccl_2_29_2_hang"]
     assert not found("2.9.0", "2.29.3", said=said)
 
@@ -284,7 +297,7 @@ def test_of_an_environment_only_the_list_is_kept_and_harmless() -> None:
 
 def test_a_peer_is_told_with_its_host_where_that_is_known() -> None:
     peers = {"refused": ("10.148.3.247", "10.148.3.9", "10.148.3.8", "10.1.1.1", "10.1.1.2")}
-    said = NcclSaid(peers=peers, hosts={"10.148.3.247": "r10i6n5"})
+    said = NcclLogFacts(peers=peers, hosts={"10.148.3.247": "r10i6n5"})
     node = NodeFacts(hosts={"10.148.3.9": "r10i6n6", "10.148.3.247": "stale"})
     told = found(said=said, node=node)["peer_refused"]
     assert told.startswith(
@@ -294,11 +307,13 @@ def test_a_peer_is_told_with_its_host_where_that_is_known() -> None:
 
 def test_a_report_gets_them_as_notes_that_belong_to_their_ranks() -> None:
     runs = Software(nccl="2.27.3")
-    ran = [Ran(rank=rank, software=runs, settings={"NCCL_RAS_ENABLE": "0"}) for rank in (1, 2)]
-    (note,) = remarks(job(), find_traps(job(), ran, NodeFacts()))
+    ran = [
+        RankSoftware(rank=rank, software=runs, settings={"NCCL_RAS_ENABLE": "0"}) for rank in (1, 2)
+    ]
+    (note,) = remarks(job(), find_known_issues(job(), ran, NodeFacts()))
     assert (note.kind, note.pids) == ("trap_ras_off", (101, 102))
     everybody = [msgspec.structs.replace(ran[0], rank=rank) for rank in range(800)]
-    (many,) = remarks(job(800, 800), find_traps(job(800, 800), everybody, NodeFacts()))
+    (many,) = remarks(job(800, 800), find_known_issues(job(800, 800), everybody, NodeFacts()))
     assert len(many.pids) == 32
     assert note.message.startswith(
         "known trap: ranks 1-2: NCCL 2.27.3 and NCCL_RAS_ENABLE=0: NCCL answers nobody"

@@ -15,12 +15,19 @@ from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.plugins import create_all
 from mldebug.jobs.known_issues.model import NodeFacts, Software
+<<<<<<< HEAD
 from mldebug.jobs.known_issues.nccl_log import NcclSaid
 from mldebug_agents.agent.wiring import open_tools
+=======
+from mldebug.jobs.known_issues.nccl_log import NcclLogFacts
+from mldebug_agents.agent.workbench import Workbench
+>>>>>>> origin/main
 from mldebug_agents.jobs.ranks.discovery import RankFinder
-from mldebug_agents.jobs.ranks.installed import MAX_READS, MAX_VERSION_FILE, Installed
-from mldebug_agents.jobs.ranks.known_issues import AGAIN, TrapFinder
+from mldebug_agents.jobs.ranks.known_issues import AGAIN, KnownIssueFinder, read_node
 from mldebug_agents.jobs.ranks.libraries import (
+    MAX_READS,
+    MAX_VERSION_FILE,
+    InstalledSoftware,
     Libraries,
     Program,
     header_version,
@@ -28,7 +35,6 @@ from mldebug_agents.jobs.ranks.libraries import (
     numbered,
     software,
 )
-from mldebug_agents.jobs.ranks.node_facts import read_node
 from mldebug_agents.system.child.reader_child import ReadOperation
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
@@ -147,7 +153,7 @@ def shared(root: Path, ranks: int) -> Host:
 
 def test_64_ranks_are_read_once_and_are_one_finding(tmp_path: Path) -> None:
     reader, one = Counting(files(str(tmp_path), 100)), job(64)
-    finder = TrapFinder(shared(tmp_path, 64), reader)
+    finder = KnownIssueFinder(shared(tmp_path, 64), reader)
     first = finder.of(one, loaded(one))
     asked = reader.asked
     assert [(trap.name, len(trap.ranks)) for trap in first] == [("torch_device_id_hang", 64)]
@@ -161,7 +167,7 @@ def test_64_ranks_are_read_once_and_are_one_finding(tmp_path: Path) -> None:
 
 def test_ranks_in_containers_of_their_own_are_read_each_but_not_without_end(tmp_path: Path) -> None:
     reader, one = Counting(files(str(tmp_path), *range(100, 200))), job(64)
-    (trap,) = TrapFinder(Host(str(tmp_path)), reader).of(one, loaded(one))
+    (trap,) = KnownIssueFinder(Host(str(tmp_path)), reader).of(one, loaded(one))
     assert trap.message.startswith("ranks 0-7: ")
     assert reader.asked == 2 * MAX_READS + 2
 
@@ -169,7 +175,7 @@ def test_ranks_in_containers_of_their_own_are_read_each_but_not_without_end(tmp_
 def test_at_hang_time_nothing_is_read(tmp_path: Path) -> None:
     reader, one = Counting(files(str(tmp_path), 100)), job()
     programs = {100: Program(libraries=LOADED, settings={"TORCH_NCCL_ENABLE_MONITORING": "0"})}
-    finder = TrapFinder(shared(tmp_path, 1), reader)
+    finder = KnownIssueFinder(shared(tmp_path, 1), reader)
     assert [trap.name for trap in finder.of(one, programs, read=False)] == ["monitoring_off"]
     assert reader.asked == 0
     assert len(finder.of(one, programs)) == 2
@@ -180,8 +186,8 @@ def test_at_hang_time_nothing_is_read(tmp_path: Path) -> None:
 
 def test_the_agents_log_adds_what_nccl_says(tmp_path: Path) -> None:
     one = job(2, world=16)
-    said = NcclSaid(interfaces={"docker0": "172.17.0.1"})
-    (trap,) = TrapFinder(Host(str(tmp_path)), FakeReader({})).of(one, loaded(one, Libraries()), said)  # fmt: skip
+    said = NcclLogFacts(interfaces={"docker0": "172.17.0.1"})
+    (trap,) = KnownIssueFinder(Host(str(tmp_path)), FakeReader({})).of(one, loaded(one, Libraries()), said)  # fmt: skip
     assert trap.name == "interface_of_one_node"
 
 
@@ -190,7 +196,7 @@ def test_a_file_that_hangs_is_asked_for_once(tmp_path: Path) -> None:
     hung = f"{tmp_path}/proc/100/root{SITE}/torch/version.py"
     found[hung] = Unreadable("timed out", stuck=True)
     reader, one = Counting(found), job(64)
-    finder = TrapFinder(shared(tmp_path, 64), reader)
+    finder = KnownIssueFinder(shared(tmp_path, 64), reader)
     assert finder.of(one, loaded(one)) == ()
     assert reader.asked == 3  # not even the header: the same mount, most likely
     assert finder.of(one, loaded(one)) == ()
@@ -217,7 +223,7 @@ def told(reader: Reader, package: Path) -> Software:
     """What the real reader makes of it, through /proc/PID/root of a real process."""
     one = job(first=os.getpid())
     found = Libraries(torch=f"{package}/torch", nccl=f"{package}/nccl/lib/libnccl.so.2")
-    return Installed(Host(), reader).of(one.id, one.ranks[0].pid, found)
+    return InstalledSoftware(Host(), reader).of(one.id, one.ranks[0].pid, found)
 
 
 def test_real_files_are_read(reader: Reader, package: Path) -> None:
@@ -232,16 +238,16 @@ def test_a_rank_that_may_use_one_core_is_told_on_a_large_node(
         one = job(first=pinned.pid)
         programs = loaded(one, Libraries())
         monkeypatch.setattr(os, "cpu_count", lambda: 2)
-        assert TrapFinder(Host(), reader).of(one, programs, gpu=True) == ()
+        assert KnownIssueFinder(Host(), reader).of(one, programs, gpu=True) == ()
         monkeypatch.setattr(os, "cpu_count", lambda: 96)
-        (trap,) = TrapFinder(Host(), reader).of(one, programs, gpu=True)
+        (trap,) = KnownIssueFinder(Host(), reader).of(one, programs, gpu=True)
         assert trap.name == "one_core"
         assert trap.message.startswith("1 of 96 cores: ")
         os.sched_setaffinity(pinned.pid, os.sched_getaffinity(0))
-        assert TrapFinder(Host(), reader).of(one, programs, gpu=True) == ()
+        assert KnownIssueFinder(Host(), reader).of(one, programs, gpu=True) == ()
         pinned.kill()
     monkeypatch.undo()
-    assert TrapFinder(Host(), reader).of(one, programs, gpu=True) == ()  # it is gone
+    assert KnownIssueFinder(Host(), reader).of(one, programs, gpu=True) == ()  # it is gone
 
 
 @pytest.mark.parametrize("trick", ["fifo", "huge", "link", "folder", "binary", "none"])
@@ -279,7 +285,7 @@ def test_discovery_tells_programs_and_settings_and_nothing_else(tmp_path: Path) 
         50, 1, environ={"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "h", "NCCL_NET": "Socket", "HF_TOKEN": "hf_x",
         "TORCH_FR_DUMP_TEMP_FILE": "/scratch/t_", "HOME": "/home/ann"}
     )  # fmt: skip
-    finder = RankFinder(Host(str(tmp_path)), paths, "n1", create_all("clusters"))
+    finder = RankFinder(Host(str(tmp_path)), paths, "n1", create_all("launchers"))
     (program,) = finder.find().programs.values()
     assert program == Program(
         libraries=Libraries(torch="/opt/env/lib/torch"),
@@ -313,7 +319,7 @@ def test_a_node_is_looked_at_seldom(tmp_path: Path, reader: Reader) -> None:
     )  # fmt: skip
     now = [0.0]
     counting, one = Counting({}), job()
-    finder = TrapFinder(Host(str(tmp_path / "none")), counting, lambda: now[0])
+    finder = KnownIssueFinder(Host(str(tmp_path / "none")), counting, lambda: now[0])
     for second in (0.0, AGAIN - 1):
         now[0] = second
         finder.of(one, {})
@@ -341,7 +347,7 @@ def test_the_pytorch_of_a_real_process_is_told(reader: Reader) -> None:
         mapped = reader.read_many([path], max_bytes=8 << 20)[path]
         assert isinstance(mapped, bytes)
         one = job(first=process.pid)
-        found = Installed(Host(), reader).of(one.id, process.pid, libraries(mapped))
+        found = InstalledSoftware(Host(), reader).of(one.id, process.pid, libraries(mapped))
         process.communicate("")
     assert found == Software(torch=version)
 

@@ -6,10 +6,10 @@ import pytest
 
 from mldebug.core.plugins import create_all, names, summary
 from mldebug_agents.cluster.peers.coordinator_search import listed
+from mldebug_agents.jobs.launcher import RankClaim, runs, script_of
 from mldebug_agents.jobs.launchers.slurm import tasks_here
-from mldebug_agents.jobs.ranks.claims import Claim, runs, script_of
 
-CLUSTERS = create_all("clusters")
+LAUNCHERS = create_all("launchers")
 
 TORCHRUN = {
     "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",
@@ -40,9 +40,9 @@ PLAIN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_POR
 POD = {"RANK": "1", "WORLD_SIZE": "2", "PET_NPROC_PER_NODE": "8", "MASTER_ADDR": "job-master-0"}
 
 
-def strongest(environ: Mapping[str, str], argv: tuple[str, ...] = ("python", "t.py")) -> Claim:
+def strongest(environ: Mapping[str, str], argv: tuple[str, ...] = ("python", "t.py")) -> RankClaim:
     """The claim that counts."""
-    found = [claim for cluster in CLUSTERS if (claim := cluster.identify(environ, argv))]
+    found = [claim for launcher in LAUNCHERS if (claim := launcher.identify(environ, argv))]
     return max(found, key=lambda claim: claim.priority)
 
 
@@ -129,7 +129,7 @@ def test_texts_from_the_job_are_cleaned_and_cut() -> None:
     ],
 )  # fmt: skip
 def test_masters_that_only_this_node_can_reach(master: str, loopback: bool) -> None:
-    assert Claim(launcher="x", priority=1, master=master).loopback is loopback
+    assert RankClaim(launcher="x", priority=1, master=master).loopback is loopback
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_slurms_short_form(tasks: str, node: str, expected: int | None) -> None:
     ],
 )  # fmt: skip
 def test_launchers_are_recognised(name: str, argv: tuple[str, ...]) -> None:
-    assert any(cluster.is_launcher(name, argv) for cluster in CLUSTERS)
+    assert any(launcher.is_launcher(name, argv) for launcher in LAUNCHERS)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_launchers_are_recognised(name: str, argv: tuple[str, ...]) -> None:
     ],
 )
 def test_training_scripts_are_no_launchers(name: str, argv: tuple[str, ...]) -> None:
-    assert not any(cluster.is_launcher(name, argv) for cluster in CLUSTERS)
+    assert not any(launcher.is_launcher(name, argv) for launcher in LAUNCHERS)
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_the_script_of_a_command_line(argv: tuple[str, ...], script: str) -> Non
 
 
 def test_every_file_in_the_room_is_a_plugin_with_help() -> None:
-    found = names("clusters")
+    found = names("launchers")
     assert found == [
         "accelerate", "deepspeed", "environment", "mpich", "openmpi", "single", "slurm", "torchrun",
     ]  # fmt: skip
-    assert all(summary("clusters", name) for name in found)
+    assert all(summary("launchers", name) for name in found)
 
 
 @pytest.mark.parametrize(

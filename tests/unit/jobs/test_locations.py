@@ -11,8 +11,8 @@ import pytest
 
 from hung import wait_until
 from mldebug.core.model import OpenFile, ProcessState
-from mldebug_agents.jobs.logs.locations import LogFinder, Logs, container_marks, find_logs
-from mldebug_agents.jobs.logs.pipes import FORGOTTEN_AFTER, Unread
+from mldebug_agents.jobs.logs.locations import LogFinder, RankLogs, container_marks, find_logs
+from mldebug_agents.jobs.logs.pipes import FORGOTTEN_AFTER, UnreadPipes
 from mldebug_agents.system.host import Host
 
 SLEEPER = "import time; print('step 1 loss 1', flush=True); time.sleep(600)"
@@ -31,7 +31,7 @@ def start() -> Iterator[Start]:
         yield run
 
 
-def find(pid: int) -> Logs:
+def find(pid: int) -> RankLogs:
     host = Host()
     state = host.process_state(pid, threads=False, files=True)
     assert state is not None
@@ -210,7 +210,7 @@ def test_a_stranger_reads_the_pipe(tmp_path: Path) -> None:
 def test_everybody_is_searched_for_a_reader_once_a_minute_only(tmp_path: Path) -> None:
     """Of a rank in a container who reads its pipe is often outside: it was searched for at each look, 1.3 % of a core."""
     now = [0.0]
-    unread = Unread(lambda: now[0])
+    unread = UnreadPipes(lambda: now[0])
     LogFinder(Node(tmp_path / "a", RANK), unread).find(RANK)
     tee = process(77, 1, "tee", (0, "pipe:[7]", "pipe", "r"), (3, "/data/x", "file", "w"))
     node = Node(tmp_path / "b", tee, RANK)
@@ -221,7 +221,7 @@ def test_everybody_is_searched_for_a_reader_once_a_minute_only(tmp_path: Path) -
 
 
 def test_a_relative_who_reads_the_pipe_is_always_found(tmp_path: Path) -> None:
-    unread = Unread()
+    unread = UnreadPipes()
     LogFinder(Node(tmp_path / "a", RANK), unread).find(RANK)
     step = process(
         5, 2, "slurmstepd", (8, "pipe:[7]", "pipe", "r"), (4, "/data/slurm-1.out", "file", "w")

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mldebug.core.errors import ConfigError
-from mldebug.core.plugins import create_all, load
-from mldebug.jobs.logs.parser import LogFormat
-from mldebug.jobs.logs.records import LogRecord, duration, number, whole
+from mldebug.core.plugins import create_all, load, names
+from mldebug.jobs.logs.records import LogFormat, LogRecord, duration, number, whole
 
 FORMATS: list[LogFormat] = create_all("logs")
 BLOOM = (
@@ -29,14 +28,44 @@ CORE = (
 )
 
 
+Values = tuple[int | None, int | None, float | None, float | None]  # step, total, loss, seconds
+EXAMPLES: dict[str, tuple[str, Values]] = {  # of each format a line that its framework prints
+    "huggingface": (
+        " 12%|█▏        | 123/1000 [00:10<01:20,  10.00it/s, loss=0.5]",
+        (123, 1000, 0.5, 0.1),
+    ),
+    "keras": (
+        " 3/100 ━━━━━━━━━━━━━━━━━━━━ 0s 5ms/step - accuracy: 0.5 - loss: 0.3",
+        (3, 100, 0.3, 0.005),
+    ),
+    "megatron_deepspeed": (BLOOM, (2, 95367, 63.84045, 769.99)),
+    "plain": ("step 12/100 loss 0.5 time: 20 ms", (12, 100, 0.5, 0.02)),
+    "regex": ("it=12 of 100 cost=0.5 in 0.25", (12, 100, 0.5, 0.25)),
+}
+OPTIONS = {
+    "regex": {
+        "pattern": r"it=(?P<step>\d+) of (?P<total>\d+) cost=(?P<loss>\S+) in (?P<seconds>\S+)"
+    }
+}
+
+
+@pytest.mark.parametrize("name", names("logs"))
+def test_every_format_reads_its_example(name: str) -> None:
+    assert name in EXAMPLES, f"give EXAMPLES a line that logs/{name}.py reads, and what is in it"
+    line, expected = EXAMPLES[name]
+    module = load("logs", name)
+    record = module.create(module.Options(**OPTIONS.get(name, {}))).parse(line)
+    assert record is not None
+    assert record.format == name
+    assert (record.step, record.total, record.loss, record.step_seconds) == expected
+
+
 def parse(name: str, line: str) -> LogRecord | None:
-    format_: LogFormat = next(it for it in FORMATS if type(it).__module__ == f"mldebug.logs.{name}")
+    format_: LogFormat = load("logs", name).create(load("logs", name).Options())
     return format_.parse(line)
 
 
-def values(
-    name: str, line: str
-) -> tuple[int | None, int | None, float | None, float | None] | None:
+def values(name: str, line: str) -> Values | None:
     record = parse(name, line)
     if record is None:
         return None

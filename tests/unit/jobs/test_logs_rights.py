@@ -12,9 +12,9 @@ import pytest
 from hung import wait_until
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
-from mldebug_agents.jobs.logs.follower import LogFollower, LogNews
-from mldebug_agents.jobs.logs.locations import LogPlace, find_logs
-from mldebug_agents.jobs.logs.rights import Rights
+from mldebug_agents.jobs.logs.follower import LogFollower, LogUpdate
+from mldebug_agents.jobs.logs.locations import LogFile, find_logs
+from mldebug_agents.jobs.logs.rights import ReadRights
 from mldebug_agents.jobs.logs.tail import log_of, read_log
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import FilePiece, Reader, Unreadable
@@ -48,7 +48,7 @@ def job_of_nobody(log: Path, flags: int = os.O_WRONLY) -> Iterator[int]:
         rank.wait()
 
 
-def place_of(pid: int) -> LogPlace:
+def place_of(pid: int) -> LogFile:
     host = Host()
     state = host.process_state(pid, threads=False, files=True)
     assert state is not None
@@ -60,7 +60,7 @@ def follower(reader: Reader) -> LogFollower:
     return LogFollower(reader, LogParser(create_all("logs")))
 
 
-def steps(news: LogNews) -> list[int | None]:
+def steps(news: LogUpdate) -> list[int | None]:
     return [record.step for record in (news.before, *news.records) if record]
 
 
@@ -87,7 +87,7 @@ def test_the_kernel_s_rule(
     uid: int, groups: tuple[int, ...], owner: int, group: int, mode: int, allowed: bool
 ) -> None:
     file = FilePiece(b"", 0, 0.0, 1, 1, 0o100000 | mode, owner, group)
-    assert Rights(uid, groups).may_read(file) is allowed
+    assert ReadRights(uid, groups).may_read(file) is allowed
 
 
 @needs_root
@@ -176,8 +176,8 @@ def test_a_folder_that_becomes_a_link_between_check_and_read(tmp_path: Path) -> 
     log = os.open(mine / "train.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     path = f"/proc/{os.getpid()}/fd/{log}"
 
-    def place() -> LogPlace:
-        return LogPlace(path=path, target=os.readlink(path), pid=os.getpid(), kind="stdout")
+    def place() -> LogFile:
+        return LogFile(path=path, target=os.readlink(path), pid=os.getpid(), kind="stdout")
 
     with Spawner() as spawner, SwappingReader(spawner, [(mine, secret)]) as reader:
         watch = follower(reader)

@@ -6,7 +6,7 @@ import pytest
 
 from mldebug.core.model import OpenFile, ProcessState
 from mldebug_agents.jobs.logs.locations import LogFinder
-from mldebug_agents.jobs.logs.sockets import peers
+from mldebug_agents.jobs.logs.pipes import connected_sockets
 from mldebug_agents.system.host import Host
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
@@ -83,7 +83,7 @@ def test_the_two_processes_of_one_srun_are_one(tmp_path: Path) -> None:
 def test_both_ends_of_a_connection_one_of_them_in_the_table_of_ipv6() -> None:
     mapped = "0000000000000000FFFF0000"
     six = HEAD + line(0, f"{mapped}{SRUN_END}", f"{mapped}{STEP_END}", THEIRS)
-    found = peers([HEAD + line(0, STEP_END, SRUN_END, MINE), six])
+    found = connected_sockets([HEAD + line(0, STEP_END, SRUN_END, MINE), six])
 
     assert found == {
         f"socket:[{MINE}]": f"socket:[{THEIRS}]",
@@ -93,4 +93,4 @@ def test_both_ends_of_a_connection_one_of_them_in_the_table_of_ipv6() -> None:
 
 @pytest.mark.parametrize("table", ["", HEAD, HEAD + "x\n", HEAD + line(0, STEP_END, SRUN_END, 0)])
 def test_tables_that_tell_nothing(table: str) -> None:
-    assert peers([table]) == {}
+    assert connected_sockets([table]) == {}

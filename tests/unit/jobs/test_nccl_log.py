@@ -4,21 +4,27 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.jobs.known_issues.nccl_log import MAX_PEERS, NcclLog, NcclSaid, Ours, is_local
+from mldebug.jobs.known_issues.nccl_log import (
+    MAX_PEERS,
+    LogWriters,
+    NcclLog,
+    NcclLogFacts,
+    is_local,
+)
 from mldebug.jobs.logs.parser import MAX_NCCL, MAX_NCCL_LINE, LogParser
 
 H200 = Path(__file__).parents[2] / "fixtures/h200"
-OURS = Ours(node="node-2.cluster.example", pids={5776}, elsewhere=True)
-ALONE = Ours(node="node-2", pids={5776})
+OURS = LogWriters(node="node-2.cluster.example", pids={5776}, elsewhere=True)
+ALONE = LogWriters(node="node-2", pids={5776})
 US = "node-2:5776:5902 [0] "
 
 
-def heard(*lines: str, ours: Ours = OURS) -> NcclSaid:
+def heard(*lines: str, ours: LogWriters = OURS) -> NcclLogFacts:
     """What is known after these lines."""
     log = NcclLog()
     for line in lines:
-        log.hear(line, ours)
-    return log.told()
+        log.add_line(line, ours)
+    return log.facts()
 
 
 @pytest.mark.parametrize("name", ["hang-sleep/nccl.vm.620.nccl.log", "hang-desync/nccl.vm.860.nccl.log"])  # fmt: skip
@@ -26,9 +32,9 @@ def test_a_recorded_log_of_an_h200(name: str) -> None:
     parser, log = LogParser(()), NcclLog()
     parser.feed((H200 / name).read_bytes())
     for line in parser.take_nccl():
-        log.hear(line, Ours(node="vm", pids={620, 860}))
-    said = log.told()
-    assert said == NcclSaid(
+        log.add_line(line, LogWriters(node="vm", pids={620, 860}))
+    said = log.facts()
+    assert said == NcclLogFacts(
         version="2.28.9", networks=("Socket",), interfaces={"eth0": "192.0.2.2"}, hosts={"192.0.2.2": "vm"}
     )  # fmt: skip
     assert not parser.take_nccl()
@@ -37,36 +43,36 @@ def test_a_recorded_log_of_an_h200(name: str) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("NCCL INFO Using network IB", NcclSaid(networks=("IB",))),
-        ("NCCL INFO Using network AWS Libfabric", NcclSaid(networks=("AWS Libfabric",))),
-        ("NCCL INFO NCCL version 2.27.3+cuda12.9", NcclSaid(version="2.27.3")),
+        ("NCCL INFO Using network IB", NcclLogFacts(networks=("IB",))),
+        ("NCCL INFO Using network AWS Libfabric", NcclLogFacts(networks=("AWS Libfabric",))),
+        ("NCCL INFO NCCL version 2.27.3+cuda12.9", NcclLogFacts(version="2.27.3")),
         ("NCCL INFO NET/Socket : Using [0]eth0:10.0.0.23<0>",
-         NcclSaid(networks=("Socket",), interfaces={"eth0": "10.0.0.23"}, hosts={"10.0.0.23": "node-2"})),
+         NcclLogFacts(networks=("Socket",), interfaces={"eth0": "10.0.0.23"}, hosts={"10.0.0.23": "node-2"})),
         ("NCCL INFO NET/Socket : Using [0]enp3s0f0:10.2.64.94 [1]usb0:169.254.3.1 [2]veth1:fe80::604b:61ff:fed0:3cd7%veth1",
-         NcclSaid(networks=("Socket",), hosts={"10.2.64.94": "node-2"},
+         NcclLogFacts(networks=("Socket",), hosts={"10.2.64.94": "node-2"},
                   interfaces={"enp3s0f0": "10.2.64.94", "usb0": "169.254.3.1", "veth1": "fe80::604b:61ff:fed0:3cd7"})),
         ("NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.2.0.4<0>",
-         NcclSaid(interfaces={"eth0": "10.2.0.4"}, hosts={"10.2.0.4": "node-2"})),
-        ("NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>", NcclSaid(interfaces={"docker0": "172.17.0.1"})),
-        ("NCCL INFO NET/Socket : GPU Direct RDMA Disabled for HCA 0 'eth0'", NcclSaid()),
+         NcclLogFacts(interfaces={"eth0": "10.2.0.4"}, hosts={"10.2.0.4": "node-2"})),
+        ("NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>", NcclLogFacts(interfaces={"docker0": "172.17.0.1"})),
+        ("NCCL INFO NET/Socket : GPU Direct RDMA Disabled for HCA 0 'eth0'", NcclLogFacts()),
         ("NCCL WARN Connect to 10.148.3.247<56821> failed : Connection refused",
-         NcclSaid(peers={"refused": ("10.148.3.247",)})),
+         NcclLogFacts(peers={"refused": ("10.148.3.247",)})),
         (("misc/socket.cc:484 NCCL WARN socketPollConnect: Connect to 10.1.1.9<4242> returned 111(Connection refused), "
-         "exceeded error retry count (35)"), NcclSaid(peers={"refused": ("10.1.1.9",)})),
-        ("misc/socket.cc:484 NCCL WARN Connect to 10.1.1.9<4242> returned 111(Connection refused) - retrying", NcclSaid()),
+         "exceeded error retry count (35)"), NcclLogFacts(peers={"refused": ("10.1.1.9",)})),
+        ("misc/socket.cc:484 NCCL WARN Connect to 10.1.1.9<4242> returned 111(Connection refused) - retrying", NcclLogFacts()),
         (("transport/net_ib.cc:1296 NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, "
-         "len 0, vendor err 129 (Recv)"), NcclSaid(peers={"broken": ("10.2.0.5",)})),
+         "len 0, vendor err 129 (Recv)"), NcclLogFacts(peers={"broken": ("10.2.0.5",)})),
         (("transport/net_ib/p2p.cc:648 NCCL WARN NET/IB: Got completion from peer 10.153.235.13<40554> with status="
          "IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_RECV_RDMA_WITH_IMM(129) vendor_err=129 hca mlx5_1"),
-         NcclSaid(peers={"broken": ("10.153.235.13",)})),
-        ("NCCL WARN NET/IB: Got completion from peer node20<57713> with status=4 opcode=0 len=0 vendor err 81", NcclSaid()),
-        ("NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 129", NcclSaid()),
+         NcclLogFacts(peers={"broken": ("10.153.235.13",)})),
+        ("NCCL WARN NET/IB: Got completion from peer node20<57713> with status=4 opcode=0 len=0 vendor err 81", NcclLogFacts()),
+        ("NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 129", NcclLogFacts()),
         ("misc/socket.cc:58 NCCL WARN Net : Connection closed by remote peer node-3.local<51234>",
-         NcclSaid(peers={"closed": ("node-3.local",)})),
-        ("NCCL INFO Channel 00/24 : 0 1", NcclSaid()),
+         NcclLogFacts(peers={"closed": ("node-3.local",)})),
+        ("NCCL INFO Channel 00/24 : 0 1", NcclLogFacts()),
     ],
 )  # fmt: skip
-def test_a_line_of_a_rank(line: str, said: NcclSaid) -> None:
+def test_a_line_of_a_rank(line: str, said: NcclLogFacts) -> None:
     assert heard(US + line) == said
     assert heard(f"[2026-09-09 10:46:33] {US}{line}") == said
     assert heard(f"[default0]:{US}{line}") == said
@@ -94,7 +100,7 @@ def test_a_version_may_stand_alone() -> None:
     ],
 )
 def test_a_torn_line_tells_nothing(line: str) -> None:
-    assert heard(line) == NcclSaid()
+    assert heard(line) == NcclLogFacts()
 
 
 @pytest.mark.parametrize(
@@ -108,19 +114,19 @@ def test_a_torn_line_tells_nothing(line: str) -> None:
         ("0f3a9c2b1d4e:5776:1 [0] NCCL INFO Using network IB", ALONE, True),  # the name of a container
     ],
 )  # fmt: skip
-def test_who_may_speak_for_a_job(line: str, ours: Ours, believed: bool) -> None:
+def test_who_may_speak_for_a_job(line: str, ours: LogWriters, believed: bool) -> None:
     log = NcclLog()
-    log.hear(line, ours)
-    assert (log.told().networks == ("IB",), log.strange) == (believed, 0 if believed else 1)
+    log.add_line(line, ours)
+    assert (log.facts().networks == ("IB",), log.strange) == (believed, 0 if believed else 1)
 
 
 def test_a_log_full_of_lies_stays_small_and_harmless() -> None:
     log = NcclLog()
     for number in range(10_000):
-        log.hear(f"{US}NCCL WARN Connect to 10.0.{number % 250}.{number}<1> failed : Connection refused", OURS)  # fmt: skip
-        log.hear(f"{US}NCCL INFO NET/Socket : Using [0]e{number}:10.0.0.1<0>", OURS)
-        log.hear(f"{US}NCCL WARN Connect to \x1b[31mred<1> failed : Connection refused", OURS)
-    said = log.told()
+        log.add_line(f"{US}NCCL WARN Connect to 10.0.{number % 250}.{number}<1> failed : Connection refused", OURS)  # fmt: skip
+        log.add_line(f"{US}NCCL INFO NET/Socket : Using [0]e{number}:10.0.0.1<0>", OURS)
+        log.add_line(f"{US}NCCL WARN Connect to \x1b[31mred<1> failed : Connection refused", OURS)
+    said = log.facts()
     assert len(said.peers["refused"]) == MAX_PEERS
     assert len(said.interfaces) <= MAX_PEERS
     assert "\x1b" not in repr(said)

@@ -27,7 +27,7 @@ def steps(records: list[LogRecord]) -> list[int | None]:
 @pytest.mark.parametrize("name", ["sleep", "frozen", "kernel", "kill", "loop", "stop"])
 def test_recorded_logs_give_every_step_in_order(name: str) -> None:
     it = parser()
-    found = steps(it.feed((SIGNALS / f"{name}.log").read_bytes()) + it.settle())
+    found = steps(it.feed((SIGNALS / f"{name}.log").read_bytes()) + it.flush())
     assert len(found) > 10
     assert found == [10 * (n + 1) for n in range(len(found))]
     assert it.records == len(found)
@@ -77,7 +77,7 @@ def test_no_bytes_make_it_raise(chunks: list[bytes]) -> None:
     it = parser()
     for chunk in chunks:
         it.feed(chunk)
-        it.settle()
+        it.flush()
     assert it.bytes == sum(map(len, chunks))
     assert it.held <= MAX_LINE
 
@@ -136,10 +136,10 @@ def test_a_progress_bar_counts_before_the_next_one_is_drawn_and_only_once() -> N
     it = parser()
     bar = "\r 12%|█▏ | {}/1000 [00:10<01:20, 10.0it/s]"
     assert steps(it.feed(bar.format(123).encode())) == []
-    assert steps(it.settle()) == [123]
-    assert it.settle() == []
+    assert steps(it.flush()) == [123]
+    assert it.flush() == []
     assert steps(it.feed(bar.format(124).encode())) == []
-    assert steps(it.settle()) == [124]
+    assert steps(it.flush()) == [124]
     assert steps(it.feed(b"\n" + (LINE % 3).encode())) == [3]
     assert it.records == 3
 
@@ -149,14 +149,14 @@ def test_a_settled_line_that_goes_on_is_read_again() -> None:
     whole = (LINE % 3).encode()
     cut = whole.index(b"| lm") + 1
     it.feed(whole[:cut])
-    assert [record.loss for record in it.settle()] == [None]
+    assert [record.loss for record in it.flush()] == [None]
     assert [record.loss for record in it.feed(whole[cut:])] == [1.5]
 
 
 def test_a_number_cut_in_two_is_not_settled() -> None:
     it = parser()
     it.feed(b"step 1")
-    assert it.settle() == []
+    assert it.flush() == []
     assert steps(it.feed(b"23 loss 0.5\n")) == [123]
 
 

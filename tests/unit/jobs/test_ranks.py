@@ -32,7 +32,7 @@ class Node:
         self.paths = DirectPaths()
         self.now = NOW
         self.finder = RankFinder(
-            Host(str(root), lambda: self.now), self.paths, "n1", create_all("clusters")
+            Host(str(root), lambda: self.now), self.paths, "n1", create_all("launchers")
         )
 
     def find(self) -> Discovery:
@@ -136,7 +136,7 @@ def test_a_probe_is_no_job_but_for_another_probe(node: Node, tmp_path: Path) -> 
     node.torchrun(100, 2, argv=words)
     assert node.find().jobs == ()
     host = Host(str(tmp_path), lambda: NOW)
-    other = RankFinder(host, node.paths, "n1", create_all("clusters"), probes=True)
+    other = RankFinder(host, node.paths, "n1", create_all("launchers"), probes=True)
     assert {pid for job in other.find().jobs for pid in pids(job)} >= {110, 111}
 
 
@@ -340,7 +340,7 @@ def test_the_id_stays_when_the_oldest_rank_dies_also_for_a_new_agent(
     before = node.job().id
     node.tree.end(110)
     assert node.job().id == before
-    fresh = RankFinder(Host(str(tmp_path), lambda: NOW), node.paths, "n1", create_all("clusters"))
+    fresh = RankFinder(Host(str(tmp_path), lambda: NOW), node.paths, "n1", create_all("launchers"))
     assert [job.id for job in fresh.find().jobs] == [before]
 
 
@@ -741,7 +741,7 @@ def test_two_thousand_strangers_cost_little(node: Node) -> None:
     spent = []
     for _ in range(5):
         node.finder = RankFinder(
-            Host(str(node.tree.root), lambda: NOW), node.paths, "n1", create_all("clusters")
+            Host(str(node.tree.root), lambda: NOW), node.paths, "n1", create_all("launchers")
         )
         begun = time.thread_time()
         assert len(node.find().jobs) == 1

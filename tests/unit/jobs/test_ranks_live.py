@@ -32,7 +32,7 @@ SLEEP = "import time; print('ready', flush=True); time.sleep(300)"
 def finder() -> Iterator[RankFinder]:
     """A finder with the real reader child."""
     with Spawner() as spawner, Reader(spawner) as reader:
-        yield RankFinder(Host(), reader, "here", create_all("clusters"))
+        yield RankFinder(Host(), reader, "here", create_all("launchers"))
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def test_a_gloo_job_from_its_birth_to_the_death_of_a_rank(
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: state(victim) == "")
         with Spawner() as spawner, Reader(spawner) as reader:
-            stranger = RankFinder(Host(), reader, "here", create_all("clusters"))
+            stranger = RankFinder(Host(), reader, "here", create_all("launchers"))
             for who in (finder, stranger):  # one that knew the rank, and one that comes too late
                 after = job_of(who.find(), run.pid)
                 assert after is not None
@@ -208,7 +208,7 @@ def test_another_users_job_is_a_gap_for_an_ordinary_user(finder: RankFinder) -> 
         job_when(finder, ours.pid, lambda job: True)
 
         def look() -> str:
-            found = RankFinder(Host(), DirectPaths(), "here", create_all("clusters")).find()
+            found = RankFinder(Host(), DirectPaths(), "here", create_all("launchers")).find()
             gaps = [gap for gap in found.gaps if gap.what.endswith("of user root")]
             return repr((job_of(found, ours.pid), [gap.way_out for gap in gaps]))
 

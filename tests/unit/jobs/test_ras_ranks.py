@@ -14,7 +14,7 @@ import pytest
 
 from hung import wait_until
 from mldebug.capture.nccl_ras.answer import parse
-from mldebug.capture.nccl_ras.process_map import World, world_of
+from mldebug.capture.nccl_ras.process_map import RasWorld, world_of
 from mldebug.config.schema import AgentConfig, CaptureConfig, Config
 from mldebug.core.model import Job, NcclRas
 from mldebug.core.plugins import create_all
@@ -115,12 +115,12 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.tree, self.now, self.root = Tree(root), BOOT + 3600.0, root
-        self.world: World | None = None
+        self.world: RasWorld | None = None
         self.asked: list[tuple[int, ...]] = []
         host = Host(str(root), lambda: self.now)
-        self.finder = RankFinder(host, DirectPaths(), "n1", create_all("clusters"), self._ask)
+        self.finder = RankFinder(host, DirectPaths(), "n1", create_all("launchers"), self._ask)
 
-    def _ask(self, some: Job) -> World | None:
+    def _ask(self, some: Job) -> RasWorld | None:
         self.asked.append(tuple(one.pid for one in some.ranks))
         return self.world
 
@@ -145,7 +145,7 @@ def node(tmp_path: Path) -> Node:
 def test_processes_of_different_shells_are_one_job(node: Node) -> None:
     for pid in (100, 101):
         node.add(pid, parent=node.tree.add(pid + 100, 1, "bash", exe="/bin/bash", torch=False))
-    node.world = World(key="0x1", size=4, ranks={100: 2, 101: 3})
+    node.world = RasWorld(key="0x1", size=4, ranks={100: 2, 101: 3})
     assert node.jobs() == [(BY_RAS, 4, {2: 100, 3: 101})]
     assert node.jobs() == [(BY_RAS, 4, {2: 100, 3: 101})]
     assert node.asked == [(100, 101)]
@@ -156,7 +156,7 @@ def test_what_python_has_spawned_are_ranks_and_their_parent_is_none(node: Node) 
     node.add(50)
     for pid in (100, 101):
         node.add(pid, parent=50, argv=SPAWN)
-    node.world = World(key="0x1", size=2, ranks={100: 0, 101: 1})
+    node.world = RasWorld(key="0x1", size=2, ranks={100: 0, 101: 1})
     assert node.jobs() == [(BY_RAS, 2, {0: 100, 1: 101})]
     node.add(200, parent=100, argv=SPAWN)  # a DataLoader worker
     assert node.jobs() == [(BY_RAS, 2, {0: 100, 1: 101})]
@@ -173,7 +173,7 @@ def test_who_cannot_tell_yet_is_asked_again_and_not_for_ever(node: Node) -> None
         node.jobs()
     assert len(node.asked) == 1 + len(PAUSES)
     node.add(101)  # somebody new may know more
-    node.world = World(key="0x1", size=2, ranks={100: 0, 101: 1})
+    node.world = RasWorld(key="0x1", size=2, ranks={100: 0, 101: 1})
     assert node.jobs() == [(BY_RAS, 2, {0: 100, 1: 101})]
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from mldebug.jobs.schedulers import slurm_json, slurm_text
-from mldebug.jobs.schedulers.expected_jobs import Pattern, watch
-from mldebug.jobs.schedulers.model import Queue, QueueError, QueueJob, Standing
-from mldebug.jobs.schedulers.orphans import Known, Suspect, judge, step_job
+from mldebug.jobs.schedulers.expected_jobs import JobPattern, watched_state
+from mldebug.jobs.schedulers.model import JobStanding, Queue, QueueError, QueueJob
+from mldebug.jobs.schedulers.orphans import LivingJobs, OrphanSuspect, find_orphans, step_job
 from mldebug.jobs.schedulers.slurm_states import node_trouble, standing_of
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/slurm"
@@ -40,7 +40,7 @@ def test_a_recorded_queue_is_read() -> None:
     assert jobs["3"].reason.startswith("Resources: Nodes required for job are DOWN")
     assert jobs["4"].starts == 1_795_486_622
     assert jobs["5"].reason == "Dependency"
-    assert {jobs[one].standing for one in ("2_[2-10%1]", "3", "4", "5")} == {Standing.QUEUED}
+    assert {jobs[one].standing for one in ("2_[2-10%1]", "3", "4", "5")} == {JobStanding.QUEUED}
     (node,) = slurm_json.read_nodes((FIXTURES / "sinfo-22.05.json").read_bytes())
     assert (node.name, node.state, node.reason) == ("a2", "draining", "bad disk | ünder test")
 
@@ -55,7 +55,7 @@ def test_all_shapes_of_a_field_mean_the_same(word: object, wrap: Any) -> None:
     }  # fmt: skip
     (read,) = slurm_json.read_jobs(json.dumps({"jobs": [job], "errors": []}).encode())
     assert read == QueueJob(
-        id="5_3", number="7", name="x", state="RUNNING", standing=Standing.RUNNING, user="ada",
+        id="5_3", number="7", name="x", state="RUNNING", standing=JobStanding.RUNNING, user="ada",
         nodes="n1", submitted=100.0, started=200.0, ends=900.0,
     )  # fmt: skip
 
@@ -125,31 +125,31 @@ def test_other_text_is_refused(text: str) -> None:
 
 
 def test_states() -> None:
-    assert standing_of(["RUNNING", "COMPLETING"]) == ("COMPLETING", Standing.ENDING)
-    assert standing_of(["COMPLETED"]) == ("COMPLETED", Standing.OVER)
-    assert standing_of(["PENDING", "REQUEUED"]) == ("PENDING", Standing.QUEUED)
-    assert standing_of(["A_NEW_WORD"]) == ("A_NEW_WORD", Standing.QUEUED)
+    assert standing_of(["RUNNING", "COMPLETING"]) == ("COMPLETING", JobStanding.ENDING)
+    assert standing_of(["COMPLETED"]) == ("COMPLETED", JobStanding.OVER)
+    assert standing_of(["PENDING", "REQUEUED"]) == ("PENDING", JobStanding.QUEUED)
+    assert standing_of(["A_NEW_WORD"]) == ("A_NEW_WORD", JobStanding.QUEUED)
 
 
 def test_a_watch_tells_missing_blocked_and_near() -> None:
     queue = Queue(jobs=tuple(recorded().values()))
     (first,) = [one for one in queue.jobs if one.id == "1"]
-    near = watch("w", Pattern(name="my *"), queue, (first.ends or 0) - 600, 900)
+    near = watched_state("w", JobPattern(name="my *"), queue, (first.ends or 0) - 600, 900)
     assert (near.missing, [one.id for one in near.near]) == (False, ["1"])
     assert "its time limit ends it in 10m" in near.sentence
-    assert watch("w", Pattern(name="my *"), queue, NOW, 900).near == ()
-    array = watch("w", Pattern(id="2"), queue, NOW, 900)
+    assert watched_state("w", JobPattern(name="my *"), queue, NOW, 900).near == ()
+    array = watched_state("w", JobPattern(id="2"), queue, NOW, 900)
     assert array.counts == {"running": 1, "queued": 1}
-    waits = watch("w", Pattern(name="dep", user="root"), queue, NOW, 900)
+    waits = watched_state("w", JobPattern(name="dep", user="root"), queue, NOW, 900)
     assert "pending for" in waits.sentence
     assert "(Dependency)" in waits.sentence
-    missing = watch("w", Pattern(name="my-training"), queue, NOW, 900)
+    missing = watched_state("w", JobPattern(name="my-training"), queue, NOW, 900)
     assert missing.missing
     assert missing.sentence == "no job named my-training is running or queued"
-    held = msgspec.structs.replace(first, standing=Standing.QUEUED, reason="JobHeldUser")
-    assert watch("w", Pattern(), Queue(jobs=(held,)), NOW, 900).blocked == (held,)
-    over = msgspec.structs.replace(first, standing=Standing.OVER, state="CANCELLED")
-    gone = watch("w", Pattern(name="my *"), Queue(jobs=(over,)), NOW, 900)
+    held = msgspec.structs.replace(first, standing=JobStanding.QUEUED, reason="JobHeldUser")
+    assert watched_state("w", JobPattern(), Queue(jobs=(held,)), NOW, 900).blocked == (held,)
+    over = msgspec.structs.replace(first, standing=JobStanding.OVER, state="CANCELLED")
+    gone = watched_state("w", JobPattern(name="my *"), Queue(jobs=(over,)), NOW, 900)
     assert gone.missing
     assert "cancelled" in gone.sentence
     assert "\n" not in gone.sentence
@@ -158,9 +158,9 @@ def test_a_watch_tells_missing_blocked_and_near() -> None:
 # --- orphans -------------------------------------------------------------------------------------
 
 
-def suspect(pid: int = 9, *ancestors: str, gpu: bool = False, **variables: str) -> Suspect:
+def suspect(pid: int = 9, *ancestors: str, gpu: bool = False, **variables: str) -> OrphanSuspect:
     """One process."""
-    return Suspect(
+    return OrphanSuspect(
         pid=pid, start_ticks=1, name="python", ancestors=ancestors, variables=variables, holds_gpu=gpu
     )  # fmt: skip
 
@@ -168,36 +168,36 @@ def suspect(pid: int = 9, *ancestors: str, gpu: bool = False, **variables: str) 
 @pytest.mark.parametrize(
     ("one", "known", "orphan"),
     [
-        (suspect(9, "systemd", SLURM_JOB_ID="7", SLURM_PROCID="3"), Known(slurmd=True), True),
-        (suspect(9, "systemd", SLURM_JOB_ID="7", RANK="3"), Known(alive=frozenset()), True),
-        (suspect(9, "systemd", SLURM_JOB_ID="7", gpu=True), Known(slurmd=True), True),
+        (suspect(9, "systemd", SLURM_JOB_ID="7", SLURM_PROCID="3"), LivingJobs(slurmd=True), True),
+        (suspect(9, "systemd", SLURM_JOB_ID="7", RANK="3"), LivingJobs(alive=frozenset()), True),
+        (suspect(9, "systemd", SLURM_JOB_ID="7", gpu=True), LivingJobs(slurmd=True), True),
         # a shell or a pager, neither a rank nor on a GPU
-        (suspect(9, "systemd", SLURM_JOB_ID="7"), Known(slurmd=True), False),
+        (suspect(9, "systemd", SLURM_JOB_ID="7"), LivingJobs(slurmd=True), False),
         # a helper of a job that is there
-        (suspect(9, "systemd", SLURM_JOB_ID="7", RANK="3"), Known(slurmd=True, steps=frozenset({"7"})), False),
-        (suspect(9, "systemd", SLURM_JOB_ID="7", RANK="3"), Known(slurmd=True, alive=frozenset({"7"})), False),
+        (suspect(9, "systemd", SLURM_JOB_ID="7", RANK="3"), LivingJobs(slurmd=True, steps=frozenset({"7"})), False),
+        (suspect(9, "systemd", SLURM_JOB_ID="7", RANK="3"), LivingJobs(slurmd=True, alive=frozenset({"7"})), False),
         # on a login node, and nothing is known
-        (suspect(9, "bash", "salloc", SLURM_JOB_ID="7", RANK="3"), Known(slurmd=True), False),
-        (suspect(9, "systemd", SLURM_JOB_ID="7", RANK="3"), Known(), False),
+        (suspect(9, "bash", "salloc", SLURM_JOB_ID="7", RANK="3"), LivingJobs(slurmd=True), False),
+        (suspect(9, "systemd", SLURM_JOB_ID="7", RANK="3"), LivingJobs(), False),
         # an epilog
-        (suspect(9, "slurmd", "systemd", SLURM_JOB_ID="7", RANK="3"), Known(slurmd=True), False),
-        (suspect(9, "systemd", SLURM_JOB_ID="x7", RANK="3"), Known(slurmd=True), False),
-        (suspect(9, "systemd", TORCHELASTIC_RUN_ID="a", RANK="3"), Known(), True),
-        (suspect(9, "systemd", "systemd", TORCHELASTIC_RUN_ID="a", RANK="3"), Known(), True),
-        (suspect(9, "python", "systemd", TORCHELASTIC_RUN_ID="a", RANK="3"), Known(), False),
-        (suspect(9, "torchrun", TORCHELASTIC_RUN_ID="a", RANK="3"), Known(), False),
-        (suspect(9, "systemd", RANK="3"), Known(), False),
+        (suspect(9, "slurmd", "systemd", SLURM_JOB_ID="7", RANK="3"), LivingJobs(slurmd=True), False),
+        (suspect(9, "systemd", SLURM_JOB_ID="x7", RANK="3"), LivingJobs(slurmd=True), False),
+        (suspect(9, "systemd", TORCHELASTIC_RUN_ID="a", RANK="3"), LivingJobs(), True),
+        (suspect(9, "systemd", "systemd", TORCHELASTIC_RUN_ID="a", RANK="3"), LivingJobs(), True),
+        (suspect(9, "python", "systemd", TORCHELASTIC_RUN_ID="a", RANK="3"), LivingJobs(), False),
+        (suspect(9, "torchrun", TORCHELASTIC_RUN_ID="a", RANK="3"), LivingJobs(), False),
+        (suspect(9, "systemd", RANK="3"), LivingJobs(), False),
     ],
 )  # fmt: skip
-def test_who_is_an_orphan(one: Suspect, known: Known, orphan: bool) -> None:
-    assert bool(list(judge([one], known))) is orphan
+def test_who_is_an_orphan(one: OrphanSuspect, known: LivingJobs, orphan: bool) -> None:
+    assert bool(list(find_orphans([one], known))) is orphan
 
 
 def test_a_helper_of_a_launch_that_lives_is_none() -> None:
     rank = suspect(8, "python", "systemd", TORCHELASTIC_RUN_ID="a", RANK="0")
     helper = suspect(9, "systemd", TORCHELASTIC_RUN_ID="a", RANK="0")
-    assert list(judge([rank, helper], Known())) == []
-    assert [one.pid for one, _ in judge([helper], Known())] == [9]
+    assert list(find_orphans([rank, helper], LivingJobs())) == []
+    assert [one.pid for one, _ in find_orphans([helper], LivingJobs())] == [9]
 
 
 def test_the_title_of_a_step_names_its_job() -> None:

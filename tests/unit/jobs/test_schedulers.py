@@ -23,16 +23,16 @@ from mldebug.core.errors import ConfigError
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.yaml_reader import parse
 from mldebug.jobs.schedulers.model import (
+    JobStanding,
     Queue,
     QueueError,
     QueueJob,
     QueueNode,
     SchedulerState,
-    Standing,
 )
 from mldebug.jobs.schedulers.status_lines import scheduler_lines
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.jobs.queue.poll import Asked
+from mldebug_agents.jobs.scheduler_monitor import PolledScheduler
 from mldebug_agents.jobs.schedulers import kubernetes, slurm
 from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
 from mldebug_agents.system.workers import Result
@@ -195,13 +195,15 @@ class Clocked:
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.jobs = JobsConfig(expected=expected)
         plugin = Plugin("slurm", slurm.Options(**{"only_on": ("*",), **options}))
-        self.asked = Asked("main", plugin, "node1", FakeSpawner(lambda _: Completed()), self.inbox)  # type: ignore[arg-type]
+        self.asked = PolledScheduler(
+            "main", plugin, "node1", FakeSpawner(lambda _: Completed()), self.inbox
+        )  # type: ignore[arg-type]
         self.book = EventRegistry(pending=0.0)
 
     def tell(self, answer: Queue | QueueError) -> SchedulerState:
         """An answer has come; the events hear of it."""
         value, error = (answer, None) if isinstance(answer, Queue) else (None, answer)
-        self.asked.told(Result("scheduler:main", True, value, error))
+        self.asked.on_result(Result("scheduler:main", True, value, error))
         state = self.asked.state(self.jobs)
         word = together(of_schedulers([state], time.time()))
         for alarm in word.alarms:
@@ -220,7 +222,7 @@ def job(name: str, **more: Any) -> QueueJob:
     """One that runs."""
     fields = {
         "state": "RUNNING",
-        "standing": Standing.RUNNING,
+        "standing": JobStanding.RUNNING,
         "number": "7",
         "user": "ada",
         **more,
@@ -238,7 +240,7 @@ def test_a_missing_job_fires_survives_an_outage_and_ends_when_it_is_back() -> No
         state = seen.tell(QueueError("timeout", "squeue had not answered after 10 s"))
     assert (state.failing, state.failures) == (3, {"timeout": 3})
     assert seen.firing() == ["job_missing", "scheduler_unanswered"]
-    waits = job("my-training", state="PENDING", standing=Standing.QUEUED, reason="Resources")
+    waits = job("my-training", state="PENDING", standing=JobStanding.QUEUED, reason="Resources")
     seen.tell(Queue(jobs=(waits,)))
     assert seen.firing() == []
 
@@ -249,16 +251,16 @@ def test_a_squeue_that_hangs_holds_up_no_turn(spawner: Spawner, tmp_path: Path) 
     plugin = Plugin(
         "slurm", slurm.Options(only_on=("*",), squeue=sleeps, timeout=2.0, interval=0.01)
     )
-    asked = Asked("main", plugin, "node1", spawner, inbox)
+    asked = PolledScheduler("main", plugin, "node1", spawner, inbox)
     deadline = time.monotonic() + 60
     while inbox.empty():  # each turn is one of the main loop's
-        asked.turn()
+        asked.tick()
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert (tmp_path / "asked").read_text() == "x\n"  # not a second one beside it
     result = inbox.get()
     assert result is not None
-    asked.told(result)
+    asked.on_result(result)
     state = asked.state(JobsConfig())
     assert (state.success_at, state.failures) == (None, {"timeout": 1})
     assert "had not answered after 2 s" in state.trouble
@@ -284,7 +286,7 @@ def test_a_time_limit_that_is_near_is_told_before_it_ends_the_job() -> None:
 def test_only_named_nodes_ask() -> None:
     seen = Clocked({}, only_on=("head*",))
     assert not seen.asked.asks
-    seen.asked.turn()
+    seen.asked.tick()
     assert seen.inbox.empty()
     assert seen.asked.alive() is None
 
@@ -330,7 +332,7 @@ def test_a_watch_of_which_nobody_would_be_asked_is_refused(
 def test_status_and_metrics_tell_the_same() -> None:
     seen = Clocked({"pretrain": ExpectedJob(name="my-*"), "evals": ExpectedJob(name="eval")})
     now = time.time()
-    waits = job("my-2", state="PENDING", standing=Standing.QUEUED, submitted=now - 60)
+    waits = job("my-2", state="PENDING", standing=JobStanding.QUEUED, submitted=now - 60)
     nodes = (QueueNode(name="n2", state="drained", reason="bad\x1b[31m disk"),)
     runs = job("my-1", started=now - 7200, ends=now + 7200)
     state = seen.tell(Queue(jobs=(runs, waits), nodes=nodes))

@@ -24,8 +24,8 @@ from mldebug.cli import main as cli
 from mldebug.core.errors import AccessError, MldebugError, UsageError
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.jobs.switches import parse_announcement, parse_polled, parse_switch, state_lines
-from mldebug_agents.jobs.hook import switch_child
-from mldebug_agents.jobs.hook.switch_child import Order, Owner, ask, carry_out
+from mldebug_agents.jobs.hook import switches as switch_child
+from mldebug_agents.jobs.hook.switches import FolderOwner, SwitchRequest, ask, carry_out
 from mldebug_agents.system.spawn import Spawner
 from mldebug_training.helpers.deadline import TimeLimit, seconds, slurm_end
 from mldebug_training.helpers.switches import agreement, files, meeting
@@ -83,7 +83,7 @@ def test_what_is_no_regular_file_is_no_switch(place: Path, name: str, what: str)
     seen = look(str(place), NOW)
     assert (seen.kill, seen.save) == (0, 0)
     assert f"{name} is no regular file" in seen.trouble
-    assert carry_out(Order(verb="look", folder=str(place))).found.at(name) is None
+    assert carry_out(SwitchRequest(verb="look", folder=str(place))).found.at(name) is None
 
 
 def test_a_huge_file_is_a_switch_that_costs_nothing(place: Path) -> None:
@@ -519,11 +519,11 @@ def test_who_waits_for_all_to_obey_gives_up_before_the_collectives_of_the_job_do
 GROUPS = """
 import datetime, sys
 import torch, torch.distributed as dist
-from mldebug_training.helpers.switches.agreement import Agreement
+from mldebug_training.helpers.switches.agreement import RankAgreement
 
 def seconds(count): return {"timeout": datetime.timedelta(seconds=count)}
 
-one, found = Agreement(), []
+one, found = RankAgreement(), []
 found.append(one.shortest_timeout())
 store = dist.TCPStore("127.0.0.1", 0, 1, True)
 dist.init_process_group("gloo", store=store, rank=0, world_size=1, **seconds(77))
@@ -531,9 +531,9 @@ found.append(one.shortest_timeout())
 dist.new_group([0], **seconds(99))
 dist.new_group([0], **seconds(12))
 found.append(one.shortest_timeout())
-given = Agreement(dist.new_group([0], **seconds(5)))
+given = RankAgreement(dist.new_group([0], **seconds(5)))
 found.append(given.shortest_timeout())
-print(*found, one._name, given._name, Agreement()._name)
+print(*found, one._name, given._name, RankAgreement()._name)
 """
 
 
@@ -551,9 +551,9 @@ def test_of_all_groups_of_the_job_the_shortest_timeout_counts() -> None:
 IN_A_FILE = """
 import sys
 import torch.distributed as dist
-from mldebug_training.helpers.switches.agreement import Agreement
+from mldebug_training.helpers.switches.agreement import RankAgreement
 dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
-one = Agreement()
+one = RankAgreement()
 one.size = lambda: 2
 for does in (lambda: one.begin((1,)), lambda: one.give_up((1,), "gave up")):
     try:
@@ -765,7 +765,7 @@ def wait_for(condition: Any, timeout: float = 20.0) -> None:
 
 
 def test_the_watch_leaves_word_and_takes_it_back(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(switchwatch.sharedfiles, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(switchwatch.shared_files, "FOLDER", str(tmp_path))
     folder = tmp_path / "a" / "b"
     watch = switchwatch.SwitchWatch(str(folder), ours=True, interval=0.01)
     watch.start()
@@ -787,7 +787,7 @@ def test_the_watch_leaves_word_and_takes_it_back(tmp_path: Path, monkeypatch: An
 
 
 def test_what_a_killed_job_has_left_goes_with_the_next(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(switchwatch.sharedfiles, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(switchwatch.shared_files, "FOLDER", str(tmp_path))
     left = tmp_path / "mldebug-1-1.switch"
     left.write_text('{"folder": "/x"}')
     watch = switchwatch.SwitchWatch(str(tmp_path / "none"), ours=False, interval=0.01)
@@ -868,14 +868,14 @@ def spawner() -> Iterator[Spawner]:
 
 
 def test_both_sides_read_what_the_other_writes(place: Path, spawner: Spawner) -> None:
-    told = Order(verb="set", folder=str(place), name="kill", until=NOW + 5, by="alice")
+    told = SwitchRequest(verb="set", folder=str(place), name="kill", until=NOW + 5, by="alice")
     assert ask(spawner, told).kill.until == NOW + 5
     seen = look(str(place), NOW)
     assert seen.kill
     assert seen.by == "alice"
     assert not look(str(place), NOW + 6).kill
     write(str(place), "polled", {"at": NOW, "rank": 0, "world_size": 4, "node": "n", "pid": 3})
-    found = ask(spawner, Order(verb="clear", folder=str(place), name="kill"))
+    found = ask(spawner, SwitchRequest(verb="clear", folder=str(place), name="kill"))
     assert found.kill is None
     assert found.polled.world_size == 4
     assert [path.name for path in place.iterdir()] == ["polled"]
@@ -887,7 +887,10 @@ def test_a_switch_takes_the_place_of_whatever_was_there(place: Path, spawner: Sp
     (place / "kill").symlink_to(victim)
     os.mkfifo(place / "save")
     for name in ("kill", "save"):
-        assert ask(spawner, Order(verb="set", folder=str(place), name=name)).at(name) is not None
+        assert (
+            ask(spawner, SwitchRequest(verb="set", folder=str(place), name=name)).at(name)
+            is not None
+        )
         assert stat.S_ISREG((place / name).lstat().st_mode)
     assert victim.read_text() == "precious"
 
@@ -896,14 +899,16 @@ def test_what_cannot_be_set_is_said_in_words(place: Path, spawner: Spawner) -> N
     (place / "kill").mkdir()
     (place / "kill" / "x").touch()
     with pytest.raises(UsageError, match="directory"):
-        ask(spawner, Order(verb="set", folder=str(place), name="kill"))
+        ask(spawner, SwitchRequest(verb="set", folder=str(place), name="kill"))
     assert [path.name for path in place.iterdir()] == ["kill"]
     with pytest.raises(UsageError, match="no such file"):
-        ask(spawner, Order(verb="set", folder=f"{place}/none", name="kill"))
+        ask(spawner, SwitchRequest(verb="set", folder=f"{place}/none", name="kill"))
     place.chmod(0o777)
     with pytest.raises(AccessError, match="no job obeys it"):
-        ask(spawner, Order(verb="set", folder=str(place), name="save"))
-    assert "everybody may write" in ask(spawner, Order(verb="look", folder=str(place))).trouble
+        ask(spawner, SwitchRequest(verb="set", folder=str(place), name="save"))
+    assert (
+        "everybody may write" in ask(spawner, SwitchRequest(verb="look", folder=str(place))).trouble
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts for another user")
@@ -915,16 +920,19 @@ def test_root_acts_with_the_rights_of_the_jobs_user(tmp_path: Path, spawner: Spa
     for path in (tmp_path, *tmp_path.parents[:-1]):
         if path.stat().st_uid == os.geteuid() and path != Path("/tmp"):
             path.chmod(path.stat().st_mode | 0o055)
-    owner = Owner(NOBODY, NOBODY)
-    ask(spawner, Order(verb="set", folder=str(folder), name="kill", owner=owner))
-    ask(spawner, Order(verb="set", folder=str(folder), name="save"))
+    owner = FolderOwner(NOBODY, NOBODY)
+    ask(spawner, SwitchRequest(verb="set", folder=str(folder), name="kill", owner=owner))
+    ask(spawner, SwitchRequest(verb="set", folder=str(folder), name="save"))
     assert {(folder / name).stat().st_uid for name in ("kill", "save")} == {NOBODY}
     closed.chmod(0o755)
     with pytest.raises(AccessError, match="permission denied"):
-        ask(spawner, Order(verb="set", folder=str(closed), name="kill", owner=owner))
+        ask(spawner, SwitchRequest(verb="set", folder=str(closed), name="kill", owner=owner))
     (tmp_path / "trap").symlink_to("/etc")
     with pytest.raises(MldebugError):
-        ask(spawner, Order(verb="set", folder=str(tmp_path / "trap"), name="kill", owner=owner))
+        ask(
+            spawner,
+            SwitchRequest(verb="set", folder=str(tmp_path / "trap"), name="kill", owner=owner),
+        )
     assert not Path("/etc/kill").exists()
 
 
@@ -1027,7 +1035,7 @@ def test_a_late_word_says_that_a_hung_rank_never_asks_again(place: Path) -> None
     write(
         str(place), "polled", {"at": NOW - 600, "rank": 0, "world_size": 8, "node": "n1", "pid": 7}
     )
-    found = carry_out(Order(verb="look", folder=str(place))).found
+    found = carry_out(SwitchRequest(verb="look", folder=str(place))).found
     assert found is not None
     lines = list(state_lines(found, NOW))
     assert lines[3].startswith("asked   10m ago by rank 0 of 8 (pid 7 on n1)")

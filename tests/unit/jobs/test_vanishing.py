@@ -31,7 +31,7 @@ def a_node(root: Path) -> tuple[Tree, RankFinder, Host]:
         (root / f"proc/{pid}/fd").mkdir()
         (root / f"proc/{pid}/fd/0").symlink_to("/dev/null")
     host = Host(str(root), lambda: BOOT + 3600.0)
-    return tree, RankFinder(host, DirectPaths(), "n1", create_all("clusters")), host
+    return tree, RankFinder(host, DirectPaths(), "n1", create_all("launchers")), host
 
 
 def variables(rank: int) -> dict[str, object]:

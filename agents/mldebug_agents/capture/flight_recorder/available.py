@@ -6,10 +6,9 @@ Its PyTorch and its settings are what discovery has found.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from mldebug.capture.flight_recorder.access import SOCKET, Means
+from mldebug.capture.flight_recorder.access import SOCKET, RankFacts
 from mldebug.core.model import OpenFile, ProcessState, RankIdentity, ThreadState
-from mldebug.jobs.known_issues.model import Software
-from mldebug.jobs.known_issues.version import parse_version
+from mldebug.jobs.known_issues.model import Software, parse_version
 from mldebug_agents.jobs.ranks.libraries import Program
 from mldebug_agents.system.host import Host
 
@@ -24,7 +23,7 @@ _HERE = {
 }
 
 
-def means(
+def rank_facts(
     host: Host,
     one: RankIdentity,
     program: Program,
@@ -32,11 +31,11 @@ def means(
     state: ProcessState | None = None,
     *,
     hooked: bool = False,
-) -> Means:
+) -> RankFacts:
     """All that is known of a rank now; `state` with its threads and files, None where it is gone."""
     version = parse_version(installed.torch)
     threads = state.threads if state else ()
-    return Means(
+    return RankFacts(
         rank=one.rank,
         torch=version.release[:2] if version else None,
         nccl=bool(program.libraries.nccl),

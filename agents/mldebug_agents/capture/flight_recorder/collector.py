@@ -3,24 +3,27 @@
 import threading
 from collections.abc import Callable, Iterable
 
-from mldebug.capture.flight_recorder.access import Kind, Means, plan
+from mldebug.capture.flight_recorder.access import AccessKind, RankFacts, plan
 from mldebug.core.model import FlightRecord, NodeCapture, RankCapture, RankIdentity
 from mldebug.jobs.known_issues.model import Software
-from mldebug_agents.capture.flight_recorder.available import means
+from mldebug_agents.capture.flight_recorder.available import rank_facts
 from mldebug_agents.capture.flight_recorder.fifo import Fifo
 from mldebug_agents.capture.flight_recorder.files import (
     RECENT,
-    Careful,
-    Found,
+    FoundDump,
+    HangAwareReader,
     newest,
     read_dump,
     timed_out,
 )
-from mldebug_agents.capture.flight_recorder.sharing import Key, Known, Sharing
-from mldebug_agents.capture.flight_recorder.strategies import Climb, Tools, told_by
+from mldebug_agents.capture.flight_recorder.sharing import Key, KnownRank, SharedDumps
+from mldebug_agents.capture.flight_recorder.strategies import (
+    AccessAttempts,
+    AccessTools,
+    with_access_kind,
+)
 from mldebug_agents.jobs.ranks.discovery import Discovery
-from mldebug_agents.jobs.ranks.installed import Installed
-from mldebug_agents.jobs.ranks.libraries import Program
+from mldebug_agents.jobs.ranks.libraries import InstalledSoftware, Program
 from mldebug_agents.system.failure_counts import FailureCounts
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -29,14 +32,14 @@ ENDED = "ZX"  # states of a process
 MAX_KNOWN = 4096  # processes
 
 
-class Collector:
+class FlightRecorderCollector:
     """Keep one: it remembers what ranks were started with, and who still owes an answer. Any thread may ask."""
 
     def __init__(
         self,
         host: Host,
         reader: Reader,
-        installed: Installed,
+        installed: InstalledSoftware,
         unanswered: FailureCounts | None = None,
     ) -> None:
         self.unanswered = unanswered or FailureCounts()
@@ -45,23 +48,23 @@ class Collector:
         self._installed = installed
         self._fifo = Fifo()
         self._lock = threading.Lock()
-        self._known: dict[Key, Known] = {}
-        self._living: tuple[Known, ...] = ()
+        self._ranks: dict[Key, KnownRank] = {}
+        self._living: tuple[KnownRank, ...] = ()
 
-    def meet(self, found: Discovery) -> None:
+    def update(self, found: Discovery) -> None:
         """Note down what all ranks of this node run: of one that has ended nobody can tell. Opens no file."""
         met = tuple(
-            Known(rank, job.id, job.name, program, self._software(job.id, rank.pid, program))
+            KnownRank(rank, job.id, job.name, program, self._software(job.id, rank.pid, program))
             for job in found.jobs
             for rank in job.ranks
             if (program := found.programs.get(rank.pid)) is not None
         )
         with self._lock:
             for one in met:
-                self._known.pop(one.key, None)  # the newest stand last
-                self._known[one.key] = one
-            for key in list(self._known)[:-MAX_KNOWN]:
-                del self._known[key]
+                self._ranks.pop(one.key, None)  # the newest stand last
+                self._ranks[one.key] = one
+            for key in list(self._ranks)[:-MAX_KNOWN]:
+                del self._ranks[key]
             self._living = met
 
     def add(
@@ -77,30 +80,30 @@ class Collector:
         `left` says the seconds until its deadline; `stalled`: the job has stood still for long, so that a FIFO may be written;
         `resumed`: unless an earlier agent may have written it.
         """
-        sharing = Sharing(self._host, self._living)
-        tools = Tools(
-            *(self._host, Careful(self._reader), self._reader, self._fifo, sharing),
+        sharing = SharedDumps(self._host, self._living)
+        tools = AccessTools(
+            *(self._host, HangAwareReader(self._reader), self._reader, self._fifo, sharing),
             self.unanswered,
         )
-        climb = Climb(tools, taken, left)
+        attempts = AccessAttempts(tools, taken, left)
         for one in taken.ranks:
             state = one.process.state
             if one.flight is None and state is not None and state.state not in ENDED:
-                climb.meet(one.identity.rank, self._means(taken.job.id, one))
-        climb.all(stalled=stalled, resumed=resumed)
-        return climb.capture()
+                attempts.add_rank(one.identity.rank, self._means(taken.job.id, one))
+        attempts.run(stalled=stalled, resumed=resumed)
+        return attempts.capture()
 
     def left_behind(self, ranks: Iterable[RankIdentity]) -> dict[int, FlightRecord]:
         """By rank, what PyTorch dumped of ranks that have ended; they were met while they lived.
 
         Nothing where no dump shows a call that had taken too long; where one does, all have dumped at about that time.
         """
-        reader = Careful(self._reader)
+        reader = HangAwareReader(self._reader)
         found = [(one, self._left_by(reader, one)) for one in ranks]
-        dumps = [(one, dump) for one, dump in found if isinstance(dump, Found)]
+        dumps = [(one, dump) for one, dump in found if isinstance(dump, FoundDump)]
         late = [dump.at for _, dump in dumps if timed_out(dump)]
         return {
-            one.rank: told_by(dump.record, Kind.DUMP, one)
+            one.rank: with_access_kind(dump.record, AccessKind.DUMP, one)
             for one, dump in dumps
             if any(abs(dump.at - at) <= RECENT for at in late)
         }
@@ -110,28 +113,28 @@ class Collector:
     def _software(self, job: str, pid: int, program: Program, *, read: bool = False) -> Software:
         return self._installed.of(job, pid, program.libraries, read=read)
 
-    def _known_of(self, one: RankIdentity) -> Known | None:
+    def _rank_record(self, one: RankIdentity) -> KnownRank | None:
         with self._lock:
-            return self._known.get((one.pid, one.start_ticks))
+            return self._ranks.get((one.pid, one.start_ticks))
 
-    def _means(self, job: str, one: RankCapture) -> Means:
+    def _means(self, job: str, one: RankCapture) -> RankFacts:
         """All that is known of it; its version is read now where nobody has read it yet."""
-        known, hooked = self._known_of(one.identity), one.said is not None
-        if known is None:
-            return Means(rank=one.identity.rank, hooked=hooked)
-        software = known.software
+        entry, hooked = self._rank_record(one.identity), one.said is not None
+        if entry is None:
+            return RankFacts(rank=one.identity.rank, hooked=hooked)
+        software = entry.software
         if not software.torch:
-            software = self._software(job, one.identity.pid, known.program, read=True)
-        return means(
-            *(self._host, one.identity, known.program, software, one.process.state), hooked=hooked
+            software = self._software(job, one.identity.pid, entry.program, read=True)
+        return rank_facts(
+            *(self._host, one.identity, entry.program, software, one.process.state), hooked=hooked
         )
 
-    def _left_by(self, reader: Careful, one: RankIdentity) -> Found | str:
+    def _left_by(self, reader: HangAwareReader, one: RankIdentity) -> FoundDump | str:
         """Its dump, in its own root where that is still there, else in that of its launcher, or in ours."""
-        known = self._known_of(one)
-        if known is None:
+        entry = self._rank_record(one)
+        if entry is None:
             return ""
-        places = plan(means(self._host, one, known.program, known.software)).dumps
+        places = plan(rank_facts(self._host, one, entry.program, entry.software)).dumps
         roots = [self._host.root_of(pid) for pid in (one.pid, one.launcher_pid) if pid]
         paths = [f"{root}{place}" for root in (*roots, "") for place in places]
         return newest([read_dump(reader, path, one) for path in paths])

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from mldebug.core.model import RankIdentity
 from mldebug_agents.capture.flight_recorder.files import (
-    Careful,
-    Found,
-    Mark,
-    mark,
+    FileStamp,
+    FoundDump,
+    HangAwareReader,
+    file_stamp,
     newest,
     read_dump,
 )
@@ -38,10 +38,10 @@ OPEN = "an earlier question has not been answered yet, so it was not asked again
 INHERITED = (
     "the agent that was here before may have asked it by its debug FIFO, so it was not asked again"
 )
-Marks = tuple[Mark | None, ...]
+FileStamps = tuple[FileStamp | None, ...]
 
 
-class Asked(NamedTuple):
+class FifoTarget(NamedTuple):
     """One rank: its FIFO and the files that it dumps into, as they are found from here."""
 
     identity: RankIdentity
@@ -63,7 +63,7 @@ class Asked(NamedTuple):
 class _Question:
     """One that was put: what its files were before, and how often an answer was read."""
 
-    def __init__(self, one: Asked, before: Marks) -> None:
+    def __init__(self, one: FifoTarget, before: FileStamps) -> None:
         self.one, self.before = one, before
         self.last = self.read = before
         self.tries = 0
@@ -81,19 +81,19 @@ class Fifo:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._open: dict[tuple[int, int], Marks] = {}  # (pid, start)
-        self._answers: dict[tuple[int, int], Mark] = {}
-        self._over: dict[tuple[int, int], tuple[Mark, ...]] = {}
+        self._open: dict[tuple[int, int], FileStamps] = {}  # (pid, start)
+        self._answers: dict[tuple[int, int], FileStamp] = {}
+        self._over: dict[tuple[int, int], tuple[FileStamp, ...]] = {}
 
     def ask(
         self,
-        reader: Careful,
-        asked: Sequence[Asked],
+        reader: HangAwareReader,
+        targets: Sequence[FifoTarget],
         timeout: float,
         since: float = math.inf,
         *,
         resumed: bool = False,
-    ) -> dict[int, Found | str]:
+    ) -> dict[int, FoundDump | str]:
         """By rank, the dump or why there is none. Waits `timeout` seconds at most, and never longer than `LONGEST`.
 
         `since`: the job has stood still from then on (unix), so that an answer to an earlier question, written later, still holds.
@@ -101,57 +101,59 @@ class Fifo:
         """
         timeout = min(timeout, LONGEST)
         deadline = self._clock() + timeout
-        told: dict[int, Found | str] = {}
+        results: dict[int, FoundDump | str] = {}
         waiting: list[_Question] = []
-        for one in asked:
+        for one in targets:
             inherited = self._inherit(reader, one, since) if resumed else None
             question = inherited or self._trigger(reader, one, since, timeout)
             if isinstance(question, _Question):
                 waiting.append(question)
             else:
-                told[one.identity.rank] = question
+                results[one.identity.rank] = question
         pause = PAUSE
         while (left := deadline - self._clock()) > 0 and any(it.tries < TRIES for it in waiting):
             self._sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
-            waiting = [one for one in waiting if not self._look(reader, one, told)]
-        return told | {it.one.identity.rank: _late(it, timeout) for it in waiting}
+            waiting = [one for one in waiting if not self._look(reader, one, results)]
+        return results | {it.one.identity.rank: _late(it, timeout) for it in waiting}
 
-    def wrote_over(self, one: Asked) -> Mark | None:
+    def wrote_over(self, one: FifoTarget) -> FileStamp | None:
         """The dump of this rank that lay there when it was asked last, and that was no answer to us; told once."""
         with self._lock:
             found = self._over.pop(one.key, ())
         return next((it for it in found if it.mtime >= one.identity.started_at), None)
 
-    def owes(self, one: Asked) -> bool:
+    def owes(self, one: FifoTarget) -> bool:
         """May its answer still come?"""
         with self._lock:
             return one.key in self._open
 
-    def _inherit(self, reader: Careful, one: Asked, since: float) -> Found | str | None:
+    def _inherit(
+        self, reader: HangAwareReader, one: FifoTarget, since: float
+    ) -> FoundDump | str | None:
         """What a question of an earlier agent brought, or that it may still come. None: we know of one ourselves."""
         with self._lock:
             if one.key in self._open:
                 return None
             found = newest([read_dump(reader, path, one.identity) for path in one.dumps])
-            if isinstance(found, Found) and found.at >= since:
+            if isinstance(found, FoundDump) and found.at >= since:
                 self._answers[one.key] = found.mark
                 return found
             self._remember(one, _marks(reader, one))
         return f"{INHERITED}; it may still come, into {one.place}"
 
     def _trigger(
-        self, reader: Careful, one: Asked, since: float, timeout: float
-    ) -> _Question | Found | str:
+        self, reader: HangAwareReader, one: FifoTarget, since: float, timeout: float
+    ) -> _Question | FoundDump | str:
         """A question, or what came late, or why it was not asked. A dump that has come late, and whole, closes its question."""
         with self._lock:
             earlier = self._open.get(one.key)
             late = "" if earlier is None else _answer(reader, one, earlier)
-            if earlier is not None and not isinstance(late, Found):
+            if earlier is not None and not isinstance(late, FoundDump):
                 return f"{OPEN}; it may still come, into {one.place}"
-            if isinstance(late, Found):
+            if isinstance(late, FoundDump):
                 self._answers[one.key] = late.mark
-            if isinstance(late, Found) and late.at >= since:
+            if isinstance(late, FoundDump) and late.at >= since:
                 del self._open[one.key]
                 return late
             if timeout <= 0:
@@ -165,14 +167,16 @@ class Fifo:
             self._remember(one, before)
         return _Question(one, before)
 
-    def _remember(self, one: Asked, before: Marks) -> None:
+    def _remember(self, one: FifoTarget, before: FileStamps) -> None:
         """An answer is owed; of so many ranks only the last are remembered."""
         self._open[one.key] = before
-        for known in (self._open, self._answers, self._over):
-            while len(known) > MAX_OPEN:
-                del known[next(iter(known))]
+        for memory in (self._open, self._answers, self._over):
+            while len(memory) > MAX_OPEN:
+                del memory[next(iter(memory))]
 
-    def _look(self, reader: Careful, it: _Question, told: dict[int, Found | str]) -> bool:
+    def _look(
+        self, reader: HangAwareReader, it: _Question, results: dict[int, FoundDump | str]
+    ) -> bool:
         """Has the answer come? A file is read only once it has changed, and then stayed as it was for one pause."""
         now = _marks(reader, it.one)
         settled, it.last = now == it.last and now not in (it.before, it.read), now
@@ -180,8 +184,8 @@ class Fifo:
             return False
         it.read = now
         found = _answer(reader, it.one, it.before)
-        if isinstance(found, Found):
-            told[it.one.identity.rank] = found
+        if isinstance(found, FoundDump):
+            results[it.one.identity.rank] = found
             with self._lock:
                 self._open.pop(it.one.key, None)
                 self._answers[it.one.key] = found.mark
@@ -190,15 +194,15 @@ class Fifo:
         return False
 
 
-def _answer(reader: Careful, one: Asked, before: Marks) -> Found | str:
+def _answer(reader: HangAwareReader, one: FifoTarget, before: FileStamps) -> FoundDump | str:
     """What was dumped since; a file that has not changed since the question is no answer."""
     now = zip(one.dumps, before, _marks(reader, one), strict=True)
     changed = [path for path, then, mine in now if mine is not None and mine != then]
     return newest([read_dump(reader, path, one.identity) for path in changed])
 
 
-def _marks(reader: Careful, one: Asked) -> Marks:
-    return tuple(mark(reader, path) for path in one.dumps)
+def _marks(reader: HangAwareReader, one: FifoTarget) -> FileStamps:
+    return tuple(file_stamp(reader, path) for path in one.dumps)
 
 
 def _late(it: _Question, seconds: float) -> str:
@@ -208,11 +212,11 @@ def _late(it: _Question, seconds: float) -> str:
     )
 
 
-def whom(lagging: bool, waiting: Sequence[int], alike: int = 8) -> tuple[int, ...]:
+def ranks_to_ask(lagging: bool, waiting: Sequence[int], alike: int = 8) -> tuple[int, ...]:
     """Whose dump is worth its price: one that waits where stacks tell who lags, else all who wait, but at most `alike`."""
     return tuple(waiting[: 1 if lagging else alike])
 
 
-def seconds(left: float) -> float:
+def patience(left: float) -> float:
     """How long a report may wait for it: it has to be there within 5 s."""
     return max(0.0, min(LONGEST, left - 5.0))

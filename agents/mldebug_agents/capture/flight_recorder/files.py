@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from mldebug.capture.flight_recorder.dump import MAX_DUMP, living, parse_dump
+from mldebug.capture.flight_recorder.dump import MAX_DUMP, limits_of_living_job, parse_dump
 from mldebug.capture.flight_recorder.votes import newest_call
 from mldebug.core.model import FlightRecord, RankIdentity
 from mldebug_agents.system.reader import Reader
@@ -16,10 +16,10 @@ from mldebug_agents.system.reader_answers import FilePiece, Tail, Unreadable
 STOP = b"."
 RECENT = 120.0  # seconds; a living rank has gone on since an older one
 
-Told = TypeVar("Told", FilePiece, Tail, bytes, None)
+Answered = TypeVar("Answered", FilePiece, Tail, bytes, None)
 
 
-class Careful:
+class HangAwareReader:
     """The reader for one capture: after the first path that does not answer no other is tried, for most share its mount."""
 
     def __init__(self, reader: Reader) -> None:
@@ -38,7 +38,7 @@ class Careful:
         """As that of the reader."""
         return self._ask(lambda: self._reader.poke(path, uid))
 
-    def _ask(self, ask: Callable[[], Told | Unreadable]) -> Told | Unreadable:
+    def _ask(self, ask: Callable[[], Answered | Unreadable]) -> Answered | Unreadable:
         if self._hung:
             return Unreadable("not read: a path of this job did not answer just before")
         answer = ask()
@@ -46,7 +46,7 @@ class Careful:
         return answer
 
 
-class Mark(NamedTuple):
+class FileStamp(NamedTuple):
     """What a file was at one moment: it is another one, or written anew, where these differ."""
 
     device: int
@@ -60,26 +60,26 @@ class Mark(NamedTuple):
         return self.device, self.inode
 
 
-class Found(NamedTuple):
+class FoundDump(NamedTuple):
     """A dump, when it was written (unix), and the file."""
 
     record: FlightRecord
     at: float
     path: str
-    mark: Mark
+    mark: FileStamp
 
 
-def mark(reader: Careful, path: str) -> Mark | None:
+def file_stamp(reader: HangAwareReader, path: str) -> FileStamp | None:
     """None where there is no such file, or none that may be read."""
     piece = reader.read_from(path, 0, max_bytes=0)
     return _mark(piece) if isinstance(piece, FilePiece) else None
 
 
-def _mark(piece: FilePiece) -> Mark:
-    return Mark(piece.device, piece.inode, piece.size, piece.mtime)
+def _mark(piece: FilePiece) -> FileStamp:
+    return FileStamp(piece.device, piece.inode, piece.size, piece.mtime)
 
 
-def read_dump(reader: Careful, path: str, one: RankIdentity) -> Found | str:
+def read_dump(reader: HangAwareReader, path: str, one: RankIdentity) -> FoundDump | str:
     """The dump of this rank, or why what lies there is none; "" where nothing does."""
     piece = reader.read_from(path, 1 << 62, max_bytes=0)
     if isinstance(piece, Unreadable):
@@ -109,18 +109,18 @@ def not_theirs(piece: FilePiece, one: RankIdentity) -> str:
     return ""
 
 
-def parsed(path: str, piece: FilePiece, one: RankIdentity) -> Found | str:
+def parsed(path: str, piece: FilePiece, one: RankIdentity) -> FoundDump | str:
     """A dump, or why it is none of this run: jobs of one user may use the same file, on several nodes at once."""
     try:
-        record = parse_dump(piece.data, living(one.world_size))
+        record = parse_dump(piece.data, limits_of_living_job(one.world_size))
     except ValueError as error:
         return f"it is not believed: {error}"
     if newest_call(record) < one.started_at:
         return "it is of another run: nothing in it was called since the rank began"
-    return Found(record, piece.mtime, path, _mark(piece))
+    return FoundDump(record, piece.mtime, path, _mark(piece))
 
 
-def timed_out(found: Found) -> bool:
+def timed_out(found: FoundDump) -> bool:
     """Had a call of it taken too long when it was written? Then PyTorch wrote it by itself, and the rank does not go on."""
     return any(
         not call.done and call.created_at > 0 and 0 < call.timeout <= found.at - call.created_at
@@ -129,9 +129,9 @@ def timed_out(found: Found) -> bool:
     )
 
 
-def newest(found: Sequence[Found | str]) -> Found | str:
+def newest(found: Sequence[FoundDump | str]) -> FoundDump | str:
     """Of several places the one written last; else the first reason."""
-    dumps = [one for one in found if isinstance(one, Found)]
+    dumps = [one for one in found if isinstance(one, FoundDump)]
     if dumps:
         return max(dumps, key=lambda one: one.at)
     return next((one for one in found if one), "")

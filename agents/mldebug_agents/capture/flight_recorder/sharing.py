@@ -7,10 +7,9 @@ from typing import NamedTuple
 from mldebug.capture.flight_recorder.access import possible_dumps
 from mldebug.core.model import RankIdentity
 from mldebug.core.redact import clean
-from mldebug.jobs.known_issues.model import Software
-from mldebug.jobs.known_issues.version import parse_version
-from mldebug_agents.capture.flight_recorder.available import means
-from mldebug_agents.capture.flight_recorder.files import Careful, mark
+from mldebug.jobs.known_issues.model import Software, parse_version
+from mldebug_agents.capture.flight_recorder.available import rank_facts
+from mldebug_agents.capture.flight_recorder.files import HangAwareReader, file_stamp
 from mldebug_agents.jobs.ranks.libraries import Program
 from mldebug_agents.system.host import Host
 
@@ -19,7 +18,7 @@ MAX_OTHERS = 16  # that are looked at for one file
 Key = tuple[int, int]  # pid, start
 
 
-class Known(NamedTuple):
+class KnownRank(NamedTuple):
     """A rank, as it was met while it lived."""
 
     identity: RankIdentity
@@ -34,15 +33,15 @@ class Known(NamedTuple):
         return self.identity.pid, self.identity.start_ticks
 
 
-class Sharing:
+class SharedDumps:
     """Who else, among these living ranks, may write a file."""
 
-    def __init__(self, host: Host, living: Iterable[Known]) -> None:
+    def __init__(self, host: Host, living: Iterable[KnownRank]) -> None:
         self._host = host
         self._living = tuple(living)
 
     def other(
-        self, reader: Careful, one: RankIdentity, place: str, file: tuple[int, int] | None
+        self, reader: HangAwareReader, one: RankIdentity, place: str, file: tuple[int, int] | None
     ) -> str:
         """`rank 0 of train.py (pid 7)`, "" where nobody does. `place`: as the rank names it; `file`: which one that is, if it exists."""
         here = self._host.link(one.pid, "ns/mnt")
@@ -57,23 +56,25 @@ class Sharing:
                 return f"rank {number} of {clean(other.name, 60)} (pid {pid})"
         return ""
 
-    def _named_alike(self, one: RankIdentity, place: str) -> Iterator[tuple[Known, str]]:
+    def _named_alike(self, one: RankIdentity, place: str) -> Iterator[tuple[KnownRank, str]]:
         """Files of one name may be one file, over whatever mounts."""
         for other in self._living:
             if other.key != (one.pid, one.start_ticks) and _may_dump(other):
-                its = means(self._host, other.identity, other.program, other.software)
+                its = rank_facts(self._host, other.identity, other.program, other.software)
                 for path in possible_dumps(its):
                     if basename(path) == basename(place):
                         yield other, path
 
-    def _is(self, reader: Careful, other: Known, place: str, file: tuple[int, int] | None) -> bool:
+    def _is(
+        self, reader: HangAwareReader, other: KnownRank, place: str, file: tuple[int, int] | None
+    ) -> bool:
         if file is None:
             return False
-        found = mark(reader, f"{self._host.root_of(other.identity.pid)}{place}")
+        found = file_stamp(reader, f"{self._host.root_of(other.identity.pid)}{place}")
         return found is not None and found.file == file
 
 
-def _may_dump(other: Known) -> bool:
+def _may_dump(other: KnownRank) -> bool:
     """Not without PyTorch, nor with one for CPUs alone."""
     version = parse_version(other.software.torch)
     for_cpus = version is not None and version.local.startswith("cpu")

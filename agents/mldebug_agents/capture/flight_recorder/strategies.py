@@ -10,20 +10,27 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.capture.flight_recorder.access import Kind, Means, Plan, Way, expected, plan
+from mldebug.capture.flight_recorder.access import (
+    AccessKind,
+    AccessMethod,
+    AccessPlan,
+    RankFacts,
+    expected,
+    plan,
+)
 from mldebug.core.model import FlightRecord, Gap, NodeCapture, RankCapture, RankIdentity
 from mldebug.core.ranksets import MAX_RANK, fold_ranks
 from mldebug.diagnosis.classify.rank_states import still_waiting
-from mldebug_agents.capture.flight_recorder.fifo import Asked, Fifo, seconds, whom
+from mldebug_agents.capture.flight_recorder.fifo import Fifo, FifoTarget, patience, ranks_to_ask
 from mldebug_agents.capture.flight_recorder.files import (
     RECENT,
-    Careful,
-    Found,
+    FoundDump,
+    HangAwareReader,
     newest,
     read_dump,
     timed_out,
 )
-from mldebug_agents.capture.flight_recorder.sharing import Sharing
+from mldebug_agents.capture.flight_recorder.sharing import SharedDumps
 from mldebug_agents.capture.flight_recorder.worker_servers import SECONDS, ask_servers
 from mldebug_agents.system.failure_counts import FailureCounts
 from mldebug_agents.system.host import Host
@@ -45,49 +52,49 @@ NOT_ITS_OWN = f"{NOT_ASKED}it holds no such FIFO open: none was made, or another
 
 COPY = "copy a dump that you want to keep to another place: PyTorch writes the next one over it"
 POORER = {
-    Kind.SERVER: "which does not tell where a call was made",
-    Kind.DUMP: "which comes only once a call has taken too long",
-    Kind.FIFO: "which may hold a rank up for a minute",
+    AccessKind.SERVER: "which does not tell where a call was made",
+    AccessKind.DUMP: "which comes only once a call has taken too long",
+    AccessKind.FIFO: "which may hold a rank up for a minute",
 }
 
 
-class Tools(NamedTuple):
+class AccessTools(NamedTuple):
     """What a climb works with; `reader` is of this capture alone, `servers` has children of their own asked."""
 
     host: Host
-    reader: Careful
+    reader: HangAwareReader
     servers: Reader
     fifo: Fifo
-    sharing: Sharing
+    sharing: SharedDumps
     unanswered: FailureCounts
 
 
-class Climb:
+class AccessAttempts:
     """What is known of each rank so far."""
 
-    def __init__(self, tools: Tools, taken: NodeCapture, left: Callable[[], float]) -> None:
+    def __init__(self, tools: AccessTools, taken: NodeCapture, left: Callable[[], float]) -> None:
         self._tools, self._taken, self._left = tools, taken, left
         self._ranks = {one.identity.rank: one for one in taken.ranks}
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, AccessPlan] = {}
         self._expected: set[int] = set()  # of whom a reader misses a Flight Recorder
         self._had: dict[int, FlightRecord] = {}
         self._why: dict[int, list[str]] = {}
         self._awaited: tuple[int, ...] = ()
         self._lost: list[Gap] = []
 
-    def meet(self, rank: int, its: Means) -> None:
+    def add_rank(self, rank: int, its: RankFacts) -> None:
         """Have this rank among those that are asked, unless its PyTorch is not known."""
         if its.torch is not None:
             self._plans[rank] = plan(its)
             self._expected.update({rank} if expected(its) else ())
 
-    def all(self, *, stalled: bool, resumed: bool = False) -> None:
+    def run(self, *, stalled: bool, resumed: bool = False) -> None:
         """Every way, for the ranks that are still without an answer."""
         self._by_servers()
         for rank, its in self._plans.items():
             for way in its.ways:
-                if way.kind is Kind.DUMP and rank not in self._had and self._left() > RESERVE:
-                    self._note(rank, Kind.DUMP, self._recent(self._ranks[rank].identity, way))
+                if way.kind is AccessKind.DUMP and rank not in self._had and self._left() > RESERVE:
+                    self._note(rank, AccessKind.DUMP, self._recent(self._ranks[rank].identity, way))
         self._by_fifo(stalled=stalled, resumed=resumed)
 
     def _by_servers(self) -> None:
@@ -95,13 +102,13 @@ class Climb:
             rank: way.places[:MAX_SERVERS]
             for rank, its in self._plans.items()
             for way in its.ways
-            if way.kind is Kind.SERVER and not self._is_deaf(rank, DEAF)
+            if way.kind is AccessKind.SERVER and not self._is_deaf(rank, DEAF)
         }
         world, limit = self._taken.job.world_size, min(SECONDS, self._left() - RESERVE)
-        for rank, told in ask_servers(self._tools.servers, places, world, limit).items():
-            self._note(rank, Kind.SERVER, told)
+        for rank, answer in ask_servers(self._tools.servers, places, world, limit).items():
+            self._note(rank, AccessKind.SERVER, answer)
 
-    def _recent(self, one: RankIdentity, way: Way) -> FlightRecord | str:
+    def _recent(self, one: RankIdentity, way: AccessMethod) -> FlightRecord | str:
         """The dump of its own timeout. A living rank has gone on since an old one, and since one that somebody asked for."""
         root = self._tools.host.root_of(one.pid)
         reader = self._tools.reader
@@ -115,7 +122,7 @@ class Climb:
             return "its dump file is none of a timeout: no call in it had taken too long"
         return self._own(one, found)
 
-    def _own(self, one: RankIdentity, found: Found) -> FlightRecord | str:
+    def _own(self, one: RankIdentity, found: FoundDump) -> FlightRecord | str:
         """What a file says, unless somebody else may have written it."""
         root = f"{self._tools.host.root_of(one.pid)}"
         place = found.path.removeprefix(root)
@@ -130,7 +137,7 @@ class Climb:
             rank: way.places[0]
             for rank, its in self._plans.items()
             for way in its.ways
-            if way.kind is Kind.FIFO and rank not in self._had and not _has_hook(its)
+            if way.kind is AccessKind.FIFO and rank not in self._had and not _has_hook(its)
         }
         waiting = still_waiting(self._taken) if fifos and stalled else None
         able = [
@@ -139,22 +146,22 @@ class Climb:
             if self._may_be_asked(rank, fifo, waiting, stalled=stalled)
         ]
         lagging = len(waiting or ()) < len(self._ranks)
-        chosen = whom(lagging, able)
+        chosen = ranks_to_ask(lagging, able)
         for rank in able[len(chosen) :]:
-            self._say(rank, AS_ANOTHER.format(able[0]))
-        asked = [self._asked(rank, fifos[rank]) for rank in chosen]
+            self._add_reason(rank, AS_ANOTHER.format(able[0]))
+        targets = [self._fifo_target(rank, fifos[rank]) for rank in chosen]
         stood = self._taken.taken_at - self._taken.quiet_seconds
-        left = seconds(self._left())
-        told = self._tools.fifo.ask(self._tools.reader, asked, left, stood, resumed=resumed)
+        left = patience(self._left())
+        answers = self._tools.fifo.ask(self._tools.reader, targets, left, stood, resumed=resumed)
         owes = self._tools.fifo.owes  # also who is not asked now, and was in an earlier capture
-        self._awaited = tuple(rank for rank in fifos if owes(self._asked(rank, fifos[rank])))
-        self._lost += [gap for it in asked if (gap := self._written_over(it)) is not None]
-        for rank, answer in told.items():
+        self._awaited = tuple(rank for rank in fifos if owes(self._fifo_target(rank, fifos[rank])))
+        self._lost += [gap for it in targets if (gap := self._written_over(it)) is not None]
+        for rank, answer in answers.items():
             one = self._ranks[rank].identity
-            own = self._own(one, answer) if isinstance(answer, Found) else answer
-            self._note(rank, Kind.FIFO, own)
+            own = self._own(one, answer) if isinstance(answer, FoundDump) else answer
+            self._note(rank, AccessKind.FIFO, own)
 
-    def _written_over(self, it: Asked) -> Gap | None:
+    def _written_over(self, it: FifoTarget) -> Gap | None:
         """Somebody may have asked for the dump that lay there."""
         found = self._tools.fifo.wrote_over(it)
         if found is None:
@@ -177,7 +184,7 @@ class Climb:
         why = self._why_not(rank, waiting, stalled=stalled)
         if not why and fifo not in self._tools.host.open_names(self._ranks[rank].identity.pid):
             why = NOT_ITS_OWN
-        self._say(rank, why)
+        self._add_reason(rank, why)
         return not why
 
     def _why_not(self, rank: int, waiting: tuple[int, ...] | None, *, stalled: bool) -> str:
@@ -197,10 +204,12 @@ class Climb:
         others = (self._tools.sharing.other(self._tools.reader, one, it, None) for it in places)
         return next(filter(None, others), "")
 
-    def _asked(self, rank: int, fifo: str) -> Asked:
+    def _fifo_target(self, rank: int, fifo: str) -> FifoTarget:
         one = self._ranks[rank].identity
         root = self._tools.host.root_of(one.pid)
-        return Asked(one, f"{root}{fifo}", tuple(f"{root}{it}" for it in self._plans[rank].dumps))
+        return FifoTarget(
+            one, f"{root}{fifo}", tuple(f"{root}{it}" for it in self._plans[rank].dumps)
+        )
 
     def _is_deaf(self, rank: int, states: str) -> bool:
         """Is it stopped? Then it answers nothing, and what it was asked would be carried out much later."""
@@ -208,19 +217,19 @@ class Climb:
         stat = self._tools.host.brief(one.pid)
         if stat is not None and stat.state not in states and stat.start_ticks == one.start_ticks:
             return False
-        self._say(rank, "it is stopped, or gone, and was not asked")
+        self._add_reason(rank, "it is stopped, or gone, and was not asked")
         return True
 
     # --- as values ---------------------------------------------------------------------------------
 
-    def _note(self, rank: int, kind: Kind, told: FlightRecord | str) -> None:
-        if isinstance(told, FlightRecord):
-            self._had[rank] = told_by(told, kind, self._ranks[rank].identity)
-        elif told:
+    def _note(self, rank: int, kind: AccessKind, answer: FlightRecord | str) -> None:
+        if isinstance(answer, FlightRecord):
+            self._had[rank] = with_access_kind(answer, kind, self._ranks[rank].identity)
+        elif answer:
             self._tools.unanswered.count(kind)
-            self._say(rank, told)
+            self._add_reason(rank, answer)
 
-    def _say(self, rank: int, reason: str) -> None:
+    def _add_reason(self, rank: int, reason: str) -> None:
         if reason and reason not in self._why.setdefault(rank, []):
             self._why[rank].append(reason)
 
@@ -252,9 +261,11 @@ class Climb:
 
     def _reason(self, rank: int) -> str:
         """Why there is none, or by which way it came where another setting gives a better one; "" where all is well."""
-        its, told = self._plans[rank], self._had.get(rank)
-        if told is not None:
-            return f"had by the {told.way}, {POORER[Kind(told.way)]}" if its.better else ""
+        its, record = self._plans[rank], self._had.get(rank)
+        if record is not None:
+            return (
+                f"had by the {record.way}, {POORER[AccessKind(record.way)]}" if its.better else ""
+            )
         if why := self._why.get(rank):
             return "; ".join(why)
         if _has_hook(its) or rank not in self._expected:  # the hook's own gap says why
@@ -263,11 +274,11 @@ class Climb:
         return f"no way leads to it ({closed})" if closed else "no dump yet"
 
 
-def _has_hook(its: Plan) -> bool:
-    return any(way.kind is Kind.HOOK for way in its.ways)
+def _has_hook(its: AccessPlan) -> bool:
+    return any(way.kind is AccessKind.HOOK for way in its.ways)
 
 
-def told_by(record: FlightRecord, kind: Kind, one: RankIdentity) -> FlightRecord:
+def with_access_kind(record: FlightRecord, kind: AccessKind, one: RankIdentity) -> FlightRecord:
     """Of gloo PyTorch tells no members of any group; those of the default group are all ranks."""
     everybody = fold_ranks(range(min(one.world_size, MAX_RANK + 1)))
     groups = tuple(

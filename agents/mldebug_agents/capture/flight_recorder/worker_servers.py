@@ -1,20 +1,21 @@
-"""Worker servers of PyTorch: a rank that opened one tells its Flight Recorders there without the interpreter lock.
+"""PyTorch's worker servers: a rank that opened one serves its Flight Recorder over HTTP without the interpreter lock.
 
-It is asked which handlers it has, then how far it is (`pg_status`), then for all calls, as JSON, which has no frames. Where all ranks of a job are here, and are
-equally far, one of them tells all its calls and the others those that pend (`onlyactive`). These alone would mislead: NCCL never marks
-the members of a batch as ended, and the calls after them, which tell that they are, are left out.
+A server is asked which handlers it has, then how far the rank is (`pg_status`), then for all calls as JSON, which has no frames.
+Where all ranks of a job are on this node and equally far, one of them is asked for all its calls and the others for pending calls only
+(`onlyactive`). Pending calls alone would mislead: NCCL never marks the members of a batch as ended, and the later calls that prove it
+are left out.
 """
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from mldebug.capture.flight_recorder.dump import MAX_DUMP, living, parse_dump
-from mldebug.capture.flight_recorder.status import Status, beside, parse_status
+from mldebug.capture.flight_recorder.dump import MAX_DUMP, limits_of_living_job, parse_dump
+from mldebug.capture.flight_recorder.status import RankStatus, beside, parse_status, spoken_for
 from mldebug.core.model import FlightRecord
-from mldebug_agents.capture.flight_recorder.agreement import Agreement
 from mldebug_agents.system.child.reader_writes import ASKED_FOR, WorkerServerQuestion
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
@@ -29,6 +30,51 @@ QUICK = 0.5  # of these, until all have told how far they are
 AT_ONCE = 16
 
 
+class StatusComparison:
+    """Of `count` ranks out of a job of `world`. Whoever has not told how far it is by `until` (monotonic) is asked for everything."""
+
+    def __init__(self, count: int, until: float, world: int = 0) -> None:
+        self._count, self._until, self._world = count, until, world
+        self._changed = threading.Condition()
+        self._statuses: dict[int, RankStatus | None] = {}
+        self._speakers: dict[int, int] | None = None
+        self._whole: dict[int, FlightRecord | None] = {}
+
+    @property
+    def several(self) -> bool:
+        """Is there anybody to be compared with? Not where ranks of other nodes may wait in what is done here."""
+        return 1 < self._count >= self._world
+
+    def speaker(self, rank: int, status: RankStatus | None) -> int | None:
+        """Who speaks for what this rank has done; None: it is asked itself. Waits for the others."""
+        with self._changed:
+            self._statuses[rank] = status
+            self._changed.notify_all()
+            left = max(0.0, self._until - time.monotonic())
+            self._changed.wait_for(self._is_settled, left)
+            if self._speakers is None:
+                statuses = {one: its for one, its in self._statuses.items() if its is not None}
+                self._speakers = spoken_for(statuses) if len(statuses) >= self._count else {}
+                self._changed.notify_all()
+            return self._speakers.get(rank)
+
+    def _is_settled(self) -> bool:
+        return self._speakers is not None or len(self._statuses) >= self._count
+
+    def put(self, rank: int, answer: FlightRecord | str) -> None:
+        """All that this rank tells, for those for whom it speaks."""
+        with self._changed:
+            self._whole[rank] = answer if isinstance(answer, FlightRecord) else None
+            self._changed.notify_all()
+
+    def whole(self, rank: int, until: float) -> FlightRecord | None:
+        """What that rank has told, None where nothing has come in half of the time that is left: the other half is for asking without it."""
+        with self._changed:
+            left = max(0.0, until - time.monotonic())
+            self._changed.wait_for(lambda: rank in self._whole, left / 2)
+            return self._whole.get(rank)
+
+
 def ask_servers(
     reader: Reader, places: Mapping[int, Sequence[str]], world: int, seconds: float = SECONDS
 ) -> dict[int, FlightRecord | str]:
@@ -39,16 +85,21 @@ def ask_servers(
     if not places or seconds <= 0:
         return {}
     began = time.monotonic()
-    agreed = Agreement(len(places), began + min(QUICK, seconds / 2), world)
+    agreed = StatusComparison(len(places), began + min(QUICK, seconds / 2), world)
     with ThreadPoolExecutor(min(AT_ONCE, len(places))) as pool:
-        told = pool.map(
+        answers = pool.map(
             lambda rank: _first(reader, places[rank], world, began + seconds, rank, agreed), places
         )
-        return dict(zip(places, told, strict=True))
+        return dict(zip(places, answers, strict=True))
 
 
 def _first(
-    reader: Reader, places: Sequence[str], world: int, until: float, rank: int, agreed: Agreement
+    reader: Reader,
+    places: Sequence[str],
+    world: int,
+    until: float,
+    rank: int,
+    agreed: StatusComparison,
 ) -> FlightRecord | str:
     answers: list[FlightRecord | str] = []
     for place in places:
@@ -66,34 +117,34 @@ def ask_server(
 
 
 def _from(
-    reader: Reader, place: str, world: int, until: float, rank: int, agreed: Agreement
+    reader: Reader, place: str, world: int, until: float, rank: int, agreed: StatusComparison
 ) -> FlightRecord | str:
     """It is asked by a child of its own: who reads the node's files meanwhile does not wait for a job that is silent."""
-    told: FlightRecord | str = "an earlier question has not come back"
+    answer: FlightRecord | str = "an earlier question has not come back"
     if place not in reader.stuck:
-        server = Server(reader, place, world, until)
+        server = WorkerServer(reader, place, world, until)
         try:
-            told = server.tell(rank, agreed)
+            answer = server.read(rank, agreed)
         finally:
             server.close()
     agreed.speaker(rank, None)  # nobody waits for it, whatever has failed
-    agreed.put(rank, told)
-    return told if isinstance(told, FlightRecord) else f"its worker server: {told}"
+    agreed.put(rank, answer)
+    return answer if isinstance(answer, FlightRecord) else f"its worker server: {answer}"
 
 
-class Server:
+class WorkerServer:
     """One server while it is asked, until a moment (monotonic)."""
 
     def __init__(self, reader: Reader, place: str, world: int, until: float) -> None:
         self._reader, self._place, self._until = reader, place, until
-        self._limits = living(world)
+        self._limits = limits_of_living_job(world)
         self._own = reader.another()
 
     def close(self) -> None:
         """End the child that has asked."""
         self._reader.take_back(self._own)
 
-    def tell(self, rank: int, agreed: Agreement) -> FlightRecord | str:
+    def read(self, rank: int, agreed: StatusComparison) -> FlightRecord | str:
         """All its calls; of a rank that is as far as another one, which tells all, only those that pend."""
         listed = self._ask(WorkerServerQuestion.HANDLERS, MAX_LIST)
         if isinstance(listed, Unreadable):
@@ -111,26 +162,26 @@ class Server:
             return found
         return self._all(questions)
 
-    def _status(self) -> Status | None:
+    def _status(self) -> RankStatus | None:
         answer = self._ask(WorkerServerQuestion.STATUS, MAX_STATUS)
         return None if isinstance(answer, Unreadable) else parse_status(answer)
 
     def _all(self, questions: Sequence[WorkerServerQuestion]) -> FlightRecord | str:
-        told = [self._dump(question) for question in questions]
-        records = [one for one in told if isinstance(one, FlightRecord)]
+        answers = [self._dump(question) for question in questions]
+        records = [one for one in answers if isinstance(one, FlightRecord)]
         if records:
             return joined(records)
-        return next((one for one in told if isinstance(one, str)), "it has no Flight Recorder")
+        return next((one for one in answers if isinstance(one, str)), "it has no Flight Recorder")
 
     def _pending(
-        self, questions: Sequence[WorkerServerQuestion], speaker: int, agreed: Agreement
+        self, questions: Sequence[WorkerServerQuestion], speaker: int, agreed: StatusComparison
     ) -> FlightRecord | None:
         """None where these do not fit to what the other one tells, which may be nothing."""
-        asked = [
+        needed = [
             WorkerServerQuestion.PENDING if one is WorkerServerQuestion.NCCL else one
             for one in questions
         ]
-        pending, whole = self._all(asked), agreed.whole(speaker, self._until)
+        pending, whole = self._all(needed), agreed.whole(speaker, self._until)
         if whole is None or isinstance(pending, str):
             return None
         return beside(whole, pending)

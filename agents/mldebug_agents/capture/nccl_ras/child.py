@@ -16,13 +16,13 @@ import msgspec
 
 from mldebug.capture.nccl_ras.answer import MAX_BYTES, parse
 from mldebug.capture.nccl_ras.communicators import few
-from mldebug.capture.nccl_ras.process_map import World, home, pids_at, world_of
+from mldebug.capture.nccl_ras.process_map import RasWorld, home, pids_at, world_of
 from mldebug.capture.nccl_ras.progress import brief
 from mldebug.core.model import NcclRas
 from mldebug.core.redact import clean
-from mldebug_agents.capture.nccl_ras.conversation import Talk, TalkError
-from mldebug_agents.capture.nccl_ras.netinfo import holds, own_addresses, owner
-from mldebug_agents.jobs.ranks.ras_address import Place, is_own, places
+from mldebug_agents.capture.nccl_ras.conversation import RasConnection, RasConnectionError
+from mldebug_agents.capture.nccl_ras.netinfo import holds_socket, own_addresses, socket_owner
+from mldebug_agents.jobs.ranks.ras_address import RasAddress, addresses, is_own
 from mldebug_agents.system.child.link import ChildLink
 from mldebug_agents.system.host import Host
 
@@ -37,9 +37,9 @@ _ANOTHER = "another job answers there, and this one not"
 class RasOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Whom to ask. `network`: inode of the network namespace of `pid`, 0: ours."""
 
-    told: str  # `RankIdentity.nccl_ras`
+    address: str  # `RankIdentity.nccl_ras`
     pids: tuple[int, ...]  # of the job's ranks here, in their own pid namespace
-    seen: tuple[int, ...]  # the same ones, as we see them
+    host_pids: tuple[int, ...]  # the same processes, as the host sees them
     uid: int  # of the job
     seconds: float
     pid: int = 0
@@ -50,8 +50,8 @@ class RasOrder(msgspec.Struct, frozen=True, kw_only=True):
 class RasReply(msgspec.Struct, frozen=True, kw_only=True):
     """What came, or why nothing did."""
 
-    told: NcclRas | None = None
-    world: World | None = None  # with the sums alone
+    answer: NcclRas | None = None
+    world: RasWorld | None = None  # with the sums alone
     error: str = ""
     way_out: str = ""
     silent: bool = False  # nobody listens there
@@ -67,7 +67,7 @@ def carry_out(order: RasOrder) -> RasReply:
     """Ask; never raises for what is there."""
     deadline = time.monotonic() + order.seconds
     try:
-        where = places(order.told)
+        where = addresses(order.address)
         if order.network:
             _enter(order.pid, order.network)
     except ValueError as error:
@@ -98,41 +98,41 @@ def _enter(pid: int, inode: int) -> None:
         os.close(handle)
 
 
-def _ask(order: RasOrder, where: list[Place], deadline: float) -> RasReply:
+def _ask(order: RasOrder, where: list[RasAddress], deadline: float) -> RasReply:
     """Until one answer is our job's; else why the last try failed."""
     if not where:
-        return _refused(f"NCCL_RAS_ADDR is {order.told}, which is no address of this node")
+        return _refused(f"NCCL_RAS_ADDR is {order.address}, which is no address of this node")
     last = RasReply(error="nobody answers")
     for number in range(TRIES):
         place = where[number % len(where)]
         last, again = _try(order, place, deadline)
         if not again:
             where.remove(place)
-        if last.told is not None or not where or time.monotonic() >= deadline:
+        if last.answer is not None or not where or time.monotonic() >= deadline:
             break
     return last
 
 
-def _try(order: RasOrder, place: Place, deadline: float) -> tuple[RasReply, bool]:
+def _try(order: RasOrder, place: RasAddress, deadline: float) -> tuple[RasReply, bool]:
     """What came, and whether the same place may answer otherwise."""
     living = _living(order)
     shown: list[bool] = []
     try:
-        data = Talk(place, deadline).ask(
+        data = RasConnection(place, deadline).ask(
             MAX_BYTES, lambda link: shown.append(_is_held(link, order.uid, living))
         )
-        told = parse(data)
-    except TalkError as error:
+        answer = parse(data)
+    except RasConnectionError as error:
         return _refused(str(error), silent=error.silent), error.again
     except ValueError as error:
         return _refused(f"its answer is not believed: {error}"), False
-    told = msgspec.structs.replace(told, own=own_addresses())
-    here = home(told, order.pids)
-    if not here or not (shown[0] or pids_at(told, here).issuperset(living.values())):
+    answer = msgspec.structs.replace(answer, own=own_addresses())
+    here = home(answer, order.pids)
+    if not here or not (shown[0] or pids_at(answer, here).issuperset(living.values())):
         return RasReply(error=_ANOTHER), True
     if order.whole:
-        return RasReply(told=few(told, order.pids)), False
-    return RasReply(told=brief(told), world=world_of(told, order.pids)), False
+        return RasReply(answer=few(answer, order.pids)), False
+    return RasReply(answer=brief(answer), world=world_of(answer, order.pids)), False
 
 
 def _refused(why: str, *, silent: bool = False) -> RasReply:
@@ -143,8 +143,8 @@ def _refused(why: str, *, silent: bool = False) -> RasReply:
 def _living(order: RasOrder) -> dict[int, int]:
     """Those of its ranks that have not ended: pid as we see it -> as it sees it itself."""
     host = Host()
-    found = {pid: host.brief(pid) for pid in order.seen}
-    both = zip(order.seen, order.pids, strict=True)
+    found = {pid: host.brief(pid) for pid in order.host_pids}
+    both = zip(order.host_pids, order.pids, strict=True)
     return {
         pid: own for pid, own in both if (one := found[pid]) is not None and one.state not in _ENDED
     }
@@ -152,16 +152,16 @@ def _living(order: RasOrder) -> dict[int, int]:
 
 def _is_held(link: socket.socket, uid: int, living: Iterable[int]) -> bool:
     """Is the other end shown to be one of these processes? False: nobody may see. Raises TalkError where it is not."""
-    found = owner(link)
+    found = socket_owner(link)
     if found is None:
-        raise TalkError("the kernel does not tell whose process answers there", again=True)
+        raise RasConnectionError("the kernel does not tell whose process answers there", again=True)
     if found.uid != uid:
-        raise TalkError(f"a process of another user (uid {found.uid}) answers there")
-    unseen = False
+        raise RasConnectionError(f"a process of another user (uid {found.uid}) answers there")
+    unreadable = False
     for pid in living:
-        if held := holds(pid, found.inode):
+        if held := holds_socket(pid, found.inode):
             return True
-        unseen = unseen or held is None
-    if not unseen:
-        raise TalkError(_ANOTHER, again=True)
+        unreadable = unreadable or held is None
+    if not unreadable:
+        raise RasConnectionError(_ANOTHER, again=True)
     return False

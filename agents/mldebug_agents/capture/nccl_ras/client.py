@@ -1,11 +1,17 @@
-"""Asks NCCL RAS of the jobs of this node. Whoever calls waits for as long as he says, and never longer."""
+"""Asks NCCL RAS of the jobs on this node, each question in a child process with a deadline.
+
+During a capture the question runs in a background thread (`Beside`), so that stacks are taken meanwhile.
+"""
 
 import math
 import os
+import threading
+import time
+from collections.abc import Callable
 
 import msgspec
 
-from mldebug.core.model import Gap, Job, RankIdentity
+from mldebug.core.model import Gap, Job, NcclRas, RankIdentity
 from mldebug_agents.capture.nccl_ras.child import NAME, RasOrder, RasReply
 from mldebug_agents.jobs.ranks.ras_address import OFF
 from mldebug_agents.system.child.link import ask_once
@@ -19,6 +25,7 @@ SLACK = 0.5  # seconds more until its child is given up
 MAX_NODES = 16  # of a job of which each node asks for itself
 WHAT = "NCCL RAS"
 _NETWORK = "net:["
+ELSEWHERE = Gap(what=WHAT, reason="of a job this large the node of rank 0 asks alone")
 
 
 class RasClient:
@@ -48,9 +55,9 @@ class RasClient:
     def _order(self, job: Job, whole: bool, seconds: float) -> RasOrder:
         first = job.ranks[0]
         return RasOrder(
-            told=first.nccl_ras,
+            address=first.nccl_ras,
             pids=tuple(one.namespace_pid or one.pid for one in job.ranks),
-            seen=tuple(one.pid for one in job.ranks),
+            host_pids=tuple(one.pid for one in job.ranks),
             uid=first.uid,
             seconds=seconds,
             pid=first.pid,
@@ -95,4 +102,34 @@ def is_ours_to_ask(job: Job) -> bool:
 
 def gap(reply: RasReply) -> Gap | None:
     """Why there is no answer; None where there is one."""
-    return None if reply.told else Gap(what=WHAT, reason=reply.error, way_out=reply.way_out)
+    return None if reply.answer else Gap(what=WHAT, reason=reply.error, way_out=reply.way_out)
+
+
+Ask = Callable[[Job, float], RasReply]
+
+
+class RasBackgroundQuery:
+    """Asks from now on, in a thread of its own; `ask` None: nobody is asked."""
+
+    def __init__(self, ask: Ask | None, job: Job, seconds: float) -> None:
+        self._reply: RasReply | None = None
+        self._thread: threading.Thread | None = None
+        self._until = time.monotonic() + seconds + SLACK
+        self._elsewhere = ask is not None and not is_ours_to_ask(job)
+        if ask is not None and not self._elsewhere:
+            work = threading.Thread(target=self._ask, args=(ask, job, seconds), daemon=True)
+            self._thread = work
+            work.start()
+
+    def take(self, left: float, uses_gpus: bool) -> tuple[NcclRas | None, tuple[Gap, ...]]:
+        """The answer, waited for as long as is `left`; a job without GPUs owes none."""
+        if self._thread is None:
+            return None, (ELSEWHERE,) if self._elsewhere and uses_gpus else ()
+        self._thread.join(max(0.0, min(left, self._until - time.monotonic())))
+        reply = self._reply or RasReply(error="no answer in time")
+        missing = gap(reply)
+        show = missing is not None and (uses_gpus or not reply.silent)
+        return reply.answer, (missing,) if missing is not None and show else ()
+
+    def _ask(self, ask: Ask, job: Job, seconds: float) -> None:
+        self._reply = ask(job, seconds)

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from mldebug_agents.jobs.ranks.ras_address import Place
+from mldebug_agents.jobs.ranks.ras_address import RasAddress
 
 PROTOCOL = 2  # since NCCL 2.24
 HANDSHAKE = 1.0  # seconds for one line
@@ -22,7 +22,7 @@ CHUNK = 1 << 16
 _SERVER = re.compile(rb"SERVER PROTOCOL (\d{1,6})\s*", re.IGNORECASE)
 
 
-class TalkError(Exception):
+class RasConnectionError(Exception):
     """It did not come to an answer; the message says why. `again`: another try may meet another process.
 
     `silent`: nobody listens there.
@@ -33,10 +33,10 @@ class TalkError(Exception):
         self.again, self.silent = again, silent
 
 
-class Talk:
+class RasConnection:
     """One connection. `deadline` is monotonic, for all of it."""
 
-    def __init__(self, place: Place, deadline: float) -> None:
+    def __init__(self, place: RasAddress, deadline: float) -> None:
         self._deadline = deadline
         self._rest = b""
         timeout = min(HANDSHAKE, self._left())
@@ -44,28 +44,30 @@ class Talk:
             self.link = socket.create_connection(place, timeout=timeout)
         except ConnectionRefusedError:
             why = f"nobody listens at {place.host} port {place.port}"
-            raise TalkError(why, silent=True) from None
+            raise RasConnectionError(why, silent=True) from None
         except TimeoutError:
-            raise TalkError("no connection in time", again=True) from None
+            raise RasConnectionError("no connection in time", again=True) from None
         except OSError as error:
-            raise TalkError(f"no connection: {(error.strerror or str(error)).lower()}") from None
+            raise RasConnectionError(
+                f"no connection: {(error.strerror or str(error)).lower()}"
+            ) from None
 
-    def ask(self, max_bytes: int, meet: Callable[[socket.socket], None]) -> bytes:
+    def ask(self, max_bytes: int, check: Callable[[socket.socket], None]) -> bytes:
         """The answer, in JSON where it can be had. `meet` looks at who is there, and may raise, before anything is asked."""
         try:
             self._greet()
-            meet(self.link)
+            check(self.link)
             self._command(f"TIMEOUT {COLLECT}")
             json = self._command("SET FORMAT json")
             self._send("STATUS" if json else "VERBOSE STATUS")
             return self._answer(max_bytes)
         except TimeoutError:
-            raise TalkError("no answer in time", again=True) from None
+            raise RasConnectionError("no answer in time", again=True) from None
         except ConnectionError:
-            raise TalkError("it hung up", again=True) from None
+            raise RasConnectionError("it hung up", again=True) from None
         except OSError as error:
             why = (error.strerror or str(error)).lower()
-            raise TalkError(f"it broke off: {why}", again=True) from None
+            raise RasConnectionError(f"it broke off: {why}", again=True) from None
         finally:
             self.link.close()
 
@@ -74,16 +76,16 @@ class Talk:
         line = self._line()
         match = _SERVER.fullmatch(line)
         if match is None:
-            raise TalkError("it does not speak as NCCL RAS does")
+            raise RasConnectionError("it does not speak as NCCL RAS does")
         if int(match[1]) < PROTOCOL:
-            raise TalkError(f"it speaks protocol {int(match[1])}, of an NCCL before 2.24")
+            raise RasConnectionError(f"it speaks protocol {int(match[1])}, of an NCCL before 2.24")
 
     def _command(self, text: str) -> bool:
         """Whether it obeys."""
         self._send(text)
         line = self._line().strip().upper()
         if line != b"OK" and not line.startswith(b"ERROR"):
-            raise TalkError("it does not speak as NCCL RAS does")
+            raise RasConnectionError("it does not speak as NCCL RAS does")
         return line == b"OK"
 
     def _send(self, text: str) -> None:
@@ -95,13 +97,13 @@ class Talk:
         until = min(self._deadline, time.monotonic() + HANDSHAKE)
         while b"\n" not in self._rest:
             if len(self._rest) > MAX_LINE:
-                raise TalkError("it does not speak as NCCL RAS does")
+                raise RasConnectionError("it does not speak as NCCL RAS does")
             self._rest += self._receive(until) or self._hung_up()
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
     def _hung_up(self) -> bytes:
-        raise TalkError("it hung up", again=True)
+        raise RasConnectionError("it hung up", again=True)
 
     def _answer(self, max_bytes: int) -> bytes:
         parts, size = [self._rest], len(self._rest)
@@ -109,7 +111,7 @@ class Talk:
             parts.append(chunk)
             size += len(chunk)
             if size > max_bytes:
-                raise TalkError(f"its answer has more than {max_bytes >> 20} MiB")
+                raise RasConnectionError(f"its answer has more than {max_bytes >> 20} MiB")
         return b"".join(parts)
 
     def _receive(self, until: float) -> bytes:
@@ -122,5 +124,5 @@ class Talk:
     def _left(self) -> float:
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise TalkError("no answer in time")
+            raise RasConnectionError("no answer in time")
         return left

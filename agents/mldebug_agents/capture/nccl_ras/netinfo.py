@@ -33,14 +33,14 @@ def own_addresses(folder: Path = _OURS) -> tuple[str, ...]:
     return tuple([*four, *readable][:MAX_ADDRESSES])
 
 
-class Owner(NamedTuple):
+class SocketOwner(NamedTuple):
     """Whose one end of a connection is: a user id, and the inode of the socket."""
 
     uid: int
     inode: int
 
 
-def owner(link: socket.socket, folder: Path = _OURS) -> Owner | None:
+def socket_owner(link: socket.socket, folder: Path = _OURS) -> SocketOwner | None:
     """Whose the other end of a connection within this node is; None where the kernel tells nobody's.
 
     A listener of IPv6 takes IPv4 connections, too: they stand in the other table, with mapped addresses. To be asked after it has
@@ -51,11 +51,11 @@ def owner(link: socket.socket, folder: Path = _OURS) -> Owner | None:
         wanted = [_hex(address, port, table) for address, port in ends]
         for words in _rows(folder / table):
             if words[1:3] == wanted and words[9] != _NOBODYS:
-                return Owner(int(words[7]), int(words[9]))
+                return SocketOwner(int(words[7]), int(words[9]))
     return None
 
 
-def holds(pid: int, inode: int) -> bool | None:
+def holds_socket(pid: int, inode: int) -> bool | None:
     """Has this process that socket open? None where its files may not be seen."""
     try:
         with os.scandir(f"/proc/{pid}/fd") as files:

@@ -1,10 +1,13 @@
-"""What a blocked system call works on: the file behind its descriptor, or the path in its arguments."""
+"""Where a process is stuck: the file that its blocked system call waits for, and the source line at which its Python code stands."""
 
 from collections.abc import Callable
 
-from mldebug.core.model import OpenFile, ProcessState, ThreadState
+from mldebug.capture.stacks import principal, site
+from mldebug.core.model import OpenFile, ProcessState, ThreadStack, ThreadState
 from mldebug.core.redact import clean
+from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import Mount
+from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 
 ON_DESCRIPTOR = {
@@ -68,8 +71,8 @@ def _whole(pid: int, thread: ThreadState, path: str, link_of: LinkOf) -> str:
         return path
     folder = thread.syscall_args[0] & 0xFFFFFFFF if PATH_ARGUMENT[thread.syscall] else AT_FDCWD
     base = link_of(pid, "cwd" if folder == AT_FDCWD else f"fd/{folder}")
-    known = base.startswith("/") and not base.endswith(" (deleted)")
-    return f"{base.rstrip('/')}/{path}" if known else path
+    resolved = base.startswith("/") and not base.endswith(" (deleted)")
+    return f"{base.rstrip('/')}/{path}" if resolved else path
 
 
 def _straight(pid: int, path: str, point: str, is_link: IsLink) -> bool:
@@ -80,10 +83,10 @@ def _straight(pid: int, path: str, point: str, is_link: IsLink) -> bool:
     so_far = point.rstrip("/")
     for name in filter(None, path[len(so_far) :].split("/")):
         so_far = f"{so_far}/{name}"
-        told = is_link(pid, so_far)
-        if isinstance(told, Unreadable):
-            return told.stuck
-        if told:
+        answer = is_link(pid, so_far)
+        if isinstance(answer, Unreadable):
+            return answer.stuck
+        if answer:
             return False
     return True
 
@@ -102,3 +105,13 @@ def _by_path(pid: int, path: str, mount_of: MountOf, is_link: IsLink) -> OpenFil
         source=mount.source,
         device=mount.device,
     )
+
+
+def source_line(host: Host, reader: Reader, pid: int, stacks: tuple[ThreadStack, ...]) -> str:
+    """The innermost line of the job's own code, read through the process's root; "" where it cannot be had."""
+    stack = principal(stacks, pid)
+    frame = site(stack.frames) if stack else None
+    if frame is None or not frame.path.startswith("/") or not frame.line:
+        return ""
+    line = reader.read_line(f"{host.root_of(pid)}{frame.path}", frame.line)
+    return "" if isinstance(line, Unreadable) else line.strip()

@@ -1,5 +1,12 @@
-"""The last rung of a capture: native stacks. For that py-spy stops the process, so it is asked only where that is safe."""
+"""Native stacks, the last step of a capture: py-spy stops the process for them, so they are taken only where that is safe.
 
+A tool that is killed while it waits for a traced process may leave a SIGSTOP behind that freezes the trainer later. So the process is
+compared before and after; SIGCONT is sent only where our own dump had to be killed and the process was not stopped before.
+"""
+
+import contextlib
+import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,14 +15,14 @@ import msgspec
 from mldebug.core.model import Gap, NodeCapture, ProcessState, RankCapture
 from mldebug.diagnosis.classify.frame_table import STORAGE_WAITS
 from mldebug.diagnosis.classify.rank_states import wants_native
-from mldebug_agents.capture.stacks.process_guard import restore
 from mldebug_agents.capture.stacks.pyspy import Dump, PySpy
 from mldebug_agents.system.host import Host
 
 NATIVE_TIMEOUT = 15.0
+STOP_BIT = 1 << (signal.SIGSTOP - 1)
 
 
-class Native:
+class NativeStacks:
     """Native stacks for the ranks where they decide something (`policy` auto), for all (always) or none (never)."""
 
     def __init__(self, host: Host, pyspy: PySpy, policy: str, left: Callable[[], float]) -> None:
@@ -35,8 +42,8 @@ class Native:
         )
         if self._policy == "never" or not wanted:
             return taken
-        asked = [rank for rank in taken.ranks if rank.identity.rank in wanted]
-        futures = {rank.identity.rank: pool.submit(self._take, rank) for rank in asked}
+        chosen = [rank for rank in taken.ranks if rank.identity.rank in wanted]
+        futures = {rank.identity.rank: pool.submit(self._take, rank) for rank in chosen}
         found = {rank: future.result() for rank, future in futures.items()}
         ranks = tuple(_with_native(rank, found.get(rank.identity.rank)) for rank in taken.ranks)
         gaps = tuple(dict.fromkeys((*taken.gaps, *self._gaps)))
@@ -87,3 +94,32 @@ def _with_native(rank: RankCapture, dump: Dump | None) -> RankCapture:
         return rank
     process = msgspec.structs.replace(rank.process, native=dump.stacks)
     return msgspec.structs.replace(rank, process=process)
+
+
+def harmed(before: ProcessState | None, after: ProcessState | None) -> str:
+    """Say what a dump left behind in a process, or "" where nothing changed for the worse."""
+    if before is None or after is None or before.start_ticks != after.start_ticks:
+        return ""
+    if after.state == "T" and before.state != "T":
+        return "it was left stopped (state T)"
+    if after.pending_signals & STOP_BIT and not before.pending_signals & STOP_BIT:
+        return "a SIGSTOP was left pending"
+    if after.tracer_pid and not before.tracer_pid:
+        return f"it was left traced by pid {after.tracer_pid}"
+    return ""
+
+
+def restore(
+    before: ProcessState | None,
+    after: ProcessState | None,
+    *,
+    send: Callable[[int, int], None] = os.kill,
+) -> Gap | None:
+    """After a killed dump: resume what we left stopped, and say so; None where all is as before."""
+    damage = harmed(before, after)
+    if not damage or after is None:
+        return None
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        send(after.pid, signal.SIGCONT)
+    reason = f"a dump had to be killed and {damage}; SIGCONT was sent"
+    return Gap(what="native stack", reason=reason, pid=after.pid)

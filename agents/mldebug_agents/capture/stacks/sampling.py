@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from mldebug.capture.movement import Sample
+from mldebug.capture.movement import ProcessSample
 from mldebug.core.model import ProcessState
 from mldebug_agents.capture.stacks.pyspy import Dump, PySpy
 from mldebug_agents.system.host import Host
@@ -21,7 +21,7 @@ RELEASE, RELEASES = (
 )  # seconds between two looks at a traced process, and how many in one capture
 
 
-class Target(NamedTuple):
+class CaptureTarget(NamedTuple):
     """One process to look at, and the rank it belongs to."""
 
     pid: int
@@ -32,7 +32,7 @@ class Target(NamedTuple):
     start_ticks: int = 0
 
 
-Pending = tuple[Target, float, ProcessState | None, "Future[Dump] | None"]
+Pending = tuple[CaptureTarget, float, ProcessState | None, "Future[Dump] | None"]
 
 
 class Sampling:
@@ -42,7 +42,7 @@ class Sampling:
         self,
         host: Host,
         pyspy: PySpy,
-        targets: Sequence[Target],
+        targets: Sequence[CaptureTarget],
         left: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
@@ -50,7 +50,7 @@ class Sampling:
         self.targets = targets
         self.states: dict[int, ProcessState | None] = {}
         self.dumps: dict[int, Dump] = {}
-        self.samples: dict[int, list[Sample]] = {}
+        self.samples: dict[int, list[ProcessSample]] = {}
         self._host = host
         self._pyspy = pyspy
         self._left = left
@@ -93,16 +93,18 @@ class Sampling:
             if first and dump:
                 self.dumps[target.pid] = dump
             stacks = dump.stacks if dump and not dump.failure else None
-            self.samples.setdefault(target.pid, []).append(Sample(at, state, stacks))
+            self.samples.setdefault(target.pid, []).append(ProcessSample(at, state, stacks))
 
-    def _start_sample(self, pool: ThreadPoolExecutor, target: Target, *, first: bool) -> Pending:
+    def _start_sample(
+        self, pool: ThreadPoolExecutor, target: CaptureTarget, *, first: bool
+    ) -> Pending:
         state = self.states[target.pid] if first else self._host.process_state(target.pid)
         at, future = time.monotonic(), None
         if self._dumpable(target):
             future = pool.submit(self._pyspy.dump, target.pid, timeout=DUMP_TIMEOUT)
         return target, at, state, future
 
-    def _dumpable(self, target: Target) -> bool:
+    def _dumpable(self, target: CaptureTarget) -> bool:
         """Zombies have no stack; what once failed for good is not asked again."""
         state, dump = self.states[target.pid], self.dumps.get(target.pid)
         return (

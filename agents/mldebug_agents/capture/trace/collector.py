@@ -1,4 +1,7 @@
-"""The rings of all ranks: met while they live, looked at during the watch, read at a capture and after a rank's end."""
+"""The call traces ("rings") of all ranks on this node: located while the ranks live, read at a capture and after a rank has ended.
+
+Source lines that a ring names are read through the rank's root, and only where the rank's user may read the file.
+"""
 
 import logging
 import threading
@@ -7,11 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from mldebug.capture.trace.tail import SHOWN, trace_tail
+from mldebug.capture.trace.line_format import SHOWN, is_source, nth_line, trace_tail
 from mldebug.core.model import Gap, NodeCapture, RankCapture, RankIdentity, TraceTail
-from mldebug_agents.capture.trace.locations import RingPlace, dead, living, maps_of
-from mldebug_agents.capture.trace.ring_file import RingFile, absent, begins_as_one, first_error
-from mldebug_agents.capture.trace.source_text import SourceText
+from mldebug_agents.capture.trace.ring_file import (
+    RingLocation,
+    RingReader,
+    absent,
+    begins_as_one,
+    dead,
+    first_error,
+    living,
+    maps_of,
+)
+from mldebug_agents.jobs.logs.rights import ReadRights
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -27,9 +38,11 @@ MAX_MAPS = 4 << 20  # bytes
 MAX_DEAD = 64  # of one job
 
 Key = tuple[int, int]  # pid, start
+MAX_BYTES = 1 << 20  # of one file
+MAX_FILES = 16  # of one rank
 
 
-class Rings:
+class TraceCollector:
     """Keep one: it remembers where ranks had their rings, for when they are gone. Any thread may ask."""
 
     def __init__(
@@ -44,17 +57,17 @@ class Rings:
         self._folders = tuple(folders)
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: dict[Key, RingPlace] = {}
+        self._locations: dict[Key, RingLocation] = {}
         self._without: dict[Key, float] = {}  # when to ask again
 
-    def meet(self, found: Discovery) -> dict[int, float]:
+    def update(self, found: Discovery) -> dict[int, float]:
         """Look for the rings of all ranks of this node. By pid, unix time of the last record of each that has one."""
         ranks = [rank for job in found.jobs for rank in job.ranks]
         here = {_key(rank) for rank in ranks}
         with self._lock:
             self._without = {key: at for key, at in self._without.items() if key in here}
-            for key in list(self._known)[:-MAX_KNOWN]:
-                del self._known[key]
+            for key in list(self._locations)[:-MAX_KNOWN]:
+                del self._locations[key]
         times = {rank.pid: self._written(rank) for rank in ranks}
         return {pid: at for pid, at in times.items() if at is not None}
 
@@ -87,32 +100,32 @@ class Rings:
             return None
         return None if at is None else at / 1e9
 
-    def _find(self, rank: RankIdentity) -> RingPlace | None:
+    def _find(self, rank: RankIdentity) -> RingLocation | None:
         """Where its ring is, remembered; a process without one is asked seldom."""
         key = _key(rank)
-        known = self._known.get(key)
-        if known is not None or self._clock() < self._without.get(key, 0.0):
-            return known
+        location = self._locations.get(key)
+        if location is not None or self._clock() < self._without.get(key, 0.0):
+            return location
         for place in self._living(rank):
             if self._is_its(rank, place):
                 with self._lock:
-                    self._known[key] = place
+                    self._locations[key] = place
                 return place
         age = self._host.clock() - rank.started_at
         self._without[key] = self._clock() + (SOON if age < YOUNG else LATER)
         return None
 
-    def _living(self, rank: RankIdentity) -> Iterator[RingPlace]:
+    def _living(self, rank: RankIdentity) -> Iterator[RingLocation]:
         """What it writes now, not what it wrote before it became another program. Few are traced: what it has mapped is read last."""
         for place in living(self._host, rank):
             if begins_as_one(self._reader, place) and (place.open or self._maps(rank, place)):
                 yield place
 
-    def _maps(self, rank: RankIdentity, place: RingPlace) -> bool:
-        told = self._reader.read_from(maps_of(self._host, rank.pid), 0, max_bytes=MAX_MAPS)
-        return isinstance(told, FilePiece) and place.told.encode() in told.data
+    def _maps(self, rank: RankIdentity, place: RingLocation) -> bool:
+        maps = self._reader.read_from(maps_of(self._host, rank.pid), 0, max_bytes=MAX_MAPS)
+        return isinstance(maps, FilePiece) and place.path_in_rank.encode() in maps.data
 
-    def _is_its(self, rank: RankIdentity, place: RingPlace) -> bool:
+    def _is_its(self, rank: RankIdentity, place: RingLocation) -> bool:
         try:
             self._file(rank, place).check()
         except (OSError, ValueError):
@@ -121,10 +134,10 @@ class Rings:
 
     def _forget(self, rank: RankIdentity) -> None:
         with self._lock:
-            self._known.pop(_key(rank), None)
+            self._locations.pop(_key(rank), None)
 
-    def _file(self, rank: RankIdentity, place: RingPlace) -> RingFile:
-        return RingFile(self._reader, place, rank, self._host.boot_id())
+    def _file(self, rank: RankIdentity, place: RingLocation) -> RingReader:
+        return RingReader(self._reader, place, rank, self._host.boot_id())
 
     # --- at a capture, and at the end --------------------------------------------------------------
 
@@ -134,20 +147,20 @@ class Rings:
         rank = one.identity
         state = one.process.state
         gone = state is None or state.state in "ZX"
-        known = self._known.get(_key(rank))
-        places = self._dead(rank) if gone else [known] if known else self._living(rank)
+        location = self._locations.get(_key(rank))
+        places = self._dead(rank) if gone else [location] if location else self._living(rank)
         if left() <= 0:
             return one
         tail, why = self._tail(rank, places)
-        if why and known:
+        if why and location:
             gaps.append(Gap(what=WHAT, reason=why, rank=rank.rank, pid=rank.pid))
         return one if tail is None else msgspec.structs.replace(one, trace=tail)
 
-    def _dead(self, rank: RankIdentity) -> list[RingPlace]:
-        return dead(self._host, rank, self._known.get(_key(rank)), self._folders)
+    def _dead(self, rank: RankIdentity) -> list[RingLocation]:
+        return dead(self._host, rank, self._locations.get(_key(rank)), self._folders)
 
     def _tail(
-        self, rank: RankIdentity, places: Iterable[RingPlace]
+        self, rank: RankIdentity, places: Iterable[RingLocation]
     ) -> tuple[TraceTail | None, str]:
         """The first that is its own, and why there is none."""
         errors: list[Exception] = []
@@ -155,7 +168,7 @@ class Rings:
         for place in places:
             try:
                 ring = self._file(rank, place).ends(SHOWN)
-                return trace_tail(ring, self._host.clock(), place.told, source.line), ""
+                return trace_tail(ring, self._host.clock(), place.path_in_rank, source.line), ""
             except (OSError, ValueError) as error:
                 errors.append(error)
             except Exception as error:
@@ -166,3 +179,37 @@ class Rings:
 
 def _key(rank: RankIdentity) -> Key:
     return rank.pid, rank.start_ticks
+
+
+class SourceText:
+    """For one rank at one moment."""
+
+    def __init__(self, host: Host, reader: Reader, rank: RankIdentity) -> None:
+        self._reader = reader
+        self._rights = ReadRights(rank.uid, host.status(rank.pid).groups)
+        self._roots = _roots(host, rank)
+        self._files: dict[str, bytes] = {}
+
+    def line(self, path: str, number: int) -> str:
+        """The text of that line, "" where it cannot be had."""
+        if not is_source(path):
+            return ""
+        if path not in self._files:
+            full = len(self._files) >= MAX_FILES
+            self._files[path] = b"" if full else self._read(path)
+        return nth_line(self._files[path], number)
+
+    def _read(self, path: str) -> bytes:
+        for root in self._roots:
+            piece = self._reader.read_from(f"{root}{path}", 0, max_bytes=MAX_BYTES)
+            if isinstance(piece, FilePiece) and self._rights.may_read(piece):
+                return piece.data
+        return b""
+
+
+def _roots(host: Host, rank: RankIdentity) -> Sequence[str]:
+    """That of the rank; where it has ended that of its launcher, or ours."""
+    stat = host.brief(rank.pid)
+    if stat is not None and stat.start_ticks == rank.start_ticks and stat.state not in "ZX":
+        return [host.root_of(rank.pid)]
+    return [*([host.root_of(rank.launcher_pid)] if rank.launcher_pid else []), host.root]

@@ -51,7 +51,9 @@ def command(
     The job takes the place of this command: its exit code and its signals are its own.
     """
     folder = hook_folder()
-    traced = trace_start.variables(trace_start.Wanted(trace, size=trace_size)) if trace else {}
+    traced = (
+        trace_start.variables(trace_start.TraceRequest(trace, size=trace_size)) if trace else {}
+    )
     if print_env:
         click.echo(f"export PYTHONPATH={shlex.quote(str(folder))}${{PYTHONPATH:+:$PYTHONPATH}}")
         for name, value in {**pipe_settings(nccl_pipe), **traced}.items():

@@ -22,7 +22,7 @@ from mldebug.core.redact import clean
 from mldebug.core.units import format_duration
 from mldebug.hardware.host_memory.state import alarms
 from mldebug.hardware.kernel_log.attribution import RankEvent
-from mldebug.jobs.known_issues.match import Trap
+from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
 from mldebug.status.cluster_lines import cluster_lines, stalled
 from mldebug.status.gpu_lines import hardware_lines, rank_lines
@@ -56,7 +56,7 @@ class NodeListing(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...]
     remarks: tuple[Remark, ...]
     gaps: tuple[Gap, ...]
-    traps: dict[str, tuple[Trap, ...]] = {}  # by id of the job: known ones that it sits in
+    traps: dict[str, tuple[KnownIssue, ...]] = {}  # by id of the job: known ones that it sits in
     agent: Snapshot | None = None  # what the agent of this node says, where one runs
     agent_trouble: str = ""  # why it says nothing, where one is here
 
@@ -138,8 +138,13 @@ def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
 
 
 def traps_shown(
+<<<<<<< HEAD
     tools: NodeTools, found: Discovery, agent: Snapshot | None
 ) -> dict[str, tuple[Trap, ...]]:
+=======
+    bench: Workbench, found: Discovery, agent: Snapshot | None
+) -> dict[str, tuple[KnownIssue, ...]]:
+>>>>>>> origin/main
     """As the agent knows them, who also reads the logs; of the jobs that it does not watch, as they are found now."""
     if agent is not None and agent.replay:
         return {run.id: run.traps for run in agent.runs}
@@ -208,7 +213,7 @@ def _run_of(job: Job, agent: Snapshot | None) -> RunState | None:
     return next((run for run in agent.runs if _is(run, job)), None) if agent else None
 
 
-def _traps(traps: Sequence[Trap]) -> Iterator[Text]:
+def _traps(traps: Sequence[KnownIssue]) -> Iterator[Text]:
     for trap in traps[:MAX_LISTED]:
         yield Text(f"  known trap: {clean(trap.line(), 600)}", style="yellow")
     if len(traps) > MAX_LISTED:

@@ -23,15 +23,14 @@ from mldebug.jobs.switches import (
     KILL,
     SAVE,
     VARIABLE,
-    Folder,
+    SwitchState,
     effect_words,
     holds,
     state_lines,
 )
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.incidents.manual import choose
-from mldebug_agents.jobs.hook.switch_child import Order, ask
-from mldebug_agents.jobs.hook.switches import place_of
+from mldebug_agents.jobs.hook.switches import SwitchRequest, ask, switch_request
 
 HOLDS = "24h"
 NOBODY = "nobody asks for switches in {}: its script makes no `mldebug_training.Switches`"
@@ -46,7 +45,7 @@ class SwitchFolder(msgspec.Struct, frozen=True, kw_only=True):
     """One folder of switches, as `--json` prints it."""
 
     job: str = ""  # id, where the job was found
-    found: Folder | None = None
+    found: SwitchState | None = None
     note: str = ""
 
 
@@ -162,18 +161,26 @@ def _turn(
 def _look(wanted: SwitchSelection) -> Iterator[SwitchFolder]:
     with open_tools(load_config(wanted.config)) as tools:
         if wanted.place:
+<<<<<<< HEAD
             yield SwitchFolder(
                 found=ask(tools.context.spawner, Order(verb="look", folder=wanted.place))
             )
             return
         for job in choose(tools.capture.finder.find(), None, wanted.run):
             order = place_of(job, tools.context.host, tools.context.reader)
+=======
+            yield SwitchFolder(found=ask(bench.spawner, SwitchRequest(verb="look", folder=wanted.place)))
+            return
+        for job in choose(bench.finder.find(), None, wanted.run):
+            order = switch_request(job, bench.host, bench.reader)
+>>>>>>> origin/main
             if order is None:
                 yield SwitchFolder(job=job.id, note=NOBODY.format(_named(job)))
             else:
                 yield SwitchFolder(job=job.id, found=ask(tools.context.spawner, order))
 
 
+<<<<<<< HEAD
 def _one(tools: NodeTools, wanted: SwitchSelection) -> tuple[str, Order]:
     """The one place to turn a switch in."""
     if wanted.place:
@@ -183,6 +190,17 @@ def _one(tools: NodeTools, wanted: SwitchSelection) -> tuple[str, Order]:
         have = ", ".join(_named(job) for job in jobs[:8])
         raise UsageError(f"{len(jobs)} jobs run here: {have}", f"add --run {jobs[0].id}")
     order = place_of(jobs[0], tools.context.host, tools.context.reader)
+=======
+def _one(bench: Workbench, wanted: SwitchSelection) -> tuple[str, SwitchRequest]:
+    """The one place to turn a switch in."""
+    if wanted.place:
+        return "", SwitchRequest(verb="look", folder=wanted.place)
+    jobs = choose(bench.finder.find(), None, wanted.run)
+    if len(jobs) > 1:
+        have = ", ".join(_named(job) for job in jobs[:8])
+        raise UsageError(f"{len(jobs)} jobs run here: {have}", f"add --run {jobs[0].id}")
+    order = switch_request(jobs[0], bench.host, bench.reader)
+>>>>>>> origin/main
     if order is None:
         why = NOBODY.format(_named(jobs[0]))
         raise UsageError(why, "end it by its scheduler (scancel, kubectl delete), or its launcher")

@@ -10,7 +10,7 @@ from mldebug.core.model import Job, RankIdentity
 from mldebug.diagnosis.exits.model import AttemptExit, KnownExits, RankExit, full_words
 from mldebug_agents.incidents.exits.known_exits import known_exits_of, past
 from mldebug_agents.incidents.exits.pidfds import ProcessExit
-from mldebug_agents.jobs.ranks.discovery import Child
+from mldebug_agents.jobs.ranks.discovery import RankChild
 from mldebug_agents.watch.runs import Run
 
 GRACE = 5.0  # seconds after the first failing exit, or after the last, until it is judged
@@ -73,7 +73,7 @@ class WatchedAttempt:
         known = (one for one in self.exits.values() if one.status is not None)
         return {one.rank: full_words(one.status) for one in known}
 
-    def meet_children(self, rank: int, children: Iterable[Child]) -> None:
+    def meet_children(self, rank: int, children: Iterable[RankChild]) -> None:
         """Remember who belongs to a rank."""
         self.children.update((child.pid, rank) for child in children)
         if len(self.children) > KEPT:

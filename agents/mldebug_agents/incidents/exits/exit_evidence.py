@@ -40,9 +40,9 @@ from mldebug_agents.incidents.exits.job_notes import (
     owner_of,
 )
 from mldebug_agents.incidents.exits.kernel_deaths import KernelDeathLog, oom_counter, silence
-from mldebug_agents.jobs.logs.locations import LogFinder, LogPlace
-from mldebug_agents.jobs.logs.pipes import Unread
-from mldebug_agents.jobs.logs.rights import Rights
+from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
+from mldebug_agents.jobs.logs.pipes import UnreadPipes
+from mldebug_agents.jobs.logs.rights import ReadRights
 from mldebug_agents.system import procfs
 from mldebug_agents.system.reader import Unreadable
 
@@ -63,7 +63,7 @@ class ExitEvidence:
         self._kernel = kernel or KernelDeathLog(f"{self._host.root}/dev/kmsg")
         self._kernel_pids = sees_kernel_pids(self._host)
         self._notes: dict[str, JobNotes] = {}
-        self._unread = Unread()
+        self._unread = UnreadPipes()
 
     def meet(self, job: Job) -> None:
         """Note down, or bring up to date, what a living job will leave behind."""
@@ -165,7 +165,7 @@ class ExitEvidence:
         states = (self._host.brief(pid) for pid in notes.known)
         return any(stat is not None and stat.state not in "ZX" for stat in states)
 
-    def _note_log(self, place: LogPlace, rank: int | None, notes: JobNotes) -> None:
+    def _note_log(self, place: LogFile, rank: int | None, notes: JobNotes) -> None:
         key = (place.inode, place.target)
         log = notes.logs.get(key)
         if log is None and len(notes.logs) < MAX_LOGS + MAX_RANKS:
@@ -198,7 +198,11 @@ class ExitEvidence:
             rank=one.rank,
             path=path,
             pids=tuple(filter(None, (one.pid, one.launcher_pid))),
+<<<<<<< HEAD
             rights=Rights(one.uid, self._host.status(one.pid).groups),
+=======
+            rights=ReadRights(one.uid, self._bench.host.status(one.pid).groups),
+>>>>>>> origin/main
         )
 
     # --- when it has ended -------------------------------------------------------------------------

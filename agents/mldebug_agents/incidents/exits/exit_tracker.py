@@ -19,7 +19,7 @@ from mldebug_agents.incidents.exits.attempt import WatchedAttempt
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
 from mldebug_agents.incidents.exits.known_exits import joined_exits, with_exits
 from mldebug_agents.incidents.exits.pidfds import ExitWatch, ProcessExit
-from mldebug_agents.jobs.ranks.discovery import Child
+from mldebug_agents.jobs.ranks.discovery import RankChild
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run, no_training
 
@@ -74,7 +74,7 @@ class ExitTracker:
 
     # --- what the node tells us --------------------------------------------------------------------
 
-    def follow(self, run: Run, children: Mapping[int, Iterable[Child]]) -> None:
+    def follow(self, run: Run, children: Mapping[int, Iterable[RankChild]]) -> None:
         """A look has seen the job; `children` by the pid of their rank."""
         job = run.job
         one = self._jobs.setdefault(job.id, WatchedAttempt(run))

@@ -3,14 +3,14 @@
 import msgspec
 
 from mldebug_agents.incidents.exits.kernel_deaths import oom_kills
-from mldebug_agents.jobs.logs.locations import LogPlace
-from mldebug_agents.jobs.logs.rights import Rights
+from mldebug_agents.jobs.logs.locations import LogFile
+from mldebug_agents.jobs.logs.rights import ReadRights
 
 
 class JobLog(msgspec.Struct, kw_only=True):
     """One file that ranks of a job write to; only what came after we saw it first counts."""
 
-    place: LogPlace
+    place: LogFile
     file: tuple[int, int]  # device, inode
     start: int
     ranks: set[int]
@@ -25,7 +25,7 @@ class RankErrorFile(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     path: str
     pids: tuple[int, ...]
-    rights: Rights
+    rights: ReadRights
 
 
 class JobNotes(msgspec.Struct, kw_only=True):

@@ -10,12 +10,12 @@ from contextlib import ExitStack
 
 import msgspec
 
-from mldebug.capture.flight_recorder.access import Kind
+from mldebug.capture.flight_recorder.access import AccessKind
 from mldebug.capture.flight_recorder.hook_file import MAX_BYTES, parse_file
 from mldebug.core.model import FlightRecord, Gap, RankIdentity
 from mldebug.jobs.heartbeat import FLIGHT
 from mldebug_agents.jobs.hook.records import check_owner
-from mldebug_agents.jobs.hook.signals import Asking, Hooked
+from mldebug_agents.jobs.hook.signals import HookedProcess, HookSignals
 from mldebug_agents.system.failure_counts import FailureCounts
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import FilePiece
@@ -30,24 +30,24 @@ _WHY = {
 }
 
 
-class Answers(msgspec.Struct, frozen=True):
+class HookFlightRecords(msgspec.Struct, frozen=True):
     """What came: by rank, and why it did not come. Who has no hook is in neither."""
 
     flights: dict[int, FlightRecord] = {}
     gaps: tuple[Gap, ...] = ()
 
 
-class HookFlight:
+class HookFlightRecorder:
     """Asks ranks for their Flight Recorders. Never raises for what they do."""
 
     def __init__(
-        self, asking: Asking, reader: Reader, unanswered: FailureCounts | None = None
+        self, asking: HookSignals, reader: Reader, unanswered: FailureCounts | None = None
     ) -> None:
         self._asking = asking
         self._reader = reader
         self.unanswered = unanswered or FailureCounts()
 
-    def ask(self, ranks: Sequence[RankIdentity], timeout: float) -> Answers:
+    def ask(self, ranks: Sequence[RankIdentity], timeout: float) -> HookFlightRecords:
         """Ask all of them, and wait `timeout` seconds at most for all answers together."""
         with ExitStack() as stack:
             held = {
@@ -55,24 +55,24 @@ class HookFlight:
                 for one in ranks[:MAX_ASKED]
             }
             starts = {one.rank: one.start_ticks for one in ranks}
-            asked = {
+            processes = {
                 rank: one for rank, one in held.items() if one and self._sent(one, starts[rank])
             }
-            answered = self._answered(asked, time.monotonic() + timeout)
-            told = {
+            answered = self._answered(processes, time.monotonic() + timeout)
+            answers = {
                 rank: self._read(one) if rank in answered else f"no answer in {timeout:g} s"
-                for rank, one in asked.items()
+                for rank, one in processes.items()
             }
             gaps = [
-                Gap(what=WHAT, reason=why, rank=rank, pid=asked[rank].pid)
-                for rank, why in told.items()
+                Gap(what=WHAT, reason=why, rank=rank, pid=processes[rank].pid)
+                for rank, why in answers.items()
                 if isinstance(why, str)
             ]
-        self.unanswered.count(Kind.HOOK, len(gaps))
-        flights = {n: one for n, one in told.items() if not isinstance(one, str)}
-        return Answers(flights, (*gaps, *_silent(flights)))
+        self.unanswered.count(AccessKind.HOOK, len(gaps))
+        flights = {n: one for n, one in answers.items() if not isinstance(one, str)}
+        return HookFlightRecords(flights, (*gaps, *_silent(flights)))
 
-    def _sent(self, one: Hooked, start_ticks: int) -> bool:
+    def _sent(self, one: HookedProcess, start_ticks: int) -> bool:
         """False where it cannot be asked, or its pid belongs to somebody else by now."""
         number = one.beat.flight_signal
         if number is None or start_ticks not in (0, one.identity.start_ticks):
@@ -82,19 +82,19 @@ class HookFlight:
         except OSError:  # no right to signal it, or it is gone
             return False
 
-    def _answered(self, asked: dict[int, Hooked], deadline: float) -> set[int]:
+    def _answered(self, processes: dict[int, HookedProcess], deadline: float) -> set[int]:
         """The ranks that have done what they could, when all have or the time is over."""
         answered: set[int] = set()
-        while len(answered) < len(asked) and time.monotonic() < deadline:
+        while len(answered) < len(processes) and time.monotonic() < deadline:
             time.sleep(PAUSE)
-            for rank, one in asked.items():
+            for rank, one in processes.items():
                 if rank not in answered:
                     beat = self._asking.beat(one)
                     if beat is not None and beat.flight_answers != one.beat.flight_answers:
                         answered.add(rank)
         return answered
 
-    def _read(self, one: Hooked) -> FlightRecord | str:
+    def _read(self, one: HookedProcess) -> FlightRecord | str:
         """Its answer, or why there is none."""
         piece = self._reader.read_from(self._asking.path(one, FLIGHT), 0, max_bytes=MAX_BYTES + 1)
         if not isinstance(piece, FilePiece):

@@ -15,9 +15,9 @@ from mldebug.jobs.heartbeat import (
     SIZE,
     Heartbeat,
     TornError,
+    hook_summary,
     parse_record,
     record_name,
-    said,
 )
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -35,7 +35,7 @@ _WRITING = "it was being written whenever it was read"
 _BROKEN = "its process has ended while it was being written"
 
 
-class Heartbeats:
+class HeartbeatReader:
     """Keep one: it remembers who has no record, so that untouched jobs cost nothing."""
 
     def __init__(
@@ -95,11 +95,11 @@ class Heartbeats:
         return stat is not None and stat.state not in "ZX" and stat.start_ticks == rank.start_ticks
 
 
-def read_said(
+def read_hook_summaries(
     host: Host, reader: Reader, ranks: Sequence[RankIdentity]
 ) -> tuple[dict[int, HookState], tuple[Gap, ...]]:
     """Rank -> what it says now, asked once; who says nothing is absent, and who is not read or not believed is a gap."""
-    source = Heartbeats(host, reader)
+    source = HeartbeatReader(host, reader)
     found = source.read(ranks)
     gaps = [
         Gap(what=RECORD, reason=source.refused[one.pid], rank=one.rank, pid=one.pid)
@@ -107,7 +107,7 @@ def read_said(
         if one.pid in source.refused
     ]
     now = time.monotonic()
-    return {rank: said(beat, now) for rank, beat in found.items()}, tuple(gaps)
+    return {rank: hook_summary(beat, now) for rank, beat in found.items()}, tuple(gaps)
 
 
 def check_owner(piece: FilePiece, uid: int) -> None:

@@ -1,29 +1,34 @@
-"""Asking a training process by a signal of its hook, without ever harming it. This is the one place that sends one.
+"""Sends the hook's signals to a training process without ever harming it. No other module sends one.
 
-A signal that nobody catches ends a process. So it is sent to a pidfd only, and only after a record that is believed, the
-open file of the stacks, and the kernel's own word (SigCgt) all say that this very process catches it, and only where every
-thread but the hook's has it blocked (SigBlk): another one would take it and say nothing. Processes that are stopped or in
-state D could not answer, and are not asked.
+A signal that nobody catches ends a process. So it is sent to a pidfd only, and only after a valid record of the hook, the open file
+of its stacks, and the kernel (SigCgt) all say that this very process catches it, and only where every thread but the hook's has it
+blocked (SigBlk): another thread would take it and write no answer. Processes that are stopped or in state D cannot answer, and get none.
 """
 
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from mldebug.core.model import RankIdentity
 from mldebug.jobs.heartbeat import STACKS, Heartbeat, record_name
-from mldebug_agents.jobs.hook import threads
-from mldebug_agents.jobs.hook.records import FOLDER, Heartbeats
+from mldebug_agents.jobs.hook.records import FOLDER, HeartbeatReader
+from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 
 DEAF = "TtDZX"  # states in which a process cannot answer
+LOOKS = 6
+ASLEEP = 2  # of them at least: on a crowded machine who polls for a lock is often seen waiting for a processor
+PAUSE = 0.2  # seconds between two of them
+_FAMILY = 3  # signals of the hook: the one that asks and the two below
+_BUSY = 0.015  # CPU seconds between the first look and the last: more than one clock tick, which who polls for a lock may take
 
 
-class Hooked(NamedTuple):
+class HookedProcess(NamedTuple):
     """A process that can be asked, held by its pidfd."""
 
     identity: RankIdentity
@@ -43,7 +48,7 @@ class Hooked(NamedTuple):
         return self.pid, self.identity.start_ticks
 
 
-class Asking:
+class HookSignals:
     """Finds out who can be asked, and asks. Keep one: it remembers who has no record."""
 
     def __init__(
@@ -53,11 +58,11 @@ class Asking:
         send: Callable[[int, int], None] = signal.pidfd_send_signal,
     ) -> None:
         self._host = host
-        self._heartbeats = Heartbeats(host, reader)
+        self._heartbeats = HeartbeatReader(host, reader)
         self._send = send
 
     @contextmanager
-    def hold(self, pid: int) -> Iterator[Hooked | None]:
+    def hold(self, pid: int) -> Iterator[HookedProcess | None]:
         """Hold a process as long as it is asked; None where it cannot or may not be. Opened first: what is read then is of it."""
         try:
             pidfd = os.pidfd_open(pid)
@@ -69,14 +74,14 @@ class Asking:
         finally:
             os.close(pidfd)
 
-    def _hooked(self, pid: int, pidfd: int) -> Hooked | None:
+    def _hooked(self, pid: int, pidfd: int) -> HookedProcess | None:
         identity = self._identity(pid)
         beat = self._beat(identity) if identity else None
         if identity is None or beat is None or beat.signal is None or beat.stacks_fd is None:
             return None
         name = record_name(identity.namespace_pid or pid, identity.start_ticks)
         position = self._position(pid, beat.stacks_fd, name)
-        return None if position is None else Hooked(identity, pidfd, beat, name, position)
+        return None if position is None else HookedProcess(identity, pidfd, beat, name, position)
 
     def _identity(self, pid: int) -> RankIdentity | None:
         stat, status = self._host.brief(pid), self._host.status(pid)
@@ -92,9 +97,9 @@ class Asking:
             namespace_pid=inside if inside != pid else None,
         )
 
-    def ask(self, one: Hooked, number: int) -> bool:
+    def ask(self, one: HookedProcess, number: int) -> bool:
         """Send it this signal, if it catches it. Raises OSError where that is not allowed or it is gone."""
-        if not threads.only_the_hooks(self._host, one.pid, one.beat.signal or 0):
+        if not only_hook_takes_signals(self._host, one.pid, one.beat.signal or 0):
             return False
         if not self._catches(one.pid, number, one.identity.start_ticks):
             return False
@@ -112,18 +117,18 @@ class Asking:
         """Was it sent and not yet taken?"""
         return bool(self._host.status(pid).pending_signals >> (number - 1) & 1)
 
-    def stuck(self, one: Hooked) -> bool:
+    def stuck(self, one: HookedProcess) -> bool:
         """Does no thread of it run, so that no Python can? Takes a second."""
-        return threads.still(self._host, one.pid)
+        return all_threads_sleep(self._host, one.pid)
 
-    def beat(self, one: Hooked) -> Heartbeat | None:
+    def beat(self, one: HookedProcess) -> Heartbeat | None:
         """What its record says now."""
         return self._beat(one.identity)
 
     def _beat(self, identity: RankIdentity) -> Heartbeat | None:
         return self._heartbeats.read([identity]).get(identity.rank)
 
-    def position(self, one: Hooked) -> int | None:
+    def position(self, one: HookedProcess) -> int | None:
         """How far it has written into the file of its stacks by now."""
         return (
             None
@@ -135,10 +140,64 @@ class Asking:
         """None where that descriptor is something else."""
         if not self._host.link(pid, f"fd/{fd}").endswith(f"/{name}{STACKS}"):
             return None
-        told = self._host.text(pid, f"fdinfo/{fd}")
-        found = re.search(r"^pos:\s*(\d+)$", told, re.MULTILINE)
+        info = self._host.text(pid, f"fdinfo/{fd}")
+        found = re.search(r"^pos:\s*(\d+)$", info, re.MULTILINE)
         return int(found[1]) if found else None
 
-    def path(self, one: Hooked, suffix: str) -> str:
+    def path(self, one: HookedProcess, suffix: str) -> str:
         """A file beside its record, as it is found from here."""
         return f"{self._host.root_of(one.pid)}{FOLDER}/{one.name}{suffix}"
+
+
+def only_hook_takes_signals(host: Host, pid: int, ask: int) -> bool:
+    """Is at most one thread open to the signals of the hook, its own? False where the kernel does not say."""
+    opened = [_is_open(host.text(pid, f"task/{tid}/status"), ask) for tid in _tids(host, pid)]
+    return bool(opened) and sum(opened) <= 1
+
+
+def all_threads_sleep(host: Host, pid: int) -> bool:
+    """Do all threads sleep, and the main thread without waking? Takes a second.
+
+    Who waits for the interpreter lock wakes 200 times a second to ask for it: it may be seen running, and takes hardly any CPU
+    time. Who is kept from running by others on the machine is seen so at every look.
+    """
+    woken = host.status(pid).voluntary_switches
+    looks = [_look(host, pid)]
+    while len(looks) < LOOKS and looks[-1].get(pid, ("", 0))[0] == "S":
+        time.sleep(PAUSE)
+        looks.append(_look(host, pid))
+    first, last = looks[0], looks[-1]
+    if len(looks) < LOOKS or any(look.keys() != first.keys() for look in looks):
+        return False
+    states = {tid: "".join(look[tid][0] for look in looks) for tid in first}
+    return (
+        set(states[pid]) == {"S"}
+        and host.status(pid).voluntary_switches == woken
+        and all(
+            set(letters) <= set("SR") and letters.count("S") >= ASLEEP
+            for letters in states.values()
+        )
+        and all(last[tid][1] - first[tid][1] < _BUSY for tid in first)
+    )
+
+
+def _look(host: Host, pid: int) -> dict[int, tuple[str, float]]:
+    """State and CPU seconds of each thread."""
+    stats = {tid: procfs.parse_stat(host.text(pid, f"task/{tid}/stat")) for tid in _tids(host, pid)}
+    return {tid: (one.state, one.cpu_seconds) for tid, one in stats.items() if one is not None}
+
+
+def _is_open(status: str, ask: int) -> bool:
+    """Does a thread with this status take one of the signals? One that has just ended has no status, and takes none."""
+    found = re.search(r"^SigBlk:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    if found is None:
+        return bool(status)
+    blocked = int(found[1], 16)
+    return any(not blocked >> (ask - below - 1) & 1 for below in range(_FAMILY))
+
+
+def _tids(host: Host, pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"{host.proc}/{pid}/task") if name.isdecimal()]
+    except OSError:
+        return []

@@ -1,27 +1,219 @@
-"""Which folder a job asks for its switches: its ranks have named it beside their records, whoever runs them."""
+"""Finds, sets, clears and reads the switches of a job (kill, save) in a child process: their folder may lie on a mount that hangs.
 
+The ranks have named the folder beside their hook records. The child takes the rights of the folder's user before it touches
+anything, so that links that a job has laid cannot mislead root, and what is made there belongs to the job's user. Below a rank's
+root it never leaves that root.
+"""
+
+import contextlib
+import errno
 import os
+import socket
+import stat
+import time
+from typing import Literal
 
+import msgspec
+
+from mldebug.core.errors import AccessError, MldebugError, UsageError
 from mldebug.core.model import Job, RankIdentity
 from mldebug.jobs.heartbeat import record_name
-from mldebug.jobs.switches import MAX_BYTES, SUFFIX, parse_announcement
+from mldebug.jobs.switches import (
+    KILL,
+    MAX_BYTES,
+    POLLED,
+    SAVE,
+    SUFFIX,
+    Switch,
+    SwitchState,
+    parse_announcement,
+    parse_polled,
+    parse_switch,
+    switch_text,
+)
 from mldebug_agents.jobs.hook.records import FOLDER, check_owner
-from mldebug_agents.jobs.hook.switch_child import Order, Owner
+from mldebug_agents.system.child.link import ChildLink, ask_once
+from mldebug_agents.system.child.reader_child import open_inside
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import FilePiece
+from mldebug_agents.system.spawn import Spawner
 
+NAME = "switches"
+TIMEOUT = 5.0
+_ROOT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_ASKED = 8  # ranks of a job: rank 0 of the node is enough, if it lives
 
 
-def place_of(job: Job, host: Host, reader: Reader) -> Order | None:
+class FolderOwner(msgspec.Struct, frozen=True):
+    """Whose rights to take."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do. `pid`: the rank whose root the folder is below; 0: ours. `owner` None: that of the folder."""
+
+    verb: Literal["look", "set", "clear"]
+    folder: str
+    name: str = ""
+    until: float | None = None
+    by: str = ""
+    pid: int = 0
+    owner: FolderOwner | None = None
+
+
+class SwitchReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found afterwards, or why nothing was done."""
+
+    found: SwitchState | None = None
+    error: str = ""
+    denied: bool = False
+
+
+def ask(spawner: Spawner, order: SwitchRequest, timeout: float = TIMEOUT) -> SwitchState:
+    """Have it done; an MldebugError in words where that fails."""
+    worker = spawner.fork_worker(NAME)
+    try:
+        reply = ask_once(worker, order, msgspec.msgpack.Decoder(SwitchReply), timeout)
+    except TimeoutError:
+        why = f"{order.folder} does not answer: its file system hangs"
+        raise MldebugError(why, "give a folder on another one with --folder") from None
+    except ConnectionError as error:
+        raise MldebugError(f"the child that looks at {order.folder} has ended: {error}") from error
+    if reply.found is not None:
+        return reply.found
+    if reply.denied:
+        raise AccessError(reply.error, "ask as the job's user, or as root")
+    raise UsageError(reply.error, "name the folder that the job asks, or make it as the job's user")
+
+
+def serve(connection: socket.socket) -> None:
+    """The child: one order, one answer."""
+    link = ChildLink(connection, msgspec.msgpack.Decoder(SwitchRequest))
+    link.send(carry_out(link.receive()))
+
+
+def carry_out(order: SwitchRequest) -> SwitchReply:
+    """Do it with the rights of the owner; never raises for what the folder is."""
+    try:
+        handle = _enter(order)
+    except OSError as error:
+        return _failed(order.folder, error)
+    try:
+        if order.verb == "set":
+            _set(handle, order)
+        elif order.verb == "clear":
+            _clear(handle, order.name)
+        return SwitchReply(found=look(handle, order.folder))
+    except OSError as error:
+        return _failed(f"{order.folder}/{order.name}", error)
+    finally:
+        os.close(handle)
+
+
+def look(handle: int, folder: str) -> SwitchState:
+    """What lies in an open folder."""
+    polled = _read(handle, POLLED)
+    everybody = os.fstat(handle).st_mode & stat.S_IWOTH
+    return SwitchState(
+        folder=folder,
+        kill=_switch(handle, KILL),
+        save=_switch(handle, SAVE),
+        polled=parse_polled(polled) if polled else None,
+        trouble="everybody may write this folder, so it is not obeyed: chmod o-w"
+        if everybody
+        else "",
+    )
+
+
+def _enter(order: SwitchRequest) -> int:
+    """Open the folder and become its user: links below a rank's root stay inside it."""
+    root = os.open(f"/proc/{order.pid}/root" if order.pid else "/", _ROOT)
+    try:
+        if order.owner:
+            _become(order.owner)
+        if order.pid:
+            handle = open_inside(root, order.folder.lstrip("/").encode(), _ROOT)
+        else:
+            handle = os.open(order.folder, _ROOT)
+    finally:
+        os.close(root)
+    if order.owner is None:
+        found = os.fstat(handle)
+        _become(FolderOwner(found.st_uid, found.st_gid))
+    return handle
+
+
+def _become(owner: FolderOwner) -> None:
+    """Only root can, and only root has to; there is no way back."""
+    if os.geteuid() == 0 and owner.uid != 0:
+        os.setgroups(owner.groups)
+        os.setresgid(owner.gid, owner.gid, owner.gid)
+        os.setresuid(owner.uid, owner.uid, owner.uid)
+
+
+def _set(handle: int, order: SwitchRequest) -> None:
+    """The whole file at once, in place of whatever had its name; a folder of that name is refused."""
+    if os.fstat(handle).st_mode & stat.S_IWOTH:
+        raise PermissionError(errno.EACCES, "everybody may write this folder, so no job obeys it")
+    fresh = f".{order.name}-{os.getpid()}-{time.monotonic_ns()}"
+    file = os.open(fresh, _NEW, 0o644, dir_fd=handle)
+    try:
+        os.write(file, switch_text(order.until, order.by))
+        os.rename(fresh, order.name, src_dir_fd=handle, dst_dir_fd=handle)
+    except OSError:
+        os.unlink(fresh, dir_fd=handle)
+        raise
+    finally:
+        os.close(file)
+
+
+def _clear(handle: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=handle)
+
+
+def _switch(handle: int, name: str) -> Switch | None:
+    try:
+        found = os.stat(name, dir_fd=handle, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return parse_switch(_read(handle, name), found.st_mtime)
+
+
+def _read(handle: int, name: str) -> bytes:
+    """The beginning of a regular file; nothing of anything else."""
+    try:
+        file = os.open(name, _READ, dir_fd=handle)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, MAX_BYTES) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+    finally:
+        os.close(file)
+
+
+def _failed(what: str, error: OSError) -> SwitchReply:
+    why = (error.strerror or str(error)).lower()
+    denied = isinstance(error, PermissionError)
+    return SwitchReply(error=f"{what}: {why}", denied=denied)
+
+
+def switch_request(job: Job, host: Host, reader: Reader) -> SwitchRequest | None:
     """How to look at the folder of a job; None where none of its ranks here asks for switches."""
     for rank in job.ranks[:MAX_ASKED]:
         folder = _announced(rank, host, reader)
         if folder:
             inside = host.link(rank.pid, "ns/mnt") != host.link(os.getpid(), "ns/mnt")
             pid = rank.pid if inside else 0
-            return Order(verb="look", folder=folder, pid=pid, owner=_owner(rank, host))
+            return SwitchRequest(verb="look", folder=folder, pid=pid, owner=_owner(rank, host))
     return None
 
 
@@ -38,7 +230,7 @@ def _announced(rank: RankIdentity, host: Host, reader: Reader) -> str:
     return parse_announcement(piece.data)
 
 
-def _owner(rank: RankIdentity, host: Host) -> Owner:
+def _owner(rank: RankIdentity, host: Host) -> FolderOwner:
     """Its user, its effective group and its others, as the kernel says."""
-    told = host.status(rank.pid).groups
-    return Owner(rank.uid, told[1] if len(told) > 1 else rank.uid, tuple(told[4:]))
+    groups = host.status(rank.pid).groups
+    return FolderOwner(rank.uid, groups[1] if len(groups) > 1 else rank.uid, tuple(groups[4:]))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug_agents.jobs.ranks.claims import Claim, claim, runs
+from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, runs
 
 PRIORITY = 95  # above torchrun, which it is underneath
 
@@ -13,10 +13,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to set."""
 
 
-class Accelerate:
+class AccelerateLauncher:
     """Runs torchrun in its own process, so its ranks have torchrun's variables and ACCELERATE_*."""
 
-    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """Claim of a worker process."""
         mine = any(name.startswith("ACCELERATE_") for name in environ)
         if not mine or "TORCHELASTIC_RUN_ID" not in environ or "LOCAL_RANK" not in environ:
@@ -40,6 +40,6 @@ class Accelerate:
         return runs(argv, scripts=("accelerate", "accelerate-launch"), modules=modules)
 
 
-def create(options: Options) -> Accelerate:
+def create(options: Options) -> Launcher:
     """Build the plugin."""
-    return Accelerate()
+    return AccelerateLauncher()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug_agents.jobs.ranks.claims import Claim, claim, runs
+from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, runs
 
 PRIORITY = 80
 MODULES = (
@@ -18,10 +18,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to set."""
 
 
-class Deepspeed:
+class DeepspeedLauncher:
     """Its ranks have LOCAL_SIZE and CROSS_RANK beside the usual variables, and no run id."""
 
-    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """Claim of a worker process."""
         if not {"LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK"} <= environ.keys():
             return None
@@ -41,6 +41,6 @@ class Deepspeed:
         return runs(argv, scripts=("deepspeed", "deepspeed.pt", "ds"), modules=MODULES)
 
 
-def create(options: Options) -> Deepspeed:
+def create(options: Options) -> Launcher:
     """Build the plugin."""
-    return Deepspeed()
+    return DeepspeedLauncher()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug_agents.jobs.ranks.claims import Claim, claim, runs
+from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, runs
 
 PRIORITY = 40
 
@@ -13,10 +13,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to set."""
 
 
-class Environment:
+class EnvironmentLauncher:
     """What `init_method="env://"` reads."""
 
-    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """Claim of a process with both variables. In a pod made for torchrun RANK is the pod's number."""
         if "PET_NPROC_PER_NODE" in environ and "LOCAL_RANK" not in environ:
             return None
@@ -38,6 +38,6 @@ class Environment:
         )
 
 
-def create(options: Options) -> Environment:
+def create(options: Options) -> Launcher:
     """Build the plugin."""
-    return Environment()
+    return EnvironmentLauncher()

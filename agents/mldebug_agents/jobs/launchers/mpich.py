@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug_agents.jobs.ranks.claims import Claim, claim, overruled
+from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, overruled
 
 PRIORITY = 60
 LAUNCHERS = (
@@ -22,10 +22,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to set."""
 
 
-class Mpich:
+class MpichLauncher:
     """All launchers that speak PMI. The hydra process manager numbers the ranks of one node by MPI_LOCALRANKID."""
 
-    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """Claim of one process of the world."""
         own = ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE")
         rank, size = own if own[0] in environ else ("PMI_RANK", "PMI_SIZE")
@@ -47,6 +47,6 @@ class Mpich:
         return name in LAUNCHERS
 
 
-def create(options: Options) -> Mpich:
+def create(options: Options) -> Launcher:
     """Build the plugin."""
-    return Mpich()
+    return MpichLauncher()

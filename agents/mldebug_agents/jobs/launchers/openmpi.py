@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug_agents.jobs.ranks.claims import Claim, claim, overruled
+from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, overruled
 
 PRIORITY = 70
 LAUNCHERS = (
@@ -17,10 +17,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to set."""
 
 
-class Openmpi:
+class OpenmpiLauncher:
     """OMPI_COMM_WORLD_*; the training script sets RANK only later, inside Python, where /proc does not show it."""
 
-    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """Claim of one process of the world."""
         if overruled(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
             return None
@@ -41,6 +41,6 @@ class Openmpi:
         return name in LAUNCHERS
 
 
-def create(options: Options) -> Openmpi:
+def create(options: Options) -> Launcher:
     """Build the plugin."""
-    return Openmpi()
+    return OpenmpiLauncher()

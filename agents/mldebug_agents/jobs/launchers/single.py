@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug_agents.jobs.ranks.claims import Claim
+from mldebug_agents.jobs.launcher import Launcher, RankClaim
 
 PRIORITY = 10
 
@@ -13,19 +13,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to set."""
 
 
-class Single:
+class SingleLauncher:
     """Any Python process that loads PyTorch and that no other plugin knows; WORLD_SIZE=1 needs no further proof."""
 
-    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """Claim to be the only rank."""
         declared = environ.get("WORLD_SIZE", "").strip() == "1"
-        return Claim(launcher="single", priority=PRIORITY, needs_torch=not declared)
+        return RankClaim(launcher="single", priority=PRIORITY, needs_torch=not declared)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
         """Nothing launches it."""
         return False
 
 
-def create(options: Options) -> Single:
+def create(options: Options) -> Launcher:
     """Build the plugin."""
-    return Single()
+    return SingleLauncher()

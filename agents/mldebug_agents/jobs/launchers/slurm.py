@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug_agents.jobs.ranks.claims import Claim, claim, overruled
+from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, overruled
 
 PRIORITY = 50
 LAUNCHERS = ("srun", "slurmstepd")
@@ -16,10 +16,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to set."""
 
 
-class Slurm:
+class SlurmLauncher:
     """Only inside a step: in the batch script SLURM_PROCID is 0 and says nothing."""
 
-    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """Claim of one task of a step."""
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
         size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
@@ -61,6 +61,6 @@ def tasks_here(tasks: str, node: str) -> int | None:
     return None
 
 
-def create(options: Options) -> Slurm:
+def create(options: Options) -> Launcher:
     """Build the plugin."""
-    return Slurm()
+    return SlurmLauncher()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug_agents.jobs.ranks.claims import Claim, claim, runs
+from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, runs
 
 PRIORITY = 90
 MODULES = (
@@ -20,10 +20,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to set."""
 
 
-class Torchrun:
+class TorchrunLauncher:
     """Every rank gets TORCHELASTIC_RUN_ID and its place. In a pod the launcher itself has RANK, the pod's number."""
 
-    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
         """Claim of a worker process."""
         if "TORCHELASTIC_RUN_ID" not in environ or "LOCAL_RANK" not in environ:
             return None
@@ -47,6 +47,6 @@ class Torchrun:
         )
 
 
-def create(options: Options) -> Torchrun:
+def create(options: Options) -> Launcher:
     """Build the plugin."""
-    return Torchrun()
+    return TorchrunLauncher()

@@ -13,7 +13,7 @@ import msgspec
 from mldebug.core.model import Gap
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.jobs.logs.records import LogRecord
-from mldebug_agents.jobs.logs.locations import LogPlace
+from mldebug_agents.jobs.logs.locations import LogFile
 from mldebug_agents.system.reader import FilePiece, Reader, Unreadable
 
 FIRST_LOOK = 256 << 10  # bytes from the end in which the last record before our time is looked for
@@ -24,7 +24,7 @@ EARLIER = 2000  # records before our time; a thread may have told the last thous
 SEAM = 64  # bytes before our place that must still be the same
 
 
-class LogNews(msgspec.Struct, frozen=True, kw_only=True):
+class LogUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """What one poll brought. Only `records` are progress, and a growing file is a weak sign of it."""
 
     records: tuple[LogRecord, ...] = ()
@@ -77,7 +77,7 @@ class LogFollower:
         for name in parser.slow:
             yield f"logs.{name} is too slow for it and was put aside"
 
-    def poll(self, place: LogPlace, until: float = math.inf) -> LogNews:
+    def poll(self, place: LogFile, until: float = math.inf) -> LogUpdate:
         """Return what is new since the last poll. Never raises; a file that cannot be read gives a `gap`.
 
         After the moment `until` (monotonic) no further piece is read; the rest is for the next poll.
@@ -109,21 +109,21 @@ class LogFollower:
         failed = _no_news(place, self._failure)
         return msgspec.structs.replace(news, gap=failed.gap, stuck=failed.stuck)
 
-    def _begin(self, place: LogPlace, piece: FilePiece) -> LogNews:
+    def _begin(self, place: LogFile, piece: FilePiece) -> LogUpdate:
         self._offset = max(0, piece.size - FIRST_LOOK) if place.parsed else piece.size
         self._file = (piece.device, piece.inode)
         if self._offset:
             self.parser.resync()
         records = self._read(place, place.path, piece.size)
         before = records[-1] if records else None
-        return LogNews(
+        return LogUpdate(
             before=before,
             earlier=tuple(records[-1 - EARLIER : -1]),
             size=piece.size,
             modified_at=piece.mtime,
         )
 
-    def _rotated(self, place: LogPlace, piece: FilePiece) -> LogNews:
+    def _rotated(self, place: LogFile, piece: FilePiece) -> LogUpdate:
         start = self._offset
         records = self._rest_of_old(place) if place.parsed else []
         finished = self._offset - start
@@ -134,7 +134,7 @@ class LogFollower:
             news, records=(*records, *news.records), grew_bytes=finished + news.grew_bytes
         )
 
-    def _rest_of_old(self, place: LogPlace) -> list[LogRecord]:
+    def _rest_of_old(self, place: LogFile) -> list[LogRecord]:
         """Read the end of the file that was followed so far, under its old name or the one that rotation gives."""
         root = f"{place.path.rpartition('/fd/')[0]}/root"
         for target in (self._target, f"{self._target}.1"):
@@ -146,15 +146,15 @@ class LogFollower:
         return []
 
     def _advance(
-        self, place: LogPlace, piece: FilePiece, *, rotated: bool = False, truncated: bool = False
-    ) -> LogNews:
+        self, place: LogFile, piece: FilePiece, *, rotated: bool = False, truncated: bool = False
+    ) -> LogUpdate:
         start = self._offset
         skipped = self._skip(piece.size) if place.parsed else 0
         if place.parsed:
             records = self._read(place, place.path, piece.size)
         else:
             records, self._offset = [], piece.size
-        return LogNews(
+        return LogUpdate(
             records=tuple(records),
             grew_bytes=self._offset - start,
             skipped_bytes=skipped,
@@ -173,7 +173,7 @@ class LogFollower:
             self.parser.resync()
         return skipped
 
-    def _read(self, place: LogPlace, path: str, size: int) -> list[LogRecord]:
+    def _read(self, place: LogFile, path: str, size: int) -> list[LogRecord]:
         """Parse from our offset to the end of the file, at most `MAX_NEWS` bytes, while the path leads to our file.
 
         Between two reads another file may be put there: under a name by whoever may write the folder, at a descriptor
@@ -192,13 +192,13 @@ class LogFollower:
             self._offset += len(piece.data)
             self._seam = (self._seam + piece.data)[-SEAM:]
             left -= len(piece.data)
-        return records + self.parser.settle()
+        return records + self.parser.flush()
 
     def _restart(self) -> None:
         self._offset, self._seam = 0, b""
         self.parser.restart()
 
 
-def _no_news(place: LogPlace, why: Unreadable) -> LogNews:
+def _no_news(place: LogFile, why: Unreadable) -> LogUpdate:
     gap = Gap(what="log", reason=f"{place.target}: {why.reason}", pid=place.pid)
-    return LogNews(gap=gap, stuck=why.stuck)
+    return LogUpdate(gap=gap, stuck=why.stuck)

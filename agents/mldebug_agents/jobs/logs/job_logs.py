@@ -11,21 +11,49 @@ import msgspec
 
 from mldebug.core.model import Gap, Job, ProcessState, RankIdentity
 from mldebug.core.redact import clean
-from mldebug.jobs.known_issues.nccl_log import NcclLog, Ours
+from mldebug.jobs.known_issues.nccl_log import LogWriters, NcclLog
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.log_progress import LogProgress
-from mldebug_agents.jobs.logs.follower import LogFollower, LogNews
-from mldebug_agents.jobs.logs.locations import LogFinder, LogPlace
-from mldebug_agents.jobs.logs.sharing import Writers
+from mldebug_agents.jobs.logs.follower import LogFollower, LogUpdate
+from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 
+File = tuple[int, int]  # device, inode
 MAX_LOGS = 4  # followed per job
 MAX_ASKED = 16  # ranks whose descriptors are looked through in one search
 BUDGET = 3.0  # seconds for the logs of one job in one look: one read that hangs, and the others
 SEARCH_EVERY, SEARCH_AGAIN = 60.0, 10.0  # seconds between two searches; where there was no log
 _OUTPUTS = ("fd/1", "fd/2")
+
+
+class _Run(msgspec.Struct, frozen=True):
+    files: frozenset[File]
+    lone: bool
+
+
+class LogSharing:
+    """The log files of all runs of a node. Use it in one thread."""
+
+    def __init__(self) -> None:
+        self._runs: dict[object, _Run] = {}
+
+    def keep(self, runs: Collection[object]) -> None:
+        """Forget all runs but these."""
+        self._runs = {run: logs for run, logs in self._runs.items() if run in runs}
+
+    def note(self, run: object, files: Collection[File], *, lone: bool) -> None:
+        """These are the logs of a run now; `lone`: one process without a launcher, which may be no training."""
+        self._runs[run] = _Run(frozenset(files), lone)
+
+    def shared(self, run: object, file: File | None) -> bool:
+        """Whether another run writes it too. A lone process spoils only the log of another lone one."""
+        mine = self._runs.get(run)
+        others = [logs for it, logs in self._runs.items() if it is not run]
+        return mine is not None and any(
+            file in logs.files and (mine.lone or not logs.lone) for logs in others
+        )
 
 
 class HungMounts:
@@ -36,19 +64,19 @@ class HungMounts:
         self._reader = reader
         self._hung: dict[str, tuple[str, str]] = {}  # path of the read -> mount
 
-    def add(self, place: LogPlace) -> None:
+    def add(self, place: LogFile) -> None:
         """Remember that this place did not answer."""
         if place.mount:
             self._hung[place.path] = self._key(place)
 
-    def hold(self, place: LogPlace) -> bool:
+    def hold(self, place: LogFile) -> bool:
         """Does this place lie on one of them? One that came back is forgiven."""
         if self._hung:
             stuck = self._reader.stuck
             self._hung = {path: mount for path, mount in self._hung.items() if path in stuck}
         return bool(self._hung) and self._key(place) in self._hung.values()
 
-    def _key(self, place: LogPlace) -> tuple[str, str]:
+    def _key(self, place: LogFile) -> tuple[str, str]:
         return self._host.link(place.pid, "ns/mnt"), place.mount
 
 
@@ -62,12 +90,12 @@ class JobLogs:
         hung: HungMounts,
         parser: Callable[[], LogParser],
         progress: LogProgress,
-        writers: Writers,
+        writers: LogSharing,
         node: str = "",
     ) -> None:
         self.sentence = ""
         self.nccl = NcclLog()
-        self._ours = Ours(node=node, pids=frozenset())
+        self._ours = LogWriters(node=node, pids=frozenset())
         self.gaps: tuple[Gap, ...] = ()
         self.gpu = False
         self._host = host
@@ -78,14 +106,14 @@ class JobLogs:
         self._writers = writers
         self._shared: frozenset[str] = frozenset()  # paths of places that another run writes too
         self._pids: frozenset[int] = frozenset()
-        self._places: tuple[LogPlace, ...] = ()
+        self._places: tuple[LogFile, ...] = ()
         self._reason = ""
-        self._seen: object = None
+        self._last_outputs: object = None
         self._searched = 0.0
         self._followers: dict[str, LogFollower] = {}
         self._left = LogCounts()  # of followers that are gone
         self._failures = 0
-        self._turn = 0
+        self._first_log = 0
 
     @property
     def counts(self) -> LogCounts:
@@ -97,19 +125,21 @@ class JobLogs:
 
     def look(self, job: Job, finder: LogFinder, now: float) -> None:
         """Poll the logs; search for them first, where they may have moved."""
-        self._meet(job)
-        asked = _to_ask(job.ranks)
-        seen = [
-            (rank.pid, *(self._host.link(rank.pid, name) for name in _OUTPUTS)) for rank in asked
+        self._note_ranks(job)
+        sampled = _to_ask(job.ranks)
+        outputs = [
+            (rank.pid, *(self._host.link(rank.pid, name) for name in _OUTPUTS)) for rank in sampled
         ]
         every = SEARCH_EVERY if any(place.parsed for place in self._places) else SEARCH_AGAIN
-        moved = seen != self._seen or any(self._has_moved(place) for place in self._places)
+        moved = outputs != self._last_outputs or any(
+            self._has_moved(place) for place in self._places
+        )
         if moved or now - self._searched >= every:
-            self._seen, self._searched = seen, now
-            self._search(job, asked, finder)
+            self._last_outputs, self._searched = outputs, now
+            self._search(job, sampled, finder)
         self._poll(now, lone=job.launcher == "single")
 
-    def _meet(self, job: Job) -> None:
+    def _note_ranks(self, job: Job) -> None:
         """Processes that are all new resume from a checkpoint, maybe: known steps are news again."""
         pids = frozenset(rank.pid for rank in job.ranks)
         anew = bool(pids and self._pids and not pids & self._pids)
@@ -121,18 +151,18 @@ class JobLogs:
 
     # --- finding -----------------------------------------------------------------------------------
 
-    def _has_moved(self, place: LogPlace) -> bool:
+    def _has_moved(self, place: LogFile) -> bool:
         """Is the descriptor another one by now: closed, reopened, or that of a new process with the same pid?"""
         if self._host.link(place.pid, f"fd/{place.path.rpartition('/')[2]}") != place.target:
             return True
         holder = self._host.brief(place.pid)
         return holder is None or holder.start_ticks != place.start_ticks
 
-    def _search(self, job: Job, asked: Sequence[RankIdentity], finder: LogFinder) -> None:
+    def _search(self, job: Job, ranks: Sequence[RankIdentity], finder: LogFinder) -> None:
         launcher = self._state(job.launcher_pid) if job.launcher_pid else None
-        found: dict[tuple[int, str], LogPlace] = {}
+        found: dict[tuple[int, str], LogFile] = {}
         reason = ""
-        for rank in asked:
+        for rank in ranks:
             state = self._state(rank.pid)
             if state is None or state.start_ticks != rank.start_ticks:
                 continue
@@ -151,7 +181,7 @@ class JobLogs:
     def _state(self, pid: int) -> ProcessState | None:
         return self._host.process_state(pid, threads=False, files=True)
 
-    def _carry_over(self, places: list[LogPlace]) -> Iterator[tuple[str, LogFollower]]:
+    def _carry_over(self, places: list[LogFile]) -> Iterator[tuple[str, LogFollower]]:
         """Give each place its follower: that of the descriptor, else that of the same file, else a new one."""
         old = dict(self._followers)
         files = {(place.inode, place.target): place.path for place in self._places}
@@ -169,27 +199,27 @@ class JobLogs:
     def _poll(self, now: float, *, lone: bool) -> None:
         until = time.monotonic() + BUDGET
         gaps: dict[str, Gap] = {}
-        taken: list[tuple[LogPlace, LogNews]] = []
-        turn = self._turn % len(self._places) if self._places else 0
-        for number, place in enumerate(self._places[turn:] + self._places[:turn]):
+        taken: list[tuple[LogFile, LogUpdate]] = []
+        first = self._first_log % len(self._places) if self._places else 0
+        for number, place in enumerate(self._places[first:] + self._places[:first]):
             news = self._poll_one(place, until)
             if news.gap is not None:
                 gaps[place.path] = news.gap
             if time.monotonic() >= until:  # begin there next time, if there is something left
-                self._turn = turn + number + 1
+                self._first_log = first + number + 1
             taken.append((place, news))
         self._share(lone=lone)
         for place, news in taken:
-            said = self._followers[place.path].parser.take_nccl()
+            lines = self._followers[place.path].parser.take_nccl()
             if place.path not in self._shared:
                 self._take(place, news, now)
-                for line in said:
-                    self.nccl.hear(line, self._ours)
+                for line in lines:
+                    self.nccl.add_line(line, self._ours)
         self._failures += len(gaps)
         self.gaps = tuple(gaps.values())
-        self.sentence = self._say(gaps)
+        self.sentence = self._summary(gaps)
 
-    def _poll_one(self, place: LogPlace, until: float) -> LogNews:
+    def _poll_one(self, place: LogFile, until: float) -> LogUpdate:
         if time.monotonic() >= until:
             return _not_read(place, "not read this time: the other logs took too long")
         if self._hung.hold(place):
@@ -209,14 +239,14 @@ class JobLogs:
             self.nccl = NcclLog()
         self._shared = shared
 
-    def _take(self, place: LogPlace, news: LogNews, now: float) -> None:
+    def _take(self, place: LogFile, news: LogUpdate, now: float) -> None:
         log = id(self._followers[place.path])
         if news.before is not None:
             age = max(0.0, self._host.clock() - news.modified_at)
             self._progress.arrive(news.before, now - age, log, news.earlier)
         self._progress.take(news.records, news.grew_bytes, now, log)
 
-    def _say(self, gaps: dict[str, Gap]) -> str:
+    def _summary(self, gaps: dict[str, Gap]) -> str:
         """The file that is followed and what is odd about it, or why there is none."""
         good = [place for place in self._places if place.parsed and place.path not in gaps]
         good.sort(key=lambda place: place.path in self._shared)
@@ -228,16 +258,16 @@ class JobLogs:
             return f"no log can be read: {clean(next(iter(gaps.values())).reason)}"
         return self._reason
 
-    def _whose(self, place: LogPlace) -> Iterator[str]:
+    def _whose(self, place: LogFile) -> Iterator[str]:
         if place.path in self._shared:
             yield "not read: another run writes it too"
 
 
-def _ours(node: str, job: Job, known: Collection[int]) -> Ours:
+def _ours(node: str, job: Job, before: Collection[int]) -> LogWriters:
     """Whose lines of NCCL's are the job's; those of a rank that is gone too."""
     pids = {pid for rank in job.ranks for pid in (rank.pid, rank.namespace_pid) if pid}
     elsewhere = job.world_size > len(job.ranks) + len(job.lost)
-    return Ours(node=node, pids=frozenset((*known, *pids)), elsewhere=elsewhere)
+    return LogWriters(node=node, pids=frozenset((*before, *pids)), elsewhere=elsewhere)
 
 
 def _to_ask(ranks: Sequence[RankIdentity]) -> list[RankIdentity]:
@@ -259,5 +289,5 @@ def _add(total: LogCounts, follower: LogFollower) -> LogCounts:
     )
 
 
-def _not_read(place: LogPlace, why: str) -> LogNews:
-    return LogNews(gap=Gap(what="log", reason=f"{place.target}: {why}", pid=place.pid))
+def _not_read(place: LogFile, why: str) -> LogUpdate:
+    return LogUpdate(gap=Gap(what="log", reason=f"{place.target}: {why}", pid=place.pid))

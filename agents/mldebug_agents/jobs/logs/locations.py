@@ -11,9 +11,8 @@ import msgspec
 
 from mldebug.core.model import OpenFile, ProcessState
 from mldebug.core.redact import clean
-from mldebug_agents.jobs.logs.pipes import Processes, Unread
-from mldebug_agents.jobs.logs.rights import Rights
-from mldebug_agents.jobs.logs.sockets import peers
+from mldebug_agents.jobs.logs.pipes import PipeReaders, UnreadPipes, connected_sockets
+from mldebug_agents.jobs.logs.rights import ReadRights
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
 
@@ -30,7 +29,7 @@ _INODE = re.compile(r"^ino:\s*(\d+)", re.MULTILINE)
 _WHAT = {"tty": "a terminal", "socket": "a socket", "fifo": "a FIFO", "pipe": "a pipe"}
 
 
-class LogPlace(msgspec.Struct, frozen=True, kw_only=True):
+class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file that output is written to, as the descriptor of its writer.
 
     kind: stdout, stderr (of the rank); reader (a process that reads the rank's pipe); container (the log that a
@@ -47,7 +46,9 @@ class LogPlace(msgspec.Struct, frozen=True, kw_only=True):
     fstype: str = ""
     via: str = ""  # "tee (pid 12)" for kind reader and container
     start_ticks: int = 0  # of the process with that pid
-    rights: Rights | None = None  # of the rank: what it may not read is not read; None: not asked
+    rights: ReadRights | None = (
+        None  # of the rank: what it may not read is not read; None: not asked
+    )
 
     @property
     def parsed(self) -> bool:
@@ -55,10 +56,10 @@ class LogPlace(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind != "growth"
 
 
-class Logs(msgspec.Struct, frozen=True, kw_only=True):
+class RankLogs(msgspec.Struct, frozen=True, kw_only=True):
     """The logs of one rank, the most telling first; `reason` says why there are none."""
 
-    places: tuple[LogPlace, ...] = ()
+    places: tuple[LogFile, ...] = ()
     reason: str = ""
 
 
@@ -68,15 +69,15 @@ class LogFinder:
     `unread` is what looks tell each other: who reads a pipe that nobody was found to read is not asked each time.
     """
 
-    def __init__(self, host: Host, unread: Unread | None = None) -> None:
+    def __init__(self, host: Host, unread: UnreadPipes | None = None) -> None:
         self._host = host
-        self._processes = Processes(host, unread)
+        self._processes = PipeReaders(host, unread)
 
-    def find(self, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> Logs:
+    def find(self, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> RankLogs:
         """Say where the output of a rank goes. `launchers` are asked for their own output where it has none."""
         state = rank if rank.files else self._processes.state(rank.pid)
         if state is None or not state.files:
-            return Logs(reason="no log found: its file descriptors may not be read")
+            return RankLogs(reason="no log found: its file descriptors may not be read")
         reasons: list[str] = []
         places = list(self._streams(state, reasons))
         places += [self._place(state, file, "named") for file in _named(state)][:2]
@@ -88,29 +89,29 @@ class LogFinder:
                 if file.fd in _STREAMS
             ]
         places += [self._place(state, file, "growth") for file in _events(state)][:1]
-        distinct: dict[tuple[int, str], LogPlace] = {}
+        distinct: dict[tuple[int, str], LogFile] = {}
         for place in places:
             distinct.setdefault((place.inode, place.target), place)
-        rights = Rights(state.uid, self._host.status(state.pid).groups)
+        rights = ReadRights(state.uid, self._host.status(state.pid).groups)
         kept = tuple(
             place if place.kind == "container" else msgspec.structs.replace(place, rights=rights)
             for place in list(distinct.values())[:MAX_PLACES]
         )
         if any(place.parsed for place in kept):
-            return Logs(places=kept)
-        return Logs(
+            return RankLogs(places=kept)
+        return RankLogs(
             places=kept, reason=f"no log found: {'; '.join(reasons) or 'no output is open'}"
         )
 
     # --- the two streams ---------------------------------------------------------------------------
 
-    def _streams(self, state: ProcessState, reasons: list[str]) -> Iterator[LogPlace]:
-        seen: set[str] = set()
+    def _streams(self, state: ProcessState, reasons: list[str]) -> Iterator[LogFile]:
+        targets: set[str] = set()
         for file in state.files:
             name = _STREAMS.get(file.fd)
-            if name is None or file.target in seen:
+            if name is None or file.target in targets:
                 continue
-            seen.add(file.target)
+            targets.add(file.target)
             if file.kind in ("file", "deleted"):
                 yield self._place(state, file, name)
             elif file.kind == "pipe":
@@ -122,7 +123,7 @@ class LogFinder:
 
     def _behind(
         self, pipe: str, rank: ProcessState, words: str, reasons: list[str], hops: int = 1
-    ) -> Iterator[LogPlace]:
+    ) -> Iterator[LogFile]:
         """Follow a pipe to the files of those who read it, over `MAX_HOPS` pipes."""
         pids = self._processes.readers_of(pipe, rank)
         readers = [state for pid in pids if (state := self._processes.state(pid))]
@@ -139,7 +140,7 @@ class LogFinder:
             elif not places:
                 reasons.append(f"{words} read by {via}, which writes no log file")
 
-    def _outputs(self, state: ProcessState, rank: ProcessState, via: str) -> Iterator[LogPlace]:
+    def _outputs(self, state: ProcessState, rank: ProcessState, via: str) -> Iterator[LogFile]:
         """Yield the files into which a reader of a rank's pipe puts what it reads."""
         if state.name.startswith(_RUNTIMES):
             yield from self._of_runtime(rank, via)
@@ -162,7 +163,9 @@ class LogFinder:
         found = list(self._processes.named("srun", uid))
         if len(found) < 2:
             return found
-        linked = peers(self._host.text(step.pid, f"net/{table}") for table in ("tcp", "tcp6"))
+        linked = connected_sockets(
+            self._host.text(step.pid, f"net/{table}") for table in ("tcp", "tcp6")
+        )
         wanted = {linked[file.target] for file in step.files if file.target in linked}
         mine = [one for one in found if any(file.target in wanted for file in one.files)]
         if mine:
@@ -170,7 +173,7 @@ class LogFinder:
         outputs = {tuple(file.target for file in _written(one)) for one in found}
         return found if len(outputs) == 1 else []  # another job's log is worse than none
 
-    def _of_runtime(self, rank: ProcessState, via: str) -> Iterator[LogPlace]:
+    def _of_runtime(self, rank: ProcessState, via: str) -> Iterator[LogFile]:
         """Yield the log of the rank's container, which belongs to the runtime: whoever is no root cannot name himself so.
 
         Below user.slice the user names his control groups himself.
@@ -184,9 +187,9 @@ class LogFinder:
                     if file.target.endswith(".log") and any(mark in file.target for mark in marks):
                         yield self._place(state, file, "container", via)
 
-    def _place(self, state: ProcessState, file: OpenFile, kind: str, via: str = "") -> LogPlace:
+    def _place(self, state: ProcessState, file: OpenFile, kind: str, via: str = "") -> LogFile:
         inode = _INODE.search(self._host.text(state.pid, f"fdinfo/{file.fd}"))
-        return LogPlace(
+        return LogFile(
             path=f"{self._host.proc}/{state.pid}/fd/{file.fd}",
             target=file.target,
             pid=state.pid,
@@ -199,7 +202,7 @@ class LogFinder:
         )
 
 
-def find_logs(host: Host, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> Logs:
+def find_logs(host: Host, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> RankLogs:
     """Say where the output of one rank goes; for several ranks keep one `LogFinder`."""
     return LogFinder(host).find(rank, launchers)
 

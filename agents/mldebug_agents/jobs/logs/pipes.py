@@ -1,11 +1,12 @@
-"""Who reads a pipe: the other processes of this host, as one look at the logs needs them.
+"""Which processes read a pipe, and which sockets of this host are connected, as one search for log files needs them.
 
-A pipe has no path: only the descriptors of its readers name it, and to go through those of everybody is dear.
+A pipe has no path: only the descriptors of its readers name it, and going through the descriptors of all processes is slow. slurmstepd
+hands the output of its tasks to `srun` over a TCP socket; /proc/PID/net/tcp and tcp6 list both ends of such a connection.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from mldebug.core.model import ProcessState
 from mldebug_agents.system.host import Host
@@ -17,9 +18,11 @@ _MAX_ANCESTORS = 12
 _MAX_SIBLINGS = 64
 FORGOTTEN_AFTER = 60.0  # seconds after which everybody is searched again for the reader of a pipe
 _MAX_UNREAD = 1024
+_MAPPED = "0000000000000000FFFF0000"  # what an IPv4 address begins with in tcp6
+MAX_LINES = 200_000
 
 
-class Unread:
+class UnreadPipes:
     """Pipes whose reader was searched for in vain, from look to look: in a container it is often outside."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,12 +39,12 @@ class Unread:
         self._since[pipe] = self._clock()
 
 
-class Processes:
+class PipeReaders:
     """The processes of one look; what was once read of them is remembered, so make a new one for each look."""
 
-    def __init__(self, host: Host, unread: Unread | None = None) -> None:
+    def __init__(self, host: Host, unread: UnreadPipes | None = None) -> None:
         self._host = host
-        self._unread = unread or Unread()
+        self._unread = unread or UnreadPipes()
         self._briefs: dict[int, Stat] | None = None
         self._states: dict[int, ProcessState | None] = {}
         self._readers: dict[str, tuple[int, ...]] = {}
@@ -111,3 +114,22 @@ class Processes:
             return set()
         targets = {self._host.link(pid, f"fd/{number}") for number in numbers}
         return {target for target in targets if target.startswith("pipe:[")}
+
+
+def connected_sockets(tables: Iterable[str]) -> dict[str, str]:
+    """`socket:[12]` -> the other end's `socket:[13]`, for all connections with both ends in these tables."""
+    ends: dict[tuple[str, str], str] = {}
+    for table in tables:
+        for line in table.splitlines()[1:MAX_LINES]:
+            words = line.split()
+            if len(words) > 9 and words[9] != "0":
+                ends[_address(words[1]), _address(words[2])] = f"socket:[{words[9]}]"
+    return {
+        inode: ends[remote, local]
+        for (local, remote), inode in ends.items()
+        if (remote, local) in ends
+    }
+
+
+def _address(text: str) -> str:
+    return text.removeprefix(_MAPPED)

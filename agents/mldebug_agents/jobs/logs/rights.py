@@ -11,8 +11,8 @@ from typing import Protocol
 import msgspec
 
 
-class Facts(Protocol):
-    """The part of a `Piece` that tells whose file it is."""
+class FileOwnership(Protocol):
+    """The part of a `FilePiece` that tells whose file it is."""
 
     @property
     def mode(self) -> int:
@@ -27,13 +27,13 @@ class Facts(Protocol):
         """Its group."""
 
 
-class Rights(msgspec.Struct, frozen=True):
+class ReadRights(msgspec.Struct, frozen=True):
     """Whose rights count: those of one process of the job."""
 
     uid: int
     groups: tuple[int, ...] = ()
 
-    def may_read(self, file: Facts) -> bool:
+    def may_read(self, file: FileOwnership) -> bool:
         """Would the kernel let it? An owner may always give himself the right."""
         if self.uid in (0, file.uid):
             return True

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from mldebug.core.model import LogTail, OpenFile, ProcessState
 from mldebug.core.redact import redact, safe_line
-from mldebug_agents.jobs.logs.rights import Rights
+from mldebug_agents.jobs.logs.rights import ReadRights
 from mldebug_agents.system import procfs
 from mldebug_agents.system.reader import Reader, Unreadable
 
@@ -21,13 +21,13 @@ def log_of(
     `states` are the rank and then whoever may hold the reading end of its pipes. Returns (pid, descriptor, the
     first of them, whose rights count).
     """
-    known = [state for state in states if state is not None]
-    for state in known:
+    living = [state for state in states if state is not None]
+    for state in living:
         files = [file for file in state.files if file.kind == "file" and "w" in file.mode]
         streams = [file for file in files if file.fd in (1, 2)]
         named = [file for file in files if file.target.endswith(LOG_NAMES)]
         for file in (*streams, *named):
-            return state.pid, file, known[0]
+            return state.pid, file, living[0]
     return None
 
 
@@ -49,9 +49,9 @@ def read_log(
     return LogTail(path=file.target, lines=cleaned, modified_at=tail.mtime, size_bytes=tail.size)
 
 
-def _rights(reader: Reader, rank: ProcessState, proc: str) -> Rights:
+def _rights(reader: Reader, rank: ProcessState, proc: str) -> ReadRights:
     """Its user's, and its groups' too while it lives."""
     path = f"{proc}/{rank.pid}/status"
     answer = reader.read_many([path], max_bytes=1 << 16)[path]
     status = procfs.parse_status("" if isinstance(answer, Unreadable) else answer.decode())
-    return Rights(rank.uid, status.groups if status.uid == rank.uid else ())
+    return ReadRights(rank.uid, status.groups if status.uid == rank.uid else ())

@@ -5,13 +5,13 @@ import queue
 import time
 
 import msgspec
+from mldebug_agents.jobs.queue.orphans import OrphanOrder, OrphanWatch
+from mldebug_agents.jobs.queue.poll import WORKER, Asked
 
 from mldebug.config.schema import Config
 from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.jobs.schedulers.model import Orphan
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.jobs.queue.orphans import OrphanOrder, OrphanWatch
-from mldebug_agents.jobs.queue.poll import WORKER, Asked
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 

@@ -8,20 +8,20 @@ import msgspec
 
 from mldebug.core.model import Gap, Job, RankIdentity, Remark
 from mldebug.core.redact import clean
-from mldebug_agents.jobs.ranks.claims import Cluster
-from mldebug_agents.jobs.ranks.grouping import Key, Team, common_parent, find_teams
+from mldebug_agents.jobs.launcher import Launcher
+from mldebug_agents.jobs.ranks.grouping import Key, RankGroup, common_parent, find_rank_groups
 from mldebug_agents.jobs.ranks.libraries import Program
-from mldebug_agents.jobs.ranks.lost_ranks import Losses
-from mldebug_agents.jobs.ranks.oddities import lies, oddities, unreadable
-from mldebug_agents.jobs.ranks.rank_processes import Family, Seat, find_seats
+from mldebug_agents.jobs.ranks.lost_ranks import LostRankFinder
+from mldebug_agents.jobs.ranks.oddities import impossible_environments, oddities, unreadable
+from mldebug_agents.jobs.ranks.rank_processes import Claimant, ProcessTree, find_claimants
 from mldebug_agents.jobs.ranks.ras_ranks import Ask, RasRanks
-from mldebug_agents.jobs.ranks.registry import Process, Registry, named_python
+from mldebug_agents.jobs.ranks.registry import ProcessInfo, Registry, named_python
 from mldebug_agents.system.host import Host, Paths
 
 _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}")  # a run id that says nothing
 
 
-class Child(msgspec.Struct, frozen=True, kw_only=True):
+class RankChild(msgspec.Struct, frozen=True, kw_only=True):
     """A descendant of a rank that is no rank."""
 
     pid: int
@@ -36,7 +36,7 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...] = ()  # sorted by start
     remarks: tuple[Remark, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    children: dict[int, tuple[Child, ...]] = {}
+    children: dict[int, tuple[RankChild, ...]] = {}
     programs: dict[int, Program] = {}  # by pid of the rank
 
 
@@ -56,7 +56,7 @@ class RankFinder:
         host: Host,
         reader: Paths,
         node: str,
-        clusters: Sequence[Cluster],
+        launchers: Sequence[Launcher],
         ask_ras: Ask = lambda _: None,
         probes: bool = False,
     ) -> None:
@@ -67,28 +67,28 @@ class RankFinder:
         self._host = host
         self._ras = RasRanks(ask_ras, host.clock)
         self._node = node
-        self._registry = Registry(host, reader, clusters, probes)
+        self._registry = Registry(host, reader, launchers, probes)
         self._memory: dict[Key, _Memory] = {}
 
     def find(self) -> Discovery:
         """Look once at all processes of this node."""
-        family = Family(self._host.briefs())
+        family = ProcessTree(self._host.briefs())
         processes = self._ras.complete(self._registry.look(family.stats), family)
-        seats = find_seats(processes, family)
-        known = {child for memory in self._memory.values() for child in memory.children}
-        teams = find_teams(seats, family, known)
+        seats = find_claimants(processes, family)
+        known_children = {child for memory in self._memory.values() for child in memory.children}
+        teams = find_rank_groups(seats, family, known_children)
         alive = [team for team in teams if team.seats]
         self._memory = {team.key: self._recall(team, family) for team in alive}
         children = dict(_children(alive, processes, family))
         self._remember_children(alive, children, family)
         seated = {seat.pid for team in alive for seat in team.seats.values()}
-        losses = Losses(self._host, self._registry, family, seated)
+        losses = LostRankFinder(self._host, self._registry, family, seated)
         jobs, gaps = [], list(unreadable(processes, self._host))
         for team in alive:
             job, more = self._job(team, losses, family)
             jobs.append(job)
             gaps += more
-        remarks = (*lies(processes, family), *oddities(teams))
+        remarks = (*impossible_environments(processes, family), *oddities(teams))
         jobs.sort(key=lambda job: (job.started_at, job.id))
         return Discovery(
             jobs=tuple(jobs),
@@ -98,7 +98,7 @@ class RankFinder:
             programs={pid: processes[pid].program for pid in seated if pid in processes},
         )
 
-    def _recall(self, team: Team, family: Family) -> _Memory:
+    def _recall(self, team: RankGroup, family: ProcessTree) -> _Memory:
         memory = self._memory.get(team.key) or _Memory(id=_job_id(self._node, team, family))
         launcher = common_parent(team, family)
         for rank, seat in team.seats.items():
@@ -106,7 +106,10 @@ class RankFinder:
         return memory
 
     def _remember_children(
-        self, teams: list[Team], children: Mapping[int, tuple[Child, ...]], family: Family
+        self,
+        teams: list[RankGroup],
+        children: Mapping[int, tuple[RankChild, ...]],
+        family: ProcessTree,
     ) -> None:
         for team in teams:
             memory = self._memory[team.key]
@@ -117,7 +120,9 @@ class RankFinder:
                 for child in children.get(seat.pid, ()):
                     memory.children[child.pid, family.stats[child.pid].start_ticks] = rank
 
-    def _job(self, team: Team, losses: Losses, family: Family) -> tuple[Job, list[Gap]]:
+    def _job(
+        self, team: RankGroup, losses: LostRankFinder, family: ProcessTree
+    ) -> tuple[Job, list[Gap]]:
         memory = self._memory[team.key]
         lost, gaps = losses.of(team, memory.ranks, memory.children)
         gone_astray = {
@@ -145,7 +150,7 @@ class RankFinder:
         )
         return job, gaps
 
-    def _identity(self, seat: Seat, launcher: int | None) -> RankIdentity:
+    def _identity(self, seat: Claimant, launcher: int | None) -> RankIdentity:
         process, claim = seat.process, seat.claim
         inside = process.namespace_pid
         return RankIdentity(
@@ -175,7 +180,7 @@ class RankFinder:
 # --- names ---------------------------------------------------------------------------------------
 
 
-def _job_id(node: str, team: Team, family: Family) -> str:
+def _job_id(node: str, team: RankGroup, family: ProcessTree) -> str:
     """Eight digits, the same at every look: the launcher's start outlives that of any rank."""
     oldest = min(seat.process.stat.start_ticks for seat in team.seats.values())
     launcher = family.stats[team.launchers[0]].start_ticks if team.launchers else oldest
@@ -194,15 +199,17 @@ def _job_name(rank: RankIdentity) -> str:
 
 
 def _children(
-    teams: list[Team], processes: Mapping[int, Process], family: Family
-) -> Iterator[tuple[int, tuple[Child, ...]]]:
+    teams: list[RankGroup], processes: Mapping[int, ProcessInfo], family: ProcessTree
+) -> Iterator[tuple[int, tuple[RankChild, ...]]]:
     ranks = {seat.pid for team in teams for seat in team.seats.values()}
     for pid in sorted(ranks):
         below = family.descendants(pid, without=ranks)
         yield pid, tuple(_child(pid, child, processes, family) for child in below)
 
 
-def _child(rank: int, pid: int, processes: Mapping[int, Process], family: Family) -> Child:
+def _child(
+    rank: int, pid: int, processes: Mapping[int, ProcessInfo], family: ProcessTree
+) -> RankChild:
     stat, process = family.stats[pid], processes.get(pid)
     python = process.python if process else named_python(stat.name)
     worker = stat.name == "pt_data_worker" or (
@@ -210,14 +217,14 @@ def _child(rank: int, pid: int, processes: Mapping[int, Process], family: Family
         and (process.forked or process.spawned)
         and (stat.ppid == rank or _is_fork_server(processes.get(stat.ppid)))
     )
-    return Child(
+    return RankChild(
         pid=pid, kind="worker" if worker else "child", name=clean(stat.name), python=python
     )
 
 
-def _is_fork_server(process: Process | None) -> bool:
+def _is_fork_server(process: ProcessInfo | None) -> bool:
     return process is not None and process.helper and not process.spawned
 
 
-def _is(key: tuple[int, int], family: Family) -> bool:
+def _is(key: tuple[int, int], family: ProcessTree) -> bool:
     return key[0] in family.stats and family.stats[key[0]].start_ticks == key[1]

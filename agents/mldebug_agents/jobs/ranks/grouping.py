@@ -9,25 +9,25 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from mldebug.cluster.run_identity import port_of
-from mldebug_agents.jobs.ranks.claims import MAX_LOCAL, Claim
-from mldebug_agents.jobs.ranks.rank_processes import BY_RAS, Family, Seat
+from mldebug_agents.jobs.launcher import MAX_LOCAL, RankClaim
+from mldebug_agents.jobs.ranks.rank_processes import BY_RAS, Claimant, ProcessTree
 from mldebug_agents.system.procfs import Stat
 
 Key = tuple[object, ...]
 
 
-class Team(msgspec.Struct, kw_only=True):
+class RankGroup(msgspec.Struct, kw_only=True):
     """One attempt of one run on this node: a job, before it is written down."""
 
     key: Key
-    seats: dict[int, Seat]
-    duplicates: list[Seat]
-    leftovers: list[Seat]
+    seats: dict[int, Claimant]
+    duplicates: list[Claimant]
+    leftovers: list[Claimant]
     launchers: list[int]
     rivals: bool = False  # another team claims the same ranks of the same run
 
     @property
-    def first(self) -> Seat:
+    def first(self) -> Claimant:
         """The seat of the lowest rank: speaks for all where they should agree."""
         return self.seats[min(self.seats)]
 
@@ -35,14 +35,14 @@ class Team(msgspec.Struct, kw_only=True):
 # --- who belongs together ------------------------------------------------------------------------
 
 
-def find_teams(
-    seats: Iterable[Seat], family: Family, known_children: Collection[tuple[int, int]] = ()
-) -> list[Team]:
+def find_rank_groups(
+    seats: Iterable[Claimant], family: ProcessTree, known_children: Collection[tuple[int, int]] = ()
+) -> list[RankGroup]:
     """Group seats into runs, then attempts, then launches; leftovers and duplicates are told apart on the way.
 
     `known_children`: (pid, start) of processes that were once seen below a rank.
     """
-    runs: dict[Key, list[Seat]] = defaultdict(list)
+    runs: dict[Key, list[Claimant]] = defaultdict(list)
     for seat in seats:
         runs[_run(seat)].append(seat)
     return [
@@ -54,7 +54,7 @@ def find_teams(
     ]
 
 
-def _run(seat: Seat) -> Key:
+def _run(seat: Claimant) -> Key:
     """What all ranks of one run on this node have in common, and no other run has."""
     claim, process = seat.claim, seat.process
     if claim.world_size == 1 and seat.launcher is None:
@@ -68,8 +68,11 @@ def _run(seat: Seat) -> Key:
 
 
 def _teams(
-    key: Key, members: list[Seat], family: Family, known_children: Collection[tuple[int, int]]
-) -> Iterator[Team]:
+    key: Key,
+    members: list[Claimant],
+    family: ProcessTree,
+    known_children: Collection[tuple[int, int]],
+) -> Iterator[RankGroup]:
     launched = any(seat.launcher is not None for seat in members)
     left = [
         seat
@@ -77,7 +80,7 @@ def _teams(
         if _left_behind(seat, members, family, known_children)
         or (launched and seat.launcher is None and not seat.process.forked)
     ]
-    attempts: dict[Key, list[Seat]] = defaultdict(list)
+    attempts: dict[Key, list[Claimant]] = defaultdict(list)
     for seat in members:
         attempts[seat.claim.attempt, seat.claim.world_size].append(seat)
     for attempt, seats in attempts.items():
@@ -93,9 +96,9 @@ def _teams(
 
 
 def _left_behind(
-    seat: Seat,
-    members: list[Seat],
-    family: Family,
+    seat: Claimant,
+    members: list[Claimant],
+    family: ProcessTree,
     known_children: Collection[tuple[int, int]],
 ) -> bool:
     """Did it inherit its claim from a rank that is gone?"""
@@ -117,20 +120,20 @@ def _left_behind(
     return any(other.process.stat.pgrp == other.pid for other in members if other is not seat)
 
 
-def _adopted(seat: Seat) -> bool:
+def _adopted(seat: Claimant) -> bool:
     """A program without PyTorch whose parent is gone: a helper that outlived its rank, or a rank that will load it."""
     process = seat.process
     return seat.launcher is None and not process.torch and process.stat.ppid == 1
 
 
-def _launches(seats: list[Seat]) -> list[list[Seat]]:
+def _launches(seats: list[Claimant]) -> list[list[Claimant]]:
     """Split by launcher where two launchers have the same rank, or ports of masters; else all is one job, two nodes on
     one host included.
     """
-    by_launcher: dict[int | None, list[Seat]] = defaultdict(list)
+    by_launcher: dict[int | None, list[Claimant]] = defaultdict(list)
     for seat in seats:
         by_launcher[seat.launcher].append(seat)
-    launches: list[list[Seat]] = []
+    launches: list[list[Claimant]] = []
     for group in by_launcher.values():
         ranks = {seat.claim.rank for seat in group}
         room = (
@@ -146,21 +149,23 @@ def _launches(seats: list[Seat]) -> list[list[Seat]]:
     return launches
 
 
-def _ports(seats: list[Seat]) -> tuple[str, ...]:
+def _ports(seats: list[Claimant]) -> tuple[str, ...]:
     return tuple(sorted({port_of(seat.claim.master) for seat in seats}))
 
 
-def _team(key: Key, seats: list[Seat]) -> Team:
-    chosen: dict[int, Seat] = {}
-    duplicates: list[Seat] = []
+def _team(key: Key, seats: list[Claimant]) -> RankGroup:
+    chosen: dict[int, Claimant] = {}
+    duplicates: list[Claimant] = []
     for seat in sorted(seats, key=lambda one: one.age):
         if chosen.setdefault(seat.claim.rank, seat) is not seat:
             duplicates.append(seat)
     launchers = sorted({seat.launcher for seat in seats if seat.launcher is not None})
-    return Team(key=key, seats=chosen, duplicates=duplicates, leftovers=[], launchers=launchers)
+    return RankGroup(
+        key=key, seats=chosen, duplicates=duplicates, leftovers=[], launchers=launchers
+    )
 
 
-def common_parent(team: Team, family: Family) -> int | None:
+def common_parent(team: RankGroup, family: ProcessTree) -> int | None:
     """The launcher, or else the nearest process that most ranks of this team come from (a shell script)."""
     if team.launchers:
         return team.launchers[0]
@@ -177,7 +182,7 @@ def common_parent(team: Team, family: Family) -> int | None:
 # --- who is lost ---------------------------------------------------------------------------------
 
 
-def expected_ranks(team: Team) -> set[int]:
+def expected_ranks(team: RankGroup) -> set[int]:
     """The ranks that must be on this node, as far as the claims tell; too few rather than too many."""
     everyone = team.first.claim
     world = everyone.world_size
@@ -185,13 +190,13 @@ def expected_ranks(team: Team) -> set[int]:
     sizes = {seat.claim.local_world_size for seat in team.seats.values()}
     if world <= MAX_LOCAL and (alone or sizes == {world}):
         return set(range(world))
-    launches: dict[int | None, list[Claim]] = defaultdict(list)
+    launches: dict[int | None, list[RankClaim]] = defaultdict(list)
     for seat in team.seats.values():
         launches[seat.launcher].append(seat.claim)
     return {rank for claims in launches.values() for rank in _block(claims, world)}
 
 
-def _block(claims: list[Claim], world: int) -> range:
+def _block(claims: list[RankClaim], world: int) -> range:
     """The ranks of one node; empty where ranks are dealt out to the nodes in turn, or we cannot know."""
     firsts = {claim.rank - claim.local_rank for claim in claims if claim.local_rank is not None}
     sizes = {claim.local_world_size for claim in claims}

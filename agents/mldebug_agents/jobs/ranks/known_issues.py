@@ -1,24 +1,27 @@
-"""The known traps of the jobs on this node. Node facts are read every ten minutes."""
+"""The known issues of the jobs on this node, and what their rules must know of the node: RDMA ports, IOMMU, kernel arguments, /etc/hosts."""
 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from mldebug.core.model import Job
-from mldebug.jobs.known_issues.match import Ran, Trap, find_traps
+from mldebug.core.redact import clean
+from mldebug.jobs.known_issues.match import KnownIssue, RankSoftware, find_known_issues
 from mldebug.jobs.known_issues.model import NodeFacts
-from mldebug.jobs.known_issues.nccl_log import NcclSaid
-from mldebug_agents.jobs.ranks.installed import Installed
-from mldebug_agents.jobs.ranks.libraries import Program
-from mldebug_agents.jobs.ranks.node_facts import read_node
+from mldebug.jobs.known_issues.nccl_log import NcclLogFacts
+from mldebug_agents.jobs.ranks.libraries import TIMEOUT, InstalledSoftware, Program
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 
 AGAIN = 600.0  # seconds between two looks at the node
+MAX_DEVICES, MAX_PORTS = 64, 4
+MAX_HOSTS_FILE = 1 << 20
+MAX_HOSTS = 20_000
+MAX_STATE = 64  # bytes of a port's state: "4: ACTIVE"
 
 
-class TrapFinder:
+class KnownIssueFinder:
     """Keep one: it remembers what was read."""
 
     def __init__(
@@ -27,7 +30,7 @@ class TrapFinder:
         self._host = host
         self._reader = reader
         self._clock = clock
-        self.installed = Installed(host, reader)
+        self.installed = InstalledSoftware(host, reader)
         self._node = NodeFacts()
         self._due = -AGAIN
 
@@ -39,14 +42,14 @@ class TrapFinder:
         self,
         job: Job,
         programs: Mapping[int, Program],
-        said: NcclSaid | None = None,
+        nccl_log: NcclLogFacts | None = None,
         *,
         read: bool = True,
         gpu: bool | None = None,
-    ) -> tuple[Trap, ...]:
+    ) -> tuple[KnownIssue, ...]:
         """The traps of one job; `gpu`: has a rank of it a GPU open? Without `read` no file is opened: it may hang."""
         ran = [
-            Ran(
+            RankSoftware(
                 rank=rank.rank,
                 software=self.installed.of(
                     job.id, rank.pid, programs[rank.pid].libraries, read=read
@@ -57,7 +60,9 @@ class TrapFinder:
             for rank in job.ranks
             if rank.pid in programs
         ]
-        return find_traps(job, ran, self._node_facts() if read else self._node, said, gpu)
+        return find_known_issues(
+            job, ran, self._node_facts() if read else self._node, nccl_log, gpu
+        )
 
     def _cores(self, pid: int) -> int:
         """Logical CPUs that it may use; 0 where that is not known."""
@@ -71,3 +76,51 @@ class TrapFinder:
         if self._clock() >= self._due:
             self._node, self._due = read_node(self._host, self._reader), self._clock() + AGAIN
         return self._node
+
+
+def read_node(host: Host, reader: Reader) -> NodeFacts:
+    """Look once. What cannot be read is left out; nothing here waits longer than a read that times out."""
+    arguments = f"{host.proc}/cmdline"
+    ports = dict(_ports(f"{host.root}/sys/class/infiniband"))
+    states = reader.read_many([*ports, arguments], max_bytes=4096, timeout=TIMEOUT)
+    given = states[arguments]
+    active = {ports[path] for path in ports if _is_active(states[path])}
+    return NodeFacts(
+        machine=os.uname().machine,
+        rdma=tuple(sorted(active)),
+        iommu=bool(_names(f"{host.root}/sys/class/iommu")),
+        kernel_arguments=tuple(given.decode(errors="replace").split())
+        if isinstance(given, bytes)
+        else (),
+        cores=os.cpu_count() or 0,
+        hosts=_hosts(reader.read_file(f"{host.root}/etc/hosts", max_bytes=MAX_HOSTS_FILE)),
+    )
+
+
+def _ports(folder: str) -> Iterable[tuple[str, str]]:
+    """Path of a port's state, and its device."""
+    for device in _names(folder)[:MAX_DEVICES]:
+        for port in _names(f"{folder}/{device}/ports")[:MAX_PORTS]:
+            yield f"{folder}/{device}/ports/{port}/state", clean(device, 40)
+
+
+def _is_active(state: object) -> bool:
+    return isinstance(state, bytes) and b"ACTIVE" in state[:MAX_STATE]
+
+
+def _names(folder: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir(folder))
+    return []
+
+
+def _hosts(text: object) -> dict[str, str]:
+    """Address -> first name; the first line of an address counts."""
+    if not isinstance(text, bytes):
+        return {}
+    found: dict[str, str] = {}
+    for line in text.decode(errors="replace").splitlines()[:MAX_HOSTS]:
+        words = line.partition("#")[0].split()
+        if len(words) > 1:
+            found.setdefault(words[0], clean(words[1], 80))
+    return found

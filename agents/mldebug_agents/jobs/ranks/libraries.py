@@ -1,10 +1,13 @@
-"""Which PyTorch and which NCCL a process has loaded: the paths of their libraries, and the texts beside them. Pure.
+"""Which PyTorch and NCCL a process has loaded: paths from /proc/PID/maps, versions from the files beside the libraries.
 
-Nothing of it is imported. A job chooses these paths and texts, so they are only ever opened through the reader child.
+Nothing of a job is imported or executed. A job chooses these paths and texts, so files are opened through the reader child only, with a
+deadline of `TIMEOUT`; what does not answer stays unknown. Each place of installation is read once for a job.
 """
 
+import errno
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping
 from posixpath import basename, dirname
 
 import msgspec
@@ -12,6 +15,8 @@ import msgspec
 from mldebug.capture.flight_recorder.access import NAMES
 from mldebug.core.redact import clean
 from mldebug.jobs.known_issues.model import Software
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import FilePiece, Reader, Unreadable
 
 MAX_PATH = 1024
 MAX_VALUE = 4096  # characters of a setting that tells of the Flight Recorder: some are paths
@@ -28,6 +33,10 @@ _NUMBERED = re.compile(r"libnccl\.so\.(\d{1,3}\.\d{1,3}\.\d{1,3})")
 _TOLD = re.compile(r"^__version__(?: {0,2}: {0,2}str)? {0,4}= {0,4}['\"]([^'\"\n]{1,80})['\"]", re.MULTILINE)  # fmt: skip
 _HIP = re.compile(r"^hip\b[^=\n]{0,40}= {0,4}['\"]\d", re.MULTILINE)
 _DEFINED = re.compile(r"^#define NCCL_(MAJOR|MINOR|PATCH) (\d{1,4})\s*$", re.MULTILINE)
+MAX_VERSION_FILE = 64 << 10  # PyTorch's has some hundred bytes
+MAX_HEADER = 8 << 10  # bytes of nccl.h: the version stands at its top
+MAX_READS = 8  # different places of one job
+TIMEOUT = 2.0  # seconds for one path: the state of a port is asked from its card
 
 
 class Libraries(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +95,9 @@ def numbered(nccl: str) -> str:
 
 def software(version_text: str, nccl: str) -> Software:
     """What torch/version.py says, and the version of NCCL."""
-    told = _TOLD.search(version_text)
+    version = _TOLD.search(version_text)
     rocm = _HIP.search(version_text) is not None
-    return Software(torch=clean(told[1], 80) if told else "", nccl=nccl, rocm=rocm)
+    return Software(torch=clean(version[1], 80) if version else "", nccl=nccl, rocm=rocm)
 
 
 def header_version(text: str) -> str:
@@ -96,3 +105,56 @@ def header_version(text: str) -> str:
     parts = dict(_DEFINED.findall(text))
     wanted = [parts.get(name, "") for name in ("MAJOR", "MINOR", "PATCH")]
     return ".".join(wanted) if all(wanted) else ""
+
+
+Key = tuple[str, Libraries]  # mount namespace
+
+
+class InstalledSoftware:
+    """Keep one: it remembers what was read."""
+
+    def __init__(self, host: Host, reader: Reader) -> None:
+        self._host = host
+        self._reader = reader
+        self._lock = threading.Lock()
+        self._software: dict[str, dict[Key, Software]] = {}  # by job
+
+    def keep(self, jobs: Collection[str]) -> None:
+        """Forget all jobs but these."""
+        with self._lock:
+            self._software = {job: known for job, known in self._software.items() if job in jobs}
+
+    def of(self, job: str, pid: int, loaded: Libraries, *, read: bool = True) -> Software:
+        """From memory, or by reading; several ranks mostly share what is read for one. Without `read` no file is opened."""
+        key = (self._host.link(pid, "ns/mnt") or str(pid), loaded)
+        with self._lock:
+            versions = self._software.setdefault(job, {})
+        if key in versions:
+            return versions[key]
+        if not read or loaded == Libraries() or len(versions) >= MAX_READS:
+            return Software(nccl=numbered(loaded.nccl))
+        found, final = self._read(pid, loaded)
+        if final:
+            versions[key] = found
+        return found
+
+    def _read(self, pid: int, loaded: Libraries) -> tuple[Software, bool]:
+        """What the files say, and whether that is all there is to know."""
+        root = self._host.root_of(pid)
+        text: bytes | Unreadable = b""
+        if loaded.torch:
+            path = f"{root}{version_file(loaded.torch)}"
+            text = self._reader.read_file(path, max_bytes=MAX_VERSION_FILE, timeout=TIMEOUT)
+        nccl, head = numbered(loaded.nccl), b""
+        if loaded.nccl and not nccl and not _stuck(text):
+            path = f"{root}{header_file(loaded.nccl)}"
+            piece = self._reader.read_from(path, 0, max_bytes=MAX_HEADER, timeout=TIMEOUT)
+            head = piece.data if isinstance(piece, FilePiece) else b""
+        version_text = "" if isinstance(text, Unreadable) else text.decode(errors="replace")
+        nccl = nccl or header_version(head.decode(errors="replace"))
+        again = isinstance(text, Unreadable) and text.errno == errno.EAGAIN
+        return software(version_text, nccl), not again
+
+
+def _stuck(answer: bytes | Unreadable) -> bool:
+    return isinstance(answer, Unreadable) and answer.stuck

@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterable, Mapping
 from mldebug.core.model import Gap, LostRank, RankIdentity
 from mldebug.core.redact import clean
 from mldebug_agents.jobs.ranks.grouping import (
-    Team,
+    RankGroup,
     common_parent,
     expected_ranks,
     match_zombies,
 )
-from mldebug_agents.jobs.ranks.rank_processes import Family
+from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
 from mldebug_agents.jobs.ranks.registry import Registry, named_python
 from mldebug_agents.system.host import Host, exit_status
 from mldebug_agents.system.procfs import Stat, exit_reason
@@ -20,11 +20,11 @@ YOUNG = 3.0  # seconds in which a launcher may still be starting the others
 Children = Mapping[tuple[int, int], int]
 
 
-class Losses:
+class LostRankFinder:
     """One look at one moment; `seated` are the pids that hold a rank of any job."""
 
     def __init__(
-        self, host: Host, registry: Registry, family: Family, seated: Collection[int]
+        self, host: Host, registry: Registry, family: ProcessTree, seated: Collection[int]
     ) -> None:
         self._host = host
         self._registry = registry
@@ -32,7 +32,7 @@ class Losses:
         self._seated = seated
 
     def of(
-        self, team: Team, remembered: Mapping[int, RankIdentity], children: Children
+        self, team: RankGroup, remembered: Mapping[int, RankIdentity], children: Children
     ) -> tuple[tuple[LostRank, ...], list[Gap]]:
         """Return the lost ranks in order, and a gap for each rank that has a process, but no Python yet.
 
@@ -63,12 +63,12 @@ class Losses:
         stat = self._family.stats.get(one.pid)
         return stat is not None and stat.start_ticks == one.start_ticks and stat.state not in "ZX"
 
-    def _young(self, team: Team) -> bool:
+    def _young(self, team: RankGroup) -> bool:
         newest = max(seat.process.stat.start_ticks for seat in team.seats.values())
         return self._host.clock() - self._host.started_at(newest) < YOUNG
 
     def _zombies(
-        self, parent: int | None, dead: Mapping[int, RankIdentity], team: Team
+        self, parent: int | None, dead: Mapping[int, RankIdentity], team: RankGroup
     ) -> list[Stat]:
         """Zombie children of the launcher that may have been ranks, and are not known as one yet."""
         taken = {one.pid for one in dead.values()}
@@ -99,13 +99,13 @@ class Losses:
     def _lost(
         self,
         rank: int,
-        team: Team,
+        team: RankGroup,
         children: Children,
-        known: RankIdentity | None,
+        identity: RankIdentity | None,
         zombie: Stat | None,
     ) -> LostRank:
         left = [seat.process.stat for seat in team.leftovers if seat.claim.rank == rank]
-        pid = known.pid if known else zombie.pid if zombie else self._group_leader(left)
+        pid = identity.pid if identity else zombie.pid if zombie else self._group_leader(left)
         stat = self._family.stats.get(pid) if pid else None
         status = exit_status(stat, self._host.status(stat.pid).uid) if stat else None
         pids = {stat.pid for stat in left} | set(self._orphans(pid, rank, children))
@@ -133,5 +133,5 @@ class Losses:
                 yield stat.pid
 
 
-def _ages(team: Team) -> dict[int, tuple[int, int]]:
+def _ages(team: RankGroup) -> dict[int, tuple[int, int]]:
     return {rank: seat.age for rank, seat in team.seats.items()}

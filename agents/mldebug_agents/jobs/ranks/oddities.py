@@ -4,16 +4,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from mldebug.core.model import Gap, Remark
-from mldebug_agents.jobs.ranks.grouping import Team
-from mldebug_agents.jobs.ranks.rank_processes import Family
-from mldebug_agents.jobs.ranks.registry import Process
+from mldebug_agents.jobs.ranks.grouping import RankGroup
+from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
+from mldebug_agents.jobs.ranks.registry import ProcessInfo
 from mldebug_agents.system.host import Host
 
 MAX_PIDS = 32  # named in one remark
 MAX_GAPS = 16  # processes that did not answer, each with a gap of its own
 
 
-def lies(processes: Mapping[int, Process], family: Family) -> Iterator[Remark]:
+def impossible_environments(
+    processes: Mapping[int, ProcessInfo], family: ProcessTree
+) -> Iterator[Remark]:
     """Environments that cannot be true; children that inherited them are not listed."""
     liars: dict[str, list[int]] = defaultdict(list)
     for pid, process in sorted(processes.items()):
@@ -30,7 +32,7 @@ def lies(processes: Mapping[int, Process], family: Family) -> Iterator[Remark]:
         )
 
 
-def oddities(teams: Iterable[Team]) -> Iterator[Remark]:
+def oddities(teams: Iterable[RankGroup]) -> Iterator[Remark]:
     """Ranks claimed twice, and orphans whose job is gone."""
     for team in teams:
         for seat in team.duplicates:
@@ -52,7 +54,7 @@ def oddities(teams: Iterable[Team]) -> Iterator[Remark]:
             yield _outlived(team)
 
 
-def _outlived(team: Team) -> Remark:
+def _outlived(team: RankGroup) -> Remark:
     pids = tuple(sorted(seat.pid for seat in team.leftovers))[:MAX_PIDS]
     words = "process" if len(pids) == 1 else "processes"
     numbers = ", ".join(map(str, pids[:5]))
@@ -64,9 +66,9 @@ def _outlived(team: Team) -> Remark:
     )
 
 
-def unreadable(processes: Mapping[int, Process], host: Host) -> Iterator[Gap]:
+def unreadable(processes: Mapping[int, ProcessInfo], host: Host) -> Iterator[Gap]:
     """One gap for each user whose Python processes are closed to us; one for each process that did not answer."""
-    closed: dict[int, list[Process]] = defaultdict(list)
+    closed: dict[int, list[ProcessInfo]] = defaultdict(list)
     silent = 0
     for process in processes.values():
         silent += process.stuck

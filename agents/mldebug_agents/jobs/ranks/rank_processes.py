@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from mldebug_agents.jobs.ranks.claims import Claim
-from mldebug_agents.jobs.ranks.registry import Process
+from mldebug_agents.jobs.launcher import RankClaim
+from mldebug_agents.jobs.ranks.registry import ProcessInfo
 from mldebug_agents.system.procfs import Stat
 
 BY_RAS = "nccl_ras"  # stands for the launcher where NCCL RAS has told the rank
 """Such a claim is not inherited: it was made for this very process."""
 
 
-class Family:
+class ProcessTree:
     """The process tree at one moment."""
 
     def __init__(self, stats: Mapping[int, Stat]) -> None:
@@ -28,9 +28,9 @@ class Family:
 
     def ancestors(self, pid: int) -> Iterator[int]:
         """Parent, grandparent and so on; process 1 is the last."""
-        seen = {pid}
-        while pid in self.stats and (pid := self.stats[pid].ppid) not in seen and pid:
-            seen.add(pid)
+        visited = {pid}
+        while pid in self.stats and (pid := self.stats[pid].ppid) not in visited and pid:
+            visited.add(pid)
             yield pid
 
     def descendants(self, pid: int, without: Collection[int] = ()) -> Iterator[int]:
@@ -46,11 +46,11 @@ class Family:
         return pid in self.stats and self.stats[pid].state not in "ZX"
 
 
-class Seat(msgspec.Struct, frozen=True, kw_only=True):
+class Claimant(msgspec.Struct, frozen=True, kw_only=True):
     """A process that claims a rank; `launcher` is the nearest ancestor that is known to be one."""
 
-    process: Process
-    claim: Claim
+    process: ProcessInfo
+    claim: RankClaim
     launcher: int | None = None
 
     @property
@@ -64,7 +64,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
         return self.process.stat.start_ticks, self.pid
 
 
-def find_seats(processes: Mapping[int, Process], family: Family) -> list[Seat]:
+def find_claimants(processes: Mapping[int, ProcessInfo], family: ProcessTree) -> list[Claimant]:
     """All claimants without those that inherited their claim, sorted by age."""
     claims = {pid: p.claim for pid, p in processes.items() if p.claims and p.claim}
     launchers = {pid for pid, process in processes.items() if process.launcher}
@@ -72,7 +72,7 @@ def find_seats(processes: Mapping[int, Process], family: Family) -> list[Seat]:
     tops = {_really(pid, claims, processes, family) for pid in tops}
     tops = {pid for pid in tops if not _wraps_others(pid, claims, tops, processes, family)}
     seats = [
-        Seat(
+        Claimant(
             process=processes[pid],
             claim=claims[pid],
             launcher=next((a for a in family.ancestors(pid) if a in launchers), None),
@@ -82,12 +82,12 @@ def find_seats(processes: Mapping[int, Process], family: Family) -> list[Seat]:
     return sorted(seats, key=lambda seat: seat.age)
 
 
-def _place(claim: Claim) -> tuple[object, ...]:
+def _place(claim: RankClaim) -> tuple[object, ...]:
     return claim.launcher, claim.rank, claim.world_size, claim.run_id, claim.attempt, claim.master
 
 
 def _inherited(
-    pid: int, claims: Mapping[int, Claim], launchers: Collection[int], family: Family
+    pid: int, claims: Mapping[int, RankClaim], launchers: Collection[int], family: ProcessTree
 ) -> bool:
     mine = claims[pid]
     above = [ancestor for ancestor in family.ancestors(pid) if ancestor in claims]
@@ -97,7 +97,10 @@ def _inherited(
 
 
 def _really(
-    top: int, claims: Mapping[int, Claim], processes: Mapping[int, Process], family: Family
+    top: int,
+    claims: Mapping[int, RankClaim],
+    processes: Mapping[int, ProcessInfo],
+    family: ProcessTree,
 ) -> int:
     """The process that trains, where the claimant is a Python wrapper around it (a debugger, a retry loop)."""
     if processes[top].torch:
@@ -116,10 +119,10 @@ def _really(
 
 def _wraps_others(
     top: int,
-    claims: Mapping[int, Claim],
+    claims: Mapping[int, RankClaim],
     tops: Collection[int],
-    processes: Mapping[int, Process],
-    family: Family,
+    processes: Mapping[int, ProcessInfo],
+    family: ProcessTree,
 ) -> bool:
     """Is it a Python program that starts the ranks, and has a claim of its own by accident (a pod's RANK)?"""
     alone = claims[top].launcher == "single"

@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([\w.-]{1,255})):(\d{1,5})"
 _PROBE = 9  # a port; no packet is sent
 
 
-class Place(NamedTuple):
+class RasAddress(NamedTuple):
     """One address to try."""
 
     host: str
@@ -33,13 +33,13 @@ def setting(environ: Mapping[str, str]) -> str:
     return clean(environ.get("NCCL_RAS_ADDR", "").strip(), 100)
 
 
-def places(told: str) -> tuple[Place, ...]:
+def addresses(value: str) -> tuple[RasAddress, ...]:
     """The addresses to try, in order. Raises ValueError in words where none may be asked."""
-    match = _ADDRESS.fullmatch(told or DEFAULT)
+    match = _ADDRESS.fullmatch(value or DEFAULT)
     if match is None or not 0 < int(match[3]) < 65536:
-        raise ValueError(f"NCCL_RAS_ADDR is {told!r}, which is no address and port")
+        raise ValueError(f"NCCL_RAS_ADDR is {value!r}, which is no address and port")
     hosts = _hosts(match[1] or match[2])
-    return tuple(Place(host, int(match[3])) for host in hosts)
+    return tuple(RasAddress(host, int(match[3])) for host in hosts)
 
 
 def _hosts(name: str) -> Iterable[str]:

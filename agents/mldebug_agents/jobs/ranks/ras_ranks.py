@@ -10,22 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from mldebug.capture.nccl_ras.process_map import World
+from mldebug.capture.nccl_ras.process_map import RasWorld
 from mldebug.core.model import Job, RankIdentity
-from mldebug_agents.jobs.ranks.claims import Claim
-from mldebug_agents.jobs.ranks.rank_processes import BY_RAS, Family
+from mldebug_agents.jobs.launcher import RankClaim
+from mldebug_agents.jobs.ranks.rank_processes import BY_RAS, ProcessTree
 from mldebug_agents.jobs.ranks.ras_address import OFF
-from mldebug_agents.jobs.ranks.registry import Process
+from mldebug_agents.jobs.ranks.registry import ProcessInfo
 
 PAUSES = (15.0, 30.0, 60.0, 120.0, 300.0)  # seconds until the next question about the same ones
 MAX_PROCESSES = 1024  # of one question
 
-Ask = Callable[[Job], World | None]
+Ask = Callable[[Job], RasWorld | None]
 Ident = tuple[int, int]  # pid, start
 Group = tuple[int, str, str, str]  # user, network and pid namespace, address
 
 
-class _Asked(msgspec.Struct):
+class _Question(msgspec.Struct):
     """What became of the questions about one group."""
 
     who: frozenset[Ident] = frozenset()
@@ -40,75 +40,77 @@ class RasRanks:
         """`clock`: in seconds, of any origin."""
         self._ask = ask
         self._clock = clock
-        self._claims: dict[Ident, Claim] = {}
-        self._asked: dict[Group, _Asked] = {}
+        self._claims: dict[Ident, RankClaim] = {}
+        self._questions: dict[Group, _Question] = {}
 
-    def complete(self, processes: Mapping[int, Process], family: Family) -> dict[int, Process]:
+    def complete(
+        self, processes: Mapping[int, ProcessInfo], family: ProcessTree
+    ) -> dict[int, ProcessInfo]:
         """The same processes, with the claims that NCCL RAS makes for them."""
         here = {process.key for process in processes.values()}
         self._claims = {key: claim for key, claim in self._claims.items() if key in here}
         groups = self._unknown(processes, family)
-        self._asked = {group: one for group, one in self._asked.items() if group in groups}
+        self._questions = {group: one for group, one in self._questions.items() if group in groups}
         for group, members in groups.items():
-            if self._turn(self._asked.setdefault(group, _Asked()), members):
+            if self._ask_when_due(self._questions.setdefault(group, _Question()), members):
                 break  # the others in the next look: each may take two seconds
         return {pid: self._with_claim(process) for pid, process in processes.items()}
 
-    def _with_claim(self, process: Process) -> Process:
+    def _with_claim(self, process: ProcessInfo) -> ProcessInfo:
         claim = self._claims.get(process.key)
         return msgspec.structs.replace(process, claim=claim) if claim else process
 
     def _unknown(
-        self, processes: Mapping[int, Process], family: Family
-    ) -> dict[Group, list[Process]]:
+        self, processes: Mapping[int, ProcessInfo], family: ProcessTree
+    ) -> dict[Group, list[ProcessInfo]]:
         """Who may be a rank, but for the children of those that are one."""
-        known = {process.stat.pid for process in processes.values() if process.key in self._claims}
-        groups: dict[Group, list[Process]] = defaultdict(list)
+        ranked = {process.stat.pid for process in processes.values() if process.key in self._claims}
+        groups: dict[Group, list[ProcessInfo]] = defaultdict(list)
         for pid, one in sorted(processes.items()):
-            if _nameless(one) and pid not in known and known.isdisjoint(family.ancestors(pid)):
+            if _nameless(one) and pid not in ranked and ranked.isdisjoint(family.ancestors(pid)):
                 groups[one.uid, one.network, one.namespace, one.nccl_ras].append(one)
         return groups
 
-    def _turn(self, asked: _Asked, members: Sequence[Process]) -> bool:
+    def _ask_when_due(self, question: _Question, members: Sequence[ProcessInfo]) -> bool:
         """Ask where somebody is new, or it is time to try again. Whether somebody was asked."""
         now, who = self._clock(), frozenset(one.key for one in members)
-        if asked.who.isdisjoint(who):
-            asked.tries, asked.due = 0, now
-        elif who <= asked.who and asked.tries > len(PAUSES):
+        if question.who.isdisjoint(who):
+            question.tries, question.due = 0, now
+        elif who <= question.who and question.tries > len(PAUSES):
             return False
         if (
-            0 < asked.due - now <= max(PAUSES)
+            0 < question.due - now <= max(PAUSES)
         ):  # farther off it can be only where the clock was set back
             return False
-        asked.who, asked.due = who, now + PAUSES[min(asked.tries, len(PAUSES) - 1)]
-        asked.tries += 1
+        question.who, question.due = who, now + PAUSES[min(question.tries, len(PAUSES) - 1)]
+        question.tries += 1
         self._note(members, self._ask(_as_job(members[:MAX_PROCESSES])))
         return True
 
-    def _note(self, members: Sequence[Process], told: World | None) -> None:
-        if told is None:
+    def _note(self, members: Sequence[ProcessInfo], world: RasWorld | None) -> None:
+        if world is None:
             return
-        run = hashlib.sha256(told.key.encode()).hexdigest()[:32]
+        run = hashlib.sha256(world.key.encode()).hexdigest()[:32]
         for one in members:
-            rank = told.ranks.get(_inside(one))
+            rank = world.ranks.get(_inside(one))
             if rank is not None:
-                self._claims[one.key] = Claim(
-                    launcher=BY_RAS, priority=0, rank=rank, world_size=told.size, run_id=run
+                self._claims[one.key] = RankClaim(
+                    launcher=BY_RAS, priority=0, rank=rank, world_size=world.size, run_id=run
                 )
 
 
-def _nameless(one: Process) -> bool:
+def _nameless(one: ProcessInfo) -> bool:
     """Has it NCCL, and no environment that says which rank it is? A forked child can use no GPU of its parent's."""
     alone = one.claim is not None and one.claim.launcher == "single" and not one.claim.problem
     return alone and bool(one.libraries.nccl) and not one.forked and one.nccl_ras != OFF
 
 
-def _inside(one: Process) -> int:
+def _inside(one: ProcessInfo) -> int:
     """Its pid as it knows it itself."""
     return one.namespace_pid or one.stat.pid
 
 
-def _as_job(members: Sequence[Process]) -> Job:
+def _as_job(members: Sequence[ProcessInfo]) -> Job:
     """Whom to ask about: the numbers are no ranks yet."""
     ranks = tuple(
         RankIdentity(

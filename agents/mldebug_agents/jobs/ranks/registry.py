@@ -11,7 +11,7 @@ import msgspec
 
 from mldebug.core.redact import clean, redact_argv
 from mldebug.jobs.known_issues.match import allowed
-from mldebug_agents.jobs.ranks.claims import Claim, Cluster, script_of
+from mldebug_agents.jobs.launcher import Launcher, RankClaim, script_of
 from mldebug_agents.jobs.ranks.libraries import (
     Libraries,
     Program,
@@ -40,13 +40,13 @@ PROBES = ("/mldebug_agents/probes/verbs/inside", "/mldebug_agents/probes/inside"
 _GONE = (errno.ENOENT, errno.ESRCH)
 
 
-class Process(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One process that is a Python program or a launcher."""
 
     stat: Stat
     python: bool = False
     launcher: bool = False
-    claim: Claim | None = None
+    claim: RankClaim | None = None
     argv: tuple[str, ...] = ()  # redacted
     script: str = ""
     helper: bool = False  # started by Python's multiprocessing: never a rank
@@ -105,43 +105,43 @@ class Registry:
     """All processes of a node that matter to discovery, each read as seldom as possible."""
 
     def __init__(
-        self, host: Host, reader: Paths, clusters: Sequence[Cluster], probes: bool = False
+        self, host: Host, reader: Paths, launchers: Sequence[Launcher], probes: bool = False
     ) -> None:
         """`probes`: ranks of a probe of ours are ranks as well."""
         self._host = host
         self._reader = reader
-        self._clusters = clusters
+        self._launchers = launchers
         self._probes = probes
-        self._cache: dict[int, Process] = {}
+        self._cache: dict[int, ProcessInfo] = {}
 
-    def look(self, stats: Mapping[int, Stat]) -> dict[int, Process]:
+    def look(self, stats: Mapping[int, Stat]) -> dict[int, ProcessInfo]:
         """Return the Python programs and launchers among these processes, zombies left out."""
         living = [stat for stat in stats.values() if not _out_of_question(stat)]
         now = self._host.clock()
-        known = {stat.pid: self._cached(stat) for stat in living}
-        self._cache = {pid: process for pid, process in known.items() if process is not None}
+        cached = {stat.pid: self._cached(stat) for stat in living}
+        self._cache = {pid: process for pid, process in cached.items() if process is not None}
         self._identify([stat for stat in living if stat.pid not in self._cache])
         self._ask_for_torch(now)
         return {pid: p for pid, p in self._cache.items() if p.python or p.launcher}
 
-    def claims_of(self, pids: Iterable[int]) -> dict[int, Claim]:
+    def claims_of(self, pids: Iterable[int]) -> dict[int, RankClaim]:
         """Read the claims of programs that are not Python: whoever may still become a rank by exec."""
         answers = self._read(pids, ("environ",))
         found = {pid: self._claim(texts.get("environ", b""), ()) for pid, texts in answers.items()}
         return {pid: claim for pid, claim in found.items() if claim and not claim.problem}
 
-    def _cached(self, stat: Stat) -> Process | None:
+    def _cached(self, stat: Stat) -> ProcessInfo | None:
         """What is known of it, if it is still the same program."""
-        known = self._cache.get(stat.pid)
-        if known is None or known.key != (stat.pid, stat.start_ticks) or known.stuck:
+        cached = self._cache.get(stat.pid)
+        if cached is None or cached.key != (stat.pid, stat.start_ticks) or cached.stuck:
             return None
-        if known.stat.image != stat.image:
+        if cached.stat.image != stat.image:
             return None
-        if known.stat.name != stat.name:
+        if cached.stat.name != stat.name:
             if not stat.image[1]:  # addresses hidden from us: the name is all there is
                 return None
-            known = msgspec.structs.replace(known, checked_at=0.0)
-        return msgspec.structs.replace(known, stat=stat)
+            cached = msgspec.structs.replace(cached, checked_at=0.0)
+        return msgspec.structs.replace(cached, stat=stat)
 
     def _identify(self, fresh: list[Stat]) -> None:
         """Look at new programs: first what is free, then one batch through the reader."""
@@ -157,7 +157,7 @@ class Registry:
             elif not program:
                 hidden.append(stat)
             else:
-                self._keep(Process(stat=stat, launcher=self._launches(stat.name, ())))
+                self._keep(ProcessInfo(stat=stat, launcher=self._launches(stat.name, ())))
         ask += self._pythons_among(hidden)
         answers = self._read((stat.pid for stat in ask), ("environ", "cmdline"))
         for stat in ask:
@@ -175,13 +175,13 @@ class Registry:
             if argv and procfs.is_python(argv[0]):
                 found.append(stat)
             elif argv:
-                self._keep(Process(stat=stat, launcher=self._launches(stat.name, ())))
+                self._keep(ProcessInfo(stat=stat, launcher=self._launches(stat.name, ())))
         return found
 
-    def _keep(self, process: Process) -> None:
+    def _keep(self, process: ProcessInfo) -> None:
         self._cache[process.stat.pid] = process
 
-    def _parent_of_fork(self, stat: Stat) -> Process | None:
+    def _parent_of_fork(self, stat: Stat) -> ProcessInfo | None:
         """The known process it is a copy of, so that nothing needs to be read."""
         if not stat.flags & procfs.FORKED or not stat.image[1]:
             return None
@@ -200,7 +200,7 @@ class Registry:
             found.setdefault(pid, {})[name] = answer
         return found
 
-    def _process(self, stat: Stat, answers: Mapping[str, bytes | Failure]) -> Process | None:
+    def _process(self, stat: Stat, answers: Mapping[str, bytes | Failure]) -> ProcessInfo | None:
         """Put together what was read; None while it is between two programs, or gone."""
         environ, cmdline = answers.get("environ", b""), answers.get("cmdline", b"")
         argv = procfs.parse_cmdline(cmdline) if isinstance(cmdline, bytes) else ()
@@ -210,7 +210,7 @@ class Registry:
         python = named_python(stat.name) or (bool(argv) and procfs.is_python(argv[0]))
         python = python or procfs.is_python(self._host.link(stat.pid, "exe"))
         status = self._host.status(stat.pid) if python else procfs.ProcessStatus()
-        return Process(
+        return ProcessInfo(
             stat=stat,
             python=python,
             launcher=self._launches(stat.name, argv),
@@ -231,13 +231,13 @@ class Registry:
         )
 
     def _launches(self, name: str, argv: tuple[str, ...]) -> bool:
-        return any(cluster.is_launcher(name, argv) for cluster in self._clusters)
+        return any(launcher.is_launcher(name, argv) for launcher in self._launchers)
 
-    def _claim(self, environ: bytes | Failure, argv: tuple[str, ...]) -> Claim | None:
+    def _claim(self, environ: bytes | Failure, argv: tuple[str, ...]) -> RankClaim | None:
         if not isinstance(environ, bytes) or (not self._probes and measures(argv)):
             return None
         variables = procfs.parse_environ(environ)
-        found = (cluster.identify(variables, argv) for cluster in self._clusters)
+        found = (launcher.identify(variables, argv) for launcher in self._launchers)
         return max(filter(None, found), key=lambda claim: claim.priority, default=None)
 
     def _ask_for_torch(self, now: float) -> None:
@@ -250,7 +250,7 @@ class Registry:
                 one = msgspec.structs.replace(one, libraries=libraries(maps))
             self._keep(msgspec.structs.replace(one, searched=one.searched + one.torch))
 
-    def _is_due(self, process: Process, now: float) -> bool:
+    def _is_due(self, process: ProcessInfo, now: float) -> bool:
         if process.claim is None or process.launcher:
             return False
         if process.torch:  # NCCL is mapped a moment after PyTorch, and by few after that

@@ -19,6 +19,7 @@ import msgspec
 from mldebug.core.units import Duration
 from mldebug.jobs.schedulers.kubernetes import KINDS, jobs_of
 from mldebug.jobs.schedulers.model import Queue, QueueError, QueueJob
+from mldebug_agents.jobs.scheduler import Scheduler
 from mldebug_agents.system.spawn import ProgramStarter
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -57,7 +58,7 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
         yield "server", "would get the token in clear text; write https://"
 
 
-class Kubernetes:
+class KubernetesScheduler:
     """One cluster. Used by one thread."""
 
     node_events: tuple[str, ...] = ()
@@ -106,8 +107,8 @@ class Kubernetes:
         except TimeoutError:
             raise QueueError("timeout", "the API server gave no answer in time") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            said = type(error).__name__ if isinstance(error, ValueError) else error
-            raise QueueError("unreachable", f"the API server cannot be asked: {said}") from None
+            reason = type(error).__name__ if isinstance(error, ValueError) else error
+            raise QueueError("unreachable", f"the API server cannot be asked: {reason}") from None
         return _page(path.partition("?")[0], answer.status, body)
 
     def _link(self) -> http.client.HTTPConnection:
@@ -160,6 +161,6 @@ def _text(path: Path) -> str:
         raise QueueError("no_account", f"{path} cannot be read: {error}") from None
 
 
-def create(options: Options) -> Kubernetes:
+def create(options: Options) -> Scheduler:
     """Build the plugin."""
-    return Kubernetes(options)
+    return KubernetesScheduler(options)

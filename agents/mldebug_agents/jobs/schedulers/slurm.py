@@ -19,6 +19,7 @@ from mldebug.core.redact import safe_line
 from mldebug.core.units import Duration
 from mldebug.jobs.schedulers import slurm_json, slurm_text
 from mldebug.jobs.schedulers.model import Queue, QueueError, QueueNode
+from mldebug_agents.jobs.scheduler import Scheduler
 from mldebug_agents.system.spawn import Completed, ProgramStarter
 
 MAX_OUTPUT = 16 << 20  # bytes; JSON has about 4 KiB for a job, text 150 bytes
@@ -47,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     scontrol: str = "scontrol"  # tells the cluster's own settings
 
 
-class Slurm:
+class SlurmScheduler:
     """One cluster. Used by one thread."""
 
     def __init__(self, options: Options) -> None:
@@ -78,11 +79,11 @@ class Slurm:
         def by_text() -> Queue:
             mark = _mark()
             argv = (program, "--noheader", "--all", f"--format={slurm_text.job_format(mark)}")
-            said = self._run(starter, argv).decode(errors="replace")
-            return Queue(jobs=slurm_text.read_jobs(said, mark), by="text")
+            output = self._run(starter, argv).decode(errors="replace")
+            return Queue(jobs=slurm_text.read_jobs(output, mark), by="text")
 
         return self._either(
-            program, lambda: slurm_json.answer(self._run(starter, (program, "--all", "--json"))), by_text
+            program, lambda: slurm_json.parse_queue(self._run(starter, (program, "--all", "--json"))), by_text
         )  # fmt: skip
 
     def _only_of(self, queue: Queue, starter: ProgramStarter) -> str:
@@ -122,9 +123,9 @@ class Slurm:
         except QueueError as error:
             if error.reason not in FALLS_BACK:
                 raise
-        told = by_text()
+        result = by_text()
         self._no_json[program] = time.monotonic() + JSON_AGAIN
-        return told
+        return result
 
     def _run(self, starter: ProgramStarter, argv: tuple[str, ...]) -> bytes:
         done = starter.run(
@@ -134,9 +135,9 @@ class Slurm:
         return done.stdout
 
     def _environment(self) -> dict[str, str]:
-        told = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TZ": "UTC"}
+        variables = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TZ": "UTC"}
         conf = str(self._options.conf) if self._options.conf else os.environ.get("SLURM_CONF", "")
-        return told | ({"SLURM_CONF": conf} if conf else {})
+        return variables | ({"SLURM_CONF": conf} if conf else {})
 
 
 def _user(uid: int) -> str:
@@ -159,10 +160,10 @@ def _check(program: str, done: Completed) -> None:
     if done.error:
         raise QueueError("not_started", f"{program} could not be run: {done.error}")
     if done.returncode:
-        said = safe_line(done.stderr.decode(errors="replace").strip(), 160)
-        raise QueueError("failed", f"{program} failed with exit code {done.returncode}: {said}")
+        message = safe_line(done.stderr.decode(errors="replace").strip(), 160)
+        raise QueueError("failed", f"{program} failed with exit code {done.returncode}: {message}")
 
 
-def create(options: Options) -> Slurm:
+def create(options: Options) -> Scheduler:
     """Build the plugin."""
-    return Slurm(options)
+    return SlurmScheduler(options)

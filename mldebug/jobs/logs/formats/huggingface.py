@@ -11,7 +11,7 @@ import zlib
 
 import msgspec
 
-from mldebug.jobs.logs.records import NUMBER, WHOLE, LogRecord, duration, epoch, number
+from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, epoch, number
 
 _DICT = re.compile(r"\{'[^{}]{0,4000}'epoch': ?['\d][^{}]{0,4000}\}")
 _KIND = re.compile(r"'(?:loss|eval_\w{1,100}|train_runtime)':")
@@ -40,15 +40,15 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Huggingface:
+class HuggingfaceFormat:
     """Reads Trainer dicts and training bars. Evaluation is progress without a step."""
 
     generic = False
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""
-        if "{'" in line and (said := _DICT.search(line)):
-            return _of_dict(said[0])
+        if "{'" in line and (found := _DICT.search(line)):
+            return _of_dict(found[0])
         if "%|" in line and (bar := _BAR.search(line[:4000])):
             return _of_bar(bar, line)
         if "/? [" in line and (bar := _OPEN_BAR.search(line[:4000])):
@@ -91,6 +91,6 @@ def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
     )
 
 
-def create(options: Options) -> Huggingface:
+def create(options: Options) -> LogFormat:
     """Build the format."""
-    return Huggingface()
+    return HuggingfaceFormat()

@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from mldebug.jobs.logs.records import NUMBER, WHOLE, LogRecord, duration, number
+from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, number
 
 _BAR = re.compile(
     rf"^(?:\[[^\]]{{0,80}}\]:?)?\s{{0,20}}(?P<step>{WHOLE})/(?P<total>{WHOLE}|Unknown) {{1,4}}"
@@ -22,7 +22,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Keras:
+class KerasFormat:
     """Reads the bar of `fit`, drawn again and again in one line."""
 
     generic = False
@@ -41,6 +41,6 @@ class Keras:
         )
 
 
-def create(options: Options) -> Keras:
+def create(options: Options) -> LogFormat:
     """Build the format."""
-    return Keras()
+    return KerasFormat()

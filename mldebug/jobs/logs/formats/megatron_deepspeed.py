@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from mldebug.jobs.logs.records import NUMBER, WHOLE, LogRecord, duration, number
+from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, number
 
 _HEAD = re.compile(rf"\biteration {{1,40}}({WHOLE}) {{0,40}}/ {{0,40}}({WHOLE}) {{0,40}}\|")
 _ELAPSED = re.compile(rf"elapsed time per iteration \((ms|s)\): {{0,20}}({NUMBER})")
@@ -20,7 +20,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class MegatronDeepspeed:
+class MegatronDeepspeedFormat:
     """Reads the iteration line wherever it stands: behind `[host:rank]:`, a date, a scheduler's label."""
 
     generic = False
@@ -31,8 +31,10 @@ class MegatronDeepspeed:
             return None
         head = _HEAD.search(line)
         if head is None:
-            said = _EVALUATION.search(line)
-            return LogRecord(place=said[0], format="megatron_deepspeed") if said else None
+            evaluation = _EVALUATION.search(line)
+            return (
+                LogRecord(place=evaluation[0], format="megatron_deepspeed") if evaluation else None
+            )
         elapsed = _ELAPSED.search(line, head.end())
         loss = _LOSS.search(line, head.end() - 1)
         return LogRecord(
@@ -44,6 +46,6 @@ class MegatronDeepspeed:
         )
 
 
-def create(options: Options) -> MegatronDeepspeed:
+def create(options: Options) -> LogFormat:
     """Build the format."""
-    return MegatronDeepspeed()
+    return MegatronDeepspeedFormat()

@@ -17,6 +17,7 @@ import msgspec
 from mldebug.jobs.logs.records import (
     GROUPED,
     NUMBER,
+    LogFormat,
     LogRecord,
     duration,
     epoch,
@@ -68,7 +69,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Plain:
+class PlainFormat:
     """Reads what most people print. Tried last: it would take the lines of the other formats too."""
 
     generic = True
@@ -92,10 +93,10 @@ class Plain:
             return None
         if _CHATTER.search(line, 0, len(line) if loss is None else place):
             return None
-        said = epoch(line) if "epoch" in line else ""
+        epoch_text = epoch(line) if "epoch" in line else ""
         if place and step and _EVALUATION.search(line, max(0, place - 24), place):
             return LogRecord(
-                place=f"{said} {step}/{total}",
+                place=f"{epoch_text} {step}/{total}",
                 mark=zlib.crc32(line.encode()) if _METRIC.search(line) else 0,
                 format="plain",
             )
@@ -104,11 +105,11 @@ class Plain:
             total=whole(total) if total else None,
             loss=loss,
             step_seconds=_seconds(line),
-            place=said,
+            place=epoch_text,
             format="plain",
             shape=_shape(line, found, place),
             bare=bool(
-                step and not total and not said and loss is None and not _METRIC.search(line)
+                step and not total and not epoch_text and loss is None and not _METRIC.search(line)
             ),
         )
 
@@ -157,6 +158,6 @@ def _seconds(line: str) -> float | None:
     return duration(time["time"], unit) if time and unit else None
 
 
-def create(options: Options) -> Plain:
+def create(options: Options) -> LogFormat:
     """Build the format."""
-    return Plain()
+    return PlainFormat()

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from mldebug.core.errors import ConfigError
-from mldebug.jobs.logs.records import LogRecord, duration, number, whole
+from mldebug.jobs.logs.records import LogFormat, LogRecord, duration, number, whole
 
 MAX_CHARACTERS = 1000
 MAX_PATTERN = 1000
@@ -33,7 +33,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patterns: tuple[str, ...] = ()  # more, tried after `pattern`
 
 
-class Regex:
+class RegexFormat:
     """Reads what the user's patterns match."""
 
     generic = False
@@ -50,25 +50,25 @@ class Regex:
         return None
 
 
-def _record(said: dict[str, str | None]) -> LogRecord | None:
+def _record(groups: dict[str, str | None]) -> LogRecord | None:
     record = LogRecord(
-        step=whole(said.get("step")),
-        total=whole(said.get("total")),
-        loss=number(said.get("loss")),
-        step_seconds=duration(said.get("seconds")),
+        step=whole(groups.get("step")),
+        total=whole(groups.get("total")),
+        loss=number(groups.get("loss")),
+        step_seconds=duration(groups.get("seconds")),
         format="regex",
     )
     return None if record == LogRecord(format="regex") else record
 
 
-def create(options: Options) -> Regex:
+def create(options: Options) -> LogFormat:
     """Build the format; `ConfigError` lists every pattern that cannot be used."""
     given = list(_given(options))
     checked = [(pattern, _problem(pattern)) for _, pattern in given]
     wrong = [f"logs.regex: {pattern!r} {problem}" for pattern, problem in checked if problem]
     if wrong:
         raise ConfigError(wrong, WAY_OUT)
-    return Regex(re.compile(pattern) for _, pattern in given)
+    return RegexFormat(re.compile(pattern) for _, pattern in given)
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
-"""Looks for processes whose job is gone. Reads, and ends nothing.
+"""Finds processes that outlived their job. Only reads; no process is ended.
 
-Environments are read through the reader child, once for each process and program.
+Environments are read through the reader child, once for each process and program. Which process is an orphan is decided in
+`mldebug.jobs.schedulers.orphans`.
 """
 
 import time
@@ -10,8 +11,15 @@ import msgspec
 
 from mldebug.core.redact import safe_line
 from mldebug.jobs.schedulers.model import Orphan
-from mldebug.jobs.schedulers.orphans import VARIABLES, Gone, Known, Suspect, judge, step_job
-from mldebug_agents.jobs.ranks.rank_processes import Family
+from mldebug.jobs.schedulers.orphans import (
+    VARIABLES,
+    LivingJobs,
+    OrphanReason,
+    OrphanSuspect,
+    find_orphans,
+    step_job,
+)
+from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import Stat
@@ -26,7 +34,7 @@ KTHREADD = 2
 Key = tuple[int, int, object]  # pid, start, program
 
 
-class OrphanOrder(msgspec.Struct, frozen=True, kw_only=True):
+class OrphanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One look. `alive` as in `Known`; `gpus`: pid -> uuid -> bytes of GPU memory, None where it is not told."""
 
     alive: frozenset[str] | None
@@ -34,47 +42,49 @@ class OrphanOrder(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 120.0
 
 
-class OrphanWatch:
+class OrphanFinder:
     """Keep one: it remembers environments, and since when a job is gone."""
 
     def __init__(
         self, host: Host, reader: Reader, steady: Callable[[], float] = time.monotonic
     ) -> None:
         self._host, self._reader, self._steady = host, reader, steady
-        self._known: dict[Key, dict[str, str]] = {}
+        self._environments: dict[Key, dict[str, str]] = {}
         self._since: dict[tuple[int, int], tuple[float, float]] = {}  # monotonic and unix
 
-    def look(self, order: OrphanOrder) -> tuple[Orphan, ...]:
+    def look(self, order: OrphanRequest) -> tuple[Orphan, ...]:
         """Those whose job has been gone for the time of grace, the oldest first."""
         stats = {pid: stat for pid, stat in self._host.briefs().items() if stat.state not in "ZX"}
-        family, known = Family(stats), self._known_jobs(stats, order.alive)
-        found = list(judge(list(self._suspects(stats, family, order)), known))
+        family, living = ProcessTree(stats), self._known_jobs(stats, order.alive)
+        found = list(find_orphans(list(self._suspects(stats, family, order)), living))
         now, moment = self._steady(), self._host.clock()
         since = {(one.pid, one.start_ticks): (now, moment) for one, _ in found}
         self._since = {key: self._since.get(key, at) for key, at in since.items()}
         due = [pair for pair in found if now - self._since[pair[0].pid, pair[0].start_ticks][0] >= order.grace]  # fmt: skip
         return tuple(self._orphan(one, gone, order) for one, gone in due[:MOST])
 
-    def _known_jobs(self, stats: Mapping[int, Stat], alive: frozenset[str] | None) -> Known:
+    def _known_jobs(self, stats: Mapping[int, Stat], alive: frozenset[str] | None) -> LivingJobs:
         steps = [pid for pid, stat in stats.items() if stat.name.startswith("slurmstepd")]
         paths = [f"{self._host.proc}/{pid}/cmdline" for pid in steps]
-        told = self._reader.read_many(paths, max_bytes=4096) if paths else {}
-        titles = [one.decode(errors="replace") for one in told.values() if isinstance(one, bytes)]
+        answers = self._reader.read_many(paths, max_bytes=4096) if paths else {}
+        titles = [
+            one.decode(errors="replace") for one in answers.values() if isinstance(one, bytes)
+        ]
         jobs = {step_job(title) for title in titles} - {""}
         # one that does not say whose it is could be anybody's: then nothing is concluded from steps
         sure = len(titles) == len(steps) and all(map(step_job, titles))
         slurmd = any(stat.name == "slurmd" for stat in stats.values())
-        return Known(steps=frozenset(jobs), slurmd=slurmd and sure, alive=alive)
+        return LivingJobs(steps=frozenset(jobs), slurmd=slurmd and sure, alive=alive)
 
     def _suspects(
-        self, stats: Mapping[int, Stat], family: Family, order: OrphanOrder
-    ) -> Iterator[Suspect]:
+        self, stats: Mapping[int, Stat], family: ProcessTree, order: OrphanRequest
+    ) -> Iterator[OrphanSuspect]:
         self._read([stat for stat in stats.values() if self._may_be(stat)])
         for stat in stats.values():
-            variables = self._known.get(_key(stat))
+            variables = self._environments.get(_key(stat))
             if variables:
                 above = tuple(stats[pid].name for pid in family.ancestors(stat.pid) if pid in stats)
-                yield Suspect(
+                yield OrphanSuspect(
                     pid=stat.pid, start_ticks=stat.start_ticks, name=stat.name, ancestors=above,
                     variables=variables, holds_gpu=stat.pid in order.gpus,
                 )  # fmt: skip
@@ -86,17 +96,19 @@ class OrphanWatch:
     def _read(self, stats: list[Stat]) -> None:
         """One that cannot be read now is asked again at the next look."""
         wanted = {_key(stat): stat for stat in stats}
-        self._known = {key: told for key, told in self._known.items() if key in wanted}
-        fresh = [stat for key, stat in wanted.items() if key not in self._known]
+        self._environments = {
+            key: answer for key, answer in self._environments.items() if key in wanted
+        }
+        fresh = [stat for key, stat in wanted.items() if key not in self._environments]
         for start in range(0, len(fresh), BATCH):
             paths = {f"{self._host.proc}/{stat.pid}/environ": stat for stat in fresh[start : start + BATCH]}  # fmt: skip
-            for path, told in self._reader.read_many(list(paths), max_bytes=MAX_ENVIRONMENT).items():  # fmt: skip
-                if isinstance(told, bytes):
-                    everything = procfs.parse_environ(told)
+            for path, answer in self._reader.read_many(list(paths), max_bytes=MAX_ENVIRONMENT).items():  # fmt: skip
+                if isinstance(answer, bytes):
+                    everything = procfs.parse_environ(answer)
                     own = {name: everything[name][:200] for name in VARIABLES if name in everything}
-                    self._known[_key(paths[path])] = own
+                    self._environments[_key(paths[path])] = own
 
-    def _orphan(self, one: Suspect, gone: Gone, order: OrphanOrder) -> Orphan:
+    def _orphan(self, one: OrphanSuspect, gone: OrphanReason, order: OrphanRequest) -> Orphan:
         uid = self._host.status(one.pid).uid
         return Orphan(
             pid=one.pid,

@@ -1,6 +1,7 @@
-"""What a process says of itself in its environment: a claim to be a rank, and what is wrong with it.
+"""What a launcher plugin is (`Launcher`), and what the files in `launchers/` share: reading a `Claim` to be a rank out of an environment.
 
-Shared by the launchers in `clusters/`; nothing of it is believed before `jobs.py` has compared all claims.
+An environment is written by the job, so numbers that cannot be true become a problem in words, and nothing of a claim is believed
+before `ranks/grouping.py` has compared the claims of all processes.
 """
 
 import re
@@ -11,8 +12,13 @@ import msgspec
 
 from mldebug.cluster.run_identity import is_loopback, is_specific
 from mldebug.core.redact import clean
-from mldebug_agents.jobs.ranks.pods import pods
 
+MAX_PODS = 2048
+FIRST = ("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "MASTER_ADDR")  # torchrun rewrites the last
+_HOST = r"([a-z0-9][a-z0-9-]{0,200})"
+_DOMAIN = r"((?:\.[a-z0-9][a-z0-9.-]{0,200})?)"
+_MASTER = re.compile(rf"{_HOST}-master-0{_DOMAIN}")
+_FIRST = re.compile(rf"{_HOST}-0{_DOMAIN}")
 MAX_WORLD = 1_000_000
 MAX_LOCAL = 4096  # ranks on one node
 MAX_NODE_LIST = 8192  # characters
@@ -21,12 +27,31 @@ NODE_LISTS = {  # the narrowest first, with the variable that says how many
     "SLURM_JOB_NODELIST": "SLURM_JOB_NUM_NODES",
     "SLURM_NODELIST": "SLURM_NNODES",
 }
-
 _MODULE_FLAG = re.compile(r"-[a-zA-Z]*m")
 _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+def pod_list(environ: Mapping[str, str], count: int) -> str:
+    """So many pods in the form of a scheduler's list; "" outside of Kubernetes, and where the names tell nothing."""
+    if "KUBERNETES_SERVICE_HOST" not in environ or not 1 < count <= MAX_PODS:
+        return ""
+    hosts = (environ.get(name, "").partition(":")[0] for name in FIRST)
+    return next(filter(None, (_from(host, count) for host in hosts)), "")
+
+
+def _from(host: str, count: int) -> str:
+    if found := _MASTER.fullmatch(host):
+        job, domain = found[1], found[2]
+        return f"{job}-master-0{domain},{job}-worker-{_numbers(count - 1)}{domain}"
+    found = _FIRST.fullmatch(host)
+    return f"{found[1]}-{_numbers(count)}{found[2]}" if found else ""
+
+
+def _numbers(count: int) -> str:
+    return "0" if count == 1 else f"[0-{count - 1}]"
+
+
+class RankClaim(msgspec.Struct, frozen=True, kw_only=True):
     """What one launcher's variables say. `problem` is a sentence when they cannot be true; the rest is void then."""
 
     launcher: str  # file name of the plugin
@@ -58,21 +83,21 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return is_loopback(self.master)
 
 
-class Cluster(Protocol):
-    """One launcher: a file in `clusters/`."""
+class Launcher(Protocol):
+    """Recognises the ranks of one launcher (torchrun, srun …). Each file in `launchers/` creates one."""
 
-    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
-        """Read the claim of one process; None where this launcher has not started it."""
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
+        """Read the claim to be a rank out of one process's environment; None where this launcher has not started it."""
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
         """Is a process of that name and command line this launcher itself? `argv` may be empty."""
 
 
-class LieError(ValueError):
+class ImpossibleClaimError(ValueError):
     """A variable that cannot be true; the message is the sentence for the user."""
 
 
-class Variables:
+class ClaimVariables:
     """Reads numbers out of an environment; `LieError` where one is impossible."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -89,9 +114,11 @@ class Variables:
             return None
         text = self._environ[name].strip()
         if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
-            raise LieError(f"{name} is {clean(text, 40)!r}, which is not a number")
+            raise ImpossibleClaimError(f"{name} is {clean(text, 40)!r}, which is not a number")
         if not least <= int(text) <= most:
-            raise LieError(f"{name} is {int(text)}, which cannot be (expected {least} to {most})")
+            raise ImpossibleClaimError(
+                f"{name} is {int(text)}, which cannot be (expected {least} to {most})"
+            )
         return int(text)
 
     def master(self) -> str:
@@ -105,8 +132,8 @@ class Variables:
         A run may be one step on each of its nodes, whose list is that node alone.
         """
         name = next((name for name in NODE_LISTS if self._holds(name, ranks, on_each)), "")
-        told = clean(self._environ.get(name, ""), MAX_NODE_LIST + 1)
-        return (told if len(told) <= MAX_NODE_LIST else "") or pods(
+        listed = clean(self._environ.get(name, ""), MAX_NODE_LIST + 1)
+        return (listed if len(listed) <= MAX_NODE_LIST else "") or pod_list(
             self._environ, ranks // (on_each or 1)
         )
 
@@ -129,9 +156,9 @@ def claim(
     attempt: str = "",
     supervised: bool = False,
     needs_torch: bool = False,
-) -> Claim | None:
+) -> RankClaim | None:
     """Build a claim out of the named variables; None where rank or world size is not set at all."""
-    values = Variables(environ)
+    values = ClaimVariables(environ)
     try:
         number = values.number(*rank)
         world = values.number(*world_size, least=1)
@@ -143,9 +170,9 @@ def claim(
         )
         _compare(number, world, local, local_world)
         tries = values.number(attempt) if attempt else None
-    except LieError as lie:
-        return Claim(launcher=launcher, priority=priority, problem=str(lie))
-    return Claim(
+    except ImpossibleClaimError as lie:
+        return RankClaim(launcher=launcher, priority=priority, problem=str(lie))
+    return RankClaim(
         launcher=launcher,
         priority=priority,
         rank=number,
@@ -163,11 +190,11 @@ def claim(
 
 def _compare(rank: int, world: int, local: int | None, local_world: int | None) -> None:
     if rank >= world:
-        raise LieError(f"rank {rank} of a world of {world} cannot be")
+        raise ImpossibleClaimError(f"rank {rank} of a world of {world} cannot be")
     if local_world is not None and local_world > world:
-        raise LieError(f"{local_world} local ranks of a world of {world} cannot be")
+        raise ImpossibleClaimError(f"{local_world} local ranks of a world of {world} cannot be")
     if local is not None and local >= (local_world or world):
-        raise LieError(f"local rank {local} of {local_world or world} cannot be")
+        raise ImpossibleClaimError(f"local rank {local} of {local_world or world} cannot be")
 
 
 def overruled(environ: Mapping[str, str], rank: str, world_size: str) -> bool:
@@ -175,11 +202,11 @@ def overruled(environ: Mapping[str, str], rank: str, world_size: str) -> bool:
 
     One scheduler task per node that starts its own ranks: then the scheduler's rank is the number of the node.
     """
-    told, scheduled = (
+    own, scheduled = (
         (environ.get("RANK"), environ.get("WORLD_SIZE")),
         (environ.get(rank), environ.get(world_size)),
     )
-    return all(told) and told != scheduled
+    return all(own) and own != scheduled
 
 
 def script_of(argv: tuple[str, ...]) -> str:

@@ -1,1 +1,0 @@
-"""Asking schedulers at a calm pace, and looking for processes whose job is gone."""

@@ -1,0 +1,14 @@
+"""What a scheduler plugin is: each file in `schedulers/` creates one `Scheduler`."""
+
+from typing import Protocol
+
+from mldebug.jobs.schedulers.model import Queue
+from mldebug_agents.system.spawn import ProgramStarter
+
+
+class Scheduler(Protocol):
+    """Asks one scheduler for its jobs and nodes. The plugin's `Options` have `interval` (seconds) and `only_on` (names of nodes)."""
+
+    def ask(self, starter: ProgramStarter, *, nodes: bool) -> Queue:
+        """Return its jobs, and with `nodes` the nodes that take none. Blocks; raises `QueueError` where it gave no good answer."""
+        ...
