@@ -43,32 +43,14 @@ class Seen(NamedTuple):
 class Monitors:
     """The monitors of one agent, and who is told and what is done about it; in the order in which they are asked."""
 
-<<<<<<< HEAD
     hardware: HardwareMonitor
     notices: AlertNotifier
     acting: ActionRunner
     storage: StorageMonitor
     saves: CheckpointMonitor
     memory: MemoryBoard
-    queues: QueueBoard
+    queues: SchedulerMonitor
     probes: ProbeHistoryMonitor
-=======
-    def __init__(
-        self,
-        config: Config,
-        bench: Workbench,
-        ledger: StateStore,
-        inbox: "queue.SimpleQueue[Result | None]",
-    ) -> None:
-        self.hardware = HardwareMonitor.of(bench, ledger, inbox, bench.gpus)
-        self.notices = AlertNotifier(config, bench.node, ledger, inbox)
-        self.acting = ActionRunner(config, bench, ledger, self.notices.book, inbox)
-        self._storage = StorageMonitor.of(bench, ledger, inbox)
-        self._saves = CheckpointMonitor(bench, ledger, inbox, config.checkpoints)
-        self._memory = MemoryBoard(bench, inbox)
-        self._queues = SchedulerMonitor(config, bench, inbox)
-        self._probes = ProbeHistoryMonitor(config.agent.state_dir, bench.reader, inbox)
->>>>>>> origin/main
 
     def reload(self, config: Config) -> None:
         """Go on under another configuration."""

@@ -49,8 +49,8 @@ from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.pidfds import ExitWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.manual import write_case
-from mldebug_agents.jobs.hook import switch_child
-from mldebug_agents.jobs.queue.monitor import QueueBoard
+from mldebug_agents.jobs.hook import switches
+from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
 from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
 from mldebug_agents.state import client as state_client
 from mldebug_agents.state import server as state_server
@@ -75,7 +75,7 @@ from mldebug_agents.web.server import AgentServer
 CHILDREN: Workers = {
     state_client.NAME: state_server.serve,
     gpu_messages.NAME: gpu_server.serve,
-    switch_child.NAME: switch_child.serve,
+    switches.NAME: switches.serve,
     ras_child.NAME: ras_child.serve,
     filesystem_client.NAME: filesystem_server.serve,
     identity.NAME: identity.serve,
@@ -173,7 +173,7 @@ def build_loop(
         storage=StorageMonitor.of(context, tools.filesystem_probe, store, inbox),
         saves=CheckpointMonitor(context, store, inbox, config.checkpoints),
         memory=MemoryBoard(context, inbox),
-        queues=QueueBoard(config, context, inbox),
+        queues=SchedulerMonitor(config, context, inbox),
         probes=ProbeHistoryMonitor(config.agent.state_dir, context.reader, inbox),
     )
     recovery = Past(

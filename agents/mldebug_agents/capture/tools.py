@@ -2,20 +2,20 @@
 
 import math
 
-from mldebug.capture.nccl_ras.process_map import World
+from mldebug.capture.nccl_ras.process_map import RasWorld
 from mldebug.core.model import Job
 from mldebug.core.plugins import create_all, load
 from mldebug.jobs.logs.parser import LogParser
-from mldebug_agents.capture.capture import Capturer, Settings
-from mldebug_agents.capture.flight_recorder.collector import Collector
+from mldebug_agents.capture.capture import Capturer, CaptureSettings
+from mldebug_agents.capture.flight_recorder.collector import FlightRecorderCollector
 from mldebug_agents.capture.nccl_ras.client import GLANCE, RasClient
 from mldebug_agents.capture.stacks.pyspy import PySpy
-from mldebug_agents.capture.trace.collector import Rings
-from mldebug_agents.jobs.hook.flight_recorder import HookFlight
-from mldebug_agents.jobs.hook.signals import Asking
+from mldebug_agents.capture.trace.collector import TraceCollector
+from mldebug_agents.jobs.hook.flight_recorder import HookFlightRecorder
+from mldebug_agents.jobs.hook.signals import HookSignals
 from mldebug_agents.jobs.hook.stacks import HookStacks
 from mldebug_agents.jobs.ranks.discovery import RankFinder
-from mldebug_agents.jobs.ranks.known_issues import TrapFinder
+from mldebug_agents.jobs.ranks.known_issues import KnownIssueFinder
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.failure_counts import FailureCounts
 
@@ -31,14 +31,14 @@ class CaptureTools:
         self.ras = RasClient(context.spawner, host, self.failure_counts)
         launchers = create_all("clusters")
         self.finder = RankFinder(host, reader, context.node, launchers, self._ask_world, probes)
-        self.known_issues = TrapFinder(host, reader)
-        self.traces = Rings(host, reader, context.config.capture.trace_folders)
-        self.flight_recorders = Collector(
+        self.known_issues = KnownIssueFinder(host, reader)
+        self.traces = TraceCollector(host, reader, context.config.capture.trace_folders)
+        self.flight_recorders = FlightRecorderCollector(
             host, reader, self.known_issues.installed, self.failure_counts
         )
-        signals = Asking(host, reader)
+        signals = HookSignals(host, reader)
         self._hook_stacks = HookStacks(signals, reader)
-        self._hook_flight = HookFlight(signals, reader, self.failure_counts)
+        self._hook_flight = HookFlightRecorder(signals, reader, self.failure_counts)
         self._pyspy: dict[str, PySpy] = {}  # by the path that the config names
         self._log_formats = create_all("logs")
         self._own_formats = {
@@ -61,7 +61,7 @@ class CaptureTools:
     def capturer(self, longest: float = math.inf) -> Capturer:
         """A capturer with the settings of the `capture` section; it samples for `longest` seconds at most."""
         wanted = self.context.config.capture
-        settings = Settings(
+        settings = CaptureSettings(
             watch=min(wanted.watch, longest),
             native=wanted.native,
             workers=0 if wanted.workers == "auto" else wanted.workers,
@@ -81,7 +81,7 @@ class CaptureTools:
             traces=self.traces.add,
         )
 
-    def _ask_world(self, job: Job) -> World | None:
+    def _ask_world(self, job: Job) -> RasWorld | None:
         """Which of the processes of a job is which rank, as NCCL RAS reports; None where it is not asked."""
         if not self.context.config.capture.nccl_ras:
             return None

@@ -30,12 +30,8 @@ from mldebug_agents.hardware.gpu.errors import GpuBlockedError
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.kernel_log import KernelNews, sees_kernel_pids
 from mldebug_agents.hardware.own_reads import GpuPart, read_gpus, read_kernel
-<<<<<<< HEAD
-from mldebug_agents.jobs.ranks.discovery import Child, Discovery
-from mldebug_agents.system.context import Context
-=======
 from mldebug_agents.jobs.ranks.discovery import Discovery, RankChild
->>>>>>> origin/main
+from mldebug_agents.system.context import Context
 
 RESERVE = 0.5  # seconds that are left for a second look
 LISTEN = 1.0  # seconds at most in which the kernel's log is read before the GPUs are asked

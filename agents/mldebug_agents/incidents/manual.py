@@ -136,17 +136,10 @@ def look(
         job, found.programs, read=False
     )  # it may hang: its settings must do
     noted = (*found.remarks, *remarks(job, traps))
-<<<<<<< HEAD
     if tools.context.config.capture.flight_recorder:
-        tools.flight_recorders.meet(found)
-    tools.traces.meet(found)
+        tools.flight_recorders.update(found)
+    tools.traces.update(found)
     capture = tools.capturer().capture(job, found.children, noted, found.gaps)
-=======
-    if bench.config.capture.flight_recorder:
-        bench.flights.update(found)
-    bench.rings.update(found)
-    capture = bench.capturer().capture(job, found.children, noted, found.gaps)
->>>>>>> origin/main
     return capture if beside is None else with_hardware(capture, beside.take())
 
 

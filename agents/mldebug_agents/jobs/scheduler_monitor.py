@@ -30,9 +30,9 @@ from mldebug.jobs.schedulers.model import (
     WatchedState,
 )
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.jobs.orphans import OrphanFinder, OrphanRequest
 from mldebug_agents.jobs.scheduler import Scheduler
+from mldebug_agents.system.context import Context
 from mldebug_agents.system.spawn import ProgramStarter
 from mldebug_agents.system.workers import Result, Worker
 
@@ -52,11 +52,11 @@ class SchedulerMonitor:
     """Of this node."""
 
     def __init__(
-        self, config: Config, bench: Workbench, inbox: "queue.SimpleQueue[Result | None]"
+        self, config: Config, context: Context, inbox: "queue.SimpleQueue[Result | None]"
     ) -> None:
-        self._bench, self._inbox, self._config = bench, inbox, config
+        self._context, self._inbox, self._config = context, inbox, config
         self._schedulers: dict[str, PolledScheduler] = {}
-        finder = OrphanFinder(bench.host, bench.reader)
+        finder = OrphanFinder(context.host, context.reader)
         self._worker = Worker(ORPHANS, finder.look, inbox, LOOK_DEADLINE)
         self._due = 0.0
         self._orphans: tuple[Orphan, ...] | None = None
@@ -71,7 +71,7 @@ class SchedulerMonitor:
         for name, plugin in wanted.items():
             scheduler = before.get(name)
             same = scheduler is not None and scheduler.plugin == plugin
-            fresh = (name, plugin, self._bench.node, self._bench.spawner, self._inbox)
+            fresh = (name, plugin, self._context.node, self._context.spawner, self._inbox)
             self._schedulers[name] = (
                 scheduler if scheduler is not None and same else PolledScheduler(*fresh)
             )

@@ -29,17 +29,10 @@ from mldebug.jobs.logs.records import LogCounts, StepTimes
 from mldebug.stall.heartbeats import HeartbeatProgress, last_step, scalars, shortest_timeout
 from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.signals import RankLook, RunLook
-<<<<<<< HEAD
-from mldebug_agents.capture.stacks.source_line import source_line
-from mldebug_agents.capture.tools import CaptureTools
-from mldebug_agents.jobs.hook.records import Heartbeats
-from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs
-=======
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.capture.stacks.blocked_call import source_line
+from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.hook.records import HeartbeatReader
 from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs, LogSharing
->>>>>>> origin/main
 from mldebug_agents.jobs.logs.locations import LogFinder
 from mldebug_agents.jobs.ranks.discovery import RankChild
 from mldebug_agents.watch.activity import COMPILER, Below, rate, read_activity
@@ -79,11 +72,11 @@ class JobWatch:
     """What the watch remembers of one job between two looks."""
 
     def __init__(
-<<<<<<< HEAD
-        self, tools: CaptureTools, hung: HungMounts, writers: Writers, heartbeats: Heartbeats
-=======
-        self, bench: Workbench, hung: HungMounts, writers: LogSharing, heartbeats: HeartbeatReader
->>>>>>> origin/main
+        self,
+        tools: CaptureTools,
+        hung: HungMounts,
+        writers: LogSharing,
+        heartbeats: HeartbeatReader,
     ) -> None:
         self._tools, self._host = tools, tools.context.host
         self._reader = tools.context.reader
@@ -100,13 +93,8 @@ class JobWatch:
             tools.context.node,
         )
         self._counters: dict[int, Counters] = {}
-<<<<<<< HEAD
         self._below = Below(self._host)
-        self._samples: dict[int, deque[Sample]] = {}
-=======
-        self._below = Below(bench.host)
         self._samples: dict[int, deque[ProcessSample]] = {}
->>>>>>> origin/main
         self._followed: dict[int, int] = {}  # pid -> the thread that speaks for it
         self._turn = 0
 

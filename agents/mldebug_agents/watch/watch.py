@@ -13,15 +13,9 @@ import msgspec
 from mldebug.core.model import Gap, Job
 from mldebug.jobs.known_issues.match import KnownIssue, remarks
 from mldebug.stall.signals import RankLook, RunLook
-<<<<<<< HEAD
 from mldebug_agents.capture.tools import CaptureTools
-from mldebug_agents.jobs.hook.records import Heartbeats
-from mldebug_agents.jobs.logs.job_logs import HungMounts
-=======
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.jobs.hook.records import HeartbeatReader
 from mldebug_agents.jobs.logs.job_logs import HungMounts, LogSharing
->>>>>>> origin/main
 from mldebug_agents.jobs.logs.locations import LogFinder
 from mldebug_agents.jobs.logs.pipes import UnreadPipes
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -48,15 +42,9 @@ class Watch:
         self.tools = tools
         self._host = tools.context.host
         self.clock = clock
-<<<<<<< HEAD
         self._hung = HungMounts(tools.context.host, tools.context.reader)
-        self._writers = Writers()
-        self._heartbeats = Heartbeats(tools.context.host, tools.context.reader)
-=======
-        self._hung = HungMounts(bench.host, bench.reader)
         self._writers = LogSharing()
-        self._heartbeats = HeartbeatReader(bench.host, bench.reader)
->>>>>>> origin/main
+        self._heartbeats = HeartbeatReader(tools.context.host, tools.context.reader)
         self._jobs: dict[str, JobWatch] = {}
         self._unread = UnreadPipes()
 
@@ -73,15 +61,9 @@ class Watch:
         looks = tuple(
             msgspec.structs.replace(one, traps=self._traps(one.job, found)) for one in looks
         )
-<<<<<<< HEAD
         if self.tools.context.config.capture.flight_recorder:
-            self.tools.flight_recorders.meet(found)
-        written = self.tools.traces.meet(found)
-=======
-        if self.bench.config.capture.flight_recorder:
-            self.bench.flights.update(found)
-        written = self.bench.rings.update(found)
->>>>>>> origin/main
+            self.tools.flight_recorders.update(found)
+        written = self.tools.traces.update(found)
         looks = tuple(with_traces(one, written) for one in looks)
         gaps = _few([gap for look in looks for gap in look.gaps])
         notes = [note for one in looks for note in remarks(one.job, one.traps)]
@@ -94,11 +76,7 @@ class Watch:
         """An error in a rule must cost nothing but the finding."""
         try:
             logs = self._jobs[job.id].logs
-<<<<<<< HEAD
-            return self.tools.known_issues.of(job, found.programs, logs.nccl.told(), gpu=logs.gpu)
-=======
-            return self.bench.traps.of(job, found.programs, logs.nccl.facts(), gpu=logs.gpu)
->>>>>>> origin/main
+            return self.tools.known_issues.of(job, found.programs, logs.nccl.facts(), gpu=logs.gpu)
         except Exception:
             log.exception("run %s could not be compared with the known traps", job.id)
             return ()

@@ -18,13 +18,8 @@ from mldebug.core.model import Gap, HookState, NodeCapture, RankCapture, ThreadS
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
-<<<<<<< HEAD
 from mldebug_agents.agent.wiring import open_tools
-from mldebug_agents.capture.flight_recorder.collector import Collector
-=======
-from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.capture.flight_recorder.collector import FlightRecorderCollector
->>>>>>> origin/main
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.libraries import InstalledSoftware
 from mldebug_agents.system.host import Host

@@ -89,13 +89,8 @@ def test_a_report_waits_for_nobody_who_is_slow(tools: NodeTools, tmp_path: Path)
     ):
         server.speak_for()
         wait_until(lambda: "pt_workerserver" in _waits(one.pid))
-<<<<<<< HEAD
         job = job_when(tools.capture.finder, one.pid, lambda job: True)
         tools.capture.flight_recorders.meet(tools.capture.finder.find())
-=======
-        job = job_when(bench.finder, one.pid, lambda job: True)
-        bench.flights.update(bench.finder.find())
->>>>>>> origin/main
         began = time.monotonic()
         taken = tools.capture.capturer(GLANCE).capture(job, {})
         report = write_down(tools.capture, taken, time.time()).report

@@ -23,12 +23,12 @@ from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.stillness import RunActivity
 from mldebug_agents.agent.wiring import open_tools
-from mldebug_agents.capture.flight_recorder.collector import Collector
+from mldebug_agents.capture.flight_recorder.collector import FlightRecorderCollector
 from mldebug_agents.capture.stacks.pyspy import Dump
 from mldebug_agents.capture.tools import CaptureTools
-from mldebug_agents.capture.trace.collector import Rings
+from mldebug_agents.capture.trace.collector import TraceCollector
 from mldebug_agents.jobs.ranks.discovery import RankFinder
-from mldebug_agents.jobs.ranks.known_issues import TrapFinder
+from mldebug_agents.jobs.ranks.known_issues import KnownIssueFinder
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
@@ -76,9 +76,9 @@ class FakeTools:
         self.context = SimpleNamespace(host=host, reader=reader, node="n1", config=Config())
         self.pyspy = pyspy or SlowPySpy(0.0)
         self.finder = RankFinder(host, DirectPaths(), "n1", create_all("clusters"))
-        self.known_issues = TrapFinder(host, reader)
-        self.flight_recorders = Collector(host, reader, self.known_issues.installed)
-        self.traces = Rings(host, reader)
+        self.known_issues = KnownIssueFinder(host, reader)
+        self.flight_recorders = FlightRecorderCollector(host, reader, self.known_issues.installed)
+        self.traces = TraceCollector(host, reader)
 
     def log_parser(self) -> LogParser:
         """Built-in formats."""

@@ -138,13 +138,8 @@ def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
 
 
 def traps_shown(
-<<<<<<< HEAD
     tools: NodeTools, found: Discovery, agent: Snapshot | None
-) -> dict[str, tuple[Trap, ...]]:
-=======
-    bench: Workbench, found: Discovery, agent: Snapshot | None
 ) -> dict[str, tuple[KnownIssue, ...]]:
->>>>>>> origin/main
     """As the agent knows them, who also reads the logs; of the jobs that it does not watch, as they are found now."""
     if agent is not None and agent.replay:
         return {run.id: run.traps for run in agent.runs}

@@ -161,46 +161,27 @@ def _turn(
 def _look(wanted: SwitchSelection) -> Iterator[SwitchFolder]:
     with open_tools(load_config(wanted.config)) as tools:
         if wanted.place:
-<<<<<<< HEAD
             yield SwitchFolder(
-                found=ask(tools.context.spawner, Order(verb="look", folder=wanted.place))
+                found=ask(tools.context.spawner, SwitchRequest(verb="look", folder=wanted.place))
             )
             return
         for job in choose(tools.capture.finder.find(), None, wanted.run):
-            order = place_of(job, tools.context.host, tools.context.reader)
-=======
-            yield SwitchFolder(found=ask(bench.spawner, SwitchRequest(verb="look", folder=wanted.place)))
-            return
-        for job in choose(bench.finder.find(), None, wanted.run):
-            order = switch_request(job, bench.host, bench.reader)
->>>>>>> origin/main
+            order = switch_request(job, tools.context.host, tools.context.reader)
             if order is None:
                 yield SwitchFolder(job=job.id, note=NOBODY.format(_named(job)))
             else:
                 yield SwitchFolder(job=job.id, found=ask(tools.context.spawner, order))
 
 
-<<<<<<< HEAD
-def _one(tools: NodeTools, wanted: SwitchSelection) -> tuple[str, Order]:
+def _one(tools: NodeTools, wanted: SwitchSelection) -> tuple[str, SwitchRequest]:
     """The one place to turn a switch in."""
     if wanted.place:
-        return "", Order(verb="look", folder=wanted.place)
+        return "", SwitchRequest(verb="look", folder=wanted.place)
     jobs = choose(tools.capture.finder.find(), None, wanted.run)
     if len(jobs) > 1:
         have = ", ".join(_named(job) for job in jobs[:8])
         raise UsageError(f"{len(jobs)} jobs run here: {have}", f"add --run {jobs[0].id}")
-    order = place_of(jobs[0], tools.context.host, tools.context.reader)
-=======
-def _one(bench: Workbench, wanted: SwitchSelection) -> tuple[str, SwitchRequest]:
-    """The one place to turn a switch in."""
-    if wanted.place:
-        return "", SwitchRequest(verb="look", folder=wanted.place)
-    jobs = choose(bench.finder.find(), None, wanted.run)
-    if len(jobs) > 1:
-        have = ", ".join(_named(job) for job in jobs[:8])
-        raise UsageError(f"{len(jobs)} jobs run here: {have}", f"add --run {jobs[0].id}")
-    order = switch_request(jobs[0], bench.host, bench.reader)
->>>>>>> origin/main
+    order = switch_request(jobs[0], tools.context.host, tools.context.reader)
     if order is None:
         why = NOBODY.format(_named(jobs[0]))
         raise UsageError(why, "end it by its scheduler (scancel, kubectl delete), or its launcher")

@@ -198,11 +198,7 @@ class ExitEvidence:
             rank=one.rank,
             path=path,
             pids=tuple(filter(None, (one.pid, one.launcher_pid))),
-<<<<<<< HEAD
-            rights=Rights(one.uid, self._host.status(one.pid).groups),
-=======
-            rights=ReadRights(one.uid, self._bench.host.status(one.pid).groups),
->>>>>>> origin/main
+            rights=ReadRights(one.uid, self._host.status(one.pid).groups),
         )
 
     # --- when it has ended -------------------------------------------------------------------------
