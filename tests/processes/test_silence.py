@@ -26,10 +26,11 @@ from processes.harness import (
     wait_for,
 )
 from processes.light import light_job
+from processes.needs import need_torch
 from processes.watching import RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 PLANS: dict[str, dict[str, Any]] = {
     "checkpoint": {"struck": (0,)},
