@@ -156,7 +156,7 @@ def _pipeline(agent: RunningAgent, todo: Iterator[Case]) -> Iterator[Case]:
     with ExitStack() as everything:
         for case in todo:
             told = [one for one in hanging if agent.reports(one[1])]  # some keep a core until then
-            for over in told or hanging[: len(hanging) + 1 - AT_ONCE]:
+            for over in told or hanging[: len(hanging) == AT_ONCE]:
                 hanging.remove(over)
                 yield _finish(agent, *over)
             stack = everything.enter_context(ExitStack())
