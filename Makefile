@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench bench-scale docs dist deb wheel-training wheel-native clean
+.PHONY: help demo test test-all test-long test-rest test-scenarios test-system test-frameworks check bench bench-scale docs dist deb wheel-training wheel-native clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,11 @@ test: $(STAMP) ## unit and golden tests and a few real jobs (under 8 minutes)
 
 test-all: $(STAMP) ## every test, all real jobs included
 	$(RUN) -m pytest $(ARGS)
+
+test-long: $(STAMP) ## what takes minutes, in full: soak, kills, captures, networks (by hand or each night, as root)
+	CI=true MLDEBUG_SAFETY_ROUNDS=300 MLDEBUG_KILL_ROUNDS=200 $(RUN) -m pytest tests/processes/test_safety.py \
+		tests/processes/test_agent_life.py tests/processes/test_soak.py tests/unit/test_tracer.py $(ARGS)
+	$(RUN) -m pytest -m long tests/system tests/processes $(ARGS)
 
 test-rest: $(STAMP) ## what test-all has more than test
 	$(RUN) -m pytest -m "scenario and not smoke" $(ARGS)

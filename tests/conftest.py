@@ -1,7 +1,9 @@
 """What all tests share: golden files with one switch to update them, and the options."""
 
+import compileall
 import gc
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,17 @@ from hypothesis import settings
 settings.register_profile("no deadline", deadline=None)  # a busy machine is no defect
 settings.load_profile("no deadline")
 GOLDEN = Path(__file__).with_name("golden")
+ROOT = Path(__file__).parents[1]
+CODE = ("mldebug", "agents", "exporters")
+# Of this process alone: asserts are rewritten once, which is 7 s of a collection in place of 21
+sys.dont_write_bytecode = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile what the tests start hundreds of times: most of it is told to write no bytecode, and some of it may not."""
+    if not hasattr(config, "workerinput"):
+        for folder in CODE:
+            compileall.compile_dir(ROOT / folder, quiet=2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

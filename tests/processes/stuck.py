@@ -155,8 +155,10 @@ def _pipeline(agent: RunningAgent, todo: Iterator[Case]) -> Iterator[Case]:
     hanging: list[tuple[Case, RunningJob, ExitStack]] = []
     with ExitStack() as everything:
         for case in todo:
-            if len(hanging) == AT_ONCE:
-                yield _finish(agent, *hanging.pop(0))
+            told = [one for one in hanging if agent.reports(one[1])]  # some keep a core until then
+            for over in told or hanging[: len(hanging) == AT_ONCE]:
+                hanging.remove(over)
+                yield _finish(agent, *over)
             stack = everything.enter_context(ExitStack())
             job = stack.enter_context(running(case.plan))
             hanging.append((case, job, stack))

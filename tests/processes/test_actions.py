@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from processes.harness import Plan, User, folder_for, running, wait_for
+from processes.needs import need_torch
 from processes.watching import settings, start, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 PAGE = """#!/bin/sh
 cat > "$0.facts"

@@ -7,10 +7,11 @@ import time
 import pytest
 
 from processes.harness import Plan, RunningJob, User, folder_for, running, wait_for
+from processes.needs import need_torch
 from processes.watching import Report, RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 QUICK = "{timeout: 6s, interval: 1s}"
 SOON = 40.0  # seconds from the fault to the report, on a machine that is busy with other things

@@ -14,10 +14,11 @@ import pytest
 
 from mldebug.storage.checkpoints.state import SeriesState
 from processes.harness import JOBS, SCRIPTS, User, clean_environment, folder_for, wait_for
+from processes.needs import need_torch
 from processes.watching import RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 CONFIG = "checkpoints: {settle: 5s, interval: 2s}\n"
 

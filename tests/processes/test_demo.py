@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from processes.harness import MARK, SCRIPTS, User, clean_environment, folder_for, marked
+from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
-pytest.importorskip("torch", reason="the demo trains with PyTorch")
+need_torch("the demo trains with PyTorch")
 
 STRUCK = 2  # of the demo's four
 FAULTS = {"as_is": ("sleep", "mismatch", "loop", "dead"), "ordinary": ("stopped", "fifo", "lock")}

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from processes.harness import JOBS, SCRIPTS, Plan, RunningJob, User, folder_for, mldebug, wait_for
+from processes.needs import need_torch
 from processes.watching import RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 STORAGE = "storage: {interval: 500ms, limits: {/: '1'}}\n"
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from processes.harness import Plan, RunningJob, mldebug, running, state_of, wait_for
+from processes.needs import need_torch
 from processes.watching import RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 
 @pytest.fixture(scope="module")

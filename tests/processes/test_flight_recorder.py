@@ -11,9 +11,10 @@ import pytest
 from dumps import Dump, late, not_started, odd_size, stuck, write
 from mldebug.capture.flight_recorder.analysis import Conclusion, analyse
 from mldebug.capture.flight_recorder.folder import read_folder
+from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
-pytest.importorskip("torch", reason="real ranks write dumps with PyTorch")
+need_torch("real ranks write dumps with PyTorch")
 
 JOBS = Path(__file__).parents[1] / "jobs"
 

@@ -11,9 +11,10 @@ import pytest
 
 from hung import wait_until
 from mldebug_agents.system.host import Host
+from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
-pytest.importorskip("torch", reason="the job calls collectives of PyTorch")
+need_torch("the job calls collectives of PyTorch")
 
 WORLD = 3
 JOB = """

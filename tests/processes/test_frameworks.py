@@ -16,9 +16,10 @@ import pytest
 
 from mldebug_agents.jobs.job_start import environment, hook_folder
 from processes.harness import JOBS, SCRIPTS, clean_environment, free_port
+from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 NEEDED = "MLDEBUG_TEST_FRAMEWORKS"  # set: one that is missing is a failure
 ALL = {"checkpoint_save", "checkpoint_load", "data_wait"}

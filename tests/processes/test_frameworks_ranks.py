@@ -16,11 +16,12 @@ import pytest
 
 from mldebug_agents.jobs.job_start import environment, hook_folder
 from processes.harness import JOBS, MARK, SCRIPTS, clean_environment, marked, send_signal
+from processes.needs import need_torch
 from processes.test_frameworks import ALL, extensions, need
 
 __all__ = ["extensions"]
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 RANKS = 2
 PHASES = {

@@ -3,9 +3,10 @@
 import pytest
 
 from processes.harness import JOBS, Plan, RunningJob, folder_for, wait_for
+from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 
 class GivingUp(RunningJob):

@@ -10,9 +10,10 @@ import pytest
 
 import mldebug_training
 from processes.harness import JOBS, clean_environment, free_port
+from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
-pytest.importorskip("torch", reason="the jobs train with PyTorch")
+need_torch("the jobs train with PyTorch")
 
 
 class Job:

@@ -17,10 +17,11 @@ from processes.harness import (
     running,
     wait_for,
 )
+from processes.needs import need_torch
 from processes.watching import RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from processes.harness import UNATTACHED, User, folder_for
+from processes.needs import need_torch
 from processes.scenarios import HIGH, LOW, MEDIUM, Expected
 from processes.stuck import ALL, STALL, Case, run_all
 from processes.watching import settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(1500)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 OTHERS: dict[str, tuple[Expected, ...]] = {
     # more than stacks alone can tell: the Flight Recorder counts

@@ -29,10 +29,11 @@ from processes.harness import (
     state_of,
     wait_for,
 )
+from processes.needs import need_torch
 from processes.watching import RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 STRUCK = 2
 STALL = "{timeout: 15s, interval: 1s}"

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from processes.harness import Plan, User, folder_for, running, wait_for
+from processes.needs import need_torch
 from processes.watching import settings, start, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 if not os.environ.get("CI"):
     pytest.importorskip("aiosmtpd", reason="the mail server of the tests")
 

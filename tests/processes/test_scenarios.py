@@ -19,12 +19,13 @@ from processes.harness import (
     mldebug,
     running,
 )
+from processes.needs import need_torch
 from processes.scenarios import HIGH, LOW, MEDIUM
 from processes.stuck import ALL, STALL, Case, run_all
 from processes.watching import settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(1500)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 LATE = 5.0  # seconds from the end of the timeout to the agent's report
 TOO_LATE = 30.0  # on a machine that is busy with other things at that moment; 16 s were seen beside two more streams of jobs

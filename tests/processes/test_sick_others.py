@@ -14,11 +14,12 @@ import pytest
 
 from mldebug.status.snapshot import Snapshot
 from processes.harness import MLDEBUG, Plan, User, clean_environment, folder_for, running, wait_for
+from processes.needs import need_torch
 from processes.test_notices import QUICK, Told, sink
 from processes.watching import RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 FRESH = 10.0  # seconds
 
 

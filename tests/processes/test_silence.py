@@ -26,10 +26,11 @@ from processes.harness import (
     wait_for,
 )
 from processes.light import light_job
+from processes.needs import need_torch
 from processes.watching import RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 PLANS: dict[str, dict[str, Any]] = {
     "checkpoint": {"struck": (0,)},
@@ -53,6 +54,7 @@ PAUSES = (
 )  # these tell when they are through
 PACE = ("--pace", "0.05")  # so that 22 ranks leave some of the cores to everybody else
 TOO_LATE = 15.0  # seconds; 2 are usual, but a machine may be busy with other things at that moment
+WATCHED = 40.0  # seconds, more than twice the timeout
 AFTERWARDS = 10  # steps to see before and after the pause
 
 
@@ -68,13 +70,24 @@ def program(path: Path) -> None:
     path.chmod(0o755)
 
 
+def asked_for(items: list[pytest.Item], user: User) -> list[str]:
+    """The jobs that tests of this user want, of which `--each-job-once` leaves out half, and the one that ends."""
+    mine = "as_is" if user.name is None else "ordinary"
+    calls = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    names = [one.get("name") for one in calls if one.get("user") == mine]
+    return [name for name in PLANS if name in (*names, "done")]
+
+
 @pytest.fixture(scope="module")
-def watched(user: User, library: Path) -> Iterator[tuple[RunningAgent, dict[str, RunningJob]]]:
+def watched(
+    user: User, library: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[RunningAgent, dict[str, RunningJob]]]:
     """Every job, seen by the agent through its pause and after it."""
     with folder_for(user) as folder, ExitStack() as stack:
         agent = stack.enter_context(watching(folder, settings(folder), user))
         jobs = {}
-        for name, more in PLANS.items():
+        for name in asked_for(request.session.items, user):
+            more = PLANS[name]
             own = stack.enter_context(folder_for(user))
             programs(own / "events")
             options = (*more.get("options", ()), *PACE, "--library", str(library))
@@ -84,9 +97,11 @@ def watched(user: User, library: Path) -> Iterator[tuple[RunningAgent, dict[str,
             jobs[name] = stack.enter_context(running(plan, own))
         for job in jobs.values():
             job.wait_for_step(20)
-        for name in PAUSES:
+        began = time.time()
+        for name in filter(jobs.__contains__, PAUSES):
             jobs[name].wait_for_event("done", PLANS[name]["struck"])
             jobs[name].wait_for_step(jobs[name].step(0) + AFTERWARDS)
+        wait_for("looks", lambda: (seen := agent.snapshot()) and seen.at > began + WATCHED, 90)
         yield agent, jobs
 
 
@@ -101,7 +116,7 @@ def test_the_agent_is_silent(
 
 def test_the_runs_were_really_watched(watched: tuple[RunningAgent, dict[str, RunningJob]]) -> None:
     agent, jobs = watched
-    for name in sorted(set(PLANS) - {"done"}):
+    for name in sorted(set(jobs) - {"done"}):
         run = wait_for(f"the agent knows {name}", lambda one=jobs[name]: agent.run_of(one), 20)
         assert run.stage != "blamed", (name, run.sentence)
         assert (run.step is None) == (name == "silent"), (name, run)
@@ -226,7 +241,7 @@ def test_known_traps_are_told_and_are_no_alarm(tmp_path: Path) -> None:
         "tokenizers_fork": {"TOKENIZERS_PARALLELISM": "true"},
     }
     wrong = {name: value for one in traps.values() for name, value in one.items()}
-    config = settings(tmp_path, stall="{timeout: 2s, interval: 500ms}")
+    config = settings(tmp_path, stall="{timeout: 10s, interval: 500ms}")
     with light_job(tmp_path / "job", more=wrong) as job, watching(tmp_path, config) as agent:
         began = time.time()
         wait_for("looks at it", lambda: (s := agent.snapshot()) and s.at > began + 6.0, 30)

@@ -19,9 +19,10 @@ from processes.harness import (
     mldebug,
     wait_for,
 )
+from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 RANKS = 4
 

@@ -19,10 +19,11 @@ from processes.harness import (
     wait_for,
 )
 from processes.kubelet import asked_all_the_time
+from processes.needs import need_torch
 from processes.watching import Report, RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 STORAGE = "storage: {interval: 1s}\n"
 

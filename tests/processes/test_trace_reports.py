@@ -24,11 +24,12 @@ from processes.harness import (
     state_of,
     wait_for,
 )
+from processes.needs import need_torch
 from processes.test_stuck_storage import STORAGE, SavingJob, storage_report
 from processes.watching import Report, RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 RANKS = 2
 THAW = "import os, signal, sys; sys.stdin.read(); os.kill(int(sys.argv[1]), signal.SIGCONT)"

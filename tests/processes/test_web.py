@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 
 from browser import CHROMIUM, chromium, tab
 from processes.harness import MLDEBUG, Plan, User, clean_environment, folder_for, running, wait_for
+from processes.needs import need_torch
 from processes.watching import settings, watching
 
 pytestmark = [
@@ -19,7 +20,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(not CHROMIUM and not os.environ.get("CI"), reason="chromium is not installed"),
 ]  # fmt: skip
-pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+need_torch("the scenarios train with PyTorch")
 
 
 @contextmanager

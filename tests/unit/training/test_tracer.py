@@ -491,13 +491,13 @@ KILLED = """
         if not pid:
             child(turn, ready)
         os.read(reads, 1)
-        time.sleep(turn % 60 * 0.0007)
+        time.sleep(turn * 7 % 60 * 0.0007)
         os.kill(pid, 9)
         os.waitpid(pid, 0)
         os.close(reads)
         os.close(ready)
 """
-KILLS = 100  # by each writer
+KILLS = max(30, int(os.environ.get("MLDEBUG_KILL_ROUNDS", "0")) // 2)  # by each writer
 
 
 def hold_to_it(found: Words) -> None:
