@@ -71,8 +71,8 @@ class Prometheus:
             self._news.wait()
             self._news.clear()
             now = self._clock()
-            for openmetrics, asked in list(self._asked.items()):
-                if now - asked < FORGOTTEN and self._snapshot is not None:
+            for openmetrics, asked_at in list(self._asked.items()):
+                if now - asked_at < FORGOTTEN and self._snapshot is not None:
                     self._prepare(self._snapshot, openmetrics)
             time.sleep(self._pace)
 

@@ -40,7 +40,7 @@ from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, Verb, me
 from mldebug_agents.hardware.gpu.child import messages as gpu_messages
 from mldebug_agents.hardware.gpu.child import server as gpu_server
 from mldebug_agents.hardware.gpu.controller import gpu_verbs
-from mldebug_agents.hardware.gpu.reader import VendorReader
+from mldebug_agents.hardware.gpu.node_reader import NodeReader, node_reader
 from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
 from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
@@ -89,7 +89,7 @@ class NodeTools:
 
     context: Context
     capture: CaptureTools
-    gpus: VendorReader
+    gpus: NodeReader
     filesystem_probe: MountClient
 
     def leftovers(self) -> tuple[Leftover, ...]:
@@ -123,7 +123,7 @@ def open_tools(
     current = config if isinstance(config, CurrentConfig) else CurrentConfig(config)
     with open_context(current.read, CHILDREN, root) as context:
         gpus, filesystem_probe = (
-            VendorReader(context.spawner, context.host),
+            node_reader(context.spawner, context.host, context.config.gpus),
             MountClient(context.spawner),
         )
         try:
@@ -204,7 +204,7 @@ def serve_people(server: AgentServer, node: Node, joined: PeerSetup | None) -> N
     captures = node.monitors.acting.captures
     own = member_verbs(node.peers, joined.talk if joined is not None else None)
     alerts = AlertReceiver(captures, node.node, partial(_runs_elsewhere, own))
-    server.serve_verbs(gpu_verbs(node.monitors.hardware.desk), own, alerts.answer)
+    server.serve_verbs(gpu_verbs(node.monitors.hardware.gpu_controller), own, alerts.answer)
 
 
 def serve_peers(

@@ -23,7 +23,7 @@ from mldebug_agents.cluster.fanout import child
 from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
 from mldebug_agents.cluster.fanout.collector import Progress, ask_all
 from mldebug_agents.cluster.fanout.messages import NAME, FanoutPlan, FanoutRequest, Transport
-from mldebug_agents.hardware.gpu.reader import VendorReader
+from mldebug_agents.hardware.gpu.node_reader import NodeReader
 from mldebug_agents.incidents.manual import Taken, look, look_beside, write_case
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import parse_environ
@@ -35,7 +35,7 @@ MAX_TOLD = 8
 
 
 def reply(
-    tools: CaptureTools, gpus: VendorReader, slurm_job: str | None, wanted: str | None
+    tools: CaptureTools, gpus: NodeReader, slurm_job: str | None, wanted: str | None
 ) -> NodeReply:
     """What this node knows of its jobs, or of those of one Slurm job, or of that name; bounded, see `slimming`."""
     found = tools.finder.find()

@@ -79,7 +79,7 @@ class HardwareMonitor:
         `gpus`: who holds the GPUs open, for requests to let go of them.
         """
         self._node = node
-        self.desk = GpuController(gpus)
+        self.gpu_controller = GpuController(gpus)
         self._now = now
         self._gpus = GpuMonitor(memory, node)
         self._levels = Levels(memory)
@@ -119,10 +119,10 @@ class HardwareMonitor:
     def turn(self, runs: Mapping[str, Run], interval: float, *, looked: bool) -> None:
         """Have read what is due."""
         now = time.monotonic()
-        for _ in self.desk.grant(self._gpus.accept):
+        for _ in self.gpu_controller.grant(self._gpus.accept):
             self._full_at = -FULL_EVERY  # their health is judged anew
-        if self.desk.why == BY_ITSELF and self.desk.released_until and runs.keys() - self._let_go_with:  # fmt: skip
-            self.desk.take_up()
+        if self.gpu_controller.why == BY_ITSELF and self.gpu_controller.released_until and runs.keys() - self._let_go_with:  # fmt: skip
+            self.gpu_controller.take_up()
             log.warning("GPUs: taken up again: a new run may use them")
         if now >= self._due:
             self._due = now + interval
@@ -169,8 +169,8 @@ class HardwareMonitor:
 
     def take_xids(self) -> tuple[KernelEvent, ...]:
         """Xids that the GPUs have told since the last call, for whoever reads the kernel's log."""
-        told, self._untold = tuple(self._untold), []
-        return told
+        xids, self._untold = tuple(self._untold), []
+        return xids
 
     def told(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[RankChild, ...]], config: Config) -> None:  # fmt: skip
         """A worker has answered, or failed."""
@@ -197,9 +197,9 @@ class HardwareMonitor:
         if full is None:
             return
         self._waiting = ()
-        if wants_release(full) and self.desk.let_go_for_reset():
-            asked = [one for one in self._gpus.health if one.component == "gpu_recovery"]
-            self._waiting = tuple(one for one in asked if one.state in BAD)
+        if wants_release(full) and self.gpu_controller.let_go_for_reset():
+            recovery = [one for one in self._gpus.health if one.component == "gpu_recovery"]
+            self._waiting = tuple(one for one in recovery if one.state in BAD)
             self._let_go_with = runs
             log.warning("GPUs: released for a while: %s", BY_ITSELF)
 
@@ -260,9 +260,9 @@ class HardwareMonitor:
 
     def _faults(self, job_id: str) -> tuple[Fault, ...]:
         full = self._gpus.full
-        known = gpus_by_address((*full.gpus, *full.lost) if full else ())
-        told = faults_of_events(self._events, job_id, known, self._node)
-        return self._gpus.concerning(job_id, (*told, *self._gpus.faults(job_id)))
+        addresses = gpus_by_address((*full.gpus, *full.lost) if full else ())
+        faults = faults_of_events(self._events, job_id, addresses, self._node)
+        return self._gpus.concerning(job_id, (*faults, *self._gpus.faults(job_id)))
 
     def show(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot with all of it."""
@@ -274,8 +274,8 @@ class HardwareMonitor:
             gpus=self._gpus.full,
             gpu_watch=self._gpus.watch,
             gpu_count=self._gpus.count,
-            gpus_released_until=self.desk.released_until,
-            gpus_released_why=self.desk.why if self.desk.released_until else "",
+            gpus_released_until=self.gpu_controller.released_until,
+            gpus_released_why=self.gpu_controller.why if self.gpu_controller.released_until else "",
             kernel=self._counts(),
             kernel_events=self._events,
             health=self._health,
@@ -305,5 +305,5 @@ class HardwareMonitor:
         if self._kernel is None:
             return None
         full = self._gpus.full
-        known = {bus_id(one.bus_id): GpuLabel(one.uuid, one.index) for one in full.gpus} if full else {}  # fmt: skip
-        return named(self._kernel.counts, gpu_names(self._kernel) | known)
+        gpus = {bus_id(one.bus_id): GpuLabel(one.uuid, one.index) for one in full.gpus} if full else {}  # fmt: skip
+        return named(self._kernel.counts, gpu_names(self._kernel) | gpus)

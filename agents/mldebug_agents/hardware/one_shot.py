@@ -27,7 +27,7 @@ from mldebug.hardware.kernel_log.hands_off import hands_off
 from mldebug.status.gpu_view import GpuOverview, GpuUser, fresh, of_agent
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.hardware.gpu.errors import GpuBlockedError
-from mldebug_agents.hardware.gpu.reader import VendorReader
+from mldebug_agents.hardware.gpu.node_reader import NodeReader
 from mldebug_agents.hardware.kernel_log import KernelNews, sees_kernel_pids
 from mldebug_agents.hardware.own_reads import GpuPart, read_gpus, read_kernel
 from mldebug_agents.jobs.ranks.discovery import Discovery, RankChild
@@ -60,7 +60,7 @@ class OneShotReader:
     def __init__(
         self,
         context: Context,
-        gpus: VendorReader,
+        gpus: NodeReader,
         found: Discovery,
         seconds: float,
         agent: Callable[[], Snapshot | None] = lambda: None,
@@ -79,7 +79,7 @@ class OneShotReader:
         self._until = time.monotonic() + seconds
         self._seconds, self._between, self._again = seconds, between, again
         self._wanted = threading.Event()
-        self.told: Snapshot | None = None  # by the agent, where one answered
+        self.agent_snapshot: Snapshot | None = None  # by the agent, where one answered
         self._parts = [GpuPart()]  # the newest, which knows most, last
         self._agent = _Task("agent", agent)
         self._kernel = _Task("kernel", lambda: read_kernel(context, self._until))
@@ -90,16 +90,16 @@ class OneShotReader:
         self._wanted.set()
         done = self._gpus.within(self._left())
         kernel = self._kernel.within(self._left())
-        told = self.told = self._agent.within(self._left())
-        if told is not None and not self._alone and _knows(told):
-            return of_agent(told)
+        snapshot = self.agent_snapshot = self._agent.within(self._left())
+        if snapshot is not None and not self._alone and _knows(snapshot):
+            return of_agent(snapshot)
         part = self._parts[-1]
         if not done and part.full.full is None:
             reason = f"the driver has not answered within {self._seconds:g} s"
             late = Gap(what="GPUs", reason=reason, way_out="look for Xid lines in the kernel log")
             part = msgspec.structs.replace(part, gap=late)
         kernel = kernel or KernelNews(gap=Gap(what="kernel log", reason="it was not read in time"))
-        return _put_together(self._context, self._found, part, kernel, told)
+        return _put_together(self._context, self._found, part, kernel, snapshot)
 
     def _left(self) -> float:
         return self._until - time.monotonic()
@@ -110,10 +110,14 @@ class OneShotReader:
 
     def _read_gpus(self) -> bool:
         """What has come so far counts, also where the rest does not come."""
-        told = self._agent.within(self._seconds / 2)  # one that does not answer must not cost all
-        if told is not None and (stuck := _blocked(told)):
+        snapshot = self._agent.within(
+            self._seconds / 2
+        )  # one that does not answer must not cost all
+        if snapshot is not None and (stuck := _blocked(snapshot)):
             self._parts.append(GpuPart(gap=stuck))  # a second reader would hang in the same place
-        elif told is None or not (told.gpus_released_until or (not self._alone and _knows(told))):
+        elif snapshot is None or not (
+            snapshot.gpus_released_until or (not self._alone and _knows(snapshot))
+        ):
             news = self._kernel.within(min(LISTEN, self._seconds / 4)) or KernelNews()
             apart = hands_off(news.bursts, time.time())
             jobs, again = self._found.jobs, self._wait_again if self._again else None
@@ -124,35 +128,35 @@ class OneShotReader:
         return True
 
 
-def _knows(told: Snapshot) -> bool:
+def _knows(snapshot: Snapshot) -> bool:
     """Has the agent read lately, or said why it does not?"""
-    return bool(told.gpus_released_until) or (told.gpus is not None and fresh(told))
+    return bool(snapshot.gpus_released_until) or (snapshot.gpus is not None and fresh(snapshot))
 
 
-def _blocked(told: Snapshot) -> Gap | None:
+def _blocked(snapshot: Snapshot) -> Gap | None:
     """Does its reader sit in a call into the driver?"""
-    hangs = any(one.error.startswith(GpuBlockedError.__name__) for one in told.sources)
-    return of_agent(told).gpu_gap if hangs else None
+    hangs = any(one.error.startswith(GpuBlockedError.__name__) for one in snapshot.sources)
+    return of_agent(snapshot).gpu_gap if hangs else None
 
 
 def _put_together(
-    context: Context, found: Discovery, part: GpuPart, kernel: KernelNews, told: Snapshot | None
+    context: Context, found: Discovery, part: GpuPart, kernel: KernelNews, snapshot: Snapshot | None
 ) -> GpuOverview:
     full = part.full.full
     events = _events(context, found, part.full.joined, kernel)
-    seen = of_agent(told) if told else None
-    if kernel.gap is not None and seen is not None and seen.kernel_gap is None:
-        kernel, events = msgspec.structs.replace(kernel, gap=None), seen.events
-    count = seen.count if seen and seen.count else _count(full, context.config)
+    by_agent = of_agent(snapshot) if snapshot else None
+    if kernel.gap is not None and by_agent is not None and by_agent.kernel_gap is None:
+        kernel, events = msgspec.structs.replace(kernel, gap=None), by_agent.events
+    count = by_agent.count if by_agent and by_agent.count else _count(full, context.config)
     return GpuOverview(
         node=context.node,
         at=time.time(),
         gpus=full,
         watch=part.watch.watch,
-        users=tuple(_users(found.jobs, part.full.joined)) or (seen.users if seen else ()),
+        users=tuple(_users(found.jobs, part.full.joined)) or (by_agent.users if by_agent else ()),
         unjoined=_unjoined(found.jobs, part.full.joined),
-        sentences=seen.sentences if seen else {},
-        states=_states(part) or (seen.states if seen else {}),
+        sentences=by_agent.sentences if by_agent else {},
+        states=_states(part) or (by_agent.states if by_agent else {}),
         count=count,
         events=events,
         health=(
@@ -162,7 +166,7 @@ def _put_together(
         no_library=part.no_library,
         gpu_gap=part.gap,
         kernel_gap=kernel.gap,
-        released_until=seen.released_until if seen else None,
+        released_until=by_agent.released_until if by_agent else None,
     )
 
 
@@ -171,7 +175,7 @@ def _states(part: GpuPart) -> dict[str, tuple[RankDevice, ...]]:
     looks = with_looks({}, part.watch.watch)
     looks = with_looks(looks, part.again.watch) if part.again.watch else looks
     full = part.full
-    return {job: rank_devices(told, looks, None, full.full) for job, told in full.joined.items()}
+    return {job: rank_devices(ranks, looks, None, full.full) for job, ranks in full.joined.items()}
 
 
 def _events(
@@ -244,12 +248,12 @@ def _unjoined(jobs: Sequence[Job], joined: Mapping[str, RankGpuMap]) -> tuple[st
     lines: list[str] = []
     remarks: list[str] = []
     for job in jobs:
-        told = joined.get(job.id, RankGpuMap())
+        ranks = joined.get(job.id, RankGpuMap())
         reasons: dict[str, list[int]] = {}
-        for rank, why in told.unknown.items():
+        for rank, why in ranks.unknown.items():
             reasons.setdefault(why, []).append(rank)
         lines += [f"{_ranks(some)} of {job.name}: {why}" for why, some in reasons.items()]
-        remarks += told.remarks
+        remarks += ranks.remarks
     return tuple(dict.fromkeys((*lines, *remarks)))
 
 

@@ -10,7 +10,7 @@ from mldebug.core.errors import MldebugError
 from mldebug.core.model import Gap, Job
 from mldebug.hardware.gpu.hands_off import HandsOff
 from mldebug_agents.hardware.gpu.holders import Holders
-from mldebug_agents.hardware.gpu.reader import VendorReader
+from mldebug_agents.hardware.gpu.node_reader import NodeReader
 from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads, gpu_slots
 from mldebug_agents.hardware.kernel_log import KernelLogSource, KernelNews
 from mldebug_agents.system.context import Context
@@ -29,7 +29,7 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_gpus(
     context: Context,
-    gpus: VendorReader,
+    gpus: NodeReader,
     jobs: Sequence[Job],
     between: float = 0.0,
     hands_off: tuple[HandsOff, ...] = (),

@@ -21,7 +21,7 @@ from mldebug.incidents.stored_evidence import ASKED
 from mldebug.jobs.known_issues.match import remarks
 from mldebug.status.gpu_view import GpuOverview
 from mldebug_agents.capture.tools import CaptureTools
-from mldebug_agents.hardware.gpu.reader import VendorReader
+from mldebug_agents.hardware.gpu.node_reader import NodeReader
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.incidents.report_writer import owner_of
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -106,7 +106,7 @@ def _nothing_found(found: Discovery, pid: int | None) -> MldebugError:
 
 
 def look_beside(
-    tools: CaptureTools, gpus: VendorReader, found: Discovery, *, here_only: bool
+    tools: CaptureTools, gpus: NodeReader, found: Discovery, *, here_only: bool
 ) -> OneShotReader:
     """Begin to look at GPUs and kernel log, while the ranks are captured: at most `BESIDE` seconds are waited for it."""
     state_dir = tools.context.config.agent.state_dir

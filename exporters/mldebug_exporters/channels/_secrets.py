@@ -10,10 +10,10 @@ def secret(path: Path | None) -> str:
     if path is None:
         return ""
     with path.open("rb") as file:
-        told = file.read(MOST).decode("utf-8", "replace").strip().splitlines()
-    if not told:
+        lines = file.read(MOST).decode("utf-8", "replace").strip().splitlines()
+    if not lines:
         raise OSError(f"{path} is empty: it should hold a secret")
-    first = told[0].strip()
+    first = lines[0].strip()
     if not (first.isascii() and first.isprintable()):
         raise OSError(f"{path} holds characters that no secret here may have")
     return first

@@ -35,8 +35,10 @@ class Apprise:
 
     def send(self, message: EventMessage) -> None:
         """Deliver it, or raise."""
-        told = _receivers(_addresses(self._options.urls_file))
-        if not told.notify(body=plain_text(message), title=message.subject, body_format="text"):
+        receivers = _receivers(_addresses(self._options.urls_file))
+        if not receivers.notify(
+            body=plain_text(message), title=message.subject, body_format="text"
+        ):
             raise OSError("Apprise could not deliver it to at least one address")
 
 
@@ -58,11 +60,11 @@ def _receivers(addresses: list[str]) -> Any:
     except ImportError:
         raise OSError("Apprise is not installed: pip install apprise") from None
     logging.getLogger("apprise").disabled = True  # its errors show addresses
-    told = apprise.Apprise()
+    receivers = apprise.Apprise()
     for number, one in enumerate(addresses, start=1):
-        if not told.add(one):
+        if not receivers.add(one):
             raise OSError(f"Apprise does not understand address {number} of the file")
-    return told
+    return receivers
 
 
 def create(options: Options) -> Apprise:

@@ -39,8 +39,8 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
     """What no type can say."""
     if not options.server:
         yield "server", "is missing: name the SMTP server"
-    for name, told in (("sender", (options.sender,)), ("to", options.to or ("",))):
-        if not all("@" in one and one.isprintable() and " " not in one for one in told):
+    for name, addresses in (("sender", (options.sender,)), ("to", options.to or ("",))):
+        if not all("@" in one and one.isprintable() and " " not in one for one in addresses):
             yield name, "needs addresses like ops@example.org"
     if options.user and options.password_file is None:
         yield "user", "has no password_file"
@@ -59,8 +59,8 @@ class Email:
 
     def send(self, message: EventMessage) -> None:
         """Deliver it, or raise. Who has it already, or does not want it, gets no double when it is tried again."""
-        known, settled = self._settled
-        to = [one for one in self._options.to if known != message.id or one not in settled]
+        message_id, settled = self._settled
+        to = [one for one in self._options.to if message_id != message.id or one not in settled]
         try:
             refused = self._hand_over(message, to)
         except smtplib.SMTPRecipientsRefused as error:
@@ -68,9 +68,9 @@ class Email:
         except smtplib.SMTPResponseException as error:
             _give_up({error.smtp_code}, f"the server answers {error.smtp_code}")
         except smtplib.SMTPException as error:
-            said = f"{type(error).__name__}: {error}"
-            said = "gave no answer in time" if "timed out" in said else said
-            raise OSError(f"{self._options.server}: {said}") from None
+            reason = f"{type(error).__name__}: {error}"
+            reason = "gave no answer in time" if "timed out" in reason else reason
+            raise OSError(f"{self._options.server}: {reason}") from None
         except TimeoutError:
             raise OSError(f"{self._options.server}: gave no answer in time") from None
         except OSError as error:
@@ -155,11 +155,11 @@ def _own_name() -> str:
     return name or "localhost"
 
 
-def _give_up(codes: set[int], said: str) -> NoReturn:
+def _give_up(codes: set[int], reason: str) -> NoReturn:
     """5xx about an address or a mail is final; about a login a person may mend it."""
     if codes and all(code in PERMANENT for code in codes):
-        raise MessageRefusedError(said)
-    raise OSError(said)
+        raise MessageRefusedError(reason)
+    raise OSError(reason)
 
 
 def create(options: Options) -> Email:

@@ -77,8 +77,8 @@ class _SampleTable:
 
     def add(self, sample: Sample) -> None:
         """Take a sample, unless its series is there already."""
-        name, known = sample.family.name, self._clean
-        labels = tuple([known.get(text) or self._cleaned(text) for text in sample.labels])
+        name, cleaned = sample.family.name, self._clean
+        labels = tuple([cleaned.get(text) or self._cleaned(text) for text in sample.labels])
         values = self.values[name]
         if labels in values:
             self.twice[name] = self.twice.get(name, 0) + series(sample)

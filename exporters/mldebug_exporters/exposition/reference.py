@@ -42,8 +42,8 @@ def page(groups: Mapping[str, MetricGroup], summaries: Mapping[str, str]) -> str
     return "\n".join(lines)
 
 
-def _table(name: str, told: str, families: tuple[Family, ...]) -> Iterator[str]:
-    yield f"## {name}\n\n{told}\n"
+def _table(name: str, meaning: str, families: tuple[Family, ...]) -> Iterator[str]:
+    yield f"## {name}\n\n{meaning}\n"
     yield "| series | type | labels | meaning | absent | goes |"
     yield "|---|---|---|---|---|---|"
     yield from map(_row, families)

@@ -23,20 +23,20 @@ SINGLE: list[tuple[Family, One]] = []
 BY_LABEL: list[tuple[Family, Many]] = []
 
 
-def _family(name: str, told: str, *labels: str, detail: bool = False) -> Family:
+def _family(name: str, meaning: str, *labels: str, detail: bool = False) -> Family:
     importance = Importance.DETAIL if detail else Importance.RUN
     if name.endswith("_total"):
         name = f"gpu_{name.removesuffix('_total')}"
-        return GPU_TABLE.counter(name, f"{told}{SOURCE}.", *labels, importance=importance)
-    return GPU_TABLE.gauge(f"gpu_{name}", f"{told}.", *labels, importance=importance)
+        return GPU_TABLE.counter(name, f"{meaning}{SOURCE}.", *labels, importance=importance)
+    return GPU_TABLE.gauge(f"gpu_{name}", f"{meaning}.", *labels, importance=importance)
 
 
-def _one(name: str, told: str, read: One, *, detail: bool = False) -> None:
-    SINGLE.append((_family(name, told, detail=detail), read))
+def _one(name: str, meaning: str, read: One, *, detail: bool = False) -> None:
+    SINGLE.append((_family(name, meaning, detail=detail), read))
 
 
-def _many(name: str, told: str, label: str, read: Many, *, detail: bool = False) -> None:
-    BY_LABEL.append((_family(name, told, label, detail=detail), read))
+def _many(name: str, meaning: str, label: str, read: Many, *, detail: bool = False) -> None:
+    BY_LABEL.append((_family(name, meaning, label, detail=detail), read))
 
 
 def _states(names: tuple[str, ...], on: Callable[[GpuReading], object]) -> Many:
@@ -54,14 +54,14 @@ def _number(on: bool | None) -> Number:
     return None if on is None else float(on)
 
 
-def _total(monotone: Number, told: Number) -> Number:
+def _total(monotone: Number, raw: Number) -> Number:
     """A counter as metrics show it; as it was told where nobody made it monotone."""
-    return told if monotone is None else monotone
+    return raw if monotone is None else monotone
 
 
 def _sum(values: list[int | None]) -> Number:
-    told = [value for value in values if value is not None]
-    return sum(told) if told else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
 # --- load and memory -----------------------------------------------------------------------------

@@ -134,8 +134,8 @@ def _series(one: SeriesState) -> Iterator[Sample]:
     yield Sample(SKEW, key, one.skew)
     if one.newest is not None and one.newest.state is Completeness.WRITING:
         yield Sample(GROWS, key, one.newest.size)
-    known = ((CHANGE, one.size_change), (PERIOD, one.period), (LOST, one.lost_seconds), (STEPS, one.lost_steps))  # fmt: skip
-    for family, value in (*known, *(_last(one.last) if one.last and not one.trouble else ())):
+    figures = ((CHANGE, one.size_change), (PERIOD, one.period), (LOST, one.lost_seconds), (STEPS, one.lost_steps))  # fmt: skip
+    for family, value in (*figures, *(_last(one.last) if one.last and not one.trouble else ())):
         if value is not None:
             yield Sample(family, key, value)
 

@@ -55,12 +55,12 @@ class EventMetrics:
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """Counts by kind and severity, then each channel."""
-        told = snapshot.events
-        for name, count in sorted(told.counts.items()):
+        events = snapshot.events
+        for name, count in sorted(events.counts.items()):
             kind, _, severity = name.partition("/")
             yield Sample(FIRING, (kind, severity), count)
-        yield Sample(DROPPED, (), told.dropped)
-        for one in told.channels:
+        yield Sample(DROPPED, (), events.dropped)
+        for one in events.channels:
             whose = (one.name, one.kind)
             yield Sample(WAITING, whose, one.waiting)
             results = {"sent": one.sent, "failed": one.failed, "refused": one.refused}

@@ -113,10 +113,10 @@ class FilesystemMetrics:
         """Those of the last look."""
         if snapshot.storage is None:
             return
-        known = {family.name: family for family in self.families}
+        by_name = {family.name: family for family in self.families}
         for one in snapshot.storage.measures:
-            if one.metric in known:
-                yield Sample(known[one.metric], one.labels, one.value)
+            if one.metric in by_name:
+                yield Sample(by_name[one.metric], one.labels, one.value)
         counts: dict[str, int] = {}
         for alarm in snapshot.storage.alarms:
             counts[alarm.kind] = counts.get(alarm.kind, 0) + 1

@@ -73,7 +73,7 @@ class GpuMetrics:
         for one in lost.values():
             if one.uuid:
                 yield Sample(UP, (one.uuid, str(one.index)), 0)
-        for gpu in _seen_since(here, newest):
+        for gpu in _updated(here, newest):
             yield from _gpu(gpu, node.driver_version)
 
 
@@ -95,7 +95,7 @@ def _gpu(gpu: GpuReading, driver: str) -> Iterator[Sample]:
         yield Sample(ECC, (*one, count.type, count.location, count.scope), value)
 
 
-def _seen_since(gpus: list[GpuReading], watch: NodeWatch | None) -> Iterator[GpuReading]:
+def _updated(gpus: list[GpuReading], watch: NodeWatch | None) -> Iterator[GpuReading]:
     """The full readings, with what the watch has seen since."""
     looks = {one.uuid: one for one in watch.gpus} if watch else {}
     for gpu in gpus:

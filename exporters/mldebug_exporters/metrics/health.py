@@ -43,9 +43,14 @@ class HealthMetrics:
         for component, state in sorted(worst_of(snapshot.health).items()):
             for one in HealthState:
                 yield Sample(HEALTH, (component, one.value), int(one is state))
-        for told in snapshot.health:
-            if told.action is not SuggestedAction.NONE:
-                labels = (told.component, told.uuid, told.action.value, told.reason_code)
+        for component_health in snapshot.health:
+            if component_health.action is not SuggestedAction.NONE:
+                labels = (
+                    component_health.component,
+                    component_health.uuid,
+                    component_health.action.value,
+                    component_health.reason_code,
+                )
                 yield Sample(ACTION, labels)
 
 

@@ -54,22 +54,22 @@ class HookMetrics:
 
 
 def _samples(run: RunState) -> Iterator[Sample]:
-    told = [run.said[rank] for rank in sorted(run.said)]
-    yield Sample(HOOKED, (run.id,), len(told))
-    steps = [one.step for one in told if one.step is not None]
+    hooks = [run.said[rank] for rank in sorted(run.said)]
+    yield Sample(HOOKED, (run.id,), len(hooks))
+    steps = [one.step for one in hooks if one.step is not None]
     if steps:
         yield Sample(LEAST, (run.id,), min(steps))
         yield Sample(MOST, (run.id,), max(steps))
-    phases = Counter(_phase(one.phase) for one in told if one.phase)
+    phases = Counter(_phase(one.phase) for one in hooks if one.phase)
     for phase in (*PHASES, OTHER):
         yield Sample(PHASE, (run.id, phase), phases[phase])
-    values = next((one.scalars for one in told if one.scalars), {})
+    values = next((one.scalars for one in hooks if one.scalars), {})
     for name, value in sorted(values.items()):
         yield Sample(VALUE, (run.id, name), value)
 
 
-def _phase(told: str) -> str:
-    return told if told in PHASES else OTHER
+def _phase(name: str) -> str:
+    return name if name in PHASES else OTHER
 
 
 def create(options: Options) -> HookMetrics:

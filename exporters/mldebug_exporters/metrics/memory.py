@@ -107,8 +107,8 @@ class MemoryMetrics:
 def _level(one: LevelState) -> Iterator[Sample]:
     level = one.level
     key = level.scope, level.name
-    told = ((LIMIT, level.limit), (USED, level.used), (CACHED, level.cached), (HIGH, level.high), (GROWTH, one.growth), (LEFT, one.seconds_left))  # fmt: skip
-    for family, value in told:
+    figures = ((LIMIT, level.limit), (USED, level.used), (CACHED, level.cached), (HIGH, level.high), (GROWTH, one.growth), (LEFT, one.seconds_left))  # fmt: skip
+    for family, value in figures:
         if value is not None:
             yield Sample(family, key, value)
     yield Sample(ALARM, key, int(one.alarm))

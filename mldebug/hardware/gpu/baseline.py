@@ -74,9 +74,9 @@ class Baseline(msgspec.Struct, kw_only=True):
         """Is there proof of work: memory traffic, the hardware's counters, or, where neither is told, steps?"""
         if sign.moves or self._traffic(memory):
             return True
-        told = sign.moves is not None or memory is not None
+        measured = sign.moves is not None or memory is not None
         stepping = sign.rank is not None and sign.rank.stepping is True
-        return not told and stepping and (sign.busy or 0.0) >= HALF
+        return not measured and stepping and (sign.busy or 0.0) >= HALF
 
     def _traffic(self, memory: float | None) -> bool:
         return memory is not None and memory > LITTLE * (self.traffic or 0.0)
@@ -89,8 +89,8 @@ class Baseline(msgspec.Struct, kw_only=True):
         if busy is None:
             return Load.UNKNOWN
         if share is not None and share >= HALF:
-            told = memory is not None or sign.moves is not None
-            return Load.POWERED if told or busy < HALF else Load.WORKING
+            measured = memory is not None or sign.moves is not None
+            return Load.POWERED if measured or busy < HALF else Load.WORKING
         if busy <= QUIET:
             return Load.QUIET
         return Load.SPINNING if busy >= BUSY and self._spins(sign, memory, share) else Load.UNKNOWN

@@ -82,19 +82,19 @@ class Counters:
         self._links.keep_only(here)
 
     def _gpu(self, gpu: GpuReading, seconds: float, at: float) -> GpuReading:
-        def count(name: str, told: float | None, most: float) -> Any:
-            if told is None:
+        def count(name: str, value: float | None, most: float) -> Any:
+            if value is None:
                 return None
-            return self._totals.setdefault((gpu.uuid, name), Total()).add(told, most)
+            return self._totals.setdefault((gpu.uuid, name), Total()).add(value, most)
 
-        def total(name: str, told: float | None, rate: float = MAX_EVENTS_PER_SECOND) -> Any:
-            return count(name, told, rate * seconds)
+        def total(name: str, value: float | None, rate: float = MAX_EVENTS_PER_SECOND) -> Any:
+            return count(name, value, rate * seconds)
 
-        def errors(name: str, told: int, since: float) -> Any:
-            return count(name, told, MAX_EVENTS_PER_SECOND * since)
+        def errors(name: str, value: int, since: float) -> Any:
+            return count(name, value, MAX_EVENTS_PER_SECOND * since)
 
-        def each(name: str, told: Mapping[str, int]) -> dict[str, int]:
-            return {kind: total(f"{name} {kind}", count) for kind, count in told.items()}
+        def each(name: str, values: Mapping[str, int]) -> dict[str, int]:
+            return {kind: total(f"{name} {kind}", count) for kind, count in values.items()}
 
         return msgspec.structs.replace(
             gpu,
@@ -224,8 +224,8 @@ def _ask(
 ) -> _LinkErrorCounts:
     seconds = max(0.0, at - before.at) if before else 0.0
     totals = {
-        kind: count(f"nvlink {link.link} {kind}", told, seconds)
-        for kind, told in link.errors.items()
+        kind: count(f"nvlink {link.link} {kind}", errors, seconds)
+        for kind, errors in link.errors.items()
     }
     old = before.errors if before else {}
     more = {kind: total - old[kind] for kind, total in totals.items() if kind in old}

@@ -69,34 +69,34 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
     missing_since: dict[str, float] = {}  # by uuid
     absent: dict[str, Absence] = {}  # by uuid: at the last look
 
-    def look(self, seen: NodeGpus, *, view: str = "", configured: int | None = None) -> GpuCount:
+    def look(self, node: NodeGpus, *, view: str = "", configured: int | None = None) -> GpuCount:
         """Compare a full read with what is remembered, and remember it.
 
         `view`: what decides which devices this agent may see (its container, its device list); `configured`: how many
         there must be, where somebody said so.
         """
-        if not seen.gpus and not seen.lost:
+        if not node.gpus and not node.lost:
             return GpuCount(readable=False, expected=configured or len(self.known))
         news = list(self._enter(view))
-        news += self._meet(seen)
-        away = tuple(self._miss(seen, news))
+        news += self._remember(node)
+        away = tuple(self._miss(node, news))
         missing = tuple(one for one in away if self.absent[one.gpu.uuid] is Absence.GONE)
         silent = tuple(one for one in away if one not in missing)
-        unknown = tuple(_never_seen(lost, seen.at) for lost in self._strangers(seen))
-        self._forget(seen.at)
-        enough = configured is not None and len(seen.gpus) >= configured
+        unknown = tuple(_never_seen(lost, node.at) for lost in self._strangers(node))
+        self._forget(node.at)
+        enough = configured is not None and len(node.gpus) >= configured
         expected = configured if configured is not None else len(self.known)
         return GpuCount(
-            present=len(seen.gpus),
+            present=len(node.gpus),
             expected=expected,
             missing=() if enough else missing,
             silent=() if enough else (*silent, *unknown),
             news=tuple(news),
         )
 
-    def accept(self, seen: NodeGpus) -> None:
+    def accept(self, node: NodeGpus) -> None:
         """What is there now is what there should be: these GPUs, and those of their links that are up."""
-        self.known = {gpu.uuid: _known(gpu, seen.at) for gpu in seen.gpus if gpu.uuid in self.known}
+        self.known = {gpu.uuid: _known(gpu, node.at) for gpu in node.gpus if gpu.uuid in self.known}
         self.missing_since, self.absent = {}, {}
 
     def links_once_up(self, uuid: str) -> tuple[int, ...]:
@@ -110,16 +110,16 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
             yield "the agent sees another set of devices: the GPUs of the node are learned anew"
         self.view = view
 
-    def _meet(self, seen: NodeGpus) -> Iterator[str]:
+    def _remember(self, node: NodeGpus) -> Iterator[str]:
         """Remember all that answer; say who is new, back, moved or replaced."""
         first = not self.known
-        for gpu in seen.gpus[:MAX_GPUS]:
+        for gpu in node.gpus[:MAX_GPUS]:
             before = self.known.get(gpu.uuid)
-            now = _known(gpu, seen.at, before.links if before else ())
+            now = _known(gpu, node.at, before.links if before else ())
             self.absent.pop(gpu.uuid, None)
             since = self.missing_since.pop(gpu.uuid, None)
             if since is not None:
-                yield f"{_name(now)} is back after {seen.at - since:.0f} s"
+                yield f"{_name(now)} is back after {node.at - since:.0f} s"
             elif before is None and not first:
                 yield from self._new(now)
             elif before is not None and before.bus_id != now.bus_id:
@@ -139,25 +139,25 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
         self.absent.pop(old.uuid, None)
         yield f"{_name(now)} replaces {old.uuid}"
 
-    def _miss(self, seen: NodeGpus, news: list[str]) -> Iterator[MissingGpu]:
-        present = {gpu.uuid for gpu in seen.gpus}
+    def _miss(self, node: NodeGpus, news: list[str]) -> Iterator[MissingGpu]:
+        present = {gpu.uuid for gpu in node.gpus}
         for uuid, one in sorted(self.known.items(), key=lambda item: item[1].index):
             if uuid in present:
                 continue
-            lost = next((lost for lost in seen.lost if _is_it(lost, one)), None)
-            reason = lost.reason if lost and lost.reason else seen.unread or NOT_LISTED
+            lost = next((lost for lost in node.lost if _is_it(lost, one)), None)
+            reason = lost.reason if lost and lost.reason else node.unread or NOT_LISTED
             before = self.absent.get(uuid)
-            now = self.absent[uuid] = _absence(before, lost, bool(seen.gpus) and not seen.unread)
+            now = self.absent[uuid] = _absence(before, lost, bool(node.gpus) and not node.unread)
             if now is Absence.GONE and before is not Absence.GONE:
                 news.append(f"{_name(one)} is gone: {reason}")
             elif before is None:
                 news.append(f"{_name(one)} does not answer: {reason}")
-            since = self.missing_since.setdefault(uuid, seen.at)
+            since = self.missing_since.setdefault(uuid, node.at)
             yield MissingGpu(gpu=one, since=since, reason=reason)
 
-    def _strangers(self, seen: NodeGpus) -> Iterator[LostGpu]:
+    def _strangers(self, node: NodeGpus) -> Iterator[LostGpu]:
         """GPUs that the driver counts, that never answered and that may do so."""
-        for lost in seen.lost:
+        for lost in node.lost:
             if lost.code != LOST and not any(_is_it(lost, one) for one in self.known.values()):
                 yield lost
 

@@ -19,10 +19,10 @@ def plain_sentence(watch: NodeWatch, uuids: Collection[str] = ()) -> str:
     for gpu in watch.gpus:
         if not uuids or gpu.uuid in uuids:
             groups.setdefault(_kind(gpu), []).append(gpu)
-    told = sorted(groups.items(), key=lambda item: _place(item[0]))
+    ordered = sorted(groups.items(), key=lambda item: _place(item[0]))
     lost = [one for one in watch.lost if not uuids or one.uuid in uuids]
     gone = [f"GPU {one.index} does not answer: {one.reason}" for one in lost]
-    return "; ".join([*gone, *(_say(group) for _, group in told)])
+    return "; ".join([*gone, *(_say(group) for _, group in ordered)])
 
 
 def _place(kind: _Kind) -> tuple[bool, int]:
@@ -52,8 +52,8 @@ def _say(group: list[GpuWatch]) -> str:
 
 
 def _span(values: Iterable[float | None], scale: float, unit: str) -> str:
-    known = [one * scale for one in values if one is not None]
-    if not known:
+    figures = [one * scale for one in values if one is not None]
+    if not figures:
         return ""
-    low, high = f"{min(known):.0f}", f"{max(known):.0f}"
+    low, high = f"{min(figures):.0f}", f"{max(figures):.0f}"
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"

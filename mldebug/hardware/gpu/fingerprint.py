@@ -108,15 +108,15 @@ class RunLevels(msgspec.Struct, kw_only=True):
 
         `world_size` tells whether these are all GPUs of the run; 0 where that is not known.
         """
-        seen = tuple(self._one(at, sign) for sign in signs[:MAX_GPUS])
+        gpus = tuple(self._one(at, sign) for sign in signs[:MAX_GPUS])
         while len(self.gpus) > MAX_GPUS:
             del self.gpus[next(iter(self.gpus))]
-        return tell(at, seen, world_size)
+        return tell(at, gpus, world_size)
 
     def _one(self, at: float, sign: GpuSign) -> GpuFingerprint:
-        known = self.gpus.setdefault(sign.uuid, Baseline())
-        load = known.look(sign, at)
-        rank, seen = sign.rank, sign.activity
+        baseline = self.gpus.setdefault(sign.uuid, Baseline())
+        load = baseline.look(sign, at)
+        rank, activity = sign.rank, sign.activity
         memory = finite(sign.memory_utilization_ratio)
         return GpuFingerprint(
             uuid=sign.uuid,
@@ -124,31 +124,31 @@ class RunLevels(msgspec.Struct, kw_only=True):
             node=sign.node,
             rank=rank.rank if rank else None,
             load=load,
-            since=known.since,
-            settled=known.settled(),
-            lasting=known.settled(LONG_LOOKS),
-            worked_at=known.worked_at,
+            since=baseline.since,
+            settled=baseline.settled(),
+            lasting=baseline.settled(LONG_LOOKS),
+            worked_at=baseline.worked_at,
             busy_ratio=sign.busy,
-            power_watts=known.power,
-            usual_watts=known.levels.working,
+            power_watts=baseline.power,
+            usual_watts=baseline.levels.working,
             traffic=sign.moves if memory is None else memory > 0,
-            sm_active_ratio=seen.sm_active_ratio if seen else None,
-            stepped_at=known.stepped_at,
+            sm_active_ratio=activity.sm_active_ratio if activity else None,
+            stepped_at=baseline.stepped_at,
             written_bytes_per_second=rank.written_bytes_per_second if rank else None,
             waiting=rank.waiting if rank else None,
         )
 
 
-def tell(at: float, seen: Sequence[GpuFingerprint], world_size: int = 0) -> Fingerprint:
+def tell(at: float, gpus: Sequence[GpuFingerprint], world_size: int = 0) -> Fingerprint:
     """The states of GPUs whose loads are known; pure, so that looks of several nodes can be told together."""
-    group = _GpuGroup(at, tuple(_beside(one, seen) for one in seen), world_size)
-    return Fingerprint(at=at, gpus=tuple(group.tell(one) for one in group.seen))
+    group = _GpuGroup(at, tuple(_beside(one, gpus) for one in gpus), world_size)
+    return Fingerprint(at=at, gpus=tuple(group.tell(one) for one in group.gpus))
 
 
 LIKE_A_QUIET_ONE = 1.3
 
 
-def _beside(one: GpuFingerprint, seen: Sequence[GpuFingerprint]) -> GpuFingerprint:
+def _beside(one: GpuFingerprint, gpus: Sequence[GpuFingerprint]) -> GpuFingerprint:
     """A GPU without a baseline of its own that is busy, moves nothing and takes no more power than a quiet one beside it.
 
     So the agent that comes in the middle of a hang knows it as well.
@@ -157,7 +157,7 @@ def _beside(one: GpuFingerprint, seen: Sequence[GpuFingerprint]) -> GpuFingerpri
         return one
     quiet = [
         other.power_watts
-        for other in seen
+        for other in gpus
         if other.load is Load.QUIET and other.power_watts is not None
     ]
     if one.power_watts is None or not quiet:
@@ -169,17 +169,17 @@ def _beside(one: GpuFingerprint, seen: Sequence[GpuFingerprint]) -> GpuFingerpri
 class _GpuGroup:
     """The GPUs of a run side by side."""
 
-    def __init__(self, at: float, seen: tuple[GpuFingerprint, ...], world_size: int) -> None:
+    def __init__(self, at: float, gpus: tuple[GpuFingerprint, ...], world_size: int) -> None:
         self.at = at
-        self.seen = seen
+        self.gpus = gpus
         self.alone = world_size == 1
-        self.complete = 0 < world_size <= len(seen)
-        held = [one for one in seen if one.settled]
+        self.complete = 0 < world_size <= len(gpus)
+        held = [one for one in gpus if one.settled]
         self.spins = any(one.load is Load.SPINNING for one in held)
         self.works = any(one.load in (Load.WORKING, Load.PARTLY) for one in held)
         self.quiet = any(one.load is Load.QUIET for one in held)
         self.untold = any(
-            one.load is Load.UNKNOWN and (one.busy_ratio or 0.0) >= BUSY for one in seen
+            one.load is Load.UNKNOWN and (one.busy_ratio or 0.0) >= BUSY for one in gpus
         )
 
     def tell(self, one: GpuFingerprint) -> GpuFingerprint:

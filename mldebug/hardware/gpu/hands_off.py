@@ -68,5 +68,5 @@ def wants_release(node: NodeGpus) -> bool:
 
     All GPUs, because a reset takes those along that are linked to it. Where processes are not told, nothing is released.
     """
-    asked = any(gpu.recovery_action in RESETS for gpu in node.gpus)
-    return asked and all(gpu.processes == () for gpu in node.gpus)
+    reset_due = any(gpu.recovery_action in RESETS for gpu in node.gpus)
+    return reset_due and all(gpu.processes == () for gpu in node.gpus)

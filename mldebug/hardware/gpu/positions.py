@@ -17,30 +17,30 @@ _Read = TypeVar("_Read", NodeGpus, NodeWatch)
 _UNNAMED = "lost "  # stands for the uuid of a GPU that never told it
 
 
-def located(told: _Read, slots: Iterable[str]) -> _Read:
+def located(read: _Read, slots: Iterable[str]) -> _Read:
     """Add the PCI addresses of GPUs that are lost and never told theirs, as NVML writes them.
 
     `slots`: those of all GPUs that the NVIDIA driver has (`0000:3b:00.0`). It counts in their order; where the GPUs that answer
     stand elsewhere, or are not all that it has, as in a container, nothing is added.
     """
-    if all(one.bus_id for one in told.lost):
-        return told
+    if all(one.bus_id for one in read.lost):
+        return read
     ordered = sorted(map(as_nvml, slots))
-    here = [one for one in told.gpus if one.vendor == NVIDIA]
-    gone = [one for one in told.lost if one.vendor == NVIDIA]
+    here = [one for one in read.gpus if one.vendor == NVIDIA]
+    gone = [one for one in read.lost if one.vendor == NVIDIA]
     answering = {one.index: one.bus_id for one in here}
     lost = {one.index for one in gone}
     if len(here) + len(gone) != len(ordered) or answering.keys() | lost != set(range(len(ordered))):  # fmt: skip
-        return told
+        return read
     if any(as_nvml(address) != ordered[index] for index, address in answering.items()):
-        return told
+        return read
     places = (
         msgspec.structs.replace(one, bus_id=ordered[one.index])
         if one.index in lost and not one.bus_id
         else one
-        for one in told.lost
+        for one in read.lost
     )
-    return msgspec.structs.replace(told, lost=tuple(places))
+    return msgspec.structs.replace(read, lost=tuple(places))
 
 
 def as_nvml(address: str) -> str:
@@ -67,11 +67,11 @@ def _place(one: LostGpu, node: NodeGpus) -> GpuReading:
     return GpuReading(uuid=uuid, index=one.index, bus_id=one.bus_id, name=like, vendor=one.vendor)
 
 
-def named(told: RankGpuMap) -> RankGpuMap:
+def named(joined: RankGpuMap) -> RankGpuMap:
     """The same without ranks on a GPU that never told its name."""
-    unnamed = {one.rank: LOST for one in told.ranks if one.uuid.startswith(_UNNAMED)}
-    ranks = tuple(one for one in told.ranks if one.rank not in unnamed)
-    return msgspec.structs.replace(told, ranks=ranks, unknown=told.unknown | unnamed)
+    unnamed = {one.rank: LOST for one in joined.ranks if one.uuid.startswith(_UNNAMED)}
+    ranks = tuple(one for one in joined.ranks if one.rank not in unnamed)
+    return msgspec.structs.replace(joined, ranks=ranks, unknown=joined.unknown | unnamed)
 
 
 def remembering(now: RankGpuMap, before: RankGpuMap | None, present: Collection[str]) -> RankGpuMap:
@@ -81,9 +81,11 @@ def remembering(now: RankGpuMap, before: RankGpuMap | None, present: Collection[
     """
     if before is None:
         return now
-    known = {one.rank: one for one in before.ranks if _same(one.rank, now, before)}
-    told = {one.rank: one for one in now.ranks}
-    ranks = {rank: _better(told.get(rank), known.get(rank), present) for rank in told | known}
+    earlier = {one.rank: one for one in before.ranks if _same(one.rank, now, before)}
+    newest = {one.rank: one for one in now.ranks}
+    ranks = {
+        rank: _better(newest.get(rank), earlier.get(rank), present) for rank in newest | earlier
+    }
     unknown = {rank: why for rank, why in now.unknown.items() if rank not in ranks}
     kept = tuple(one for _, one in sorted(ranks.items()) if one is not None)
     return msgspec.structs.replace(now, ranks=kept, unknown=unknown)

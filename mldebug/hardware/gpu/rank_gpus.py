@@ -15,15 +15,15 @@ MAX_PIDS = 32
 Samples = Mapping[str, tuple[GpuSample, ...]]  # by uuid, oldest first
 
 
-def with_looks(known: Samples, watch: NodeWatch | None) -> Samples:
+def with_looks(samples: Samples, watch: NodeWatch | None) -> Samples:
     """The same with one more look; GPUs that it does not tell of are left out."""
     if watch is None:
         return {}
-    return {one.uuid: _joined(known.get(one.uuid, ()), watch.at, one) for one in watch.gpus}
+    return {one.uuid: _joined(samples.get(one.uuid, ()), watch.at, one) for one in watch.gpus}
 
 
-def _joined(known: tuple[GpuSample, ...], at: float, one: GpuWatch) -> tuple[GpuSample, ...]:
-    earlier = (each for each in known if at - SPAN <= each.at < at)
+def _joined(samples: tuple[GpuSample, ...], at: float, one: GpuWatch) -> tuple[GpuSample, ...]:
+    earlier = (each for each in samples if at - SPAN <= each.at < at)
     sample = GpuSample(
         at=at,
         busy_ratio=ratio(one.utilization_ratio),
@@ -34,11 +34,11 @@ def _joined(known: tuple[GpuSample, ...], at: float, one: GpuWatch) -> tuple[Gpu
 
 
 def rank_devices(
-    joined: RankGpuMap, samples: Samples, told: Fingerprint | None, full: NodeGpus | None
+    joined: RankGpuMap, samples: Samples, fingerprint: Fingerprint | None, full: NodeGpus | None
 ) -> tuple[RankDevice, ...]:
-    """By rank; only GPUs of which there is a look. `told`: the run's fingerprint; `full`: the last full read."""
+    """By rank; only GPUs of which there is a look. `fingerprint`: the run's fingerprint; `full`: the last full read."""
     read = {one.uuid: one for one in full.gpus} if full else {}
-    prints = {one.rank: one for one in told.gpus} if told else {}
+    prints = {one.rank: one for one in fingerprint.gpus} if fingerprint else {}
     at = full.at if full else 0.0
     return tuple(_devices(joined, samples, prints, read, at))
 
@@ -58,13 +58,13 @@ def _devices(
 def _device(
     one: RankGpu,
     looks: tuple[GpuSample, ...],
-    told: GpuFingerprint | None,
+    fingerprint: GpuFingerprint | None,
     read: GpuReading | None,
     at: float,
 ) -> RankDevice:
     processes = (read.processes or ()) if read else ()
-    seen = read.activity if read else None
-    active = ratio(seen.sm_active_ratio) if seen else None
+    activity = read.activity if read else None
+    active = ratio(activity.sm_active_ratio) if activity else None
     return RankDevice(
         rank=one.rank,
         uuid=one.uuid,
@@ -73,10 +73,10 @@ def _device(
         sliced=bool(one.instance or (read and read.mig_mode)),
         others=len(one.also),
         pids=tuple(process.pid for process in processes[:MAX_PIDS]),
-        state=str(told.state) if told else "",
-        usual_watts=told.usual_watts if told else None,
+        state=str(fingerprint.state) if fingerprint else "",
+        usual_watts=fingerprint.usual_watts if fingerprint else None,
         sm_active_ratio=active,
-        sm_since=at - seen.window_seconds if seen and active is not None else 0.0,
+        sm_since=at - activity.window_seconds if activity and active is not None else 0.0,
         sm_read_at=at if active is not None else 0.0,
         samples=looks,
     )

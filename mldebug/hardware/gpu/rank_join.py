@@ -175,8 +175,8 @@ def _counted(
 ) -> tuple[_GpuClaim | None, str]:
     """The GPU that the local rank takes of those that it may use."""
     if not sight.devices:
-        return None, sight.problem or f"{sight.told_by or 'the driver'} lets it see no GPU"
-    source = sight.told_by or "all GPUs"
+        return None, sight.problem or f"{sight.source or 'the driver'} lets it see no GPU"
+    source = sight.source or "all GPUs"
     if len(sight.devices) == 1:
         return _claim(sight.devices[0], f"the only GPU of {source}"), sight.problem
     local = process.local_rank
@@ -187,7 +187,7 @@ def _counted(
         return None, sight.problem or beyond
     here = {one.uuid for one in sight.devices}
     some = [gpu for gpu in gpus if gpu.uuid in here]
-    if sight.told_by != CUDA and not in_pci_order(process.environment or {}, some):
+    if sight.source != CUDA and not in_pci_order(process.environment or {}, some):
         return None, "the GPUs differ, and CUDA's order of them is not known"
     return _claim(sight.devices[local], f"local rank {local} of {source}"), sight.problem
 
@@ -249,8 +249,8 @@ def _shared(found: Sequence[RankGpu]) -> Iterator[str]:
         by_device.setdefault((one.uuid, one.instance), []).append(one)
     for some in by_device.values():
         if len(some) > 1:
-            told = sorted({one.evidence.value for one in some})
+            evidence = sorted({one.evidence.value for one in some})
             yield (
                 f"ranks {fold_ranks(one.rank for one in some)} share GPU {some[0].index}"
-                f" ({', '.join(told)})"
+                f" ({', '.join(evidence)})"
             )

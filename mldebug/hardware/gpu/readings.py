@@ -270,8 +270,8 @@ def ecc_count(reading: GpuReading, type_: ErrorType, location: str, scope: Scope
 
 def nvlink_errors(reading: GpuReading, kind: str) -> int | None:
     """Errors of one kind, summed over the links that tell it; None where none does."""
-    told = [link.errors[kind] for link in reading.nvlinks if kind in link.errors]
-    return sum(told) if told else None
+    counts = [link.errors[kind] for link in reading.nvlinks if kind in link.errors]
+    return sum(counts) if counts else None
 
 
 def encode(value: NodeGpus | NodeWatch) -> bytes:

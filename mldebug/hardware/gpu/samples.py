@@ -37,21 +37,24 @@ class GpuSign(Noun, frozen=True, kw_only=True):
     @property
     def busy(self) -> float | None:
         """Share of the time in which some kernel ran."""
-        told = ratio(self.utilization_ratio)
+        utilization = ratio(self.utilization_ratio)
         return (
-            told
-            if told is not None or self.activity is None
+            utilization
+            if utilization is not None or self.activity is None
             else ratio(self.activity.graphics_ratio)
         )
 
     @property
     def moves(self) -> bool | None:
         """Do the hardware's own counters show tensor, memory or link work? None where they tell nothing."""
-        seen = self.activity
-        if seen is None or seen.dram_ratio is None:
+        activity = self.activity
+        if activity is None or activity.dram_ratio is None:
             return None
-        ratios = (seen.dram_ratio, *seen.tensor_ratio.values())
-        links = (seen.nvlink_receive_bytes_per_second, seen.nvlink_transmit_bytes_per_second)
+        ratios = (activity.dram_ratio, *activity.tensor_ratio.values())
+        links = (
+            activity.nvlink_receive_bytes_per_second,
+            activity.nvlink_transmit_bytes_per_second,
+        )
         return any(one > MOVES_RATIO for one in ratios) or any(
             one is not None and one > MOVES_BYTES_PER_SECOND for one in links
         )
@@ -85,14 +88,14 @@ def finite(value: float | None) -> float | None:
 
 def ratio(value: float | None) -> float | None:
     """The same for what lies between 0 and 1; what lies far above is no ratio."""
-    told = finite(value)
-    return None if told is None or told > 1.05 else min(told, 1.0)
+    number = finite(value)
+    return None if number is None or number > 1.05 else min(number, 1.0)
 
 
 def watts(value: float | None) -> float | None:
     """The power of one board, or None where it can be none."""
-    told = finite(value)
-    return told if told is not None and told < 100_000 else None
+    number = finite(value)
+    return number if number is not None and number < 100_000 else None
 
 
 class Average(msgspec.Struct, kw_only=True):

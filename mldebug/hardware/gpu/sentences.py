@@ -30,13 +30,13 @@ _ORDER = tuple(_VERBS)
 _RATIO_WORDS = (Load.SPINNING, Load.POWERED)
 
 
-def sentence(told: Fingerprint) -> str:
+def sentence(fingerprint: Fingerprint) -> str:
     """All GPUs in one sentence, those in one state together, who waits first; "" where there is none."""
     groups: dict[tuple[str, GpuState, bool], list[GpuFingerprint]] = {}
-    for one in told.gpus:
+    for one in fingerprint.gpus:
         groups.setdefault((one.node, one.state, _is_either(one)), []).append(one)
     ordered = sorted(groups.items(), key=lambda item: (_place(item[0][1]), item[1][0].index))
-    several = len({one.node for one in told.gpus}) > 1
+    several = len({one.node for one in fingerprint.gpus}) > 1
     return "; ".join(_say(node if several else "", group) for (node, _, _), group in ordered)
 
 
@@ -60,8 +60,8 @@ def _say(node: str, group: Sequence[GpuFingerprint]) -> str:
     first = group[0]
     verbs = _SPINS if _is_either(first) else _VERBS.get(first.state, _UNTOLD)
     figures = _figures(group)
-    said = f"{where}GPU{'s' if many else ''} {numbers} {verbs[many]}"
-    return f"{said} ({figures})" if figures else said
+    words = f"{where}GPU{'s' if many else ''} {numbers} {verbs[many]}"
+    return f"{words} ({figures})" if figures else words
 
 
 def _figures(group: Sequence[GpuFingerprint]) -> str:

@@ -32,17 +32,17 @@ class Total:
         self._stood = 0
         self.dropped = 0  # intervals that could not be
 
-    def add(self, told: float, most: float = math.inf, wraps_at: int | None = None) -> float:
+    def add(self, value: float, most: float = math.inf, wraps_at: int | None = None) -> float:
         """Take what the driver tells now; `most` is what can have been added since. Returns the total."""
         if self.value is None:
-            self.value, self._last = told, told
-            return told
-        if self._before is not None and told < self._last:
+            self.value, self._last = value, value
+            return value
+        if self._before is not None and value < self._last:
             self._last, self._high = self._before
         before = (self._last, self._high)
-        delta = self._delta(told, wraps_at)
+        delta = self._delta(value, wraps_at)
         self._before = None
-        self._last = told
+        self._last = value
         if 0 <= delta <= most:
             self.value += delta
         else:
@@ -54,39 +54,39 @@ class Total:
         """Add what was counted by somebody else."""
         self.value = (self.value or 0.0) + by
 
-    def move(self, told: float, wraps_at: int) -> None:
+    def move(self, value: float, wraps_at: int) -> None:
         """Count from the last `skip` or `move` on; the value begins at 0. It moves too fast to be watched for glitches."""
         last = self._last
-        if told >= last:
-            self.grow(told - last)
+        if value >= last:
+            self.grow(value - last)
         else:
-            self.grow(told + wraps_at - last if last > wraps_at / 2 > told else told)
-        self.skip(told)
+            self.grow(value + wraps_at - last if last > wraps_at / 2 > value else value)
+        self.skip(value)
 
-    def skip(self, told: float) -> None:
+    def skip(self, value: float) -> None:
         """Take what the driver tells now for the beginning of the next interval; this one cannot be counted."""
-        self._last, self._high = told, None
+        self._last, self._high = value, None
 
-    def _delta(self, told: float, wraps_at: int | None) -> float:
+    def _delta(self, value: float, wraps_at: int | None) -> float:
         high, last = self._high, self._last
-        if high is not None and told >= high:
+        if high is not None and value >= high:
             self._high = None
-            return told - high
-        if told < last:
-            return self._fall(told, wraps_at)
+            return value - high
+        if value < last:
+            return self._fall(value, wraps_at)
         if high is None:
-            return told - last
+            return value - last
         self._stood += 1
-        if told == last and self._stood < STILL:
+        if value == last and self._stood < STILL:
             return 0
         self._high = None
-        return self._owed + told - last
+        return self._owed + value - last
 
-    def _fall(self, told: float, wraps_at: int | None) -> float:
-        if self._high is None and wraps_at and self._last > wraps_at / 2 > told:
-            return told + wraps_at - self._last
+    def _fall(self, value: float, wraps_at: int | None) -> float:
+        if self._high is None and wraps_at and self._last > wraps_at / 2 > value:
+            return value + wraps_at - self._last
         self._high = max(self._last, self._high or 0)
-        self._owed, self._stood = told, 0
+        self._owed, self._stood = value, 0
         return 0
 
 

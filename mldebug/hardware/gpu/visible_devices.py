@@ -32,7 +32,7 @@ class VisibleDevices(Noun, frozen=True, kw_only=True):
     """What a process may use, in its own order, and what is odd about how that is said."""
 
     devices: tuple[VisibleDevice, ...] = ()
-    told_by: str = ""  # the variable that decided; "" where none restricts it
+    source: str = ""  # the variable that decided; "" where none restricts it
     problem: str = ""
 
 
@@ -43,29 +43,29 @@ def sights(
 
     `minors`: N of each open /dev/nvidiaN; None: not readable, then nothing narrows what the environment says.
     """
-    told = visible(environment, gpus)
+    by_environment = visible(environment, gpus)
     if minors is None or all(gpu.minor is None for gpu in gpus):
-        return (told,)
+        return (by_environment,)
     opened = _opened(gpus, minors)
     if not opened:
         return (VisibleDevices(problem="it has GPUs open that are not seen here"),)
     here = {gpu.uuid for gpu in opened}
-    fitting = [one for one in (told, _inside(environment, opened)) if _fits(one, here)]
+    fitting = [one for one in (by_environment, _inside(environment, opened)) if _fits(one, here)]
     if fitting:
         return tuple(fitting)
-    if not told.devices:
-        return (told,)
+    if not by_environment.devices:
+        return (by_environment,)
     return (
         VisibleDevices(
-            problem=f"{told.told_by or 'its environment'} names GPUs that it has not open"
+            problem=f"{by_environment.source or 'its environment'} names GPUs that it has not open"
         ),
     )
 
 
 def _opened(gpus: Sequence[GpuReading], minors: Sequence[int]) -> tuple[GpuReading, ...]:
     """The GPUs behind these devices. One that is lost has no number any more: it counts where as many are left over."""
-    known = {gpu.minor for gpu in gpus}
-    left = len(set(minors) - known)
+    minors_here = {gpu.minor for gpu in gpus}
+    left = len(set(minors) - minors_here)
     lost = sum(gpu.minor is None for gpu in gpus)
     if left not in (0, lost):
         return ()
@@ -76,8 +76,8 @@ def _inside(environment: Mapping[str, str], opened: Sequence[GpuReading]) -> Vis
     """Counted among the open GPUs alone: whoever narrowed them, CUDA sees no others."""
     if ":" in environment.get(CONTAINER, ""):
         return VisibleDevices()  # slices by number: they are not counted as GPUs are
-    told = visible({k: v for k, v in environment.items() if k != CONTAINER}, opened)
-    return msgspec.structs.replace(told, told_by=told.told_by or "its open GPUs")
+    devices = visible({k: v for k, v in environment.items() if k != CONTAINER}, opened)
+    return msgspec.structs.replace(devices, source=devices.source or "its open GPUs")
 
 
 def _fits(one: VisibleDevices, here: Collection[str]) -> bool:
@@ -94,7 +94,7 @@ def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> Visib
             if base is not None
             else f"{_show(CONTAINER, environment[CONTAINER])} names GPUs that we cannot follow"
         )
-        return VisibleDevices(devices=base or (), told_by=told_by, problem=problem)
+        return VisibleDevices(devices=base or (), source=told_by, problem=problem)
     words = [word.strip() for word in text.split(",")][:MAX_WORDS]
     found: list[VisibleDevice] = []
     problem = ""
@@ -110,12 +110,12 @@ def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> Visib
         found.append(one)
     if len({(one.uuid, one.instance) for one in found}) < len(found):
         return VisibleDevices(
-            told_by=CUDA, problem=f"{_show(CUDA, text)} names a GPU twice: CUDA uses none"
+            source=CUDA, problem=f"{_show(CUDA, text)} names a GPU twice: CUDA uses none"
         )
     if not problem and _order_unknown(words, environment, gpus):
         problem = f"{ORDER} is not PCI_BUS_ID and the GPUs differ: which is {clean(words[0], 20)} is not known"
-        return VisibleDevices(told_by=CUDA, problem=problem)
-    return VisibleDevices(devices=tuple(found), told_by=CUDA, problem=problem)
+        return VisibleDevices(source=CUDA, problem=problem)
+    return VisibleDevices(devices=tuple(found), source=CUDA, problem=problem)
 
 
 def _in_container(

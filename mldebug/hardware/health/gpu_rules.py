@@ -35,13 +35,13 @@ _ASKED = {
 
 
 def _recovery(look: RuleInput) -> Iterator[RuleFinding]:
-    asked = look.now.recovery_action
-    if asked == "none":
+    action_name = look.now.recovery_action
+    if action_name == "none":
         yield FINE
-    elif asked in _ASKED:
-        state, action = _ASKED[asked]
-        told = f"the driver asks for: {asked.replace('_', ' ')}"
-        yield bad(state, f"recovery_{asked}", told, action)
+    elif action_name in _ASKED:
+        state, action = _ASKED[action_name]
+        reason = f"the driver asks for: {action_name.replace('_', ' ')}"
+        yield bad(state, f"recovery_{action_name}", reason, action)
     else:
         yield unread("recovery action")
 
@@ -53,8 +53,8 @@ def _driver(look: RuleInput) -> Iterator[RuleFinding]:
     elif mode:
         yield FINE
     else:
-        told = "persistence mode is off: the driver is loaded anew for each job"
-        yield bad(HealthState.DEGRADED, "persistence_off", told, SuggestedAction.CHECK_SETTINGS)
+        reason = "persistence mode is off: the driver is loaded anew for each job"
+        yield bad(HealthState.DEGRADED, "persistence_off", reason, SuggestedAction.CHECK_SETTINGS)
 
 
 RULES: dict[str, Rule] = {

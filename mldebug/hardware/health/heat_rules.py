@@ -39,8 +39,8 @@ def _told_twice(now: GpuReading, limits: Thresholds) -> RuleFinding | None:
 
     The answers, and not those of two readings: what is remembered between its turns would confirm itself.
     """
-    told = (now.temperature_margin_celsius, now.temperature_margin_before_celsius)
-    answers = [one for one in told if one is not None]
+    margins = (now.temperature_margin_celsius, now.temperature_margin_before_celsius)
+    answers = [one for one in margins if one is not None]
     found = _margin(max(answers), limits) if answers else None
     return found if found is FINE or len(answers) > 1 else None
 
@@ -80,25 +80,25 @@ def power(look: RuleInput) -> Iterator[RuleFinding]:
     if limit is None or not usual:
         yield unread("power limit")
     elif least is not None and limit < least * usual:
-        told = f"the power limit is {limit:.0f} W, by default {usual:.0f} W"
-        yield bad(HealthState.DEGRADED, "power_limit_low", told, SuggestedAction.CHECK_SETTINGS)
+        reason = f"the power limit is {limit:.0f} W, by default {usual:.0f} W"
+        yield bad(HealthState.DEGRADED, "power_limit_low", reason, SuggestedAction.CHECK_SETTINGS)
     else:
         yield FINE
     events = now.clock_events
     if events is None:
         yield unread("power brake")
     elif "hw_power_brake_slowdown" in events:
-        told = "the power supply asks the GPU to slow down (power brake)"
-        yield bad(HealthState.DEGRADED, "power_brake", told, SuggestedAction.CHECK_HARDWARE)
+        reason = "the power supply asks the GPU to slow down (power brake)"
+        yield bad(HealthState.DEGRADED, "power_brake", reason, SuggestedAction.CHECK_HARDWARE)
     else:
         yield FINE
 
 
 def clocks(look: RuleInput) -> Iterator[RuleFinding]:
     """The share of the time with clocks cut, from the counters; without them, what is active at two reads in a row."""
-    told = dict(_throttled(look))
-    if told:
-        yield _worst_clock(told, look.limits)
+    shares = dict(_throttled(look))
+    if shares:
+        yield _worst_clock(shares, look.limits)
     elif look.now.clock_events is not None and look.before is not None:
         before = look.before.clock_events or ()
         lasting = [name for name in HOT_EVENTS if name in look.now.clock_events and name in before]
@@ -121,8 +121,8 @@ def _throttled(look: RuleInput) -> Iterator[tuple[str, float]]:
             yield name, min(1.0, (new - old) / look.seconds)
 
 
-def _worst_clock(told: dict[str, float], limits: Thresholds) -> RuleFinding:
-    name, share = max(told.items(), key=lambda item: item[1])
+def _worst_clock(shares: dict[str, float], limits: Thresholds) -> RuleFinding:
+    name, share = max(shares.items(), key=lambda item: item[1])
     words = f"clocks are cut {share:.0%} of the time by {name}".replace("%", " %")
     action = SuggestedAction.CHECK_HARDWARE if "power" in name else SuggestedAction.CHECK_COOLING
     if limits.throttled_ratio_unhealthy is not None and share > limits.throttled_ratio_unhealthy:

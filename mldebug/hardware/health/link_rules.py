@@ -21,8 +21,8 @@ def pcie(look: RuleInput) -> Iterator[RuleFinding]:
     if now.pcie_width is None or now.pcie_width_max is None:
         yield unread("PCIe width")
     elif now.pcie_width < now.pcie_width_max:
-        told = f"the PCIe link has {now.pcie_width} of {now.pcie_width_max} lanes"
-        yield bad(HealthState.DEGRADED, "pcie_width", told, SuggestedAction.CHECK_HARDWARE)
+        reason = f"the PCIe link has {now.pcie_width} of {now.pcie_width_max} lanes"
+        yield bad(HealthState.DEGRADED, "pcie_width", reason, SuggestedAction.CHECK_HARDWARE)
     else:
         yield FINE
     yield _generation(look)
@@ -64,8 +64,8 @@ def _replays(look: RuleInput) -> RuleFinding:
 def nvlink(look: RuleInput) -> Iterator[RuleFinding]:
     """Links that are down and were up once, and errors between the last two reads that asked for them."""
     links = look.now.nvlinks
-    told = [link for link in links if link.up is not None]
-    if not told:
+    readable = [link for link in links if link.up is not None]
+    if not readable:
         yield unread("NVLink")
         return
     wired = _wired(look)
@@ -73,7 +73,7 @@ def nvlink(look: RuleInput) -> Iterator[RuleFinding]:
         yield unread("NVLink: no link is up, as on a board that is not wired")
         return
     limits = look.limits
-    yield _down([one.link for one in told if not one.up and one.link in wired], wired, limits)
+    yield _down([one.link for one in readable if not one.up and one.link in wired], wired, limits)
     yield _grown(
         look, "recovery", limits.nvlink_recoveries, HealthState.UNHEALTHY, SuggestedAction.RESET
     )
@@ -108,24 +108,24 @@ def _grown_by(look: RuleInput, kind: str) -> list[tuple[int, float]]:
 def _grown(
     look: RuleInput, kind: str, limit: int | None, state: HealthState, action: SuggestedAction
 ) -> RuleFinding:
-    told = _grown_by(look, kind)
-    if not told:
+    growth = _grown_by(look, kind)
+    if not growth:
         return unread(f"NVLink {kind} errors over time")
     if limit is None:
         return OFF
-    more = sum(count for count, _ in told)
+    more = sum(count for count, _ in growth)
     if more <= limit:
         return FINE
-    longest = max(seconds for count, seconds in told if count)
+    longest = max(seconds for count, seconds in growth if count)
     words = f"{more} NVLink {kind} errors in {longest:.0f} s"
     return bad(state, f"nvlink_{kind}", words, action)
 
 
 def _flits(look: RuleInput) -> RuleFinding:
-    told, limits = _grown_by(look, "crc_flit"), look.limits
-    if not told:
+    growth, limits = _grown_by(look, "crc_flit"), look.limits
+    if not growth:
         return unread("NVLink crc_flit errors over time")
-    rate = sum(count / seconds for count, seconds in told)
+    rate = sum(count / seconds for count, seconds in growth)
     words = f"{rate:.1f} NVLink CRC errors a second"
     worst, poor = (
         limits.nvlink_crc_flit_per_second_unhealthy,

@@ -105,18 +105,18 @@ def remapped(look: RuleInput) -> Iterator[RuleFinding]:
     replaced = look.both(_uncorrected)
     if replaced is not None and limits.remapped_rows_uncorrected is not None:
         many = replaced >= limits.remapped_rows_uncorrected
-        told = f"{replaced} rows replaced after uncorrectable errors"
+        reason = f"{replaced} rows replaced after uncorrectable errors"
         yield (
-            bad(HealthState.UNHEALTHY, "row_remaps_uncorrected", told, SuggestedAction.REPLACE)
+            bad(HealthState.UNHEALTHY, "row_remaps_uncorrected", reason, SuggestedAction.REPLACE)
             if many
             else FINE
         )
     empty = look.both(_without_spare)
     if empty is not None and limits.remap_banks_without_spare is not None:
         many = empty > limits.remap_banks_without_spare
-        told = f"{empty} banks of memory have no spare row left"
+        reason = f"{empty} banks of memory have no spare row left"
         yield (
-            bad(HealthState.DEGRADED, "row_remap_no_spare", told, SuggestedAction.WATCH)
+            bad(HealthState.DEGRADED, "row_remap_no_spare", reason, SuggestedAction.WATCH)
             if many
             else FINE
         )
@@ -146,11 +146,11 @@ def retired(look: RuleInput) -> Iterator[RuleFinding]:
     """Before Ampere; newer GPUs replace rows instead and tell nothing here."""
     pages, limits = look.now.retired_pages, look.limits
     if look.now.retired_pages_pending is not None:
-        told = "a bad page of memory is taken out at the next reset"
+        reason = "a bad page of memory is taken out at the next reset"
         yield _flag(
             look.now.retired_pages_pending,
             "page_retirement_pending",
-            told,
+            reason,
             HealthState.DEGRADED,
             SuggestedAction.RESET_WHEN_IDLE,
         )
@@ -167,9 +167,12 @@ def retired(look: RuleInput) -> Iterator[RuleFinding]:
             SuggestedAction.REPLACE,
         )
     elif limits.retired_pages_uncorrected is not None and double > limits.retired_pages_uncorrected:
-        told = f"{double} pages of memory taken out after uncorrectable errors"
+        reason = f"{double} pages of memory taken out after uncorrectable errors"
         yield bad(
-            HealthState.DEGRADED, "retired_pages_uncorrected", told, SuggestedAction.CHECK_HARDWARE
+            HealthState.DEGRADED,
+            "retired_pages_uncorrected",
+            reason,
+            SuggestedAction.CHECK_HARDWARE,
         )
     else:
         yield FINE

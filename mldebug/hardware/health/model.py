@@ -111,12 +111,12 @@ def combine(
 
     Healthy needs a value that was read: where nothing could be, the component is unknown.
     """
-    told = tuple(one for one in found if one is not OFF)
-    faults = [one for one in told if one.state in BAD]
-    missing = [one.reason for one in told if one.state is HealthState.UNKNOWN]
+    findings = tuple(one for one in found if one is not OFF)
+    faults = [one for one in findings if one.state in BAD]
+    missing = [one.reason for one in findings if one.state is HealthState.UNKNOWN]
     if faults:
         return _faulty(component, faults, uuid, gpu)
-    if any(one.state is HealthState.HEALTHY for one in told):
+    if any(one.state is HealthState.HEALTHY for one in findings):
         reason = f"not readable: {_sentence(missing, ', ')}" if missing else ""
         return ComponentHealth(
             component=component, state=HealthState.HEALTHY, reason=reason, uuid=uuid, gpu=gpu
@@ -151,27 +151,27 @@ def _faulty(
 def _sentence(reasons: Sequence[str], between: str) -> str:
     """The first three, and how many more."""
     more = len(reasons) - MAX_REASONS
-    told = reasons[:MAX_REASONS]
-    return between.join((*told, f"and {more} more") if more > 0 else told)
+    shown = reasons[:MAX_REASONS]
+    return between.join((*shown, f"and {more} more") if more > 0 else shown)
 
 
 def _rank(action: SuggestedAction) -> int:
     return list(SuggestedAction).index(action)
 
 
-def worst_of(told: Iterable[ComponentHealth]) -> dict[str, HealthState]:
+def worst_of(health: Iterable[ComponentHealth]) -> dict[str, HealthState]:
     """The state of each component over all GPUs: the worst."""
     found: dict[str, HealthState] = {}
-    for one in told:
+    for one in health:
         before = found.get(one.component, HealthState.HEALTHY)
         found[one.component] = max(before, one.state, key=_SEVERITY.index)
     return found
 
 
-def instructions(told: Iterable[ComponentHealth]) -> tuple[ComponentHealth, ...]:
+def instructions(health: Iterable[ComponentHealth]) -> tuple[ComponentHealth, ...]:
     """One instruction for each GPU and one for the node, the greatest first: what a person has to do."""
     greatest: dict[str, ComponentHealth] = {}
-    for one in told:
+    for one in health:
         before = greatest.get(one.uuid)
         if one.action is not SuggestedAction.NONE and (
             before is None or _rank(one.action) > _rank(before.action)

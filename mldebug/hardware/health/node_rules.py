@@ -67,20 +67,22 @@ def node_health(
     """Count of GPUs, Xids by GPU, kernel, memory. `uuids`: PCI address as the kernel writes it -> (uuid, index)."""
     recent = [one.burst for one in _once(events) if at - one.burst.last_at <= limits.event_window]
     nothing = () if kernel_readable else (unread("the kernel's log"),)
-    told = [*_xids(recent, uuids or {}, nothing)]
-    told.append(combine("kernel", [*_kernel(recent, limits), *_calm(kernel_readable), *nothing]))
-    told.append(combine("memory", [*_memory(recent), *_calm(kernel_readable), *nothing]))
+    findings = [*_xids(recent, uuids or {}, nothing)]
+    findings.append(
+        combine("kernel", [*_kernel(recent, limits), *_calm(kernel_readable), *nothing])
+    )
+    findings.append(combine("memory", [*_memory(recent), *_calm(kernel_readable), *nothing]))
     if count is not None:
-        told.append(combine("gpu_count", _count(count)))
-    return tuple(told)
+        findings.append(combine("gpu_count", _count(count)))
+    return tuple(findings)
 
 
 def _once(events: Iterable[RankEvent]) -> Iterator[RankEvent]:
     """One event concerns several ranks, and is one all the same."""
-    seen: set[int] = set()
+    before: set[int] = set()
     for one in events:
-        if id(one.burst) not in seen:
-            seen.add(id(one.burst))
+        if id(one.burst) not in before:
+            before.add(id(one.burst))
             yield one
 
 
@@ -93,15 +95,15 @@ def _count(count: GpuCount) -> Iterator[RuleFinding]:
         yield unread("the GPUs")
         return
     for one in count.missing:
-        told = f"{_gpu(one)} is missing: {one.reason}"
-        yield bad(HealthState.UNHEALTHY, "gpu_missing", told, SuggestedAction.REBOOT)
+        reason = f"{_gpu(one)} is missing: {one.reason}"
+        yield bad(HealthState.UNHEALTHY, "gpu_missing", reason, SuggestedAction.REBOOT)
     for one in count.silent:
         yield unread(f"{_gpu(one)} does not answer: {one.reason}")
     if count.silent:
         return
     if not count.missing and count.present < count.expected:
-        told = f"{count.present} of {count.expected} GPUs are there"
-        yield bad(HealthState.UNHEALTHY, "gpu_missing", told, SuggestedAction.REBOOT)
+        reason = f"{count.present} of {count.expected} GPUs are there"
+        yield bad(HealthState.UNHEALTHY, "gpu_missing", reason, SuggestedAction.REBOOT)
     yield FINE
 
 
@@ -161,8 +163,8 @@ def _kernel(recent: Sequence[Burst], limits: Thresholds) -> Iterator[RuleFinding
             yield bad(HealthState.DEGRADED, code, words, SuggestedAction.WATCH)
     corrected = sum(burst.count for burst in recent if burst.root.kind in _CORRECTED)
     if limits.memory_corrected is not None and corrected > limits.memory_corrected:
-        told = f"{corrected} corrected errors of the host's memory or processors"
-        yield bad(HealthState.DEGRADED, "memory_corrected", told, SuggestedAction.CHECK_HARDWARE)
+        reason = f"{corrected} corrected errors of the host's memory or processors"
+        yield bad(HealthState.DEGRADED, "memory_corrected", reason, SuggestedAction.CHECK_HARDWARE)
     pcie = sum(burst.count for burst in recent if burst.root.kind is KernelEventKind.PCIE_CORRECTED)
     if limits.pcie_corrected is not None and pcie > limits.pcie_corrected:
         yield bad(

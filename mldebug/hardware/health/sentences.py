@@ -27,18 +27,18 @@ class GpuName(msgspec.Struct, frozen=True):
         return f"GPU {self.index} ({self.bus_id})" if self.bus_id else f"GPU {self.index}"
 
 
-def state_of_gpu(told: Iterable[ComponentHealth], uuid: str) -> HealthState:
+def state_of_gpu(health: Iterable[ComponentHealth], uuid: str) -> HealthState:
     """The worst component of one GPU; healthy needs one that was read and is fine, whatever others do not tell."""
-    states = {one.state for one in told if one.uuid == uuid}
+    states = {one.state for one in health if one.uuid == uuid}
     bad = states & set(BAD)
     if bad:
         return max(bad, key=_ORDER.index)
     return HealthState.HEALTHY if HealthState.HEALTHY in states else HealthState.UNKNOWN
 
 
-def headline(uuids: Sequence[str], told: Sequence[ComponentHealth]) -> str:
+def headline(uuids: Sequence[str], health: Sequence[ComponentHealth]) -> str:
     """`8 GPUs, all healthy`, or how many are not; what is wrong with the node is no matter of its GPUs."""
-    states = [state_of_gpu(told, uuid) for uuid in uuids]
+    states = [state_of_gpu(health, uuid) for uuid in uuids]
     count = f"{len(states)} {'GPU' if len(states) == 1 else 'GPUs'}"
     if states and all(one is HealthState.HEALTHY for one in states):
         return f"{count}, {'healthy' if len(states) == 1 else 'all healthy'}"
@@ -47,12 +47,12 @@ def headline(uuids: Sequence[str], told: Sequence[ComponentHealth]) -> str:
     return f"{count}: {words}" if words else count
 
 
-def complaints(told: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> tuple[str, ...]:
+def complaints(health: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> tuple[str, ...]:
     """`GPU 3 (0000:3b:00.0) is unhealthy: reason → what to do`: one line for each GPU and one for the node.
 
     `names`: uuid -> how the GPU is called.
     """
-    faulty = [one for one in told if one.state in BAD]
+    faulty = [one for one in health if one.state in BAD]
     return tuple(_line(one, faulty, names) for one in instructions(faulty))
 
 
@@ -69,5 +69,5 @@ def _line(
     one: ComponentHealth, faulty: Sequence[ComponentHealth], names: Mapping[str, GpuName]
 ) -> str:
     state = state_of_gpu(faulty, one.uuid)
-    said = f"{name_of(one, names)} is {state.value}: {one.reason}"
-    return f"{said} → {ACTION_WORDS[one.action]}"
+    words = f"{name_of(one, names)} is {state.value}: {one.reason}"
+    return f"{words} → {ACTION_WORDS[one.action]}"

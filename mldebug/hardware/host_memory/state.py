@@ -39,11 +39,11 @@ def judged(level: Level, growth: float | None, horizon: float) -> LevelState:
     return LevelState(level=level, growth=growth, seconds_left=left, alarm=soon or level.used >= FULL * level.limit)  # fmt: skip
 
 
-def alarms(told: NodeMemory) -> Iterator[str]:
+def alarms(memory: NodeMemory) -> Iterator[str]:
     """One sentence for each limit that is about to be reached, the most urgent first."""
-    bad = [one for one in told.levels if one.alarm]
+    bad = [one for one in memory.levels if one.alarm]
     for one in sorted(bad, key=lambda it: it.seconds_left if it.seconds_left is not None else 0.0):
-        yield level_sentence(one, told.ranks)
+        yield level_sentence(one, memory.ranks)
 
 
 def level_sentence(one: LevelState, ranks: Sequence[RankMemory]) -> str:
@@ -51,10 +51,10 @@ def level_sentence(one: LevelState, ranks: Sequence[RankMemory]) -> str:
     return f"{level_name(one.level)}: {_level(one)}{_grower(ranks)}"
 
 
-def of_runs(told: NodeMemory, runs: Collection[str]) -> NodeMemory:
+def of_runs(memory: NodeMemory, runs: Collection[str]) -> NodeMemory:
     """The same with the ranks of these runs alone."""
-    mine = tuple(one for one in told.ranks if one.run in runs)
-    return msgspec.structs.replace(told, ranks=mine)
+    mine = tuple(one for one in memory.ranks if one.run in runs)
+    return msgspec.structs.replace(memory, ranks=mine)
 
 
 def _level(one: LevelState) -> str:

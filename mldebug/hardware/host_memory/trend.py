@@ -43,11 +43,11 @@ class Trend:
         return 0.0 if min(slopes) <= 0 else slopes[1]
 
 
-def _lows(seen: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    begin, end = seen[0][0], seen[-1][0]
+def _lows(readings: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    begin, end = readings[0][0], readings[-1][0]
     width = max((end - begin) / PARTS, 1e-9)
     parts: dict[int, tuple[float, float]] = {}
-    for at, value in seen:
+    for at, value in readings:
         part = min(PARTS - 1, int((at - begin) / width))
         if part not in parts or value < parts[part][1]:
             parts[part] = at, value

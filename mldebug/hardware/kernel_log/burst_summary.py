@@ -67,14 +67,14 @@ class Worst(Noun, frozen=True, kw_only=True):
     trusted: bool = True  # False: a program wrote it into the kernel's log
 
 
-def worst_of(known: Worst | None, event: KernelEvent, xid: int) -> Worst:
+def worst_of(worst: Worst | None, event: KernelEvent, xid: int) -> Worst:
     """The worse of what is known and one more line; where both are as bad, the kernel's word goes before a program's."""
     trusted = event.origin is not Origin.USER_SPACE
     one = Worst(xid=xid, tier=tier_of(event), at=event.at, trusted=trusted)
-    if known is None or _weight(one) > _weight(known):
+    if worst is None or _weight(one) > _weight(worst):
         return one
-    again = xid == known.xid and trusted is known.trusted and one.at < known.at
-    return msgspec.structs.replace(known, at=one.at) if again else known
+    again = xid == worst.xid and trusted is worst.trusted and one.at < worst.at
+    return msgspec.structs.replace(worst, at=one.at) if again else worst
 
 
 def _weight(one: Worst) -> tuple[int, bool]:

@@ -67,8 +67,20 @@ class _OpenBurst:
     """A burst that may still grow."""
 
     __slots__ = (
-        "_made", "_safe", "count", "first_at", "key", "last_at", "last_kind", "pids", "root", "settled", "texts",
-        "told", "worst", "xids",
+        "_made",
+        "_safe",
+        "count",
+        "counts",
+        "first_at",
+        "key",
+        "last_at",
+        "last_kind",
+        "pids",
+        "root",
+        "settled",
+        "texts",
+        "worst",
+        "xids",
     )  # fmt: skip
 
     def __init__(self, event: KernelEvent, key: Key) -> None:
@@ -80,7 +92,7 @@ class _OpenBurst:
         self.count = 0
         self.texts: set[int] = set()
         self.xids: dict[int, int] = {}
-        self.told: dict[tuple[int, str], int] = {}  # (Xid, who says it) -> how often
+        self.counts: dict[tuple[int, str], int] = {}  # (Xid, who says it) -> how often
         self.worst: Worst | None = None
         self.pids: dict[int, None] = {}
         self._made: Burst | None = None
@@ -97,8 +109,8 @@ class _OpenBurst:
         """Is it what another teller told before it, so that it is no new error?"""
         if event.xid is None or not self.first_at - LATE <= event.at <= self.last_at + LATE:
             return False
-        told = self.told.get((event.xid, teller(event)), 0)
-        return told < self.xids.get(event.xid, 0)
+        count = self.counts.get((event.xid, teller(event)), 0)
+        return count < self.xids.get(event.xid, 0)
 
     def add(self, event: KernelEvent) -> int:
         """Take one line in; returns how many errors it adds, 0 where they are known from elsewhere."""
@@ -131,11 +143,11 @@ class _OpenBurst:
         if self._may_be_worst(event, number):
             self.worst = worst_of(self.worst, event, event.xid or number)
         key = (number, teller(event))
-        told = self.told[key] = self.told.get(key, 0) + 1
-        known = self.xids.get(number, 0)
-        if told <= known:
+        count = self.counts[key] = self.counts.get(key, 0) + 1
+        before = self.xids.get(number, 0)
+        if count <= before:
             return 0
-        self.xids[number] = told
+        self.xids[number] = count
         self.count += 1
         return 1
 
@@ -175,11 +187,11 @@ class _Shelf:
     def burst_for(self, event: KernelEvent, key: Key) -> _OpenBurst:
         """The burst that the event belongs to; a new one closes the one before it."""
         if event.origin is Origin.NVML:
-            known = next(
+            open_burst = next(
                 (one for one in self.bursts() if one.key == key and one.expects(event)), None
             )
-            if known is not None:
-                return known
+            if open_burst is not None:
+                return open_burst
         burst = self.open.get(key)
         if burst is not None and (burst.takes(event.at) or burst.expects(event)):
             self.open.move_to_end(key)

@@ -43,12 +43,12 @@ def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | 
 
 
 @lru_cache(maxsize=128)
-def _told(said: KernelText) -> KernelEvent | None:
+def _told(line: KernelText) -> KernelEvent | None:
     """What a text tells, whenever it is said: a storm repeats few texts many times."""
-    if _BY_NAME.match(said.text):
-        return processes.crash(said)
+    if _BY_NAME.match(line.text):
+        return processes.crash(line)
     for sign in SIGNS:
-        if sign.word in said.text and (found := sign.read(said)) is not None:
+        if sign.word in line.text and (found := sign.read(line)) is not None:
             return found
     return None
 

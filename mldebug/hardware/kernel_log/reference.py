@@ -68,6 +68,6 @@ def _xids(catalogue: Catalogue) -> Iterator[str]:
     for row in catalogue.xids:
         todo = ACTION_WORDS[row.action] + (f"; {row.advice}" if row.advice else "")
         cells = (row.xid, f"`{row.name}`", row.class_, row.tier.value, row.meaning, todo)
-        told = " | ".join(str(cell) for cell in cells)
-        yield f"| {told} | {'*follows*' if row.follows else ''} |"
+        row_text = " | ".join(str(cell) for cell in cells)
+        yield f"| {row_text} | {'*follows*' if row.follows else ''} |"
     yield ""

@@ -140,15 +140,15 @@ def worse(one: Tier, other: Tier) -> Tier:
     return max(one, other, key=ORDER.index)
 
 
-def xid_of_nvml(told: GpuEvent) -> KernelEvent | None:
+def xid_of_nvml(event: GpuEvent) -> KernelEvent | None:
     """The event, None where it is no Xid. Its time is that of the read that found it: NVML tells no other."""
-    if told.kind != "xid" or told.xid is None:
+    if event.kind != "xid" or event.xid is None:
         return None
     return KernelEvent(
         kind=KernelEventKind.XID,
-        at=told.at,
+        at=event.at,
         origin=Origin.NVML,
-        device=bus_id(told.bus_id),
-        uuid=told.uuid,
-        xid=told.xid,
+        device=bus_id(event.bus_id),
+        uuid=event.uuid,
+        xid=event.xid,
     )

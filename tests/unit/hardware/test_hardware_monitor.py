@@ -203,7 +203,7 @@ def test_a_new_run_has_them_read_again_and_they_are_kept_for_a_while(board: Boar
 
 
 def test_what_somebody_asked_for_is_not_ended_by_a_run(board: Board) -> None:
-    board.hardware.desk.release(60.0)
+    board.hardware.gpu_controller.release(60.0)
     board.runs[NEW] = Run()
     board.turn()
     assert board.source.asked == [60.0]

@@ -91,7 +91,7 @@ def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCo
             between=GPU_BETWEEN,
         )
         seen = look.take()
-    found = examined(seen, look.told, os.geteuid())
+    found = examined(seen, look.agent_snapshot, os.geteuid())
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:

@@ -141,16 +141,16 @@ class GpuController:
                 yield wish.expected
 
 
-def gpu_verbs(desk: GpuController) -> dict[str, Callable[[Mapping[str, str]], object]]:
+def gpu_verbs(controller: GpuController) -> dict[str, Callable[[Mapping[str, str]], object]]:
     """Path -> what it does. `release?seconds=600`; 0 takes the GPUs up again."""
     return {
-        RELEASE: lambda asked: desk.release(_seconds(asked)),
-        ACCEPT: lambda _: desk.accept(),
+        RELEASE: lambda query: controller.release(_seconds(query)),
+        ACCEPT: lambda _: controller.accept(),
     }
 
 
-def _seconds(asked: Mapping[str, str]) -> float:
+def _seconds(query: Mapping[str, str]) -> float:
     try:
-        return float(asked.get("seconds", ""))
+        return float(query.get("seconds", ""))
     except ValueError:
         raise UsageError("seconds is no number", "ask for ?seconds=600") from None

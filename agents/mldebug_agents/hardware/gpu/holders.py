@@ -33,7 +33,7 @@ class Holders:
         """What is known of these ranks; one that is gone has neither files nor environment."""
         present = list(ranks)[:MAX_RANKS]
         here = {(one.pid, one.start_ticks) for one in present}
-        self._known = {key: told for key, told in self._known.items() if key in here}
+        self._known = {key: environment for key, environment in self._known.items() if key in here}
         return tuple(
             RankProcess(
                 rank=one.rank,
@@ -58,10 +58,10 @@ class Holders:
         key = (rank.pid, rank.start_ticks)
         if key not in self._known:
             path = f"{self._host.proc}/{rank.pid}/environ"
-            told = self._reader.read_many((path,), max_bytes=MAX_ENVIRONMENT)[path]
-            if not isinstance(told, bytes):
+            content = self._reader.read_many((path,), max_bytes=MAX_ENVIRONMENT)[path]
+            if not isinstance(content, bytes):
                 return None
-            everything = procfs.parse_environ(told)
+            everything = procfs.parse_environ(content)
             self._known[key] = {one: everything[one] for one in VARIABLES if one in everything}
         return self._known[key]
 

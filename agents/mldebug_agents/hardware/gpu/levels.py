@@ -40,16 +40,16 @@ class Levels:
 
     def complete(self, look: JobLook, watch: NodeWatch, joined: RankGpuMap) -> JobLook:
         """A look, with what the device of each rank does; `watch` is not older than the look before."""
-        told = self._tell(look, watch, joined)
-        if told is None:
+        fingerprint = self._fingerprint(look, watch, joined)
+        if fingerprint is None:
             return look
-        ranks = tuple(_with_progress(one, told) for one in look.look.ranks)
+        ranks = tuple(_with_progress(one, fingerprint) for one in look.look.ranks)
         return msgspec.structs.replace(look, look=msgspec.structs.replace(look.look, ranks=ranks))
 
     def sentence(self, job_id: str) -> str:
         """What the GPUs of a run did at the last look, in one sentence; "" where nothing is known."""
-        told = self._prints.get(job_id)
-        return sentence(told) if told else ""
+        fingerprint = self._prints.get(job_id)
+        return sentence(fingerprint) if fingerprint else ""
 
     def states(self, job_id: str) -> Fingerprint | None:
         """The fingerprint of a run at the last look; None where nothing is known."""
@@ -63,15 +63,17 @@ class Levels:
     def keep_only(self, job_ids: Collection[str]) -> None:
         """Forget all other runs."""
         self._runs = {one: levels for one, levels in self._runs.items() if one in job_ids}
-        self._prints = {one: told for one, told in self._prints.items() if one in job_ids}
-        self._before = {one: told for one, told in self._before.items() if one in job_ids}
+        self._prints = {one: kept for one, kept in self._prints.items() if one in job_ids}
+        self._before = {one: kept for one, kept in self._before.items() if one in job_ids}
         for name in self._memory.memos(MEMO):
             if name.removeprefix(MEMO) not in job_ids:
                 self._memory.remember(name, b"")
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _tell(self, look: JobLook, watch: NodeWatch, joined: RankGpuMap) -> Fingerprint | None:
+    def _fingerprint(
+        self, look: JobLook, watch: NodeWatch, joined: RankGpuMap
+    ) -> Fingerprint | None:
         before = self._prints.get(look.job.id)
         if before is not None and before.at >= watch.at:
             return before  # nothing new was read since
@@ -81,8 +83,8 @@ class Levels:
             self._prints.pop(look.job.id, None)
             return None
         levels = self._levels(look.job.id)
-        told = self._prints[look.job.id] = levels.look(watch.at, signs, look.job.world_size)
-        return told
+        fingerprint = self._prints[look.job.id] = levels.look(watch.at, signs, look.job.world_size)
+        return fingerprint
 
     def _levels(self, job_id: str) -> RunLevels:
         if job_id not in self._runs:
@@ -99,25 +101,25 @@ def _decoded(stored: bytes) -> RunLevels:
         return RunLevels()
 
 
-def _rank_signs(seen: JobLook, before: _Before) -> dict[int, RankSign]:
+def _rank_signs(look: JobLook, before: _Before) -> dict[int, RankSign]:
     """What is known of each rank beside its GPU. Steps are the job's: where it makes one, all its ranks do."""
     stepping = None
-    if before.looked and seen.step is not None:
-        stepping = seen.step != before.step
-    before.looked, before.step = True, seen.step
+    if before.looked and look.step is not None:
+        stepping = look.step != before.step
+    before.looked, before.step = True, look.step
     return {
         one.rank: RankSign(
             rank=one.rank,
             stepping=stepping,
-            written_bytes_per_second=_rate(one, seen.look.at, before.writes),
+            written_bytes_per_second=_rate(one, look.look.at, before.writes),
             waiting=None if one.role is None else one.role is Role.WAITING,
         )
-        for one in seen.look.ranks
+        for one in look.look.ranks
     }
 
 
-def _rate(rank: RankLook, now: float, known: dict[int, WriteRate]) -> float | None:
-    return known.setdefault(rank.rank, WriteRate()).take(now, rank.written_bytes)
+def _rate(rank: RankLook, now: float, rates: dict[int, WriteRate]) -> float | None:
+    return rates.setdefault(rank.rank, WriteRate()).take(now, rank.written_bytes)
 
 
 def _signs(
@@ -131,6 +133,6 @@ def _signs(
             yield sign_of(gpu, rank=ranks.get(one.rank) or RankSign(rank=one.rank))
 
 
-def _with_progress(rank: RankLook, told: Fingerprint) -> RankLook:
-    gpu = told.of_rank(rank.rank)
+def _with_progress(rank: RankLook, fingerprint: Fingerprint) -> RankLook:
+    gpu = fingerprint.of_rank(rank.rank)
     return rank if gpu is None else msgspec.structs.replace(rank, device_progress=gpu.progress)

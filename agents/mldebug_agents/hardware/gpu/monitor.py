@@ -79,8 +79,8 @@ class GpuMonitor:
 
     def knows(self, job: Job) -> bool:
         """Is the GPU of each of its ranks known by more than a convention? A rank that starts has no process on it yet."""
-        known = {one.rank for one in self.joined(job.id).ranks if one.sure}
-        return all(one.rank in known for one in job.ranks)
+        sure = {one.rank for one in self.joined(job.id).ranks if one.sure}
+        return all(one.rank in sure for one in job.ranks)
 
     def events(self) -> tuple[GpuEvent, ...]:
         """What the driver told at the last watch read."""
@@ -112,8 +112,8 @@ class GpuMonitor:
 
     def keep_only(self, job_ids: set[str]) -> None:
         """Forget all other runs."""
-        self._joined = {one: told for one, told in self._joined.items() if one in job_ids}
-        self._faults = {one: told for one, told in self._faults.items() if one in job_ids}
+        self._joined = {one: kept for one, kept in self._joined.items() if one in job_ids}
+        self._faults = {one: kept for one, kept in self._faults.items() if one in job_ids}
 
     def accept(self) -> int | None:
         """The GPUs that are there now are all that there should be: how many, or None where that is not known now."""
@@ -135,24 +135,24 @@ class GpuMonitor:
     def _compare(self, now: NodeGpus, limits: Thresholds) -> None:
         before = {one.uuid: one for one in self._before.gpus} if self._before else {}
         seconds = now.at - self._before.at if self._before else 0.0
-        told: list[ComponentHealth] = []
+        health: list[ComponentHealth] = []
         for gpu in now.gpus:
             once_up = self._expected.links_once_up(gpu.uuid) if self._expected else ()
-            told += gpu_health(gpu, before.get(gpu.uuid), seconds, limits, once_up)
+            health += gpu_health(gpu, before.get(gpu.uuid), seconds, limits, once_up)
             count = ecc_count(gpu, "uncorrected", "total", "volatile")
             new = self._errors.setdefault(gpu.uuid, ErrorCount()).see(count, now.at)
             self._note_memory(gpu, new)
-        self.health = tuple(told)
+        self.health = tuple(health)
         here = {one.uuid for one in now.gpus} | {one.uuid for one in now.lost}
         self._errors = {uuid: one for uuid, one in self._errors.items() if uuid in here}
 
     def _note_memory(self, gpu: GpuReading, new: tuple[NewErrors, ...]) -> None:
         """What only the read before told is told again by this one, or was wrong."""
         for job_id in self._joined:
-            known = self._faults.get(job_id, [])
-            known = [one for one in known if one.confirmed or one.uuid != gpu.uuid]
-            known += faults_of_memory(gpu, new, self._ranks(job_id), self._node)
-            self._faults[job_id] = known[-MAX_FAULTS:]
+            faults = self._faults.get(job_id, [])
+            faults = [one for one in faults if one.confirmed or one.uuid != gpu.uuid]
+            faults += faults_of_memory(gpu, new, self._ranks(job_id), self._node)
+            self._faults[job_id] = faults[-MAX_FAULTS:]
 
     def _count(self, news: GpuNews, configured: int | None) -> None:
         if self._expected is None:

@@ -86,11 +86,11 @@ class NodeReader:
             for reader, error in failures
         ]
 
-    def _numbered(self, place: int, told: T) -> T:
+    def _numbered(self, place: int, read: T) -> T:
         """The reading with numbers behind those of the vendors before; unchanged where there are none."""
         vendor, first = self._readers[place].vendor, sum(self._numbers[:place])
-        self._numbers[place] = max(self._numbers[place], highest_number(told) + 1)
-        return told if vendor == NVIDIA and not first else of_vendor(told, vendor, first)
+        self._numbers[place] = max(self._numbers[place], highest_number(read) + 1)
+        return read if vendor == NVIDIA and not first else of_vendor(read, vendor, first)
 
 
 def node_reader(starter: WorkerStarter, host: Host, configured: Mapping[str, Plugin]) -> NodeReader:

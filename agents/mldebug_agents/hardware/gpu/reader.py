@@ -83,9 +83,9 @@ class VendorReader:
 
     def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
         """Read what moves, and touch none of those. Raises one of the errors above; none of them lasts for ever."""
-        told = _given(self._ask("watch", hands_off).watch)
+        watch = _given(self._ask("watch", hands_off).watch)
         late, self._late = self._late, ()
-        return msgspec.structs.replace(told, events=(*late, *told.events)) if late else told
+        return msgspec.structs.replace(watch, events=(*late, *watch.events)) if late else watch
 
     def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
         """Read everything. Raises as `watch` does."""
@@ -224,8 +224,8 @@ class VendorReader:
         return reply
 
     def _waited(self) -> float:
-        asked = self._asked_at
-        return 0.0 if asked is None else self._clock() - asked
+        since = self._asked_at
+        return 0.0 if since is None else self._clock() - since
 
     def _patience(self) -> float:
         return self._deadlines[self._answered]

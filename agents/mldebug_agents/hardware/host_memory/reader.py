@@ -63,8 +63,8 @@ class MemoryWatch:
         states = tuple(self._state(one, order.horizon, now) for one in levels)
         wanted = {(one.scope, one.name, one.limit) for one in levels}
         self._levels = {key: trend for key, trend in self._levels.items() if key in wanted}
-        known = {(rank.pid, rank.start_ticks) for job in order.jobs for rank in job.ranks}
-        self._ranks = {key: trend for key, trend in self._ranks.items() if key in known}
+        processes = {(rank.pid, rank.start_ticks) for job in order.jobs for rank in job.ranks}
+        self._ranks = {key: trend for key, trend in self._ranks.items() if key in processes}
         gaps = tuple(self._closed(groups))
         return NodeMemory(at=self._host.clock(), levels=states, ranks=ranks, unread=len(pids) - len(ranks), gaps=gaps)  # fmt: skip
 
@@ -96,8 +96,8 @@ class MemoryWatch:
                 continue
             trend = self._ranks.setdefault((rank.pid, rank.start_ticks), self._new())
             trend.add(now, one.own)
-            told = {"run": job.id, "rank": rank.rank, "growth": trend.growth(1 << 20)}
-            yield msgspec.structs.replace(one, **told, pss=self._pss.get(rank.pid))
+            fields = {"run": job.id, "rank": rank.rank, "growth": trend.growth(1 << 20)}
+            yield msgspec.structs.replace(one, **fields, pss=self._pss.get(rank.pid))
 
     def _share(self, pids: list[int], order: MemoryOrder, now: float) -> None:
         if not order.pss:

@@ -27,55 +27,55 @@ _DISK = re.compile(
 )
 
 
-def _nfs(said: KernelText) -> KernelEvent | None:
-    match = _NFS.match(said.text)
+def _nfs(line: KernelText) -> KernelEvent | None:
+    match = _NFS.match(line.text)
     if match is None:
         return None
     kind = KernelEventKind.NFS_OK if match["state"] == "OK" else KernelEventKind.NFS_NOT_RESPONDING
-    return event(said, kind, device=match["server"])
+    return event(line, kind, device=match["server"])
 
 
-def _lustre(said: KernelText) -> KernelEvent | None:
-    match = _LUSTRE.match(said.text)
+def _lustre(line: KernelText) -> KernelEvent | None:
+    match = _LUSTRE.match(line.text)
     if match is None:
-        failed = _LUSTRE_ERROR.match(said.text)
-        return event(said, KernelEventKind.LUSTRE_ERROR) if failed else None
+        failed = _LUSTRE_ERROR.match(line.text)
+        return event(line, KernelEventKind.LUSTRE_ERROR) if failed else None
     if match["lost"]:
-        return event(said, KernelEventKind.LUSTRE_LOST, device=match["lost"])
+        return event(line, KernelEventKind.LUSTRE_LOST, device=match["lost"])
     if match["evicted"]:
-        return event(said, KernelEventKind.LUSTRE_EVICTED, device=match["evicted"])
+        return event(line, KernelEventKind.LUSTRE_EVICTED, device=match["evicted"])
     kind = KernelEventKind.LUSTRE_RESTORED if match["restored"] else KernelEventKind.LUSTRE_ERROR
-    return event(said, kind, device=match["target"] or "")
+    return event(line, kind, device=match["target"] or "")
 
 
-def _ext(said: KernelText) -> KernelEvent | None:
-    match = _EXT.match(said.text)
+def _ext(line: KernelText) -> KernelEvent | None:
+    match = _EXT.match(line.text)
     if match is None:
         return None
     if match["error"]:
-        return event(said, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
+        return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
     if match["what"].startswith("Remounting filesystem read-only"):
-        return event(said, KernelEventKind.FILESYSTEM_READ_ONLY, device=match["mounted"])
+        return event(line, KernelEventKind.FILESYSTEM_READ_ONLY, device=match["mounted"])
     return None
 
 
-def _xfs(said: KernelText) -> KernelEvent | None:
-    match = _XFS.match(said.text)
+def _xfs(line: KernelText) -> KernelEvent | None:
+    match = _XFS.match(line.text)
     if match is None:
         return None
     if _SHUTDOWN.search(match["what"]):
-        return event(said, KernelEventKind.FILESYSTEM_SHUTDOWN, device=match["device"])
+        return event(line, KernelEventKind.FILESYSTEM_SHUTDOWN, device=match["device"])
     if _XFS_ERROR.search(match["what"]):
-        return event(said, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
+        return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
     return None
 
 
-def _disk(said: KernelText) -> KernelEvent | None:
-    match = _DISK.match(said.text)
+def _disk(line: KernelText) -> KernelEvent | None:
+    match = _DISK.match(line.text)
     if match is None:
         return None
     return event(
-        said, KernelEventKind.DISK_ERROR, device=(match["dev"] or match["nvme"]).rstrip(",.")
+        line, KernelEventKind.DISK_ERROR, device=(match["dev"] or match["nvme"]).rstrip(",.")
     )
 
 

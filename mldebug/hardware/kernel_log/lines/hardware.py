@@ -31,13 +31,13 @@ _AER = re.compile(
 _CONTAINED = re.compile(rf"(?:pcieport|pci) (?P<bus>{ADDRESS}): DPC: containment event, status:")
 
 
-def _edac(said: KernelText) -> KernelEvent | None:
-    match = _EDAC.match(said.text)
+def _edac(line: KernelText) -> KernelEvent | None:
+    match = _EDAC.match(line.text)
     if match is None:
         return None
     dimm = _DIMM.search(match["rest"])
     return event(
-        said,
+        line,
         KernelEventKind.MEMORY_CORRECTED
         if match["type"] == "CE"
         else KernelEventKind.MEMORY_UNCORRECTED,
@@ -46,33 +46,33 @@ def _edac(said: KernelText) -> KernelEvent | None:
     )
 
 
-def _check(said: KernelText) -> KernelEvent | None:
+def _check(line: KernelText) -> KernelEvent | None:
     """The one line of a machine check that says how bad it is, or that there was one; not its registers."""
-    match = _CHECK.match(said.text)
+    match = _CHECK.match(line.text)
     if match is None:
         return None
     if match["corrected"]:
-        return event(said, KernelEventKind.MACHINE_CHECK_CORRECTED)
+        return event(line, KernelEventKind.MACHINE_CHECK_CORRECTED)
     if match["uncorrected"]:
-        return event(said, KernelEventKind.MACHINE_CHECK_UNCORRECTED)
-    return event(said, KernelEventKind.MACHINE_CHECK)
+        return event(line, KernelEventKind.MACHINE_CHECK_UNCORRECTED)
+    return event(line, KernelEventKind.MACHINE_CHECK)
 
 
-def _aer(said: KernelText) -> KernelEvent | None:
+def _aer(line: KernelText) -> KernelEvent | None:
     """The line that names the device; the port's own "error received" is about the same error."""
-    match = _AER.match(said.text)
+    match = _AER.match(line.text)
     if match is None:
         return None
     nonfatal = KernelEventKind.PCIE_NONFATAL if match["nonfatal"] else KernelEventKind.PCIE_FATAL
     kind = KernelEventKind.PCIE_CORRECTED if match["corrected"] else nonfatal
-    return event(said, kind, device=bus_id(match["bus"]), process=match["driver"] or "")
+    return event(line, kind, device=bus_id(match["bus"]), process=match["driver"] or "")
 
 
-def _contained(said: KernelText) -> KernelEvent | None:
+def _contained(line: KernelText) -> KernelEvent | None:
     """The line that names the port; what follows tells why, and of what is below."""
-    match = _CONTAINED.match(said.text)
+    match = _CONTAINED.match(line.text)
     return (
-        event(said, KernelEventKind.PCIE_CONTAINED, device=bus_id(match["bus"])) if match else None
+        event(line, KernelEventKind.PCIE_CONTAINED, device=bus_id(match["bus"])) if match else None
     )
 
 

@@ -39,49 +39,49 @@ _BROKEN = re.compile(
 )
 
 
-def _link(said: KernelText) -> KernelEvent | None:
-    match = _LINK.match(said.text)
+def _link(line: KernelText) -> KernelEvent | None:
+    match = _LINK.match(line.text)
     if match is None:
         return None
     name = match["inner"] or match["name"] or match["alone"] or ""
     return event(
-        said,
+        line,
         KernelEventKind.LINK_DOWN if match["state"].lower() == "down" else KernelEventKind.LINK_UP,
         device=name[:MAX_NAME] or bus_id(match["bus"] or ""),
     )
 
 
-def _bond(said: KernelText) -> KernelEvent | None:
-    match = _BOND.match(said.text)
+def _bond(line: KernelText) -> KernelEvent | None:
+    match = _BOND.match(line.text)
     if match is None:
         return None
     kind = KernelEventKind.LINK_DOWN if match["state"] == "down" else KernelEventKind.LINK_UP
-    return event(said, kind, device=match["slave"] or match["old"] or match["bond"])
+    return event(line, kind, device=match["slave"] or match["old"] or match["bond"])
 
 
-def _ready(said: KernelText) -> KernelEvent | None:
-    match = _READY.match(said.text)
-    return event(said, KernelEventKind.LINK_UP, device=match["name"]) if match else None
+def _ready(line: KernelText) -> KernelEvent | None:
+    match = _READY.match(line.text)
+    return event(line, KernelEventKind.LINK_UP, device=match["name"]) if match else None
 
 
-def _port(said: KernelText) -> KernelEvent | None:
+def _port(line: KernelText) -> KernelEvent | None:
     """A port that lost its cable, its power or its cool; not one whose cable was plugged in."""
-    match = _PORT.match(said.text)
+    match = _PORT.match(line.text)
     if match is None or (match["what"] or "").strip().lower() == "cable plugged":
         return None
-    return event(said, KernelEventKind.PORT_FAULT, device=bus_id(match["bus"]))
+    return event(line, KernelEventKind.PORT_FAULT, device=bus_id(match["bus"]))
 
 
-def _slot(said: KernelText) -> KernelEvent | None:
-    match = _SLOT.match(said.text)
+def _slot(line: KernelText) -> KernelEvent | None:
+    match = _SLOT.match(line.text)
     return (
-        event(said, KernelEventKind.PCIE_LINK_DOWN, device=bus_id(match["bus"])) if match else None
+        event(line, KernelEventKind.PCIE_LINK_DOWN, device=bus_id(match["bus"])) if match else None
     )
 
 
-def _broken(said: KernelText) -> KernelEvent | None:
-    match = _BROKEN.match(said.text)
-    return event(said, KernelEventKind.NIC_FATAL, device=bus_id(match["bus"])) if match else None
+def _broken(line: KernelText) -> KernelEvent | None:
+    match = _BROKEN.match(line.text)
+    return event(line, KernelEventKind.NIC_FATAL, device=bus_id(match["bus"])) if match else None
 
 
 SIGNS = (

@@ -46,8 +46,8 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return max(pattern.finditer(text), key=lambda match: match.start(), default=None)
 
 
-def _xid(said: KernelText) -> KernelEvent | None:
-    match = _XID.match(said.text)
+def _xid(line: KernelText) -> KernelEvent | None:
+    match = _XID.match(line.text)
     if match is None:
         return None
     xid, rest = int(match["xid"]), match["rest"] or ""
@@ -66,7 +66,7 @@ def _xid(said: KernelText) -> KernelEvent | None:
     name = process["name"] or "" if process else ""
     pid = process["pid"] if process else ""
     return event(
-        said,
+        line,
         KernelEventKind.XID,
         device=bus_id(match["device"] or ""),
         xid=xid,
@@ -76,32 +76,32 @@ def _xid(said: KernelText) -> KernelEvent | None:
     )
 
 
-def _lost(said: KernelText) -> KernelEvent | None:
-    match = _LOST.match(said.text)
+def _lost(line: KernelText) -> KernelEvent | None:
+    match = _LOST.match(line.text)
     if match is None:
         return None
     return event(
-        said, KernelEventKind.GPU_LOST, device=bus_id(match["device"].rstrip(".:")), xid=LOST
+        line, KernelEventKind.GPU_LOST, device=bus_id(match["device"].rstrip(".:")), xid=LOST
     )
 
 
-def _not_started(said: KernelText) -> KernelEvent | None:
+def _not_started(line: KernelText) -> KernelEvent | None:
     """The driver cannot start a GPU; older ones do not say which."""
-    match = _INIT.match(said.text)
+    match = _INIT.match(line.text)
     if match is None:
         return None
-    return event(said, KernelEventKind.GPU_INIT_FAILED, device=bus_id(match["device"] or ""))
+    return event(line, KernelEventKind.GPU_INIT_FAILED, device=bus_id(match["device"] or ""))
 
 
-def _sxid(said: KernelText) -> KernelEvent | None:
+def _sxid(line: KernelText) -> KernelEvent | None:
     """Of the three lines about one error only the first, which says how bad it is."""
-    match = _SXID.match(said.text)
+    match = _SXID.match(line.text)
     severity = _SEVERITY.match(match["rest"]) if match else None
     if match is None or severity is None:
         return None
     link = _LINK.search(match["rest"])
     return event(
-        said,
+        line,
         KernelEventKind.SXID,
         device=bus_id(match["device"]),
         xid=int(match["sxid"]),

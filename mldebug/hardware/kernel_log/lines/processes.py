@@ -38,14 +38,14 @@ _LOCKUP = re.compile(
 )
 
 
-def _killed(said: KernelText) -> KernelEvent | None:
-    match = _KILLED.match(said.text)
+def _killed(line: KernelText) -> KernelEvent | None:
+    match = _KILLED.match(line.text)
     if match is None:
         return None
     sizes = _RSS.findall(match["rest"])
     words = match["words"] or ""
     return event(
-        said,
+        line,
         KernelEventKind.OOM_KILL,
         pid=int(match["pid"]),
         process=match["name"][:MAX_NAME],
@@ -54,13 +54,13 @@ def _killed(said: KernelText) -> KernelEvent | None:
     )
 
 
-def _task(said: KernelText) -> KernelEvent | None:
-    match = _TASK.match(said.text)
+def _task(line: KernelText) -> KernelEvent | None:
+    match = _TASK.match(line.text)
     if match is None:
         return None
     limited = match["constraint"].endswith("MEMCG")  # cgroups may be called anything
     return event(
-        said,
+        line,
         KernelEventKind.OOM_KILL,
         pid=int(match["pid"]),
         process=match["name"][:MAX_NAME],
@@ -69,22 +69,22 @@ def _task(said: KernelText) -> KernelEvent | None:
     )
 
 
-def crash(said: KernelText) -> KernelEvent | None:
+def crash(line: KernelText) -> KernelEvent | None:
     """The crash of a process; the only event whose line begins with a name."""
-    match = next((found for one in _CRASHES if (found := one.match(said.text))), None)
+    match = next((found for one in _CRASHES if (found := one.match(line.text))), None)
     if match is None:
         return None
     return event(
-        said, KernelEventKind.CRASH, pid=int(match["pid"]), process=match["name"][:MAX_NAME]
+        line, KernelEventKind.CRASH, pid=int(match["pid"]), process=match["name"][:MAX_NAME]
     )
 
 
-def _hung(said: KernelText) -> KernelEvent | None:
-    match = _HUNG.match(said.text)
+def _hung(line: KernelText) -> KernelEvent | None:
+    match = _HUNG.match(line.text)
     if match is None:
         return None
     return event(
-        said,
+        line,
         KernelEventKind.HUNG_TASK,
         pid=int(match["pid"]),
         process=match["name"][:MAX_NAME],
@@ -92,12 +92,12 @@ def _hung(said: KernelText) -> KernelEvent | None:
     )
 
 
-def _lockup(said: KernelText) -> KernelEvent | None:
-    match = _LOCKUP.match(said.text)
+def _lockup(line: KernelText) -> KernelEvent | None:
+    match = _LOCKUP.match(line.text)
     if match is None:
         return None
     return event(
-        said,
+        line,
         KernelEventKind.LOCKUP,
         device=f"CPU {match['cpu'] or match['hard']}",
         pid=int(match["pid"]) if match["pid"] else None,

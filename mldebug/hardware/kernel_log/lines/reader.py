@@ -36,13 +36,13 @@ class LineReader(NamedTuple):
     read: Reader
 
 
-def event(said: KernelText, kind: KernelEventKind, **more: Any) -> KernelEvent:
+def event(line: KernelText, kind: KernelEventKind, **more: Any) -> KernelEvent:
     """Build the event; whoever knows the record adds when it was said."""
     return KernelEvent(
         kind=kind,
         at=0.0,
-        text=said.text[:MAX_TEXT],
-        origin=Origin.KERNEL if said.by_kernel else Origin.USER_SPACE,
+        text=line.text[:MAX_TEXT],
+        origin=Origin.KERNEL if line.by_kernel else Origin.USER_SPACE,
         **more,
     )
 

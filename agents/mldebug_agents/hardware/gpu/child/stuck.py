@@ -66,8 +66,8 @@ def blocked(host: Host, worker: ForkedWorker, waited: float) -> GpuBlockedError:
 
 def still_there(worker: ForkedWorker) -> GpuBlockedError:
     """Say why no other one is started: it would sit in the same place."""
-    told = f"an earlier GPU reader (pid {worker.pid}) still sits in a call into the GPU driver"
-    return GpuBlockedError(told, REBOOT)
+    message = f"an earlier GPU reader (pid {worker.pid}) still sits in a call into the GPU driver"
+    return GpuBlockedError(message, REBOOT)
 
 
 def as_leftovers(host: Host, workers: Iterable[ForkedWorker]) -> tuple[Leftover, ...]:

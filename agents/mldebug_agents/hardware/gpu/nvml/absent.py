@@ -17,7 +17,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds in which a GPU that is lost i
 class _Lost(msgspec.Struct):
     """A GPU that does not answer, and when to try again."""
 
-    told: LostGpu
+    gpu: LostGpu
     until: float
     pause: float
 
@@ -44,7 +44,7 @@ class Absent:
         self._lost = {
             index: one
             for index, one in self._lost.items()
-            if index == device.index or one.told.bus_id != device.bus_id
+            if index == device.index or one.gpu.bus_id != device.bus_id
         }
 
     def answers(self, index: int) -> None:
@@ -82,7 +82,7 @@ class Absent:
     def forbidden(self, index: int) -> bool:
         """Is it so because of an Xid?"""
         lost = self._lost.get(index)
-        return lost is not None and lost.told.code.startswith(CODE) and self.rests(index)
+        return lost is not None and lost.gpu.code.startswith(CODE) and self.rests(index)
 
     @property
     def silent(self) -> bool:
@@ -98,14 +98,16 @@ class Absent:
         self._at.clear()
         self._lost.clear()
 
-    def told(self, count: int) -> tuple[LostGpu, ...]:
+    def lost_gpus(self, count: int) -> tuple[LostGpu, ...]:
         """Those that did not answer at the last read, and those that were there before and are not listed now."""
         here = {self._at.get(index) for index in range(count)}
         missing = [one for uuid, one in self._seen.items() if uuid not in here]
-        lost = [self._lost[index].told for index in sorted(self._lost)]
+        lost = [self._lost[index].gpu for index in sorted(self._lost)]
         if len(missing) == 1 and [one.uuid for one in lost] == [""]:  # it is that one
-            told = lost.pop()
-            missing = [msgspec.structs.replace(missing[0], reason=told.reason, code=told.code)]
+            unnamed = lost.pop()
+            missing = [
+                msgspec.structs.replace(missing[0], reason=unnamed.reason, code=unnamed.code)
+            ]
         return (*lost, *missing)
 
     # --- inside ------------------------------------------------------------------------------------
@@ -116,7 +118,7 @@ class Absent:
 
     def _index(self, one: HandsOff, count: int) -> int | None:
         """Its number: as it told it itself, or, before it was ever asked, as it stands in the row of all."""
-        numbers = {bus_id(lost.told.bus_id): index for index, lost in self._lost.items()}
+        numbers = {bus_id(lost.gpu.bus_id): index for index, lost in self._lost.items()}
         numbers |= {bus_id(self._seen[uuid].bus_id): index for index, uuid in self._at.items()}
         numbers.pop("", None)
         if one.bus_id in numbers:
@@ -128,10 +130,10 @@ class Absent:
         self._put_aside(index, why(xid, time.time() + seconds), f"{CODE}{xid}", seconds)
         aside = self._lost[index]
         aside.pause = max(PAUSE, seconds)
-        if not aside.told.bus_id:
-            aside.told = msgspec.structs.replace(aside.told, bus_id=as_nvml(address))
+        if not aside.gpu.bus_id:
+            aside.gpu = msgspec.structs.replace(aside.gpu, bus_id=as_nvml(address))
 
     def _put_aside(self, index: int, reason: str, code: str, pause: float) -> None:
-        seen = self._seen.get(self._at.get(index, "")) or LostGpu(index=index, reason="")
-        told = msgspec.structs.replace(seen, reason=reason, code=code)
-        self._lost[index] = _Lost(told, self._clock() + pause, pause)
+        before = self._seen.get(self._at.get(index, "")) or LostGpu(index=index, reason="")
+        gpu = msgspec.structs.replace(before, reason=reason, code=code)
+        self._lost[index] = _Lost(gpu, self._clock() + pause, pause)

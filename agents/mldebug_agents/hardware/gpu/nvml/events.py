@@ -39,8 +39,8 @@ class NvmlEvents:
     def join(self, devices: Iterable[Device]) -> None:
         """Have these GPUs tell from now on."""
         for device in devices:
-            known = self._members.get(_address(device.handle))
-            if known is not device and device.uuid not in self._unwilling:
+            member = self._members.get(_address(device.handle))
+            if member is not device and device.uuid not in self._unwilling:
                 self._register(device)
 
     def drain(self) -> tuple[GpuEvent, ...]:
@@ -48,10 +48,10 @@ class NvmlEvents:
         found: list[GpuEvent] = []
         while self._set is not None and len(found) < MAX_EVENTS:
             try:
-                told = self._nvml.nvmlEventSetWait_v2(self._set, 0)
+                raw = self._nvml.nvmlEventSetWait_v2(self._set, 0)
             except (self._nvml.NVMLError, AttributeError):  # "timeout": there is no more
                 break
-            event = self._event(told)
+            event = self._event(raw)
             if event is not None:
                 found.append(event)
         return tuple(found)
@@ -74,9 +74,9 @@ class NvmlEvents:
         except (self._nvml.NVMLError, AttributeError):
             self._unwilling.add(device.uuid)
 
-    def _event(self, told: Any) -> GpuEvent | None:
-        device = self._members.get(_address(told.device))
-        kind = KINDS.get(told.eventType)
+    def _event(self, data: Any) -> GpuEvent | None:
+        device = self._members.get(_address(data.device))
+        kind = KINDS.get(data.eventType)
         if device is None or kind is None:
             return None
         return GpuEvent(
@@ -85,7 +85,7 @@ class NvmlEvents:
             index=device.index,
             bus_id=device.bus_id,
             kind=kind,
-            xid=int(told.eventData) if told.eventType == XID and told.eventData < 2**16 else None,
+            xid=int(data.eventData) if data.eventType == XID and data.eventData < 2**16 else None,
         )
 
 

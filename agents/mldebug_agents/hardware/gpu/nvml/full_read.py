@@ -68,18 +68,18 @@ def read_full(ask: Ask, gpm: Gpm, clock: Callable[[], float]) -> GpuReading:
 
 def _batch(ask: Ask) -> Values:
     """All fields in one call; what is dear is asked by turns and remembered."""
-    known: Values = ask.device.kept.setdefault(_KNOWN, {})
+    kept: Values = ask.device.kept.setdefault(_KNOWN, {})
     seldom = _SELDOM if ask.device.turn(ask.device.index) else ()
     values = fields.read(ask, (*_FIELDS, *seldom, *links.link_fields(ask)))
-    known.update({key: values[key] for key in seldom if key in values})
-    return known | values
+    kept.update({key: values[key] for key in seldom if key in values})
+    return kept | values
 
 
 def _action(ask: Ask, values: Values) -> str | None:
-    told = ask.convert("recovery_action", values.get((fields.RECOVERY_ACTION, 0)), bounds.count)
-    if told is None:
+    number = ask.convert("recovery_action", values.get((fields.RECOVERY_ACTION, 0)), bounds.count)
+    if number is None:
         return None
-    return RECOVERY_ACTIONS[told] if told < len(RECOVERY_ACTIONS) - 1 else "unknown"
+    return RECOVERY_ACTIONS[number] if number < len(RECOVERY_ACTIONS) - 1 else "unknown"
 
 
 def identity(ask: Ask) -> dict[str, Any]:
@@ -123,23 +123,23 @@ def _instance(ask: Ask, number: int) -> Any:
 
 def processes(ask: Ask) -> tuple[GpuProcess, ...] | None:
     """Compute processes, by pid; None where they are not told. Pids of other containers may be missing."""
-    told = ask("processes", "nvmlDeviceGetComputeRunningProcesses_v3")
-    if told is None:
-        told = ask("processes", "nvmlDeviceGetComputeRunningProcesses_v2")
-    if told is None:
+    listed = ask("processes", "nvmlDeviceGetComputeRunningProcesses_v3")
+    if listed is None:
+        listed = ask("processes", "nvmlDeviceGetComputeRunningProcesses_v2")
+    if listed is None:
         return None
-    found = [_process(ask, one) for one in told[:MAX_PROCESSES]]
+    found = [_process(ask, one) for one in listed[:MAX_PROCESSES]]
     return tuple(sorted((one for one in found if one), key=lambda one: one.pid))
 
 
-def _process(ask: Ask, told: Any) -> GpuProcess | None:
-    if not 0 < told.pid < 2**31:
-        ask.note("processes", f"it says pid {told.pid}, which cannot be")
+def _process(ask: Ask, listed: Any) -> GpuProcess | None:
+    if not 0 < listed.pid < 2**31:
+        ask.note("processes", f"it says pid {listed.pid}, which cannot be")
         return None
-    memory = ask.convert("process memory", told.usedGpuMemory, bounds.size)
-    instance = told.gpuInstanceId
+    memory = ask.convert("process memory", listed.usedGpuMemory, bounds.size)
+    instance = listed.gpuInstanceId
     return GpuProcess(
-        pid=told.pid,
+        pid=listed.pid,
         memory_bytes=memory,
         gpu_instance=None if instance == _NONE else int(instance),
     )

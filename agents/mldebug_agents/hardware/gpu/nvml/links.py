@@ -60,10 +60,10 @@ def pcie(ask: Ask, values: Values) -> dict[str, Any]:
 def nvlink(ask: Ask, values: Values) -> dict[str, Any]:
     """Return the fields of a `GpuReading` about NVLink."""
     links = _links(ask)
-    told = ask.device.kept.setdefault(_TOLD, {})
-    told.update({key: value for key, value in values.items() if key[0] in _OF_A_LINK})
+    kept = ask.device.kept.setdefault(_TOLD, {})
+    kept.update({key: value for key, value in values.items() if key[0] in _OF_A_LINK})
     return {
-        "nvlinks": tuple(_link(ask, told, link, _read(ask, values, link)) for link in links),
+        "nvlinks": tuple(_link(ask, kept, link, _read(ask, values, link)) for link in links),
         "nvlink_receive_bytes": _moved(ask, values, fields.NVLINK_RECEIVE, links),
         "nvlink_transmit_bytes": _moved(ask, values, fields.NVLINK_TRANSMIT, links),
     }
@@ -72,8 +72,8 @@ def nvlink(ask: Ask, values: Values) -> dict[str, Any]:
 def _links(ask: Ask) -> list[int]:
     """The links that the GPU has, up or down; found once."""
     if "links" not in ask.device.kept:
-        told = fields.read(ask, [(fields.NVLINK_COUNT, 0)]).get((fields.NVLINK_COUNT, 0))
-        count = ask.convert("nvlinks", told, bounds.small)
+        number = fields.read(ask, [(fields.NVLINK_COUNT, 0)]).get((fields.NVLINK_COUNT, 0))
+        count = ask.convert("nvlinks", number, bounds.small)
         most = MAX_LINKS if count is None else min(MAX_LINKS, count)
         states = {n: ask(f"nvlink {n}", "nvmlDeviceGetNvLinkState", n) for n in range(most)}
         ask.device.kept["links"] = [n for n, state in states.items() if state is not None]
@@ -83,9 +83,9 @@ def _links(ask: Ask) -> list[int]:
 
 def _read(ask: Ask, values: Values, link: int) -> bool:
     """Are its errors those of this read? What failed at its turn is as old as before."""
-    told = ask.device.kept[_TOLD]
+    kept = ask.device.kept[_TOLD]
     return _turn(ask, link) and all(
-        (field, link) in values or (field, link) not in told for field in _BY_FIELD.values()
+        (field, link) in values or (field, link) not in kept for field in _BY_FIELD.values()
     )
 
 
@@ -93,24 +93,24 @@ def _turn(ask: Ask, link: int) -> bool:
     return ask.device.reads == 1 or ask.device.turn(link)
 
 
-def _link(ask: Ask, told: Values, link: int, read: bool) -> NvLink:
+def _link(ask: Ask, values: Values, link: int, read: bool) -> NvLink:
     up = ask(f"nvlink {link}", "nvmlDeviceGetNvLinkState", link, to=bounds.switch)
-    speed = told.get((fields.NVLINK_SPEED, link))
+    speed = values.get((fields.NVLINK_SPEED, link))
     return NvLink(
         link=link,
         up=up,
         speed_bytes_per_second=ask.convert("nvlink_speed", speed, bounds.megabytes_per_second),
-        errors=_errors(ask, told, link),
+        errors=_errors(ask, values, link),
         errors_read=read,
     )
 
 
-def _errors(ask: Ask, told: Values, link: int) -> dict[str, int]:
+def _errors(ask: Ask, values: Values, link: int) -> dict[str, int]:
     found: dict[str, int | None] = {}
     for kind in _BY_CALL:
         key = (_BY_FIELD.get(kind, -1), link)
-        if key in told:
-            found[kind] = ask.convert(f"nvlink {kind}", told[key], bounds.count)
+        if key in values:
+            found[kind] = ask.convert(f"nvlink {kind}", values[key], bounds.count)
         else:
             found[kind] = _dear(ask, link, kind)
     return {kind: count for kind, count in found.items() if count is not None}
@@ -118,15 +118,15 @@ def _errors(ask: Ask, told: Values, link: int) -> dict[str, int]:
 
 def _dear(ask: Ask, link: int, kind: str) -> int | None:
     """A counter that is asked for when it is the link's turn, and remembered between."""
-    known = ask.device.kept.setdefault(_DEAR, {})
-    if (link, kind) not in known or _turn(ask, link):
-        known[link, kind] = ask(
+    kept = ask.device.kept.setdefault(_DEAR, {})
+    if (link, kind) not in kept or _turn(ask, link):
+        kept[link, kind] = ask(
             f"nvlink {kind}",
             "nvmlDeviceGetNvLinkErrorCounter",
             *(link, _BY_CALL[kind]),
             to=bounds.count,
         )
-    count: int | None = known[link, kind]
+    count: int | None = kept[link, kind]
     return count
 
 
@@ -149,12 +149,12 @@ def _moved(ask: Ask, values: Values, field: int, links: list[int]) -> int | None
     if way not in ask.device.kept and (whole is not None or parts is not None):
         # a driver that does not know the number of all links may tell 0, or one link's
         ask.device.kept[way] = whole is not None and whole >= _NEARLY_ALL * (parts or 0)
-    told = whole if ask.device.kept.get(way) else parts
-    return None if told is None else told * 1024
+    moved = whole if ask.device.kept.get(way) else parts
+    return None if moved is None else moved * 1024
 
 
 def _whole(values: Values, keys: list[Key]) -> int | None:
     """The sum; None where one is not told, because a sum without it would fall."""
-    told = [values.get(key) for key in keys]
-    numbers = [int(one) for one in told if one is not None and 0 <= one < 2**62]
-    return sum(numbers) if numbers and len(numbers) == len(told) else None
+    counts = [values.get(key) for key in keys]
+    numbers = [int(one) for one in counts if one is not None and 0 <= one < 2**62]
+    return sum(numbers) if numbers and len(numbers) == len(counts) else None

@@ -64,10 +64,10 @@ def _ecc(ask: Ask) -> tuple[EccCount, ...]:
 
 
 def _rows(ask: Ask) -> RemappedRows | None:
-    told = ask("remapped_rows", "nvmlDeviceGetRemappedRows")
-    if told is None:
+    rows = ask("remapped_rows", "nvmlDeviceGetRemappedRows")
+    if rows is None:
         return None
-    corrected, uncorrected, pending, failed = told
+    corrected, uncorrected, pending, failed = rows
     banks = ask("remap_banks", "nvmlDeviceGetRowRemapperHistogram")
     names = ("max", "high", "partial", "low", "none")
     counts = {

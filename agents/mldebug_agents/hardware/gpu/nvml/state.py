@@ -53,14 +53,14 @@ def heat(ask: Ask, values: Values) -> dict[str, Any]:
 
 def _margin(ask: Ask) -> dict[str, Any]:
     """The last two answers: remembered between their turns, but one that is nearly used up is asked for again at once."""
-    known: tuple[float, ...] = ask.device.kept.get(_MARGINS, ())
-    if not known or known[0] <= _CLOSE or ask.device.turn(ask.device.index, _MARGIN_TURN):
+    margins: tuple[float, ...] = ask.device.kept.get(_MARGINS, ())
+    if not margins or margins[0] <= _CLOSE or ask.device.turn(ask.device.index, _MARGIN_TURN):
         now = ask("temperature_margin", "nvmlDeviceGetMarginTemperature", to=bounds.celsius)
-        known = () if now is None else (now, *known[:1])
-        ask.device.kept[_MARGINS] = known
+        margins = () if now is None else (now, *margins[:1])
+        ask.device.kept[_MARGINS] = margins
     return {
-        "temperature_margin_celsius": known[0] if known else None,
-        "temperature_margin_before_celsius": known[1] if len(known) > 1 else None,
+        "temperature_margin_celsius": margins[0] if margins else None,
+        "temperature_margin_before_celsius": margins[1] if len(margins) > 1 else None,
     }
 
 

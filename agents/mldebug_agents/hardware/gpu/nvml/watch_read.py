@@ -17,8 +17,8 @@ KEPT = "energy"
 def read_watch(ask: Ask, clock: Callable[[], float], *, energy: bool) -> GpuWatch:
     """Read one GPU; raises DeviceLostError and DriverGoneError. `energy`: it is its turn; `clock` counts seconds."""
     power = _power(ask)
-    told = ask("utilization", "nvmlDeviceGetUtilizationRates")
-    gpu, memory = (None, None) if told is None else (told.gpu, told.memory)
+    rates = ask("utilization", "nvmlDeviceGetUtilizationRates")
+    gpu, memory = (None, None) if rates is None else (rates.gpu, rates.memory)
     return GpuWatch(
         uuid=ask.device.uuid,
         index=ask.device.index,
@@ -59,8 +59,8 @@ def energy_if_cheap(ask: Ask, clock: Callable[[], float]) -> float | None:
 def fresh_energy(ask: Ask, clock: Callable[[], float]) -> float | None:
     """For the full read: what the watch was told within the last minute; else ask now."""
     last: Energy | None = ask.device.kept.get(KEPT)
-    known = last is not None and last.by_watch and 0 <= clock() - last.at <= FRESH
-    if last is not None and known and last.joules is not None:
+    fresh = last is not None and last.by_watch and 0 <= clock() - last.at <= FRESH
+    if last is not None and fresh and last.joules is not None:
         return last.joules
     return _read(ask, clock, by_watch=False)
 

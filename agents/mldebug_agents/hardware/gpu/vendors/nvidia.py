@@ -111,7 +111,7 @@ class Nvidia:
 
     def lost(self) -> tuple[LostGpu, ...]:
         """GPUs that did not answer at the last read, and those that were there before and are not listed now."""
-        return self._absent.told(self._count)
+        return self._absent.lost_gpus(self._count)
 
     def close(self) -> None:
         """Let go of all device files."""
@@ -148,9 +148,9 @@ class Nvidia:
 
     def _listen(self) -> None:
         """Hear what was told since the last read, and before a GPU is touched whose driver or bus is in trouble."""
-        heard = self._events.drain()
-        self._heard = [*self._heard, *heard][-MAX_HEARD:]
-        for event in heard:
+        events = self._events.drain()
+        self._heard = [*self._heard, *events][-MAX_HEARD:]
+        for event in events:
             if event.xid in XIDS:
                 self._absent.leave_alone(event.index, event.xid)
                 self._library.forget(event.index)
