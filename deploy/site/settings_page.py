@@ -30,7 +30,7 @@ Durations are written `15s`, `4m`, `1h30m`, sizes `64KiB`, `20GiB`, lists `[a, b
 ENTRIES = (
     "Entries `NAME: {kind: …}`; the name is yours. Beside `kind` stand the settings of that kind:"
 )
-ROOMS = {"steps": "actions"}  # by key, where the key is not the room's name
+PLUGIN_KINDS = {"steps": "actions"}  # by key, where the key is not the name of the kind
 LIMIT = re.compile(r"(\w+): .*?\S +# (.+)")
 HEADING = re.compile(r"# --- ([^:;\n]+).*")
 
@@ -61,7 +61,7 @@ def _plugins(key: str, kind: Any) -> Iterator[str]:
     singular = key.removesuffix("s")
     for name in room.kinds():
         options = room.load(name).Options
-        yield f"### {singular} {name}\n\n{summary(ROOMS.get(key, key), name)}\n"
+        yield f"### {singular} {name}\n\n{summary(PLUGIN_KINDS.get(key, key), name)}\n"
         if msgspec.structs.fields(options):
             yield from _table(options)
         else:

@@ -4,9 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
-
-from mldebug.core.plugins import load, names
+from mldebug.core.plugins import NoOptions, names
+from mldebug.core.plugins import create as create_plugin
 from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.collect import collect
 from mldebug_exporters.exposition.families import MetricGroup
@@ -16,10 +15,6 @@ PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PACE = 5.0  # seconds between two renderings: as often as the agent looks
 FORGOTTEN = 150.0  # seconds after which nobody scrapes any more
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings; the series budget comes with the snapshot, so that a re-read config counts at once."""
 
 
 class Prometheus:
@@ -88,8 +83,7 @@ class Prometheus:
 
 def groups() -> dict[str, MetricGroup]:
     """Every file of `metrics/` by name."""
-    modules = {name: load("metrics", name) for name in names("metrics")}
-    return {name: module.create(module.Options()) for name, module in modules.items()}
+    return {name: create_plugin("metrics", name) for name in names("metrics")}
 
 
 def prefers_openmetrics(accept: str) -> bool:
@@ -113,6 +107,6 @@ def _quality(parameters: list[str]) -> float:
     return 1.0
 
 
-def create(options: Options) -> Prometheus:
+def create(options: NoOptions) -> Prometheus:
     """Build the renderer."""
     return Prometheus()

@@ -17,7 +17,7 @@ import click
 
 from mldebug import __version__
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
-from mldebug.core.plugins import load, names, summary
+from mldebug.core.plugins import create, load, names, summary
 from mldebug.core.redact import clean
 
 GROUPS = {
@@ -53,8 +53,7 @@ class VerbGroup(click.Group):
         name = cmd_name.replace("-", "_")
         if _verb(name) != cmd_name or name not in names("commands"):
             return None
-        module = load("commands", name)
-        command: click.Command = module.create(module.Options())
+        command: click.Command = create("commands", name)
         command.name, command.short_help = cmd_name, summary("commands", name)
         return command
 

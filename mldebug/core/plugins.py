@@ -1,8 +1,10 @@
-"""The map of the house: where each kind of plugin lives, and how it is loaded by name.
+"""The plugin registry: where each kind of plugin lives, and how one is loaded by its name.
 
-A room is one or more packages; an inhabitant is one module in it; its file name is its name everywhere (config key,
-metric label, docs row). Nobody imports a plugin by an import statement, so no arrow points from the library to the
-packages above it, and only what is asked for gets imported.
+A plugin is one module, or one package where it needs several files, in a folder of its kind. Its file name is its name
+everywhere: in the config, in metrics, in documents. Names that begin with `_` are shared code, not plugins. Nobody imports a
+plugin by an import statement, so the library never depends on the packages above it, and only what is asked for is imported.
+
+Each plugin has `create(options)`, annotated with the Protocol of its kind, and, where it has settings, a struct `Options`.
 """
 
 import pkgutil
@@ -11,20 +13,23 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from mldebug.core.errors import UsageError
 
-ROOMS: dict[str, tuple[str, ...]] = {
+# By kind: the folders of its plugins, or a single module that is one.
+PACKAGES: dict[str, tuple[str, ...]] = {
     "actions": ("mldebug_agents.alerts.actions",),
     "channels": ("mldebug_exporters.channels",),
     "checkpoints": ("mldebug.storage.checkpoints.layouts",),
     "completions": ("mldebug_agents.cli.completion.values",),
     "commands": ("mldebug.cli.commands", "mldebug_agents.cli.commands"),
-    "metrics": ("mldebug_exporters.metrics",),
-    "tellers": ("mldebug_exporters",),
     "detectors": ("mldebug.diagnosis.detectors",),
+    "expositions": ("mldebug_exporters.prometheus",),
+    "gpus": ("mldebug_agents.hardware.gpu.vendors",),
     "launchers": ("mldebug_agents.jobs.launchers",),
     "logs": ("mldebug.jobs.logs.formats",),
-    "gpus": ("mldebug_agents.hardware.gpu.vendors",),
+    "metrics": ("mldebug_exporters.metrics",),
     "pages": ("mldebug.web.pages",),
     "probes": ("mldebug_agents.probes.verbs",),
     "schedulers": ("mldebug_agents.jobs.schedulers",),
@@ -32,34 +37,53 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def names(room: str) -> list[str]:
-    """Return the sorted names of all inhabitants of a room, importing none of them."""
-    return sorted(name for package in ROOMS[room] for name in _modules(package))
+class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of a plugin without settings."""
 
 
-def load(room: str, name: str) -> ModuleType:
-    """Import one inhabitant; `UsageError` names the legal ones when there is no such file."""
-    for package in ROOMS[room]:
-        if name in _modules(package):
-            return import_module(f"{package}.{name}")
+def names(kind: str) -> list[str]:
+    """Return the sorted names of all plugins of a kind; none of them is imported."""
+    return sorted(name for package in PACKAGES[kind] for name in _modules(package))
+
+
+def load(kind: str, name: str) -> ModuleType:
+    """Import one plugin; `UsageError` lists the names that exist when there is none of this name."""
+    for package in PACKAGES[kind]:
+        if name in (modules := _modules(package)):
+            return import_module(modules[name])
     raise UsageError(
-        f"there is no {room} plugin named {name!r}", f"choose from: {', '.join(names(room))}"
+        f"there is no {kind} plugin named {name!r}", f"choose from: {', '.join(names(kind))}"
     )
 
 
-def create_all(room: str) -> list[Any]:
-    """Build every inhabitant of a room with its default options, in order of name."""
-    modules = [load(room, name) for name in names(room)]
-    return [module.create(module.Options()) for module in modules]
+def options_of(module: ModuleType) -> type[msgspec.Struct]:
+    """Return the struct of a plugin's settings: its `Options`, or `NoOptions` where it has none."""
+    options: type[msgspec.Struct] = getattr(module, "Options", NoOptions)
+    return options
 
 
-def summary(room: str, name: str) -> str:
-    """Return the first line of the plugin's docstring: its help text and its row in the docs."""
-    return (load(room, name).__doc__ or "").strip().splitlines()[0]
+def create(kind: str, name: str, options: msgspec.Struct | None = None) -> Any:
+    """Build one plugin, with its default options where none are given. Its type is the Protocol of its kind."""
+    module = load(kind, name)
+    return module.create(options_of(module)() if options is None else options)
 
 
-def _modules(package: str) -> list[str]:
+def create_all(kind: str) -> list[Any]:
+    """Build every plugin of a kind with its default options, in order of name."""
+    return [create(kind, name) for name in names(kind)]
+
+
+def summary(kind: str, name: str) -> str:
+    """Return the first line of the plugin's docstring: its help text and its row in the documents."""
+    return (load(kind, name).__doc__ or "").strip().splitlines()[0]
+
+
+def _modules(package: str) -> dict[str, str]:
+    """By name, the dotted modules of the plugins in a folder; `package` itself where it is a single module."""
     spec = find_spec(package)
-    places = spec.submodule_search_locations if spec else None
-    found = pkgutil.iter_modules(places)
-    return [one.name for one in found if not (one.ispkg or one.name.startswith("_"))]
+    if spec is None:
+        return {}
+    if spec.submodule_search_locations is None:
+        return {package.rpartition(".")[2]: package}
+    found = pkgutil.iter_modules(spec.submodule_search_locations)
+    return {each.name: f"{package}.{each.name}" for each in found if not each.name.startswith("_")}

@@ -18,6 +18,7 @@ import yaml
 
 from mldebug.core.errors import ConfigError
 from mldebug.core.plugin_options import Plugin, PluginKind, problems
+from mldebug.core.plugins import options_of
 from mldebug.core.redact import clean
 from mldebug.core.scalars import OutOfBoundsError, convert, describe, members, unwrap
 
@@ -146,7 +147,7 @@ class _SectionReader:
         rest = [pair for pair in pairs if pair is not own[0]]
         settings = yaml.MappingNode(node.tag, rest, node.start_mark, node.end_mark)
         before = len(self.problems)
-        options = self.section(settings, module.Options, path, ("kind",))
+        options = self.section(settings, options_of(module), path, ("kind",))
         if len(self.problems) == before:
             for field, problem in problems(module, options):
                 where = _join(path, field) if field else path

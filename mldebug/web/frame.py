@@ -13,7 +13,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from mldebug.core import text
-from mldebug.core.plugins import load, names
+from mldebug.core.plugins import create, names
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration, format_size
 from mldebug.incidents.report import wording
@@ -59,8 +59,7 @@ class PageFrame(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def pages() -> dict[str, WebPage]:
     """Every page by its name."""
-    modules = {name: load("pages", name) for name in names("pages")}
-    return {name: module.create(module.Options()) for name, module in modules.items()}
+    return {name: create("pages", name) for name in names("pages")}
 
 
 @cache

@@ -46,9 +46,9 @@ WORLD = (
 )
 LOADS_ALL = """
 import mldebug, mldebug_agents, mldebug_training, mldebug_exporters
-from mldebug.core.plugins import ROOMS, create_all
+from mldebug.core.plugins import PACKAGES, create_all
 print([one.__file__ for one in (mldebug, mldebug_agents, mldebug_training, mldebug_exporters)])
-print(sum(len(create_all(room)) for room in ROOMS))
+print(sum(len(create_all(kind)) for kind in PACKAGES))
 """
 
 

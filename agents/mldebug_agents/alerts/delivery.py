@@ -11,7 +11,7 @@ import msgspec
 from mldebug.alerts.event_book import EventRegistry
 from mldebug.alerts.model import AlertEvent, Channel, EventMessage
 from mldebug.core.plugin_options import Plugin
-from mldebug.core.plugins import load
+from mldebug.core.plugins import create
 from mldebug.core.redact import safe_line
 from mldebug_agents.system.workers import Result, Worker
 
@@ -38,7 +38,7 @@ class ChannelDelivery:
     ) -> None:
         self.name = name
         self.plugin = plugin
-        channel: Channel = load("channels", plugin.kind).create(plugin.options)
+        channel: Channel = create("channels", plugin.kind, plugin.options)
         self.repeat = channel.repeat
         self.every: float = getattr(channel, "every", 0.0)  # seconds; 0: it is told of events
         self._beat = 0.0  # when it was last told that the agent lives

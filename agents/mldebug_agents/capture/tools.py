@@ -4,7 +4,7 @@ import math
 
 from mldebug.capture.nccl_ras.process_map import RasWorld
 from mldebug.core.model import Job
-from mldebug.core.plugins import create_all, load
+from mldebug.core.plugins import create, create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug_agents.capture.capture import Capturer, CaptureSettings
 from mldebug_agents.capture.flight_recorder.collector import FlightRecorderCollector
@@ -42,7 +42,7 @@ class CaptureTools:
         self._pyspy: dict[str, PySpy] = {}  # by the path that the config names
         self._log_formats = create_all("logs")
         self._own_formats = {
-            name: load("logs", plugin.kind).create(plugin.options)
+            name: create("logs", plugin.kind, plugin.options)
             for name, plugin in context.config.logs.items()
         }
 

@@ -6,7 +6,6 @@ Nothing is installed or written there: each node runs `mldebug dump --send`, whi
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from mldebug.cluster.merge import MergedRuns, NodeReplies, merge
 from mldebug.cluster.slimming import slim
@@ -15,7 +14,7 @@ from mldebug.cluster.wire import NodeReply
 from mldebug.config.schema import Config
 from mldebug.core.errors import AccessError, MissingError, MldebugError
 from mldebug.core.model import Job, QueriedNodes
-from mldebug.core.plugins import load
+from mldebug.core.plugins import create
 from mldebug.core.ranksets import fold_nodes, shorten_ranks
 from mldebug.diagnosis.classify.nodes import by_reason
 from mldebug_agents.capture.tools import CaptureTools
@@ -100,10 +99,10 @@ def capture_all(
     ]
 
 
-def _transport(config: Config, name: str) -> Any:
-    module = load("transports", name)
+def _transport(config: Config, name: str) -> Transport:
     set_up = next((one for one in config.transports.values() if one.kind == name), None)
-    return module.create(set_up.options if set_up else module.Options())
+    transport: Transport = create("transports", name, set_up.options if set_up else None)
+    return transport
 
 
 def _nothing(merged: MergedRuns, heard: NodeReplies, plan: FanoutPlan) -> MldebugError:

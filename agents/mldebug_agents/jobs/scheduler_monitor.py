@@ -16,7 +16,7 @@ import msgspec
 
 from mldebug.config.schema import Config, ExpectedJob, JobsConfig
 from mldebug.core.plugin_options import Plugin
-from mldebug.core.plugins import load
+from mldebug.core.plugins import create
 from mldebug.core.redact import safe_line
 from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.jobs.schedulers.expected_jobs import JobPattern, watched_state
@@ -140,7 +140,7 @@ class PolledScheduler:
         inbox: "queue.SimpleQueue[Result | None]",
     ) -> None:
         self.name, self.plugin, self._node = name, plugin, node
-        scheduler: Scheduler = load("schedulers", plugin.kind).create(plugin.options)
+        scheduler: Scheduler = create("schedulers", plugin.kind, plugin.options)
         self._interval: float = plugin.options.interval
         self.worker = Worker(
             WORKER + name, lambda nodes: scheduler.ask(starter, nodes=nodes), inbox, DEADLINE

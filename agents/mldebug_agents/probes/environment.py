@@ -13,7 +13,7 @@ import msgspec
 from mldebug.core.errors import ToolError, UsageError
 from mldebug.probes.nccl_settings import invalid_settings
 
-INSIDE = Path(__file__).parent / "verbs" / "inside"
+INSIDE = Path(__file__).with_name("inside")
 
 
 WAY_OUT = "name the training environment's: --python /path/to/env/bin/python"

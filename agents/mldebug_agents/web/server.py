@@ -86,7 +86,7 @@ class AgentServer:
         self.snapshot: Snapshot | None = None
         self.verbs: dict[str, Verb] = {}  # by path: what a POST does, for who may see all
         self.own_verbs: dict[str, OwnVerb] = {}  # the same, for everybody
-        (self._prometheus,) = create_all("tellers")
+        (self._prometheus,) = create_all("expositions")
         self._servers: list[tuple[SlowPollServer, threading.Thread]] = []
         self._private_server: SlowPollServer | None = None
         self._stopped = False

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mldebug.alerts.model import EventMessage
+from mldebug.alerts.model import Channel, EventMessage
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import request
 from mldebug_exporters.channels._login import credentials, login_problems
@@ -78,6 +78,6 @@ def alert_of(message: EventMessage, repeat: float, now: datetime) -> dict[str, A
     }
 
 
-def create(options: Options) -> Alertmanager:
+def create(options: Options) -> Channel:
     """Build the channel."""
     return Alertmanager(options)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from mldebug.alerts.message import plain_text
-from mldebug.alerts.model import EventMessage
+from mldebug.alerts.model import Channel, EventMessage
 
 MOST = 64 * 1024  # bytes of the file of addresses
 
@@ -67,6 +67,6 @@ def _receivers(addresses: list[str]) -> Any:
     return receivers
 
 
-def create(options: Options) -> Apprise:
+def create(options: Options) -> Channel:
     """Build the channel."""
     return Apprise(options)

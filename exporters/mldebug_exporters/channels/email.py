@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NoReturn
 import msgspec
 
 from mldebug.alerts.message import plain_text
-from mldebug.alerts.model import EventMessage, MessageRefusedError
+from mldebug.alerts.model import Channel, EventMessage, MessageRefusedError
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._secrets import secret
 from mldebug_exporters.channels._time_limit import TIMES, limit
@@ -162,6 +162,6 @@ def _give_up(codes: set[int], reason: str) -> NoReturn:
     raise OSError(reason)
 
 
-def create(options: Options) -> Email:
+def create(options: Options) -> Channel:
     """Build the channel."""
     return Email(options)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from mldebug.alerts.model import EventMessage
+from mldebug.alerts.model import Channel, EventMessage
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import problem_of, request
 from mldebug_exporters.channels._secrets import secret
@@ -48,6 +48,6 @@ class Ping:
         request(url, b"", headers, options.timeout, options.ca_file, options.method)
 
 
-def create(options: Options) -> Ping:
+def create(options: Options) -> Channel:
     """Build the channel."""
     return Ping(options)

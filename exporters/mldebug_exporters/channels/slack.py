@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from mldebug.alerts.message import plain_text
-from mldebug.alerts.model import EventMessage
+from mldebug.alerts.model import Channel, EventMessage
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import request
 from mldebug_exporters.channels._secrets import secret
@@ -51,6 +51,6 @@ def escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def create(options: Options) -> Slack:
+def create(options: Options) -> Channel:
     """Build the channel."""
     return Slack(options)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from mldebug.alerts.model import EventMessage
+from mldebug.alerts.model import Channel, EventMessage
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import request
 from mldebug_exporters.channels._login import credentials, login_problems
@@ -50,6 +50,6 @@ class WebhookChannel:
         )
 
 
-def create(options: Options) -> WebhookChannel:
+def create(options: Options) -> Channel:
     """Build the channel."""
     return WebhookChannel(options)

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
 from mldebug.alerts.action_model import ActionOutcome
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Sample
+from mldebug_exporters.exposition.families import FamilyTable, MetricGroup, Sample
 
 TABLE = FamilyTable("action")
 ACTIONS = TABLE.counter(
@@ -23,10 +22,6 @@ SUCCESS = TABLE.gauge(
 )
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class ActionMetrics:
     """Counts by outcome, zeros included: an alert rule needs the zero before the first failure."""
 
@@ -41,6 +36,6 @@ class ActionMetrics:
                 yield Sample(SUCCESS, (one.name,), one.last_success)
 
 
-def create(options: Options) -> ActionMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return ActionMetrics()

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Sample
+from mldebug_exporters.exposition.families import FamilyTable, MetricGroup, Sample
 
 TABLE = FamilyTable()
 BUILD = TABLE.info("build", "Version of the agent.", "version")
@@ -73,10 +72,6 @@ WELL = TABLE.gauge(
 )
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class AgentMetrics:
     """What the agent costs and how its sources do: a broken source is a metric, never a crash."""
 
@@ -111,6 +106,6 @@ class AgentMetrics:
                 yield Sample(WELL, (source.name,), source.last_success)
 
 
-def create(options: Options) -> AgentMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return AgentMetrics()

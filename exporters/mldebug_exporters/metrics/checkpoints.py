@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.history import KnownCheckpoint
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState
-from mldebug_exporters.exposition.families import Family, FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import (
+    Family,
+    FamilyTable,
+    Importance,
+    MetricGroup,
+    Sample,
+)
 
 LABELS = ("run", "folder", "series")
 UNSAVED = "until a run has saved, and when it has ended"
@@ -108,10 +113,6 @@ TROUBLES = TABLE.counter(
 )
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class CheckpointMetrics:
     """What is known of each series."""
 
@@ -149,6 +150,6 @@ def _last(last: KnownCheckpoint) -> Iterator[tuple[Family, float | None]]:
     yield RATE, last.rate
 
 
-def create(options: Options) -> CheckpointMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return CheckpointMetrics()

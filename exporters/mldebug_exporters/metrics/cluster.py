@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Sample
+from mldebug_exporters.exposition.families import FamilyTable, MetricGroup, Sample
 
 TABLE = FamilyTable("reason")
 REFUSED = TABLE.counter(
@@ -15,10 +14,6 @@ REFUSED = TABLE.counter(
     " slow: takes too long to say what it wants; name: not the one that it may have; malformed, size: a message that cannot be.",
     absent="where no cluster is configured",
 )
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class ClusterMetrics:
@@ -32,6 +27,6 @@ class ClusterMetrics:
             yield Sample(REFUSED, (reason,), count)
 
 
-def create(options: Options) -> ClusterMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the plugin."""
     return ClusterMetrics()

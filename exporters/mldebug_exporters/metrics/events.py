@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 TABLE = FamilyTable(absent="where no channel is configured")
 FIRING = TABLE.gauge(
@@ -44,10 +43,6 @@ SUCCESS = TABLE.gauge(
 )
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class EventMetrics:
     """What fires, and the channels."""
 
@@ -70,6 +65,6 @@ class EventMetrics:
                 yield Sample(SUCCESS, whose, one.last_success)
 
 
-def create(options: Options) -> EventMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return EventMetrics()

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 LABELS = ("mount", "device", "fstype")
 SILENT = "for a filesystem that does not answer"
@@ -100,10 +99,6 @@ MEASURED.gauge(
 )
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class FilesystemMetrics:
     """What the storage desk measured."""
 
@@ -124,6 +119,6 @@ class FilesystemMetrics:
             yield Sample(ALARMS, (kind,), count)
 
 
-def create(options: Options) -> FilesystemMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return FilesystemMetrics()

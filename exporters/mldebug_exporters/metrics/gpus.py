@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from mldebug.core.plugins import NoOptions
 from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, NodeWatch
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 from mldebug_exporters.metrics._gpu_table import (
     BY_LABEL,
     ECC,
@@ -48,10 +49,6 @@ READ = TABLE.gauge(
 READ_CPU = TABLE.gauge(
     "gpu_read_cpu_seconds", "CPU time that the last read took in the child that reads GPUs.", "read"
 )
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class GpuMetrics:
@@ -118,6 +115,6 @@ def _cost(name: str, read: NodeGpus | NodeWatch | None) -> Iterator[Sample]:
         yield Sample(READ_CPU, (name,), read.cpu_seconds)
 
 
-def create(options: Options) -> GpuMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return GpuMetrics()

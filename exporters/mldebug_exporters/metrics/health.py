@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.hardware.health.model import ACTION_WORDS, HealthState, SuggestedAction, worst_of
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 TABLE = FamilyTable("component", importance=Importance.RUN)
 HEALTH = TABLE.gauge(
@@ -27,10 +26,6 @@ ACTION = TABLE.info(
     "reason_code",
     absent="while nothing is to be done",
 )
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class HealthMetrics:
@@ -54,6 +49,6 @@ class HealthMetrics:
                 yield Sample(ACTION, labels)
 
 
-def create(options: Options) -> HealthMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return HealthMetrics()

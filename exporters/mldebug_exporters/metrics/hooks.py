@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 PHASES = ("checkpoint_save", "checkpoint_load", "compile", "data_wait", "evaluate")
 OTHER = "other"  # a job may give its phases any name
@@ -35,10 +34,6 @@ VALUE = TABLE.gauge(
     absent="while no rank tells any, and what is not finite",
     importance=Importance.DETAIL,
 )
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class HookMetrics:
@@ -72,6 +67,6 @@ def _phase(name: str) -> str:
     return name if name in PHASES else OTHER
 
 
-def create(options: Options) -> HookMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return HookMetrics()

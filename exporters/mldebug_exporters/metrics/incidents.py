@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
 from mldebug.core.model import Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Sample
+from mldebug_exporters.exposition.families import FamilyTable, MetricGroup, Sample
 
 KINDS = ("stall", "abnormal_end")
 
@@ -34,10 +33,6 @@ SINCE = TABLE.gauge(
 )
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class IncidentMetrics:
     """Incidents since the agent started, and the open ones."""
 
@@ -58,6 +53,6 @@ class IncidentMetrics:
                     yield Sample(SINCE, (run.id,), run.incident_since)
 
 
-def create(options: Options) -> IncidentMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return IncidentMetrics()

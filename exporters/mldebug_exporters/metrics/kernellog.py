@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.hardware.kernel_log.counts import KernelCounts, XidCount
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 NONE_YET = "before the first one"
 SINCE = "since the agent's start and in the hours before it that it reads back"
@@ -52,10 +51,6 @@ LOST = TABLE.counter(
 )
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class KernelMetrics:
     """Counters of the kernel's log."""
 
@@ -84,6 +79,6 @@ def _labels(one: XidCount) -> tuple[str, str, str]:
     return (one.uuid, one.device if one.gpu is None else str(one.gpu), str(one.xid))
 
 
-def create(options: Options) -> KernelMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return KernelMetrics()

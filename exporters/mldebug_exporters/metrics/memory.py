@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.hardware.host_memory.parse import RankMemory
 from mldebug.hardware.host_memory.state import LevelState
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 UNREAD = "where it cannot be read, and for control groups without a limit"
 LEVEL = (
@@ -81,10 +80,6 @@ UNREADABLE = TABLE.gauge(
 )
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class MemoryMetrics:
     """Limits first, then ranks."""
 
@@ -125,6 +120,6 @@ def _rank(one: RankMemory) -> Iterator[Sample]:
         yield Sample(RANK_GROWTH, key, one.growth)
 
 
-def create(options: Options) -> MemoryMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return MemoryMetrics()

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.probes.history import JudgedSeries, SeriesTrend
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 LABELS = ("op", "bytes", "dtype", "ranks", "device", "nodes", "settings")
 
@@ -27,10 +26,6 @@ SHIFTED = TABLE.gauge(
     "1 where the last 3 runs are all slower than the series' own history allows, else 0.",
     absent="before 11 runs",
 )
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class ProbeMetrics:
@@ -55,6 +50,6 @@ def _series(one: JudgedSeries) -> Iterator[Sample]:
         yield Sample(SHIFTED, key, float(one.standing is SeriesTrend.SHIFTED))
 
 
-def create(options: Options) -> ProbeMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return ProbeMetrics()

@@ -3,12 +3,17 @@
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.jobs.logs.records import STEP_BOUNDS, LogCounts, StepTimes
 from mldebug.stall.signals import Stage
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Histogram, Importance, Sample
+from mldebug_exporters.exposition.families import (
+    FamilyTable,
+    Histogram,
+    Importance,
+    MetricGroup,
+    Sample,
+)
 
 GONE = "when the run has ended or left this node: at the next scrape"
 LOG_EVENTS = ("records", "binary", "oversized", "rotations", "truncations", "failures")
@@ -123,10 +128,6 @@ CLASS = TABLE.info(
 )
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class RunMetrics:
     """One sample per run and fact that can be read."""
 
@@ -188,6 +189,6 @@ def _suspicion(run: RunState) -> Iterator[Sample]:
         yield Sample(CLASS, (run.id, str(rank), name))
 
 
-def create(options: Options) -> RunMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return RunMetrics()

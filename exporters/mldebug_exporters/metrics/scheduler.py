@@ -3,11 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.jobs.schedulers.model import SchedulerState
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 BEFORE = "before the first good answer"
 WATCH = ("scheduler", "watch")
@@ -72,10 +71,6 @@ ORPHAN_BYTES = TABLE.gauge(
 )
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class SchedulerMetrics:
     """Of the schedulers that this agent asks."""
 
@@ -119,6 +114,6 @@ def _watched(state: SchedulerState, now: float) -> Iterator[Sample]:
             yield Sample(LEFT, whose, max(0.0, one.ends - now))
 
 
-def create(options: Options) -> SchedulerMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return SchedulerMetrics()

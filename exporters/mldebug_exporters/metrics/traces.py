@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 TABLE = FamilyTable("run", "rank", importance=Importance.RANK)
 AGE = TABLE.gauge(
@@ -14,10 +13,6 @@ AGE = TABLE.gauge(
     " writes none.",
     absent="for ranks that are not traced, whose ring is empty or cannot be read, and that have ended",
 )
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class TraceMetrics:
@@ -33,6 +28,6 @@ class TraceMetrics:
                 yield Sample(AGE, (run.id, str(rank)), round(age, 3))
 
 
-def create(options: Options) -> TraceMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return TraceMetrics()

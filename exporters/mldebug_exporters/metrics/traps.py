@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 TABLE = FamilyTable("run", "trap", importance=Importance.DETAIL)
 TRAPS = TABLE.gauge(
@@ -14,10 +13,6 @@ TRAPS = TABLE.gauge(
     " stand in known-traps.md. Not an alarm: most such runs go well.",
     absent="while the run does not sit in that trap, or nothing is known of it; and when the run has ended",
 )
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class TrapMetrics:
@@ -35,6 +30,6 @@ class TrapMetrics:
                 yield Sample(TRAPS, (run.id, name), count)
 
 
-def create(options: Options) -> TrapMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return TrapMetrics()

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 _UNKNOWN = "until it was counted once, and while it does not answer"
 
@@ -39,10 +38,6 @@ TABLE.gauge(
 _BY_NAME = {family.name: family for family in TABLE.families}
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class TreeMetrics:
     """What the storage desk's part `trees` tells."""
 
@@ -56,6 +51,6 @@ class TreeMetrics:
                 yield Sample(family, one.labels, one.value)
 
 
-def create(options: Options) -> TreeMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return TreeMetrics()

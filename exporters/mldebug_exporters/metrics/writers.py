@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, Sample
+from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 TABLE = FamilyTable("run", "rank", importance=Importance.RANK)
 TABLE.counter(
@@ -22,10 +21,6 @@ TABLE.gauge(
 _BY_NAME = {family.name: family for family in TABLE.families}
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
 class WriterMetrics:
     """What the storage desk's part `writers` tells."""
 
@@ -39,6 +34,6 @@ class WriterMetrics:
                 yield Sample(family, one.labels, one.value)
 
 
-def create(options: Options) -> WriterMetrics:
+def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
     return WriterMetrics()

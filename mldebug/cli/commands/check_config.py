@@ -3,14 +3,10 @@
 from pathlib import Path
 
 import click
-import msgspec
 
 from mldebug.config.schema import effective_yaml, load_config
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("check-config")
@@ -32,6 +28,6 @@ def command(file: Path | None, show: bool) -> None:
         click.echo(f"{clean(str(file), 400)} is good")
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command

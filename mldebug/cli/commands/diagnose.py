@@ -13,6 +13,7 @@ from mldebug.core.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.core.files import unreadable
 from mldebug.core.hints import typed
 from mldebug.core.model import Judgement, NodeCapture, QueriedNodes
+from mldebug.core.plugins import NoOptions
 from mldebug.core.report_model import Report, Stall
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.model import AttemptExit
@@ -27,10 +28,6 @@ from mldebug.incidents.stored_evidence import StoredEvidence, load_evidence
 LIST = f"give the folder of a report; this says where they are: {typed('reports list')}"
 WHY = "recorded evidence, judged again"
 KINDS = "capture-*.json, ending-*.json, or py-spy dumps named by their rank (rank0.txt)"
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class RejudgedReport(NamedTuple):
@@ -169,6 +166,6 @@ def _judge_end(ending: AttemptExit, captures: tuple[NodeCapture, ...]) -> Rejudg
     return RejudgedReport(write_report(incident, judgement, at), judgement.stalled)
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command

@@ -15,13 +15,10 @@ from mldebug.capture.flight_recorder.folder import WAY_OUT, FolderRecords, read_
 from mldebug.cli.console import Console, print_line
 from mldebug.core.errors import EvidenceError, ExitCode
 from mldebug.core.files import unreadable
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 
 MAX_PROBLEMS = 10
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("flight-recorder")
@@ -103,6 +100,6 @@ def _problems(folder: FolderRecords) -> Iterator[Text]:
         yield Text(f"  and {count - MAX_PROBLEMS} more", style="dim")
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command

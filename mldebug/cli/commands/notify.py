@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import click
-import msgspec
 
 from mldebug import __version__
 from mldebug.alerts.message import message_of
@@ -19,12 +18,9 @@ from mldebug.alerts.model import (
 from mldebug.cli.param_types import CHANNEL
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.core.plugins import load
+from mldebug.core.plugins import NoOptions
+from mldebug.core.plugins import create as create_plugin
 from mldebug.core.redact import safe_line
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("notify", context_settings={"help_option_names": ["-h", "--help"]})
@@ -43,7 +39,7 @@ def command(config: Path, name: str) -> None:
     plugin = settings.channels.get(name)
     if plugin is None:
         raise UsageError(f"there is no channel {safe_line(name, 60)!r} in it", _choice(settings))
-    channel = load("channels", plugin.kind).create(plugin.options)
+    channel = create_plugin("channels", plugin.kind, plugin.options)
     for event in _events(time.time()):
         message = message_of(event, platform.node(), settings.events.link, __version__)
         try:
@@ -74,6 +70,6 @@ def _events(now: float) -> tuple[AlertEvent, AlertEvent]:
     return firing, over
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command

@@ -14,6 +14,7 @@ from mldebug.cli.console import Console, print_line
 from mldebug.cli.param_types import REPORT
 from mldebug.core.errors import AccessError, EvidenceError, MldebugError, UsageError
 from mldebug.core.hints import typed
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.html import render_html
@@ -25,10 +26,6 @@ from mldebug.incidents.stored_evidence import ASKED, load_evidence
 
 SUFFIXES = (".tar.gz", ".html", ".json", ".txt")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 def config_option(command: _Command) -> _Command:
@@ -239,6 +236,6 @@ def _pretty(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return group

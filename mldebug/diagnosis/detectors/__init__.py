@@ -1,0 +1,12 @@
+"""Detectors, one file per verdict: each looks at the classified ranks and returns its finding, or None."""
+
+from typing import Protocol
+
+from mldebug.core.model import Finding
+from mldebug.diagnosis.classify.evidence import Case
+
+
+class Detector(Protocol):
+    """Gives one verdict, and only on the evidence that its definition in docs/verdicts.md names."""
+
+    def judge(self, case: Case) -> Finding | None: ...

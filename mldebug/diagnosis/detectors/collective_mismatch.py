@@ -9,8 +9,10 @@ from collections import Counter
 import msgspec
 
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.evidence import Case, blame, sentence, show_source
 from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
+from mldebug.diagnosis.detectors import Detector
 
 Key = tuple[str, str]
 
@@ -20,10 +22,6 @@ FROM_ROOT = re.compile(r"broadcast\w*|scatter\w*")
 
 PARTIAL_MAJORITY = 0.75
 """Share of the ranks seen that must agree where not all ranks of the job were seen."""
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class CollectiveMismatch:
@@ -103,6 +101,6 @@ def _key(rank: ClassifiedRank) -> Key:
     return rank.is_.operation or rank.is_.name, rank.is_.site
 
 
-def create(options: Options) -> CollectiveMismatch:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return CollectiveMismatch()

@@ -3,11 +3,9 @@
 import msgspec
 
 from mldebug.core.model import ClassifiedRank, Culprit, Finding, Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.evidence import Case, blame
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
+from mldebug.diagnosis.detectors import Detector
 
 
 class DataloaderStalled:
@@ -38,6 +36,6 @@ def _culprit(rank: ClassifiedRank) -> Culprit:
     )
 
 
-def create(options: Options) -> DataloaderStalled:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return DataloaderStalled()

@@ -1,7 +1,5 @@
 """A GPU has failed (a fatal Xid, lost, uncorrectable memory) when the job stopped, and its rank keeps the others waiting."""
 
-import msgspec
-
 from mldebug.core.model import (
     ClassifiedRank,
     Confidence,
@@ -11,16 +9,14 @@ from mldebug.core.model import (
     Role,
     Verdict,
 )
+from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.evidence import Case, evidence_of
 from mldebug.diagnosis.classify.gpu_faults import ONE_MOMENT, FittingFault, fitting
+from mldebug.diagnosis.detectors import Detector
 from mldebug.hardware.kernel_log.attribution import whose
 
 PLAIN_STOPS = ("stopped", "traced", "exited")
 """What a rank does for a reason of its own that needs no broken GPU: such a rank is named instead."""
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class GpuFault:
@@ -127,6 +123,6 @@ def _steps(fault: Fault) -> tuple[str, ...]:
     return (f"{fault.advice}  # {fault.code}", *steps) if fault.advice else steps
 
 
-def create(options: Options) -> GpuFault:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return GpuFault()

@@ -1,14 +1,10 @@
 """The process group never came together: some ranks wait in initialisation for ranks that did not come."""
 
-import msgspec
-
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Role, Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_nodes
 from mldebug.diagnosis.classify.evidence import Case, blame, evidence_of, ranks_text
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
+from mldebug.diagnosis.detectors import Detector
 
 
 class InitIncomplete:
@@ -60,6 +56,6 @@ def _steps(absent: tuple[ClassifiedRank, ...], missing: list[int]) -> tuple[str,
     return (f"py-spy dump --nonblocking --pid {absent[0].pid}",)
 
 
-def create(options: Options) -> InitIncomplete:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return InitIncomplete()

@@ -1,13 +1,9 @@
 """Every rank is stopped: somebody paused the job, no rank is to blame."""
 
-import msgspec
-
 from mldebug.core.model import Confidence, Finding, Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.evidence import Case, evidence_of, ranks_text
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
+from mldebug.diagnosis.detectors import Detector
 
 
 class JobPaused:
@@ -32,6 +28,6 @@ class JobPaused:
         )
 
 
-def create(options: Options) -> JobPaused:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return JobPaused()

@@ -1,16 +1,12 @@
 """All ranks that were seen wait, and the node of the others does not answer."""
 
-import msgspec
-
 from mldebug.core.model import Confidence, Culprit, Finding, QueriedNode, Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_nodes
 from mldebug.diagnosis.classify.evidence import Case, evidence_of
+from mldebug.diagnosis.detectors import Detector
 
 MAX_NAMED = 64
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class NodeUnreachable:
@@ -49,6 +45,6 @@ def _culprit(node: QueriedNode) -> Culprit:
     return Culprit(kind="node", rank=None, node=node.name, pid=None, reason=reason)
 
 
-def create(options: Options) -> NodeUnreachable:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return NodeUnreachable()

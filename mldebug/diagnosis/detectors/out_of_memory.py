@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import msgspec
 
 from mldebug.core.model import ClassifiedRank, Confidence, Fault, Finding, Role, Verdict
-from mldebug.core.plugins import create_all
+from mldebug.core.plugins import NoOptions, create_all
 from mldebug.diagnosis.classify.evidence import Case, blame
 from mldebug.diagnosis.classify.gpu_faults import fitting
+from mldebug.diagnosis.detectors import Detector
 from mldebug.diagnosis.exits.cuda_memory import DeviceMemory, device_memory
 from mldebug.diagnosis.exits.last_words import take_apart
 from mldebug.diagnosis.exits.memory_text import memory_sentence, memory_steps
@@ -17,10 +18,6 @@ from mldebug.jobs.logs.parser import LogParser
 
 KILLS = frozenset({"oom_kill"})
 LAST_WORDS = 40  # lines of a rank's log
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class OutOfMemory:
@@ -107,6 +104,6 @@ def _writes_alone(case: Case, rank: ClassifiedRank, path: str) -> bool:
     return all(one is not None and (one.log is None or one.log.path != path) for one in others)
 
 
-def create(options: Options) -> OutOfMemory:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return OutOfMemory()

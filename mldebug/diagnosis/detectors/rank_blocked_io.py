@@ -2,16 +2,12 @@
 
 import shlex
 
-import msgspec
-
 from mldebug.core.model import ClassifiedRank, Finding, Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.evidence import Case, blame
+from mldebug.diagnosis.detectors import Detector
 
 CLASSES = ("fifo", "pipe_read", "pipe_write", "socket", "flock", "uninterruptible", "storage")
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class RankBlockedIo:
@@ -42,6 +38,6 @@ def _steps(rank: ClassifiedRank) -> tuple[str, ...]:
     )
 
 
-def create(options: Options) -> RankBlockedIo:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return RankBlockedIo()

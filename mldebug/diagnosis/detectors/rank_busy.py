@@ -1,13 +1,9 @@
 """A rank computes something of its own while the others wait for it."""
 
-import msgspec
-
 from mldebug.core.model import Confidence, Finding, Role, Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.evidence import Case, blame
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
+from mldebug.diagnosis.detectors import Detector
 
 
 class RankBusy:
@@ -34,6 +30,6 @@ class RankBusy:
         )
 
 
-def create(options: Options) -> RankBusy:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return RankBusy()

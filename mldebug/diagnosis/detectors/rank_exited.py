@@ -3,16 +3,12 @@
 import signal
 from collections.abc import Iterable
 
-import msgspec
-
 from mldebug.core.model import Finding, LostRank, Role, Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.evidence import Case, blame
+from mldebug.diagnosis.detectors import Detector
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class RankExited:
@@ -43,6 +39,6 @@ def _killed(lost: Iterable[LostRank]) -> set[int]:
     return {rank for rank, number in signals.items() if number not in (0, *ASKING, signal.SIGABRT)}
 
 
-def create(options: Options) -> RankExited:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return RankExited()

@@ -1,13 +1,9 @@
 """A rank is stopped by a signal, or held by a debugger, while the others wait for it."""
 
-import msgspec
-
 from mldebug.core.model import Finding, Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.evidence import Case, blame
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
+from mldebug.diagnosis.detectors import Detector
 
 
 class RankStopped:
@@ -34,6 +30,6 @@ class RankStopped:
         return blame(case, Verdict.RANK_STOPPED, stopped, steps)
 
 
-def create(options: Options) -> RankStopped:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return RankStopped()

@@ -1,9 +1,9 @@
 """A rank waits for something outside the job (a lock, a sleep, a debugger, a child) while the others wait for it."""
 
-import msgspec
-
 from mldebug.core.model import Finding, Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.evidence import Case, blame
+from mldebug.diagnosis.detectors import Detector
 
 CLASSES = (
     "sleep",
@@ -12,10 +12,6 @@ CLASSES = (
 
 CLASSES_ALONE = ("lock", "gil", "debugger", "stdin", "terminal", "file_lock", "child_wait")
 """Of a job of one rank, which nobody waits for: a sleep or an idle loop may be all that it has to do."""
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class RankWaiting:
@@ -35,6 +31,6 @@ class RankWaiting:
         )
 
 
-def create(options: Options) -> RankWaiting:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return RankWaiting()

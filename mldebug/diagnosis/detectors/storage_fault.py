@@ -3,14 +3,12 @@
 import msgspec
 
 from mldebug.core.model import ClassifiedRank, Culprit, Finding, OpenFile, Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.classify.evidence import Case, blame
+from mldebug.diagnosis.detectors import Detector
 
 MOST_TOLD = 4  # ranks in the evidence
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class StorageFault:
@@ -82,6 +80,6 @@ def _mount(mount: str, blocked: tuple[ClassifiedRank, ...]) -> Culprit:
     return Culprit(kind="mount", rank=first.rank, node=first.node, pid=first.pid, reason=reason)
 
 
-def create(options: Options) -> StorageFault:
+def create(options: NoOptions) -> Detector:
     """Build the detector."""
     return StorageFault()

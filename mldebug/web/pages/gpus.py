@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from mldebug.core.model import Gap
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration
 from mldebug.hardware.gpu.fingerprint import GpuState
@@ -19,17 +20,13 @@ from mldebug.status.gpu_table import missing, users
 from mldebug.status.gpu_view import GpuOverview, fresh, of_agent
 from mldebug.status.snapshot import Snapshot
 from mldebug.web.gpu_cards import GpuCard, gpu_cards
-from mldebug.web.page import PageRequest
+from mldebug.web.page import PageRequest, WebPage
 
 NO_GPU = "No GPU here: this node has no NVIDIA driver, and GPUs of other vendors are not read."
 NOT_YET = "The GPUs have not been read yet."
 MOST = 256  # GPUs
 MOST_EVENTS = 64
 DOING = {one.value: state_words(one) for one in GpuState if state_words(one)}
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class GpuEventRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +164,6 @@ def _gaps(snapshot: Snapshot, overview: GpuOverview) -> Iterator[Gap]:
             yield Gap(what=clean(one.what, 100), reason=clean(one.reason, 300), way_out=clean(one.way_out, 200))  # fmt: skip
 
 
-def create(options: Options) -> GpusPage:
+def create(options: NoOptions) -> WebPage:
     """Build the page."""
     return GpusPage()

@@ -2,13 +2,10 @@
 
 import msgspec
 
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.web.incident_list import IncidentRow, rows_of
-from mldebug.web.page import PageRequest
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
+from mldebug.web.page import PageRequest, WebPage
 
 
 class PendingIncident(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +56,6 @@ class IncidentsPage:
         )
 
 
-def create(options: Options) -> IncidentsPage:
+def create(options: NoOptions) -> WebPage:
     """Build the page."""
     return IncidentsPage()

@@ -6,13 +6,14 @@ from statistics import median
 
 import msgspec
 
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration, format_size
 from mldebug.probes.history import SHARE, JudgedSeries, SeriesTrend, change_words, figures
 from mldebug.status.probe_lines import common, dated, moment, verdict
 from mldebug.status.run_lines import ailing_lines
 from mldebug.status.snapshot import Snapshot
-from mldebug.web.page import PageRequest
+from mldebug.web.page import PageRequest, WebPage
 
 MOST = 500  # series
 WIDTH, HEIGHT, EDGE = 120.0, 28.0, 2.0  # of a drawing
@@ -21,10 +22,6 @@ NOT_YET = "The history of probes is not known: the agent has not read it, or cou
 MOODS = {SeriesTrend.SHIFTED: "bad", SeriesTrend.STEADY: "good", SeriesTrend.IMPROVED: "good"}
 COMMANDS = ("mldebug probe collectives", "mldebug probe node")
 NAMER = "mldebug probe isolate"
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class Sparkline(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +181,6 @@ def _height(speed: float, ends: tuple[float, float]) -> float:
     return round(EDGE + (HEIGHT - 2 * EDGE) * share, 1)
 
 
-def create(options: Options) -> ProbesPage:
+def create(options: NoOptions) -> WebPage:
     """Build the page."""
     return ProbesPage()

@@ -7,6 +7,7 @@ import msgspec
 
 from mldebug.core.hints import typed
 from mldebug.core.model import Gap
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.stall.sentences import seconds
 from mldebug.status.gpu_lines import rank_lines
@@ -15,14 +16,10 @@ from mldebug.status.run_lines import mood, pace_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.storage.checkpoints.state import lines_of
 from mldebug.web.incident_list import IncidentRow, rows_of
-from mldebug.web.page import PageRequest
+from mldebug.web.page import PageRequest, WebPage
 from mldebug.web.rank_grid import RankGrid, grid
 
 REPORTS = 10
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class RunFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +134,6 @@ def _gaps(snapshot: Snapshot, run: RunState) -> Iterator[Gap]:
             )
 
 
-def create(options: Options) -> RunPage:
+def create(options: NoOptions) -> WebPage:
     """Build the page."""
     return RunPage()

@@ -6,6 +6,7 @@ from itertools import islice
 import msgspec
 
 from mldebug.alerts.status_lines import event_lines
+from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.core.text import rfc3339
@@ -18,14 +19,10 @@ from mldebug.status.run_lines import ailing_lines, mood, pace_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.web.incident_list import IncidentRow as Incident
 from mldebug.web.incident_list import rows_of
-from mldebug.web.page import PageRequest
+from mldebug.web.page import PageRequest, WebPage
 
 MOST = 500  # rows
 FEW, LATELY = 5, 86_400.0  # incidents of runs that are over, and for how many seconds
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class RunListRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +132,6 @@ def _notes(snapshot: Snapshot) -> list[StatusLine]:
     return [StatusLine(clean(one.text.strip(), 400), one.bad) for one in found]
 
 
-def create(options: Options) -> RunsPage:
+def create(options: NoOptions) -> WebPage:
     """Build the page."""
     return RunsPage()

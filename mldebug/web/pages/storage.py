@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from mldebug.core.model import Gap
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.hardware.host_memory.parse import RankMemory
 from mldebug.hardware.host_memory.state import (
@@ -20,16 +21,12 @@ from mldebug.status.snapshot import Snapshot
 from mldebug.status.storage_lines import NOTHING, save_words
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState, lost_words, size_words
-from mldebug.web.page import PageRequest
+from mldebug.web.page import PageRequest, WebPage
 from mldebug.web.storage_lists import MOST, WIDEST, ItemGroup, ListItem, groups, share
 
 NOT_YET = "Nothing is known yet: the agent has not looked, or its look has not come back."
 VERDICTS = ("storage_fault", "rank_blocked_io")
 SOURCES = ("storage-", "checkpoints", "memory")  # of the agent, by what their names begin with
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class StorageIncident(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +209,6 @@ def _gaps(snapshot: Snapshot, memory: NodeMemory, states: Iterable[SeriesState])
     )
 
 
-def create(options: Options) -> StoragePage:
+def create(options: NoOptions) -> WebPage:
     """Build the page."""
     return StoragePage()

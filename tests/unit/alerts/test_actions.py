@@ -31,7 +31,7 @@ from mldebug.config.schema import ActionsConfig, AgentConfig, Config
 from mldebug.core.errors import ConfigError
 from mldebug.core.model import Culprit, Job, RankIdentity
 from mldebug.core.plugin_options import Plugin
-from mldebug.core.plugins import load, names
+from mldebug.core.plugins import names
 from mldebug.core.yaml_reader import parse
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.action_runner import audit
@@ -579,7 +579,7 @@ def test_without_a_config_nothing_is_done() -> None:
     assert (ActionsConfig().chains, ActionsConfig().allow) == ({}, ())
     harmful = {
         name for name in names("actions")
-        if load("actions", name).create(load("actions", name).Options()).harms
+        if create("actions", name).harms
     }  # fmt: skip
     assert harmful == {"command", "signal", "scancel", "drain"}
 

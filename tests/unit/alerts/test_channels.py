@@ -411,7 +411,7 @@ def test_a_channel_that_cannot_work_is_named_at_once(entry: str, problem: str) -
 def test_every_channel_has_what_a_channel_needs() -> None:
     for name in names("channels"):
         module = load("channels", name)
-        assert module.create(module.Options()).repeat >= 0
+        assert module.create(options_of(module)()).repeat >= 0
 
 
 def test_a_secret_that_is_missing_or_empty_is_told(sink: str, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from mldebug.core.model import (
     RankIdentity,
     TraceTail,
 )
+from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.exits.judgement import _with_words
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug.incidents.report.html import render_html
@@ -36,7 +37,7 @@ from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
-from mldebug_exporters.metrics.traces import AGE, Options, create
+from mldebug_exporters.metrics.traces import AGE, create
 
 HOST = Host()
 
@@ -347,7 +348,7 @@ def test_a_rank_that_went_on_untraced_is_not_said_to_be_at_its_last_record(
 def test_the_age_of_each_ring_is_exported() -> None:
     run = RunState(id="r", name="n", launcher="torchrun", traced={0: 90.0, 3: 100.5})
     snapshot = Snapshot(node="n", at=100.0, started_at=0.0, runs=(run,))
-    told = list(create(Options()).samples(snapshot))
+    told = list(create(NoOptions()).samples(snapshot))
     assert [(one.family, one.labels, one.value) for one in told] == [
         (AGE, ("r", "0"), 10.0),
         (AGE, ("r", "3"), 0.0),

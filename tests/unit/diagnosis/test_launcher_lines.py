@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from mldebug.core.model import Job, RankIdentity
+from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.last_words import last_error
 from mldebug.diagnosis.exits.launcher_lines import launcher_words
@@ -190,14 +191,14 @@ def test_the_words_of_the_launcher_stand_in_the_evidence() -> None:
 
 @pytest.mark.parametrize("name", ["mpirun.openmpi", "mpiexec.openmpi", "mpirun", "orterun"])
 def test_open_mpi_by_the_names_of_debian(name: str) -> None:
-    assert openmpi.create(openmpi.Options()).is_launcher(name, ())
+    assert openmpi.create(NoOptions()).is_launcher(name, ())
 
 
 @pytest.mark.parametrize(
     "name", ["mpiexec.hydra", "hydra_pmi_proxy", "mpirun.mpich", "mpiexec.mpich"]
 )
 def test_mpich_by_the_names_of_debian(name: str) -> None:
-    assert mpich.create(mpich.Options()).is_launcher(name, ())
+    assert mpich.create(NoOptions()).is_launcher(name, ())
 
 
 @pytest.mark.parametrize("name", ["srun-traceback", "openmpi-traceback", "hydra-traceback-sigint"])

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fakenvml.library import FakeNvml
+from mldebug.core.plugins import NoOptions
 from mldebug.hardware.gpu.counters import Counters
 from mldebug.hardware.gpu.readings import (
     EccCount,
@@ -182,7 +183,7 @@ def test_memory_errors_go_on_in_the_metrics_when_the_driver_counts_anew() -> Non
     ecc = EccCount(type="uncorrected", location="total", scope="volatile", count=0, total=7)
     rows = RemappedRows(corrected=1, corrected_total=4, uncorrected=2)
     one = GpuReading(uuid="GPU-1", index=0, ecc=(ecc,), remapped_rows=rows)
-    made = group.create(group.Options()).samples(snapshot(gpus=NodeGpus(at=1.0, gpus=(one,))))
+    made = group.create(NoOptions()).samples(snapshot(gpus=NodeGpus(at=1.0, gpus=(one,))))
     found = {(told.family.name, told.labels[2:]): told.value for told in made}
     assert found["mldebug_gpu_ecc_errors", ("uncorrected", "total", "volatile")] == 7
     assert found["mldebug_gpu_remapped_rows", ("corrected",)] == 4

@@ -6,9 +6,10 @@ import pytest
 
 from mldebug.config.schema import Config, effective_yaml, load_config
 from mldebug.core.errors import ConfigError
+from mldebug.core.plugins import NoOptions
 from mldebug.core.yaml_reader import parse
 from mldebug.hardware.health.model import ComponentHealth, HealthState, SuggestedAction
-from mldebug_exporters.metrics.health import Options, create
+from mldebug_exporters.metrics.health import create
 from snapshots import snapshot
 
 TOLD = (
@@ -21,7 +22,7 @@ TOLD = (
 
 
 def samples() -> dict[tuple[str, ...], float]:
-    made = create(Options()).samples(snapshot(health=TOLD))
+    made = create(NoOptions()).samples(snapshot(health=TOLD))
     return {(one.family.name, *one.labels): one.value for one in made}  # type: ignore[misc]
 
 
@@ -50,7 +51,7 @@ def test_actions_are_there_where_something_is_to_be_done() -> None:
 
 
 def test_without_a_look_there_is_nothing() -> None:
-    assert list(create(Options()).samples(snapshot())) == []
+    assert list(create(NoOptions()).samples(snapshot())) == []
 
 
 def test_a_limit_in_the_configuration_leaves_the_others_alone() -> None:

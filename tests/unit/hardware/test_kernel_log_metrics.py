@@ -2,9 +2,10 @@
 
 import pytest
 
+from mldebug.core.plugins import NoOptions
 from mldebug.hardware.kernel_log.counts import KernelCounts, KindCount, XidCount
 from mldebug.hardware.kernel_log.model import KernelEventKind
-from mldebug_exporters.metrics.kernellog import Options, create
+from mldebug_exporters.metrics.kernellog import create
 from snapshots import snapshot
 
 COUNTS = KernelCounts(
@@ -21,7 +22,7 @@ COUNTS = KernelCounts(
 
 
 def told(counts: KernelCounts | None) -> dict[tuple[str, tuple[str, ...]], object]:
-    found = list(create(Options()).samples(snapshot(kernel=counts)))
+    found = list(create(NoOptions()).samples(snapshot(kernel=counts)))
     made: dict[tuple[str, tuple[str, ...]], object] = {
         (one.family.series, one.labels): one.value for one in found
     }
@@ -57,6 +58,6 @@ def test_before_the_first_look_there_is_nothing() -> None:
     assert told(None) == {}
 
 
-@pytest.mark.parametrize("family", create(Options()).families, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", create(NoOptions()).families, ids=lambda family: family.name)
 def test_every_family_is_used(family: object) -> None:
-    assert family in {one.family for one in create(Options()).samples(snapshot(kernel=COUNTS))}
+    assert family in {one.family for one in create(NoOptions()).samples(snapshot(kernel=COUNTS))}

@@ -61,7 +61,7 @@ def test_every_format_reads_its_example(name: str) -> None:
 
 
 def parse(name: str, line: str) -> LogRecord | None:
-    format_: LogFormat = load("logs", name).create(load("logs", name).Options())
+    format_: LogFormat = create("logs", name)
     return format_.parse(line)
 
 

@@ -21,6 +21,7 @@ from mldebug.alerts.node_events import together
 from mldebug.config.schema import Config, ExpectedJob, JobsConfig, load_config
 from mldebug.core.errors import ConfigError
 from mldebug.core.plugin_options import Plugin
+from mldebug.core.plugins import NoOptions
 from mldebug.core.yaml_reader import parse
 from mldebug.jobs.schedulers.model import (
     JobStanding,
@@ -344,7 +345,7 @@ def test_status_and_metrics_tell_the_same() -> None:
     assert "\x1b" not in lines[2][0]
     failed = seen.tell(QueueError("timeout", "squeue had not answered after 10 s"))
     snapshot = Snapshot(node="n", at=now, started_at=now, schedulers=(failed,))
-    group = scheduler_metrics.create(scheduler_metrics.Options())
+    group = scheduler_metrics.create(NoOptions())
     told = {(one.family.name, one.labels): one.value for one in group.samples(snapshot)}
     assert told["mldebug_scheduler_job_missing", ("main", "evals")] == 1
     assert told["mldebug_scheduler_jobs", ("main", "pretrain", "queued")] == 1

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mldebug_agents.probes.verbs.inside import process_group
-from mldebug_agents.probes.verbs.inside.process_group import gloo_lacks, nccl_lacks
+from mldebug_agents.probes.inside import process_group
+from mldebug_agents.probes.inside.process_group import gloo_lacks, nccl_lacks
 
 HERE = ["eth0", "eth1", "lo"]
 

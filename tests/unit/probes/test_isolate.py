@@ -17,11 +17,11 @@ from mldebug.cli.main import main
 from mldebug.probes.isolate import Isolation, isolate
 from mldebug.probes.pairs import Outcome, PairLimits, Trial
 from mldebug_agents.probes.child import ChildExit
+from mldebug_agents.probes.inside import forks, seat_trial
+from mldebug_agents.probes.inside import isolate as stand
+from mldebug_agents.probes.inside.schedule import GroupTrial as Tried
+from mldebug_agents.probes.inside.schedule import again, alone_again, plan, tournament
 from mldebug_agents.probes.verbs import isolate as probe
-from mldebug_agents.probes.verbs.inside import forks, seat_trial
-from mldebug_agents.probes.verbs.inside import isolate as stand
-from mldebug_agents.probes.verbs.inside.schedule import GroupTrial as Tried
-from mldebug_agents.probes.verbs.inside.schedule import again, alone_again, plan, tournament
 
 Fault = frozenset[str]  # one name: a member; two: a link
 

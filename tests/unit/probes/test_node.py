@@ -19,9 +19,9 @@ from mldebug.probes.node_checks import stage_checks
 from mldebug.probes.pairs import rate_words
 from mldebug.probes.ports import Port, ports_check, read_port
 from mldebug_agents.probes.child import ChildExit, Event
+from mldebug_agents.probes.inside import forks, schedule, workloads
 from mldebug_agents.probes.node_stages import NodeProbe, NodeRequirements, read_ports
 from mldebug_agents.probes.session import TorchFacts
-from mldebug_agents.probes.verbs.inside import forks, schedule, workloads
 from mldebug_agents.system.host import Host
 
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"

@@ -10,14 +10,8 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug_agents.probes.verbs.inside import strangers as inside
-from mldebug_agents.probes.verbs.inside.strangers import (
-    Smi,
-    Strangers,
-    is_rank,
-    ranks_here,
-    strangers,
-)
+from mldebug_agents.probes.inside import strangers as inside
+from mldebug_agents.probes.inside.strangers import Smi, Strangers, is_rank, ranks_here, strangers
 
 RANK = {"RANK": "0", "WORLD_SIZE": "2"}
 

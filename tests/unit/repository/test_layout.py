@@ -1,4 +1,4 @@
-"""The house rules that no linter knows."""
+"""The rules that no linter knows."""
 
 import ast
 import importlib.util
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mldebug.config.schema import Config
-from mldebug.core.plugins import ROOMS, load, names
+from mldebug.core.plugins import PACKAGES, NoOptions, load, names, options_of
 from mldebug.core.yaml_reader import parse
 from mldebug_agents.hardware.gpu.child.messages import NAME
 from mldebug_agents.hardware.gpu.child.server import serve
@@ -32,7 +32,7 @@ PACKAGES = (
     "agents/mldebug_training",
     "exporters/mldebug_exporters",
 )
-INHABITANTS = [(room, name) for room in ROOMS for name in names(room)]
+PLUGINS = [(kind, name) for kind in PACKAGES for name in names(kind)]
 
 
 @pytest.mark.parametrize("folder", ["agents", "exporters", "tests", "deploy"])
@@ -46,13 +46,13 @@ def test_every_package_is_typed_and_says_what_it_is(package: str) -> None:
     assert ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
 
 
-@pytest.mark.parametrize(("room", "name"), INHABITANTS)
-def test_a_plugin_file_has_a_docstring_options_and_create(room: str, name: str) -> None:
-    module = load(room, name)
+@pytest.mark.parametrize(("kind", "name"), PLUGINS)
+def test_a_plugin_file_has_a_docstring_options_and_create(kind: str, name: str) -> None:
+    module = load(kind, name)
     first = (module.__doc__ or "").strip().splitlines()[0]
     assert 10 <= len(first) <= 120
     assert first.endswith(".")
-    assert module.create(module.Options()) is not None
+    assert module.create(options_of(module)()) is not None
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_torch_is_the_exact_version_that_comes_as_a_cpu_build() -> None:
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
 
 
-def test_every_room_stands_in_the_guide_to_plugins() -> None:
+def test_every_kind_stands_in_the_guide_to_plugins() -> None:
     text = GUIDE.read_text()
-    assert not [room for room in ROOMS if f"`{room}/`" not in text]
+    assert not [kind for kind in PACKAGES if f"`{kind}/`" not in text]
 
 
 def examples() -> list[str]:
@@ -103,7 +103,7 @@ def examples() -> list[str]:
 def test_every_example_in_the_guide_is_a_plugin(number: int) -> None:
     module: dict[str, Any] = {"__name__": "example"}
     exec(compile(examples()[number], f"{GUIDE} example {number}", "exec"), module)
-    assert module["create"](module["Options"]()) is not None
+    assert module["create"](module.get("Options", NoOptions)()) is not None
 
 
 def test_the_gpu_vendor_of_the_guide_is_read_through_the_child(tmp_path: Path) -> None:

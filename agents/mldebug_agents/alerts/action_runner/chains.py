@@ -6,7 +6,7 @@ from mldebug.alerts.model import AlertEvent, EventState
 from mldebug.config.schema import ActionsConfig
 from mldebug.core.model import Job, Noun
 from mldebug.core.plugin_options import Plugin
-from mldebug.core.plugins import load
+from mldebug.core.plugins import create
 from mldebug_agents.alerts.action_runner.model import Action
 
 RECOVERED = "recovered"  # an outcome of an event
@@ -51,7 +51,7 @@ def chain_of(event: AlertEvent, settings: ActionsConfig) -> ActionChain | None:
 
 def action_of(plugin: Plugin) -> Action:
     """The action itself."""
-    made: Action = load("actions", plugin.kind).create(plugin.options)
+    made: Action = create("actions", plugin.kind, plugin.options)
     return made
 
 

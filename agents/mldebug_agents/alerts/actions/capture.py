@@ -1,13 +1,8 @@
 """Capture all ranks of the run, on all its nodes where agents are joined, and write a report."""
 
-import msgspec
-
 from mldebug.alerts.action_model import UnfitError
-from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
+from mldebug.core.plugins import NoOptions
+from mldebug_agents.alerts.action_runner.model import Action, ActionInput, ActionPlan, ActionResult
 
 
 class CaptureAction:
@@ -26,6 +21,6 @@ class CaptureAction:
         )
 
 
-def create(options: Options) -> CaptureAction:
+def create(options: NoOptions) -> Action:
     """Build the action."""
     return CaptureAction()

@@ -9,7 +9,13 @@ import msgspec
 
 from mldebug.alerts.action_model import environment
 from mldebug.core.units import SIZE, Duration
-from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult, judged
+from mldebug_agents.alerts.action_runner.model import (
+    Action,
+    ActionInput,
+    ActionPlan,
+    ActionResult,
+    judged,
+)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,6 +64,6 @@ class CommandAction:
         return ActionResult(f"{shlex.join(options.argv)} ended with {code}", code)
 
 
-def create(options: Options) -> CommandAction:
+def create(options: Options) -> Action:
     """Build the action."""
     return CommandAction(options)

@@ -5,7 +5,7 @@ import re
 import msgspec
 
 from mldebug.alerts.action_model import ActionFacts, Sure, UnfitError, sure_enough
-from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult
+from mldebug_agents.alerts.action_runner.model import Action, ActionInput, ActionPlan, ActionResult
 from mldebug_agents.alerts.action_runner.slurm import ask, is_on, node_of, raw_of
 
 OF_NODES = ("node", "gpu", "link")  # culprits that leave with their node
@@ -68,6 +68,6 @@ def _reason(facts: ActionFacts) -> str:
     return "mldebug:" + re.sub(r"[^a-z0-9_]", "", facts.verdict or facts.kind)[:60]
 
 
-def create(options: Options) -> DrainAction:
+def create(options: Options) -> Action:
     """Build the action."""
     return DrainAction(options)

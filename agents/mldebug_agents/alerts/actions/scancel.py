@@ -4,7 +4,7 @@ import msgspec
 
 from mldebug.alerts.action_model import Sure, UnfitError, sure_enough
 from mldebug.core.model import Job
-from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult
+from mldebug_agents.alerts.action_runner.model import Action, ActionInput, ActionPlan, ActionResult
 from mldebug_agents.alerts.action_runner.slurm import ask, holding, number_of, raw_of
 
 
@@ -45,6 +45,6 @@ class ScancelAction:
         return number_of(raw, job, work.starter)
 
 
-def create(options: Options) -> ScancelAction:
+def create(options: Options) -> Action:
     """Build the action."""
     return ScancelAction(options)

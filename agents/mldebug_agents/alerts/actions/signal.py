@@ -9,7 +9,7 @@ import msgspec
 
 from mldebug.alerts.action_model import ActionFacts, Sure, UnfitError, sure_enough
 from mldebug.core.model import RankIdentity
-from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult
+from mldebug_agents.alerts.action_runner.model import Action, ActionInput, ActionPlan, ActionResult
 from mldebug_agents.system.host import Host
 
 
@@ -86,6 +86,6 @@ def _chosen(
     return chosen
 
 
-def create(options: Options) -> SignalAction:
+def create(options: Options) -> Action:
     """Build the action."""
     return SignalAction(options)

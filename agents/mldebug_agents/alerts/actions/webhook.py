@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from mldebug.core.plugins import create as create_plugin
 from mldebug.core.plugins import load
 from mldebug.core.units import Duration
-from mldebug_agents.alerts.action_runner.model import ActionInput, ActionPlan, ActionResult
+from mldebug_agents.alerts.action_runner.model import Action, ActionInput, ActionPlan, ActionResult
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,7 +38,7 @@ class WebhookAction:
 
     def plan(self, work: ActionInput) -> ActionPlan:
         """A POST."""
-        channel: Any = load("channels", "webhook").create(self._options)
+        channel: Any = create_plugin("channels", "webhook", self._options)
 
         def post() -> ActionResult:
             channel.send(work.facts)
@@ -46,6 +47,6 @@ class WebhookAction:
         return ActionPlan("post the facts", post)
 
 
-def create(options: Options) -> WebhookAction:
+def create(options: Options) -> Action:
     """Build the action."""
     return WebhookAction(options)

@@ -10,6 +10,7 @@ import msgspec
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.hints import typed
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.agent.loop import Node
 from mldebug_agents.agent.wiring import (
     CurrentConfig,
@@ -32,10 +33,6 @@ from mldebug_agents.web.server import AgentServer
 log = logging.getLogger("mldebug")
 
 LAST_WRITES = 0.8  # seconds for what waits to be written at the end
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("agent")
@@ -172,6 +169,6 @@ def _named(one: Leftover) -> str:
     return f"pid {one.pid}, started {one.start_ticks} ticks after boot ({one.words})"
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return agent

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import click
-import msgspec
 
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.cli import completion
 from mldebug_agents.cli.completion.answer import complete
 
@@ -12,10 +12,6 @@ __all__ = ["command", "complete", "create"]
 
 SHELLS = ("bash", "zsh", "fish")
 SCRIPTS = Path(completion.__file__).with_name("scripts")
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("completion")
@@ -33,6 +29,6 @@ def command(shell: str) -> None:
     click.echo((SCRIPTS / f"mldebug.{shell}").read_text(encoding="utf-8"), nl=False)
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
-import msgspec
 from rich.console import Console
 
 from mldebug.core.errors import ExitCode, MldebugError, ToolError
+from mldebug.core.plugins import NoOptions
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.text import print_report
 from mldebug_agents.support.demo.agent import DemoAgent
@@ -28,10 +28,6 @@ FAULTS = {
     "dead": "exits without a word",
     "lock": "takes a lock that it holds already",
 }
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("demo")
@@ -103,6 +99,6 @@ def write_html(text: str, wanted: Path | None) -> Path:
     return wanted
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return demo

@@ -15,6 +15,7 @@ from rich.text import Text
 from mldebug.cli.console import Console, print_line
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.capture.stacks.pyspy import find_binary
@@ -31,10 +32,6 @@ STYLES = {"ok": "green", "limited": "yellow", "missing": "bold red"}
 MAX_WIDTH = 100
 GPU_SECONDS = 20.0  # for all reads; the first may load firmware
 GPU_BETWEEN = 1.0  # seconds between two full reads
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +147,6 @@ def verdict(found: Examination) -> str:
     return f"mldebug dump works here for {who}'s own jobs. {rest}"
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command

@@ -14,6 +14,7 @@ from mldebug.cluster.wire import encode
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.model import Verdict
+from mldebug.core.plugins import NoOptions
 from mldebug.core.report_model import Report
 from mldebug.core.units import parse_duration
 from mldebug.incidents.report.html import render_html
@@ -40,10 +41,6 @@ from mldebug_agents.web.control_requests import post_to_agent
 MAX_WATCH = 60.0
 DEFAULT_WAIT = 60.0
 MIN_WAIT, MAX_WAIT = 1.0, 1_800.0
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("dump")
@@ -276,6 +273,6 @@ def _copy(text: str, html: Path) -> Path:
     return html
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return dump

@@ -13,6 +13,7 @@ from mldebug.cli.console import Console, print_line
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import MldebugError, ToolError, UsageError
 from mldebug.core.hints import typed
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration, parse_duration
 from mldebug.hardware.health.sentences import complaints, headline
@@ -27,10 +28,6 @@ from mldebug_agents.web.control_requests import post_to_agent
 SECONDS = 20.0  # a driver that no process uses may load firmware first
 NO_GPUS = "no GPU answers here: there is no NVIDIA library"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 def _config(command: _Command) -> _Command:
@@ -184,6 +181,6 @@ def accept(config: Path | None) -> None:
     click.echo(f"{told.expected} {many} expected from now on.")
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return group

@@ -3,14 +3,10 @@
 from typing import Any
 
 import click
-import msgspec
 
-from mldebug.core.plugins import load, names, summary
+from mldebug.core.plugins import NoOptions, names, summary
+from mldebug.core.plugins import create as create_plugin
 from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class ProbeGroup(click.Group):
@@ -24,8 +20,7 @@ class ProbeGroup(click.Group):
         """Import one probe's file and build its command."""
         if cmd_name not in names("probes"):
             return None
-        module = load("probes", cmd_name)
-        command: click.Command = module.create(module.Options())
+        command: click.Command = create_plugin("probes", cmd_name)
         command.name, command.short_help = cmd_name, summary("probes", cmd_name)
         return command
 
@@ -44,6 +39,6 @@ def group() -> None:
     """
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return group

@@ -4,18 +4,14 @@ import os
 import shlex
 
 import click
-import msgspec
 
 from mldebug.core.errors import UsageError
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.jobs import trace_start
 from mldebug_agents.jobs.job_start import become, callers_environment, environment, hook_folder
 
 PIPE, CALLS = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 RECORDED = "2000"  # calls; what PyTorch takes by itself since 2.11
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -70,6 +66,6 @@ def pipe_settings(prefix: str | None) -> dict[str, str]:
     return {PIPE: prefix, CALLS: RECORDED} if prefix else {}
 
 
-def create(_: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the verb."""
     return command

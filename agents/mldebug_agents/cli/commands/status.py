@@ -17,6 +17,7 @@ from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode
 from mldebug.core.hints import typed
 from mldebug.core.model import Gap, Job, RankIdentity, Remark
+from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration
@@ -42,10 +43,6 @@ from mldebug_agents.web.control_requests import post_to_agent
 MAX_LISTED = 8
 NO_AGENT = "no agent watches them: a stall is noticed by nobody"
 UNSEEN = "exit unknown"
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class NodeListing(msgspec.Struct, frozen=True, kw_only=True):
@@ -348,6 +345,6 @@ def _listed(heading: str, lines: Sequence[str]) -> Iterator[Text]:
         yield Text(f"  … and {len(lines) - MAX_LISTED} more")
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command

@@ -13,6 +13,7 @@ import msgspec
 
 from mldebug.config.schema import SYSTEM_STATE_DIR, Config, load_config
 from mldebug.core.errors import UsageError
+from mldebug.core.plugins import NoOptions
 from mldebug.core.units import parse_duration
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.support.bundle import facts, packing
@@ -21,10 +22,6 @@ from mldebug_agents.support.bundle.recorder import Recorder
 from mldebug_agents.web.client import inquire
 
 MAX_SECONDS = 600.0
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("support-bundle")
@@ -113,6 +110,6 @@ def _seconds(duration: str) -> float:
     return seconds
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command

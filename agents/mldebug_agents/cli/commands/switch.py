@@ -17,6 +17,7 @@ from mldebug.cli.param_types import FOLDER, JOB
 from mldebug.config.schema import load_config
 from mldebug.core.errors import ExitCode, UsageError
 from mldebug.core.model import Job
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration, parse_duration
 from mldebug.jobs.switches import (
@@ -35,10 +36,6 @@ from mldebug_agents.jobs.hook.switches import SwitchRequest, ask, switch_request
 HOLDS = "24h"
 NOBODY = "nobody asks for switches in {}: its script makes no `mldebug_training.Switches`"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class SwitchFolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +223,6 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def create(_: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the verb."""
     return group

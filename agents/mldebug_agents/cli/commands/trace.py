@@ -1,14 +1,10 @@
 """Trace the calls of a process into a ring, and read rings."""
 
 import click
-import msgspec
 
 from mldebug.capture.trace import verbs
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.jobs import trace_start
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.group("trace", context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,6 +19,6 @@ for verb in (trace_start.run, verbs.show, verbs.export, verbs.merge):
     group.add_command(verb)
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return group

@@ -8,19 +8,15 @@ import shlex
 from pathlib import Path
 
 import click
-import msgspec
 
 from mldebug.config.schema import load_config
 from mldebug.core.errors import AccessError, MldebugError
 from mldebug.core.hints import typed
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug_agents.web.client import AgentAnswer, ask_nearest
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp
 from mldebug_agents.web.relay import Relay
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("web")
@@ -81,6 +77,6 @@ def _check(asked: AgentAnswer, config: Path | None) -> None:
         raise MldebugError(asked.trouble, "see its log")
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command

@@ -18,11 +18,12 @@ from collections.abc import Sequence
 import msgspec
 from click.shell_completion import CompletionItem, split_arg_string
 
-from mldebug.core.plugins import load
+from mldebug.core.plugins import create
 from mldebug.core.redact import clean
 from mldebug_agents.cli.completion.request import LISTED, CompletionRequest, Value, is_plain
 from mldebug_agents.cli.completion.skeleton import candidates
 from mldebug_agents.cli.completion.table import read_table
+from mldebug_agents.cli.completion.values import ValueSource
 
 
 def complete(shell: str, arguments: Sequence[str]) -> None:
@@ -91,8 +92,8 @@ def _answer(kind: str, asked: CompletionRequest, writing: int) -> None:
 
 def values(kind: str, asked: CompletionRequest) -> list[Value]:
     """Look here and now; a word that a shell would take for more than a word is left out."""
-    module = load("completions", kind)
-    found = module.create(module.Options()).values(asked)
+    source: ValueSource = create("completions", kind)
+    found = source.values(asked)
     plain = [one for one in dict.fromkeys(found) if is_plain(one.word)]
     return [Value(one.word, clean(one.sentence, 200)) for one in plain[:LISTED]]
 

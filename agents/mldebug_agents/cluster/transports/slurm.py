@@ -12,7 +12,7 @@ from mldebug.core.model import QueriedNode
 from mldebug.core.ranksets import fold_nodes, unfold_nodes
 from mldebug.core.redact import safe_line
 from mldebug_agents.cluster.fanout.hints import way_out
-from mldebug_agents.cluster.fanout.messages import FanoutOrder, FanoutPlan, FanoutRequest
+from mldebug_agents.cluster.fanout.messages import FanoutOrder, FanoutPlan, FanoutRequest, Transport
 from mldebug_agents.system.spawn import ProgramStarter
 
 QUERY = 20.0  # seconds for squeue and sinfo
@@ -203,6 +203,6 @@ def _ask(starter: ProgramStarter, *argv: str) -> list[str]:
     return done.stdout.decode(errors="replace").splitlines()
 
 
-def create(options: Options) -> SlurmTransport:
+def create(options: Options) -> Transport:
     """Build the plugin."""
     return SlurmTransport(options)

@@ -15,7 +15,7 @@ from mldebug.core.model import QueriedNode
 from mldebug.core.ranksets import unfold_nodes
 from mldebug.core.units import Duration
 from mldebug_agents.cluster.fanout.hints import way_out
-from mldebug_agents.cluster.fanout.messages import FanoutOrder, FanoutPlan, FanoutRequest
+from mldebug_agents.cluster.fanout.messages import FanoutOrder, FanoutPlan, FanoutRequest, Transport
 from mldebug_agents.system.spawn import ProgramStarter
 
 # behind a person's own options, of which the first counts. A master that stays behind would hold our pipes open; the rest
@@ -105,6 +105,6 @@ def _plain(error: str, node: str) -> str:
     return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "it", error)
 
 
-def create(options: Options) -> SshTransport:
+def create(options: Options) -> Transport:
     """Build the plugin."""
     return SshTransport(options)

@@ -2,15 +2,10 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, runs
 
 PRIORITY = 95  # above torchrun, which it is underneath
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to set."""
 
 
 class AccelerateLauncher:
@@ -40,6 +35,6 @@ class AccelerateLauncher:
         return runs(argv, scripts=("accelerate", "accelerate-launch"), modules=modules)
 
 
-def create(options: Options) -> Launcher:
+def create(options: NoOptions) -> Launcher:
     """Build the plugin."""
     return AccelerateLauncher()

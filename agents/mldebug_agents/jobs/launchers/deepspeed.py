@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, runs
 
 PRIORITY = 80
@@ -12,10 +11,6 @@ MODULES = (
     "deepspeed.launcher.runner",
     "deepspeed.launcher.launcher_helper",
 )
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to set."""
 
 
 class DeepspeedLauncher:
@@ -41,6 +36,6 @@ class DeepspeedLauncher:
         return runs(argv, scripts=("deepspeed", "deepspeed.pt", "ds"), modules=MODULES)
 
 
-def create(options: Options) -> Launcher:
+def create(options: NoOptions) -> Launcher:
     """Build the plugin."""
     return DeepspeedLauncher()

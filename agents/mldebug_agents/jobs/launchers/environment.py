@@ -2,15 +2,10 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, runs
 
 PRIORITY = 40
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to set."""
 
 
 class EnvironmentLauncher:
@@ -38,6 +33,6 @@ class EnvironmentLauncher:
         )
 
 
-def create(options: Options) -> Launcher:
+def create(options: NoOptions) -> Launcher:
     """Build the plugin."""
     return EnvironmentLauncher()

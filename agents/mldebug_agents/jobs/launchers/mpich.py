@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, overruled
 
 PRIORITY = 60
@@ -16,10 +15,6 @@ LAUNCHERS = (
     "mpiexec.mpich",
     "mpirun.mpich",
 )
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to set."""
 
 
 class MpichLauncher:
@@ -47,6 +42,6 @@ class MpichLauncher:
         return name in LAUNCHERS
 
 
-def create(options: Options) -> Launcher:
+def create(options: NoOptions) -> Launcher:
     """Build the plugin."""
     return MpichLauncher()

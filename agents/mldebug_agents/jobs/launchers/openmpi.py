@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, overruled
 
 PRIORITY = 70
@@ -11,10 +10,6 @@ LAUNCHERS = (
     *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"),
     *("mpirun.openmpi", "mpiexec.openmpi"),  # as Debian calls them
 )
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to set."""
 
 
 class OpenmpiLauncher:
@@ -41,6 +36,6 @@ class OpenmpiLauncher:
         return name in LAUNCHERS
 
 
-def create(options: Options) -> Launcher:
+def create(options: NoOptions) -> Launcher:
     """Build the plugin."""
     return OpenmpiLauncher()

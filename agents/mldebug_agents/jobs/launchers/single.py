@@ -2,15 +2,10 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.jobs.launcher import Launcher, RankClaim
 
 PRIORITY = 10
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to set."""
 
 
 class SingleLauncher:
@@ -26,6 +21,6 @@ class SingleLauncher:
         return False
 
 
-def create(options: Options) -> Launcher:
+def create(options: NoOptions) -> Launcher:
     """Build the plugin."""
     return SingleLauncher()

@@ -5,15 +5,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, overruled
 
 PRIORITY = 50
 LAUNCHERS = ("srun", "slurmstepd")
 _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to set."""
 
 
 class SlurmLauncher:
@@ -61,6 +58,6 @@ def tasks_here(tasks: str, node: str) -> int | None:
     return None
 
 
-def create(options: Options) -> Launcher:
+def create(options: NoOptions) -> Launcher:
     """Build the plugin."""
     return SlurmLauncher()

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, runs
 
 PRIORITY = 90
@@ -14,10 +13,6 @@ MODULES = (
     "torch.distributed.launcher.run",
     "torchelastic.distributed.launch",
 )
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to set."""
 
 
 class TorchrunLauncher:
@@ -47,6 +42,6 @@ class TorchrunLauncher:
         )
 
 
-def create(options: Options) -> Launcher:
+def create(options: NoOptions) -> Launcher:
     """Build the plugin."""
     return TorchrunLauncher()

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import unfold_nodes
 from mldebug.core.redact import clean
 from mldebug_agents.probes.child import ChildExit, Event, events, failure_cause
@@ -31,10 +32,6 @@ from mldebug_agents.probes.session import ProbeSettings, open_session
 from mldebug_agents.probes.tools import open_probe_tools
 
 PORT = 29431  # of printed lines: nobody can ask there which one is free
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("collectives")
@@ -189,6 +186,6 @@ def _way_out(ended: ChildExit, kept: Mapping[str, str]) -> str:
     return f"is it one of these variables? {told}" if told else ""
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command

@@ -8,14 +8,11 @@ import msgspec
 
 from mldebug.config.schema import load_config
 from mldebug.core.errors import ExitCode
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.probes.history import JudgedSeries, SeriesTrend, current, judge_all
 from mldebug.status.probe_lines import common, row
 from mldebug_agents.probes.history.store import NAME, load
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("history")
@@ -52,6 +49,6 @@ def lines(judged: Sequence[JudgedSeries], folder: Path) -> Iterator[str]:
         yield row(one)
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command

@@ -4,6 +4,7 @@ import click
 import msgspec
 
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.probes.isolate import Isolation, isolate, isolation_lines, progress_lines
 from mldebug.probes.pairs import PairLimits, Trial
@@ -17,10 +18,6 @@ JOIN = 120.0  # seconds in which the other nodes must come, and at most half of 
 STEP = {"cuda": 60.0, "cpu": 30.0}  # seconds: NCCL needs some of them to begin
 SIZE = {"cuda": 256 << 20, "cpu": 8 << 20}
 REPEATS = 20
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class Participation(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +152,7 @@ def command(
     return _answer(told, limits, ended, as_json)
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command
 

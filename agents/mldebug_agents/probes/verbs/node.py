@@ -5,6 +5,7 @@ import msgspec
 
 from mldebug.cli.param_types import FOLDER, WordListParam
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.probes.baselines import shipped
 from mldebug.probes.checks import Acceptance, NodeCheck, accept
@@ -15,10 +16,6 @@ from mldebug_agents.probes.node_stages import NodeRequirements as Shown
 from mldebug_agents.probes.options import probe_options, probe_settings
 from mldebug_agents.probes.session import ProbeSettings, open_session
 from mldebug_agents.probes.tools import open_probe_tools
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 @click.command("node")
@@ -70,7 +67,7 @@ def command(
     return ExitCode.FINE if told.fit else ExitCode.FOUND
 
 
-def create(options: Options) -> click.Command:
+def create(options: NoOptions) -> click.Command:
     """Build the command."""
     return command
 

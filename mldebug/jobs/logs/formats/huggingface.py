@@ -9,8 +9,7 @@ loss may stay at 0.0, and an epoch is rounded.
 import re
 import zlib
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, epoch, number
 
 _DICT = re.compile(r"\{'[^{}]{0,4000}'epoch': ?['\d][^{}]{0,4000}\}")
@@ -34,10 +33,6 @@ _SHORT = r"\d{1,6}/\d{1,6} {1,20}[\d.]{1,8}G "  # Ultralytics: epoch and memory
 _TRAINING = re.compile(rf"train|epoch|step|iter|^loss\b|^{_SHORT}", re.IGNORECASE)
 _EVALUATION = re.compile(r"valid|eval|test", re.IGNORECASE)
 _LABEL = re.compile(r"^(?:\[[^\]]{0,80}\]:?|\d{1,6}:)\s*")
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class HuggingfaceFormat:
@@ -91,6 +86,6 @@ def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
     )
 
 
-def create(options: Options) -> LogFormat:
+def create(options: NoOptions) -> LogFormat:
     """Build the format."""
     return HuggingfaceFormat()

@@ -6,8 +6,7 @@ bar or with what they count.
 
 import re
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, number
 
 _BAR = re.compile(
@@ -16,10 +15,6 @@ _BAR = re.compile(
 )
 _SECONDS = re.compile(rf"({NUMBER})(us|ms|s)/step\b")
 _LOSS = re.compile(rf" - loss: ({NUMBER})")
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class KerasFormat:
@@ -41,6 +36,6 @@ class KerasFormat:
         )
 
 
-def create(options: Options) -> LogFormat:
+def create(options: NoOptions) -> LogFormat:
     """Build the format."""
     return KerasFormat()

@@ -6,18 +6,13 @@ without a step.
 
 import re
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, number
 
 _HEAD = re.compile(rf"\biteration {{1,40}}({WHOLE}) {{0,40}}/ {{0,40}}({WHOLE}) {{0,40}}\|")
 _ELAPSED = re.compile(rf"elapsed time per iteration \((ms|s)\): {{0,20}}({NUMBER})")
 _LOSS = re.compile(rf"\| {{0,4}}(?:[\w-]{{1,20}} )?loss: {{0,20}}({NUMBER})")
 _EVALUATION = re.compile(r"\bEvaluating iter \d{1,15}|\bvalidation loss at iteration \d{1,15}")
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class MegatronDeepspeedFormat:
@@ -46,6 +41,6 @@ class MegatronDeepspeedFormat:
         )
 
 
-def create(options: Options) -> LogFormat:
+def create(options: NoOptions) -> LogFormat:
     """Build the format."""
     return MegatronDeepspeedFormat()

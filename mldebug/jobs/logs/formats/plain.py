@@ -12,8 +12,7 @@ loop's own is decided where the rhythm of the run is known, in `mldebug.stall.lo
 import re
 import zlib
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.jobs.logs.records import (
     GROUPED,
     NUMBER,
@@ -63,10 +62,6 @@ _METRIC = re.compile(
     r"['\"]?(?: ?[:=]| ) {0,8}['\"\[]?[-+]?(?:\d|\.\d|nan|inf)"
 )
 _NO_WORDS = re.compile(r"\[[^\]]{0,80}\]|\S*\d\S*|[^a-z]+")  # labels, numbers, times, hosts
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class PlainFormat:
@@ -158,6 +153,6 @@ def _seconds(line: str) -> float | None:
     return duration(time["time"], unit) if time and unit else None
 
 
-def create(options: Options) -> LogFormat:
+def create(options: NoOptions) -> LogFormat:
     """Build the format."""
     return PlainFormat()

@@ -6,6 +6,7 @@ from posixpath import basename
 
 import msgspec
 
+from mldebug.core.plugins import NoOptions
 from mldebug.storage.checkpoints.model import (
     ByteRange,
     Checkpoint,
@@ -22,10 +23,6 @@ _MODEL = re.compile(r"(?:zero_pp_rank_\d{1,6}_)?mp_rank_(\d{1,6})_model_states\.
 _OPTIMIZER = re.compile(
     r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt"
 )
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class DeepSpeed:
@@ -75,6 +72,6 @@ def _reached(named: str, own: str) -> bool:
     return named == own or (told is not None and mine is not None and told >= mine)
 
 
-def create(options: Options) -> DeepSpeed:
+def create(options: NoOptions) -> DeepSpeed:
     """Build the layout."""
     return DeepSpeed()

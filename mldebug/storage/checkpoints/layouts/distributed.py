@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from posixpath import basename, dirname
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.storage.checkpoints import torch_zip
 from mldebug.storage.checkpoints.model import (
     ByteRange,
@@ -24,10 +23,6 @@ MOST_ENDS = 512  # shards of which the end is looked at then
 SLACK = 2.0  # seconds by which the clocks of those who write may differ
 _SHARD = re.compile(r"__(\d{1,7})_(\d{1,7})\.distcp")
 _NAMED = re.compile(rb"__\d{1,7}_\d{1,7}\.distcp")
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class Distributed:
@@ -163,6 +158,6 @@ def _whole(one: FileEntry) -> ByteRange:
     return ByteRange(one.path, 0, one.size)
 
 
-def create(options: Options) -> Distributed:
+def create(options: NoOptions) -> Distributed:
     """Build the layout."""
     return Distributed()

@@ -6,6 +6,7 @@ from posixpath import basename
 
 import msgspec
 
+from mldebug.core.plugins import NoOptions
 from mldebug.storage.checkpoints.model import (
     ByteRange,
     Checkpoint,
@@ -29,10 +30,6 @@ _TRAINER = re.compile(r"(?:tmp-)?checkpoint-\d{1,12}")
 
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class HuggingFace:
@@ -121,6 +118,6 @@ def _end(state: FileEntry) -> ByteRange:
     return ByteRange(state.path, max(0, state.size - 64), 64)
 
 
-def create(options: Options) -> HuggingFace:
+def create(options: NoOptions) -> HuggingFace:
     """Build the layout."""
     return HuggingFace()

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 from posixpath import basename
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug.storage.checkpoints.model import (
     ByteRange,
     Checkpoint,
@@ -19,10 +18,6 @@ NAME = "megatron"
 TRACKER = "latest_checkpointed_iteration.txt"
 _FOLDER = re.compile(r"iter_(\d{1,12})|release")
 _RANK = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_\d{1,6})?/.{1,100}\.pt")
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class Megatron:
@@ -78,6 +73,6 @@ def _is_shard(path: str) -> bool:
     return path == name and (name.endswith(".distcp") or name in ("common.pt", ".metadata"))
 
 
-def create(options: Options) -> Megatron:
+def create(options: NoOptions) -> Megatron:
     """Build the layout."""
     return Megatron()

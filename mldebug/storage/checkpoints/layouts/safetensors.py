@@ -4,15 +4,12 @@ from collections.abc import Iterator
 
 import msgspec
 
+from mldebug.core.plugins import NoOptions
 from mldebug.storage.checkpoints.model import ByteRange, Checkpoint, CheckpointVerdict, complete
 from mldebug.storage.checkpoints.names import final_name
 from mldebug.storage.checkpoints.rank_files import ranks_of, writer_count
 
 NAME = "safetensors"
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class Safetensors:
@@ -36,6 +33,6 @@ class Safetensors:
         return msgspec.structs.replace(verdict, seats=writer_count(ranks_of(save)))
 
 
-def create(options: Options) -> Safetensors:
+def create(options: NoOptions) -> Safetensors:
     """Build the layout."""
     return Safetensors()

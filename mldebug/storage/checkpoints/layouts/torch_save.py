@@ -4,16 +4,13 @@ from collections.abc import Iterator
 
 import msgspec
 
+from mldebug.core.plugins import NoOptions
 from mldebug.storage.checkpoints.model import ByteRange, Checkpoint, CheckpointVerdict, complete
 from mldebug.storage.checkpoints.names import final_name
 from mldebug.storage.checkpoints.rank_files import ranks_of, writer_count
 
 NAME = "torch_save"
 ENDINGS = (".pt", ".pth", ".ckpt", ".bin")
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class TorchSave:
@@ -36,6 +33,6 @@ class TorchSave:
         return msgspec.structs.replace(verdict, seats=writer_count(ranks_of(save)))
 
 
-def create(options: Options) -> TorchSave:
+def create(options: NoOptions) -> TorchSave:
     """Build the layout."""
     return TorchSave()

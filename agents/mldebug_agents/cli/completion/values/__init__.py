@@ -1,1 +1,12 @@
 """What may be completed at TAB: one file for each kind of value."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from mldebug_agents.cli.completion.request import CompletionRequest, Value
+
+
+class ValueSource(Protocol):
+    """Lists the values of one kind that may stand where the person is typing; it may be slow, and runs in a child."""
+
+    def values(self, asked: CompletionRequest) -> Iterator[Value]: ...

@@ -2,14 +2,10 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
 from mldebug.config.schema import load_config
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.cli.completion.request import CompletionRequest, Value
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
+from mldebug_agents.cli.completion.values import ValueSource
 
 
 class ChannelValues:
@@ -21,6 +17,6 @@ class ChannelValues:
             yield Value(name, plugin.kind)
 
 
-def create(options: Options) -> ChannelValues:
+def create(options: NoOptions) -> ValueSource:
     """Build it."""
     return ChannelValues()

@@ -3,13 +3,9 @@
 import socket
 from collections.abc import Iterator
 
-import msgspec
-
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.cli.completion.request import CompletionRequest, Value
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
+from mldebug_agents.cli.completion.values import ValueSource
 
 
 class InterfaceValues:
@@ -20,6 +16,6 @@ class InterfaceValues:
         yield from (Value(name) for _, name in socket.if_nameindex())
 
 
-def create(options: Options) -> InterfaceValues:
+def create(options: NoOptions) -> ValueSource:
     """Build it."""
     return InterfaceValues()

@@ -6,15 +6,13 @@ import msgspec
 
 from mldebug.config.schema import SYSTEM_STATE_DIR, load_config
 from mldebug.core.model import Noun
+from mldebug.core.plugins import NoOptions
 from mldebug_agents.cli.completion.request import CompletionRequest, Value
+from mldebug_agents.cli.completion.values import ValueSource
 from mldebug_agents.web.unix_http import UnixConnection
 
 MAX_BYTES = 32 << 20
 PATH = "/api/v1/status"
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class RunNames(Noun, frozen=True, kw_only=True):
@@ -61,6 +59,6 @@ def _sentence(run: RunNames) -> str:
     return run.report or f"{run.name}, {run.world_size} ranks, of {run.user}"
 
 
-def create(options: Options) -> JobValues:
+def create(options: NoOptions) -> ValueSource:
     """Build it."""
     return JobValues()

@@ -5,19 +5,15 @@ from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 
-import msgspec
-
 from mldebug.core.errors import AccessError
+from mldebug.core.plugins import NoOptions
 from mldebug.incidents.report_dirs import report_stores_of
 from mldebug.incidents.report_entry import read_entry
 from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.cli.completion.request import LISTED, CompletionRequest, Value
+from mldebug_agents.cli.completion.values import ValueSource
 
 OPENED = 40  # for a sentence each; older ones are listed without
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
 
 
 class ReportValues:
@@ -44,6 +40,6 @@ def _readable(archive: ReportStore) -> Iterator[Path]:
             yield archive.folder / name
 
 
-def create(options: Options) -> ReportValues:
+def create(options: NoOptions) -> ValueSource:
     """Build it."""
     return ReportValues()

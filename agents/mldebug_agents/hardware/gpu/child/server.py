@@ -10,7 +10,7 @@ import socket
 
 import msgspec
 
-from mldebug.core.plugins import load
+from mldebug.core.plugins import load, options_of
 from mldebug_agents.hardware.gpu.child.messages import MAX_BODY, GpuReply, GpuRequest
 from mldebug_agents.hardware.gpu.errors import DriverGoneError, MissingLibraryError
 from mldebug_agents.hardware.gpu.vendors import Vendor
@@ -51,6 +51,6 @@ def answer(request: GpuRequest, vendors: dict[str, Vendor]) -> GpuReply:
 def _vendor(request: GpuRequest, vendors: dict[str, Vendor]) -> Vendor:
     if request.vendor not in vendors:
         module = load("gpus", request.vendor)
-        options = msgspec.msgpack.decode(request.options, type=module.Options)
+        options = msgspec.msgpack.decode(request.options, type=options_of(module))
         vendors[request.vendor] = module.create(options)
     return vendors[request.vendor]
