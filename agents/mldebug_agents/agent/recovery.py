@@ -132,7 +132,7 @@ class Past:
 
     def _goes_on(self, job_id: str, row: RunRow) -> bool:
         """An attempt has failed, and its launcher may start another one: they are one story."""
-        ending = row.incident.ending if row.incident else None
+        ending = row.incident.exit if row.incident else None
         if ending is None or not launcher_lives(self._context.host, ending, self._same_boot):
             return False
         if ending.launcher_pid is None or not self._stories.recall(job_id, row):

@@ -38,7 +38,7 @@ def tells(incident: Incident) -> bool:
 
 
 def _job(incident: Incident) -> Job | None:
-    return incident.job or (incident.ending.job if incident.ending else None)
+    return incident.job or (incident.exit.job if incident.exit else None)
 
 
 def _culprit(one: Culprit) -> str:

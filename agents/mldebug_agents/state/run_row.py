@@ -68,12 +68,12 @@ def renamed(row: RunRow, job: Job) -> RunRow:
     memory = msgspec.structs.replace(row.memory, run=job.id, attempt=job.attempt)
     incident = row.incident
     if incident is not None:
-        ending = incident.ending
+        ending = incident.exit
         if ending is not None:
             told = msgspec.structs.replace(ending.job, id=job.id)
             ending = msgspec.structs.replace(ending, job=told)
         told_job = incident.job and msgspec.structs.replace(incident.job, id=job.id)
-        incident = msgspec.structs.replace(incident, job_id=job.id, job=told_job, ending=ending)
+        incident = msgspec.structs.replace(incident, job_id=job.id, job=told_job, exit=ending)
     return RunRow(memory=memory, incident=incident)
 
 

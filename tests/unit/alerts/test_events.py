@@ -30,7 +30,7 @@ from mldebug.hardware.health.model import ComponentHealth, HealthState, Suggeste
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.hardware.host_memory.parse import Level
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory
-from mldebug.incidents.incident import Incident, end, judge
+from mldebug.incidents.incident import Incident, close_incident, judge
 from mldebug.storage.checkpoints.history import KnownCheckpoint
 from mldebug.storage.checkpoints.model import Completeness as SavedAs
 from mldebug.storage.checkpoints.state import SeriesState
@@ -588,7 +588,7 @@ def test_a_job_that_has_failed_is_told_as_wrong_though_its_incident_is_closed_at
         id="R1", key="r/0/end", job_id="r", detected_at=time.time(), kind="abnormal_end",
         sentence="rank 2 was killed",
     )  # fmt: skip
-    for incident in (opened, end(opened, "ended", time.time(), "the job is over")):
+    for incident in (opened, close_incident(opened, "ended", time.time(), "the job is over")):
         stand.desk.incident(incident, judge(incident), 1000)
     assert stand.until(sink, 1) == [("incident/R1", "firing")]
     stand.desk.turn()

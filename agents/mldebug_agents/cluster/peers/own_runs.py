@@ -11,7 +11,7 @@ import msgspec
 from mldebug.cluster.messages import End, RunNews, Signal, spoken
 from mldebug.cluster.run_identity import RunKey, job_key
 from mldebug.core.ranksets import fold_ranks
-from mldebug.incidents.incident import is_untold
+from mldebug.incidents.incident import is_unreported
 from mldebug.stall.signals import STEPS, Progress, ProgressKind
 from mldebug_agents.incidents.recent_failures import BadEnd, BadEnds
 from mldebug_agents.watch.job_watch import JobLook
@@ -159,7 +159,7 @@ def news_of(
         sentence=told.sentence if told else "",
         signals=progress.own(now),
         incident=stall.id if stall else bad.incident.id if bad else "",
-        told=stall is not None and (stall.shared or not is_untold(stall)),
+        told=stall is not None and (stall.shared or not is_unreported(stall)),
         end=_end(bad) if bad else None,
         node_list=job.node_list,
     )
