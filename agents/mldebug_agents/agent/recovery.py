@@ -66,7 +66,7 @@ class Past:
             self._context.spawner.inherit(self._ledger.leftovers)
             for run in runs.values():
                 self._resume(run, settings)
-            self._ledger.scribe.release()
+            self._ledger.writer.release()
         if self._recalled and not self._settled and looked:
             self._settled = True
             revived = self._revive(runs, settings)

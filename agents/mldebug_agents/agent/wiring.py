@@ -169,7 +169,7 @@ def build_loop(
     monitors = Monitors(
         hardware=HardwareMonitor.of(context, store, inbox, tools.gpus),
         notices=notices,
-        acting=ActionRunner(config, context, capture, store, notices.book, inbox),
+        acting=ActionRunner(config, context, capture, store, notices.registry, inbox),
         storage=StorageMonitor.of(context, tools.filesystem_probe, store, inbox),
         saves=CheckpointMonitor(context, store, inbox, config.checkpoints),
         memory=MemoryBoard(context, inbox),

@@ -47,7 +47,7 @@ def message(
         labels={"run": "r", "job": "müller <!here>"}, culprits=("rank 3 on n: lock",), verdict="rank_waiting",
     )  # fmt: skip
     ended = NOW + 5 if state is EventState.RESOLVED else None
-    event = AlertEvent(alarm=alarm, state=state, started=NOW, ended=ended, outcome="recovered")
+    event = AlertEvent(alert=alarm, state=state, started=NOW, ended=ended, outcome="recovered")
     return message_of(event, "node1", "https://reports/{report}")
 
 

@@ -481,7 +481,7 @@ def test_a_story_whose_launcher_is_gone_is_over() -> None:
 def past_of(memos: dict[str, bytes], host: Host) -> Past:
     """What is before an agent whose state dir holds these memos."""
     ledger: Any = SimpleNamespace(
-        opened=True, refusal=None, leftovers=(), scribe=SimpleNamespace(release=lambda: None),
+        opened=True, refusal=None, leftovers=(), writer=SimpleNamespace(release=lambda: None),
         memo=lambda name: memos.get(name, b""), remember=memos.__setitem__,
     )  # fmt: skip
     context: Any = SimpleNamespace(host=host, spawner=SimpleNamespace(inherit=lambda _: None))
