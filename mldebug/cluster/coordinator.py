@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from mldebug.cluster.membership import (
+from mldebug.cluster.known_peers import (
     CaptureCall,
     ClusterStall,
     KnownPeer,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mldebug.cluster.membership import KnownPeer
+from mldebug.cluster.known_peers import KnownPeer
 from mldebug.cluster.messages import RunNews
 from mldebug.cluster.run_identity import RunKey
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from mldebug.cluster.membership import (
+from mldebug.cluster.known_peers import (
     CaptureCall,
     GroupAnnouncement,
     KnownPeer,

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from mldebug.cluster.membership import lives
+from mldebug.cluster.known_peers import lives
 from mldebug.cluster.run_identity import job_key, run_id
 from mldebug.config.schema import Config
 from mldebug.core.errors import MldebugError

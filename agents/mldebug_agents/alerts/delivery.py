@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.model import AlertEvent, Channel, EventMessage
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import load

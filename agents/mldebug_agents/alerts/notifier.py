@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import msgspec
 
 from mldebug import __version__
-from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.health_events import health_alerts, health_key, healthy_keys
 from mldebug.alerts.job_events import of_orphans, of_schedulers
 from mldebug.alerts.message import alive, cleaned, message_of

@@ -23,7 +23,7 @@ from mldebug.alerts.action_model import (
     UnfitError,
     environment,
 )
-from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.model import Alert, Severity
 from mldebug.alerts.rate_limits import ActionRateLimits
 from mldebug.alerts.status_lines import event_lines

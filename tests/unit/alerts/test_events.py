@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.alerts.event_book import KEPT, MOST, EventRegistry
+from mldebug.alerts.event_registry import KEPT, MOST, EventRegistry
 from mldebug.alerts.health_events import health_alerts, healthy_keys
 from mldebug.alerts.message import message_of, plain_text
 from mldebug.alerts.model import (

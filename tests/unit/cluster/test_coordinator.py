@@ -5,7 +5,7 @@ import pytest
 
 from mldebug.cluster.announcement_size import fitting
 from mldebug.cluster.coordinator import DOUBT, MOVES, Coordinator
-from mldebug.cluster.membership import CaptureCall
+from mldebug.cluster.known_peers import CaptureCall
 from mldebug.cluster.messages import (
     MAX_MESSAGE,
     SCHEMA,

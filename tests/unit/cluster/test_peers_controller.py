@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from mldebug.cluster.coordinator import MOVES, Coordinator
-from mldebug.cluster.membership import CaptureCall, KnownPeer
+from mldebug.cluster.known_peers import CaptureCall, KnownPeer
 from mldebug.cluster.merge import NodeReplies, merge
 from mldebug.cluster.messages import (
     Announcement,

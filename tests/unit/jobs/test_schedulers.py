@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.job_events import of_schedulers
 from mldebug.alerts.model import EventState
 from mldebug.alerts.node_events import together

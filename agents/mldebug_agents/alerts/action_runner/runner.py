@@ -21,7 +21,7 @@ from mldebug.alerts.action_model import (
     UnfitError,
     facts_of,
 )
-from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.model import AlertEvent
 from mldebug.alerts.rate_limits import ActionRateLimits, PastAction
 from mldebug.config.schema import Config
@@ -30,6 +30,7 @@ from mldebug.core.model import Job
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.redact import safe_line
 from mldebug.status.snapshot import Snapshot
+from mldebug_agents.alerts.action_runner.action_counts import ActionCounts
 from mldebug_agents.alerts.action_runner.audit import AuditLog
 from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
 from mldebug_agents.alerts.action_runner.chains import (
@@ -41,7 +42,6 @@ from mldebug_agents.alerts.action_runner.chains import (
     refusal,
 )
 from mldebug_agents.alerts.action_runner.model import ActionInput, ActionResult, ProgramError
-from mldebug_agents.alerts.action_runner.tally import ActionCounts
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker

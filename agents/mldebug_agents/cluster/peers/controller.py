@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mldebug.cluster.announcement_size import fitting
-from mldebug.cluster.membership import aged
+from mldebug.cluster.known_peers import aged
 from mldebug.cluster.messages import (
     Announcement,
     CaptureOrder,

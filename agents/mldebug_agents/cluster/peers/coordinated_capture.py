@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.cluster.membership import CaptureCall, ranks_of
+from mldebug.cluster.known_peers import CaptureCall, ranks_of
 from mldebug.cluster.merge import MergedRun, NodeReplies, merge
 from mldebug.cluster.messages import CaptureOrder
 from mldebug.cluster.run_identity import RunKey, run_key

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from mldebug.cluster.coordinator import DOUBT, MOVES, Coordinator
-from mldebug.cluster.membership import CaptureCall
+from mldebug.cluster.known_peers import CaptureCall
 from mldebug.cluster.merge import MergedRun
 from mldebug.cluster.messages import (
     Announcement,
