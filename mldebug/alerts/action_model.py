@@ -52,11 +52,11 @@ class UnfitError(Exception):
 
 def facts_of(event: AlertEvent, node: str, link: str, version: str) -> ActionFacts:
     """Of an event that fires."""
-    message, alarm = message_of(event, node, link, version), event.alarm
+    message, alert = message_of(event, node, link, version), event.alert
     return ActionFacts(
         **{name: getattr(message, name) for name in message.__struct_fields__},
-        confidence=alarm.confidence,
-        blamed=alarm.blamed[:MOST_BLAMED],
+        confidence=alert.confidence,
+        blamed=alert.blamed[:MOST_BLAMED],
     )
 
 
@@ -69,8 +69,8 @@ def sure_enough(facts: ActionFacts, wanted: Sure) -> None:
     """Raise where the verdict is less sure than that."""
     known = SURE.index(facts.confidence) if facts.confidence in SURE else -1
     if known < SURE.index(wanted):
-        told = facts.confidence or "unknown"
-        raise UnfitError(f"the confidence is {told}, and it does so from {wanted} on only")
+        confidence = facts.confidence or "unknown"
+        raise UnfitError(f"the confidence is {confidence}, and it does so from {wanted} on only")
 
 
 def _named(facts: ActionFacts) -> Iterator[tuple[str, str]]:

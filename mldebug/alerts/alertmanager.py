@@ -39,19 +39,19 @@ class RunLabels(NamedTuple):
     @property
     def words(self) -> str:
         """For an answer."""
-        told = (f"{name}={value!r}" for name, value in self._asdict().items() if value)
-        return ", ".join(told) or "no label run, job or node"
+        named = (f"{name}={value!r}" for name, value in self._asdict().items() if value)
+        return ", ".join(named) or "no label run, job or node"
 
 
 def wanted(body: bytes) -> tuple[RunLabels, ...]:
     """What the alerts that fire ask for, each once; `UsageError` where this is no such payload."""
     try:
-        told = msgspec.json.decode(body, type=AlertmanagerPayload)
+        payload = msgspec.json.decode(body, type=AlertmanagerPayload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise UsageError("this is no payload of Alertmanager's webhook", _HOW) from None
-    if told.version != VERSION:
-        raise UsageError(f"its version is {safe_line(told.version, 20)!r} and not '4'", _HOW)
-    firing = (one.labels for one in told.alerts if one.status == "firing")
+    if payload.version != VERSION:
+        raise UsageError(f"its version is {safe_line(payload.version, 20)!r} and not '4'", _HOW)
+    firing = (one.labels for one in payload.alerts if one.status == "firing")
     return tuple(dict.fromkeys(map(_of, firing)))
 
 
@@ -69,17 +69,17 @@ def chosen(jobs: Mapping[str, Job], one: RunLabels, node: str) -> Iterator[Job]:
 def sentence(unknown: Iterable[RunLabels], node: str, jobs: Mapping[str, Job]) -> str:
     """Why nothing is captured of them."""
     have = ", ".join(f"{job.id} ({job.name})" for job in list(jobs.values())[:4]) or "none"
-    told = "; ".join(one.words for one in list(unknown)[:4])
-    return f"no run here is meant by {told}; runs on {node}: {have}"
+    named = "; ".join(one.words for one in list(unknown)[:4])
+    return f"no run here is meant by {named}; runs on {node}: {have}"
 
 
 def _of(labels: Mapping[str, str]) -> RunLabels:
     return RunLabels(*(safe_line(labels.get(name, ""), 200) for name in RunLabels._fields))
 
 
-def _is(told: str, node: str) -> bool:
+def _is(label: str, node: str) -> bool:
     """`node1`, `node1.example`, `node1:9753`."""
-    short = told.partition(":")[0].partition(".")[0]
+    short = label.partition(":")[0].partition(".")[0]
     return bool(short) and short == node.partition(".")[0]
 
 

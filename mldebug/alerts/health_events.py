@@ -15,9 +15,11 @@ from mldebug.hardware.health.sentences import GpuName, name_of
 HEALTH = "health/"
 
 
-def health_alarms(told: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> Iterator[Alert]:
+def health_alerts(
+    components: Iterable[ComponentHealth], names: Mapping[str, GpuName]
+) -> Iterator[Alert]:
     """One for each component that is not well; `names`: uuid -> how the GPU is called."""
-    for one in told:
+    for one in components:
         if one.state not in BAD:
             continue
         gpu = {"uuid": one.uuid} if one.uuid else {}
@@ -34,9 +36,9 @@ def health_alarms(told: Iterable[ComponentHealth], names: Mapping[str, GpuName])
         )
 
 
-def healthy_keys(told: Iterable[ComponentHealth]) -> Iterator[str]:
+def healthy_keys(components: Iterable[ComponentHealth]) -> Iterator[str]:
     """Keys of alarms that are over: a component that cannot be read is not known to be well."""
-    return (health_key(one) for one in told if one.state is HealthState.HEALTHY)
+    return (health_key(one) for one in components if one.state is HealthState.HEALTHY)
 
 
 def health_key(one: ComponentHealth) -> str:

@@ -22,16 +22,16 @@ def of_schedulers(states: Iterable[SchedulerState], now: float) -> Iterator[Subj
         begin = f"{SCHEDULER}{one.name}/"
         if not one.asks or (one.success_at is None and one.failing < FAILURES):
             continue
-        alarms = (*_watched(one, begin, now), *_nodes(one, begin), *_trouble(one, begin))
+        alerts = (*_watched(one, begin, now), *_nodes(one, begin), *_trouble(one, begin))
         hidden = tuple(f"{begin}{it.name}{end}" for it in one.watched if it.hidden for end in "#/")
         unsure = hidden if not one.trouble else (begin,)
-        yield SubjectAlerts(alarms=alarms, watched=(begin,), unsure=unsure)
+        yield SubjectAlerts(alerts=alerts, watched=(begin,), unsure=unsure)
 
 
 def of_orphans(orphans: Iterable[Orphan] | None) -> Iterator[SubjectAlerts]:
     """Nothing where nobody has looked."""
     if orphans is not None:
-        yield SubjectAlerts(alarms=tuple(map(_orphan, orphans)), watched=(ORPHAN,))
+        yield SubjectAlerts(alerts=tuple(map(_orphan, orphans)), watched=(ORPHAN,))
 
 
 def _watched(state: SchedulerState, begin: str, now: float) -> Iterator[Alert]:
@@ -39,8 +39,8 @@ def _watched(state: SchedulerState, begin: str, now: float) -> Iterator[Alert]:
         if one.missing:
             yield _missing(state, one, begin)
         for job in one.blocked:
-            said = f"{one.name}: {job_words(job, now)}; it will not start by itself"
-            yield _of_job("job_blocked", begin, one, job, said, f"scontrol show job {safe_line(job.number, 20)}")  # fmt: skip
+            sentence = f"{one.name}: {job_words(job, now)}; it will not start by itself"
+            yield _of_job("job_blocked", begin, one, job, sentence, f"scontrol show job {safe_line(job.number, 20)}")  # fmt: skip
         for job in one.near:
             yield _of_job(
                 "time_limit_near", begin, one, job, f"{one.name}: {job_words(job, now)}", ""
@@ -58,13 +58,15 @@ def _missing(state: SchedulerState, one: WatchedState, begin: str) -> Alert:
     )
 
 
-def _of_job(kind: str, begin: str, one: WatchedState, job: QueueJob, said: str, step: str) -> Alert:
+def _of_job(
+    kind: str, begin: str, one: WatchedState, job: QueueJob, sentence: str, step: str
+) -> Alert:
     name = safe_line(job.id, 60)
     return Alert(
         key=f"{begin}{one.name}/{name}#{kind}",
         kind=kind,
         severity=Severity.WARNING,
-        sentence=said,
+        sentence=sentence,
         labels={"watch": one.name, "job_id": name, "job": safe_line(job.name, 100)},
         next_steps=(step,) if step else (),
     )

@@ -18,24 +18,24 @@ SUBJECT = 200  # characters
 
 def message_of(event: AlertEvent, node: str, link: str = "", version: str = "") -> EventMessage:
     """What is told of the state in which the event is now; `link` may hold `{report}`."""
-    alarm, over = event.alarm, event.state is EventState.RESOLVED
-    sentence = safe_line(alarm.sentence, 2000)
+    alert, over = event.alert, event.state is EventState.RESOLVED
+    sentence = safe_line(alert.sentence, 2000)
     state = "resolved" if over else "firing"
     return EventMessage(
         id=_id(event, node),
-        key=safe_line(alarm.key, 300),
+        key=safe_line(alert.key, 300),
         state="resolved" if over else "firing",
-        kind=alarm.kind,
-        severity=str(alarm.severity),
+        kind=alert.kind,
+        severity=str(alert.severity),
         node=node,
         sentence=sentence,
         subject=safe_line(f"[{state}] {node}: {sentence}", SUBJECT),
-        verdict=alarm.verdict,
-        culprits=tuple(safe_line(one, 300) for one in alarm.culprits[:MOST_CULPRITS]),
-        next_steps=tuple(safe_line(one, 500) for one in alarm.next_steps[:MOST_STEPS]),
-        report=alarm.report,
-        link=_link(alarm.report, link),
-        labels={name: safe_line(value, 200) for name, value in alarm.labels.items()},
+        verdict=alert.verdict,
+        culprits=tuple(safe_line(one, 300) for one in alert.culprits[:MOST_CULPRITS]),
+        next_steps=tuple(safe_line(one, 500) for one in alert.next_steps[:MOST_STEPS]),
+        report=alert.report,
+        link=_link(alert.report, link),
+        labels={name: safe_line(value, 200) for name, value in alert.labels.items()},
         started=_moment(event.started),
         ended=_moment(event.ended) if over and event.ended is not None else "",
         outcome=event.outcome if over else "",
@@ -45,23 +45,23 @@ def message_of(event: AlertEvent, node: str, link: str = "", version: str = "") 
 
 def alive(node: str, at: float, version: str = "") -> EventMessage:
     """That the agent lives: what a dead man's switch is told."""
-    told = "the agent lives"
+    sentence = "the agent lives"
     return EventMessage(
         id=f"{node}-{at:.3f}", key="alive", state="firing", kind="alive", severity="info", node=node,
-        sentence=told, subject=safe_line(f"{node}: {told}", SUBJECT), started=_moment(at), version=version,
+        sentence=sentence, subject=safe_line(f"{node}: {sentence}", SUBJECT), started=_moment(at), version=version,
     )  # fmt: skip
 
 
-def cleaned(alarm: Alert) -> Alert:
+def cleaned(alert: Alert) -> Alert:
     """The same with texts that can be stored and sent: names of files and jobs may be no UTF-8."""
     return msgspec.structs.replace(
-        alarm,
-        key=safe_line(alarm.key, 500),
-        sentence=safe_line(alarm.sentence, 2000),
-        labels={name: safe_line(value, 200) for name, value in alarm.labels.items()},
-        next_steps=tuple(safe_line(one, 500) for one in alarm.next_steps[:MOST_STEPS]),
-        culprits=tuple(safe_line(one, 300) for one in alarm.culprits[:MOST_CULPRITS]),
-        blamed=tuple(map(_cleaned, alarm.blamed[:MOST_CULPRITS])),
+        alert,
+        key=safe_line(alert.key, 500),
+        sentence=safe_line(alert.sentence, 2000),
+        labels={name: safe_line(value, 200) for name, value in alert.labels.items()},
+        next_steps=tuple(safe_line(one, 500) for one in alert.next_steps[:MOST_STEPS]),
+        culprits=tuple(safe_line(one, 300) for one in alert.culprits[:MOST_CULPRITS]),
+        blamed=tuple(map(_cleaned, alert.blamed[:MOST_CULPRITS])),
     )
 
 
@@ -84,8 +84,8 @@ def plain_text(message: EventMessage) -> str:
 
 def _id(event: AlertEvent, node: str) -> str:
     """The same for the same state of the same event on the same node, whoever sends it and however often."""
-    told = f"{node}\n{event.key}\n{event.started:.3f}\n{event.state}"
-    return hashlib.sha256(told.encode(errors="replace")).hexdigest()[:32]
+    identity = f"{node}\n{event.key}\n{event.started:.3f}\n{event.state}"
+    return hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:32]
 
 
 def _link(report: str, link: str) -> str:
@@ -96,5 +96,5 @@ def _link(report: str, link: str) -> str:
 
 def _moment(at: float) -> str:
     """RFC 3339, UTC, to the millisecond."""
-    told = datetime.fromtimestamp(round(at, 3), UTC).isoformat(timespec="milliseconds")
-    return told.replace("+00:00", "Z")
+    text = datetime.fromtimestamp(round(at, 3), UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

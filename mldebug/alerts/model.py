@@ -51,18 +51,20 @@ class Alert(Noun, frozen=True, kw_only=True):
 class AlertEvent(Noun, frozen=True, kw_only=True):
     """One alarm through its life. Times are unix seconds."""
 
-    alarm: Alert
+    alert: Alert = msgspec.field(name="alarm")
     state: EventState
     started: float
     fired: float | None = None  # while it is pending: when it was first seen
     ended: float | None = None  # while it fires: over, and it only stands for its time
     outcome: str = ""  # how it ended: recovered, ended, cleared
-    told: dict[str, str] = {}  # channel -> the last state that it has acknowledged
+    acknowledged: dict[str, str] = msgspec.field(
+        default={}, name="told"
+    )  # channel -> the last state that it has acknowledged
 
     @property
     def key(self) -> str:
         """The stable key."""
-        return self.alarm.key
+        return self.alert.key
 
 
 class EventMessage(msgspec.Struct, frozen=True, kw_only=True):

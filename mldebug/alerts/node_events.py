@@ -21,7 +21,7 @@ GRAVE = ("stuck", "read_only")
 class SubjectAlerts(msgspec.Struct, frozen=True, kw_only=True):
     """What rooms say at one moment."""
 
-    alarms: tuple[Alert, ...] = ()
+    alerts: tuple[Alert, ...] = ()
     watched: tuple[str, ...] = ()  # beginnings of keys: what is not among the alarms is over …
     unsure: tuple[str, ...] = ()  # … but for these, which nobody could see
 
@@ -32,11 +32,11 @@ class SubjectAlerts(msgspec.Struct, frozen=True, kw_only=True):
 
 def together(words: Iterable[SubjectAlerts]) -> SubjectAlerts:
     """Of several rooms."""
-    said = tuple(words)
+    parts = tuple(words)
     return SubjectAlerts(
-        alarms=tuple(one for word in said for one in word.alarms),
-        watched=tuple(one for word in said for one in word.watched),
-        unsure=tuple(one for word in said for one in word.unsure),
+        alerts=tuple(one for word in parts for one in word.alerts),
+        watched=tuple(one for word in parts for one in word.watched),
+        unsure=tuple(one for word in parts for one in word.unsure),
     )
 
 
@@ -44,7 +44,7 @@ def of_storage(parts: Iterable[CollectorState]) -> Iterator[SubjectAlerts]:
     """One for each part that has looked."""
     for part in parts:
         begin = f"{STORAGE}{part.name}/"
-        alarms = tuple(
+        alerts = tuple(
             Alert(
                 key=f"{begin}{_name(one.subject)}#{one.kind}",
                 kind=f"storage_{one.kind}",
@@ -58,17 +58,17 @@ def of_storage(parts: Iterable[CollectorState]) -> Iterator[SubjectAlerts]:
         silent = [one.what.partition(" ")[2] or one.what for one in part.gaps]
         silent += [one.subject for one in part.alarms if one.kind == "stuck"]
         yield SubjectAlerts(
-            alarms=alarms,
+            alerts=alerts,
             watched=(begin,),
             unsure=tuple(f"{begin}{_name(one)}#" for one in silent),
         )
 
 
-def of_memory(told: NodeMemory | None) -> Iterator[SubjectAlerts]:
+def of_memory(memory: NodeMemory | None) -> Iterator[SubjectAlerts]:
     """Nothing where nobody has looked."""
-    if told is not None:
-        alarms = (_memory(one, told) for one in told.levels if one.alarm)
-        yield SubjectAlerts(alarms=tuple(alarms), watched=(MEMORY,))
+    if memory is not None:
+        alerts = (_memory(one, memory) for one in memory.levels if one.alarm)
+        yield SubjectAlerts(alerts=tuple(alerts), watched=(MEMORY,))
 
 
 def of_saves(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[SubjectAlerts]:
@@ -80,11 +80,11 @@ def of_saves(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[Subj
             yield SubjectAlerts(unsure=(key,))
         elif one.newest is not None and one.newest.state is SaveNews.INCOMPLETE:
             labels = {"run": run, "folder": one.folder, "series": one.series}
-            alarm = Alert(
+            alert = Alert(
                 key=f"{key}incomplete", kind="save_incomplete", severity=Severity.WARNING, uid=uid,
                 sentence=f"checkpoint in {one.folder}: {one.sentence}", labels=labels,
             )  # fmt: skip
-            yield SubjectAlerts(alarms=(alarm,))
+            yield SubjectAlerts(alerts=(alert,))
         else:
             yield SubjectAlerts(watched=(key,))
 
@@ -99,12 +99,12 @@ def _name(text: str) -> str:
     return safe_line(text, 150)
 
 
-def _memory(one: LevelState, told: NodeMemory) -> Alert:
+def _memory(one: LevelState, memory: NodeMemory) -> Alert:
     level = one.level
     return Alert(
         key=f"{MEMORY}{level.scope}/{_name(level.name)}",
         kind="memory_full",
         severity=Severity.CRITICAL,
-        sentence=level_sentence(one, told.ranks),
+        sentence=level_sentence(one, memory.ranks),
         labels={"scope": level.scope, **({"cgroup": level.name} if level.name else {})},
     )

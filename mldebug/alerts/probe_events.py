@@ -17,7 +17,7 @@ def of_probes(judged: Iterable[JudgedSeries] | None) -> Iterator[SubjectAlerts]:
     """Nothing where the history was not read."""
     if judged is not None:
         shifted = (one for one in judged if one.standing is SeriesTrend.SHIFTED)
-        yield SubjectAlerts(alarms=tuple(map(_alarm, shifted)), watched=(PROBES,))
+        yield SubjectAlerts(alerts=tuple(map(_alarm, shifted)), watched=(PROBES,))
 
 
 def _alarm(one: JudgedSeries) -> Alert:

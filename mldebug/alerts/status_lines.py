@@ -10,29 +10,29 @@ MOST = 8
 SHOWN = ("health/", "scheduler/", "orphan/")  # `status` tells of these by itself
 
 
-def event_lines(told: EventsView, shown: Collection[str]) -> Iterator[str]:
+def event_lines(view: EventsView, shown: Collection[str]) -> Iterator[str]:
     """What is wrong and stands nowhere else, and channels that fail; `shown`: ids of incidents that are told."""
-    firing = [one for one in told.events if one.state == "firing" and not one.key.startswith(SHOWN)]
+    firing = [one for one in view.events if one.state == "firing" and not one.key.startswith(SHOWN)]
     lines = [_firing(one) for one in firing if one.report not in {*shown} - {""}]
     yield from lines[:MOST]
     if len(lines) > MOST:
         yield f"… and {len(lines) - MOST} more events: --json lists them"
-    for channel in told.channels:
+    for channel in view.channels:
         if channel.trouble:
             yield _trouble(channel)
-    for action in told.actions:
+    for action in view.actions:
         if action.last:
             yield _done(action)
-    if told.actions_trouble:
-        yield f"actions: {told.actions_trouble}"
-    if told.dropped:
-        yield f"{told.dropped} events were dropped: there was no room for them"
+    if view.actions_trouble:
+        yield f"actions: {view.actions_trouble}"
+    if view.dropped:
+        yield f"{view.dropped} events were dropped: there was no room for them"
 
 
 def _firing(one: EventView) -> str:
     """`critical: Rank 1 was killed (report 20261121T055041Z-1a2b3c)`."""
-    told = f"{one.severity}: {clean(one.sentence, 300)}"
-    return f"{told} (report {one.report})" if one.report else told
+    words = f"{one.severity}: {clean(one.sentence, 300)}"
+    return f"{words} (report {one.report})" if one.report else words
 
 
 def _done(one: ActionState) -> str:

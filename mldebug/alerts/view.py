@@ -58,7 +58,7 @@ class EventsView(Noun, frozen=True, kw_only=True):
     actions_trouble: str = ""  # why nothing is done at present, or not written down
 
 
-def for_user(told: EventsView, uid: int | None) -> EventsView:
+def for_user(view: EventsView, uid: int | None) -> EventsView:
     """What an ordinary user may see: the events of the node and of his own jobs, and no channel."""
-    seen = tuple(one for one in told.events if one.uid in (-1, uid))
-    return EventsView(events=seen, dropped=told.dropped)
+    visible = tuple(one for one in view.events if one.uid in (-1, uid))
+    return EventsView(events=visible, dropped=view.dropped)

@@ -20,16 +20,20 @@ LIST = "the scheduler's list of the nodes of the job"
 T = TypeVar("T")
 
 
-def fitting(told: Announcement) -> Announcement:
+def fitting(announcement: Announcement) -> Announcement:
     """The same, if it fits; else as much of it as does. A run without its list says so by a gap."""
-    told = msgspec.structs.replace(told, runs=_fewest(told.runs, len(told.runs) - MAX_RUNS, _one))
-    over = _size(told) - ROOM
+    announcement = msgspec.structs.replace(
+        announcement, runs=_fewest(announcement.runs, len(announcement.runs) - MAX_RUNS, _one)
+    )
+    over = _size(announcement) - ROOM
     if over <= 0:
-        return told
-    told = _without_lists(told, over)
-    while told.relayed and _size(told) > ROOM:
-        told = msgspec.structs.replace(told, relayed=told.relayed[:-1])
-    return msgspec.structs.replace(told, runs=_fewest(told.runs, _size(told) - ROOM, _size))
+        return announcement
+    announcement = _without_lists(announcement, over)
+    while announcement.relayed and _size(announcement) > ROOM:
+        announcement = msgspec.structs.replace(announcement, relayed=announcement.relayed[:-1])
+    return msgspec.structs.replace(
+        announcement, runs=_fewest(announcement.runs, _size(announcement) - ROOM, _size)
+    )
 
 
 def _size(what: object) -> int:
@@ -44,9 +48,9 @@ def _list(news: RunNews) -> int:
     return max(0, len(news.node_list.encode()) - GAP)
 
 
-def _without_lists(told: Announcement, over: int) -> Announcement:
+def _without_lists(announcement: Announcement, over: int) -> Announcement:
     """Of all runs, those of other nodes among them, so many bytes less."""
-    runs = [*told.runs, *(news for one in told.relayed for news in one.runs)]
+    runs = [*announcement.runs, *(news for one in announcement.relayed for news in one.runs)]
     kept = {id(news) for news in _fewest(runs, over, _list)}
 
     def cut(some: tuple[RunNews, ...]) -> tuple[RunNews, ...]:
@@ -55,8 +59,8 @@ def _without_lists(told: Announcement, over: int) -> Announcement:
     def spoken_for(one: Relayed) -> Relayed:
         return msgspec.structs.replace(one, runs=cut(one.runs))
 
-    relayed = tuple(map(spoken_for, told.relayed))
-    return msgspec.structs.replace(told, runs=cut(told.runs), relayed=relayed)
+    relayed = tuple(map(spoken_for, announcement.relayed))
+    return msgspec.structs.replace(announcement, runs=cut(announcement.runs), relayed=relayed)
 
 
 def _bare(news: RunNews) -> RunNews:

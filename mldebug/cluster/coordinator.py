@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from mldebug.cluster.membership import (
+from mldebug.cluster.known_peers import (
     CaptureCall,
     ClusterStall,
     KnownPeer,
@@ -52,41 +52,41 @@ class Coordinator(PeerRoster):
         self._forget(now)
         blamed = list(self._blamed(now))
         self._quiet.keep((key, attempt) for key, attempt, _, _ in blamed)
-        for key, attempt, member, news in blamed:
+        for key, attempt, peer, news in blamed:
             if not leads(key):
                 continue
             stall = self._stalls.get((key, attempt))
             if stall is not None and not stall.over:
-                stall.noticed_by[member.told.node] = member.told.agent
-                self._one_id(stall, member, news)
+                stall.noticed_by[peer.announcement.node] = peer.announcement.agent
+                self._one_id(stall, peer, news)
                 if stall.again:
                     stall.again = False
-                    yield self._call(stall, member, news)
+                    yield self._call(stall, peer, news)
                 continue
             if not news.incident or news.incident in self._past:
                 continue
-            cause = self._end(member, news)
-            if cause is None and self._held_back(member, news, now):
+            cause = self._end(peer, news)
+            if cause is None and self._held_back(peer, news, now):
                 continue
-            noticed = {member.told.node: member.told.agent}
+            noticed = {peer.announcement.node: peer.announcement.agent}
             self._quiet.called((key, attempt))
             stall = ClusterStall(cause.incident if cause else news.incident, noticed, cause=cause)
             self._stalls[key, attempt] = stall
-            yield self._call(stall, member, news)
+            yield self._call(stall, peer, news)
 
-    def _held_back(self, member: KnownPeer, news: RunNews, now: float) -> float:
+    def _held_back(self, peer: KnownPeer, news: RunNews, now: float) -> float:
         """An incident needs every answering node quiet. Seconds that it waits for that."""
         shown = self._of(news.key, news.attempt)
         others = [pair for pair in shown if self._is_fresh(pair[0], now)]
-        return self._quiet.holds((member, news), others, now, self.pace)
+        return self._quiet.holds((peer, news), others, now, self.pace)
 
-    def _one_id(self, stall: ClusterStall, member: KnownPeer, news: RunNews) -> None:
+    def _one_id(self, stall: ClusterStall, peer: KnownPeer, news: RunNews) -> None:
         """There was another coordinator for a while, or the word of a bad end comes late: of two ids one stays.
 
         One that nobody was told of is none of the two: its node takes ours.
         """
         first = stall.incident
-        if stall.cause is None and (cause := self._end(member, news)):
+        if stall.cause is None and (cause := self._end(peer, news)):
             first, stall.cause, stall.again = cause.incident, cause, True
         elif stall.cause is None and news.told and news.incident not in self._past:
             first = min(stall.incident, news.incident)
@@ -94,22 +94,22 @@ class Coordinator(PeerRoster):
             self._renamed.append((stall.incident, first))
         stall.incident = first
 
-    def _call(self, stall: ClusterStall, member: KnownPeer, news: RunNews) -> CaptureCall:
-        members = tuple(one for one, _ in self._all(news.key, news.attempt))
-        return CaptureCall(stall.incident, news, member.told.node, members, stall.cause)
+    def _call(self, stall: ClusterStall, peer: KnownPeer, news: RunNews) -> CaptureCall:
+        peers = tuple(one for one, _ in self._all(news.key, news.attempt))
+        return CaptureCall(stall.incident, news, peer.announcement.node, peers, stall.cause)
 
-    def _end(self, member: KnownPeer, news: RunNews) -> End | None:
+    def _end(self, peer: KnownPeer, news: RunNews) -> End | None:
         """The bad end of ranks that came first: who hangs since then waits for those. One that names somebody goes before.
 
         Not what ended before this run began: the next run of a script may have the same master.
         """
         run = (news.key, news.attempt)
         shown = self._shown.get(run, {})
-        began = member.at - news.age
-        told = ((self._members[name].at, shown[name].end) for name in self._bad.get(run, ()))
+        began = peer.at - news.age
+        ended = ((self._peers[name].at, shown[name].end) for name in self._bad.get(run, ()))
         ends = [
             (not end.diagnosis.culprits, at - end.age, end.incident, end)
-            for at, end in told
+            for at, end in ended
             if end is not None and at - end.age > began and end.incident not in self._past
         ]
         return min(ends, key=lambda one: one[:3])[3] if ends else None
@@ -125,13 +125,13 @@ class Coordinator(PeerRoster):
 
     def renamed(self) -> list[tuple[str, str]]:
         """Stalls that have another id since it was asked last: the old one, and the new."""
-        told, self._renamed = self._renamed, []
-        return told
+        changes, self._renamed = self._renamed, []
+        return changes
 
     def ended(self) -> list[tuple[str, str]]:
         """Stalls that are over since it was asked last: id of the incident, and why."""
-        told, self._ended = self._ended, []
-        return told
+        changes, self._ended = self._ended, []
+        return changes
 
     def open(self) -> frozenset[str]:
         """The incidents that are open."""
@@ -140,15 +140,15 @@ class Coordinator(PeerRoster):
     def named(self, job: str, uid: int | None = None) -> tuple[CaptureCall, ...]:
         """The runs of that name, or whose id begins so; as calls without an incident. `uid`: of this user's alone."""
         found: dict[tuple[RunKey, int], tuple[KnownPeer, RunNews]] = {}
-        for member in self._members.values():
-            for news in member.told.runs:
+        for peer in self._peers.values():
+            for news in peer.announcement.runs:
                 if uid is not None and not is_of(news.key, uid):
                     continue
                 if lives(news) and (job == news.name or run_id(news.key).startswith(job)):
-                    found.setdefault((news.key, news.attempt), (member, news))
+                    found.setdefault((news.key, news.attempt), (peer, news))
         return tuple(
-            CaptureCall("", news, member.told.node, tuple(one for one, _ in self._of(*key)))
-            for key, (member, news) in found.items()
+            CaptureCall("", news, peer.announcement.node, tuple(one for one, _ in self._of(*key)))
+            for key, (peer, news) in found.items()
         )
 
     def captured(self, news: RunNews, whole: Whole) -> None:
@@ -161,14 +161,14 @@ class Coordinator(PeerRoster):
         """What one node is told about one of its runs."""
         others = self._telling(news.key, news.attempt, node, now)
         stall = self._stalls.get((news.key, news.attempt))
-        told = RunWord(key=news.key, signals=tuple(signals_of(others, now)))
+        answer = RunWord(key=news.key, signals=tuple(signals_of(others, now)))
         if news.incident and (why := self._over(news, stall, now)):
-            return msgspec.structs.replace(told, incident=news.incident, over=why)
+            return msgspec.structs.replace(answer, incident=news.incident, over=why)
         if stall is None:
-            return msgspec.structs.replace(told, hold=self._hold(news, node, now))
+            return msgspec.structs.replace(answer, hold=self._hold(news, node, now))
         whole = stall.whole and msgspec.structs.replace(stall.whole, report=stall.incident)
         return msgspec.structs.replace(
-            told,
+            answer,
             incident=stall.incident,
             caused=stall.cause is not None,
             over=stall.over,
@@ -177,10 +177,10 @@ class Coordinator(PeerRoster):
 
     def _hold(self, news: RunNews, node: str, now: float) -> float:
         """For how long whoever has noticed a stall is to wait."""
-        member = self._members.get(node)
-        if news.stage != BLAMED or member is None:
+        peer = self._peers.get(node)
+        if news.stage != BLAMED or peer is None:
             return 0.0
-        return 0.0 if self._end(member, news) else self._held_back(member, news, now)
+        return 0.0 if self._end(peer, news) else self._held_back(peer, news, now)
 
     def _telling(
         self, key: RunKey, attempt: int, node: str, now: float
@@ -193,7 +193,7 @@ class Coordinator(PeerRoster):
             known = self._tellers[key, attempt] = now, first_of_each_kind(fresh)
         shown = self._shown.get((key, attempt), {})
         names = (name for name in known[1] if name != node and name in shown)
-        some = ((self._members[name], shown[name]) for name in names)
+        some = ((self._peers[name], shown[name]) for name in names)
         return [(one, each) for one, each in some if self._is_fresh(one, now)]
 
     def _over(self, news: RunNews, stall: ClusterStall | None, now: float) -> str:
@@ -207,18 +207,18 @@ class Coordinator(PeerRoster):
         return MOVES if now - since > DOUBT else ""
 
     def _blamed(self, now: float) -> Iterator[tuple[RunKey, int, KnownPeer, RunNews]]:
-        for name in sorted(self._members):
-            member = self._members[name]
-            for news in member.told.runs if self._is_fresh(member, now) else ():
+        for name in sorted(self._peers):
+            peer = self._peers[name]
+            for news in peer.announcement.runs if self._is_fresh(peer, now) else ():
                 if news.stage == BLAMED:
-                    yield news.key, news.attempt, member, news
+                    yield news.key, news.attempt, peer, news
 
     def _forget(self, now: float) -> None:
         self._forget_old(now)
         for (key, attempt), stall in self._stalls.items():
             if stall.over:
                 continue
-            shown = {one.told.node: (one, news) for one, news in self._of(key, attempt)}
+            shown = {one.announcement.node: (one, news) for one, news in self._of(key, attempt)}
             stall.shown_by |= shown.keys()
             stall.over = self._ends(stall, shown, now)
             if stall.over:
@@ -239,18 +239,17 @@ class Coordinator(PeerRoster):
     ) -> str:
         """Why it is over: by what is said, never by silence."""
         fresh = {name: pair for name, pair in shown.items() if self._is_fresh(pair[0], now)}
-        heard = any(
-            self._is_fresh(self._members[name], now)
-            for name in stall.shown_by & self._members.keys()
+        is_heard = any(
+            self._is_fresh(self._peers[name], now) for name in stall.shown_by & self._peers.keys()
         )
         if not fresh:  # whoever is heard of says that it has the run no more, or nobody is for long
-            return GONE if heard or not shown else ""
+            return GONE if is_heard or not shown else ""
         for name, agent in tuple(stall.noticed_by.items()):
-            known = self._members.get(name)
-            if known is None or known.told.agent != agent:
+            known = self._peers.get(name)
+            if known is None or known.announcement.agent != agent:
                 del stall.noticed_by[name]
-        says = [news for name, (_, news) in fresh.items() if name in stall.noticed_by]
-        if says and all(news.stage != BLAMED for news in says):
+        noticed = [news for name, (_, news) in fresh.items() if name in stall.noticed_by]
+        if noticed and all(news.stage != BLAMED for news in noticed):
             return MOVES
         if stall.noticed_by or not fresh or any(n.stage == BLAMED for _, n in fresh.values()):
             stall.doubted = None

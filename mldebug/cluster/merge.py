@@ -37,7 +37,7 @@ class MergedRun(NamedTuple):
 
 
 class MergedRuns(NamedTuple):
-    """`asked` tells of all nodes, whichever run they have ranks of."""
+    """`queried` tells of all nodes, whichever run they have ranks of."""
 
     runs: tuple[MergedRun, ...]
     asked: QueriedNodes
@@ -58,11 +58,11 @@ class _Claim(NamedTuple):
     capture: NodeCapture
 
 
-def merge(heard: NodeReplies, listed_by: str = "") -> MergedRuns:
+def merge(answers: NodeReplies, listed_by: str = "") -> MergedRuns:
     """Sort the captures into runs, the largest first; each run tells of every node that was asked."""
     runs: dict[RunKey, list[_Claim]] = {}
     refused: dict[str, str] = {}
-    for name, reply in sorted(heard.replies.items()):
+    for name, reply in sorted(answers.replies.items()):
         for capture in reply.captures:
             if wrong := _wrong(capture):
                 refused[name] = wrong
@@ -73,11 +73,11 @@ def merge(heard: NodeReplies, listed_by: str = "") -> MergedRuns:
     for key, claims in runs.items():
         reasons = dict(refused)
         if fitting := _fitting(claims, reasons):
-            found.append(_run(key, fitting, heard, reasons, listed_by))
+            found.append(_run(key, fitting, answers, reasons, listed_by))
         else:
             refused |= reasons
     found.sort(key=lambda run: (-_size(run), run.captures[0].job.id))
-    return MergedRuns(tuple(found), _asked(heard, refused, set(), listed_by))
+    return MergedRuns(tuple(found), _asked(answers, refused, set(), listed_by))
 
 
 def _size(run: MergedRun) -> int:
@@ -112,20 +112,20 @@ def _fitting(claims: list[_Claim], refused: dict[str, str]) -> list[_Claim]:
 def _run(
     key: RunKey,
     claims: list[_Claim],
-    heard: NodeReplies,
+    answers: NodeReplies,
     refused: Mapping[str, str],
     listed_by: str,
 ) -> MergedRun:
     captures = _joined(key, sorted(claims, key=lambda one: (_lowest(one.capture), one.name)))
-    asked = _asked(heard, refused, {one.name for one in claims}, listed_by)
-    asked = msgspec.structs.replace(asked, hidden=_hiding(heard, captures[0].job.uid))
+    queried = _asked(answers, refused, {one.name for one in claims}, listed_by)
+    queried = msgspec.structs.replace(queried, hidden=_hiding(answers, captures[0].job.uid))
     first = captures[0]
     first = msgspec.structs.replace(
         first,
-        remarks=(*first.remarks, *_refusals(asked)),
-        gaps=(*_gaps(asked), *first.gaps),
+        remarks=(*first.remarks, *_refusals(queried)),
+        gaps=(*_gaps(queried), *first.gaps),
     )
-    return MergedRun((first, *captures[1:]), asked)
+    return MergedRun((first, *captures[1:]), queried)
 
 
 def _lowest(capture: NodeCapture) -> int:
@@ -220,29 +220,29 @@ def _once_each_rank(claims: list[_Claim], refused: dict[str, str]) -> list[_Clai
 
 
 def _asked(
-    heard: NodeReplies, refused: Mapping[str, str], used: set[str], listed_by: str
+    answers: NodeReplies, refused: Mapping[str, str], used: set[str], listed_by: str
 ) -> QueriedNodes:
-    nodes = {name: QueriedNode(name=name) for name in heard.replies}
+    nodes = {name: QueriedNode(name=name) for name in answers.replies}
     for name, reason in refused.items():
         if name not in used:  # it may run another job as well
             nodes[name] = QueriedNode(name=name, state="refused", reason=f"its answer {reason}")
-    nodes |= {node.name: node for node in heard.failed}
+    nodes |= {node.name: node for node in answers.failed}
     return QueriedNodes(nodes=tuple(nodes[name] for name in sorted(nodes)), listed_by=listed_by)
 
 
-def _hiding(heard: NodeReplies, uid: int) -> tuple[str, ...]:
+def _hiding(answers: NodeReplies, uid: int) -> tuple[str, ...]:
     """Nodes on which a rank may have been overlooked: who looks as the job's user sees all that are his."""
-    found = heard.replies.items()
+    found = answers.replies.items()
     return tuple(sorted(name for name, reply in found if reply.hidden and reply.uid != uid))
 
 
-def _gaps(asked: QueriedNodes) -> Iterator[Gap]:
-    for names, reason in by_reason(asked.nodes)[:MAX_REASONS]:
+def _gaps(queried: QueriedNodes) -> Iterator[Gap]:
+    for names, reason in by_reason(queried.nodes)[:MAX_REASONS]:
         yield Gap(what=f"the capture of {names}", reason=reason)
 
 
-def _refusals(asked: QueriedNodes) -> Iterator[Remark]:
-    refused = (node for node in asked.nodes if node.state == "refused")
+def _refusals(queried: QueriedNodes) -> Iterator[Remark]:
+    refused = (node for node in queried.nodes if node.state == "refused")
     for names, reason in by_reason(refused)[:MAX_REASONS]:
         yield Remark(kind="node_refused", message=f"{names} is not believed: {reason}")
 

@@ -194,16 +194,16 @@ def joined(views: Sequence[ClusterView]) -> ClusterView:
     """What several coordinators see, as one; of a node that two have heard of, what was heard last. At least one view."""
     if len(views) == 1:
         return views[0]
-    members: dict[str, MemberView] = {}
+    by_name: dict[str, MemberView] = {}
     for one in sorted((one for view in views for one in view.members), key=_how_long_ago):
-        first = members.setdefault(one.node, one)
+        first = by_name.setdefault(one.node, one)
         known = {news.key for news in first.runs}
         more = tuple(news for news in one.runs if news.key not in known)
-        members[one.node] = msgspec.structs.replace(first, runs=(*first.runs, *more))
+        by_name[one.node] = msgspec.structs.replace(first, runs=(*first.runs, *more))
     return ClusterView(
         coordinator=", ".join(view.coordinator for view in views),
         silent_after=max(view.silent_after for view in views),
-        members=tuple(members[name] for name in sorted(members)),
+        members=tuple(by_name[name] for name in sorted(by_name)),
         refused={who: why for view in views for who, why in view.refused.items()},
     )
 
@@ -212,12 +212,12 @@ def of_user(view: ClusterView, uid: int | None) -> ClusterView:
     """What this user may see of it: the nodes with runs of his own; None: all."""
     if uid is None:
         return view
-    members = (
+    nodes = (
         msgspec.structs.replace(one, runs=tuple(each for each in one.runs if is_of(each.key, uid)))
         for one in view.members
     )
     return msgspec.structs.replace(
-        view, members=tuple(one for one in members if one.runs), refused={}
+        view, members=tuple(one for one in nodes if one.runs), refused={}
     )
 
 
@@ -225,23 +225,27 @@ def _how_long_ago(one: MemberView) -> float:
     return math.inf if one.seen is None else one.seen
 
 
-def believed(told: Announcement) -> Announcement:
+def believed(announcement: Announcement) -> Announcement:
     """The same with its words cleaned; EvidenceError where its names, numbers or ranks cannot be."""
-    if not _NODE.fullmatch(told.node) or not 0 < told.port < 65_536:
-        raise EvidenceError(f"{clean(told.node, 60)!r}:{told.port} is no node")
-    runs = tuple(map(_believed_run, told.runs[:MAX_RUNS]))
-    words = {name: clean(getattr(told, name), 40) for name in ("agent", "version", "circle")}
-    relayed = tuple(map(_believed_relay, told.relayed[:MAX_RELAYED]))
-    return msgspec.structs.replace(told, runs=runs, relayed=relayed, **words)
+    if not _NODE.fullmatch(announcement.node) or not 0 < announcement.port < 65_536:
+        raise EvidenceError(f"{clean(announcement.node, 60)!r}:{announcement.port} is no node")
+    runs = tuple(map(_believed_run, announcement.runs[:MAX_RUNS]))
+    words = {
+        name: clean(getattr(announcement, name), 40) for name in ("agent", "version", "circle")
+    }
+    relayed = tuple(map(_believed_relay, announcement.relayed[:MAX_RELAYED]))
+    return msgspec.structs.replace(announcement, runs=runs, relayed=relayed, **words)
 
 
-def _believed_relay(told: Relayed) -> Relayed:
-    port_fits, age_fits = 0 < told.port < 65_536, 0.0 <= told.age < math.inf
-    if not _NODE.fullmatch(told.node) or not port_fits or not age_fits:
-        raise EvidenceError(f"it relays {clean(told.node, 60)!r}:{told.port}, which is no node")
-    runs = tuple(map(_believed_run, told.runs[:MAX_RUNS]))
-    words = {name: clean(getattr(told, name), 60) for name in ("agent", "address")}
-    return msgspec.structs.replace(told, runs=runs, **words)
+def _believed_relay(relayed: Relayed) -> Relayed:
+    port_fits, age_fits = 0 < relayed.port < 65_536, 0.0 <= relayed.age < math.inf
+    if not _NODE.fullmatch(relayed.node) or not port_fits or not age_fits:
+        raise EvidenceError(
+            f"it relays {clean(relayed.node, 60)!r}:{relayed.port}, which is no node"
+        )
+    runs = tuple(map(_believed_run, relayed.runs[:MAX_RUNS]))
+    words = {name: clean(getattr(relayed, name), 60) for name in ("agent", "address")}
+    return msgspec.structs.replace(relayed, runs=runs, **words)
 
 
 def _believed_run(news: RunNews) -> RunNews:
@@ -263,17 +267,17 @@ def _believed_run(news: RunNews) -> RunNews:
     return msgspec.structs.replace(news, **words, stage=stage, key=key, end=end, gaps=gaps)
 
 
-def believed_welcome(told: Welcome) -> Welcome:
+def believed_welcome(welcome: Welcome) -> Welcome:
     """The same with its words cleaned; EvidenceError where an id cannot be."""
-    words = {name: clean(getattr(told, name), 100) for name in ("node", "agent", "follows")}
-    if told.follows and not 0 < told.port < 65_536:
+    words = {name: clean(getattr(welcome, name), 100) for name in ("node", "agent", "follows")}
+    if welcome.follows and not 0 < welcome.port < 65_536:
         raise EvidenceError("it follows nobody that can be asked")
     relayed = tuple(
         msgspec.structs.replace(one, runs=tuple(map(_believed_word, one.runs)))
-        for one in told.relayed[:MAX_RELAYED]
+        for one in welcome.relayed[:MAX_RELAYED]
     )
-    runs = tuple(map(_believed_word, told.runs))
-    return msgspec.structs.replace(told, runs=runs, relayed=relayed, **words)
+    runs = tuple(map(_believed_word, welcome.runs))
+    return msgspec.structs.replace(welcome, runs=runs, relayed=relayed, **words)
 
 
 def _believed_word(word: RunWord) -> RunWord:
@@ -293,18 +297,18 @@ def _believed_end(end: End) -> End:
     return msgspec.structs.replace(end, diagnosis=spoken(end.diagnosis))
 
 
-def spoken(told: Diagnosis) -> Diagnosis:
+def spoken(diagnosis: Diagnosis) -> Diagnosis:
     """What another node concludes, as it may be shown: words cleaned, and not too many."""
     culprits = tuple(
         msgspec.structs.replace(one, node=clean(one.node, 100), reason=clean(one.reason, 500))
-        for one in told.culprits[:MAX_LINES]
+        for one in diagnosis.culprits[:MAX_LINES]
     )
     return msgspec.structs.replace(
-        told,
+        diagnosis,
         culprits=culprits,
-        summary=clean(told.summary, 2000),
-        evidence=tuple(clean(one, 1000) for one in told.evidence[:MAX_LINES]),
-        next_steps=tuple(clean(one, 500) for one in told.next_steps[:MAX_LINES]),
+        summary=clean(diagnosis.summary, 2000),
+        evidence=tuple(clean(one, 1000) for one in diagnosis.evidence[:MAX_LINES]),
+        next_steps=tuple(clean(one, 500) for one in diagnosis.next_steps[:MAX_LINES]),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mldebug.cluster.membership import KnownPeer
+from mldebug.cluster.known_peers import KnownPeer
 from mldebug.cluster.messages import RunNews
 from mldebug.cluster.run_identity import RunKey
 
@@ -41,7 +41,7 @@ def _moves(noticed: Shown, others: Iterable[Shown]) -> bool:
     stood = _newest(noticed)
     for one in others:
         newest = _newest(one)
-        if newest is None or one[0].told.node == noticed[0].told.node:
+        if newest is None or one[0].announcement.node == noticed[0].announcement.node:
             continue
         if newest > one[0].at - HOLD and (stood is None or newest > stood + SAME):
             return True
@@ -50,5 +50,5 @@ def _moves(noticed: Shown, others: Iterable[Shown]) -> bool:
 
 def _newest(shown: Shown) -> float | None:
     """When that node saw the run move last, by the clock here; None where it sees no steps."""
-    member, news = shown
-    return max((member.at - max(0.0, one.age) for one in news.signals), default=None)
+    peer, news = shown
+    return max((peer.at - max(0.0, one.age) for one in news.signals), default=None)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from mldebug.cluster.membership import (
+from mldebug.cluster.known_peers import (
     CaptureCall,
     GroupAnnouncement,
     KnownPeer,
@@ -41,103 +41,105 @@ class PeerRoster:
 
     def __init__(self) -> None:
         self.refused: dict[str, str] = {}  # address -> why
-        self._members: dict[str, KnownPeer] = {}  # by name of the node
+        self._peers: dict[str, KnownPeer] = {}  # by name of the node
         self._shown: dict[tuple[RunKey, int], dict[str, RunNews]] = {}  # node -> its part of a run
         self._bad: dict[tuple[RunKey, int], set[str]] = {}  # nodes on which ranks ended badly
 
-    def hear(self, told: Announcement, address: str, now: float) -> None:
+    def update(self, announcement: Announcement, address: str, now: float) -> None:
         """Take an announcement; a second node of one name is not believed while the first is there."""
-        known = self._members.get(told.node)
-        if known and self._is_fresh(known, now) and is_another_agent(known, told, address):
-            self.refused[address] = f"it calls itself {told.node}, as {known.address} does"
+        known = self._peers.get(announcement.node)
+        if known and self._is_fresh(known, now) and is_another_agent(known, announcement, address):
+            self.refused[address] = f"it calls itself {announcement.node}, as {known.address} does"
             return
-        if known is None and len(self._members) >= MAX_MEMBERS:
+        if known is None and len(self._peers) >= MAX_MEMBERS:
             self.refused[address] = f"there are {MAX_MEMBERS:,} nodes already"
             return
         self.refused.pop(address, None)
-        self._put(told.node, self._with_parts(KnownPeer(told, address, now), known))
+        self._put(announcement.node, self._with_parts(KnownPeer(announcement, address, now), known))
 
     def _with_parts(self, new: KnownPeer, known: KnownPeer | None) -> KnownPeer:
         """What it has announced in other circles holds as long as an announcement does."""
-        same = known is not None and known.told.agent == new.told.agent
+        same = known is not None and known.announcement.agent == new.announcement.agent
         before = dict(known.parts) if known and same else {}
-        before.pop(new.told.circle, None)
+        before.pop(new.announcement.circle, None)
         parts = {n: one for n, one in before.items() if new.at - one.at < self.patience}
-        shown = {news.key for news in new.told.runs}
+        shown = {news.key for news in new.announcement.runs}
         others = tuple(
             aged(news, new.at - one.at)
             for one in parts.values()
             for news in one.runs
             if news.key not in shown
         )
-        told = msgspec.structs.replace(new.told, runs=(*new.told.runs, *others)[:MAX_RUNS])
-        parts[new.told.circle] = GroupAnnouncement(new.told.runs, new.at)
-        return new._replace(told=told, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
+        merged = msgspec.structs.replace(
+            new.announcement, runs=(*new.announcement.runs, *others)[:MAX_RUNS]
+        )
+        parts[new.announcement.circle] = GroupAnnouncement(new.announcement.runs, new.at)
+        return new._replace(announcement=merged, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
 
-    def hear_of(self, told: Announcement, now: float) -> None:
+    def update_relayed(self, announcement: Announcement, now: float) -> None:
         """Take what a node says for others; who speaks for himself is believed first."""
-        for one in told.relayed:
-            known = self._members.get(one.node)
+        for one in announcement.relayed:
+            known = self._peers.get(one.node)
             if known and not known.by and now - known.at < DIRECT + self.pace:
                 continue
-            if known is None and len(self._members) >= MAX_MEMBERS:
+            if known is None and len(self._peers) >= MAX_MEMBERS:
                 continue
             own = Announcement(
                 node=one.node,
                 agent=one.agent,
                 port=one.port,
-                circle=told.circle,
+                circle=announcement.circle,
                 runs=one.runs,
-                version=told.version,
+                version=announcement.version,
             )
-            self._put(one.node, KnownPeer(own, one.address, now - one.age, by=told.node))
+            self._put(one.node, KnownPeer(own, one.address, now - one.age, by=announcement.node))
 
-    def relayed(self, circle: str, but: str, now: float) -> tuple[Relayed, ...]:
+    def relayed(self, group: str, but: str, now: float) -> tuple[Relayed, ...]:
         """What nodes of a circle have announced here themselves, for the one who coordinates."""
-        heard = (
-            (one, one.parts[circle])
-            for name, one in sorted(self._members.items())
-            if name != but and not one.by and circle in one.parts and self._is_fresh(one, now)
+        fresh = (
+            (one, one.parts[group])
+            for name, one in sorted(self._peers.items())
+            if name != but and not one.by and group in one.parts and self._is_fresh(one, now)
         )
         return tuple(
             Relayed(
-                node=one.told.node,
-                agent=one.told.agent,
-                port=one.told.port,
+                node=one.announcement.node,
+                agent=one.announcement.agent,
+                port=one.announcement.port,
                 address=one.address,
                 runs=part.runs,
                 age=max(0.0, now - part.at),
             )
-            for one, part in itertools.islice(heard, MAX_RELAYED)
+            for one, part in itertools.islice(fresh, MAX_RELAYED)
         )
 
     def others(self, call: CaptureCall, now: float) -> tuple[KnownPeer, ...]:
         """Nodes that have announced themselves before, and not since: whoever has the run by now."""
-        known = {one.told.node for one in call.members}
+        known = {one.announcement.node for one in call.peers}
         return tuple(
             one
-            for name, one in self._members.items()
+            for name, one in self._peers.items()
             if name not in known and not self._is_fresh(one, now)
         )
 
     def idle(self, call: CaptureCall, hosts: Collection[str], now: float) -> tuple[KnownPeer, ...]:
         """Nodes of these names that are here, and have shown no rank of the run."""
-        known = {one.told.node for one in call.members}
+        known = {one.announcement.node for one in call.peers}
         short = {host.partition(".")[0] for host in hosts}
         return tuple(
             one
-            for name, one in self._members.items()
+            for name, one in self._peers.items()
             if name not in known and name.partition(".")[0] in short and self._is_fresh(one, now)
         )
 
-    def heard(self, node: str) -> float | None:
+    def last_heard(self, node: str) -> float | None:
         """When a node was heard of last."""
-        known = self._members.get(node)
+        known = self._peers.get(node)
         return known.at if known else None
 
     def is_relayed(self, node: str) -> bool:
         """Does another node speak for it?"""
-        known = self._members.get(node)
+        known = self._peers.get(node)
         return known is not None and bool(known.by)
 
     @property
@@ -148,25 +150,23 @@ class PeerRoster:
     @property
     def pace(self) -> float:
         """Seconds between two announcements of one node at least."""
-        return min(SLOWEST, EACH * len(self._members))
+        return min(SLOWEST, EACH * len(self._peers))
 
     def fresh(self, now: float) -> tuple[str, ...]:
         """The nodes that announce themselves."""
-        return tuple(
-            name for name, one in sorted(self._members.items()) if self._is_fresh(one, now)
-        )
+        return tuple(name for name, one in sorted(self._peers.items()) if self._is_fresh(one, now))
 
     def view(self, node: str, peers: Iterable[str], now: float) -> ClusterView:
         """All nodes: who has announced itself, and which of the configured ones never has."""
         found = [
             MemberView(
-                node=name, address=one.address, version=one.told.version, seen=round(now - one.at, 1),
-                runs=one.told.runs,
+                node=name, address=one.address, version=one.announcement.version, seen=round(now - one.at, 1),
+                runs=one.announcement.runs,
             )
-            for name, one in sorted(self._members.items())
+            for name, one in sorted(self._peers.items())
         ]  # fmt: skip
-        known = {*self._members, *(one.address for one in self._members.values())}
-        known |= {name.partition(".")[0] for name in self._members}
+        known = {*self._peers, *(one.address for one in self._peers.values())}
+        known |= {name.partition(".")[0] for name in self._peers}
         found += [
             MemberView(node=name)
             for name in peers
@@ -179,13 +179,13 @@ class PeerRoster:
             refused=dict(self.refused),
         )
 
-    def _is_fresh(self, member: KnownPeer, now: float) -> bool:
-        return now - member.at < self.patience
+    def _is_fresh(self, peer: KnownPeer, now: float) -> bool:
+        return now - peer.at < self.patience
 
     def _put(self, node: str, new: KnownPeer | None) -> None:
         """Know a node anew, or no more."""
-        known = self._members.pop(node, None)
-        for news in known.told.runs if known else ():
+        known = self._peers.pop(node, None)
+        for news in known.announcement.runs if known else ():
             run = (news.key, news.attempt)
             self._shown.get(run, {}).pop(node, None)
             self._bad.get(run, set()).discard(node)
@@ -193,21 +193,21 @@ class PeerRoster:
                 self._shown.pop(run, None)
                 self._bad.pop(run, None)
         if new is not None:
-            self._members[node] = new
-            for news in new.told.runs:
+            self._peers[node] = new
+            for news in new.announcement.runs:
                 run = (news.key, news.attempt)
                 self._shown.setdefault(run, {})[node] = news
                 if news.end is not None:
                     self._bad.setdefault(run, set()).add(node)
 
     def _forget_old(self, now: float) -> None:
-        for name in [n for n, one in self._members.items() if now - one.at >= KEPT]:
+        for name in [n for n, one in self._peers.items() if now - one.at >= KEPT]:
             self._put(name, None)
 
     def _all(self, key: RunKey, attempt: int) -> Iterator[tuple[KnownPeer, RunNews]]:
         """Every node that has shown the run, or its end."""
         for name, news in sorted(self._shown.get((key, attempt), {}).items(), key=_name):
-            yield self._members[name], news
+            yield self._peers[name], news
 
     def _of(self, key: RunKey, attempt: int) -> Iterator[tuple[KnownPeer, RunNews]]:
         """Those where ranks of it live."""

@@ -11,17 +11,17 @@ Topology = Mapping[str, str]
 """Label -> its nodes, folded: `{"rack07": "node[001-016]"}`."""
 
 
-def placed(asked: QueriedNodes, topology: Topology | None) -> QueriedNodes:
+def placed(queried: QueriedNodes, topology: Topology | None) -> QueriedNodes:
     """Each node with the first label that has it, by its short name or the full one; UsageError where a list cannot be read."""
     if not topology:
-        return asked
+        return queried
     places: dict[str, str] = {}
     for label, nodes in topology.items():
         for name in unfold_nodes(nodes):
             places.setdefault(name, label)
-    names = ((one, one.name.partition(".")[0]) for one in asked.nodes)
-    told = (
+    names = ((one, one.name.partition(".")[0]) for one in queried.nodes)
+    labelled = (
         msgspec.structs.replace(one, place=places.get(one.name) or places.get(short, ""))
         for one, short in names
     )
-    return msgspec.structs.replace(asked, nodes=tuple(told))
+    return msgspec.structs.replace(queried, nodes=tuple(labelled))

@@ -36,7 +36,7 @@ class Incident(Noun, frozen=True, kw_only=True):
     """One stall or one abnormal end of one run. Times are unix seconds."""
 
     id: str
-    key: str  # run, attempt, last step: two agents that see the same stall have the same
+    key: str  # run, attempt, last step: two agents that watch the same stall have the same
     job_id: str
     job: Job | None = (
         None  # as it was when the incident was opened: all that a report has where no capture comes
@@ -50,20 +50,21 @@ class Incident(Noun, frozen=True, kw_only=True):
     over_at: float | None = None  # when it recovered or ended
     timeline: tuple[TimelineEvent, ...] = ()
     captures: tuple[NodeCapture, ...] = ()
-    gaps: tuple[Gap, ...] = ()  # captures that could not be had
+    gaps: tuple[Gap, ...] = ()  # why captures are missing
     kind: Literal["stall", "abnormal_end"] = "stall"
-    ending: AttemptExit | None = None  # of the newest attempt that failed
+    # of the newest attempt that failed; "ending" on disk
+    exit: AttemptExit | None = msgspec.field(default=None, name="ending")
     failed: tuple[int, ...] = ()  # attempts that failed the same way, in order
     versions: dict[str, str] = {}
     across: tuple[NodeCapture, ...] = ()  # of all nodes at one moment, ours among them
     asked: QueriedNodes | None = None  # the nodes that were asked for them
     shared: bool = False  # several nodes have it under this id: it is counted where their report is
-    whole: Whole | None = None  # what all nodes together have come to, as the coordinator told it
+    whole: Whole | None = None  # the diagnosis from all nodes, as the coordinator sent it
     counted: bool = False  # among the incidents of this node
     cause: Diagnosis | None = None  # of ranks that ended badly on another node before
 
 
-def say(incident: Incident, at: float, what: str) -> Incident:
+def add_timeline(incident: Incident, at: float, what: str) -> Incident:
     """Add one event to the timeline."""
     event = TimelineEvent(at=rfc3339(at), what=what)
     return msgspec.structs.replace(incident, timeline=(*incident.timeline, event))
@@ -76,70 +77,73 @@ def add_capture(incident: Incident, capture: NodeCapture) -> Incident:
     note = "captured all ranks"
     if moved := _moved(incident):
         note = f"captured all ranks again, {later_words(moved)}: {moved.summary}"
-    return say(incident, capture.taken_at, note)
+    return add_timeline(incident, capture.taken_at, note)
 
 
 def add_gap(incident: Incident, at: float, gap: Gap) -> Incident:
-    """A capture could not be had; the same reason is told once."""
+    """Add why there is no capture; the same reason is added once."""
     if gap in incident.gaps:
         return incident
     gaps = (*incident.gaps, gap)[-MAX_GAPS:]
-    return say(msgspec.structs.replace(incident, gaps=gaps), at, f"no capture: {gap.reason}")
+    return add_timeline(
+        msgspec.structs.replace(incident, gaps=gaps), at, f"no capture: {gap.reason}"
+    )
 
 
-def is_seen(incident: Incident) -> bool:
-    """Is there evidence to judge by?"""
-    return bool(incident.captures or incident.across) or incident.ending is not None
+def has_evidence(incident: Incident) -> bool:
+    """Whether there is evidence to judge by."""
+    return bool(incident.captures or incident.across) or incident.exit is not None
 
 
-def is_untold(incident: Incident) -> bool:
-    """Was it held back for others, or left to another node to tell of, which never did?"""
-    known = incident.counted or incident.whole is not None
-    return incident.kind == "stall" and not known and not incident.across
+def is_unreported(incident: Incident) -> bool:
+    """Whether it was held back for other nodes, or left to one of them to report, and none of them did."""
+    reported = incident.counted or incident.whole is not None
+    return incident.kind == "stall" and not reported and not incident.across
 
 
-def end(incident: Incident, state: State, at: float, what: str) -> Incident:
+def close_incident(incident: Incident, state: State, at: float, what: str) -> Incident:
     """Close it as `recovered` or `ended`."""
-    return say(msgspec.structs.replace(incident, state=state, over_at=at), at, what)
+    return add_timeline(msgspec.structs.replace(incident, state=state, over_at=at), at, what)
 
 
-def add_ending(incident: Incident, ending: AttemptExit, at: float, what: str) -> Incident:
-    """An attempt has failed, or the rest of the one that is told of already has ended."""
-    known, attempt = incident.ending, ending.job.attempt
-    if known is not None and known.job.id == ending.job.id:
-        fuller = ending if len(ending.identities) >= len(known.identities) else known
-        return say(msgspec.structs.replace(incident, ending=fuller), at, what)
-    failed = (*incident.failed, *_attempts(incident.failed, ending))
+def add_exit(incident: Incident, attempt: AttemptExit, at: float, what: str) -> Incident:
+    """Add an attempt that failed, or the exits of further ranks of the attempt that is in the incident already."""
+    before, number = incident.exit, attempt.job.attempt
+    if before is not None and before.job.id == attempt.job.id:
+        fuller = attempt if len(attempt.identities) >= len(before.identities) else before
+        return add_timeline(msgspec.structs.replace(incident, exit=fuller), at, what)
+    failed = (*incident.failed, *_attempts(incident.failed, attempt))
     for missed in failed[len(incident.failed) :]:
-        if missed != attempt:
-            incident = say(incident, at, f"attempt {missed} has failed as well")
-    again = f"attempt {attempt} failed the same way: {what}" if known is not None else what
-    return say(
+        if missed != number:
+            incident = add_timeline(incident, at, f"attempt {missed} has failed as well")
+    again = f"attempt {number} failed the same way: {what}" if before is not None else what
+    return add_timeline(
         msgspec.structs.replace(
-            incident, ending=ending, failed=failed[-MAX_ATTEMPTS:], captures=(), state="open"
+            incident, exit=attempt, failed=failed[-MAX_ATTEMPTS:], captures=(), state="open"
         ),
         at,
         again,
     )
 
 
-def _attempts(known: tuple[int, ...], ending: AttemptExit) -> range:
-    """This attempt, those before it that were too short to be seen, and those after it that the launcher tells of."""
-    attempt = ending.job.attempt
-    first = known[-1] + 1 if known else attempt
-    pids = {one.pid for one in ending.identities}
-    told = [failure.pid for failure in ending.words.failures if failure.pid is not None]
+def _attempts(failed: tuple[int, ...], attempt: AttemptExit) -> range:
+    """The numbers of this attempt, of those before it that were too short to be watched, and of those after it that the
+    launcher's output lists."""
+    number = attempt.job.attempt
+    first = failed[-1] + 1 if failed else number
+    pids = {rank.pid for rank in attempt.identities}
+    listed = [failure.pid for failure in attempt.words.failures if failure.pid is not None]
     later = 0
-    for number, pid in enumerate(told):
+    for place, pid in enumerate(listed):
         if pid in pids:
-            later = len(told) - number - 1
-    return range(max(first, attempt - MAX_ATTEMPTS), attempt + later + 1)
+            later = len(listed) - place - 1
+    return range(max(first, number - MAX_ATTEMPTS), number + later + 1)
 
 
 def judge(incident: Incident) -> Judgement:
-    """What the first capture says, or the newest where the first names nobody: who is busy may be inert by then."""
-    if incident.ending is not None:
-        ended = _judge_ending(incident, incident.ending)
+    """The judgement of the first capture, or of the newest where the first names nobody: a busy rank may be inert by then."""
+    if incident.exit is not None:
+        ended = _judge_exit(incident, incident.exit)
         if not incident.across:
             return ended
         return after(ended.diagnosis, diagnose(incident.across, incident.asked))
@@ -154,36 +158,38 @@ def judge(incident: Incident) -> Judgement:
 def add_across(
     incident: Incident, captures: tuple[NodeCapture, ...], asked: QueriedNodes, at: float, what: str
 ) -> Incident:
-    """All nodes were captured at one moment: from now on the judgement rests on that, and on none with fewer nodes."""
+    """Add captures of several nodes at one moment: from now on the judgement rests on the ones of most nodes."""
     if len(captures) < len(incident.across):
-        return say(incident, at, f"again: {what}; the one of {len(incident.across)} nodes stays")
-    return say(msgspec.structs.replace(incident, across=captures, asked=asked), at, what)
+        return add_timeline(
+            incident, at, f"again: {what}; the one of {len(incident.across)} nodes stays"
+        )
+    return add_timeline(msgspec.structs.replace(incident, across=captures, asked=asked), at, what)
 
 
 def add_cause(incident: Incident, cause: End, at: float) -> Incident:
-    """Ranks had ended badly before: what the others do follows from that."""
-    known = incident.cause is not None
+    """Add that ranks on another node had failed before: what the others do follows from that."""
+    has_cause = incident.cause is not None
     incident = msgspec.structs.replace(incident, cause=cause.diagnosis)
     what = f"before, on another node: {cause.diagnosis.summary} (report {cause.incident})"
-    return incident if known else say(incident, at, what)
+    return incident if has_cause else add_timeline(incident, at, what)
 
 
 def after(cause: Diagnosis | None, found: Judgement) -> Judgement:
-    """What was found of those that live, where others ended badly before: that is the verdict, the rest is evidence."""
+    """The judgement of the ranks that live, where others failed before: their diagnosis is the verdict, the rest is evidence."""
     if cause is None:
         return found
-    told = found.diagnosis
-    summary = f"{cause.summary}; since then: {told.summary}" if told.summary else cause.summary
-    evidence = (*cause.evidence, *told.evidence)
-    steps = (*cause.next_steps, *told.next_steps)
+    later = found.diagnosis
+    summary = f"{cause.summary}; since then: {later.summary}" if later.summary else cause.summary
+    evidence = (*cause.evidence, *later.evidence)
+    steps = (*cause.next_steps, *later.next_steps)
     whole = msgspec.structs.replace(cause, summary=summary, evidence=evidence, next_steps=steps)
     return msgspec.structs.replace(found, diagnosis=whole)
 
 
 def add_whole(incident: Incident, whole: Whole, at: float) -> Incident:
-    """Another node has put together what all nodes have seen."""
+    """Add the diagnosis that another node made from the captures of all nodes."""
     what = f"all nodes together: {whole.diagnosis.summary} (report {whole.report} on {whole.node})"
-    return say(msgspec.structs.replace(incident, whole=whole), at, what)
+    return add_timeline(msgspec.structs.replace(incident, whole=whole), at, what)
 
 
 def _judge_here(incident: Incident) -> Judgement:
@@ -196,26 +202,24 @@ def _judge_here(incident: Incident) -> Judgement:
     return later if later.diagnosis.culprits else first
 
 
-def _judge_ending(incident: Incident, ending: AttemptExit) -> Judgement:
+def _judge_exit(incident: Incident, attempt: AttemptExit) -> Judgement:
     """An abnormal end, with the capture of those that outlived the first; a crash loop says how often."""
-    told = judgement_of(ending, judge_exit(ending), next(iter(incident.captures[-1:]), None))
+    judgement = judgement_of(attempt, judge_exit(attempt), next(iter(incident.captures[-1:]), None))
     if len(incident.failed) < 2:
-        return told
+        return judgement
     attempts = ", ".join(map(str, incident.failed[-8:]))
-    summary = (
-        f"{told.diagnosis.summary}; {len(incident.failed)} attempts failed this way ({attempts})"
-    )
+    summary = f"{judgement.diagnosis.summary}; {len(incident.failed)} attempts failed this way ({attempts})"
     return msgspec.structs.replace(
-        told, diagnosis=msgspec.structs.replace(told.diagnosis, summary=summary)
+        judgement, diagnosis=msgspec.structs.replace(judgement.diagnosis, summary=summary)
     )
 
 
 def write_report(incident: Incident, judgement: Judgement, reported_at: float) -> Report:
     """The incident as a report: all of it rests on the capture that the judgement rests on."""
     capture, timeline = _judged_by(incident, judgement), incident.timeline
-    if incident.ending is not None:
+    if incident.exit is not None:
         blamed = {one.rank for one in judgement.diagnosis.culprits if one.rank is not None}
-        timeline = with_exits(timeline, incident.ending, blamed, incident.detected_at)
+        timeline = with_exits(timeline, incident.exit, blamed, incident.detected_at)
     capture = msgspec.structs.replace(capture, gaps=(*capture.gaps, *incident.gaps))
     report = build_report(
         judgement,
@@ -241,16 +245,16 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
 
 def _judged_by(incident: Incident, judgement: Judgement) -> NodeCapture:
     """The capture that the judgement rests on: of an end that of those that lived on, else what stands for one."""
-    if incident.ending is not None:
-        return _of_the_end(incident, incident.ending)
+    if incident.exit is not None:
+        return _capture_of_exit(incident, incident.exit)
     first = next(iter(incident.captures), None) or _stand_in(incident)
     return next((one for one in incident.captures if one.taken_at == judgement.taken_at), first)
 
 
-def _of_the_end(incident: Incident, ending: AttemptExit) -> NodeCapture:
+def _capture_of_exit(incident: Incident, attempt: AttemptExit) -> NodeCapture:
     if incident.captures:
-        return with_gaps(incident.captures[-1], ending)
-    return without_processes(ending, incident.detected_at, incident.versions)
+        return with_gaps(incident.captures[-1], attempt)
+    return without_processes(attempt, incident.detected_at, incident.versions)
 
 
 def _stand_in(incident: Incident) -> NodeCapture:
@@ -263,9 +267,8 @@ def _lasted(incident: Incident) -> str:
     if incident.over_at is None:
         return ""
     stood = incident.over_at - (incident.stalled_since or incident.detected_at)
-    known = incident.over_at - incident.detected_at
-    told = f"of which {seconds(round(known, 1))} after it was told"
-    return f"the stall lasted {seconds(round(stood, 1))}, {told}"
+    after = incident.over_at - incident.detected_at
+    return f"the stall lasted {seconds(round(stood, 1))}, of which {seconds(round(after, 1))} after it was told"
 
 
 def _moved(incident: Incident) -> Comparison | None:

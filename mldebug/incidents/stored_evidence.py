@@ -1,4 +1,4 @@
-"""The evidence of a report, read back: `capture-*.json` of ranks that lived, `ending-*.json` of how a job ended."""
+"""Reads the evidence of a report: `capture-*.json` of ranks that were alive, `ending-*.json` of an attempt that exited."""
 
 import os
 from pathlib import Path
@@ -17,10 +17,10 @@ DAMAGED = "this file is damaged or made up"
 
 
 class StoredEvidence(msgspec.Struct, frozen=True):
-    """What a folder holds; both are empty where it is no evidence of ours."""
+    """The evidence in one folder; all empty where there is none."""
 
     captures: tuple[NodeCapture, ...] = ()  # in order of name, which is that of time on one node
-    ending: AttemptExit | None = None
+    exit: AttemptExit | None = None
     asked: QueriedNodes | None = None
 
 
@@ -37,10 +37,10 @@ def load_evidence(directory: Path) -> StoredEvidence:
             f"{directory} tells how a job ended on {len(endings)} nodes",
             "put each ending-*.json into a folder of its own, and judge these",
         )
-    ending = _checked_ending(read_struct(endings[0], AttemptExit), endings[0]) if endings else None
+    attempt = _checked_exit(read_struct(endings[0], AttemptExit), endings[0]) if endings else None
     asked = next((read_struct(file, QueriedNodes) for file in _files(directory, ASKED)[:1]), None)
     return StoredEvidence(
-        tuple(_checked(_load_capture(file), file) for file in captures), ending, asked
+        tuple(_checked(_load_capture(file), file) for file in captures), attempt, asked
     )
 
 
@@ -96,19 +96,19 @@ def _checked(capture: NodeCapture, file: Path) -> NodeCapture:
     return capture
 
 
-def _checked_ending(ending: AttemptExit, file: Path) -> AttemptExit:
-    known = [one.rank for one in ending.identities]
-    ended = [one.rank for one in ending.exits]
-    _check_ranks([*known, *ended, *ending.living], ending.job.world_size, file)
-    for one in ending.exits:
+def _checked_exit(attempt: AttemptExit, file: Path) -> AttemptExit:
+    known = [one.rank for one in attempt.identities]
+    ended = [one.rank for one in attempt.exits]
+    _check_ranks([*known, *ended, *attempt.living], attempt.job.world_size, file)
+    for one in attempt.exits:
         _check_time(one.at, file)
         if one.status is not None and not 0 <= one.status <= 0xFFFF:
             raise EvidenceError(
                 f"{file} gives rank {one.rank} the exit status word {one.status}", DAMAGED
             )
-    if not ending.exits:
+    if not attempt.exits:
         raise EvidenceError(f"{file} tells of no exit", DAMAGED)
-    return ending
+    return attempt
 
 
 def _check_ranks(ranks: list[int], world: int, file: Path) -> None:

@@ -59,7 +59,7 @@ class Life:
         os.write(self.ack, b"up\n")
         stall = self.run("stall")
         self.incidents.recall(stall)
-        self.ledger.scribe.release()
+        self.ledger.writer.release()
         self.incidents.settle({"stall"})
         self.incidents.open(stall, blamed("stall/0/7"))
         self.wait()
@@ -98,7 +98,7 @@ class Life:
 
     def wait(self) -> None:
         """Until all is on disk."""
-        while not self.ledger.scribe.idle:
+        while not self.ledger.writer.idle:
             time.sleep(0.001)
 
     def tell(self, what: str, run: Run) -> None:
@@ -247,7 +247,7 @@ def main() -> None:
         killer.round(number)
     last = StateStore(state_dir, Spawner({"state": server.serve}), retry=0.01)
     last.start(10)
-    last.scribe.release()
+    last.writer.release()
     IncidentManager(last).settle({"stall"})
     last.close(10)
     killer.look(AT_THE_END)

@@ -106,7 +106,7 @@ def message(state: EventState, sentence: str, started: float) -> EventMessage:
         labels={"run": "r", "job": 'müller "x"\n{a="b"}'}, verdict="rank_stopped",
     )  # fmt: skip
     ended = time.time() if state is EventState.RESOLVED else None
-    event = AlertEvent(alarm=alarm, state=state, started=started, ended=ended, outcome="recovered")
+    event = AlertEvent(alert=alarm, state=state, started=started, ended=ended, outcome="recovered")
     return message_of(event, "node1")
 
 

@@ -66,7 +66,7 @@ class Past:
             self._context.spawner.inherit(self._ledger.leftovers)
             for run in runs.values():
                 self._resume(run, settings)
-            self._ledger.scribe.release()
+            self._ledger.writer.release()
         if self._recalled and not self._settled and looked:
             self._settled = True
             revived = self._revive(runs, settings)
@@ -132,7 +132,7 @@ class Past:
 
     def _goes_on(self, job_id: str, row: RunRow) -> bool:
         """An attempt has failed, and its launcher may start another one: they are one story."""
-        ending = row.incident.ending if row.incident else None
+        ending = row.incident.exit if row.incident else None
         if ending is None or not launcher_lives(self._context.host, ending, self._same_boot):
             return False
         if ending.launcher_pid is None or not self._stories.recall(job_id, row):

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from mldebug.cluster.membership import lives
+from mldebug.cluster.known_peers import lives
 from mldebug.cluster.run_identity import job_key, run_id
 from mldebug.config.schema import Config
 from mldebug.core.errors import MldebugError
@@ -169,7 +169,7 @@ def build_loop(
     monitors = Monitors(
         hardware=HardwareMonitor.of(context, store, inbox, tools.gpus),
         notices=notices,
-        acting=ActionRunner(config, context, capture, store, notices.book, inbox),
+        acting=ActionRunner(config, context, capture, store, notices.registry, inbox),
         storage=StorageMonitor.of(context, tools.filesystem_probe, store, inbox),
         saves=CheckpointMonitor(context, store, inbox, config.checkpoints),
         memory=MemoryBoard(context, inbox),

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.model import AlertEvent, Channel, EventMessage
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import create
@@ -54,16 +54,18 @@ class ChannelDelivery:
         self._repeated: dict[str, float] = {}  # key -> when it was sent last
         self._tries: dict[str, int] = {}  # key -> failures: one that nobody takes holds up no other
 
-    def next(self, book: EventRegistry, now: float) -> AlertEvent | None:
+    def next(self, registry: EventRegistry, now: float) -> AlertEvent | None:
         """What to send now: news first, then what is due to be repeated."""
         if self.every or self.under_way or now < self.not_before:
             return None
-        if waiting := book.untold(self.name):
+        if waiting := registry.unsent(self.name):
             return min(waiting, key=lambda one: self._tries.get(one.key, 0))
         if not self.repeat:
             return None
         due = (
-            one for one in book.firing() if now - self._repeated.get(one.key, now) >= self.repeat
+            one
+            for one in registry.firing()
+            if now - self._repeated.get(one.key, now) >= self.repeat
         )
         return next(due, None)
 
@@ -94,11 +96,11 @@ class ChannelDelivery:
         """It may not have arrived; the next try waits."""
         self.failed += 1
         self._tries[key] = self._tries.get(key, 0) + 1
-        said = safe_line(str(error) or type(error).__name__, 200)
+        reason = safe_line(str(error) or type(error).__name__, 200)
         if not self.trouble:
             later = "it is tried again" if self.every else "what waits is sent later"
-            log.error("channel %s: %s; %s", self.name, said, later)
-        self.trouble, self.not_before, self._beat = said, now + self._pause, 0.0
+            log.error("channel %s: %s; %s", self.name, reason, later)
+        self.trouble, self.not_before, self._beat = reason, now + self._pause, 0.0
         self._pause = min(PAUSE_MOST, 2 * self._pause)
 
     def keep_only(self, keys: Collection[str]) -> None:

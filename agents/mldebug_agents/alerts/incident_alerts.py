@@ -10,21 +10,21 @@ INCIDENT = "incident/"
 STANDS = 600.0
 
 
-def alarm_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
+def alert_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
     """The alarm of one incident. Its labels never change; the verdict, which may be refined, is none of them."""
-    told, job = judgement.diagnosis, _job(incident)
+    diagnosis, job = judgement.diagnosis, _job(incident)
     name = {"job": job.name} if job is not None else {}
     return Alert(
         key=f"{INCIDENT}{incident.id}",
         kind=incident.kind,
         severity=Severity.CRITICAL,
-        sentence=told.summary or incident.sentence,
+        sentence=diagnosis.summary or incident.sentence,
         labels={"run": incident.job_id, **name},
-        next_steps=told.next_steps,
-        culprits=tuple(map(_culprit, told.culprits)),
-        blamed=told.culprits,
-        verdict=str(told.verdict),
-        confidence=told.confidence,
+        next_steps=diagnosis.next_steps,
+        culprits=tuple(map(_culprit, diagnosis.culprits)),
+        blamed=diagnosis.culprits,
+        verdict=str(diagnosis.verdict),
+        confidence=diagnosis.confidence,
         report=incident.id,
         uid=uid,
         since=incident.stalled_since or incident.detected_at,
@@ -32,13 +32,13 @@ def alarm_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
     )
 
 
-def tells(incident: Incident) -> bool:
+def is_ours_to_report(incident: Incident) -> bool:
     """Is it this node's to tell of? Of several nodes only the one with the report over all of them does."""
     return incident.counted or bool(incident.across) or not incident.shared
 
 
 def _job(incident: Incident) -> Job | None:
-    return incident.job or (incident.ending.job if incident.ending else None)
+    return incident.job or (incident.exit.job if incident.exit else None)
 
 
 def _culprit(one: Culprit) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import msgspec
 
 from mldebug import __version__
-from mldebug.alerts.event_book import EventRegistry
-from mldebug.alerts.health_events import health_alarms, health_key, healthy_keys
+from mldebug.alerts.event_registry import EventRegistry
+from mldebug.alerts.health_events import health_alerts, health_key, healthy_keys
 from mldebug.alerts.job_events import of_orphans, of_schedulers
 from mldebug.alerts.message import alive, cleaned, message_of
 from mldebug.alerts.model import Alert, AlertEvent, EventState, MessageRefusedError
@@ -27,7 +27,7 @@ from mldebug.hardware.health.sentences import GpuName
 from mldebug.incidents.incident import Incident
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.delivery import WORKER, ChannelDelivery, ChannelOrder
-from mldebug_agents.alerts.incident_alerts import INCIDENT, alarm_of, tells
+from mldebug_agents.alerts.incident_alerts import INCIDENT, alert_of, is_ours_to_report
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.workers import Result
 
@@ -50,14 +50,14 @@ class AlertNotifier:
         self,
         config: Config,
         node: str,
-        ledger: StateStore,
+        store: StateStore,
         inbox: "queue.SimpleQueue[Result | None]",
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.book = EventRegistry(config.events.pending)
+        self.registry = EventRegistry(config.events.pending)
         self._link = config.events.link
         self._node = node
-        self._ledger = ledger
+        self._state_store = store
         self._inbox = inbox
         self._now = now
         self._restored = False
@@ -66,73 +66,73 @@ class AlertNotifier:
         self._words_due = 0.0
         self._unstored: dict[str, float] = {}  # key -> since when it waits for the disk
         self._spoken: dict[str, float] = {}  # key -> when a room spoke of it last
-        self._obey(config.channels)
+        self._configure(config.channels)
 
     def reload(self, config: Config) -> None:
         """Go on with other channels; what was not acknowledged waits for those that stay, and for new ones."""
-        self.book.pending, self._link = config.events.pending, config.events.link
-        self._obey(config.channels)
+        self.registry.pending, self._link = config.events.pending, config.events.link
+        self._configure(config.channels)
 
     # --- what rooms say ----------------------------------------------------------------------------
 
     def incident(self, incident: Incident, judgement: Judgement, uid: int) -> None:
         """An incident was written down: it began, is known better, or is over."""
-        alarm = cleaned(alarm_of(incident, judgement, uid))
-        if tells(incident) or self.book.get(alarm.key):
-            if incident.state == "open" or self.book.get(alarm.key) is None:
-                self.book.raise_(alarm, self._now(), at_once=True)
+        alert = cleaned(alert_of(incident, judgement, uid))
+        if is_ours_to_report(incident) or self.registry.get(alert.key):
+            if incident.state == "open" or self.registry.get(alert.key) is None:
+                self.registry.raise_(alert, self._now(), at_once=True)
             if incident.state != "open":
-                self.book.clear(alarm.key, self._now(), incident.state)
+                self.registry.clear(alert.key, self._now(), incident.state)
 
     def renamed(self, old: str) -> None:
         """An incident is told under another id, by whoever has it."""
-        self.book.clear(INCIDENT + old, self._now(), "other nodes know it under another id")
+        self.registry.clear(INCIDENT + old, self._now(), "other nodes know it under another id")
 
-    def alarm(self, alarm: Alert) -> None:
+    def raise_alert(self, alert: Alert) -> None:
         """A room says that something is wrong; again and again, for as long as it is."""
-        self.book.raise_(cleaned(alarm), self._now())
+        self.registry.raise_(cleaned(alert), self._now())
 
     def clear(self, key: str) -> None:
         """A room says that it is over."""
-        self.book.clear(key, self._now())
+        self.registry.clear(key, self._now())
 
     def look(self, snapshot: Snapshot, incidents: Collection[str] = ()) -> None:
         """Take in what is not well. `incidents`: ids of those that are open."""
         now = time.monotonic()
         gpus = snapshot.gpus.gpus if snapshot.gpus else ()
         names = {one.uuid: GpuName(one.index, one.bus_id) for one in gpus}
-        word = together(_rooms(snapshot))
-        said = {one.key for one in word.alarms}
-        for alarm in (*health_alarms(snapshot.health, names), *word.alarms):
-            self.alarm(alarm)
+        word = together(_subject_alerts(snapshot))
+        raised = {one.key for one in word.alerts}
+        for alert in (*health_alerts(snapshot.health, names), *word.alerts):
+            self.raise_alert(alert)
         for key in healthy_keys(snapshot.health):
             self.clear(key)
-        for key in self.book.keys(""):
-            if word.is_over(key) and key not in said:
+        for key in self.registry.keys(""):
+            if word.is_over(key) and key not in raised:
                 self.clear(key)
-        known = {health_key(one) for one in snapshot.health} | said
+        known = {health_key(one) for one in snapshot.health} | raised
         known |= {INCIDENT + one for one in incidents}
-        known |= {key for key in self.book.keys("") if key.startswith(word.unsure)}
+        known |= {key for key in self.registry.keys("") if key.startswith(word.unsure)}
         self._forget_lost(known, now)
 
     def _forget_lost(self, known: Collection[str], now: float) -> None:
         """A GPU was replaced, a mount is gone, the agent before was killed while it closed an incident."""
-        self._spoken = {key: self._spoken.get(key, now) for key in self.book.keys("")}
+        self._spoken = {key: self._spoken.get(key, now) for key in self.registry.keys("")}
         self._spoken |= dict.fromkeys(self._spoken.keys() & set(known), now)
         for key, at in self._spoken.items():
-            event = self.book.get(key)
+            event = self.registry.get(key)
             if now - at > LOST and event is not None and event.ended is None:
-                self.book.clear(key, self._now(), "nobody knows of it any more")
+                self.registry.clear(key, self._now(), "nobody knows of it any more")
 
     # --- the loop ----------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Store what has changed, then send what waits: on disk an event comes before its message."""
-        if not self._restored and self._ledger.opened:
+        if not self._restored and self._state_store.opened:
             self._restored = True
-            self.book.restore(_stored(self._ledger))
-        told = [name for name, line in self._lines.items() if not line.every]
-        self.book.tidy(told, self._now())
+            self.registry.restore(_stored(self._state_store))
+        channels = [name for name, line in self._lines.items() if not line.every]
+        self.registry.tidy(channels, self._now())
         self._store(time.monotonic())
         if self._restored or time.monotonic() > self._alone_at:  # or a restart would tell all again
             for line in self._lines.values():
@@ -143,15 +143,15 @@ class AlertNotifier:
             return
         words = now >= self._words_due
         self._words_due = now + WORDS_EVERY if words else self._words_due
-        for key, event in self.book.changed(words=words):
-            self._ledger.remember(ROW + key, msgspec.json.encode(event) if event else b"")
+        for key, event in self.registry.changed(words=words):
+            self._state_store.remember(ROW + key, msgspec.json.encode(event) if event else b"")
 
     def _send(self, line: ChannelDelivery) -> None:
         now = time.monotonic()
         if line.beats(now):
             beat = ChannelOrder(alive(self._node, self._now(), __version__), None, line)
             line.under_way = line.worker.order(beat)
-        event = line.next(self.book, now)
+        event = line.next(self.registry, now)
         if event is None or not self._may_go(event.key, now):
             return
         message = message_of(event, self._node, self._link, __version__)
@@ -159,7 +159,7 @@ class AlertNotifier:
 
     def _may_go(self, key: str, now: float) -> bool:
         """Its row is on disk, or the disk has had its time: a hung one keeps nobody from being told."""
-        if not self._restored or self._ledger.is_stored(ROW + key):
+        if not self._restored or self._state_store.is_stored(ROW + key):
             self._unstored.pop(key, None)
             return True
         return now - self._unstored.setdefault(key, now) > STORED_WITHIN
@@ -179,22 +179,22 @@ class AlertNotifier:
         else:
             line.done(key, now)
         if event is not None:
-            self.book.told(event.key, line.name, str(event.state), event.started)
+            self.registry.acknowledge(event.key, line.name, str(event.state), event.started)
         return True
 
     # --- what others see ---------------------------------------------------------------------------
 
     def show(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot with the events and how the channels do."""
-        everything = {one.key for one in self.book.all()}
+        everything = {one.key for one in self.registry.all()}
         self._unstored = {key: at for key, at in self._unstored.items() if key in everything}
         for line in self._lines.values():
             line.keep_only(everything)
-        known = [one for one in self.book.all() if one.state is not EventState.PENDING]
+        known = [one for one in self.registry.all() if one.state is not EventState.PENDING]
         events = EventsView(
             events=tuple(map(_view, known[-SHOWN:])),
             counts=_counts(known),
-            dropped=self.book.dropped,
+            dropped=self.registry.dropped,
             channels=tuple(self._state(line) for line in self._lines.values()),
         )
         workers = tuple(line.worker.state() for line in self._lines.values())
@@ -206,7 +206,7 @@ class AlertNotifier:
         return ChannelState(
             name=line.name,
             kind=line.plugin.kind,
-            waiting=0 if line.every else len(self.book.untold(line.name)),
+            waiting=0 if line.every else len(self.registry.unsent(line.name)),
             sent=line.sent,
             failed=line.failed,
             refused=line.refused,
@@ -214,7 +214,7 @@ class AlertNotifier:
             trouble=line.trouble,
         )
 
-    def _obey(self, wanted: Mapping[str, Plugin]) -> None:
+    def _configure(self, wanted: Mapping[str, Plugin]) -> None:
         lines = {}
         for name, plugin in wanted.items():
             known = self._lines.get(name)
@@ -223,7 +223,7 @@ class AlertNotifier:
         self._lines = lines
 
 
-def _rooms(snapshot: Snapshot) -> Iterator[SubjectAlerts]:
+def _subject_alerts(snapshot: Snapshot) -> Iterator[SubjectAlerts]:
     if snapshot.storage is not None:
         yield from of_storage(snapshot.storage.parts)
     yield from of_memory(snapshot.memory)
@@ -236,19 +236,19 @@ def _rooms(snapshot: Snapshot) -> Iterator[SubjectAlerts]:
 
 
 def _view(event: AlertEvent) -> EventView:
-    alarm = event.alarm
+    alert = event.alert
     return EventView(
         key=event.key,
-        kind=alarm.kind,
-        severity=str(alarm.severity),
+        kind=alert.kind,
+        severity=str(alert.severity),
         state=str(event.state),
-        sentence=alarm.sentence,
+        sentence=alert.sentence,
         started=event.started,
         ended=event.ended,
         outcome=event.outcome,
-        report=alarm.report,
-        uid=alarm.uid,
-        labels=alarm.labels,
+        report=alert.report,
+        uid=alert.uid,
+        labels=alert.labels,
     )
 
 
@@ -256,18 +256,18 @@ def _counts(known: list[AlertEvent]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for one in known:
         if one.state is EventState.FIRING:
-            name = f"{one.alarm.kind}/{one.alarm.severity}"
+            name = f"{one.alert.kind}/{one.alert.severity}"
             counts[name] = counts.get(name, 0) + 1
     return counts
 
 
-def _stored(ledger: StateStore) -> list[AlertEvent]:
+def _stored(store: StateStore) -> list[AlertEvent]:
     """What is stored; a row that cannot be read, of another version, is skipped."""
     found = []
-    for name in ledger.memos(ROW):
+    for name in store.memos(ROW):
         try:
-            found.append(msgspec.json.decode(ledger.memo(name), type=AlertEvent))
+            found.append(msgspec.json.decode(store.memo(name), type=AlertEvent))
         except msgspec.DecodeError:
             log.warning("an event that was stored cannot be read, and is forgotten")
-            ledger.remember(name, b"")
+            store.remember(name, b"")
     return found

@@ -87,11 +87,11 @@ def capture_all(
     with ended_by_signals(), Spawner({NAME: child.serve}) as spawner:
         chosen: Transport = _transport(config, transport)
         plan = chosen.plan(wanted, spawner)
-        heard = ask_all(spawner, plan, chosen, progress)
-    merged = merge(heard, plan.listed_by)
+        answers = ask_all(spawner, plan, chosen, progress)
+    merged = merge(answers, plan.listed_by)
     topology = config.cluster.topology
     if not merged.runs:
-        raise _nothing(merged, heard, plan)
+        raise _nothing(merged, answers, plan)
     state_dir = config.agent.state_dir
     return [
         write_case(state_dir, one.captures, detected, placed(one.asked, topology), node)
@@ -105,30 +105,30 @@ def _transport(config: Config, name: str) -> Transport:
     return transport
 
 
-def _nothing(merged: MergedRuns, heard: NodeReplies, plan: FanoutPlan) -> MldebugError:
+def _nothing(merged: MergedRuns, answers: NodeReplies, plan: FanoutPlan) -> MldebugError:
     """Why there is nothing to judge."""
     reasons = by_reason(merged.asked.nodes)
     lines = [f"{shorten_ranks(names, 60)}: {reason}" for names, reason in reasons[:MAX_TOLD]]
-    lines += [f"{name}: {gap}" for name, gap in _hidden(heard)][:MAX_TOLD]
+    lines += [f"{name}: {gap}" for name, gap in _hidden(answers)][:MAX_TOLD]
     if bare := merged.asked.named("answered"):
         lines.append(f"no training job was found on {shorten_ranks(fold_nodes(bare), 60)}")
     ways = [node.way_out for node in merged.asked.nodes if node.way_out]
-    ways += [gap.way_out for one in heard.replies.values() for gap in one.gaps if gap.way_out]
-    asked = fold_nodes(plan.nodes)
-    message = f"no run was found on {shorten_ranks(asked, 60)}"
-    hidden = any(one.hidden for one in heard.replies.values())
-    kind = MissingError if not heard.replies else AccessError if hidden else MldebugError
+    ways += [gap.way_out for one in answers.replies.values() for gap in one.gaps if gap.way_out]
+    queried = fold_nodes(plan.nodes)
+    message = f"no run was found on {shorten_ranks(queried, 60)}"
+    hidden = any(one.hidden for one in answers.replies.values())
+    kind = MissingError if not answers.replies else AccessError if hidden else MldebugError
     return kind("\n".join((message, *lines)), next(iter(ways), _see(merged.asked, plan)))
 
 
-def _hidden(heard: NodeReplies) -> list[tuple[str, str]]:
+def _hidden(answers: NodeReplies) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
-    for name, one in sorted(heard.replies.items()):
+    for name, one in sorted(answers.replies.items()):
         found += [(name, gap.reason) for gap in one.gaps[:1]]
     return found
 
 
-def _see(asked: QueriedNodes, plan: FanoutPlan) -> str:
-    if bare := asked.named("answered"):
+def _see(queried: QueriedNodes, plan: FanoutPlan) -> str:
+    if bare := queried.named("answered"):
         return f"`mldebug status` on {bare[0]} shows what is seen there"
     return f"look at {plan.nodes[0]} by hand: is it up, and may you log in there?"

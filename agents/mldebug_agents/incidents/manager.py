@@ -15,13 +15,13 @@ from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.incidents.incident import (
     Incident,
     add_capture,
-    add_ending,
+    add_exit,
     add_gap,
-    end,
-    is_seen,
-    is_untold,
+    add_timeline,
+    close_incident,
+    has_evidence,
+    is_unreported,
     judge,
-    say,
 )
 from mldebug.incidents.report.build import State
 from mldebug.stall.signals import StallDecision
@@ -88,7 +88,7 @@ class IncidentManager:
             )
         run.incident = known
         self._writer.keep(run)
-        if is_seen(known):
+        if has_evidence(known):
             run.judgement = judge(known)
             self._writer.write(known, run.judgement, run.job.uid)
 
@@ -143,7 +143,7 @@ class IncidentManager:
 
     def unseen(self, run: Run) -> None:
         """No capture will come soon: who reads the id of an open incident finds a report."""
-        if run.incident is None or is_seen(run.incident):
+        if run.incident is None or has_evidence(run.incident):
             return
         first = run.judgement is None
         run.judgement = judge(run.incident)
@@ -156,10 +156,10 @@ class IncidentManager:
         """The stall is over: the job moves again, or has ended. Without a capture that is told as well."""
         if run.incident is None:
             return
-        if run.capture is not None and not is_seen(run.incident):
+        if run.capture is not None and not has_evidence(run.incident):
             run.incident = add_capture(run.incident, run.capture)  # it was held back for others
             run.judgement = judge(run.incident)
-        if is_untold(run.incident) and run.judgement is not None:
+        if is_unreported(run.incident) and run.judgement is not None:
             self._writer.announce(run, run.incident, run.judgement)  # nobody has come to it
         self._writer.end(run.incident, state, why, run.job.uid, run.judgement)
         run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
@@ -168,7 +168,7 @@ class IncidentManager:
     def note(self, run: Run, at: float, words: str) -> None:
         """One more line in the timeline of an open incident; it is written with the next report."""
         if run.incident is not None:
-            run.incident = say(run.incident, self._writer.clock.translate(at), words)
+            run.incident = add_timeline(run.incident, self._writer.clock.translate(at), words)
 
     def _take(self, run: Run, incident: Incident, capture: NodeCapture) -> None:
         first = (
@@ -219,7 +219,7 @@ class IncidentManager:
             sentence=decision.sentence,
             versions=versions(),
         )
-        run.incident = say(incident, now, f"incident opened: {decision.sentence}")
+        run.incident = add_timeline(incident, now, f"incident opened: {decision.sentence}")
         self._writer.keep(run)
         if hold:
             return
@@ -231,7 +231,7 @@ class IncidentManager:
 
     def withdraw(self, run: Run, why: str) -> None:
         """It was held back for others, and moves again before anybody was told: no incident, and no capture of it is kept."""
-        if run.incident is None or run.incident.shared or not is_untold(run.incident):
+        if run.incident is None or run.incident.shared or not is_unreported(run.incident):
             self.close(run, "recovered", why)
             return
         run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
@@ -270,7 +270,7 @@ class IncidentManager:
             versions=versions(),
         )
         ending = msgspec.structs.replace(ending, step=_step(run, ending), said=dict(run.said))
-        run.incident = add_ending(incident, ending, now, outcome.sentence)
+        run.incident = add_exit(incident, ending, now, outcome.sentence)
         if before is None and run.capture is not None:
             run.incident = add_capture(run.incident, run.capture)  # of a suspicion just before
         self._writer.keep(run)
@@ -284,7 +284,7 @@ class IncidentManager:
     def close_story(self, run: Run, incident: Incident, state: State, why: str) -> Incident:
         """End an incident whose run may be gone. Returns it as it was written."""
         known = run.incident or self.remote.cases.get(incident.id) or incident
-        closed = end(known, state, self._writer.now(incident), why)
+        closed = close_incident(known, state, self._writer.now(incident), why)
         self._writer.write(closed, judge(closed), run.job.uid)
         if run.incident is not None:
             run.incident, run.judgement, run.capture = None, None, None

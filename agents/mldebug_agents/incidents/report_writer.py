@@ -9,8 +9,7 @@ import msgspec
 
 from mldebug import __version__
 from mldebug.core.model import Judgement, NodeCapture
-from mldebug.incidents.incident import Incident, is_seen, judge, write_report
-from mldebug.incidents.incident import end as end_incident
+from mldebug.incidents.incident import Incident, close_incident, has_evidence, judge, write_report
 from mldebug.incidents.report.build import State, make_id
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.stored_evidence import ASKED
@@ -71,9 +70,9 @@ class IncidentWriter:
         self, incident: Incident, state: State, why: str, uid: int, known: Judgement | None = None
     ) -> None:
         """Write how it ended; one that nobody saw is judged now, and counted unless its report was written before."""
-        closed = end_incident(incident, state, self.now(incident), why)
-        judgement = known if known is not None and is_seen(closed) else judge(closed)
-        if known is None and not is_seen(closed):
+        closed = close_incident(incident, state, self.now(incident), why)
+        judgement = known if known is not None and has_evidence(closed) else judge(closed)
+        if known is None and not has_evidence(closed):
             self.count(closed, judgement)
         self.write(closed, judgement, uid)
 
@@ -90,8 +89,8 @@ def write_files(
     def work() -> None:
         report = write_report(incident, judgement, reported_at)
         evidence = evidence_files(incident)
-        if incident.ending is not None:
-            evidence[f"ending-{report.node}.json"] = msgspec.json.encode(incident.ending)
+        if incident.exit is not None:
+            evidence[f"ending-{report.node}.json"] = msgspec.json.encode(incident.exit)
         ledger.archive.save(report, render_html(report), evidence, owner_uid=uid)
         ledger.archive.prune()
 
@@ -121,7 +120,7 @@ def owner(incident: Incident) -> int:
     """Whose job it was."""
     if incident.captures:
         return incident.captures[0].job.uid
-    job = incident.ending.job if incident.ending else incident.job
+    job = incident.exit.job if incident.exit else incident.job
     return job.uid if job else 0
 
 

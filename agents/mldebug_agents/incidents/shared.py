@@ -14,10 +14,10 @@ from mldebug.incidents.incident import (
     Incident,
     add_across,
     add_cause,
+    add_timeline,
     add_whole,
-    is_untold,
+    is_unreported,
     judge,
-    say,
 )
 from mldebug.incidents.report.build import State
 from mldebug_agents.incidents.recent_failures import BadEnds
@@ -47,7 +47,9 @@ class RemoteIncidents:
         `caused`: that of a bad end on another node, which came first.
         """
         known, now = run.incident, self._writer.clock.now()
-        own = known is not None and not known.shared and is_untold(known)  # nobody knows that id
+        own = (
+            known is not None and not known.shared and is_unreported(known)
+        )  # nobody knows that id
         old = "" if known is None or own else known.id
         if known is None:
             known = Incident(
@@ -60,10 +62,10 @@ class RemoteIncidents:
                 sentence=sentence,
                 versions=versions(),
             )
-            known = say(known, now, f"incident opened: {sentence}")
+            known = add_timeline(known, now, f"incident opened: {sentence}")
         elif incident_id != known.id and (caused or _goes_on(known, incident_id)):
             known = msgspec.structs.replace(known, id=incident_id)
-            known = say(known, now, RENAMED)
+            known = add_timeline(known, now, RENAMED)
         elif own:
             known = msgspec.structs.replace(known, id=incident_id)
         if known == run.incident and known.shared:
@@ -95,7 +97,7 @@ class RemoteIncidents:
             run, incident = None, self._case(incident_id, found, now)
         again = bool(incident.across)
         incident = add_across(incident, found, asked, max(incident.detected_at, now), what)
-        if cause is not None and incident.ending is None:
+        if cause is not None and incident.exit is None:
             incident = add_cause(incident, cause, max(incident.detected_at, now))
         judgement = judge(incident)
         if run is not None:
@@ -103,7 +105,7 @@ class RemoteIncidents:
             self._writer.keep(run)
         else:
             self.cases.put(incident)
-        if not again and not incident.counted and incident.ending is None:
+        if not again and not incident.counted and incident.exit is None:
             self._writer.count(incident, judgement)
         log.warning("%s: %s", found[0].job.name, judgement.diagnosis.summary)
         self._writer.write(incident, judgement, owner_of(found))
@@ -142,7 +144,7 @@ class RemoteIncidents:
         if (incident := self.cases.pop(known)) is None:
             return
         incident = msgspec.structs.replace(incident, id=incident_id)
-        incident = say(incident, self._writer.now(incident), RENAMED)
+        incident = add_timeline(incident, self._writer.now(incident), RENAMED)
         self.cases.put(incident)
         self._writer.write(incident, judge(incident), owner_of(incident.across))
         self._writer.renamed(known)

@@ -61,13 +61,13 @@ class StateClient:
     def open(self) -> tuple[StateReply, socket.socket | None]:
         """Start the child where there is none and have it open the state dir; with the socket, once."""
         door = self._wants_door and self._place is None
-        reply, got = self._talk(OpenState(str(self._state_dir), os.getpid(), door, self._held))
+        reply, got = self._exchange(OpenState(str(self._state_dir), os.getpid(), door, self._held))
         self._place = reply.door or self._place
         return reply, got
 
     def open_door(self) -> socket.socket | None:
         """Try again to open the socket."""
-        reply, door = self._talk(OpenSocket())
+        reply, door = self._exchange(OpenSocket())
         self._place = reply.door or self._place
         return door
 
@@ -84,12 +84,12 @@ class StateClient:
     def _ask(self, order: StateOrder) -> None:
         if self.worker is None:
             self.open()
-        self._talk(order)
+        self._exchange(order)
 
     def end(self) -> None:
         """Have everything closed, and say good-bye."""
         if self.worker is not None:
-            self._talk(CloseState(self._place))
+            self._exchange(CloseState(self._place))
         self._ended = True
         self.hang_up()
 
@@ -99,7 +99,7 @@ class StateClient:
         if worker is not None:
             worker.hang_up()
 
-    def _talk(self, order: StateOrder) -> tuple[StateReply, socket.socket | None]:
+    def _exchange(self, order: StateOrder) -> tuple[StateReply, socket.socket | None]:
         if self._ended:
             raise ConnectionError("the agent ends")
         worker = self.worker = self.worker or self._starter.fork_worker(NAME)
@@ -123,8 +123,8 @@ class StateClient:
 class RemoteArchive:
     """Writes like an `mldebug.incidents.report_store.ReportStore`, in the child."""
 
-    def __init__(self, keeper: StateClient) -> None:
-        self._keeper = keeper
+    def __init__(self, client: StateClient) -> None:
+        self._client = client
 
     def save(
         self,
@@ -135,16 +135,16 @@ class RemoteArchive:
         owner_uid: int | None = None,
     ) -> None:
         """Write one report; the same id again replaces what was there."""
-        told = msgspec.json.encode(report)
-        self._keeper.ask(SaveReport(told, html, dict(evidence), owner_uid))
+        report_json = msgspec.json.encode(report)
+        self._client.ask(SaveReport(report_json, html, dict(evidence), owner_uid))
 
     def remove(self, report_id: str) -> None:
         """Remove one report."""
-        self._keeper.ask(RemoveReport(report_id))
+        self._client.ask(RemoveReport(report_id))
 
     def prune(self) -> None:
         """Remove what is too old or too much."""
-        self._keeper.ask(PruneReports())
+        self._client.ask(PruneReports())
 
 
 def _raise(reply: StateReply, door: socket.socket | None) -> None:

@@ -85,12 +85,12 @@ class Database:
 
     def keep_ends(self, order: StoredExits) -> None:
         """Store who of a run has ended."""
-        self._do("INSERT OR REPLACE INTO ends VALUES (?, ?)", order.job_id, order.told)
+        self._do("INSERT OR REPLACE INTO ends VALUES (?, ?)", order.job_id, order.data)
 
     def remember(self, memo: Memo) -> None:
         """Store a memo; an empty one is deleted."""
-        if memo.told:
-            self._do("INSERT OR REPLACE INTO memos VALUES (?, ?)", memo.name, memo.told)
+        if memo.data:
+            self._do("INSERT OR REPLACE INTO memos VALUES (?, ?)", memo.name, memo.data)
         else:
             self._do("DELETE FROM memos WHERE name = ?", memo.name)
 

@@ -22,9 +22,9 @@ def why(error: Exception) -> str:
     if isinstance(error, MldebugError):
         return error.message
     if isinstance(error, OSError) and error.errno:
-        words, said = os.strerror(error.errno), error.strerror or ""
+        words, given = os.strerror(error.errno), error.strerror or ""
         name = errno.errorcode.get(error.errno, str(error.errno))
-        more = f": {said}" if said and not said.startswith(words) else ""
+        more = f": {given}" if given and not given.startswith(words) else ""
         return f"{words} ({name}){more}"
     return f"{type(error).__name__}: {error}"
 
@@ -34,12 +34,12 @@ def number(error: Exception) -> int:
     return (error.errno or errno.EIO) if isinstance(error, OSError) else 0
 
 
-def failing(place: Path, reason: str, kind: int, room: int) -> str:
-    """The state dir takes nothing; `room` reports may wait."""
+def failing(place: Path, reason: str, kind: int, most_waiting: int) -> str:
+    """The state dir takes nothing; `most_waiting` reports may wait."""
     look = _LOOKS.get(kind, _LOOK).format(shlex.quote(str(place)))
     return (
         f"the state dir {place} cannot be written: {reason}. Jobs are watched and metrics served as before;"
-        f" reports wait in memory (the newest {room}) and are lost if the agent ends now."
+        f" reports wait in memory (the newest {most_waiting}) and are lost if the agent ends now."
         f" They are written as soon as it works again. Look: {look}"
     )
 

@@ -15,7 +15,7 @@ class KeyValueStore(Protocol):
         """What is remembered under that name; empty where nothing is."""
         ...
 
-    def remember(self, name: str, told: bytes) -> None:
+    def remember(self, name: str, data: bytes) -> None:
         """Keep something under a name; nothing, where it is empty."""
         ...
 

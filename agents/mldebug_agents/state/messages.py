@@ -41,14 +41,14 @@ class StoredExits(msgspec.Struct, frozen=True, tag="KeepEnds"):
     """Who of one run has ended, as JSON: an order, and what lies on disk."""
 
     job_id: str
-    told: bytes
+    data: bytes
 
 
 class Memo(msgspec.Struct, frozen=True):
     """What is remembered under a name, as JSON; empty: nothing."""
 
     name: str
-    told: bytes
+    data: bytes
 
 
 class StoreMemo(msgspec.Struct, frozen=True, tag="Remember"):

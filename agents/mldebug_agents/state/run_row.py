@@ -22,8 +22,8 @@ class RunRow(msgspec.Struct):
 
 def stored(job_id: str, row: RunRow) -> StoreRun:
     """As it is written."""
-    told = msgspec.json.encode(row.incident) if row.incident else None
-    return StoreRun(job_id, msgspec.json.encode(row.memory), told)
+    incident = msgspec.json.encode(row.incident) if row.incident else None
+    return StoreRun(job_id, msgspec.json.encode(row.memory), incident)
 
 
 def stored_ends(job_id: str, ends: KnownExits) -> StoredExits:
@@ -36,8 +36,8 @@ def rows_of(found: StoredState) -> dict[str, RunRow]:
     rows = {}
     for one in found.rows:
         try:
-            told = msgspec.json.decode(one.incident, type=Incident) if one.incident else None
-            rows[one.job_id] = RunRow(msgspec.json.decode(one.memory, type=StallMemory), told)
+            incident = msgspec.json.decode(one.incident, type=Incident) if one.incident else None
+            rows[one.job_id] = RunRow(msgspec.json.decode(one.memory, type=StallMemory), incident)
         except msgspec.MsgspecError:
             continue
     return rows
@@ -48,7 +48,7 @@ def ends_of_all(found: StoredState) -> dict[str, KnownExits]:
     ends = {}
     for one in found.ends:
         try:
-            ends[one.job_id] = msgspec.json.decode(one.told, type=KnownExits)
+            ends[one.job_id] = msgspec.json.decode(one.data, type=KnownExits)
         except msgspec.MsgspecError:
             continue
     return ends
@@ -57,10 +57,10 @@ def ends_of_all(found: StoredState) -> dict[str, KnownExits]:
 def processes(incident: Incident | None, ends: KnownExits | None) -> set[Process]:
     """Those of a run that an earlier agent knew, as far as it, its captures and its ends tell."""
     captures = incident.captures if incident else ()
-    seen = [rank for capture in captures for rank in capture.job.ranks]
-    seen += incident.job.ranks if incident and incident.job else ()
-    seen += ends.identities if ends else ()
-    return {(rank.pid, rank.start_ticks) for rank in seen}
+    ranks = [rank for capture in captures for rank in capture.job.ranks]
+    ranks += incident.job.ranks if incident and incident.job else ()
+    ranks += ends.identities if ends else ()
+    return {(rank.pid, rank.start_ticks) for rank in ranks}
 
 
 def renamed(row: RunRow, job: Job) -> RunRow:
@@ -68,12 +68,12 @@ def renamed(row: RunRow, job: Job) -> RunRow:
     memory = msgspec.structs.replace(row.memory, run=job.id, attempt=job.attempt)
     incident = row.incident
     if incident is not None:
-        ending = incident.ending
+        ending = incident.exit
         if ending is not None:
-            told = msgspec.structs.replace(ending.job, id=job.id)
-            ending = msgspec.structs.replace(ending, job=told)
-        told_job = incident.job and msgspec.structs.replace(incident.job, id=job.id)
-        incident = msgspec.structs.replace(incident, job_id=job.id, job=told_job, ending=ending)
+            last_job = msgspec.structs.replace(ending.job, id=job.id)
+            ending = msgspec.structs.replace(ending, job=last_job)
+        job_then = incident.job and msgspec.structs.replace(incident.job, id=job.id)
+        incident = msgspec.structs.replace(incident, job_id=job.id, job=job_then, exit=ending)
     return RunRow(memory=memory, incident=incident)
 
 

@@ -60,13 +60,13 @@ def serve(connection: socket.socket) -> None:
 def answer(keeping: "StateServer", order: StateOrder) -> Answer:
     """Carry out one order; never raises for what the disk does."""
     try:
-        return keeping.obey(order)
+        return keeping.execute(order)
     except MldebugError as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and not isinstance(order, OpenState):
             return _failed(cause), None  # refused at the start, it is trouble of the disk later
-        told = (error.message, error.way_out, int(error.exit_code))
-        return StateReply(refusal=told, occupied=isinstance(error, OccupiedError)), None
+        refusal = (error.message, error.way_out, int(error.exit_code))
+        return StateReply(refusal=refusal, occupied=isinstance(error, OccupiedError)), None
     except OSError as error:
         return _failed(error), None
     except sqlite3.Error as error:
@@ -101,7 +101,7 @@ class StateServer:
             CloseState: self._end,
         }
 
-    def obey(self, order: StateOrder) -> Answer:
+    def execute(self, order: StateOrder) -> Answer:
         """Carry out one order. OSError, sqlite3.Error: it may work later; `MldebugError`: never."""
         if isinstance(order, OpenState) and self._hold is None:
             self._folder = Path(order.state_dir)

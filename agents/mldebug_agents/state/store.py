@@ -69,20 +69,20 @@ class StateStore:
         self._left: tuple[Leftover, ...] = ()
         self._wants_door = on_door is not None
         self._got_door = on_door or socket.socket.close
-        self._keeper = StateClient(starter, state_dir, self._lost_place, door=self._wants_door)
-        self.archive = RemoteArchive(self._keeper)
-        self.scribe = WriterThread(state_dir, self._open_place, retry=retry)
+        self._client = StateClient(starter, state_dir, self._lost_place, door=self._wants_door)
+        self.archive = RemoteArchive(self._client)
+        self.writer = WriterThread(state_dir, self._open_place, retry=retry)
 
     # --- opening -----------------------------------------------------------------------------------
 
     def start(self, timeout: float = OPEN_SECONDS) -> bool:
         """Open the state dir; False where it gives no answer yet. Raises where it can never be used."""
-        return self.scribe.start(timeout)
+        return self.writer.start(timeout)
 
     def tend(self) -> bool:
         """Have the state dir looked at. True where it had to be begun anew: it has its rows again, and no report."""
-        self.scribe.heed()
-        self.scribe.put("check", lambda: self._keeper.ask(CheckState()))
+        self.writer.heed()
+        self.writer.put("check", lambda: self._client.ask(CheckState()))
         if not self._begun_anew.is_set():
             return False
         self._begun_anew.clear()
@@ -94,32 +94,32 @@ class StateStore:
             self._put_memo(name)
         self._put_leftovers()
         if self._wants_door:
-            self.scribe.put("door", self._open_door)
+            self.writer.put("door", self._open_door)
         return True
 
     @property
     def opened(self) -> bool:
         """Whether what an earlier agent left has been read."""
-        return self.scribe.opened
+        return self.writer.opened
 
     @property
     def refusal(self) -> MldebugError | None:
         """Why this agent must not go on, where that came out late."""
-        return self.scribe.refusal
+        return self.writer.refusal
 
     @property
     def lost(self) -> int:
         """Reports and states that were dropped."""
-        return self.scribe.lost
+        return self.writer.lost
 
     @property
     def waiting(self) -> int:
         """Reports that are not on disk yet."""
-        return self.scribe.waiting
+        return self.writer.waiting
 
     def states(self) -> tuple[SourceState, ...]:
         """How writing does."""
-        return (self.scribe.state(),)
+        return (self.writer.state(),)
 
     # --- what was, what is ---------------------------------------------------------------------------
 
@@ -192,23 +192,23 @@ class StateStore:
         """What is remembered under that name, as JSON; empty where nothing is."""
         return self._memos.get(name, b"")
 
-    def remember(self, name: str, told: bytes) -> None:
+    def remember(self, name: str, data: bytes) -> None:
         """Store something under a name; nothing, where it is empty. What has not changed is not written."""
-        if told != self._memos.get(name, b""):
-            self._memos[name] = told
+        if data != self._memos.get(name, b""):
+            self._memos[name] = data
             self._put_memo(name)
-            if not told:
+            if not data:
                 del self._memos[name]
 
     def is_stored(self, name: str) -> bool:
         """Whether the newest under that name is on disk, as far as it was ever to be."""
-        return not self.scribe.waits(f"memo:{name}")
+        return not self.writer.waits(f"memo:{name}")
 
     def open_incidents(self) -> set[str]:
         """Ids of those that are stored as open."""
         rows = (*self._found.values(), *self._rows.values())
-        told = (row.incident for row in rows)
-        return {one.id for one in told if one is not None and one.state == "open"}
+        incidents = (row.incident for row in rows)
+        return {one.id for one in incidents if one is not None and one.state == "open"}
 
     def memos(self, beginning: str) -> tuple[str, ...]:
         """The names that begin so."""
@@ -219,21 +219,21 @@ class StateStore:
         self._rows.pop(job_id, None)
         self._found.pop(job_id, None)
         self._ends.pop(job_id, None)
-        self.scribe.drop(f"ends:{job_id}")
-        self.scribe.put(f"run:{job_id}", lambda: self._keeper.ask(DeleteRun(job_id)))
+        self.writer.drop(f"ends:{job_id}")
+        self.writer.put(f"run:{job_id}", lambda: self._client.ask(DeleteRun(job_id)))
 
     def report(self, report_id: str, work: Work) -> None:
         """Have a report written; a newer one of the same id takes the place of one that waits."""
-        self.scribe.put(REPORT + report_id, work)
+        self.writer.put(REPORT + report_id, work)
 
     def withdraw(self, report_id: str) -> None:
         """A report that waits is told under another id."""
-        self.scribe.drop(REPORT + report_id)
+        self.writer.drop(REPORT + report_id)
 
     def drop(self, report_id: str) -> None:
         """A report that may be written already is told under another id."""
         self.withdraw(report_id)
-        self.scribe.put(f"drop:{report_id}", lambda: self.archive.remove(report_id))
+        self.writer.put(f"drop:{report_id}", lambda: self.archive.remove(report_id))
 
     def leave(self, leftovers: tuple[Leftover, ...]) -> None:
         """Remember processes that could not be ended; only a change is written."""
@@ -244,50 +244,50 @@ class StateStore:
     @property
     def worker(self) -> ForkedWorker | None:
         """The child that keeps the state dir."""
-        return self._keeper.worker
+        return self._client.worker
 
     def close(self, timeout: float = 1.0) -> None:
         """Write what waits, for a while, and take the socket away."""
-        self.scribe.release()
-        self.scribe.put("end", self._keeper.end)
-        if self.scribe.close(timeout):
-            self._keeper.hang_up()
+        self.writer.release()
+        self.writer.put("end", self._client.end)
+        if self.writer.close(timeout):
+            self._client.hang_up()
 
     # --- inside ----------------------------------------------------------------------------------------
 
     def _put(self, job_id: str, row: RunRow, *, last: bool = True) -> None:
-        self.scribe.put(f"run:{job_id}", lambda: self._keeper.ask(stored(job_id, row)), last=last)
+        self.writer.put(f"run:{job_id}", lambda: self._client.ask(stored(job_id, row)), last=last)
 
     def _put_ends(self, job_id: str, ends: KnownExits) -> None:
-        self.scribe.put(f"ends:{job_id}", lambda: self._keeper.ask(stored_ends(job_id, ends)))
+        self.writer.put(f"ends:{job_id}", lambda: self._client.ask(stored_ends(job_id, ends)))
 
     def _put_memo(self, name: str) -> None:
         memo = Memo(name, self._memos[name])
-        self.scribe.put(f"memo:{name}", lambda: self._keeper.ask(StoreMemo(memo)))
+        self.writer.put(f"memo:{name}", lambda: self._client.ask(StoreMemo(memo)))
 
     def _put_leftovers(self) -> None:
         left = self._left
-        self.scribe.put("leftovers", lambda: self._keeper.ask(StoreLeftovers(left)))
+        self.writer.put("leftovers", lambda: self._client.ask(StoreLeftovers(left)))
 
     # --- in the scribe's thread ------------------------------------------------------------------------
 
     def _open_place(self) -> None:
-        reply, door = self._keeper.open()
+        reply, door = self._client.open()
         self._take_in(reply.found)
         if door is not None:
             self._got_door(door)
         elif self._wants_door:
             log.warning("no socket in %s yet: %s", self.state_dir, reply.error)
-            self.scribe.put("door", self._open_door)
+            self.writer.put("door", self._open_door)
 
     def _take_in(self, found: StoredState) -> None:
         self.leftovers = found.leftovers
         self._found = rows_of(found)
         self._ends = ends_of_all(found) | self._ends
-        self._memos = {one.name: one.told for one in found.memos} | self._memos
+        self._memos = {one.name: one.data for one in found.memos} | self._memos
 
     def _open_door(self) -> None:
-        if (door := self._keeper.open_door()) is not None:
+        if (door := self._client.open_door()) is not None:
             self._got_door(door)
 
     def _lost_place(self, how: str) -> None:

@@ -52,7 +52,7 @@ class WriterThread:
         self._seconds = 0.0
         self._error = ""
         self._success: float | None = None  # unix
-        self._told: set[int] = set()  # troubles that the log has, since all went well
+        self._logged: set[int] = set()  # troubles that the log has, since all went well
         self._lost_before = 0
         self._thread = threading.Thread(target=self._run, name="mldebug-write", daemon=True)
 
@@ -77,7 +77,7 @@ class WriterThread:
         """Open the place; False where that fails for now or takes longer. Raises the refusal."""
         self._thread.start()
         if not self._tried.wait(timeout):
-            self._tell(SILENT, f"no answer in {timeout:g} s")
+            self._log_once(SILENT, f"no answer in {timeout:g} s")
         if self.refusal is not None:
             raise self.refusal
         return self.opened
@@ -119,7 +119,7 @@ class WriterThread:
     def heed(self) -> None:
         """To be called now and then: a thread that is stuck cannot tell so itself."""
         if self._stuck:
-            self._tell(SILENT, f"no answer in {DEADLINE:g} s")
+            self._log_once(SILENT, f"no answer in {DEADLINE:g} s")
 
     @property
     def _stuck(self) -> bool:
@@ -245,15 +245,15 @@ class WriterThread:
         self._error = failure_text.why(failed) if failed else ""
         self._success = self._success if failed else time.time()
         if failed is not None:
-            self._tell(failure_text.number(failed), self._error)
-        elif self._told:
-            self._told.clear()
+            self._log_once(failure_text.number(failed), self._error)
+        elif self._logged:
+            self._logged.clear()
             log.info("%s", failure_text.working(self._place, self.lost - self._lost_before))
             self._lost_before = self.lost
 
-    def _tell(self, kind: int, reason: str) -> None:
-        if kind not in self._told and not self._closing:
-            self._told.add(kind)
+    def _log_once(self, kind: int, reason: str) -> None:
+        if kind not in self._logged and not self._closing:
+            self._logged.add(kind)
             log.error("%s", failure_text.failing(self._place, reason, kind, MAX_REPORTS))
 
     def _rest(self) -> bool:

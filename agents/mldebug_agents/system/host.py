@@ -298,8 +298,8 @@ def exit_status(stat: Stat, uid: int) -> int | None:
     """The wait(2) status word of a zombie; None for the living, and where the kernel may have hidden it as 0."""
     if stat.state not in _MAIN_GONE:
         return None
-    told = stat.exit_status != 0 or os.geteuid() in (0, uid)
-    return stat.exit_status if told else None
+    is_known = stat.exit_status != 0 or os.geteuid() in (0, uid)
+    return stat.exit_status if is_known else None
 
 
 def _numbers(folder: str) -> list[int]:

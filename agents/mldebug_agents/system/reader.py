@@ -219,7 +219,9 @@ class Reader:
             self._forgive()
             todo = {path: raw for path in paths if (raw := encode(path, answers)) is not None}
             while todo := {
-                path: raw for path, raw in todo.items() if not self._known(operation, path, answers)
+                path: raw
+                for path, raw in todo.items()
+                if not self._is_answered(operation, path, answers)
             }:
                 if time.monotonic() >= until and answers:
                     return answers | dict.fromkeys(todo, _NO_TIME)
@@ -267,7 +269,7 @@ class Reader:
                 self._worker = None
                 return
 
-    def _known(
+    def _is_answered(
         self, operation: ReadOperation, path: str, answers: dict[str, ReadAnswer | Unreadable]
     ) -> bool:
         """Say whether the path has its answer; gives it one if it, or its folder, is stuck."""

@@ -22,7 +22,7 @@ from typing import Self
 import msgspec
 
 from mldebug_agents.system.child import reader_child
-from mldebug_agents.system.child.children import ChildRegistry, told
+from mldebug_agents.system.child.children import ChildRegistry, command_words
 from mldebug_agents.system.child.helper import MAX_REQUEST, HelperRequest, Workers, fork_helper
 from mldebug_agents.system.child.leftovers import Leftover, children_of, survivors
 from mldebug_agents.system.child.pipes import ChildProcess, OutputPipe
@@ -112,7 +112,7 @@ class Spawner:
         started = time.monotonic()
         words = tuple(argv)
         stuck = self.leftovers
-        if any(one.words == told(words) for one in stuck):
+        if any(one.words == command_words(words) for one in stuck):
             reason = "the same program was started before and is stuck in the kernel"
             return Completed(argv=words, error=reason)
         if len(stuck) >= MAX_ABANDONED:
@@ -171,7 +171,7 @@ class Spawner:
         living = self._roster.named(children_of(self.helper_pid))
         children = [one for one in living if one.pid != spared]
         pids = {one.pid for one in children}
-        for child in self._roster.known():
+        for child in self._roster.recent():
             if child.pid in pids:
                 self._kill(child)
         return (*self._roster.inherited(), *survivors(children, GRACE))
@@ -207,7 +207,7 @@ class Spawner:
         timeout: float,
         hear: OutputListener | None,
     ) -> Completed:
-        unwanted = not self._heard(child, streams, started + timeout, hear)
+        unwanted = not self._listen(child, streams, started + timeout, hear)
         truncated = unwanted or any(stream.flooded for stream in streams)
         timed_out = not child.over and not truncated and time.monotonic() >= started + timeout
         lost = child.wait_status is None and not child.errno and not timed_out and not truncated
@@ -230,7 +230,7 @@ class Spawner:
         self._part(child, completed.abandoned)
         return completed
 
-    def _heard(
+    def _listen(
         self,
         child: ChildProcess,
         streams: tuple[OutputPipe, OutputPipe],

@@ -30,9 +30,9 @@ class OrderQueue:
     nobody's many orders keep another's out. Safe from any thread.
     """
 
-    def __init__(self, hands: int, whose: Callable[[Any], object] | None) -> None:
+    def __init__(self, threads: int, whose: Callable[[Any], object] | None) -> None:
         self._whose = whose or (lambda _: None)
-        self._most = max(1, hands - 1) if whose else hands  # under way, of one user
+        self._most = max(1, threads - 1) if whose else threads  # under way, of one user
         self._changed = threading.Condition()
         self._waiting: dict[object, deque[Any]] = {}
         self._under_way: Counter[object] = Counter()
@@ -76,7 +76,7 @@ class OrderQueue:
 
 
 class Worker:
-    """Daemon threads that carry out one kind of order, as many at a time as it has `hands`.
+    """Daemon threads that carry out one kind of order, as many at a time as it has `threads`.
 
     `whose`: the user whom an order serves, where one worker serves several.
     """
@@ -87,19 +87,19 @@ class Worker:
         work: Callable[[Any], Any],
         inbox: "queue.SimpleQueue[Result | None]",
         deadline: float,
-        hands: int = 1,
+        threads: int = 1,
         whose: Callable[[Any], object] | None = None,
     ) -> None:
         self.name = name
         self._work = work
         self._inbox = inbox
         self._deadline = deadline
-        self._orders = OrderQueue(hands, whose)
+        self._orders = OrderQueue(threads, whose)
         self._since: dict[int, float] = {}  # hand -> when it began
         self._seconds = 0.0
         self._error = ""
         self._success: float | None = None  # unix
-        for hand in range(hands):
+        for hand in range(threads):
             threading.Thread(
                 target=self._run, args=(hand,), name=f"mldebug-{name}", daemon=True
             ).start()

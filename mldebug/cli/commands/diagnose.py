@@ -74,9 +74,9 @@ def read_evidence(directory: Path) -> StoredEvidence:
     """What an agent or a dump has written; a folder without it is taken as a folder of py-spy dumps."""
     _check_folder(directory)
     recorded = load_evidence(directory)
-    if not recorded.captures and recorded.ending is None:
+    if not recorded.captures and recorded.exit is None:
         recorded = StoredEvidence(captures=captures_from_dumps(directory))
-    if not recorded.captures and recorded.ending is None:
+    if not recorded.captures and recorded.exit is None:
         raise EvidenceError(
             f"{directory} holds nothing to judge: no {KINDS}",
             LIST,
@@ -105,8 +105,8 @@ def _check_folder(directory: Path) -> None:
 
 def judge(recorded: StoredEvidence) -> RejudgedReport:
     """Judge as it was judged then; times are those of the evidence."""
-    if recorded.ending is not None:
-        return _judge_end(recorded.ending, recorded.captures)
+    if recorded.exit is not None:
+        return _judge_end(recorded.exit, recorded.captures)
     captures = recorded.captures
     judgement, moment = _judge_stall(captures, recorded.asked)
     taken = min(capture.taken_at for capture in captures)
@@ -159,7 +159,7 @@ def _judge_end(ending: AttemptExit, captures: tuple[NodeCapture, ...]) -> Rejudg
         why=WHY,
         state="open" if ending.living else "ended",
         kind="abnormal_end",
-        ending=ending,
+        exit=ending,
         captures=(*captures[:1], *captures[1:][-1:]),
     )
     judgement = judge_incident(incident)

@@ -56,16 +56,16 @@ def _choice(settings: Config) -> str:
 
 
 def _events(now: float) -> tuple[AlertEvent, AlertEvent]:
-    alarm = Alert(
+    alert = Alert(
         key=f"test/{now:.0f}",
         kind="test",
         severity=Severity.INFO,
         sentence="a test of mldebug's notifications: nothing is wrong",
         next_steps=("nothing to do",),
     )
-    firing = AlertEvent(alarm=alarm, state=EventState.FIRING, started=now, fired=now)
+    firing = AlertEvent(alert=alert, state=EventState.FIRING, started=now, fired=now)
     over = AlertEvent(
-        alarm=alarm, state=EventState.RESOLVED, started=now, ended=now + 0.001, outcome="cleared"
+        alert=alert, state=EventState.RESOLVED, started=now, ended=now + 0.001, outcome="cleared"
     )
     return firing, over
 

@@ -214,8 +214,8 @@ def _evidence(archive: ReportStore, report_id: str) -> dict[str, bytes]:
     named: dict[str, msgspec.Struct] = {
         f"evidence/capture-{index:04d}.json": one for index, one in enumerate(recorded.captures, 1)
     }
-    if recorded.ending is not None:
-        named["evidence/ending-1.json"] = recorded.ending
+    if recorded.exit is not None:
+        named["evidence/ending-1.json"] = recorded.exit
     if recorded.asked is not None:
         named[f"evidence/{ASKED}"] = recorded.asked
     return {name: msgspec.json.encode(one) for name, one in named.items()}

@@ -1,4 +1,4 @@
-"""What an "out of memory" error tells: bytes asked, free, held by whom, and whether they lie in pieces. Pure.
+"""The figures in an "out of memory" error: bytes requested, free, held by which process, and fragmented. Pure.
 
 torch writes since 1.0 `Tried to allocate A (GPU N; C total capacity; A already allocated; F free; …)` and since 2.1
 sentences (`GPU N has a total capacity of C of which F is free. …`). The last figure of the first form changed its meaning:
@@ -59,7 +59,7 @@ class MemoryCause(StrEnum):
     FRAGMENTED = "fragmented"  # torch holds enough, in pieces
     DEMAND = "demand"  # the job itself needs more than there is
     TRANSIENT = "transient"  # enough is free: somebody held it for a moment
-    UNTOLD = "untold"  # the message has no figures
+    UNKNOWN = "untold"  # the message has no figures
 
 
 class MemoryHolder(Noun, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class MemoryHolder(Noun, frozen=True, kw_only=True):
 
 
 class DeviceMemory(Noun, frozen=True, kw_only=True):
-    """The figures of one message, in bytes. None: not told."""
+    """The figures of one message, in bytes; None where the message has none."""
 
     kind: str = "CUDA"
     device: int | None = None  # as the process counts
@@ -98,7 +98,7 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
         """Why there was too little, as far as the figures go."""
         asked, free = self.requested, self.free
         if asked is None or free is None:
-            return MemoryCause.UNTOLD
+            return MemoryCause.UNKNOWN
         if self.limit is not None and asked + (self.allocated or 0) > self.limit:
             return MemoryCause.LIMIT
         if asked <= free:
@@ -106,7 +106,7 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
         if self.capacity and self.others_bytes >= max(asked - free, MUCH * self.capacity):
             return MemoryCause.OTHERS
         if self.unallocated is None:
-            return MemoryCause.UNTOLD
+            return MemoryCause.UNKNOWN
         if self.fragmented:
             return MemoryCause.FRAGMENTED
         much = self.elsewhere >= max(asked - free, UNSEEN * (self.capacity or 0))
@@ -122,7 +122,7 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
 
     @property
     def fragmented(self) -> bool | None:
-        """Would what torch holds and does not use, and that is much, have been enough together with what is free?
+        """Whether the memory that torch holds unused, where it is much, would have been enough together with the free memory.
 
         A full device has some MiB in pieces as well, and to mend those would gain nothing.
         """
@@ -189,8 +189,8 @@ def _bytes(number: str, unit: str) -> int | None:
 
 
 def _holders(text: str) -> list[MemoryHolder]:
-    told = ((int(pid), _bytes(number, unit)) for pid, number, unit in _PROCESS.findall(text))
-    return [MemoryHolder(pid=pid, memory_bytes=size) for pid, size in told if size is not None]
+    listed = ((int(pid), _bytes(number, unit)) for pid, number, unit in _PROCESS.findall(text))
+    return [MemoryHolder(pid=pid, memory_bytes=size) for pid, size in listed if size is not None]
 
 
 def _itself(holders: list[MemoryHolder], held: int) -> tuple[int | None, list[MemoryHolder]]:

@@ -1,4 +1,4 @@
-"""The end of an attempt as a judgement that a report can be built from: the ranks that ended, and those that still live.
+"""The exits of an attempt as a `Judgement`, from which a report is built: the ranks that ended, and those that still live.
 
 Where a capture was taken (ranks that hang after one of them died, or a suspicion just before), its ranks stay in it.
 """
@@ -34,12 +34,14 @@ from mldebug.diagnosis.exits.model import AttemptExit, words_of_status
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit, explain_exits
 
-_PLACE = re.compile(r"\[/[^\]\s]{1,200}:\d+\] ")  # where in torch's own source a message comes from
+_SOURCE_LOCATION = re.compile(
+    r"\[/[^\]\s]{1,200}:\d+\] "
+)  # where in torch's own source a message comes from
 
 
-def without_processes(ending: AttemptExit, at: float, versions: Mapping[str, str]) -> NodeCapture:
-    """What stands for a capture where nobody was left to be captured."""
-    node = ending.identities[0].node if ending.identities else ""
+def without_processes(attempt: AttemptExit, at: float, versions: Mapping[str, str]) -> NodeCapture:
+    """A capture without processes, for a report of an attempt of which no process was left."""
+    node = attempt.identities[0].node if attempt.identities else ""
     lost = tuple(
         LostRank(
             rank=one.rank,
@@ -47,35 +49,35 @@ def without_processes(ending: AttemptExit, at: float, versions: Mapping[str, str
             exit_status=one.status,
             reason=words_of_status(one.status),
         )
-        for one in ending.exits
+        for one in attempt.exits
     )
-    job = msgspec.structs.replace(ending.job, ranks=(), lost=lost)
-    bare = NodeCapture(node=node, taken_at=at, job=job, versions=dict(versions), step=ending.step)
-    return with_gaps(bare, ending)
+    job = msgspec.structs.replace(attempt.job, ranks=(), lost=lost)
+    bare = NodeCapture(node=node, taken_at=at, job=job, versions=dict(versions), step=attempt.step)
+    return with_gaps(bare, attempt)
 
 
-def with_gaps(capture: NodeCapture, ending: AttemptExit) -> NodeCapture:
-    """The capture, and what could not be learned about the end; what was said against its ranks by then."""
-    gaps = tuple(Gap(what="how the job ended", reason=reason) for reason in ending.gaps)
-    faults = tuple(dict.fromkeys((*capture.faults, *ending.faults)))
+def with_gaps(capture: NodeCapture, attempt: AttemptExit) -> NodeCapture:
+    """The capture with the gaps in what is known about the exits, and the faults of its ranks up to then."""
+    gaps = tuple(Gap(what="how the job ended", reason=reason) for reason in attempt.gaps)
+    faults = tuple(dict.fromkeys((*capture.faults, *attempt.faults)))
     return msgspec.structs.replace(capture, gaps=(*capture.gaps, *gaps), faults=faults)
 
 
 def judgement_of(
-    ending: AttemptExit, outcome: ExitOutcome, capture: NodeCapture | None
+    attempt: AttemptExit, outcome: ExitOutcome, capture: NodeCapture | None
 ) -> Judgement:
     """The outcome, with a row for every rank; `capture` shows those that were alive when it was taken."""
-    seen = {one.exit.rank: one for one in explain_exits(ending)}
+    exits = {one.exit.rank: one for one in explain_exits(attempt)}
     before = diagnose([capture]) if capture is not None else None
-    told = before if capture is None or _may_tell(seen.values(), capture) else None
-    diagnosis = _diagnosis(outcome, before, told, ended=not ending.living)
+    trusted = before if capture is None or _may_name(exits.values(), capture) else None
+    diagnosis = _diagnosis(outcome, before, trusted, ended=not attempt.living)
     alive = {one.rank: one for one in before.ranks if one.capture} if before else {}
     blamed = {one.rank for one in diagnosis.culprits if one.rank is not None}
     ranks = [
-        _row(one, seen.get(one.rank), alive.get(one.rank), ending, one.rank in blamed)
-        for one in ending.identities
+        _row(one, exits.get(one.rank), alive.get(one.rank), attempt, one.rank in blamed)
+        for one in attempt.identities
     ]
-    groups, group_of = _groups(ranks, seen, blamed, before)
+    groups, group_of = _groups(ranks, exits, blamed, before)
     return Judgement(
         diagnosis=diagnosis,
         ranks=tuple(ranks),
@@ -86,27 +88,29 @@ def judgement_of(
     )
 
 
-def _may_tell(seen: Iterable[ExplainedExit], capture: NodeCapture) -> bool:
-    """May a capture name who kept the others waiting? Not where a rank had gone before it was taken: that one did.
+def _may_name(exits: Iterable[ExplainedExit], capture: NodeCapture) -> bool:
+    """Whether a capture may name who kept the others waiting: not where a rank had exited before, which then is to blame.
 
     One that only lost a peer, or was told to end, had itself waited.
     """
     here = {one.identity.rank for one in capture.ranks}
-    return all(one.exit.rank in here or one.way in (ExitKind.PEER, ExitKind.ASKED) for one in seen)
+    return all(
+        one.exit.rank in here or one.kind in (ExitKind.PEER, ExitKind.ASKED) for one in exits
+    )
 
 
 def _diagnosis(
-    outcome: ExitOutcome, before: Judgement | None, told_before: Judgement | None, *, ended: bool
+    outcome: ExitOutcome, before: Judgement | None, trusted: Judgement | None, *, ended: bool
 ) -> Diagnosis:
-    """What the exits say; where they name nobody, a capture from just before may know whom all waited for."""
+    """The finding from the exits; where it names no rank, a capture from just before may show for whom all waited."""
     finding = outcome.finding or Finding(
         verdict=Verdict.UNKNOWN, culprits=(), confidence=Confidence.LOW, summary=outcome.sentence
     )
-    if not finding.culprits and told_before is not None and told_before.diagnosis.culprits:
-        told = told_before.diagnosis
-        summary = f"{told.summary}; then {'the job' if ended else 'a rank'} ended"
+    if not finding.culprits and trusted is not None and trusted.diagnosis.culprits:
+        earlier = trusted.diagnosis
+        summary = f"{earlier.summary}; then {'the job' if ended else 'a rank'} ended"
         return msgspec.structs.replace(
-            told, summary=summary, evidence=(*told.evidence, *finding.evidence)
+            earlier, summary=summary, evidence=(*earlier.evidence, *finding.evidence)
         )
     steps = finding.next_steps
     if before is not None and finding.verdict is Verdict.UNKNOWN:
@@ -126,19 +130,19 @@ def _diagnosis(
 
 def _row(
     rank: RankIdentity,
-    seen: ExplainedExit | None,
+    ended: ExplainedExit | None,
     alive: ClassifiedRank | None,
-    ending: AttemptExit,
+    attempt: AttemptExit,
     blamed: bool,
 ) -> ClassifiedRank:
-    if seen is None:
+    if ended is None:
         return alive or _still_there(rank)
-    doing = seen.phrase() if blamed else _after(seen)
-    why = [f"{words_of_status(seen.exit.status)} ({seen.exit.source})"]
-    if seen.error is not None:
-        why.append(f"{seen.error.source}: {seen.error.error}")
-    if seen.death is not None:
-        why.append(f"kernel log: {seen.death.text}")
+    doing = ended.phrase() if blamed else _consequence(ended)
+    why = [f"{words_of_status(ended.exit.status)} ({ended.exit.source})"]
+    if ended.error is not None:
+        why.append(f"{ended.error.source}: {ended.error.error}")
+    if ended.death is not None:
+        why.append(f"kernel log: {ended.death.text}")
     if alive is not None:
         why.append(f"shortly before: {alive.is_.doing}")
     return ClassifiedRank(
@@ -146,23 +150,23 @@ def _row(
         node=rank.node,
         pid=rank.pid,
         is_=Classification(
-            name="exited", role=Role.EXITED, doing=doing, direct=seen.proved, why=tuple(why)
+            name="exited", role=Role.EXITED, doing=doing, direct=ended.proved, why=tuple(why)
         ),
-        capture=_with_words(rank, alive, _log(seen, ending, blamed), ending),
+        capture=_capture_of(rank, alive, _log(ended, attempt, blamed), attempt),
     )
 
 
-def _after(seen: ExplainedExit) -> str:
+def _consequence(ended: ExplainedExit) -> str:
     """A rank that only followed."""
-    if seen.way is ExitKind.LEFT:
+    if ended.kind is ExitKind.LEFT:
         return "left with exit status 0"
-    if seen.way is ExitKind.ASKED:
-        return f"was told to end ({words_of_status(seen.exit.status)})"
-    if seen.way is ExitKind.PEER and seen.error is not None:
-        return f"lost a peer ({words_of_status(seen.exit.status)}): {clean(_PLACE.sub('', seen.error.error), 160)}"
-    if seen.way is ExitKind.UNKNOWN:
+    if ended.kind is ExitKind.ASKED:
+        return f"was told to end ({words_of_status(ended.exit.status)})"
+    if ended.kind is ExitKind.PEER and ended.error is not None:
+        return f"lost a peer ({words_of_status(ended.exit.status)}): {clean(_SOURCE_LOCATION.sub('', ended.error.error), 160)}"
+    if ended.kind is ExitKind.UNKNOWN:
         return "ended, and nobody saw how"
-    return seen.phrase()
+    return ended.phrase()
 
 
 def _still_there(rank: RankIdentity) -> ClassifiedRank:
@@ -172,29 +176,29 @@ def _still_there(rank: RankIdentity) -> ClassifiedRank:
     return ClassifiedRank(rank=rank.rank, node=rank.node, pid=rank.pid, is_=unclear)
 
 
-def _log(seen: ExplainedExit, ending: AttemptExit, blamed: bool) -> LogTail | None:
+def _log(ended: ExplainedExit, attempt: AttemptExit, blamed: bool) -> LogTail | None:
     """The last lines of a rank: its own, else the traceback it ended with, else those of the job."""
-    rank = seen.exit.rank
-    if rank in ending.logs:
-        return ending.logs[rank]
-    if seen.error is not None and seen.error.lines:
-        return LogTail(path=seen.error.source, lines=seen.error.lines)
-    return ending.log if blamed else None
+    rank = ended.exit.rank
+    if rank in attempt.logs:
+        return attempt.logs[rank]
+    if ended.error is not None and ended.error.lines:
+        return LogTail(path=ended.error.source, lines=ended.error.lines)
+    return attempt.log if blamed else None
 
 
-def _with_words(
-    rank: RankIdentity, alive: ClassifiedRank | None, log: LogTail | None, ending: AttemptExit
+def _capture_of(
+    rank: RankIdentity, alive: ClassifiedRank | None, log: LogTail | None, attempt: AttemptExit
 ) -> RankCapture | None:
-    """Its stacks, where it was captured before, and its last words: of its output, its hook and its tracer."""
+    """Its stacks, where it was captured before, with the last lines of its output and the last records of its hook and tracer."""
     capture = alive.capture if alive else None
-    said, trace = ending.said.get(rank.rank), ending.traces.get(rank.rank)
+    hook, trace = attempt.said.get(rank.rank), attempt.traces.get(rank.rank)
     if capture is not None:
-        said, trace = capture.said or said, trace or capture.trace
-        return msgspec.structs.replace(capture, log=log or capture.log, said=said, trace=trace)
-    if log is None and said is None and trace is None:
+        hook, trace = capture.said or hook, trace or capture.trace
+        return msgspec.structs.replace(capture, log=log or capture.log, said=hook, trace=trace)
+    if log is None and hook is None and trace is None:
         return None
     process = ProcessCapture(pid=rank.pid)
-    return RankCapture(identity=rank, process=process, log=log, said=said, trace=trace)
+    return RankCapture(identity=rank, process=process, log=log, said=hook, trace=trace)
 
 
 # --- groups ----------------------------------------------------------------------------------------
@@ -202,14 +206,14 @@ def _with_words(
 
 def _groups(
     ranks: list[ClassifiedRank],
-    seen: Mapping[int, ExplainedExit],
+    exits: Mapping[int, ExplainedExit],
     blamed: Collection[int],
     before: Judgement | None,
 ) -> tuple[tuple[Group, ...], dict[int, int]]:
     """The blamed ones, then those that ended in one way, smaller groups first; those that live as the capture groups them."""
     members: dict[_Key, list[ClassifiedRank]] = {}
     for rank in ranks:
-        members.setdefault(_key(rank, seen.get(rank.rank), blamed, before), []).append(rank)
+        members.setdefault(_key(rank, exits.get(rank.rank), blamed, before), []).append(rank)
     ordered = sorted(members.items(), key=lambda item: _place(*item))
     groups = tuple(_group(key.number, some, before) for key, some in ordered)
     return groups, {one.rank: at for at, (_, some) in enumerate(ordered) for one in some}
@@ -220,23 +224,23 @@ class _Key(NamedTuple):
 
     number: int
     blamed: bool
-    way: str
+    kind: str
     words: str
 
 
 def _key(
     rank: ClassifiedRank,
-    seen: ExplainedExit | None,
+    ended: ExplainedExit | None,
     blamed: Collection[int],
     before: Judgement | None,
 ) -> _Key:
     """Errors of one kind are one group: their words differ in ports and addresses."""
-    if seen is None:
+    if ended is None:
         number = before.group_of.get(rank.rank, -1) if before is not None else -1
         return _Key(number, rank.rank in blamed, "", rank.is_.doing if number < 0 else "")
-    kind = seen.error.kind if seen.error is not None else ""
-    words = f"{words_of_status(seen.exit.status)} {kind}"
-    return _Key(-1, rank.rank in blamed, seen.way, words)
+    kind = ended.error.kind if ended.error is not None else ""
+    words = f"{words_of_status(ended.exit.status)} {kind}"
+    return _Key(-1, rank.rank in blamed, ended.kind, words)
 
 
 def _place(key: _Key, ranks: list[ClassifiedRank]) -> tuple[int, bool, int, int]:

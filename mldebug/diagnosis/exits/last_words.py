@@ -1,4 +1,4 @@
-"""The last words of ranks in a log: whose they are, which error they end with, and whether they only blame a peer. Pure.
+"""The last lines of ranks in a log: whose they are, which error they end with, and whether it only blames a peer. Pure.
 
 torch marks the lines of an uncaught exception with `[rank3]:`, `torchrun --tee` marks lines with `[default3]:` (the local
 rank), `srun -l` with `3: ` and `mpirun --tag-output` with `[1,3]<stdout>:` (the task). All other lines belong to nobody in
@@ -27,7 +27,7 @@ _FATAL = re.compile(
     r"^(?:Fatal Python error: .*|terminate called after throwing an instance of .*|\s*what\(\): +.*"
     r"|.{0,300}: Assertion [`'].{1,300}' failed\.)$"
 )
-# Said by a handler when the signal comes, and not where it is installed
+# Logged by a handler when the signal comes, and not where it is installed
 _STOPPED = re.compile(
     r"\b(?:caught|received|got)\b.{0,30}\b(?:SIG(?:TERM|INT|HUP|USR[12])|signal:? (?:1|2|10|12|15))\b"
     r"|\bSIG(?:TERM|INT|HUP|USR[12])\b.{0,30}\b(?:caught|received)\b"
@@ -62,12 +62,12 @@ _WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? ?(?P<pid>\d{1,10})[\d, ]{0,200}\).{0,40}(?:killed by signal|exited unexpectedly)"
 )
 MAX_LINES = 30
-OTHERS_SAY = 5  # lines that other ranks write into a log after one has failed
+OTHERS_WRITE = 5  # lines that other ranks write into a log after one has failed
 STOPPED_WITHIN = 60  # last lines in which a handler's word counts
 
 
 class LogWords(msgspec.Struct, frozen=True, kw_only=True):
-    """A log, taken apart."""
+    """The lines of a log, divided among the ranks."""
 
     by_rank: dict[int, tuple[str, ...]] = {}
     shared: tuple[str, ...] = ()
@@ -92,12 +92,12 @@ def take_apart(
 
 
 def _labelled(lines: Sequence[str]) -> bool:
-    """Does nearly each line begin with a task's number, and are there several tasks? A lone one may be a whole node."""
-    told = [
+    """Whether nearly each line begins with a task's number, of several tasks: a single task may be a whole node."""
+    written = [
         line for line in lines if line.strip() and not line.startswith(("srun:", "slurmstepd:"))
     ]
-    marks = [match["task"] for line in told if (match := _LABEL.match(line))]
-    return len(set(marks)) > 1 and len(marks) >= 0.9 * len(told)
+    marks = [match["task"] for line in written if (match := _LABEL.match(line))]
+    return len(set(marks)) > 1 and len(marks) >= 0.9 * len(written)
 
 
 def _owner(
@@ -122,7 +122,7 @@ def _owner(
 
 
 def before_launcher(lines: Sequence[str]) -> Sequence[str]:
-    """Leave out what a launcher says after its ranks are gone."""
+    """The lines before those that a launcher writes after its ranks are gone."""
     for at, line in enumerate(lines):
         if "torch/distributed/elastic" in line and (
             "closing signal" in line or "exitcode:" in line
@@ -134,7 +134,7 @@ def before_launcher(lines: Sequence[str]) -> Sequence[str]:
 def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> RankError | None:
     """The exception that the last traceback among these lines ends with, or what else tells why a process died.
 
-    One with much behind it is no last word: it was caught, and what ended the process is something else. In a `shared`
+    A traceback with much behind it was caught, and what ended the process is something else. In a `shared`
     log other ranks write on for a moment.
     """
     lines = [line for line in lines if not _LAUNCHER.match(line)]
@@ -147,7 +147,7 @@ def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> Ra
         return None
     error = _error_at(lines, last, source)
     copies = sum(line.rstrip().endswith(last.error) for line in lines)
-    caught = went_on(after) > (OTHERS_SAY if shared else 0)
+    caught = went_on(after) > (OTHERS_WRITE if shared else 0)
     return msgspec.structs.replace(
         error, caught=caught, alone=len(found) == copies == 1, copies=copies
     )
@@ -155,10 +155,10 @@ def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> Ra
 
 def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:
     error = with_cause(safe_line(found.error, 300), lines, found.end)
-    told = lines[max(found.start, found.end - MAX_LINES) : found.end + 1]
+    traceback = lines[max(found.start, found.end - MAX_LINES) : found.end + 1]
     return RankError(
         error=error,
-        lines=tuple(safe_line(line, 400) for line in told),
+        lines=tuple(safe_line(line, 400) for line in traceback),
         source=source,
         blames_peer=blames_peer(error),
         # of the whole line, as the figures stand far behind
@@ -172,10 +172,10 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
         line = lines[at]
         if _FATAL.match(line) or "Watchdog caught collective operation timeout" in line:
             text = with_cause(safe_line(line.strip(), 300), lines, at)
-            told = tuple(safe_line(one, 400) for one in lines[max(0, at - 10) : at + 1])
+            before = tuple(safe_line(one, 400) for one in lines[max(0, at - 10) : at + 1])
             return RankError(
                 error=text,
-                lines=told,
+                lines=before,
                 source=source,
                 blames_peer=blames_peer(text),
                 memory=device_memory(line) or device_memory(text),
@@ -183,8 +183,8 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
     return None
 
 
-def told_to_stop(lines: Sequence[str]) -> str:
-    """The line by which a rank, near its end, says that a signal told it to stop; "" where none does."""
+def stop_line(lines: Sequence[str]) -> str:
+    """The line by which a rank, near its end, logs that a signal asked it to stop; "" where there is none."""
     for line in reversed(before_launcher(lines)[-STOPPED_WITHIN:]):
         if _STOPPED.search(line):
             return safe_line(line.strip(), 200)
@@ -192,14 +192,14 @@ def told_to_stop(lines: Sequence[str]) -> str:
 
 
 def blames_peer(error: str) -> bool:
-    """Is it an error that a rank gets because another one is gone, does not come, or has told it to stop?"""
+    """Whether a rank gets this error because another one is gone, does not come, or has asked it to stop."""
     if _PEER.search(error) or _SECOND_HAND.search(error):
         return True
     return _SOCKET.search(error) is not None and _TORCH.search(error) is not None
 
 
 def is_out_of_memory(error: str) -> bool:
-    """Does it say that a device or the host had no memory left?"""
+    """Whether this error means that a device or the host had no memory left."""
     return _OUT_OF_MEMORY.search(error) is not None or device_memory(error) is not None
 
 
@@ -225,13 +225,13 @@ AFTER = 4
 
 
 def with_cause(error: str, lines: Sequence[str], at: int) -> str:
-    """The error, which stands in that line, and what NCCL says of it beside; as it is for all other errors."""
+    """An error of NCCL in `lines[at]` with the reason that stands near it; any other error unchanged."""
     if not _UNHANDLED.search(error) or _FAILURE.search(error):
         return error
     after = _failures(lines[at + 1 : at + 1 + AFTER])
     before = _failures(line for line in lines[max(0, at - BEFORE) : at] if _WARNED in line)
-    told = after[:1] or list(dict.fromkeys(before))
-    return f"{error[:200]} … {told[0]}" if len(told) == 1 else error
+    causes = after[:1] or list(dict.fromkeys(before))
+    return f"{error[:200]} … {causes[0]}" if len(causes) == 1 else error
 
 
 def _failures(lines: Iterable[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """What launchers and schedulers write into a job's log when it ends: torchrun, srun, slurmstepd, mpirun, hydra. Pure, total.
 
-A job can write such lines itself, so they only add to what the kernel told, or stand in where it told nothing.
+A job can write such lines itself, so they only add to exit statuses and kernel lines, or replace missing ones.
 
-| launcher | what it says | what it is worth |
+| launcher | what it writes | what it is worth |
 |---|---|---|
 | torchrun | `failed (exitcode: …) local_rank: … (pid: …)` | the first failing rank of each attempt |
 | Open MPI | `rank 1 … exited on signal 9`, `The first process to do so was: … Exit code: 3` | the first failing rank |
@@ -28,7 +28,9 @@ _FAILED = re.compile(
     r"failed \(exitcode: (?P<code>-?\d{1,9})\) local_rank: (?P<local>\d{1,6}) \(pid: (?P<pid>\d{1,10})\)"
 )
 _CLOSING = re.compile(r"Sending process (?P<pid>\d{1,10}) closing signal SIG")
-_TOLD = re.compile(r"Received (?:Signals\.)?(?P<signal>\d{1,2}|SIG[A-Z0-9]{2,10}) death signal")
+_TORCHRUN_SIGNAL = re.compile(
+    r"Received (?:Signals\.)?(?P<signal>\d{1,2}|SIG[A-Z0-9]{2,10}) death signal"
+)
 _CANCELLED = re.compile(
     r"(?:slurmstepd\S{0,80}|srun): (?:error: )?\*{3} (?P<what>JOB|STEP) \S{1,40} .{0,80}?CANCELLED AT \S+(?P<why> DUE TO [A-Za-z ]{1,40})?"
 )
@@ -47,8 +49,8 @@ _CODE = re.compile(r"^ *Exit code: +(?P<code>\d{1,3})\s*$")
 _ENDING = re.compile(
     r"srun: .{0,60}Terminating StepId=|srun: Force Terminated|srun: forcing job termination|srun: Job step aborted"
 )
-_TOLD_SRUN = re.compile(r"srun: forcing job termination")
-_TOLD_HYDRA = re.compile(
+_SRUN_STOPPED = re.compile(r"srun: forcing job termination")
+_HYDRA_SIGNAL = re.compile(
     r"\[mpiexec@\S{1,80}\] Sending (?P<what>\S{1,20}) to processes as requested"
 )
 _FORWARDED = re.compile(
@@ -59,43 +61,43 @@ _BANNER = re.compile(
     r"|\[launch\.py:\d+:\w+\] .{0,2000} exits with return code = -?\d+"
 )
 _SLURM_SIGNALS = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6}
-MAX_SAID = 4
+MAX_CITED = 4
 _ENTRY = re.compile(r"  (?P<key>time|host|rank|exitcode|error_file|traceback) *: ?(?P<value>.*)")
 _RANK = re.compile(r"(?P<rank>\d{1,7}) \(local_rank: ")
 
 
 def launcher_words(lines: Sequence[str]) -> LauncherWords:
-    """Read the end of a job's log."""
-    told = _LauncherReader()
+    """What launchers and schedulers wrote at the end of a job's log."""
+    reader = _LauncherReader()
     for line in lines:
-        told.read(line)
+        reader.read(line)
     return LauncherWords(
-        failures=tuple(told.failures),
-        followers=tuple(told.followers),
-        ended=tuple(told.ended),
-        outside=told.cancelled or told.outside,
-        out_of_memory=told.out_of_memory,
+        failures=tuple(reader.failures),
+        followers=tuple(reader.followers),
+        ended=tuple(reader.ended),
+        outside=reader.cancelled or reader.outside,
+        out_of_memory=reader.out_of_memory,
         errors=_summary(lines),
-        said=tuple(told.said[:MAX_SAID]),
+        cited=tuple(reader.cited[:MAX_CITED]),
     )
 
 
 class _LauncherReader:
-    """What the lines read so far told."""
+    """Collects what the lines of a log say about failed ranks, line by line."""
 
     def __init__(self) -> None:
         self.failures: list[LauncherFailure] = []
         self.followers: list[LauncherFailure] = []
         self.ended: list[int] = []
         self.outside = self.cancelled = self.out_of_memory = ""
-        self.said: list[str] = []
+        self.cited: list[str] = []
         self._ending = False  # the launcher ends what is left
         self._forwarded: set[int] = set()  # signals, which a job may well survive
         self._first: int | None = None  # the rank that Open MPI's next line tells the code of
 
     def read(self, line: str) -> None:
         """Take in one line."""
-        if failed := _failed(line):
+        if failed := _of_torchrun(line):
             self.failures.append(failed)
         elif failure := self._plain(line) or self._of_two_lines(line):
             (self.followers if self._ending else self.failures).append(failure)
@@ -107,7 +109,7 @@ class _LauncherReader:
             self.out_of_memory = safe_line(line)
         self._ending = self._ending or _ENDING.search(line) is not None or bool(self.outside)
         if _BANNER.search(line):
-            self.said.append(safe_line(line.lstrip("= ").strip(), 200))
+            self.cited.append(safe_line(line.lstrip("= ").strip(), 200))
 
     def _plain(self, line: str) -> LauncherFailure | None:
         if forwarded := _FORWARDED.search(line):
@@ -117,7 +119,7 @@ class _LauncherReader:
             self.outside = self.outside or f"mpirun passed on signal {failure.status}"
             return None
         if failure is not None:
-            self.said.append(safe_line(line.strip(), 200))
+            self.cited.append(safe_line(line.strip(), 200))
         return failure
 
     def _of_two_lines(self, line: str) -> LauncherFailure | None:
@@ -129,7 +131,7 @@ class _LauncherReader:
         if code is None or rank is None:
             return None
         self._first = None
-        self.said.append(f"the first process with a non-zero status: rank {rank}, {line.strip()}")
+        self.cited.append(f"the first process with a non-zero status: rank {rank}, {line.strip()}")
         return LauncherFailure(rank=rank, status=status_of_code(int(code["code"])))
 
     def _note_outside(self, line: str) -> None:
@@ -141,8 +143,8 @@ class _LauncherReader:
             self.outside = why
 
 
-def _failed(line: str) -> LauncherFailure | None:
-    """torchrun's word."""
+def _of_torchrun(line: str) -> LauncherFailure | None:
+    """A line of torchrun about a failed rank."""
     failed = _FAILED.search(line)
     if failed is None:
         return None
@@ -170,13 +172,13 @@ def _of_srun(line: str) -> LauncherFailure | None:
 
 
 def _outside(line: str) -> str:
-    if told := _TOLD.search(line):
-        return f"torchrun received signal {told['signal']}"
+    if signalled := _TORCHRUN_SIGNAL.search(line):
+        return f"torchrun received signal {signalled['signal']}"
     if cancelled := _CANCELLED.search(line):
         return f"the scheduler cancelled it{(cancelled['why'] or '').rstrip().lower()}"
-    if _TOLD_SRUN.search(line):
+    if _SRUN_STOPPED.search(line):
         return "srun was told to end"
-    if hydra := _TOLD_HYDRA.search(line):
+    if hydra := _HYDRA_SIGNAL.search(line):
         return f"mpiexec was told to pass on {hydra['what']}"
     return ""
 
@@ -185,25 +187,25 @@ def _summary(lines: Sequence[str]) -> dict[int, RankError]:
     """torchrun's table of failures: rank -> the traceback that came through its error file."""
     errors: dict[int, RankError] = {}
     rank: int | None = None
-    told: list[str] | None = None
+    traceback: list[str] | None = None
     for line in lines:
         entry = _ENTRY.match(line)
-        if entry is None and told is not None and line.startswith("  "):
-            told.append(line)
+        if entry is None and traceback is not None and line.startswith("  "):
+            traceback.append(line)
             continue
-        if told and rank is not None:
-            _keep(errors, rank, told)
-        told = None
+        if traceback and rank is not None:
+            _add_error(errors, rank, traceback)
+        traceback = None
         if entry and entry["key"] == "rank":
             number = _RANK.match(entry["value"])
             rank = int(number["rank"]) if number else None
         elif entry and entry["key"] == "traceback" and entry["value"].startswith("Traceback"):
-            told = [entry["value"]]
+            traceback = [entry["value"]]
     return errors
 
 
-def _keep(errors: dict[int, RankError], rank: int, told: list[str]) -> None:
-    lines = [line.removeprefix("  ") for line in told]
+def _add_error(errors: dict[int, RankError], rank: int, traceback: list[str]) -> None:
+    lines = [line.removeprefix("  ") for line in traceback]
     last = next((line for line in reversed(lines) if line and not line.startswith(" ")), "")
     if last:
         errors[rank] = RankError(

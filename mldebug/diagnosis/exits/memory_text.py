@@ -3,75 +3,75 @@
 from mldebug.diagnosis.exits.cuda_memory import UNITS, DeviceMemory, MemoryCause
 
 
-def memory_sentence(told: DeviceMemory) -> str:
+def memory_sentence(memory: DeviceMemory) -> str:
     """`CUDA out of memory on GPU 0: 2.00 GiB asked, 1.06 GiB of 79.15 GiB free; …`, without a full stop."""
-    if told.likely:
-        return f"{told.by} could not allocate its workspace: the GPU's memory is most likely full"
-    where = f" on GPU {told.device}" if told.device is not None else ""
-    parts = [part for part in (_figures(told), _why(told)) if part]
-    return f"{told.kind} out of memory{where}" + (": " + "; ".join(parts) if parts else "")
+    if memory.likely:
+        return f"{memory.by} could not allocate its workspace: the GPU's memory is most likely full"
+    where = f" on GPU {memory.device}" if memory.device is not None else ""
+    parts = [part for part in (_figures(memory), _why(memory)) if part]
+    return f"{memory.kind} out of memory{where}" + (": " + "; ".join(parts) if parts else "")
 
 
-def _figures(told: DeviceMemory) -> str:
-    asked = f"{_show(told.requested)} asked" if told.requested is not None else ""
-    of = f" of {_show(told.capacity)}" if told.capacity is not None else ""
-    free = f"{_show(told.free)}{of} free" if told.free is not None else ""
+def _figures(memory: DeviceMemory) -> str:
+    asked = f"{_show(memory.requested)} asked" if memory.requested is not None else ""
+    of = f" of {_show(memory.capacity)}" if memory.capacity is not None else ""
+    free = f"{_show(memory.free)}{of} free" if memory.free is not None else ""
     return ", ".join(part for part in (asked, free) if part)
 
 
-def _why(told: DeviceMemory) -> str:
-    tensors = f"torch holds {_show(told.allocated)} in tensors" if told.allocated else ""
+def _why(memory: DeviceMemory) -> str:
+    tensors = f"torch holds {_show(memory.allocated)} in tensors" if memory.allocated else ""
     beside = f"{tensors}, and " if tensors else ""
-    match told.cause:
+    match memory.cause:
         case MemoryCause.LIMIT:
-            return f"the job limits itself to {_show(told.limit)}"
+            return f"the job limits itself to {_show(memory.limit)}"
         case MemoryCause.OTHERS:
-            if not told.others:
-                return f"{beside}{_show(told.elsewhere)} are held outside torch, mostly by other processes"
-            who = ", ".join(str(one.pid) for one in told.others[:4])
-            many = "processes hold" if len(told.others) > 1 else "another process holds"
-            return f"{many} {_show(told.others_bytes)} (pid {who})"
+            if not memory.others:
+                return f"{beside}{_show(memory.elsewhere)} are held outside torch, mostly by other processes"
+            who = ", ".join(str(one.pid) for one in memory.others[:4])
+            many = "processes hold" if len(memory.others) > 1 else "another process holds"
+            return f"{many} {_show(memory.others_bytes)} (pid {who})"
         case MemoryCause.FRAGMENTED:
             more = "more " if tensors else ""
-            return f"{beside}{_show(told.unallocated)} {more}lie unused in pieces: fragmentation"
+            return f"{beside}{_show(memory.unallocated)} {more}lie unused in pieces: fragmentation"
         case MemoryCause.DEMAND:
             why = "no fragmentation, the job needs more than there is"
             return f"{tensors}: {why}" if tensors else why
         case MemoryCause.TRANSIENT:
             return "enough is free: another process, or another thread, held it at that moment"
-        case MemoryCause.UNTOLD:
-            asked = f"{told.by} asked for it, " if told.by else ""
-            return "" if told.inside else f"{asked}outside torch's own allocator"
+        case MemoryCause.UNKNOWN:
+            asked = f"{memory.by} asked for it, " if memory.by else ""
+            return "" if memory.inside else f"{asked}outside torch's own allocator"
 
 
-def memory_steps(told: DeviceMemory) -> tuple[str, ...]:
+def memory_steps(memory: DeviceMemory) -> tuple[str, ...]:
     """What to do next, the most promising first."""
     smaller = "lower the micro batch or the sequence length, or turn on activation checkpointing"
     return {
         MemoryCause.LIMIT: (
             "raise torch.cuda.set_per_process_memory_fraction, or lower the batch",
         ),
-        MemoryCause.OTHERS: _who_else(told),
-        MemoryCause.FRAGMENTED: (_expandable(told), smaller),
+        MemoryCause.OTHERS: _who_else(memory),
+        MemoryCause.FRAGMENTED: (_expandable(memory), smaller),
         MemoryCause.DEMAND: (smaller,),
-        MemoryCause.TRANSIENT: _who_else(told),
-        MemoryCause.UNTOLD: (*_who_else(told), smaller),
-    }[told.cause]
+        MemoryCause.TRANSIENT: _who_else(memory),
+        MemoryCause.UNKNOWN: (*_who_else(memory), smaller),
+    }[memory.cause]
 
 
-def _who_else(told: DeviceMemory) -> tuple[str, ...]:
+def _who_else(memory: DeviceMemory) -> tuple[str, ...]:
     look = (
         "rocm-smi --showpids  # who else holds memory"
-        if told.kind == "HIP"
+        if memory.kind == "HIP"
         else "nvidia-smi --query-compute-apps=pid,used_memory,process_name --format=csv  # who else holds memory"
     )
-    pids = ",".join(str(one.pid) for one in told.others[:8])
+    pids = ",".join(str(one.pid) for one in memory.others[:8])
     return (f"ps -o pid,user,lstart,args -p {pids}", look) if pids else (look,)
 
 
-def _expandable(told: DeviceMemory) -> str:
-    default = "PYTORCH_HIP_ALLOC_CONF" if told.kind == "HIP" else "PYTORCH_CUDA_ALLOC_CONF"
-    name = told.setting or default
+def _expandable(memory: DeviceMemory) -> str:
+    default = "PYTORCH_HIP_ALLOC_CONF" if memory.kind == "HIP" else "PYTORCH_CUDA_ALLOC_CONF"
+    name = memory.setting or default
     return f"export {name}=expandable_segments:True  # for the job; torch 2.1 or newer, else max_split_size_mb:256"
 
 

@@ -1,6 +1,8 @@
-"""What was seen of the end of one attempt: exits in their order, and the words of ranks, launcher and kernel."""
+"""What is known of the exits of one attempt: their order, and the last lines of ranks, launcher and kernel."""
 
 import signal
+
+import msgspec
 
 from mldebug.core.model import (
     Fault,
@@ -15,7 +17,7 @@ from mldebug.core.model import (
 from mldebug.diagnosis.exits.cuda_memory import DeviceMemory
 
 ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
-"""Signals by which somebody asks a process to end."""
+"""Signals that ask a process to end."""
 
 _SIGNALS = {one.value: one.name for one in signal.Signals}
 
@@ -28,18 +30,18 @@ class RankExit(Noun, frozen=True, kw_only=True):
     at: float = 0.0  # unix; 0.0: nobody saw it
     moment: int | None = None
     status: int | None = None  # a wait(2) status word
-    source: str = "exit unknown"  # who told the status
+    source: str = "exit unknown"  # where the status comes from
 
 
 class RankError(Noun, frozen=True, kw_only=True):
-    """What a rank itself said before it ended."""
+    """The last error of a rank, from its output or its error file."""
 
     error: str  # "ValueError: bad shard 7"
     lines: tuple[str, ...] = ()
     source: str = ""  # "the job's log"
-    blames_peer: bool = False  # it only tells that another rank did not answer
+    blames_peer: bool = False  # it only means that another rank did not answer
     memory: DeviceMemory | None = None  # the figures of a lack of device memory
-    caught: bool = False  # the program said more after it: it may have lived on
+    caught: bool = False  # the program wrote more after it: it may have lived on
     alone: bool = False  # the only traceback in that text
     copies: int = 1  # lines of that text that end with the same error
 
@@ -50,7 +52,7 @@ class RankError(Noun, frozen=True, kw_only=True):
 
 
 class LauncherFailure(Noun, frozen=True, kw_only=True):
-    """A launcher says that one rank failed."""
+    """A launcher wrote that one rank failed."""
 
     pid: int | None = None
     local_rank: int | None = None
@@ -65,9 +67,10 @@ class LauncherWords(Noun, frozen=True, kw_only=True):
     followers: tuple[LauncherFailure, ...] = ()  # ended after it had begun to end the others
     ended: tuple[int, ...] = ()  # pids that it ended itself
     outside: str = ""  # why it ended the job without a failure: "torchrun received signal 15"
-    out_of_memory: str = ""  # a line that tells of an OOM kill
-    errors: dict[int, RankError] = {}  # rank -> what its error file said
-    said: tuple[str, ...] = ()  # lines of mpirun, srun and hydra that a report cites
+    out_of_memory: str = ""  # a line about an OOM kill
+    errors: dict[int, RankError] = {}  # rank -> the error in its error file
+    # lines of mpirun, srun and hydra that a report cites; "said" on disk
+    cited: tuple[str, ...] = msgspec.field(default=(), name="said")
 
 
 class KernelDeath(Noun, frozen=True, kw_only=True):
@@ -90,7 +93,7 @@ class KnownExits(Noun, frozen=True, kw_only=True):
 
 
 class AttemptExit(Noun, frozen=True, kw_only=True):
-    """All that was seen of the end of one attempt on this node."""
+    """All that is known of the exits of one attempt on this node."""
 
     job: Job
     identities: tuple[RankIdentity, ...] = ()  # all ranks that were on this node, sorted
@@ -98,14 +101,14 @@ class AttemptExit(Noun, frozen=True, kw_only=True):
     living: tuple[int, ...] = ()  # ranks that are still there
     launcher_pid: int | None = None
     step: int | None = None  # the last one known
-    said: dict[int, HookState] = {}  # rank -> what its hook said last
+    said: dict[int, HookState] = {}  # rank -> the last record of its hook
     flights: dict[int, FlightRecord] = {}  # rank -> what PyTorch dumped when it timed out
     traces: dict[int, TraceTail] = {}  # rank -> what its tracer wrote last
     launcher_gone: bool = False
     launcher_moment: int | None = None
     launcher_status: int | None = None
     words: LauncherWords = LauncherWords()
-    errors: dict[int, RankError] = {}  # rank -> its own last words
+    errors: dict[int, RankError] = {}  # rank -> its last error
     shared_error: RankError | None = None  # an error in the job's log that names no rank
     deaths: tuple[KernelDeath, ...] = ()
     children: dict[int, int] = {}  # pid -> the rank that it was a child of
@@ -115,13 +118,13 @@ class AttemptExit(Noun, frozen=True, kw_only=True):
     log: LogTail | None = None  # of the job, where ranks cannot be told apart
     log_path: str = ""  # a file that holds the job's output
     log_paths: dict[int, str] = {}  # rank -> the file that holds its own
-    told_to_stop: str = ""  # "caught SIGTERM, saving": said by a rank near its end
+    told_to_stop: str = ""  # "caught SIGTERM, saving": written by a rank near its end
     faults: tuple[Fault, ...] = ()  # of its GPUs, and kills for memory
     gaps: tuple[str, ...] = ()
 
 
 def exit_code(status: int | None) -> int | None:
-    """The code that a process gave to exit(); None for a signal or where it is not known."""
+    """The code that a process gave to exit(); None for a signal, or where it is unknown."""
     return None if status is None or status & 0x7F else status >> 8 & 0xFF
 
 
@@ -131,7 +134,7 @@ def exit_signal(status: int | None) -> int | None:
 
 
 def was_asked(status: int | None) -> bool:
-    """Did it end because somebody asked it to, by its signal or by an exit code that stands for one?"""
+    """Whether it ended because a signal asked it to, also where only its exit code stands for that signal."""
     code, number = exit_code(status), exit_signal(status)
     return number in ASKED or (code is not None and code - 128 in ASKED)
 
@@ -159,7 +162,7 @@ def status_of_code(code: int) -> int:
 
 
 def merged(own: RankExit, failure: LauncherFailure | None) -> RankExit:
-    """Fill in a status that we could not read with the one that the launcher told."""
+    """An exit whose status is unknown, with the status that the launcher wrote."""
     if own.status is not None or failure is None or failure.status is None:
         return own
     return RankExit(

@@ -21,43 +21,43 @@ from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.hardware.kernel_log.attribution import SLACK
 
-MOST_REMARKS = 4
+MAX_REMARKS = 4
 
 
-def with_gpu_fault(outcome: ExitOutcome, ending: AttemptExit) -> ExitOutcome:
+def with_gpu_fault(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
     """The outcome, or the same with the verdict `gpu_fault` where a fatal fault fits the rank and the time of its end."""
     finding = outcome.finding
-    times = [one.at for one in ending.exits if one.at]
-    if finding is None or not ending.faults or not times:
+    times = [one.at for one in attempt.exits if one.at]
+    if finding is None or not attempt.faults or not times:
         return outcome
-    found = fitting(ending.faults, min(times), max(times))
-    fits = [fit for fit in found if _late_by(fit.fault, ending) <= SLACK]
-    told = _named(finding, fits) if finding.culprits else _unnamed(finding, fits)
-    if told is None:
-        late = [fit.fault for fit in found if _late_by(fit.fault, ending) > SLACK]
-        return _remarked(outcome, finding, late, ending)
+    found = fitting(attempt.faults, min(times), max(times))
+    fits = [fit for fit in found if _late_by(fit.fault, attempt) <= SLACK]
+    changed = _named(finding, fits) if finding.culprits else _unnamed(finding, fits)
+    if changed is None:
+        late = [fit.fault for fit in found if _late_by(fit.fault, attempt) > SLACK]
+        return _remarked(outcome, finding, late, attempt)
     return msgspec.structs.replace(
-        outcome, finding=told, sentence=told.summary, signs=(*outcome.signs, "GPU fault")
+        outcome, finding=changed, sentence=changed.summary, signs=(*outcome.signs, "GPU fault")
     )
 
 
-def _late_by(fault: Fault, ending: AttemptExit) -> float:
+def _late_by(fault: Fault, attempt: AttemptExit) -> float:
     """Seconds from the end of its rank to the fault; negative where it came before, or where that rank was not seen to end."""
-    ends = [one.at for one in ending.exits if one.rank == fault.rank and one.at]
+    ends = [one.at for one in attempt.exits if one.rank == fault.rank and one.at]
     return fault.at - max(ends) if ends else -math.inf
 
 
 def _remarked(
-    outcome: ExitOutcome, finding: Finding, late: Sequence[Fault], ending: AttemptExit
+    outcome: ExitOutcome, finding: Finding, late: Sequence[Fault], attempt: AttemptExit
 ) -> ExitOutcome:
     if not late:
         return outcome
     words = tuple(
-        f"{one.words}, {_late_by(one, ending):.0f} s after rank {one.rank} had ended"
-        for one in late[:MOST_REMARKS]
+        f"{one.words}, {_late_by(one, attempt):.0f} s after rank {one.rank} had ended"
+        for one in late[:MAX_REMARKS]
     )
-    told = msgspec.structs.replace(finding, evidence=(*finding.evidence, *words))
-    return msgspec.structs.replace(outcome, finding=told)
+    changed = msgspec.structs.replace(finding, evidence=(*finding.evidence, *words))
+    return msgspec.structs.replace(outcome, finding=changed)
 
 
 def _named(finding: Finding, fits: Sequence[FittingFault]) -> Finding | None:
@@ -70,20 +70,22 @@ def _named(finding: Finding, fits: Sequence[FittingFault]) -> Finding | None:
         return None
     sure = mine.fault.by in ("process", "gpu") and mine.fault.trusted and mine.fault.confirmed
     confidence = finding.confidence if sure else Confidence.MEDIUM
-    return _told(finding, mine.fault, culprit, confidence)
+    return _gpu_fault_finding(finding, mine.fault, culprit, confidence)
 
 
 def _unnamed(finding: Finding, fits: Sequence[FittingFault]) -> Finding | None:
-    """The exits name nobody: the one GPU that failed first is named, at `medium`, where its rank is known."""
+    """The exits name no rank: the GPU that failed first is named at `medium`, where its rank is known."""
     together = [fit.fault for fit in fits if fit.fault.at - fits[0].fault.at <= ONE_MOMENT]
     if len({(fault.node, fault.rank) for fault in together}) != 1 or together[0].rank is None:
         return None
     fault = together[0]
     culprit = Culprit(kind="rank", rank=fault.rank, node=fault.node, pid=None, reason=fault.words)
-    return _told(finding, fault, culprit, Confidence.MEDIUM)
+    return _gpu_fault_finding(finding, fault, culprit, Confidence.MEDIUM)
 
 
-def _told(finding: Finding, fault: Fault, culprit: Culprit, confidence: Confidence) -> Finding:
+def _gpu_fault_finding(
+    finding: Finding, fault: Fault, culprit: Culprit, confidence: Confidence
+) -> Finding:
     advice = (f"{fault.advice}  # {fault.code}",) if fault.advice else ()
     return msgspec.structs.replace(
         finding,
@@ -113,26 +115,26 @@ RECENT = 120.0  # seconds
 SOURCE = "Flight Recorder, dumped before the end"
 
 
-def with_flights(outcome: ExitOutcome, ending: AttemptExit) -> ExitOutcome:
-    """The outcome, with who waited for whom as further evidence: never a name, and nothing of an earlier hang."""
-    found = Analysis(ending.flights).claims[:MAX_LINES] if _of_this_end(ending) else ()
+def with_flights(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
+    """The outcome with who waited for whom as further evidence; names no rank, and ignores dumps of an earlier hang."""
+    found = Analysis(attempt.flights).claims[:MAX_LINES] if _dumped_at_exit(attempt) else ()
     if outcome.finding is None or not found:
         return outcome
     words = tuple(f"{SOURCE}: {_claim_words(wait)}" for wait in found)
-    told = msgspec.structs.replace(outcome.finding, evidence=(*outcome.finding.evidence, *words))
-    return msgspec.structs.replace(outcome, finding=told)
+    changed = msgspec.structs.replace(outcome.finding, evidence=(*outcome.finding.evidence, *words))
+    return msgspec.structs.replace(outcome, finding=changed)
 
 
-def _of_this_end(ending: AttemptExit) -> bool:
-    """Had a call of these dumps taken too long, and that at most two minutes before the first rank ended?
+def _dumped_at_exit(attempt: AttemptExit) -> bool:
+    """Whether a call of these dumps had timed out at most two minutes before the first rank ended.
 
-    PyTorch ends a process when it has dumped. A dump of before, which the job survived, or of a neighbour with the same path says
-    nothing of this end. Where nobody saw when the ranks ended, the limit alone counts.
+    PyTorch ends a process when it has dumped. A dump of before, which the job survived, or of a neighbour with the same path is
+    no evidence of this exit. Where the times of the exits are unknown, the limit alone counts.
     """
-    ended = min((one.at for one in ending.exits if one.at > 0), default=0.0)
+    ended = min((one.at for one in attempt.exits if one.at > 0), default=0.0)
     limits = [
         call.created_at + call.timeout
-        for record in ending.flights.values()
+        for record in attempt.flights.values()
         for group in record.groups
         for call in group.calls
         if not call.done and call.timeout > 0 and call.created_at > 0

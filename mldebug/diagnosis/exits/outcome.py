@@ -1,4 +1,4 @@
-"""How an end is put into words: the outcome of an attempt, and the finding that a report shows. Pure."""
+"""How an attempt ended: the outcome in words, and the finding that a report shows. Pure."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ MAX_FACTS = 12  # about ranks that are not named
 
 
 class ExitOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the end of an attempt was. `finding` is None where there is nothing to report."""
+    """How an attempt ended. `finding` is None where there is nothing to report."""
 
     kind: Literal["normal", "outside", "abnormal"]
     sentence: str
@@ -28,30 +28,30 @@ class ExitOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def abnormal(
-    seen: Sequence[ExplainedExit],
+    exits: Sequence[ExplainedExit],
     culprits: tuple[ExplainedExit, ...],
     confidence: Confidence,
-    ending: AttemptExit | None = None,
+    attempt: AttemptExit | None = None,
 ) -> ExitOutcome:
-    """These began it; `ending` adds what the job's log says without a rank."""
+    """The outcome where `culprits` failed first; `attempt` adds what the job's log says without a rank."""
     first = culprits[0]
-    shared = ending.shared_error if ending and first.error is None else None
+    shared = attempt.shared_error if attempt and first.error is None else None
     blamed = [_culprit(one) for one in culprits]
     verdict = Verdict.OUT_OF_MEMORY if _memory(first, shared) else Verdict.RANK_EXITED
     if verdict is Verdict.OUT_OF_MEMORY and _guessed(first, shared):
         confidence = Confidence.MEDIUM if confidence is Confidence.HIGH else Confidence.LOW
-    others = _consequence(one for one in seen if one not in culprits)
-    told = f"{shared_words(shared)}, of no rank in particular" if shared else ""
-    said = f"rank {first.exit.rank} {blamed[0].reason}"
-    alive = _living(ending.living) if ending else ""
-    summary = "; ".join(part for part in (said, others, alive, told) if part)
+    others = _consequence(one for one in exits if one not in culprits)
+    log = f"{shared_words(shared)}, of no rank in particular" if shared else ""
+    culprit = f"rank {first.exit.rank} {blamed[0].reason}"
+    alive = _living(attempt.living) if attempt else ""
+    summary = "; ".join(part for part in (culprit, others, alive, log) if part)
     finding = Finding(
         verdict=verdict,
         culprits=tuple(blamed),
         confidence=confidence,
         summary=summary,
-        evidence=_evidence(seen, ending, culprits),
-        next_steps=_next_steps(first, verdict, ending),
+        evidence=_evidence(exits, attempt, culprits),
+        next_steps=_next_steps(first, verdict, attempt),
     )
     return ExitOutcome(
         kind="abnormal", sentence=summary, finding=finding, signs=_signs(first, shared)
@@ -59,18 +59,18 @@ def abnormal(
 
 
 def _memory(first: ExplainedExit, shared: RankError | None) -> bool:
-    told = shared is not None and not shared.caught and is_out_of_memory(shared.error)
-    return first.out_of_memory or told
+    in_log = shared is not None and not shared.caught and is_out_of_memory(shared.error)
+    return first.out_of_memory or in_log
 
 
 def _guessed(first: ExplainedExit, shared: RankError | None) -> bool:
-    """Does nothing but a library that could not allocate say that it was memory?"""
+    """Whether the only sign of a lack of memory is a library that could not allocate."""
     error = first.error or shared
     return first.death is None and bool(error and error.memory and error.memory.likely)
 
 
 def shared_words(error: RankError) -> str:
-    """What a log says in which ranks cannot be told apart."""
+    """The error in a log whose lines belong to no rank in particular, as a clause."""
     if error.caught:
         return f"the job's log holds {error.error}, with other words after it"
     return f"the job's log ends with {error.error}"
@@ -82,21 +82,21 @@ def _culprit(one: ExplainedExit) -> Culprit:
     )
 
 
-def nobody(ending: AttemptExit, seen: Sequence[ExplainedExit], why: str) -> ExitOutcome:
-    """It ended badly, and the evidence names nobody."""
-    error = ending.shared_error
-    told = f"; {shared_words(error)}" if error and error.error not in why else ""
-    over = "the job has lost ranks" if ending.living else "the job ended"
-    summary = f"{over}, and nobody can be named: {why}{told}"
+def nobody(attempt: AttemptExit, exits: Sequence[ExplainedExit], why: str) -> ExitOutcome:
+    """The outcome of an abnormal exit for which the evidence names no rank; `why` says why not."""
+    error = attempt.shared_error
+    log = f"; {shared_words(error)}" if error and error.error not in why else ""
+    over = "the job has lost ranks" if attempt.living else "the job ended"
+    summary = f"{over}, and nobody can be named: {why}{log}"
     finding = Finding(
         verdict=Verdict.UNKNOWN,
         culprits=(),
         confidence=Confidence.LOW,
         summary=summary,
-        evidence=_evidence(seen, ending),
-        next_steps=(_search("Error|Traceback|FAILED", ending),),
+        evidence=_evidence(exits, attempt),
+        next_steps=(_search("Error|Traceback|FAILED", attempt),),
     )
-    kinds = sorted({one.error.kind for one in seen if one.error})
+    kinds = sorted({one.error.kind for one in exits if one.error})
     return ExitOutcome(
         kind="abnormal", sentence=summary, finding=finding, signs=tuple(f"error {k}" for k in kinds)
     )
@@ -104,7 +104,7 @@ def nobody(ending: AttemptExit, seen: Sequence[ExplainedExit], why: str) -> Exit
 
 def _consequence(others: Iterable[ExplainedExit]) -> str:
     """`ranks 0-2,4 ended after it (killed by SIGTERM)`."""
-    ranks = [one for one in others if one.way is not ExitKind.LEFT]
+    ranks = [one for one in others if one.kind is not ExitKind.LEFT]
     if not ranks:
         return ""
     who = shorten_ranks(fold_ranks(one.exit.rank for one in ranks))
@@ -122,40 +122,40 @@ def _living(ranks: Sequence[int]) -> str:
 
 
 def status_words(one: ExplainedExit) -> str:
-    """How it ended, in two words."""
+    """The exit status in words: `killed by SIGKILL`."""
     return words_of_status(one.exit.status)
 
 
 def _evidence(
-    seen: Sequence[ExplainedExit],
-    ending: AttemptExit | None,
+    exits: Sequence[ExplainedExit],
+    attempt: AttemptExit | None,
     culprits: Sequence[ExplainedExit] = (),
 ) -> tuple[str, ...]:
-    """What tells of the culprits, each fact for itself; of the others, equal facts together."""
+    """Facts about the culprits one by one; about the others, equal facts together."""
     facts = [fact for one in culprits for fact in _facts(one)]
-    facts += _folded([one for one in seen if one not in culprits])
-    if ending is not None:
-        if ending.shared_error is not None:
-            facts.append(f"the job's log, without a rank: {ending.shared_error.error}")
-        if ending.oom_kills:
+    facts += _folded([one for one in exits if one not in culprits])
+    if attempt is not None:
+        if attempt.shared_error is not None:
+            facts.append(f"the job's log, without a rank: {attempt.shared_error.error}")
+        if attempt.oom_kills:
             facts.append(
-                f"the job's cgroup counts {ending.oom_kills} OOM kills since all ranks were seen alive"
+                f"the job's cgroup counts {attempt.oom_kills} OOM kills since all ranks were seen alive"
             )
-        if ending.words.out_of_memory:
-            facts.append(f"the job's log: {ending.words.out_of_memory}")
-        facts += [f"the launcher wrote: {line}" for line in ending.words.said]
+        if attempt.words.out_of_memory:
+            facts.append(f"the job's log: {attempt.words.out_of_memory}")
+        facts += [f"the launcher wrote: {line}" for line in attempt.words.cited]
     return tuple(facts)
 
 
 def _facts(one: ExplainedExit) -> Iterator[str]:
-    yield f"rank {one.exit.rank}: {_told(one)}"
+    yield f"rank {one.exit.rank}: {_status_and_source(one)}"
     if one.death is not None:
         yield f"rank {one.exit.rank}: kernel log: {one.death.text}"
     if one.error is not None:
         yield f"rank {one.exit.rank}: {one.error.source}: {one.error.error}"
 
 
-def _told(one: ExplainedExit) -> str:
+def _status_and_source(one: ExplainedExit) -> str:
     """`killed by SIGKILL (exit status of the process)`."""
     words = status_words(one)
     return words if one.exit.source == words else f"{words} ({one.exit.source})"
@@ -167,18 +167,18 @@ def _folded(others: Sequence[ExplainedExit]) -> Iterator[str]:
     alike: dict[tuple[str, bool], list[ExplainedExit]] = {}
     errors: dict[tuple[str, bool], RankError] = {}
     for one in others:
-        same.setdefault(_told(one), []).append(one)
+        same.setdefault(_status_and_source(one), []).append(one)
         if one.error is not None:
             key = (one.error.kind, one.error.blames_peer)
             alike.setdefault(key, []).append(one)
             errors.setdefault(key, one.error)
-    told = list(same.items())
-    told += [(_error_of(errors[key], some), some) for key, some in alike.items()]
-    told += [(f"kernel log: {one.death.text}", [one]) for one in others if one.death is not None]
-    for words, some in told[:MAX_FACTS]:
+    facts = list(same.items())
+    facts += [(_error_of(errors[key], some), some) for key, some in alike.items()]
+    facts += [(f"kernel log: {one.death.text}", [one]) for one in others if one.death is not None]
+    for words, some in facts[:MAX_FACTS]:
         yield f"{_ranks(some)}: {words}"
-    if len(told) > MAX_FACTS:
-        yield f"{len(told) - MAX_FACTS} more facts of this sort stand in the evidence"
+    if len(facts) > MAX_FACTS:
+        yield f"{len(facts) - MAX_FACTS} more facts of this sort stand in the evidence"
 
 
 def _error_of(error: RankError, some: Sequence[ExplainedExit]) -> str:
@@ -193,29 +193,29 @@ def _ranks(some: Sequence[ExplainedExit]) -> str:
 
 
 def _next_steps(
-    first: ExplainedExit, verdict: Verdict, ending: AttemptExit | None
+    first: ExplainedExit, verdict: Verdict, attempt: AttemptExit | None
 ) -> tuple[str, ...]:
     rank = first.exit.rank
-    if verdict is Verdict.OUT_OF_MEMORY and (first.way is ExitKind.KILLED or first.worker):
+    if verdict is Verdict.OUT_OF_MEMORY and (first.kind is ExitKind.KILLED or first.worker):
         return ("dmesg -T | grep -iE 'oom-kill|killed process' | tail",)
     if verdict is Verdict.OUT_OF_MEMORY:
-        error = first.error or (ending.shared_error if ending else None)
+        error = first.error or (attempt.shared_error if attempt else None)
         if error is not None and error.memory is not None:
             return memory_steps(error.memory)
         return ("lower the batch or sequence length, or look what else is on that GPU: nvidia-smi",)
-    if first.way is ExitKind.KILLED or (
-        first.way is ExitKind.FAILED and exit_signal(first.exit.status)
+    if first.kind is ExitKind.KILLED or (
+        first.kind is ExitKind.FAILED and exit_signal(first.exit.status)
     ):
         return (
             f"dmesg -T | grep -E '[^0-9]{first.exit.pid}[^0-9]|Xid|segfault' | tail",
             "coredumpctl list  # where cores are kept",
         )
-    return (_search(f"rank{rank}\\]|Traceback|Error", ending, rank),)
+    return (_search(f"rank{rank}\\]|Traceback|Error", attempt, rank),)
 
 
-def _search(words: str, ending: AttemptExit | None, rank: int = -1) -> str:
+def _search(words: str, attempt: AttemptExit | None, rank: int = -1) -> str:
     """A command that can be typed as it stands, or what to do where no log was found."""
-    path = ending.log_paths.get(rank, ending.log_path) if ending else ""
+    path = attempt.log_paths.get(rank, attempt.log_path) if attempt else ""
     if path:
         return f"grep -nE '{words}' {shlex.quote(path)} | tail -40"
     return "look for the first error in what the job printed: no file that holds it was found"

@@ -66,7 +66,7 @@ def own_errors(outputs: Sequence[LogOutput]) -> dict[int, RankError]:
     return {rank: error for rank, error in found.items() if error is not None}
 
 
-def paths(outputs: Iterable[LogOutput]) -> dict[int, str]:
+def own_paths(outputs: Iterable[LogOutput]) -> dict[int, str]:
     """Rank -> the file that holds its own lines."""
     return {
         rank: one.path
@@ -82,12 +82,12 @@ def ranks_of_tasks(job: Job, identities: Sequence[RankIdentity]) -> Collection[i
 
 
 def parse_error_file(data: bytes) -> RankError | None:
-    """Return None for a file that is no such JSON."""
+    """The error in an error file; None where the file is no such JSON."""
     try:
-        told = msgspec.json.decode(data)
+        content = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    message = told.get("message") if isinstance(told, dict) else None
+    message = content.get("message") if isinstance(content, dict) else None
     text, stack = message, ""
     if isinstance(message, dict):
         text = message.get("message")
@@ -96,8 +96,8 @@ def parse_error_file(data: bytes) -> RankError | None:
     if not isinstance(text, str) or not text.strip():
         return None
     lines = stack.splitlines() if isinstance(stack, str) else []
-    said = text.strip().splitlines()
-    error = with_cause(safe_line(said[0], 300), said, 0)
+    written = text.strip().splitlines()
+    error = with_cause(safe_line(written[0], 300), written, 0)
     return RankError(
         error=error,
         lines=tuple(safe_line(line, 400) for line in lines[-MAX_LINES:] if line.strip()),

@@ -1,4 +1,4 @@
-"""One rank's end with all that tells about it: status, its own last words, the kernel's, the launcher's. Pure."""
+"""One rank's exit with all that explains it: its status, its last error, lines of the kernel and of the launcher. Pure."""
 
 from enum import StrEnum
 
@@ -35,10 +35,10 @@ class ExitKind(StrEnum):
 
 
 class ExplainedExit(msgspec.Struct, frozen=True, kw_only=True):
-    """One exit with all that is known of it."""
+    """One exit, and what explains it."""
 
     exit: RankExit
-    way: ExitKind
+    kind: ExitKind
     node: str
     error: RankError | None = None
     death: KernelDeath | None = None
@@ -47,80 +47,80 @@ class ExplainedExit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def proved(self) -> bool:
-        """Does a status or a kernel line say so, and not a text alone?"""
+        """Whether an exit status or a kernel line shows it, and not a text alone."""
         return self.exit.status is not None or self.death is not None
 
     @property
     def own(self) -> bool:
-        """Is its failure its own beyond doubt: its last error, that blames no peer, a crash, the kernel's word?
+        """Whether the failure is its own: a last error that blames no peer, a crash, or a line of the kernel.
 
         SIGABRT without a word is not: that is how the watchdog of a collective ends every victim.
         """
         number = exit_signal(self.exit.status)
         crashed = number is not None and number not in (KILL, ABORT)
-        told = self.error is not None and not (self.error.blames_peer or self.error.caught)
-        return self.death is not None or told or (crashed and self.error is None)
+        failed = self.error is not None and not (self.error.blames_peer or self.error.caught)
+        return self.death is not None or failed or (crashed and self.error is None)
 
     def phrase(self) -> str:
         """What follows "rank 3 ": `exited with code 1: ValueError: bad shard 7`."""
-        said = _said(self.error) if self.error and self.way is not ExitKind.ASKED else ""
+        cause = _cause(self.error) if self.error and self.kind is not ExitKind.ASKED else ""
         if self.death is not None and self.death.kind == "out_of_memory":
             whose = f"lost its worker process {self.worker}" if self.worker else "was killed"
             return f"{whose} by the kernel's OOM killer"
-        if self.out_of_memory and self.way is ExitKind.KILLED:
+        if self.out_of_memory and self.kind is ExitKind.KILLED:
             return "was killed by SIGKILL while the OOM killer worked in its cgroup"
-        if self.way is ExitKind.LEFT:
+        if self.kind is ExitKind.LEFT:
             return "left early with exit code 0"
         number = exit_signal(self.exit.status)
         if number is not None:
-            return f"was {words_of_status(self.exit.status)}{said}"
+            return f"was {words_of_status(self.exit.status)}{cause}"
         code = exit_code(self.exit.status)
-        return f"exited with code {code}{said}" if code is not None else f"ended{said}"
+        return f"exited with code {code}{cause}" if code is not None else f"ended{cause}"
 
 
-def _said(error: RankError) -> str:
-    """Its own words; those of a lack of device memory in short, as the whole ones stand in the evidence."""
-    told = error.memory
-    known = told is not None and (told.by or told.requested is not None)
-    words = memory_sentence(told) if told and known else error.error
+def _cause(error: RankError) -> str:
+    """The error as a clause; a lack of device memory in short, as the evidence has the whole message."""
+    memory = error.memory
+    has_figures = memory is not None and (memory.by or memory.requested is not None)
+    words = memory_sentence(memory) if memory and has_figures else error.error
     return f"; some lines before its last it printed {words}" if error.caught else f": {words}"
 
 
-def explain_exits(ending: AttemptExit) -> tuple[ExplainedExit, ...]:
-    """All exits in their order, each with what tells about it."""
-    nodes = {one.rank: one.node for one in ending.identities}
-    return tuple(_explain(one, ending, nodes.get(one.rank, "")) for one in ending.exits)
+def explain_exits(attempt: AttemptExit) -> tuple[ExplainedExit, ...]:
+    """All exits of an attempt in their order, each with what explains it."""
+    nodes = {one.rank: one.node for one in attempt.identities}
+    return tuple(_explain(one, attempt, nodes.get(one.rank, "")) for one in attempt.exits)
 
 
-def _explain(one: RankExit, ending: AttemptExit, node: str) -> ExplainedExit:
-    one = merged(one, _told_by_launcher(one, ending))
-    error = ending.words.errors.get(one.rank) or ending.errors.get(one.rank)
+def _explain(one: RankExit, attempt: AttemptExit, node: str) -> ExplainedExit:
+    one = merged(one, _launcher_failure(one, attempt))
+    error = attempt.words.errors.get(one.rank) or attempt.errors.get(one.rank)
     if exit_signal(one.status) not in (None, ABORT):
         error = None  # an older one that was caught: what ended it is a signal
-    deaths = {death.pid: death for death in ending.deaths}
+    deaths = {death.pid: death for death in attempt.deaths}
     worker = lost_worker(error.error) if error else None
     death, worker = deaths.get(one.pid), worker if worker in deaths else None
     if death is None and worker is not None:
         death = deaths[worker]
     killed = exit_signal(one.status) == KILL
     oom = death is not None and death.kind == "out_of_memory"
-    hinted = bool(ending.oom_kills or ending.words.out_of_memory) and not ending.kernel_readable
+    hinted = bool(attempt.oom_kills or attempt.words.out_of_memory) and not attempt.kernel_readable
     oom = oom or (killed and hinted)  # whom it was, only a line of the kernel tells
     oom = oom or (error is not None and not error.caught and is_out_of_memory(error.error))
-    way = _kind(one, error, death, _ended_by_launcher(one, ending.words))
+    way = _kind(one, error, death, _ended_by_launcher(one, attempt.words))
     return ExplainedExit(
-        exit=one, way=way, node=node, error=error, death=death, worker=worker, out_of_memory=oom
+        exit=one, kind=way, node=node, error=error, death=death, worker=worker, out_of_memory=oom
     )
 
 
-def _told_by_launcher(one: RankExit, ending: AttemptExit) -> LauncherFailure | None:
-    """The launcher's word about this process, or about this rank where it tells no process."""
-    told = (*ending.words.failures, *ending.words.followers)
-    return next((failure for failure in told if is_about(failure, one)), None)
+def _launcher_failure(one: RankExit, attempt: AttemptExit) -> LauncherFailure | None:
+    """What the launcher wrote about this process, or about this rank where it names no process; None where nothing."""
+    failures = (*attempt.words.failures, *attempt.words.followers)
+    return next((failure for failure in failures if is_about(failure, one)), None)
 
 
 def is_about(failure: LauncherFailure, one: RankExit) -> bool:
-    """Does the launcher mean this rank? By its process, or by its number where it tells no process."""
+    """Whether the launcher means this rank: by its process, or by its number where it names no process."""
     return failure.pid == one.pid or (failure.pid is None and failure.rank == one.rank)
 
 

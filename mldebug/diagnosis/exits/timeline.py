@@ -1,4 +1,4 @@
-"""The exits of an attempt as a timeline: who ended, how, when, and who says so. Bounded, however many ranks. Pure."""
+"""The exits of an attempt as a timeline: which rank ended, how, when, and by which source. Bounded, however many ranks. Pure."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -18,32 +18,32 @@ _NOTE = re.compile(r"rank (\d{1,6}) ended: ")
 
 
 def with_exits(
-    events: Sequence[TimelineEvent], ending: AttemptExit, blamed: Collection[int], noticed: float
+    events: Sequence[TimelineEvent], attempt: AttemptExit, blamed: Collection[int], noticed: float
 ) -> tuple[TimelineEvent, ...]:
-    """The story of an incident with every exit in its place; `noticed` stands in where nobody saw when.
+    """The timeline of an incident with every exit in its place; `noticed` is the time of exits whose own is unknown.
 
-    What the agent noted of single exits while the incident was open is told by the exits themselves.
+    Notes about single exits, made while the incident was open, are replaced by the exits themselves.
     """
-    exits = tuple(exit_events(ending, blamed, noticed))
+    exits = tuple(exit_events(attempt, blamed, noticed))
     if not exits:
         return tuple(events)
-    ranks = {one.rank for one in ending.exits}
+    ranks = {one.rank for one in attempt.exits}
     others = [one for one in events if not (one.at >= exits[0].at and _noted(one) in ranks)]
     return tuple(sorted((*exits, *others), key=lambda one: one.at))
 
 
 def exit_events(
-    ending: AttemptExit, blamed: Collection[int], noticed: float
+    attempt: AttemptExit, blamed: Collection[int], noticed: float
 ) -> Iterator[TimelineEvent]:
     """One event for each of the first exits and those of blamed ranks, then one for each kind of the others."""
-    seen = [one.exit for one in explain_exits(ending)]
-    times = list(_in_order(seen, noticed))
-    single = {at for at, one in enumerate(seen) if at < MAX_SINGLE or one.rank in blamed}
-    for at, one in enumerate(seen):
+    exits = [one.exit for one in explain_exits(attempt)]
+    times = list(_in_order(exits, noticed))
+    single = {at for at, one in enumerate(exits) if at < MAX_SINGLE or one.rank in blamed}
+    for at, one in enumerate(exits):
         if at in single:
-            together = at > 0 and one.moment is not None and one.moment == seen[at - 1].moment
+            together = at > 0 and one.moment is not None and one.moment == exits[at - 1].moment
             yield _event(times[at], one, together=together)
-    yield from _folded([(times[at], one) for at, one in enumerate(seen) if at not in single])
+    yield from _folded([(times[at], one) for at, one in enumerate(exits) if at not in single])
 
 
 def _noted(event: TimelineEvent) -> int | None:

@@ -28,7 +28,7 @@ class Traceback(NamedTuple):
 
 
 def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
-    """Those of a training process, in order; of a chain of exceptions the last.
+    """The tracebacks of a training process, in order; of a chain of exceptions the last.
 
     The launcher's own exceptions and the KeyboardInterrupt of a process that was told to stop do not count.
     """
@@ -44,7 +44,7 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
 
 
 def went_on(lines: Iterable[str]) -> int:
-    """How many of these lines, which follow a traceback, tell that the program lived on? Then it may have been caught.
+    """The number of these lines, which follow a traceback, that show the program lived on: then it may have been caught.
 
     It is no proof: what Python held back of its standard output comes after the traceback, too.
     """

@@ -1,4 +1,4 @@
-"""Is a save whole? Its layout says what should be there, and each file that can says whether it was cut off."""
+"""Whether a checkpoint is complete: its layouts say what must be there, the formats of its files whether one was cut off."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,55 +20,65 @@ from mldebug.storage.checkpoints.model import (
 from mldebug.storage.checkpoints.names import is_temporary
 from mldebug.storage.checkpoints.rank_files import ranks_of
 
-MOST_FILES = 512  # of one save that are looked into; of more, the first, the last and some between
+MOST_FILES = (
+    512  # of one checkpoint that are looked into; of more, the first, the last and some between
+)
 _ZIPS = (".pt", ".pth", ".ckpt", ".bin")
 BESIDE = ("latest", "latest_checkpointed_iteration.txt")
-"""Small files beside a save that some layouts want."""
+"""Names of small files beside a checkpoint that are always read: some layouts need them."""
 
 
-def fitting_layouts(save: Checkpoint, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
-    """Those that know it, the most special one first: Megatron's folders hold shards of PyTorch's own format."""
-    return tuple(sorted((one for one in layouts if one.fits(save)), key=lambda one: one.order))
-
-
-def wants(save: Checkpoint, layouts: Sequence[Layout]) -> tuple[ByteRange, ...]:
-    """Which bytes would say more; ask again with those, until there is nothing new."""
-    known = fitting_layouts(save, layouts)
-    if not known:
-        return ()
-    found = [wanted for layout in known for wanted in layout.wants(save)]
-    for one in checked_files(save):
-        found += (
-            safetensors_check.wants(save, one) if _is_tensors(save, one) else torch_zip.wants(one)
-        )
+def fitting_layouts(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
+    """The layouts that fit, the most special one first. Several may: Megatron's folders hold shards of PyTorch's own format."""
     return tuple(
-        one for one in dict.fromkeys(found) if one not in save.parts and one.path not in save.unread
+        sorted((one for one in layouts if one.fits(checkpoint)), key=lambda one: one.order)
     )
 
 
-def judge(save: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:
-    """Complete is only what was listed whole, keeps what its index promises, and has no broken file."""
-    return msgspec.structs.replace(_judged(save, layouts), ranks=ranks_of(save))
+def wants(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> tuple[ByteRange, ...]:
+    """Byte ranges that would help `judge` and were not read yet. Read them and call again until there are none."""
+    fitting = fitting_layouts(checkpoint, layouts)
+    if not fitting:
+        return ()
+    found = [wanted for layout in fitting for wanted in layout.wants(checkpoint)]
+    for one in checked_files(checkpoint):
+        found += (
+            safetensors_check.wants(checkpoint, one)
+            if _is_tensors(checkpoint, one)
+            else torch_zip.wants(one)
+        )
+    return tuple(
+        one
+        for one in dict.fromkeys(found)
+        if one not in checkpoint.parts and one.path not in checkpoint.unread
+    )
 
 
-def _judged(save: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:
-    known = fitting_layouts(save, layouts)
-    if not known:
-        return CheckpointVerdict(why=save.cut or "of no layout that is known")
-    verdict = worst([one.judge(save) for one in known])
-    if verdict.state is Completeness.INCOMPLETE and save.cut:
-        return _unsure(verdict, save.cut)  # what is missing may be in the rest
+def judge(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:
+    """The verdict by names, index and file ends. Complete needs a whole listing, all that its layouts promise, no broken file."""
+    return msgspec.structs.replace(_judged(checkpoint, layouts), ranks=ranks_of(checkpoint))
+
+
+def _judged(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:
+    fitting = fitting_layouts(checkpoint, layouts)
+    if not fitting:
+        return CheckpointVerdict(why=checkpoint.cut or "of no layout that is known")
+    verdict = worst([layout.judge(checkpoint) for layout in fitting])
+    if verdict.state is Completeness.INCOMPLETE and checkpoint.cut:
+        return _unsure(verdict, checkpoint.cut)  # what is missing may be in the rest
     if verdict.state is Completeness.INCOMPLETE:
         return verdict
-    checks = [(one, _check(save, one)) for one in checked_files(save)]
+    checks = [(one, _check(checkpoint, one)) for one in checked_files(checkpoint)]
     for one, (what, why) in checks:
         if what == BROKEN:
-            return _as(verdict, Completeness.INCOMPLETE, f"{one.path or save.name} {why}")
-    if is_temporary(save.name):
+            return _as(verdict, Completeness.INCOMPLETE, f"{one.path or checkpoint.name} {why}")
+    if is_temporary(checkpoint.name):
         return _as(verdict, Completeness.INCOMPLETE, "it still has its temporary name")
-    if save.cut:
-        return _unsure(verdict, save.cut)
-    doubts = [f"{one.path or save.name} {why}" for one, (what, why) in checks if what == UNSURE]
+    if checkpoint.cut:
+        return _unsure(verdict, checkpoint.cut)
+    doubts = [
+        f"{one.path or checkpoint.name} {why}" for one, (what, why) in checks if what == UNSURE
+    ]
     return (
         _unsure(verdict, doubts[0])
         if doubts and verdict.state is Completeness.COMPLETE
@@ -76,10 +86,12 @@ def _judged(save: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:
     )
 
 
-def checked_files(save: Checkpoint) -> tuple[FileEntry, ...]:
-    """The files that say themselves whether they are whole; of very many, a part."""
+def checked_files(checkpoint: Checkpoint) -> tuple[FileEntry, ...]:
+    """The `.pt` and `.safetensors` files whose own format is checked: all, or `MOST_FILES` evenly spread."""
     found = [
-        one for one in save.files if (one.path or save.name).endswith((*_ZIPS, ".safetensors"))
+        one
+        for one in checkpoint.files
+        if (one.path or checkpoint.name).endswith((*_ZIPS, ".safetensors"))
     ]
     if len(found) <= MOST_FILES:
         return tuple(found)
@@ -88,18 +100,20 @@ def checked_files(save: Checkpoint) -> tuple[FileEntry, ...]:
     )
 
 
-def _check(save: Checkpoint, one: FileEntry) -> FileCheck:
+def _check(checkpoint: Checkpoint, one: FileEntry) -> FileCheck:
     return (
-        safetensors_check.check(save, one) if _is_tensors(save, one) else torch_zip.check(save, one)
+        safetensors_check.check(checkpoint, one)
+        if _is_tensors(checkpoint, one)
+        else torch_zip.check(checkpoint, one)
     )
 
 
-def _is_tensors(save: Checkpoint, one: FileEntry) -> bool:
-    return (one.path or save.name).endswith(".safetensors")
+def _is_tensors(checkpoint: Checkpoint, one: FileEntry) -> bool:
+    return (one.path or checkpoint.name).endswith(".safetensors")
 
 
 def worst(verdicts: Sequence[CheckpointVerdict]) -> CheckpointVerdict:
-    """What the first says, unless another misses something, or is not known."""
+    """The first verdict, made incomplete (or else unknown) by the reason of the first verdict that is."""
     first = verdicts[0]
     for state in (Completeness.INCOMPLETE, Completeness.UNKNOWN):
         for one in verdicts:
@@ -116,7 +130,7 @@ def _as(verdict: CheckpointVerdict, state: Completeness, why: str) -> Checkpoint
     return msgspec.structs.replace(verdict, state=state, why=why)
 
 
-def unread_files(save: Checkpoint) -> Iterator[str]:
-    """Which of its files nobody could read, and why."""
-    for path, why in sorted(save.unread.items()):
-        yield f"{clean(path or save.name, 200)} {why}"
+def unread_files(checkpoint: Checkpoint) -> Iterator[str]:
+    """The files that could not be read, each with the reason, as text."""
+    for path, why in sorted(checkpoint.unread.items()):
+        yield f"{clean(path or checkpoint.name, 200)} {why}"

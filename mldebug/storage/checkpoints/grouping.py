@@ -1,4 +1,4 @@
-"""Files of single ranks side by side in one folder (`ckpt_10_rank0.pt` … `ckpt_10_rank3.pt`) are one save."""
+"""Files of single ranks side by side in file folder (`ckpt_10_rank0.pt` … `ckpt_10_rank3.pt`) are file checkpoint."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,42 +13,43 @@ from mldebug.storage.checkpoints.rank_files import rank_family
 
 
 def group_of(name: str, *, single: bool) -> str:
-    """What stands for all ranks: `ckpt_10_rank#.pt`; the name itself where it tells none, or is a folder's."""
-    told = rank_family(name) if single else None
-    return told[0] if told else name
+    """The common name of the files of all ranks: `ckpt_10_rank#.pt`. The name itself for folders and names without a rank."""
+    found = rank_family(name) if single else None
+    return found[0] if found else name
 
 
-def join_ranks(seen: Iterable[CheckpointReading]) -> list[CheckpointReading]:
-    """The saves, each once."""
+def join_ranks(readings: Iterable[CheckpointReading]) -> list[CheckpointReading]:
+    """The checkpoints, with the files of single ranks joined into file."""
     groups: dict[str, list[CheckpointReading]] = defaultdict(list)
-    for one in seen:
-        groups[group_of(one.name, single=one.single)].append(one)
+    for reading in readings:
+        groups[group_of(reading.name, single=reading.single)].append(reading)
     return [
-        _together(name, ones) if ones[0].name != name else ones[0] for name, ones in groups.items()
+        _together(name, files) if files[0].name != name else files[0]
+        for name, files in groups.items()
     ]
 
 
-def _together(name: str, ones: Sequence[CheckpointReading]) -> CheckpointReading:
-    ones = sorted(ones, key=lambda one: one.name)
+def _together(name: str, files: Sequence[CheckpointReading]) -> CheckpointReading:
+    files = sorted(files, key=lambda file: file.name)
     return CheckpointReading(
         name=name,
-        size=sum(one.size for one in ones),
-        files=len(ones),
-        oldest=min(one.oldest for one in ones),
-        newest=max(one.newest for one in ones),
-        inode=sum(one.inode for one in ones),
-        open=any(one.open for one in ones),
+        size=sum(file.size for file in files),
+        files=len(files),
+        oldest=min(file.oldest for file in files),
+        newest=max(file.newest for file in files),
+        inode=sum(file.inode for file in files),
+        open=any(file.open for file in files),
         single=True,
-        verdict=_verdict(ones),
+        verdict=_verdict(files),
     )
 
 
-def _verdict(ones: Sequence[CheckpointReading]) -> CheckpointVerdict:
-    told = worst([one.verdict for one in ones])
-    ranks = sorted(found[1] for one in ones if (found := rank_family(one.name)))
+def _verdict(files: Sequence[CheckpointReading]) -> CheckpointVerdict:
+    verdict = worst([file.verdict for file in files])
+    ranks = sorted(found[1] for file in files if (found := rank_family(file.name)))
     return msgspec.structs.replace(
-        told,
-        shards=sum(one.verdict.shards for one in ones),
+        verdict,
+        shards=sum(file.verdict.shards for file in files),
         ranks={"the file": fold_ranks(ranks)},
-        seats=len(set(ranks)),
+        writers=len(set(ranks)),
     )

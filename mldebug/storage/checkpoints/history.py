@@ -1,7 +1,7 @@
-"""The saves of one series, look by look: which is the last complete one, which is being written, which has died.
+"""The checkpoints of one series over time: which is the last complete one, which is being written, which was left incomplete.
 
-The clock of a file server may be wrong: what was watched counts by our own clock, and what the files say is corrected by
-the difference that was seen while they grew. All times are unix seconds by our clock unless told otherwise.
+The clock of a file server may be wrong: what was watched is dated by our own clock, and times of files are corrected by the
+difference that was measured while they grew. All times are unix seconds by our clock unless said otherwise.
 """
 
 import itertools
@@ -16,16 +16,16 @@ from mldebug.storage.checkpoints.model import CheckpointVerdict, Completeness
 from mldebug.storage.checkpoints.names import step_of
 from mldebug.storage.checkpoints.rank_files import OtherCheckpoint, missing_files
 
-MAX_KEPT = 16  # complete saves that are remembered
+MAX_KEPT = 16  # complete checkpoints that are remembered
 MAX_TRACKS = 256
 SETTLE = 60.0  # seconds without growth, after which nobody writes it any more
 SKEW = 2.0  # seconds by which clocks may differ without a word
 WRONG_CLOCK = 600.0  # seconds; no file server is further off without anybody noticing
-CLOSE = 0.05  # of the size of earlier saves
+CLOSE = 0.05  # of the size of earlier checkpoints
 
 
 class CheckpointReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One save at one look. `oldest` and `newest` are times of its files by the clock of their server."""
+    """One checkpoint at one look. `oldest` and `newest`: times of its files, unix seconds by the clock of the file server."""
 
     name: str
     size: int = 0
@@ -38,13 +38,13 @@ class CheckpointReading(msgspec.Struct, frozen=True, kw_only=True):
     verdict: CheckpointVerdict = CheckpointVerdict()
 
     @property
-    def sign(self) -> tuple[int, int, float, int]:
-        """Changes with every byte that is added."""
+    def fingerprint(self) -> tuple[int, int, float, int]:
+        """Size, files, newest time and inode: changes with every byte that is added."""
         return self.size, self.files, self.newest, self.inode
 
 
 class KnownCheckpoint(Noun, frozen=True, kw_only=True):
-    """A save that is remembered."""
+    """A checkpoint as it is remembered and shown."""
 
     name: str  # printable
     state: Completeness
@@ -53,63 +53,65 @@ class KnownCheckpoint(Noun, frozen=True, kw_only=True):
     size: int = 0
     shards: int = 0
     expected: int | None = None
-    began: float | None = None  # None: nobody saw it, and its files do not tell
+    began: float | None = None  # None: it was not watched, and its files do not show it
     ended: float = 0.0
     step: int | None = None
     world_size: int | None = None
-    ranks: dict[str, str] = {}  # who has a file there: `{"rank#.pt": "0-3"}`
+    ranks: dict[str, str] = {}  # which ranks have a file there: `{"rank#.pt": "0-3"}`
 
     @property
     def seconds(self) -> float | None:
-        """How long it took; None where that is not known."""
+        """Seconds that writing it took; None where that is not known."""
         return self.ended - self.began if self.began is not None else None
 
     @property
     def rate(self) -> float | None:
-        """Bytes a second."""
+        """Bytes per second; None where its duration is not known or below half a second."""
         seconds = self.seconds
         return self.size / seconds if seconds is not None and seconds >= 0.5 else None
 
 
 class SeriesMemory(msgspec.Struct, kw_only=True):
-    """What survives a restart of the agent."""
+    """What of a series survives a restart of the agent."""
 
     complete: list[KnownCheckpoint] = []  # the oldest first; also those that were deleted since
     skew: float = 0.0  # seconds by which the server's clock is ahead
 
 
 class _Track(msgspec.Struct, kw_only=True):
-    seen: CheckpointReading
+    reading: CheckpointReading
     first: float
     fresh: bool  # it came while we watched
     step: int | None = None  # of the run, when it came or was begun anew
     world_size: int | None = None  # likewise
     grown: float | None = None
     looked: float = 0.0
-    kept: KnownCheckpoint | None = None
+    checkpoint: KnownCheckpoint | None = None
 
 
 class CheckpointSeries:
-    """All saves of one kind in one folder, as one job writes them."""
+    """All checkpoints of one kind in one folder, as one job writes them. `settle`: seconds without growth that end a write."""
 
     def __init__(self, memory: SeriesMemory | None = None, settle: float = SETTLE) -> None:
         self.memory = memory or SeriesMemory()
         self.settle = settle
         self._tracks: dict[str, _Track] = {}
         self._looked: float | None = None
-        self.grown_at: float | None = None  # when a save of the job's own processes last grew
+        self.grown_at: float | None = (
+            None  # when a checkpoint that the job's own processes write last grew
+        )
 
     # --- looking -------------------------------------------------------------------------------------
 
-    def look(self, now: float, seen: Sequence[CheckpointReading], *, whole: bool, step: int | None = None, world_size: int | None = None) -> None:  # fmt: skip
-        """Take one look. `whole`: what is not in `seen` is not there; else it was not looked at."""
-        for one in seen[:MAX_TRACKS]:
+    def look(self, now: float, readings: Sequence[CheckpointReading], *, whole: bool, step: int | None = None, world_size: int | None = None) -> None:  # fmt: skip
+        """Take the readings of one look at unix time `now`. `whole`: what is not in `readings` is gone; else it was not looked at."""
+        for one in readings[:MAX_TRACKS]:
             track = self._follow(one, now, step, world_size)
-            track.kept = self._judge(track, now)
+            track.checkpoint = self._judge(track, now)
             track.looked = now
         if whole:
-            there = {one.name for one in seen}
-            self._tracks = {name: one for name, one in self._tracks.items() if name in there}
+            present = {one.name for one in readings}
+            self._tracks = {name: one for name, one in self._tracks.items() if name in present}
         self._looked = now
 
     def _follow(
@@ -118,26 +120,26 @@ class CheckpointSeries:
         track = self._tracks.get(one.name)
         if track is None:
             fresh = self._looked is not None
-            track = self._tracks[one.name] = _Track(seen=one, first=now, fresh=fresh, step=step if fresh else None, looked=now)  # fmt: skip
+            track = self._tracks[one.name] = _Track(reading=one, first=now, fresh=fresh, step=step if fresh else None, looked=now)  # fmt: skip
             track.world_size = world_size if fresh else None  # who wrote an older one is not known
             if fresh or one.open:
                 self._grew(track, one, now)
-        elif track.seen.sign != one.sign:
-            if track.kept is not None and track.kept.state is not Completeness.WRITING:
+        elif track.reading.fingerprint != one.fingerprint:
+            if track.checkpoint is not None and track.checkpoint.state is not Completeness.WRITING:
                 track.first, track.fresh = now, True  # written over
                 track.step, track.world_size = step, world_size
             self._learn_skew(one, track.looked, now)
             self._grew(track, one, now)
-        track.seen = one
+        track.reading = one
         return track
 
     def _grew(self, track: _Track, one: CheckpointReading, now: float) -> None:
-        if track.seen.sign == one.sign or one.size > track.seen.size:
+        if track.reading.fingerprint == one.fingerprint or one.size > track.reading.size:
             track.grown = now
             self.grown_at = now if one.open else self.grown_at
 
     def _learn_skew(self, one: CheckpointReading, before: float, now: float) -> None:
-        """It was written between two looks: a time outside of them is the other clock's error."""
+        """Measure the error of the server's clock: the file was written between two looks, so its time must lie between them."""
         ahead, behind = one.newest - now, one.newest - before
         if ahead > SKEW:
             self.memory.skew = ahead
@@ -151,7 +153,7 @@ class CheckpointSeries:
     # --- judging -------------------------------------------------------------------------------------
 
     def _judge(self, track: _Track, now: float) -> KnownCheckpoint:
-        one, before = track.seen, track.kept
+        one, before = track.reading, track.checkpoint
         state, why = self._missing(track) or (one.verdict.state, one.verdict.why)
         if state is not Completeness.COMPLETE and before is not None and self._shrinks(one, before):
             return msgspec.structs.replace(
@@ -165,7 +167,7 @@ class CheckpointSeries:
                 f"{why}, and it was not watched for long enough to say more",
             )
         began, ended = self._times(track, now)
-        kept = KnownCheckpoint(
+        checkpoint = KnownCheckpoint(
             name=printable(one.name),
             state=state,
             why=clean(why, 300),  # it may quote names of files, and an index of any length
@@ -179,20 +181,22 @@ class CheckpointSeries:
             world_size=track.world_size,
             ranks=dict(one.verdict.ranks),
         )
-        return self._remembered(kept, track) if state is Completeness.COMPLETE else kept
+        return self._remember(checkpoint, track) if state is Completeness.COMPLETE else checkpoint
 
     def _missing(self, track: _Track) -> tuple[Completeness, str] | None:
-        """Why it is not complete although its own files do not say so: a rank's is not there."""
-        told = track.seen.verdict
-        if told.state is not Completeness.COMPLETE or not told.ranks:
+        """Why it is not complete although its own files look so: the file of a rank is missing."""
+        verdict = track.reading.verdict
+        if verdict.state is not Completeness.COMPLETE or not verdict.ranks:
             return None
-        return missing_files(told.ranks, told.seats, track.world_size, self._others(track))
+        return missing_files(verdict.ranks, verdict.writers, track.world_size, self._others(track))
 
     def _others(self, track: _Track) -> Iterator[OtherCheckpoint]:
-        """The other saves that say who is to write: those that are whole, and those that nobody writes any more."""
-        own = printable(track.seen.name)
-        there = [one.kept for one in self._tracks.values() if one.kept and one is not track]
-        for one in (*there, *self.memory.complete):
+        """Other checkpoints to compare with: the complete ones and the finished ones whose state is unknown."""
+        own = printable(track.reading.name)
+        present = [
+            one.checkpoint for one in self._tracks.values() if one.checkpoint and one is not track
+        ]
+        for one in (*present, *self.memory.complete):
             if (
                 one.name != own
                 and one.ranks
@@ -205,78 +209,88 @@ class CheckpointSeries:
     def _shrinks(self, one: CheckpointReading, before: KnownCheckpoint) -> bool:
         if before.state is not Completeness.COMPLETE:
             return False
-        newer = any(kept.ended > before.ended for kept in self.complete if kept.name != before.name)
+        newer = any(
+            checkpoint.ended > before.ended
+            for checkpoint in self.complete
+            if checkpoint.name != before.name
+        )
         return one.size < before.size and newer
 
     def _is_written(self, track: _Track, now: float) -> bool:
-        age = now - (track.seen.newest - self.memory.skew)
+        age = now - (track.reading.newest - self.memory.skew)
         lately = track.grown is not None and now - track.grown < self.settle
-        return track.seen.open or lately or abs(age) < self.settle
+        return track.reading.open or lately or abs(age) < self.settle
 
     def _is_news(self, track: _Track, now: float) -> bool:
-        """It was there before us, and a clock that is some minutes wrong could hide that it is being written."""
-        age = now - (track.seen.newest - self.memory.skew)
+        """Whether it was there before the agent, too short a time ago to exclude that it is being written under a wrong clock."""
+        age = now - (track.reading.newest - self.memory.skew)
         return not track.fresh and now - track.first < self.settle and abs(age) < WRONG_CLOCK
 
     def _times(self, track: _Track, now: float) -> tuple[float | None, float]:
-        """When it was begun and ended. A clock that is ahead of ours would have ended it in the future."""
-        one, skew = track.seen, self.memory.skew
+        """When it was begun (None: unknown) and ended, never later than now whatever the server's clock says."""
+        one, skew = track.reading, self.memory.skew
         ended = min(one.newest - skew, now)
         if track.fresh:
             ended = min(max(ended, track.first - self.settle), now)
         began = min(one.oldest - skew, ended) if one.files > 1 else None
-        if began is not None and any(began < kept.ended < ended for kept in self.memory.complete if kept.name != printable(one.name)):  # fmt: skip
-            began = None  # a part was taken over from an earlier save, with its time
+        if began is not None and any(began < checkpoint.ended < ended for checkpoint in self.memory.complete if checkpoint.name != printable(one.name)):  # fmt: skip
+            began = None  # a part was taken over from an earlier checkpoint, with its time
         if track.fresh and track.grown is not None and track.grown > track.first:
             began = min(track.first, ended, began if began is not None else ended)
         return began, ended
 
-    def _remembered(self, kept: KnownCheckpoint, track: _Track) -> KnownCheckpoint:
-        known = self.memory.complete
-        same = next((one for one in known if one.name == kept.name and abs(one.ended - kept.ended) < 1.0 and one.size == kept.size), None)  # fmt: skip
+    def _remember(self, checkpoint: KnownCheckpoint, track: _Track) -> KnownCheckpoint:
+        remembered = self.memory.complete
+        same = next((one for one in remembered if one.name == checkpoint.name and abs(one.ended - checkpoint.ended) < 1.0 and one.size == checkpoint.size), None)  # fmt: skip
         if same is not None:
             return same  # what an earlier agent saw of its beginning is more than its files say
-        if track.kept is not None and track.kept.state is Completeness.COMPLETE and not track.fresh:
-            return kept
-        known[:] = sorted((*known, kept), key=lambda one: one.ended)[-MAX_KEPT:]
-        return kept
+        if (
+            track.checkpoint is not None
+            and track.checkpoint.state is Completeness.COMPLETE
+            and not track.fresh
+        ):
+            return checkpoint
+        remembered[:] = sorted((*remembered, checkpoint), key=lambda one: one.ended)[-MAX_KEPT:]
+        return checkpoint
 
-    # --- telling -------------------------------------------------------------------------------------
+    # --- results -------------------------------------------------------------------------------------
 
     @property
-    def saves(self) -> tuple[KnownCheckpoint, ...]:
-        """All that are there, the oldest first."""
-        found = (one.kept for one in self._tracks.values() if one.kept)
+    def checkpoints(self) -> tuple[KnownCheckpoint, ...]:
+        """All checkpoints that are there, the oldest first."""
+        found = (one.checkpoint for one in self._tracks.values() if one.checkpoint)
         return tuple(sorted(found, key=lambda one: (one.ended, one.step or 0, one.name)))
 
     @property
     def complete(self) -> tuple[KnownCheckpoint, ...]:
-        """Those that are there and whole."""
+        """The complete ones that are there, the oldest first."""
         return self.of(Completeness.COMPLETE)
 
     def of(self, state: Completeness) -> tuple[KnownCheckpoint, ...]:
-        """Those that are there in that state."""
-        return tuple(one for one in self.saves if one.state is state)
+        """Those that are there in that state, the oldest first."""
+        return tuple(one for one in self.checkpoints if one.state is state)
 
     @property
     def period(self) -> float | None:
-        """Seconds between two saves, the median of the last; None before the third."""
+        """Seconds between two checkpoints: the median of the last five gaps; None before the third checkpoint."""
         ends = [one.ended for one in self.memory.complete]
         gaps = [after - before for before, after in itertools.pairwise(ends)][-5:]
         return statistics.median(gaps) if len(gaps) >= 2 else None
 
 
-def size_change(kept: KnownCheckpoint, all_of_them: Iterable[KnownCheckpoint]) -> float | None:
-    """By how much its size differs from the median of up to 5 before it, as a ratio of that; None without any before."""
-    sizes = [one.size for one in all_of_them if one.ended < kept.ended and one.name != kept.name and one.size][-5:]  # fmt: skip
-    return kept.size / statistics.median(sizes) - 1.0 if sizes else None
+def size_change(
+    checkpoint: KnownCheckpoint, all_of_them: Iterable[KnownCheckpoint]
+) -> float | None:
+    """Its size against the median of up to 5 before it, as a ratio: 0.1 is 10 % larger; None without any before."""
+    sizes = [one.size for one in all_of_them if one.ended < checkpoint.ended and one.name != checkpoint.name and one.size][-5:]  # fmt: skip
+    return checkpoint.size / statistics.median(sizes) - 1.0 if sizes else None
 
 
 def printable(name: str) -> str:
-    """A name as text: what is no UTF-8 is escaped, so that it can be stored and sent."""
+    """A file name as text of at most 200 characters: bytes that are no UTF-8 are escaped, so that it can be stored and sent."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")[:200]
 
 
 def _step(name: str, at_the_beginning: int | None) -> int | None:
-    told = step_of(name)
-    return told if told is not None else at_the_beginning
+    named = step_of(name)
+    return named if named is not None else at_the_beginning

@@ -1,6 +1,6 @@
-"""One save as it lies on disk: the listing of its files, the few bytes of them that were read, and the words of a verdict.
+"""A checkpoint as it lies on disk (names and sizes of its files, the few bytes of them that were read), and the verdict on it.
 
-Nothing here is opened: whoever looks at the disk brings a `Save`, and is told which bytes would say more.
+Nothing here opens a file: the agent fills a `Checkpoint`, a layout names the byte ranges that it needs, the agent reads them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ Kind = Literal["file", "folder", "link", "other"]
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """One name below a folder. `path` is relative to it, as the kernel has it (surrogates stand for what is no UTF-8)."""
+    """One file or folder below a folder. `path` is relative to it; bytes that are no UTF-8 are surrogates."""
 
     path: str
     size: int = 0  # bytes
@@ -23,10 +23,10 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class ByteRange(NamedTuple):
-    """Bytes of one file of a save; "" is the save itself where it is a file.
+    """A range of bytes that a layout needs of one file; path "" is the checkpoint itself where it is a single file.
 
-    With `find` not the bytes are wanted, but all different matches of that expression in them, sorted, one on each line:
-    what is far larger than all that it names is searched piece by piece and never held. A match has at most 100 bytes.
+    With `find` the answer is not these bytes but all distinct matches of that regular expression in them, sorted, one a line
+    (of at most 100 bytes each): large files are searched piece by piece and never held in memory.
     """
 
     path: str
@@ -47,58 +47,58 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     unread: Mapping[str, str] = {}  # path -> why nothing of it could be read
 
     def entry(self, path: str) -> FileEntry | None:
-        """The file of that path; None where there is none."""
-        return next((one for one in self.files if one.path == path), None)
+        """The file at that path; None where there is none."""
+        return next((file for file in self.files if file.path == path), None)
 
     @property
     def size(self) -> int:
-        """Bytes of all its files."""
-        return sum(one.size for one in self.files)
+        """Total size of its files in bytes."""
+        return sum(file.size for file in self.files)
 
 
 class Completeness(StrEnum):
-    """What became of a save."""
+    """Whether a checkpoint can be resumed from."""
 
     COMPLETE = "complete"
-    INCOMPLETE = "incomplete"  # it died, or was damaged since
+    INCOMPLETE = "incomplete"  # its writer died, or it was damaged since
     WRITING = "writing"
-    UNKNOWN = "unknown"  # nobody could read enough of it to say
+    UNKNOWN = "unknown"  # too little of it could be read
 
 
 class CheckpointVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files of one save say, whatever the clock says."""
+    """What the files of one checkpoint show, without regard to time: whether a writer is still at work is judged elsewhere."""
 
-    layout: str = ""  # name of the plugin; "": none knows it
+    layout: str = ""  # name of the layout; "": none fits
     state: Completeness = Completeness.UNKNOWN
     why: str = ""  # a phrase: "shard 3 of 4 is missing"
     shards: int = 0  # files that hold tensors
-    expected: int | None = None  # as the save itself says
-    ranks: Mapping[str, str] = {}  # who has a file there, as `crew.ranks_of` tells it
-    seats: int | None = None  # ranks that wrote one, where each rank of the job is to write its own
+    expected: int | None = None  # shards that the checkpoint itself promises
+    ranks: Mapping[str, str] = {}  # which ranks have a file there: see `rank_files.ranks_of`
+    writers: int | None = None  # ranks that wrote a file, where each rank writes its own
 
 
 class Layout(Protocol):
-    """What a file in `checkpoints/` creates."""
+    """One way to lay out a checkpoint: what each file in `layouts/` creates."""
 
-    order: int  # the smallest is asked first: the more special one
+    order: int  # layouts are tried in rising order: special ones before general ones
 
-    def fits(self, save: Checkpoint) -> bool:
-        """Is this one of its kind? Told by names alone."""
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        """Whether the checkpoint has this layout, judged by file names alone."""
         ...
 
-    def wants(self, save: Checkpoint) -> Iterable[ByteRange]:
-        """Which bytes of its index would say more."""
+    def wants(self, checkpoint: Checkpoint) -> Iterable[ByteRange]:
+        """Byte ranges (of an index, mostly) that `judge` needs. Called again when they were read, as one may lead to the next."""
         ...
 
-    def judge(self, save: Checkpoint) -> CheckpointVerdict:
-        """Is what its index promises there? What is inside single files is checked for it."""
+    def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
+        """Whether all that the layout promises is there. Single `.pt` and `.safetensors` files are checked elsewhere."""
         ...
 
 
 def complete(
     layout: str, shards: int, why: str = "", expected: int | None = None
 ) -> CheckpointVerdict:
-    """All that was promised is there."""
+    """The verdict that everything is there. `shards`: files that hold tensors."""
     return CheckpointVerdict(
         layout=layout, state=Completeness.COMPLETE, why=why, shards=shards, expected=expected
     )
@@ -107,25 +107,20 @@ def complete(
 def incomplete(
     layout: str, shards: int, why: str, expected: int | None = None
 ) -> CheckpointVerdict:
-    """Something that was promised is not there."""
+    """The verdict that something is missing or cut off; `why` is a phrase such as "shard 3 of 4 is missing"."""
     return CheckpointVerdict(
         layout=layout, state=Completeness.INCOMPLETE, why=why, shards=shards, expected=expected
     )
 
 
 def unsure(layout: str, shards: int, why: str) -> CheckpointVerdict:
-    """Nobody could say."""
+    """The verdict that it cannot be told, with the reason as a phrase."""
     return CheckpointVerdict(layout=layout, state=Completeness.UNKNOWN, why=why, shards=shards)
 
 
 WHOLE: Literal["whole"] = "whole"
-
-
 BROKEN: Literal["broken"] = "broken"
-
-
 UNSURE: Literal["unsure"] = "unsure"
 
-
 FileCheck = tuple[Literal["whole", "broken", "unsure"], str]
-"""The answer, and a phrase that follows the name of the file: "is empty"."""
+"""What the check of one file found, and a phrase that follows the name of the file: "is empty"."""

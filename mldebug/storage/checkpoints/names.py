@@ -1,6 +1,6 @@
-"""What the names of files and folders say: which is a save, which saves are of one series, and of which step.
+"""What the names of files and folders say: which is a checkpoint, which checkpoints are of one series, and of which step.
 
-| a file that a job writes | the save | its series |
+| a file that a job writes | the checkpoint | its series |
 |---|---|---|
 | `/out/model-100.pt` | the file | `model-#.pt` in `/out` |
 | `/out/step_100/model.pt`, `/out/iter_0000100/mp_rank_00/model_optim_rng.pt` | the folder that has the step | `step_#`, `iter_#` |
@@ -23,7 +23,7 @@ _WORD = (
     r"checkpoints?|ckpts?|chkpt|steps?|global_?steps?|iter(?:ation)?s?|epochs?|snapshot|saves?|it"
 )
 _STEP = re.compile(rf"(?:^|[^a-z])(?:{_WORD})[-_=. ]{{0,2}}(\d{{1,12}})", re.IGNORECASE)
-_SAID = re.compile(
+_CHECKPOINT_WORD = re.compile(
     rf"{_WORD}|model|weights?|state|last|latest|best|final|optim\w{{0,8}}|mp_rank|zero_pp|rng|adapter|consolidated",
     re.IGNORECASE,
 )
@@ -35,7 +35,7 @@ MAX_UP = 3  # folders above a file in which its step is looked for
 
 
 class CheckpointPath(NamedTuple):
-    """Where a save lies: a folder, its name in it, and whether the save is a folder itself."""
+    """Where a checkpoint lies: a folder, its name in it, and whether the checkpoint is a folder itself."""
 
     folder: str
     name: str
@@ -43,13 +43,13 @@ class CheckpointPath(NamedTuple):
 
 
 def is_part(name: str) -> bool:
-    """Does a file of that name belong to a checkpoint, as far as the name alone can tell?"""
+    """Whether a file of that name belongs to a checkpoint, judged by the name alone."""
     name = final_name(name)
     return bool(_SHARD.fullmatch(name) or f".{name}" in _INDEX or name in _INDEX or _ENDING.fullmatch(name))  # fmt: skip
 
 
 def checkpoint_of(path: str) -> CheckpointPath | None:
-    """Of which save a file that a job writes is a part; None where its name does not tell."""
+    """The checkpoint that a file at that path is a part of; None where its name does not show one."""
     name, folder = basename(path), dirname(path)
     if not is_part(name) or not folder or folder == "/":
         return None
@@ -64,39 +64,39 @@ def checkpoint_of(path: str) -> CheckpointPath | None:
         above = dirname(above)
     if _SHARD.fullmatch(final_name(name)) or name in _INDEX:
         return CheckpointPath(dirname(folder), basename(folder), True)
-    return CheckpointPath(folder, name, False) if own or _SAID.search(name) else None
+    return CheckpointPath(folder, name, False) if own or _CHECKPOINT_WORD.search(name) else None
 
 
 def _outermost(folder: str) -> str:
-    """`checkpoint-500` for `checkpoint-500/global_step500`: the step stands twice."""
+    """The outer one of two nested folders of the same step: `checkpoint-500` for `checkpoint-500/global_step500`."""
     above = dirname(folder)
     outer, inner = _STEP.search(basename(above)), _STEP.search(basename(folder))
     return above if outer and inner and int(outer[1]) == int(inner[1]) else folder
 
 
 def final_name(name: str) -> str:
-    """The name that it will have: `checkpoint-5` for `tmp-checkpoint-5` and `checkpoint-5.tmp`."""
+    """The name without marks of being unfinished: `checkpoint-5` for `tmp-checkpoint-5` and `checkpoint-5.tmp`."""
     if name in _INDEX:
         return name
     return _AFTER.sub("", _BEFORE.sub("", name)) or name
 
 
 def without_steps(path: str) -> str:
-    """A path inside a save, the same for all saves of its series: `step#/rank0.pt` for `global_step500/rank0.pt`."""
+    """A path inside a checkpoint, the same for all checkpoints of its series: `step#/rank0.pt` for `global_step500/rank0.pt`."""
     return _STEP.sub("step#", path)
 
 
 def is_temporary(name: str) -> bool:
-    """Does the name itself say that it is not finished?"""
+    """Whether the name itself says that it is not finished."""
     return final_name(name) != name
 
 
 def series_of(name: str) -> str:
-    """What the saves of one series have in common: `model-#.pt`."""
+    """The series of a checkpoint: its name with # for each number, `model-#.pt`."""
     return _NUMBER.sub("#", final_name(name))[:200]
 
 
 def step_of(name: str) -> int | None:
-    """The step or iteration that a name tells. `checkpoint-3` may count anything, and an epoch is none."""
+    """The step or iteration in a name, else None: `checkpoint-3` may count anything, and an epoch is no step."""
     found = _COUNTED.findall(basename(name)[:255])
     return int(found[-1]) if found else None

@@ -1,6 +1,6 @@
-"""Which ranks have a file in a save, and whether one that should have is missing: by the world, and by other saves.
+"""Which ranks have a file in a checkpoint, and whether one is missing: judged by the world size and by other checkpoints.
 
-Told by names alone: `rank3.pt`, `mp_rank_03/…`, `zero_pp_rank_3_mp_rank_00_…`, `rng_state_3.pth`. Of several numbers the first counts.
+By file names alone: `rank3.pt`, `mp_rank_03/…`, `zero_pp_rank_3_mp_rank_00_…`, `rng_state_3.pth`. Of several numbers the first counts.
 """
 
 import re
@@ -25,12 +25,12 @@ def rank_family(path: str) -> tuple[str, int] | None:
     return (f"{path[: found.start(2)]}#{path[found.end(2) :]}", int(found[2])) if found else None
 
 
-def ranks_of(save: Checkpoint) -> dict[str, str]:
-    """Who has a file there; empty where that is too much to remember."""
+def ranks_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """Which ranks have a file there, by name with # for the rank; empty where that is too much to remember."""
     found: dict[str, set[int]] = defaultdict(set)
-    for one in save.files:
-        if told := rank_family(without_steps(one.path) if one.path else save.name):
-            found[told[0]].add(told[1])
+    for file in checkpoint.files:
+        if named := rank_family(without_steps(file.path) if file.path else checkpoint.name):
+            found[named[0]].add(named[1])
             if len(found) > MAX_FAMILIES:
                 return {}
     folded = {name: fold_ranks(ranks) for name, ranks in sorted(found.items())}
@@ -38,12 +38,12 @@ def ranks_of(save: Checkpoint) -> dict[str, str]:
 
 
 def writer_count(ranks: Ranks) -> int | None:
-    """How many ranks have a file of their own; None where no name tells one."""
+    """How many ranks have a file of their own; None where no file name has a rank."""
     return max((len(unfold(text)) for text in ranks.values()), default=None)
 
 
 def first_lacking(own: Ranks, other: Ranks) -> str:
-    """The first file that another save has and this one has not; a kind of file that it has none of is none it lacks."""
+    """The first rank file that another checkpoint has and this one lacks, in words; "" where none. Kinds of files that this one has none of do not count."""
     for name, text in other.items():
         lost = set(unfold(text)) - set(unfold(own[name])) if name in own else set()
         if lost:
@@ -52,7 +52,7 @@ def first_lacking(own: Ranks, other: Ranks) -> str:
 
 
 class OtherCheckpoint:
-    """What is compared: another save, its ranks, the world that wrote it, and whether it is known to be whole."""
+    """Another checkpoint to compare with: its ranks, the world size that wrote it, and whether it is complete."""
 
     __slots__ = ("name", "ranks", "whole", "world")
 
@@ -60,19 +60,24 @@ class OtherCheckpoint:
         self.name, self.ranks, self.world, self.whole = name, ranks, world, whole
 
 
-def missing_files(ranks: Ranks, seats: int | None, world: int | None, others: Iterable[OtherCheckpoint]) -> tuple[Completeness, str] | None:  # fmt: skip
-    """Why a save that looks complete is not, or may not be; None where nothing speaks against it.
+def missing_files(ranks: Ranks, writers: int | None, world: int | None, others: Iterable[OtherCheckpoint]) -> tuple[Completeness, str] | None:  # fmt: skip
+    """Why a checkpoint that looks complete is not, or may not be; None where nothing speaks against it.
 
-    `seats`: ranks that wrote one, where each rank of the job is to write its own. Who saves may be a part of the
-    ranks (one of each node): then two saves that agree are believed.
+    `writers`: ranks that wrote a file, where each rank writes its own. Only a part of the ranks may write (one of each node):
+    two checkpoints that agree show that this is so.
     """
-    known = list(others)
-    for one in known:
+    compared = list(others)
+    for one in compared:
         other_world = world and one.world and world != one.world
         lost = first_lacking(ranks, one.ranks) if one.whole and not other_world else ""
         if lost:
             state = Completeness.INCOMPLETE if world and one.world else Completeness.UNKNOWN
             return state, f"{lost} is missing, which {one.name} has"
-    if seats is None or not world or seats >= world or any(one.ranks == ranks for one in known):
+    if (
+        writers is None
+        or not world
+        or writers >= world
+        or any(one.ranks == ranks for one in compared)
+    ):
         return None
-    return Completeness.UNKNOWN, f"{seats} of {world} ranks have a file there, and no other save tells whether that is all"  # fmt: skip
+    return Completeness.UNKNOWN, f"{writers} of {world} ranks have a file there, and no other save tells whether that is all"  # fmt: skip

@@ -14,7 +14,7 @@ Pairs = list[tuple[Any, Any]]
 
 
 class PickledObject:
-    """What a call or a `__reduce__` in the pickle stands for."""
+    """An object that the pickle would make by a call or `__reduce__`."""
 
     __slots__ = ("name", "state")
 
@@ -23,12 +23,12 @@ class PickledObject:
         self.state: Any = None
 
     def get(self, key: str) -> Any:
-        """One value of its state where that is a dict; None where it is not there."""
+        """The value of that key of its state; None where the state is no dict or has no such key."""
         return lookup(self.state, key)
 
 
 class _Name(str):
-    """A class or function that was named."""
+    """The name of a class or function."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ class _Pairs(list[tuple[Any, Any]]):
 
 
 def lookup(pairs: Any, key: str) -> Any:
-    """The last value of that key in a dict; None where it is none, or has none."""
+    """The last value of that key in a dict (a list of pairs); None for anything else or a missing key."""
     found = pairs if isinstance(pairs, _Pairs) else ()
     return next((value for name, value in reversed(found) if isinstance(name, str) and name == key), None)  # fmt: skip
 
@@ -153,9 +153,9 @@ class _Machine:
             raise ValueError(f"{name} holds no data")
 
     def _make(self, what: Any) -> None:
-        one = PickledObject(str(what) if isinstance(what, _Name) else "")
-        self.made.append(one)
-        self._stack.append(one)
+        made = PickledObject(str(what) if isinstance(what, _Name) else "")
+        self.made.append(made)
+        self._stack.append(made)
 
     def _extend(self, items: list[Any], *, pairs: bool) -> None:
         target = self._stack[-1]

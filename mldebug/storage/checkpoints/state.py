@@ -1,4 +1,4 @@
-"""What people are told of the saves of a job: the newest ones, what would be lost, and what nobody could see."""
+"""What is shown of the checkpoints of a job: the newest ones, what would be lost, and what could not be read."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -16,23 +16,23 @@ from mldebug.storage.checkpoints.history import (
 )
 from mldebug.storage.checkpoints.model import Completeness
 
-LISTED = 8  # saves of a series that are told one by one
+LISTED = 8  # checkpoints of a series that are shown one by one
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class SeriesState(Noun, frozen=True, kw_only=True):
-    """One series of saves as the snapshot has it. `seconds` and `steps` are None where they are not known."""
+    """One series of checkpoints as the snapshot has it. Values that are not known are None."""
 
-    run: str = ""  # id of the job; "": a place of the configuration
+    run: str = ""  # id of the job; "": a folder of the configuration
     folder: str
     series: str  # `checkpoint-#`
     last: KnownCheckpoint | None = None  # the newest complete one that is there
     newest: KnownCheckpoint | None = None  # where that is another one
     listed: tuple[KnownCheckpoint, ...] = ()  # the newest first, at most `LISTED`
-    counts: dict[str, int] = {}  # state -> saves that are there
-    left_bytes: int = 0  # of saves that died
+    counts: dict[str, int] = {}  # state -> checkpoints that are there
+    left_bytes: int = 0  # size of incomplete checkpoints
     size_change: float | None = None  # of the last complete one against those before it, a ratio
-    period: float | None = None  # seconds between two saves
+    period: float | None = None  # seconds between two checkpoints
     lost_seconds: float | None = None  # since the last complete one was begun
     lost_steps: int | None = None
     skew: float = 0.0  # seconds by which the clock of the file system is ahead
@@ -42,13 +42,12 @@ class SeriesState(Noun, frozen=True, kw_only=True):
 
 
 def series_state(series: CheckpointSeries, name: tuple[str, str, str], now: float, *, step: int | None = None, trouble: str = "", gaps: tuple[Gap, ...] = ()) -> SeriesState:  # fmt: skip
-    """`name`: run, folder, series; `trouble`: why the last look did not see it all."""
+    """The state of a series at unix time `now`. `name`: run, folder, series; `step`: of the run; `trouble`: why the last look was not whole."""
     run, folder, kind = name
-    saves, whole = series.saves, series.complete
+    checkpoints, whole = series.checkpoints, series.complete
     last = whole[-1] if whole else None
-    newest = saves[-1] if saves and saves[-1] is not last else None
-    known = last is not None and not trouble
-    seconds, steps = lost(last, now, step) if last and known else (None, None)
+    newest = checkpoints[-1] if checkpoints and checkpoints[-1] is not last else None
+    seconds, steps = lost(last, now, step) if last and not trouble else (None, None)
     counts = {str(state): len(series.of(state)) for state in Completeness}
     state = SeriesState(
         run=run,
@@ -56,7 +55,7 @@ def series_state(series: CheckpointSeries, name: tuple[str, str, str], now: floa
         series=kind,
         last=last,
         newest=newest,
-        listed=saves[::-1][:LISTED],
+        listed=checkpoints[::-1][:LISTED],
         counts=counts,
         left_bytes=sum(one.size for one in series.of(Completeness.INCOMPLETE)),
         size_change=size_change(last, series.memory.complete) if last else None,
@@ -71,7 +70,7 @@ def series_state(series: CheckpointSeries, name: tuple[str, str, str], now: floa
 
 
 def lost(last: KnownCheckpoint, now: float, step: int | None) -> tuple[float, int | None]:
-    """Seconds and steps since that save was begun: what is computed while it is written is not in it."""
+    """Seconds and steps since that checkpoint was begun: what is computed while it is written is not in it."""
     since = last.began if last.began is not None else last.ended
     behind = step - last.step if step is not None and last.step is not None else None
     return max(0.0, now - since), behind if behind is not None and behind >= 0 else None
@@ -84,8 +83,8 @@ def _sentences(state: SeriesState, now: float) -> Iterator[str]:
         yield f"no complete checkpoint in {clean(state.folder, 200)}"
     if state.trouble:
         yield f"what would be lost is not known: {state.trouble}"
-    elif told := lost_words(state):
-        yield f"if it dies now {told} are lost"
+    elif loss := lost_words(state):
+        yield f"if it dies now {loss} are lost"
     if state.newest is not None:
         yield _newest(state.newest)
     if state.size_change is not None and abs(state.size_change) > CLOSE:
@@ -96,7 +95,7 @@ def _sentences(state: SeriesState, now: float) -> Iterator[str]:
 
 
 def lost_words(state: SeriesState) -> str:
-    """`at most 12m of work and 1,200 steps`; "" where that is not known."""
+    """What would be lost now: `at most 12m of work and 1,200 steps`; "" where that is not known."""
     if state.lost_seconds is None:
         return ""
     steps = f" and {state.lost_steps:,} steps" if state.lost_steps is not None else ""
@@ -104,24 +103,24 @@ def lost_words(state: SeriesState) -> str:
     return f"{'at most ' if unsure else ''}{_duration(state.lost_seconds)} of work{steps}"
 
 
-def _newest(one: KnownCheckpoint) -> str:
-    told = {
-        Completeness.WRITING: f"{_name(one)} is being written, {size_words(one.size)} so far",
-        Completeness.INCOMPLETE: f"{_name(one)} is incomplete: {one.why} ({size_words(one.size)} left over)",
-        Completeness.UNKNOWN: f"{_name(one)}: nobody can say whether it is complete: {one.why}",
+def _newest(checkpoint: KnownCheckpoint) -> str:
+    sentences = {
+        Completeness.WRITING: f"{_name(checkpoint)} is being written, {size_words(checkpoint.size)} so far",
+        Completeness.INCOMPLETE: f"{_name(checkpoint)} is incomplete: {checkpoint.why} ({size_words(checkpoint.size)} left over)",
+        Completeness.UNKNOWN: f"{_name(checkpoint)}: nobody can say whether it is complete: {checkpoint.why}",
     }
-    return told.get(one.state, f"{_name(one)} is complete")
+    return sentences.get(checkpoint.state, f"{_name(checkpoint)} is complete")
 
 
-def _name(one: KnownCheckpoint) -> str:
-    return clean(one.name, 80)
+def _name(checkpoint: KnownCheckpoint) -> str:
+    return clean(checkpoint.name, 80)
 
 
-def _cost(one: KnownCheckpoint) -> str:
-    seconds, rate = one.seconds, one.rate
+def _cost(checkpoint: KnownCheckpoint) -> str:
+    seconds, rate = checkpoint.seconds, checkpoint.rate
     if seconds is None or rate is None:
-        return f" ({size_words(one.size)})"
-    return f" ({size_words(one.size)} in {_duration(seconds)}, {size_words(rate)}/s)"
+        return f" ({size_words(checkpoint.size)})"
+    return f" ({size_words(checkpoint.size)} in {_duration(seconds)}, {size_words(rate)}/s)"
 
 
 def _ago(seconds: float) -> str:
@@ -133,7 +132,7 @@ def _duration(seconds: float) -> str:
 
 
 def size_words(size: float) -> str:
-    """`4.2 GiB`."""
+    """A size in bytes with a binary unit: `4.2 GiB`."""
     for unit in UNITS:
         if size < 1024 or unit == UNITS[-1]:
             break
@@ -142,11 +141,11 @@ def size_words(size: float) -> str:
 
 
 def lines_of(states: Iterable[SeriesState], run: str) -> list[str]:
-    """The sentences of one run; "" for the places of the configuration."""
+    """The sentences of the series of one run; run "": those of the configuration."""
     return [one.sentence for one in states if one.run == run and one.sentence]
 
 
 def newest_of(states: Sequence[SeriesState], run: str) -> SeriesState | None:
-    """The series of a run whose last complete save is the newest: that one would be resumed from."""
+    """The series of a run whose last complete checkpoint is the newest, from which it would resume; None without any."""
     found = [one for one in states if one.run == run and one.last]
     return max(found, key=lambda one: one.last.ended if one.last else 0.0, default=None)

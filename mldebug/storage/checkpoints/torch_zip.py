@@ -1,4 +1,4 @@
-"""Is a file of `torch.save` whole? Told by its zip directory, which is written last, without unpickling anything.
+"""Whether a file of `torch.save` is whole, judged by its zip directory, which is written last. Nothing is unpickled.
 
 Source: PKWARE APPNOTE 6.3.10, sections 4.3.14 to 4.3.16; PyTorch writes no comment, and a zip64 record above 4 GiB.
 """
@@ -42,23 +42,23 @@ def tail(entry: FileEntry) -> ByteRange:
 
 
 def last(entry: FileEntry) -> ByteRange:
-    """Where the mark stands with which every zip file ends that has no comment."""
+    """The end record with which every zip file without a comment ends."""
     return ByteRange(entry.path, max(0, entry.size - _END.size), _END.size)
 
 
-def is_ended(save: Checkpoint, entry: FileEntry) -> bool | None:
-    """Does the last of many zip files in it end where it ends? None where that was not read."""
-    end = save.parts.get(last(entry))
+def is_ended(checkpoint: Checkpoint, entry: FileEntry) -> bool | None:
+    """Whether the file ends with a zip end record (a shard is many zip files in a row); None where its end was not read."""
+    end = checkpoint.parts.get(last(entry))
     return None if end is None else len(end) == _END.size and end.startswith(b"PK\x05\x06")
 
 
-def check(save: Checkpoint, entry: FileEntry) -> FileCheck:
-    """Does the directory at its end fit its size?"""
+def check(checkpoint: Checkpoint, entry: FileEntry) -> FileCheck:
+    """Whether the zip directory at its end fits its size: a file that was cut off has none."""
     if not entry.size:
         return BROKEN, "is empty"
-    begin, end = save.parts.get(head(entry)), save.parts.get(tail(entry))
+    begin, end = checkpoint.parts.get(head(entry)), checkpoint.parts.get(tail(entry))
     if begin is None or end is None:
-        return UNSURE, save.unread.get(entry.path, "was not read")
+        return UNSURE, checkpoint.unread.get(entry.path, "was not read")
     if _OLD in begin:
         return UNSURE, "has the format of torch.save before 1.6, which has no end mark"
     if begin[:4] != _LOCAL[: len(begin)]:

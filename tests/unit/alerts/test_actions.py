@@ -23,7 +23,7 @@ from mldebug.alerts.action_model import (
     UnfitError,
     environment,
 )
-from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.model import Alert, Severity
 from mldebug.alerts.rate_limits import ActionRateLimits
 from mldebug.alerts.status_lines import event_lines
@@ -31,7 +31,7 @@ from mldebug.config.schema import ActionsConfig, AgentConfig, Config
 from mldebug.core.errors import ConfigError
 from mldebug.core.model import Culprit, Job, RankIdentity
 from mldebug.core.plugin_options import Plugin
-from mldebug.core.plugins import names
+from mldebug.core.plugins import create, names
 from mldebug.core.yaml_reader import parse
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.action_runner import audit
@@ -92,13 +92,13 @@ class Stand:
     ) -> None:
         self.folder, self.memory = folder, memory or Memory()
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-        self.book = EventRegistry()
+        self.registry = EventRegistry()
         context: Any = SimpleNamespace(node=node, spawner=starter, host=Host())
         config = Config(agent=AgentConfig(state_dir=folder), actions=settings)
         ledger: Any = self.memory
         captures = CaptureRequests(SimpleNamespace, self.inbox, lambda _: "")  # type: ignore[arg-type]
         self.desk = ActionRunner(
-            config, context, captures, ledger, self.book, self.inbox, lambda: NOW
+            config, context, captures, ledger, self.registry, self.inbox, lambda: NOW
         )
         self.jobs: dict[str, Job] = {}
 
@@ -107,7 +107,7 @@ class Stand:
             key=key, kind=kind, severity=Severity.CRITICAL, sentence="rank 2 is stopped",
             labels={"run": RUN, "job": 'evil "$(reboot)"; é'}, report="R1", confidence="high", **more,
         )  # fmt: skip
-        self.book.raise_(alarm, NOW, at_once=True)
+        self.registry.raise_(alarm, NOW, at_once=True)
 
     def turn(self) -> None:
         self.desk.turn(self.jobs)
@@ -268,7 +268,7 @@ def test_what_is_over_is_not_harmed(tmp_path: Path, spawner: Spawner) -> None:
     stand.memory.stored = False
     stand.stalls()
     stand.turn()
-    stand.book.clear("incident/R1", NOW + 1, "recovered")
+    stand.registry.clear("incident/R1", NOW + 1, "recovered")
     stand.memory.stored = True
     (line,) = stand.until(1)
     assert (line.outcome, "the event is over" in line.why) == (ActionOutcome.REFUSED, True)
@@ -283,7 +283,7 @@ def test_an_order_that_waited_is_not_carried_out_for_what_is_over_by_then(
     real = command.CommandAction.plan
 
     def late(self: command.CommandAction, work: ActionInput) -> Any:
-        stand.book.clear("incident/R1", NOW + 1, "recovered")
+        stand.registry.clear("incident/R1", NOW + 1, "recovered")
         return real(self, work)
 
     monkeypatch.setattr(command.CommandAction, "plan", late)
@@ -318,7 +318,7 @@ def test_the_end_of_a_job_which_is_over_as_it_begins_has_its_chain(
     rules = settings(steps=counting(tmp_path), chains={"abnormal_end": ("count",)})
     stand = Stand(tmp_path, spawner, rules)
     stand.stalls(kind="abnormal_end", stands=600.0)
-    stand.book.clear("incident/R1", NOW, outcome)
+    stand.registry.clear("incident/R1", NOW, outcome)
     if ran:
         assert [one.outcome for one in stand.until(1)] == [ActionOutcome.RAN]
     for _ in range(5):
@@ -363,7 +363,7 @@ def test_a_cool_down_outlives_the_agent(tmp_path: Path, spawner: Spawner) -> Non
     first.stalls()
     first.until(1)
     second = Stand(tmp_path, spawner, rules, first.memory)
-    second.book.restore(first.book.all())
+    second.registry.restore(first.registry.all())
     second.stalls(key="incident/R2")
     lines = second.until(2)
     assert [one.outcome for one in lines] == [ActionOutcome.RAN, ActionOutcome.REFUSED]
@@ -442,7 +442,7 @@ def test_an_agent_that_is_killed_does_nothing_twice(
     kept, memory = counted(tmp_path), first.memory
     memory.stored = True
     second = Stand(tmp_path, spawner, rules, memory)
-    second.book.restore(first.book.all())
+    second.registry.restore(first.registry.all())
     lines = second.until(1)
     assert [one.outcome for one in lines] == [
         ActionOutcome.RAN if moment == "after" else ActionOutcome.INTERRUPTED

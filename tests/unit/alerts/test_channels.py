@@ -31,7 +31,7 @@ from mldebug.alerts.model import (
 from mldebug.cli.commands.notify import command
 from mldebug.config.schema import Config
 from mldebug.core.errors import ConfigError, MldebugError, UsageError
-from mldebug.core.plugins import load, names
+from mldebug.core.plugins import load, names, options_of
 from mldebug.core.yaml_reader import parse
 from mldebug_exporters.channels import alertmanager, apprise, email, ping, slack, webhook
 
@@ -47,7 +47,7 @@ def message(
         labels={"run": "r", "job": "müller <!here>"}, culprits=("rank 3 on n: lock",), verdict="rank_waiting",
     )  # fmt: skip
     ended = NOW + 5 if state is EventState.RESOLVED else None
-    event = AlertEvent(alarm=alarm, state=state, started=NOW, ended=ended, outcome="recovered")
+    event = AlertEvent(alert=alarm, state=state, started=NOW, ended=ended, outcome="recovered")
     return message_of(event, "node1", "https://reports/{report}")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.alerts.event_book import KEPT, MOST, EventRegistry
-from mldebug.alerts.health_events import health_alarms, healthy_keys
+from mldebug.alerts.event_registry import KEPT, MOST, EventRegistry
+from mldebug.alerts.health_events import health_alerts, healthy_keys
 from mldebug.alerts.message import message_of, plain_text
 from mldebug.alerts.model import (
     Alert,
@@ -30,7 +30,7 @@ from mldebug.hardware.health.model import ComponentHealth, HealthState, Suggeste
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.hardware.host_memory.parse import Level
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory
-from mldebug.incidents.incident import Incident, end, judge
+from mldebug.incidents.incident import Incident, close_incident, judge
 from mldebug.storage.checkpoints.history import KnownCheckpoint
 from mldebug.storage.checkpoints.model import Completeness as SavedAs
 from mldebug.storage.checkpoints.state import SeriesState
@@ -61,7 +61,7 @@ def test_an_alarm_fires_only_when_it_has_stood_for_a_while() -> None:
     book.raise_(alarm(), NOW)
     assert states(book) == {"a": "pending"}
     book.raise_(alarm(), NOW + 29)
-    assert (states(book), book.untold("ops")) == ({"a": "pending"}, [])
+    assert (states(book), book.unsent("ops")) == ({"a": "pending"}, [])
     book.raise_(alarm(), NOW + 30)
     assert states(book) == {"a": "firing"}
 
@@ -70,30 +70,30 @@ def test_what_passes_before_it_fires_is_told_to_nobody() -> None:
     book = EventRegistry(pending=30.0)
     book.raise_(alarm(), NOW)
     book.clear("a", NOW + 5)
-    assert (book.all(), book.untold("ops")) == ((), [])
+    assert (book.all(), book.unsent("ops")) == ((), [])
 
 
 def test_each_state_is_told_once_and_a_refined_culprit_is_no_news() -> None:
     book = EventRegistry()
     book.raise_(alarm(), NOW, at_once=True)
-    (event,) = book.untold("ops")
-    book.told("a", "ops", "firing", event.started)
+    (event,) = book.unsent("ops")
+    book.acknowledge("a", "ops", "firing", event.started)
     book.raise_(alarm(sentence="rank 3 hangs"), NOW + 5, at_once=True)
-    assert book.untold("ops") == []
+    assert book.unsent("ops") == []
     book.clear("a", NOW + 9, "recovered")
-    (over,) = book.untold("ops")
-    assert (over.state, over.outcome, over.alarm.sentence) == ("resolved", "recovered", "rank 3 hangs")  # fmt: skip
-    book.told("a", "ops", "resolved", over.started)
-    assert book.untold("ops") == []
+    (over,) = book.unsent("ops")
+    assert (over.state, over.outcome, over.alert.sentence) == ("resolved", "recovered", "rank 3 hangs")  # fmt: skip
+    book.acknowledge("a", "ops", "resolved", over.started)
+    assert book.unsent("ops") == []
 
 
 def test_the_end_that_comes_while_the_beginning_is_under_way_is_told_after_it() -> None:
     book = EventRegistry()
     book.raise_(alarm(), NOW, at_once=True)
-    (sent,) = book.untold("ops")
+    (sent,) = book.unsent("ops")
     book.clear("a", NOW + 1)
-    book.told("a", "ops", str(sent.state), sent.started)
-    assert [one.state for one in book.untold("ops")] == [EventState.RESOLVED]
+    book.acknowledge("a", "ops", str(sent.state), sent.started)
+    assert [one.state for one in book.unsent("ops")] == [EventState.RESOLVED]
 
 
 def test_a_clock_that_is_set_back_ends_nothing_before_it_began() -> None:
@@ -109,20 +109,20 @@ def test_a_new_beginning_is_told_though_its_key_was_told_before() -> None:
     book = EventRegistry()
     for at in (NOW, NOW + 100):
         book.raise_(alarm(), at, at_once=True)
-        (event,) = book.untold("ops")
+        (event,) = book.unsent("ops")
         assert event.state is EventState.FIRING
-        book.told("a", "ops", "firing", event.started)
+        book.acknowledge("a", "ops", "firing", event.started)
         book.clear("a", at + 1)
-        (over,) = book.untold("ops")
-        book.told("a", "ops", "resolved", over.started)
+        (over,) = book.unsent("ops")
+        book.acknowledge("a", "ops", "resolved", over.started)
 
 
 def test_what_is_over_is_forgotten_only_when_all_have_heard() -> None:
     book = EventRegistry()
     book.raise_(alarm(), NOW, at_once=True)
     book.clear("a", NOW + 1)
-    (over,) = book.untold("ops")
-    book.told("a", "ops", "resolved", over.started)
+    (over,) = book.unsent("ops")
+    book.acknowledge("a", "ops", "resolved", over.started)
     book.tidy(("ops", "mail"), NOW + KEPT + 2)
     assert len(book.all()) == 1
     book.tidy(("ops",), NOW + KEPT + 2)  # mail was taken out of the configuration
@@ -135,7 +135,7 @@ def test_ten_thousand_alarms_are_bounded_and_the_rest_is_counted() -> None:
     for number in range(10_000):
         book.raise_(alarm(f"a{number}"), NOW + number, at_once=True)
     assert (len(book.all()), book.dropped) == (MOST, 10_000 - MOST)
-    assert len(book.untold("ops")) == MOST
+    assert len(book.unsent("ops")) == MOST
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_ten_thousand_alarms_are_bounded_and_the_rest_is_counted() -> None:
 def test_a_hostile_name_neither_breaks_the_subject_nor_leaks_a_secret() -> None:
     evil = "job\r\nBcc: x@evil\x1b[31m token=hf_abcdefghijklmnopqrstuvwxyz müller"
     event = AlertEvent(
-        alarm=alarm(sentence=evil, labels={"job": evil}), state=EventState.FIRING, started=NOW
+        alert=alarm(sentence=evil, labels={"job": evil}), state=EventState.FIRING, started=NOW
     )
     told = message_of(event, "node1")
     assert told.subject.isprintable()
@@ -153,8 +153,10 @@ def test_a_hostile_name_neither_breaks_the_subject_nor_leaks_a_secret() -> None:
 
 
 def test_a_double_has_the_same_id_and_each_state_its_own() -> None:
-    event = AlertEvent(alarm=alarm(), state=EventState.FIRING, started=NOW)
-    refined = msgspec.structs.replace(event, alarm=alarm(sentence="rank 3"), told={"x": "firing"})
+    event = AlertEvent(alert=alarm(), state=EventState.FIRING, started=NOW)
+    refined = msgspec.structs.replace(
+        event, alert=alarm(sentence="rank 3"), acknowledged={"x": "firing"}
+    )
     over = msgspec.structs.replace(event, state=EventState.RESOLVED, ended=NOW + 1)
     ids = [message_of(one, "node1").id for one in (event, refined, over)]
     assert ids[0] == ids[1] != ids[2]
@@ -166,7 +168,7 @@ def test_a_double_has_the_same_id_and_each_state_its_own() -> None:
 )
 def test_a_message_shows_the_way_to_the_report(link: str, told: str) -> None:
     event = AlertEvent(
-        alarm=alarm(report="R1", next_steps=("look",)), state=EventState.FIRING, started=NOW
+        alert=alarm(report="R1", next_steps=("look",)), state=EventState.FIRING, started=NOW
     )
     message = message_of(event, "node1", link)
     assert message.link == told
@@ -183,8 +185,8 @@ def health(state: HealthState, reason: str = "") -> ComponentHealth:
 
 def test_a_sick_gpu_is_an_alarm_until_it_is_known_to_be_well() -> None:
     names = {"G1": GpuName(1)}
-    (sick,) = health_alarms([health(HealthState.UNHEALTHY, "5 errors")], names)
-    (worse,) = health_alarms([health(HealthState.UNHEALTHY, "9 errors")], names)
+    (sick,) = health_alerts([health(HealthState.UNHEALTHY, "5 errors")], names)
+    (worse,) = health_alerts([health(HealthState.UNHEALTHY, "9 errors")], names)
     assert (sick.severity, sick.sentence) == ("critical", "GPU 1 is unhealthy: 5 errors")
     assert sick.key == worse.key
     assert list(healthy_keys([health(HealthState.UNKNOWN)])) == []
@@ -274,8 +276,8 @@ def test_a_channel_that_is_down_gets_it_later_and_one_that_refuses_is_left_alone
     sink, memory = Sink(), Memory()
     stand = Stand(monkeypatch, memory, sink)
     sink.errors = [OSError("down"), OSError("down"), MessageRefusedError("400")]
-    stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
-    stand.desk.book.raise_(alarm("b"), NOW + 1, at_once=True)
+    stand.desk.registry.raise_(alarm("a"), NOW, at_once=True)
+    stand.desk.registry.raise_(alarm("b"), NOW + 1, at_once=True)
     assert stand.until(sink, 1) == [("b", "firing")]
     (channel,) = stand.desk.show(snapshot()).events.channels
     assert (channel.sent, channel.failed, channel.refused, channel.trouble) == (1, 2, 1, "")
@@ -287,7 +289,7 @@ def test_a_failing_channel_is_told_in_status(monkeypatch: pytest.MonkeyPatch) ->
     stand = Stand(monkeypatch, Memory(), sink)
     monkeypatch.setattr(delivery, "PAUSE_FIRST", 60.0)
     sink.errors = [OSError("mail.example gave no answer in 10 s")]
-    stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
+    stand.desk.registry.raise_(alarm("a"), NOW, at_once=True)
     end = time.monotonic() + 30
     while sink.errors and time.monotonic() < end:
         stand.turn()
@@ -312,7 +314,7 @@ def test_an_agent_that_is_killed_loses_nothing_and_doubles_bear_the_same_id(
 ) -> None:
     memory, sink = Memory(), Sink()
     first = Stand(monkeypatch, memory, sink)
-    first.desk.book.raise_(alarm(since=NOW - 60), NOW, at_once=True)
+    first.desk.registry.raise_(alarm(since=NOW - 60), NOW, at_once=True)
     if killed == "before it was sent":
         sink.gate.clear()
         sink.errors = [OSError("killed")]
@@ -325,7 +327,7 @@ def test_an_agent_that_is_killed_loses_nothing_and_doubles_bear_the_same_id(
         assert first.inbox.get(timeout=30)  # which nobody reads any more
     before = len(sink.got)
     second = Stand(monkeypatch, memory, sink)
-    second.desk.book.raise_(
+    second.desk.registry.raise_(
         alarm(since=NOW - 60), NOW + 9, at_once=True
     )  # as the incident is recalled
     second.until(sink, before if killed == "after it all" else before + 1)
@@ -339,7 +341,7 @@ def test_a_dead_mans_switch_is_told_that_the_loop_lives_and_of_no_event(
     sink, memory = Sink(), Memory()
     monkeypatch.setattr(sink, "every", 0.05, raising=False)
     stand = Stand(monkeypatch, memory, sink)
-    stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
+    stand.desk.registry.raise_(alarm("a"), NOW, at_once=True)
     assert set(stand.until(sink, 3)) == {("alive", "firing")}
     (channel,) = stand.desk.show(snapshot()).events.channels
     assert (channel.waiting, channel.trouble) == (0, "")
@@ -373,7 +375,7 @@ def test_the_configuration_that_is_read_again_loses_nothing(
     stand = Stand(monkeypatch, memory, sink)
     monkeypatch.setattr(delivery, "PAUSE_FIRST", 60.0)
     sink.errors = [OSError("down")]
-    stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
+    stand.desk.registry.raise_(alarm("a"), NOW, at_once=True)
     end = time.monotonic() + 30
     while sink.errors and time.monotonic() < end:
         stand.turn()
@@ -390,7 +392,7 @@ def test_a_channel_that_never_answers_holds_nobody_up(monkeypatch: pytest.Monkey
     stand = Stand(monkeypatch, Memory(), sink)
     try:
         for number in range(200):
-            stand.desk.book.raise_(alarm(f"a{number}"), NOW + number, at_once=True)
+            stand.desk.registry.raise_(alarm(f"a{number}"), NOW + number, at_once=True)
             stand.desk.turn()
         assert stand.waiting() == 200
     finally:
@@ -404,7 +406,7 @@ def test_rows_of_another_version_are_skipped(
     memory.rows = {"event:x": b'{"alarm": 5}', "event:y": b"\xff"}
     stand = Stand(monkeypatch, memory, sink)
     stand.desk.turn()
-    assert (stand.desk.book.all(), memory.rows) == ((), {})
+    assert (stand.desk.registry.all(), memory.rows) == ((), {})
 
 
 # --- hostile hours -------------------------------------------------------------------------------
@@ -446,7 +448,7 @@ def test_a_sentence_that_changes_all_the_time_is_not_written_all_the_time() -> N
     assert len(book.changed()) == 1
     book.raise_(alarm(sentence="83 degrees"), NOW + 1)
     assert book.changed(words=False) == []
-    assert [event.alarm.sentence for _, event in book.changed() if event] == ["83 degrees"]
+    assert [event.alert.sentence for _, event in book.changed() if event] == ["83 degrees"]
 
 
 def test_a_message_that_nobody_takes_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,7 +463,7 @@ def test_a_message_that_nobody_takes_holds_up_no_other(monkeypatch: pytest.Monke
 
     sink.send = picky  # type: ignore[method-assign]
     for number, key in enumerate(("poison", "b", "c")):
-        stand.desk.book.raise_(alarm(key), NOW + number, at_once=True)
+        stand.desk.registry.raise_(alarm(key), NOW + number, at_once=True)
     end = time.monotonic() + 30
     while len(sink.got) < 2 and time.monotonic() < end:
         stand.turn()
@@ -474,7 +476,7 @@ def test_a_message_waits_for_the_disk_but_not_for_ever(monkeypatch: pytest.Monke
     memory.is_stored = lambda _: False  # type: ignore[method-assign]
     monkeypatch.setattr(notifier, "STORED_WITHIN", 3600.0)
     stand = Stand(monkeypatch, memory, sink)
-    stand.desk.book.raise_(alarm(), NOW, at_once=True)
+    stand.desk.registry.raise_(alarm(), NOW, at_once=True)
     for _ in range(5):
         stand.turn()
     assert sink.got == []
@@ -486,8 +488,8 @@ def test_names_that_are_no_text_are_stored_and_sent(monkeypatch: pytest.MonkeyPa
     sink, memory = Sink(), Memory()
     stand = Stand(monkeypatch, memory, sink)
     evil = "job\udc80\r\nX: y"
-    stand.desk.book.pending = 0.0
-    stand.desk.alarm(alarm(f"storage/{evil}", sentence=evil, labels={"job": evil}))
+    stand.desk.registry.pending = 0.0
+    stand.desk.raise_alert(alarm(f"storage/{evil}", sentence=evil, labels={"job": evil}))
     ((_, state),) = stand.until(sink, 1)
     assert (state, len(memory.rows)) == ("firing", 1)
     assert sink.got[0].labels["job"].isprintable()
@@ -526,11 +528,11 @@ def test_a_full_filesystem_fires_until_it_is_seen_with_room(
 ) -> None:
     sink = Sink()
     stand = Stand(monkeypatch, Memory(), sink)
-    stand.desk.book.pending = 0.0
+    stand.desk.registry.pending = 0.0
 
     def look(*parts: CollectorState) -> dict[str, str]:
         stand.desk.look(msgspec.structs.replace(snapshot(), storage=StorageState(parts=parts)))
-        return states(stand.desk.book)
+        return states(stand.desk.registry)
 
     key = "storage/filesystems//scratch#too_full"
     assert look(storage(FULL)) == {key: "firing"}
@@ -543,7 +545,7 @@ def test_a_full_filesystem_fires_until_it_is_seen_with_room(
 def test_memory_that_runs_out_is_an_event() -> None:
     level = Level(scope="host", name="", limit=100 << 30, used=97 << 30)
     (word,) = of_memory(NodeMemory(levels=(LevelState(level=level, alarm=True),)))
-    (told,) = word.alarms
+    (told,) = word.alerts
     assert (told.kind, told.severity) == ("memory_full", "critical")
     assert told.sentence.startswith("host memory: 97.0 GiB of 100.0 GiB in use")
     assert word.is_over("memory/cgroup/x")
@@ -553,7 +555,7 @@ def test_a_save_that_died_is_told_to_its_owner_until_a_newer_one_is_there() -> N
     dead = KnownCheckpoint(name="ckpt-9", state=SavedAs.INCOMPLETE, why="its writer ended")
     state = SeriesState(run="r", folder="/data", series="ckpt-#", newest=dead, sentence="x")
     (word,) = of_saves("r", 1000, [state])
-    (told,) = word.alarms
+    (told,) = word.alerts
     assert (told.kind, told.uid, told.severity) == ("save_incomplete", 1000, "warning")
     (well,) = of_saves("r", 1000, [msgspec.structs.replace(state, newest=None)])
     assert well.is_over(told.key)
@@ -566,17 +568,17 @@ def test_an_event_of_which_nobody_speaks_any_more_ends(monkeypatch: pytest.Monke
     memory, sink = Memory(), Sink()
     first = Stand(monkeypatch, memory, sink)
     for key in ("incident/gone", "incident/open", "health/gpu_ecc/G9"):
-        first.desk.book.raise_(alarm(key), NOW, at_once=True)
+        first.desk.registry.raise_(alarm(key), NOW, at_once=True)
     first.until(sink, 3)
     second = Stand(monkeypatch, memory, sink)
     second.desk.turn()
     second.desk.look(snapshot(), {"open"})
-    assert set(states(second.desk.book).values()) == {"firing"}
+    assert set(states(second.desk.registry).values()) == {"firing"}
     monkeypatch.setattr(notifier, "LOST", 0.0)
     second.desk.look(snapshot(), {"open"})
-    assert states(second.desk.book)["incident/open"] == "firing"
-    assert states(second.desk.book)["incident/gone"] == "resolved"
-    assert states(second.desk.book)["health/gpu_ecc/G9"] == "resolved"
+    assert states(second.desk.registry)["incident/open"] == "firing"
+    assert states(second.desk.registry)["incident/gone"] == "resolved"
+    assert states(second.desk.registry)["health/gpu_ecc/G9"] == "resolved"
 
 
 def test_a_job_that_has_failed_is_told_as_wrong_though_its_incident_is_closed_at_once(
@@ -588,11 +590,11 @@ def test_a_job_that_has_failed_is_told_as_wrong_though_its_incident_is_closed_at
         id="R1", key="r/0/end", job_id="r", detected_at=time.time(), kind="abnormal_end",
         sentence="rank 2 was killed",
     )  # fmt: skip
-    for incident in (opened, end(opened, "ended", time.time(), "the job is over")):
+    for incident in (opened, close_incident(opened, "ended", time.time(), "the job is over")):
         stand.desk.incident(incident, judge(incident), 1000)
     assert stand.until(sink, 1) == [("incident/R1", "firing")]
     stand.desk.turn()
-    assert states(stand.desk.book) == {"incident/R1": "firing"}
+    assert states(stand.desk.registry) == {"incident/R1": "firing"}
 
 
 @pytest.mark.parametrize(("users", "whose"), [((), -1), ((1001,), 1001), ((1001, 1002), 0)])
@@ -603,4 +605,4 @@ def test_a_mount_that_only_some_use_is_nobody_elses_news(
     alarm = RoomAlarm(kind="stuck", subject="/home/ann/data", sentence="it is stuck", uids=users)
     (word,) = of_storage([CollectorState(name="filesystems", at=NOW, alarms=(alarm,))])
 
-    assert [one.uid for one in word.alarms] == [whose]
+    assert [one.uid for one in word.alerts] == [whose]

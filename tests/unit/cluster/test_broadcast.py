@@ -74,7 +74,7 @@ def fire(talk: PeerClient, to: Sequence[Peer], patience: float = 30.0) -> list[N
 
 
 def bodies(shots: Sequence[NodeAnswer]) -> list[bytes | MldebugError]:
-    return [one.told for one in shots]
+    return [one.answer for one in shots]
 
 
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from mldebug.cluster.announcement_size import fitting
 from mldebug.cluster.coordinator import DOUBT, MOVES, Coordinator
-from mldebug.cluster.membership import CaptureCall
+from mldebug.cluster.known_peers import CaptureCall
 from mldebug.cluster.messages import (
     MAX_MESSAGE,
     SCHEMA,
@@ -57,7 +57,7 @@ def three(
     for number, (stage, own) in enumerate(zip(stages, ids, strict=True), 1):
         ranks = f"{2 * number - 2}-{2 * number - 1}"
         told = announced(f"n{number}", news(ranks, stage, own, told=told_of))
-        coordinator.hear(told, f"10.0.0.{number}", now)
+        coordinator.update(told, f"10.0.0.{number}", now)
     return list(coordinator.due(now))
 
 
@@ -66,7 +66,7 @@ def test_a_stall_is_called_once_on_all_nodes() -> None:
     assert three(one, 0.0, "watching", "watching", "watching") == []
     (call,) = three(one, 1.0, "suspect", "blamed", "quiet", ids=("", "first", ""))
     assert (call.incident, call.noticed_by) == ("first", "n2")
-    assert [member.told.node for member in call.members] == ["n1", "n2", "n3"]
+    assert [member.announcement.node for member in call.peers] == ["n1", "n2", "n3"]
 
     again = three(one, 2.0, "blamed", "blamed", "blamed", ids=("second", "first", "third"))
     assert again == []
@@ -93,16 +93,16 @@ def test_an_incident_needs_every_answering_node_quiet() -> None:
     """n1 stands still for a minute, n2 goes on until second 62: it is asked when that one is quiet, too."""
     one, asked = Coordinator(), list[float]()
     for now in range(60, 75):
-        one.hear(moved("n1", now, now - 1.0, "blamed", "first"), "10.0.0.1", float(now))
-        one.hear(moved("n2", now, max(0.5, now - 62.0)), "10.0.0.2", float(now))
+        one.update(moved("n1", now, now - 1.0, "blamed", "first"), "10.0.0.1", float(now))
+        one.update(moved("n2", now, max(0.5, now - 62.0)), "10.0.0.2", float(now))
         asked += [float(now) for _ in one.due(float(now))]
     assert asked == [
         67.0
     ]  # held back from 60: `HOLD` seconds and the pace, whatever the other one does
     one, asked = Coordinator(), []
     for now in range(60, 75):
-        one.hear(moved("n1", now, now - 1.0, "blamed", "first"), "10.0.0.1", float(now))
-        one.hear(moved("n2", now, now - 57.0), "10.0.0.2", float(now))
+        one.update(moved("n1", now, now - 1.0, "blamed", "first"), "10.0.0.1", float(now))
+        one.update(moved("n2", now, now - 57.0), "10.0.0.2", float(now))
         asked += [float(now) for _ in one.due(float(now))]
     assert asked == [63.0]  # as soon as that one has been quiet for as long
 
@@ -110,10 +110,10 @@ def test_an_incident_needs_every_answering_node_quiet() -> None:
 def test_a_stall_that_was_none_is_not_called() -> None:
     """Whoever noticed it sees it move again while the call is held back."""
     one = Coordinator()
-    one.hear(moved("n1", 60.0, 59.0, "blamed", "first"), "10.0.0.1", 60.0)
-    one.hear(moved("n2", 60.0, 0.5), "10.0.0.2", 60.0)
+    one.update(moved("n1", 60.0, 59.0, "blamed", "first"), "10.0.0.1", 60.0)
+    one.update(moved("n2", 60.0, 0.5), "10.0.0.2", 60.0)
     assert list(one.due(60.0)) == []
-    one.hear(moved("n1", 62.0, 0.1, "watching"), "10.0.0.1", 62.0)
+    one.update(moved("n1", 62.0, 0.1, "watching"), "10.0.0.1", 62.0)
     assert list(one.due(62.0)) == list(one.due(70.0)) == []
 
 
@@ -121,13 +121,13 @@ def test_who_announces_seldom_moves_until_it_says_otherwise() -> None:
     """In a large cluster the last word of n2 is of 15 s ago: it was moving then."""
     one = Coordinator()
     for number in range(3, 1003):
-        one.hear(announced(f"n{number}"), f"10.0.1.{number}", 50.0)
-    one.hear(moved("n2", 45.0, 0.1), "10.0.0.2", 45.0)
-    one.hear(moved("n1", 60.0, 39.0, "blamed", "first"), "10.0.0.1", 60.0)
+        one.update(announced(f"n{number}"), f"10.0.1.{number}", 50.0)
+    one.update(moved("n2", 45.0, 0.1), "10.0.0.2", 45.0)
+    one.update(moved("n1", 60.0, 39.0, "blamed", "first"), "10.0.0.1", 60.0)
     assert list(one.due(60.0)) == []
     word = one.word(moved("n1", 60.0, 39.0, "blamed", "first").runs[0], "n1", 60.0)
     assert word.hold == pytest.approx(HOLD + one.pace)  # so long may n1 have to wait
-    one.hear(moved("n2", 65.0, 20.1), "10.0.0.2", 65.0)
+    one.update(moved("n2", 65.0, 20.1), "10.0.0.2", 65.0)
     assert [call.incident for call in one.due(65.0)] == ["first"]
 
 
@@ -136,8 +136,8 @@ def test_each_stall_is_held_back_for_itself() -> None:
     one = Coordinator()
 
     def noticed(at: float, stage: str = "blamed", incident: str = "") -> list[str]:
-        one.hear(moved("n1", at, 40.0, stage, incident), "10.0.0.1", at)
-        one.hear(moved("n2", at, 0.5), "10.0.0.2", at)
+        one.update(moved("n1", at, 40.0, stage, incident), "10.0.0.1", at)
+        one.update(moved("n2", at, 0.5), "10.0.0.2", at)
         return [call.incident for call in one.due(at)]
 
     assert [noticed(at, incident="a") for at in (100.0, 104.0, 107.0)] == [[], [], ["a"]]
@@ -149,16 +149,16 @@ def test_each_stall_is_held_back_for_itself() -> None:
 
 def test_nodes_that_stopped_together_are_asked_at_once() -> None:
     one = Coordinator()
-    one.hear(moved("n1", 60.0, 59.0, "blamed", "first"), "10.0.0.1", 60.0)
-    one.hear(moved("n2", 60.0, 58.5), "10.0.0.2", 60.0)
+    one.update(moved("n1", 60.0, 59.0, "blamed", "first"), "10.0.0.1", 60.0)
+    one.update(moved("n2", 60.0, 58.5), "10.0.0.2", 60.0)
     assert [call.incident for call in one.due(60.0)] == ["first"]
 
 
 def test_a_node_that_is_cut_off_holds_nothing_back() -> None:
     """It moved when it was heard last; it does not answer any more."""
     one = Coordinator()
-    one.hear(moved("n2", 40.0, 0.0), "10.0.0.2", 40.0)
-    one.hear(moved("n1", 60.0, 59.0, "blamed", "first"), "10.0.0.1", 60.0)
+    one.update(moved("n2", 40.0, 0.0), "10.0.0.2", 40.0)
+    one.update(moved("n1", 60.0, 59.0, "blamed", "first"), "10.0.0.1", 60.0)
     assert [call.incident for call in one.due(60.0)] == ["first"]
 
 
@@ -185,12 +185,14 @@ def test_it_stays_open_while_whoever_noticed_it_is_silent() -> None:
     three(one, 0.0, "quiet", "quiet", "blamed", ids=("", "", "first"))
     for now in (FRESH + 1.0, 2 * FRESH):
         for number in (1, 2):
-            one.hear(announced(f"n{number}", news("0", "quiet", "first")), f"10.0.0.{number}", now)
+            one.update(
+                announced(f"n{number}", news("0", "quiet", "first")), f"10.0.0.{number}", now
+            )
         assert list(one.due(now)) == []
     assert list(one.due(4 * FRESH)) == []
     assert one.ended() == []  # all are silent: nobody knows
     for number in (1, 2):
-        one.hear(announced(f"n{number}"), f"10.0.0.{number}", 5 * FRESH)
+        one.update(announced(f"n{number}"), f"10.0.0.{number}", 5 * FRESH)
     assert list(one.due(5 * FRESH)) == []
     assert one.ended() == [("first", "no node shows the job any more")]
 
@@ -209,8 +211,8 @@ def test_an_agent_that_was_started_again_has_noticed_nothing() -> None:
     one = Coordinator()
     three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
     for now in (2.0, DOUBT, DOUBT + 4.0):
-        one.hear(announced("n1", news("0-1"), agent="restarted"), "10.0.0.1", now)
-        one.hear(announced("n2", news("2-3", "quiet", "first")), "10.0.0.2", now)
+        one.update(announced("n1", news("0-1"), agent="restarted"), "10.0.0.1", now)
+        one.update(announced("n2", news("2-3", "quiet", "first")), "10.0.0.2", now)
         assert list(one.due(now)) == []
         assert one.ended() == ([("first", MOVES)] if now > DOUBT + 3.0 else [])
 
@@ -227,13 +229,13 @@ CRASH = End(
 
 def test_who_hangs_because_of_a_crash_elsewhere_has_the_incident_of_the_crash() -> None:
     one = Coordinator()
-    one.hear(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 0.0)
+    one.update(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 0.0)
     for name in ("n1", "n3"):
         told = announced(name, news("0", "blamed", f"a{name}", age=500.0))
-        one.hear(told, "10.0.0.1", 30.0)
+        one.update(told, "10.0.0.1", 30.0)
     (call,) = one.due(30.0)
     assert (call.incident, call.cause) == ("zcrash", CRASH)
-    assert [each.told.node for each in call.members] == ["n1", "n2", "n3"]
+    assert [each.announcement.node for each in call.peers] == ["n1", "n2", "n3"]
     word = one.word(news("0", "blamed", "an1"), "n1", 30.0)
     assert (word.incident, word.caused) == ("zcrash", True)
     assert list(one.due(31.0)) == []
@@ -243,8 +245,8 @@ def test_the_word_of_a_crash_may_come_after_the_call() -> None:
     one = Coordinator()
     (call,) = three(one, 0.0, "blamed", "watching", "quiet", ids=("first", "", ""))
     assert call.cause is None
-    one.hear(announced("n1", news("0-1", "blamed", "first", age=500.0)), "10.0.0.1", 1.0)
-    one.hear(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 1.0)
+    one.update(announced("n1", news("0-1", "blamed", "first", age=500.0)), "10.0.0.1", 1.0)
+    one.update(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 1.0)
     (call,) = one.due(1.0)
     assert (call.incident, call.cause) == ("zcrash", CRASH)
     assert one.renamed() == [("first", "zcrash")]
@@ -254,8 +256,8 @@ def test_the_word_of_a_crash_may_come_after_the_call() -> None:
 def test_what_crashed_before_the_run_began_is_no_cause(age: float) -> None:
     """Started again with the same master: it is another run, or nobody knows."""
     one = Coordinator()
-    one.hear(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 0.0)
-    one.hear(announced("n1", news("0", "blamed", "first", age=age)), "10.0.0.1", 0.0)
+    one.update(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 0.0)
+    one.update(announced("n1", news("0", "blamed", "first", age=age)), "10.0.0.1", 0.0)
     (call,) = one.due(0.0)
     assert (call.incident, call.cause) == ("first", None)
 
@@ -267,9 +269,9 @@ def test_of_several_ends_the_first_that_names_somebody_is_the_cause() -> None:
     crash = msgspec.structs.replace(CRASH, diagnosis=named, age=39.0)
     one = Coordinator()
     follows = msgspec.structs.replace(CRASH, incident="afollows")
-    one.hear(announced("n1", news("0", "blamed", "first", age=500.0)), "10.0.0.1", 0.0)
-    one.hear(announced("n2", news("", "ended", end=crash)), "10.0.0.2", 0.0)
-    one.hear(announced("n3", news("", "ended", end=follows)), "10.0.0.3", 0.0)
+    one.update(announced("n1", news("0", "blamed", "first", age=500.0)), "10.0.0.1", 0.0)
+    one.update(announced("n2", news("", "ended", end=crash)), "10.0.0.2", 0.0)
+    one.update(announced("n3", news("", "ended", end=follows)), "10.0.0.3", 0.0)
     (call,) = one.due(0.0)
     assert call.cause == crash
 
@@ -280,7 +282,7 @@ def test_where_a_run_has_only_ended_it_does_not_live() -> None:
     three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
     for number in (1, 2, 3):
         told = announced(f"n{number}", news("", "ended", end=CRASH))
-        one.hear(told, f"10.0.0.{number}", 2.0)
+        one.update(told, f"10.0.0.{number}", 2.0)
     assert list(one.due(2.0)) == []
     assert one.ended() == [("first", "no node shows the job any more")]
     assert one.named("") == ()
@@ -314,21 +316,21 @@ def test_a_node_may_announce_its_runs_in_several_circles() -> None:
     other = RunNews(key=("env", "", "n5:1"), world_size=8, ranks="0")
     step = Signal(kind="step", value=5.0, age=1.0)
     first = news("0-1", signals=(step,))
-    one.hear(msgspec.structs.replace(announced("n1", first), circle="a"), "10.0.0.1", 0.0)
-    one.hear(msgspec.structs.replace(announced("n1", other), circle="b"), "10.0.0.1", 4.0)
+    one.update(msgspec.structs.replace(announced("n1", first), circle="a"), "10.0.0.1", 0.0)
+    one.update(msgspec.structs.replace(announced("n1", other), circle="b"), "10.0.0.1", 4.0)
     (member,) = one.view("n1", [], 4.0).members
     assert {run.key for run in member.runs} == {KEY, other.key}
     (signal,) = one.word(news("2-3"), "n2", 4.0).signals
     assert signal.age == 5.0
 
     later = 2 * FRESH  # the first run has ended: nobody announces it
-    one.hear(msgspec.structs.replace(announced("n1", other), circle="b"), "10.0.0.1", later)
+    one.update(msgspec.structs.replace(announced("n1", other), circle="b"), "10.0.0.1", later)
     assert [run.key for run in one.view("n1", [], later).members[0].runs] == [other.key]
 
 
 def test_who_does_not_lead_a_run_calls_nobody() -> None:
     one = Coordinator()
-    one.hear(announced("n1", news("0-1", "blamed", "i")), "10.0.0.1", 0.0)
+    one.update(announced("n1", news("0-1", "blamed", "i")), "10.0.0.1", 0.0)
     assert list(one.due(0.0, lambda key: key != KEY)) == []
     (call,) = one.due(0.0, lambda key: key == KEY)
     assert call.incident == "i"
@@ -338,9 +340,9 @@ def test_who_is_lost_is_called_all_the_same() -> None:
     one = Coordinator()
     three(one, 0.0, "watching", "watching", "watching")
     later = FRESH + 20.0
-    one.hear(announced("n1", news("0-1", "blamed", "first")), "10.0.0.1", later)
+    one.update(announced("n1", news("0-1", "blamed", "first")), "10.0.0.1", later)
     (call,) = one.due(later)
-    assert [(member.told.node, member.at) for member in call.members] == [
+    assert [(member.announcement.node, member.at) for member in call.peers] == [
         ("n1", later),
         ("n2", 0.0),
         ("n3", 0.0),
@@ -357,8 +359,8 @@ def test_who_is_long_gone_is_forgotten() -> None:
 def test_progress_of_others_travels_with_its_age() -> None:
     one = Coordinator()
     told = Signal(kind="step", value=41.0, age=1.5)
-    one.hear(announced("n1", news("0-1", signals=(told,))), "10.0.0.1", 10.0)
-    one.hear(announced("n2", news("2-3")), "10.0.0.2", 11.0)
+    one.update(announced("n1", news("0-1", signals=(told,))), "10.0.0.1", 10.0)
+    one.update(announced("n2", news("2-3")), "10.0.0.2", 11.0)
 
     (signal,) = one.word(news("2-3"), "n2", 12.0).signals
     assert (signal.kind, signal.value, signal.age) == ("step", 41.0, 3.5)
@@ -369,7 +371,7 @@ def test_progress_of_others_travels_with_its_age() -> None:
 def test_many_nodes_announce_themselves_less_often() -> None:
     one = Coordinator()
     for number in range(1024):
-        one.hear(
+        one.update(
             announced(f"n{number}", news(str(number))), f"10.0.{number // 250}.{number % 250}", 0.0
         )
     assert one.pace == 20.0
@@ -379,21 +381,21 @@ def test_many_nodes_announce_themselves_less_often() -> None:
 
 def test_two_nodes_of_one_name_are_not_mixed() -> None:
     one = Coordinator()
-    one.hear(announced("n1", news("0")), "10.0.0.1", 0.0)
-    one.hear(announced("n1", news("5"), agent="liar"), "10.0.0.66", 1.0)
+    one.update(announced("n1", news("0")), "10.0.0.1", 0.0)
+    one.update(announced("n1", news("5"), agent="liar"), "10.0.0.66", 1.0)
     assert "10.0.0.1" in one.refused["10.0.0.66"]
     assert one.view("n1", [], 1.0).members[0].runs[0].ranks == "0"
 
-    one.hear(announced("n1", news("1"), agent="restarted"), "10.0.0.1", 2.0)
+    one.update(announced("n1", news("1"), agent="restarted"), "10.0.0.1", 2.0)
     assert one.view("n1", [], 2.0).members[0].runs[0].ranks == "1"
 
 
 def test_attempts_are_told_apart() -> None:
     one = Coordinator()
     three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
-    one.hear(announced("n1", news("0-1", "blamed", "later", attempt=1)), "10.0.0.1", 1.0)
+    one.update(announced("n1", news("0-1", "blamed", "later", attempt=1)), "10.0.0.1", 1.0)
     (call,) = one.due(1.0)
-    assert (call.incident, [m.told.node for m in call.members]) == ("later", ["n1"])
+    assert (call.incident, [m.announcement.node for m in call.peers]) == ("later", ["n1"])
 
 
 @pytest.mark.parametrize(
@@ -423,11 +425,11 @@ def test_unknown_fields_are_ignored_and_the_schema_is_written() -> None:
 def test_all_nodes_in_lines() -> None:
     one = Coordinator()
     told = announced("n1", news("0-1", step=7, name=""))
-    one.hear(told, "10.0.0.1", 0.0)
+    one.update(told, "10.0.0.1", 0.0)
     for number, stage in ((2, "blamed"), (3, "quiet")):
         more = news(f"{2 * number - 2}-{2 * number - 1}", stage, "i", sentence=f"{stage}\x1b[31m")
-        one.hear(announced(f"n{number}", more), f"10.0.0.{number}", 40.0)
-    one.hear(announced("n2", agent="liar"), "10.0.0.9", 41.0)
+        one.update(announced(f"n{number}", more), f"10.0.0.{number}", 40.0)
+    one.update(announced("n2", agent="liar"), "10.0.0.9", 41.0)
     view = one.view("n2", ["n3", "n4"], 42.0)
 
     assert stalled(view)
@@ -483,12 +485,12 @@ def test_two_coordinators_end_with_the_first_of_two_ids() -> None:
 
 def test_who_was_heard_of_before_the_run_began_may_have_it() -> None:
     one = Coordinator()
-    one.hear(announced("n9"), "10.0.0.9", 0.0)  # then it found another coordinator
+    one.update(announced("n9"), "10.0.0.9", 0.0)  # then it found another coordinator
     later = FRESH + 10.0
-    one.hear(announced("n8"), "10.0.0.8", later)  # it is here, and has no such run
-    one.hear(announced("n1", news("0-1", "blamed", "i")), "10.0.0.1", later)
+    one.update(announced("n8"), "10.0.0.8", later)  # it is here, and has no such run
+    one.update(announced("n1", news("0-1", "blamed", "i")), "10.0.0.1", later)
     (call,) = one.due(later)
-    assert [member.told.node for member in one.others(call, later)] == ["n9"]
+    assert [member.announcement.node for member in one.others(call, later)] == ["n9"]
 
 
 def test_a_call_that_came_to_nothing_is_made_again_a_few_times() -> None:
@@ -566,11 +568,11 @@ def test_a_list_that_was_cut_is_known_from_another_node_or_told_as_a_gap() -> No
     whole = news("0-1", "blamed", "first", node_list="n[1-3]")
     gap = Gap(what="the list", reason="it was left out")
     cut = news("2-3", "blamed", "first", gaps=(gap,))
-    coordinator.hear(announced("n1", cut), "10.0.0.1", 0.0)
+    coordinator.update(announced("n1", cut), "10.0.0.1", 0.0)
     (call,) = coordinator.due(0.0)
     assert (call.node_list, call.gaps) == ("", (gap,))
     coordinator = Coordinator()
-    coordinator.hear(announced("n1", cut), "10.0.0.1", 0.0)
-    coordinator.hear(announced("n2", whole), "10.0.0.2", 0.0)
+    coordinator.update(announced("n1", cut), "10.0.0.1", 0.0)
+    coordinator.update(announced("n2", whole), "10.0.0.2", 0.0)
     (call,) = coordinator.due(0.0)
     assert (call.node_list, call.gaps) == ("n[1-3]", ())

@@ -60,8 +60,8 @@ class Loop:
         return answer
 
     def _welcome(self, told: Announcement, address: str) -> Welcome:
-        self.coordinator.hear(told, address, 1.0)
-        self.coordinator.hear_of(told, 1.0)
+        self.coordinator.update(told, address, 1.0)
+        self.coordinator.update_relayed(told, 1.0)
         words = tuple(self.coordinator.word(news, told.node, 1.0) for news in told.runs)
         list(self.coordinator.due(1.0))
         return Welcome(node="n1", agent="me", runs=words)

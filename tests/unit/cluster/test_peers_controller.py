@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from mldebug.cluster.coordinator import MOVES, Coordinator
-from mldebug.cluster.membership import CaptureCall, KnownPeer
+from mldebug.cluster.known_peers import CaptureCall, KnownPeer
 from mldebug.cluster.merge import NodeReplies, merge
 from mldebug.cluster.messages import (
     Announcement,
@@ -317,14 +317,14 @@ def test_who_follows_speaks_for_those_who_do_not_reach_the_coordinator(loop: Loo
     assert (relayed.node, relayed.port, relayed.address) == ("n3", 7, "10.0.0.2")
     assert relayed.runs == (theirs,)
     n2 = Coordinator()
-    n2.hear_of(ours, 100.0)
+    n2.update_relayed(ours, 100.0)
     (call,) = n2.due(100.5)
     assert (call.incident, call.noticed_by) == ("x", "n3")
-    n2.hear(told, "10.0.0.3", 101.0)  # it comes itself: what others say of it counts no more
-    n2.hear_of(msgspec.structs.replace(ours, relayed=()), 102.0)
-    n2.hear_of(ours, 102.0)
+    n2.update(told, "10.0.0.3", 101.0)  # it comes itself: what others say of it counts no more
+    n2.update_relayed(msgspec.structs.replace(ours, relayed=()), 102.0)
+    n2.update_relayed(ours, 102.0)
     assert [one.address for one in n2.view("n2", (), 102.0).members] == ["10.0.0.3"]
-    n2.hear_of(ours, 108.0)  # it comes no more, and still speaks by way of the other
+    n2.update_relayed(ours, 108.0)  # it comes no more, and still speaks by way of the other
     assert n2.is_relayed("n3")
 
 
@@ -793,7 +793,7 @@ def asked(nodes: Nodes, *more: str) -> ClusterCapture:
         KnownPeer(Announcement(node=name, agent=name, port=1, runs=(RunNews(key=key, ranks="0", world_size=6),)), name, 0.0)
         for name in found
     )  # fmt: skip
-    call = CaptureCall("i", members[0].told.runs[0], "a1", members)
+    call = CaptureCall("i", members[0].announcement.runs[0], "a1", members)
     others = tuple(NodeToAsk(name, Peer(name, 1), None) for name in more)
     return ask_all(nodes, CaptureRound(call, others))  # type: ignore[arg-type]
 

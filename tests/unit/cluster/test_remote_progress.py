@@ -48,7 +48,7 @@ class Two:
     def __init__(self, nodes: int) -> None:
         self.by, self.far, self.watch = Coordinator(), RemoteProgress(), StallWatch(StallSettings())
         for number in range(nodes):
-            self.by.hear(announced(f"n{number}"), f"10.0.0.{number}", 0.0)
+            self.by.update(announced(f"n{number}"), f"10.0.0.{number}", 0.0)
         self.pace = max(2.0, self.by.pace)
         self._chance = random.Random(1)
 
@@ -59,10 +59,10 @@ class Two:
             if now >= writes:
                 at = min(now, stops) // STEP * STEP
                 step = Signal(kind="step", value=at / STEP, age=now - at)
-                self.by.hear(announced("n0", step), "10.0.0.0", now)
+                self.by.update(announced("n0", step), "10.0.0.0", now)
                 writes = now + self.pace
             if now >= hears:
-                self.by.hear(announced("n1"), "10.0.0.1", now)
+                self.by.update(announced("n1"), "10.0.0.1", now)
                 word = self.by.word(announced("n1").runs[0], "n1", now)
                 self.far.take(word.signals, now)
                 hears = now + self.pace

@@ -30,8 +30,8 @@ from mldebug.diagnosis.exits.model import (
 from mldebug.incidents.incident import (
     Incident,
     add_capture,
-    add_ending,
-    end,
+    add_exit,
+    close_incident,
     judge,
     write_report,
 )
@@ -252,8 +252,10 @@ def incident() -> Incident:
 
 def test_a_report_has_a_row_for_every_rank_and_the_last_words_of_the_culprit() -> None:
     told = ending(TERM, ONE, TERM, order=(1, 0, 2), errors={1: OWN})
-    one = add_ending(incident(), told, 1001.0, "rank 1 exited")
-    report = write_report(end(one, "ended", 1002.0, "the job has ended"), judge(one), 1003.0)
+    one = add_exit(incident(), told, 1001.0, "rank 1 exited")
+    report = write_report(
+        close_incident(one, "ended", 1002.0, "the job has ended"), judge(one), 1003.0
+    )
 
     assert (report.kind, report.trigger, report.state) == ("abnormal_end", "exit", "ended")
     assert [(row.rank, row.class_, row.culprit) for row in report.ranks] == [
@@ -277,7 +279,7 @@ def test_attempts_that_fail_alike_are_counted_in_one_story() -> None:
     one = incident()
     for attempt in range(3):
         told = ending(TERM, ONE, order=(1, 0), errors={1: OWN}, attempt=attempt)
-        one = add_ending(one, told, 1000.0 + attempt, "rank 1 exited")
+        one = add_exit(one, told, 1000.0 + attempt, "rank 1 exited")
 
     assert one.failed == (0, 1, 2)
     assert "3 attempts failed this way (0, 1, 2)" in judge(one).diagnosis.summary
@@ -289,28 +291,28 @@ def test_attempts_that_fail_alike_are_counted_in_one_story() -> None:
 def test_attempts_that_only_the_launcher_saw_are_counted_too() -> None:
     failures = tuple(LauncherFailure(pid=pid, local_rank=1, status=ONE) for pid in (101, 201, 301))
     told = ending(TERM, ONE, order=(1, 0), words=LauncherWords(failures=failures))
-    one = add_ending(incident(), told, 1000.0, "rank 1 exited")
-    again = add_ending(one, ending(TERM, ONE, order=(1, 0), attempt=2), 1001.0, "rank 1 exited")
+    one = add_exit(incident(), told, 1000.0, "rank 1 exited")
+    again = add_exit(one, ending(TERM, ONE, order=(1, 0), attempt=2), 1001.0, "rank 1 exited")
 
     assert one.failed == again.failed == (0, 1, 2)
 
 
 def test_a_rank_that_ends_later_belongs_to_the_same_attempt() -> None:
-    one = add_ending(incident(), ending(KILL, size=2), 1000.0, "rank 0 was killed")
-    more = add_ending(one, ending(KILL, TERM), 1001.0, "rank 1 ended")
+    one = add_exit(incident(), ending(KILL, size=2), 1000.0, "rank 0 was killed")
+    more = add_exit(one, ending(KILL, TERM), 1001.0, "rank 1 ended")
 
     assert more.failed == (0,)
-    assert more.ending is not None
-    assert more.ending.living == ()
+    assert more.exit is not None
+    assert more.exit.living == ()
     assert [culprit.rank for culprit in judge(more).diagnosis.culprits] == [0]
 
 
 def test_what_an_agent_saw_before_its_restart_is_not_lost_to_less() -> None:
-    one = add_ending(incident(), ending(KILL, size=2), 1000.0, "rank 0 was killed")
+    one = add_exit(incident(), ending(KILL, size=2), 1000.0, "rank 0 was killed")
     rest = msgspec.structs.replace(
         ending(KILL, TERM), identities=ranks(2)[1:], exits=ending(KILL, TERM).exits[1:]
     )
-    more = add_ending(one, rest, 1001.0, "rank 1 ended")
+    more = add_exit(one, rest, 1001.0, "rank 1 ended")
 
     assert [culprit.rank for culprit in judge(more).diagnosis.culprits] == [0]
 
@@ -319,7 +321,7 @@ def test_ranks_that_live_on_are_shown_as_they_were_captured() -> None:
     waits = rank(1, process(*WAITER, pid=101, move=still()), world=2)
     taken = capture(waits, lost=(LostRank(rank=0, pid=100, exit_status=KILL),))
     told = ending(KILL, size=2, kernel_readable=True)
-    one = add_capture(add_ending(incident(), told, 1000.0, "x"), taken)
+    one = add_capture(add_exit(incident(), told, 1000.0, "x"), taken)
     judgement = judge(one)
 
     assert [row.is_.name for row in judgement.ranks] == ["exited", "collective"]

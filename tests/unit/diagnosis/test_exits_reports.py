@@ -28,7 +28,13 @@ from mldebug.diagnosis.exits.model import (
     RankExit,
 )
 from mldebug.diagnosis.exits.timeline import MAX_SINGLE, UNKNOWN, exit_events
-from mldebug.incidents.incident import Incident, add_ending, end, say, write_report
+from mldebug.incidents.incident import (
+    Incident,
+    add_exit,
+    add_timeline,
+    close_incident,
+    write_report,
+)
 from mldebug.incidents.incident import judge as judge_incident
 from mldebug.incidents.report.exit_story import last_words, story
 from mldebug.incidents.report.html import render_html
@@ -72,7 +78,9 @@ def told(ending: AttemptExit) -> Report:
     """The report as the agent writes it."""
     at = NOON + 5
     new = Incident(id="x", key="x", job_id="x", detected_at=at, kind="abnormal_end")
-    incident = end(add_ending(new, ending, at, judge_exit(ending).sentence), "ended", at, "over")
+    incident = close_incident(
+        add_exit(new, ending, at, judge_exit(ending).sentence), "ended", at, "over"
+    )
     return write_report(incident, judge_incident(incident), at)
 
 
@@ -191,9 +199,9 @@ def test_exits_without_any_time_stand_where_they_were_noticed() -> None:
 def test_what_was_noted_of_an_exit_while_the_incident_was_open_is_told_once() -> None:
     at = NOON + 5
     new = Incident(id="x", key="x", job_id="x", detected_at=at, kind="abnormal_end")
-    one = say(new, NOON - 60, "rank 0 ended: exit status 1")  # of an earlier attempt
-    one = say(one, NOON + 7, "rank 0 ended: killed by SIGTERM")
-    one = add_ending(one, exits_of(gone(1, ONE), gone(0, TERM, 7.0), errors={1: OWN}), at, "x")
+    one = add_timeline(new, NOON - 60, "rank 0 ended: exit status 1")  # of an earlier attempt
+    one = add_timeline(one, NOON + 7, "rank 0 ended: killed by SIGTERM")
+    one = add_exit(one, exits_of(gone(1, ONE), gone(0, TERM, 7.0), errors={1: OWN}), at, "x")
     report = write_report(one, judge_incident(one), at)
     assert [event.what for event in report.timeline] == [
         "rank 0 ended: exit status 1",

@@ -11,16 +11,16 @@ from mldebug.diagnosis.exits.last_words import (
     is_out_of_memory,
     last_error,
     lost_worker,
+    stop_line,
     take_apart,
-    told_to_stop,
 )
 from mldebug.diagnosis.exits.launcher_lines import launcher_words
 from mldebug.diagnosis.exits.output import (
     LogOutput,
     own_errors,
     own_lines,
+    own_paths,
     parse_error_file,
-    paths,
     shared_lines,
 )
 
@@ -451,8 +451,8 @@ def test_how_often_a_log_tells_of_an_error() -> None:
     ],
 )
 def test_a_handler_says_that_it_was_told_to_stop(line: str, yes: bool) -> None:
-    assert told_to_stop(["step 1", line, "saved"]) == (line if yes else "")
-    assert told_to_stop([line, *["step"] * 60]) == ""
+    assert stop_line(["step 1", line, "saved"]) == (line if yes else "")
+    assert stop_line([line, *["step"] * 60]) == ""
 
 
 # --- whose lines they are --------------------------------------------------------------------------------
@@ -466,7 +466,7 @@ def test_a_log_of_one_rank_is_its_own_and_so_is_its_path() -> None:
     logs = [output(rank, f"step {rank}", path=f"/log{rank}") for rank in range(2)]
 
     assert own_lines(logs) == {0: ["step 0"], 1: ["step 1"]}
-    assert paths(logs) == {0: "/log0", 1: "/log1"}
+    assert own_paths(logs) == {0: "/log0", 1: "/log1"}
     assert shared_lines(logs) == []
 
 
@@ -484,4 +484,4 @@ def test_a_number_in_a_log_of_one_rank_is_nobody_else_s() -> None:
     assert {rank: one.error for rank, one in own_errors([log]).items()} == {
         0: "ValueError: bad shard 7"
     }
-    assert paths([log]) == {0: "/log"}
+    assert own_paths([log]) == {0: "/log"}

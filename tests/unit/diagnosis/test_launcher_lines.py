@@ -63,7 +63,7 @@ def test_mpirun_and_srun_say_who_was_first_and_who_followed(
     assert [(one.rank, one.status) for one in words.failures] == [(1, status)]
     assert [(one.rank, one.status) for one in words.followers] == followers
     assert words.outside == ""
-    assert words.said
+    assert words.cited
 
 
 @pytest.mark.parametrize(
@@ -94,15 +94,15 @@ def test_hydras_banner_is_cited_and_names_nobody(name: str) -> None:
     words = told(name)
 
     assert words.failures == words.followers == ()
-    assert any("BAD TERMINATION" in line for line in words.said)
-    assert not any("PID" in line for line in words.said)
+    assert any("BAD TERMINATION" in line for line in words.cited)
+    assert not any("PID" in line for line in words.cited)
 
 
 def test_deepspeed_tells_the_code_of_the_first_and_not_its_rank() -> None:
     words = told("deepspeed-sigkill")
 
     assert words.failures == words.followers == ()
-    assert any("exits with return code = -9" in line for line in words.said)
+    assert any("exits with return code = -9" in line for line in words.cited)
     one = msgspec.structs.replace(ending(words, KILLED, KILLED), kernel_readable=True)
     assert blamed(one) == [1]  # deepspeed lived, so nobody killed everything at once
 

@@ -121,8 +121,8 @@ def judged(file: Path, folder: Path) -> Diagnosis:
     prefix = "ending" if "kill" in file.stem else "capture-1"
     shutil.copy(file, folder / f"{prefix}-vm.json")
     told = load_evidence(folder)
-    if told.ending is not None:
-        return judge_incident(incident(told.ending)).diagnosis
+    if told.exit is not None:
+        return judge_incident(incident(told.exit)).diagnosis
     return diagnose(told.captures).diagnosis
 
 
@@ -130,7 +130,7 @@ def incident(ending: AttemptExit) -> Incident:
     """An end as the agent tells it."""
     return Incident(
         id="recorded", key=ending.job.id, job_id=ending.job.id, detected_at=0.0, why="recorded",
-        state="ended", kind="abnormal_end", ending=ending,
+        state="ended", kind="abnormal_end", exit=ending,
     )  # fmt: skip
 
 

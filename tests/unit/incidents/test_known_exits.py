@@ -138,9 +138,9 @@ def test_an_exit_from_before_the_restart_is_no_unknown_one() -> None:
     again = WatchedAttempt(run(0, 2))
     again.recall(ends(LEFT))
     again.over_at = 0.0
-    exits = {one.rank: one for one in again.ending().exits}
+    exits = {one.rank: one for one in again.as_exit().exits}
     assert (exits[1].status, exits[1].source) == (0, "exit status of the process")
-    assert [one.rank for one in again.ending().identities] == [0, 1, 2]
+    assert [one.rank for one in again.as_exit().identities] == [0, 1, 2]
 
 
 def test_all_that_left_with_zero_before_and_after_is_a_normal_end() -> None:
@@ -160,7 +160,7 @@ def test_a_failure_that_nobody_judged_before_the_restart_is_judged_after_it() ->
     assert again.due(again.failing_at + GRACE)
     told = run(0, 2)
     told.incident = Incident(
-        id="x", key="k", job_id="job", detected_at=1.0, kind="abnormal_end", ending=AttemptExit(job=told.job)
+        id="x", key="k", job_id="job", detected_at=1.0, kind="abnormal_end", exit=AttemptExit(job=told.job)
     )  # fmt: skip
     quiet = WatchedAttempt(told)
     quiet.recall(ends(failed))
@@ -170,9 +170,9 @@ def test_a_failure_that_nobody_judged_before_the_restart_is_judged_after_it() ->
 def test_who_went_while_no_agent_watched_is_an_exit_unknown_and_no_living_rank() -> None:
     again = WatchedAttempt(run(0))
     again.recall(ends(LEFT))
-    exits = {one.rank: one for one in again.ending().exits}
+    exits = {one.rank: one for one in again.as_exit().exits}
     assert exits[2].status is None
-    assert again.ending().living == (0,)
+    assert again.as_exit().living == (0,)
 
 
 def test_the_early_leaver_is_named_when_its_victims_fail_after_a_restart() -> None:
@@ -180,7 +180,7 @@ def test_the_early_leaver_is_named_when_its_victims_fail_after_a_restart() -> No
     again.recall(ends(LEFT))
     again.exits[0] = RankExit(rank=0, pid=100, at=8.0, moment=1, status=1 << 8)
     peer = RankError(error="RuntimeError: Connection closed by peer", blames_peer=True)
-    ending = msgspec.structs.replace(again.ending(), errors={0: peer})
+    ending = msgspec.structs.replace(again.as_exit(), errors={0: peer})
     finding = judge_exit(ending).finding
     assert finding is not None
     assert [culprit.rank for culprit in finding.culprits] == [1]
@@ -481,7 +481,7 @@ def test_a_story_whose_launcher_is_gone_is_over() -> None:
 def past_of(memos: dict[str, bytes], host: Host) -> Past:
     """What is before an agent whose state dir holds these memos."""
     ledger: Any = SimpleNamespace(
-        opened=True, refusal=None, leftovers=(), scribe=SimpleNamespace(release=lambda: None),
+        opened=True, refusal=None, leftovers=(), writer=SimpleNamespace(release=lambda: None),
         memo=lambda name: memos.get(name, b""), remember=memos.__setitem__,
     )  # fmt: skip
     context: Any = SimpleNamespace(host=host, spawner=SimpleNamespace(inherit=lambda _: None))
@@ -501,7 +501,7 @@ def test_a_launcher_is_known_by_an_agent_that_starts_after_the_clock_was_set() -
     told = AttemptExit(
         job=job(0, launcher=os.getpid()), identities=(rank,), launcher_pid=os.getpid()
     )
-    incident = Incident(id="i", key="k", job_id="j", detected_at=0.0, ending=told)
+    incident = Incident(id="i", key="k", job_id="j", detected_at=0.0, exit=told)
     row = RunRow(StallWatch(StallSettings()).memory(), incident)
     assert not past_of(memos, host)._goes_on("j", row), "nobody knows whether it is the same boot"
     assert past_of(memos, host)._goes_on("j", row)

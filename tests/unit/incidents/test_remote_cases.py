@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.cluster.merge import MergedRun as Merged
+from mldebug.cluster.merge import MergedRun
 from mldebug.cluster.messages import End
 from mldebug.core.model import Confidence, QueriedNodes, Verdict
 from mldebug.core.report_model import Report
@@ -66,11 +66,11 @@ class Books(StateStore):
 
 
 @pytest.fixture
-def all_nodes() -> Merged:
+def all_nodes() -> MergedRun:
     return merged(captures_of(3, 2)).runs[0]
 
 
-def crash(all_nodes: Merged) -> tuple[Run, AttemptExit]:
+def crash(all_nodes: MergedRun) -> tuple[Run, AttemptExit]:
     """Rank 5 of the third node dies of SIGSEGV."""
     job = all_nodes.captures[2].job
     gone = RankExit(
@@ -80,7 +80,7 @@ def crash(all_nodes: Merged) -> tuple[Run, AttemptExit]:
     return Run(job, StallWatch(StallSettings())), ending
 
 
-def test_who_coordinates_from_outside_goes_on_after_a_restart(all_nodes: Merged) -> None:
+def test_who_coordinates_from_outside_goes_on_after_a_restart(all_nodes: MergedRun) -> None:
     books = Books({})
     IncidentManager(books).remote.together(
         None, "first", all_nodes.captures, all_nodes.asked, "captured 3 nodes"
@@ -99,7 +99,7 @@ def test_a_case_of_another_version_is_none() -> None:
     assert tuple(Cases(Books({"case:x": b"{}"}))) == ()
 
 
-def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: Merged) -> None:
+def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: MergedRun) -> None:
     run, ending = crash(all_nodes)
     alone = IncidentManager(Books({}))
     alone.failed(run, ending, judge_exit(ending))
@@ -124,7 +124,7 @@ def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: M
     assert "since then: " in report.diagnosis.summary
 
 
-def test_where_the_crash_was_here_the_report_of_it_goes_on(all_nodes: Merged) -> None:
+def test_where_the_crash_was_here_the_report_of_it_goes_on(all_nodes: MergedRun) -> None:
     """The coordinator itself has lost the rank: one report, with the end and with all nodes."""
     run, ending = crash(all_nodes)
     books = Books({})
@@ -141,7 +141,7 @@ def test_where_the_crash_was_here_the_report_of_it_goes_on(all_nodes: Merged) ->
     assert incidents.counts == {"abnormal_end/rank_exited": 1}
 
 
-def test_another_id_is_written_before_the_old_one_goes(all_nodes: Merged) -> None:
+def test_another_id_is_written_before_the_old_one_goes(all_nodes: MergedRun) -> None:
     books = Books({})
     incidents = IncidentManager(books)
     run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
@@ -153,7 +153,7 @@ def test_another_id_is_written_before_the_old_one_goes(all_nodes: Merged) -> Non
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_an_id_that_nobody_was_told_of_gives_way(all_nodes: Merged, told: bool) -> None:
+def test_an_id_that_nobody_was_told_of_gives_way(all_nodes: MergedRun, told: bool) -> None:
     """Several nodes notice it in the same second: what one has held back takes the id of the others, however they sort."""
     books = Books({})
     incidents = IncidentManager(books)
@@ -169,7 +169,7 @@ def test_an_id_that_nobody_was_told_of_gives_way(all_nodes: Merged, told: bool) 
 
 
 def test_an_id_that_was_told_without_a_capture_stays_or_its_report_moves(
-    all_nodes: Merged,
+    all_nodes: MergedRun,
 ) -> None:
     """Also after a restart, when the report is on disk and nobody here has judged it yet."""
     books = Books({})
@@ -185,7 +185,7 @@ def test_an_id_that_was_told_without_a_capture_stays_or_its_report_moves(
     assert (list(books.reports), books.dropped) == ([own, "0"], [own])
 
 
-def test_a_stall_that_was_told_alone_first_is_counted_once(all_nodes: Merged) -> None:
+def test_a_stall_that_was_told_alone_first_is_counted_once(all_nodes: MergedRun) -> None:
     books = Books({})
     incidents = IncidentManager(books)
     run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
@@ -197,7 +197,7 @@ def test_a_stall_that_was_told_alone_first_is_counted_once(all_nodes: Merged) ->
     assert sum(incidents.counts.values()) == 1
 
 
-def test_who_reported_alone_and_comes_back_says_what_all_have_come_to(all_nodes: Merged) -> None:
+def test_who_reported_alone_and_comes_back_says_what_all_have_come_to(all_nodes: MergedRun) -> None:
     """What more nodes have seen goes before what fewer have, whoever says it last."""
     run = Run(all_nodes.captures[2].job, StallWatch(StallSettings()))
     books = Books({})
@@ -229,7 +229,7 @@ def quiet(run: Run) -> list[float]:
 
 @pytest.mark.parametrize("since", [-30.0, 3600.0])
 def test_a_stall_that_nobody_closed_does_not_take_the_next_one(
-    all_nodes: Merged, since: float
+    all_nodes: MergedRun, since: float
 ) -> None:
     """Whoever had told of it is gone; `since`: seconds from when it was told to the last progress before this one."""
     books, here = Books({}), all_nodes.captures[0]
@@ -252,7 +252,7 @@ def test_a_stall_that_nobody_closed_does_not_take_the_next_one(
     assert (books.reports["first"].state, len(books.reports["first"].captures)) == ("recovered", 1)
 
 
-def test_a_stall_that_moves_again_while_others_are_waited_for_is_none(all_nodes: Merged) -> None:
+def test_a_stall_that_moves_again_while_others_are_waited_for_is_none(all_nodes: MergedRun) -> None:
     """No report, no alarm, and no capture of it is left for the next one."""
     books = Books({})
     incidents = IncidentManager(books)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mldebug.core.errors import ConfigError
-from mldebug.core.plugins import create_all, load, names
+from mldebug.core.plugins import create, create_all, load, names
 from mldebug.jobs.logs.records import LogFormat, LogRecord, duration, number, whole
 
 FORMATS: list[LogFormat] = create_all("logs")

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.job_events import of_schedulers
 from mldebug.alerts.model import EventState
 from mldebug.alerts.node_events import together
@@ -207,16 +207,16 @@ class Clocked:
         self.asked.on_result(Result("scheduler:main", True, value, error))
         state = self.asked.state(self.jobs)
         word = together(of_schedulers([state], time.time()))
-        for alarm in word.alarms:
+        for alarm in word.alerts:
             self.book.raise_(alarm, time.time())
-        said = {one.key for one in word.alarms}
+        said = {one.key for one in word.alerts}
         for key in self.book.keys(""):
             if word.is_over(key) and key not in said:
                 self.book.clear(key, time.time())
         return state
 
     def firing(self) -> list[str]:
-        return sorted(one.alarm.kind for one in self.book.all() if one.state is EventState.FIRING)
+        return sorted(one.alert.kind for one in self.book.all() if one.state is EventState.FIRING)
 
 
 def job(name: str, **more: Any) -> QueueJob:

@@ -388,7 +388,7 @@ def test_a_shift_is_a_metric_and_an_event_until_it_is_over() -> None:
     }
     assert not list(of_probes(None))
     (word,) = of_probes((slow, few))
-    (alarm,) = word.alarms
+    (alarm,) = word.alerts
     assert (alarm.kind, alarm.severity) == ("probe_shift", "warning")
     assert alarm.sentence.startswith(
         "probe: all_reduce of 16777216 bytes, 8 ranks on n1: 20% slower"

@@ -26,7 +26,7 @@ from vendorfiles import vendor_file
 
 ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs/plugins.md"
-PACKAGES = (
+ROOTS = (
     "mldebug",
     "agents/mldebug_agents",
     "agents/mldebug_training",
@@ -40,7 +40,7 @@ def test_a_source_root_is_no_package(folder: str) -> None:
     assert not (ROOT / folder / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ROOTS)
 def test_every_package_is_typed_and_says_what_it_is(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
     assert ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
@@ -143,7 +143,7 @@ def test_the_wheel_holds_the_packages_their_data_and_nothing_else(tmp_path: Path
         held = set(archive.namelist())
     expected = {
         path.relative_to(ROOT / package.rpartition("/")[0]).as_posix()
-        for package in PACKAGES
+        for package in ROOTS
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }

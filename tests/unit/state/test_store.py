@@ -58,7 +58,7 @@ def ledger(folder: Path, timeout: float = 5.0) -> Iterator[StateStore]:
     one = unopened(folder)
     try:
         one.start(timeout)
-        one.scribe.release()
+        one.writer.release()
         yield one
     finally:
         one.close(5)
@@ -296,7 +296,7 @@ def test_a_keeper_that_was_killed_is_replaced_and_nothing_is_lost(tmp_path: Path
         assert one.worker.pid
         os.kill(one.worker.pid, signal.SIGKILL)
         one.keep("job", StallMemory(run="job"), INCIDENT)
-        wait_until(lambda: one.scribe.idle)
+        wait_until(lambda: one.writer.idle)
     with ledger(tmp_path) as two:
         assert two.incident("job") == INCIDENT
 
@@ -336,13 +336,13 @@ def test_a_lost_state_dir_is_made_and_filled_anew(
         one.keep_ends("job", ENDS)
         one.leave(left)
         one.remember("gpus", b"{}")
-        wait_until(lambda: one.scribe.idle)
+        wait_until(lambda: one.writer.idle)
         assert not one.tend()
-        wait_until(lambda: one.scribe.idle)
+        wait_until(lambda: one.writer.idle)
         LOSSES[loss](state)
         wait_until(one.tend)
         assert one.losses == 1
-        wait_until(lambda: one.scribe.idle)
+        wait_until(lambda: one.writer.idle)
         assert not one.tend()
         other = unopened(state)
         with pytest.raises(UsageError, match="already uses"):
@@ -369,7 +369,7 @@ def test_a_write_notices_a_lost_state_dir_without_being_told_to_look(tmp_path: P
 def test_a_keeper_that_dies_with_its_folder_is_noticed_too(tmp_path: Path) -> None:
     with ledger(tmp_path / "state") as one:
         one.keep("job", StallMemory(run="job"), INCIDENT)
-        wait_until(lambda: one.scribe.idle)
+        wait_until(lambda: one.writer.idle)
         assert one.worker is not None
         assert one.worker.pid
         shutil.rmtree(tmp_path / "state")
@@ -397,7 +397,7 @@ def test_the_socket_comes_back_with_the_folder(tmp_path: Path) -> None:
     state, doors = tmp_path / "state", list[socket.socket]()
     one = StateStore(state, SPAWNERS[-1], doors.append, retry=0.01)
     assert one.start(5)
-    one.scribe.release()
+    one.writer.release()
     shutil.rmtree(state)
     wait_until(one.tend)
     wait_until(lambda: len(doors) == 2)
@@ -413,7 +413,7 @@ def test_a_folder_that_hangs_is_not_taken_for_a_lost_one(tmp_path: Path) -> None
     with hung_mount(tmp_path) as mount:
         late = unopened(mount.target / "state")
         assert late.start(5)
-        late.scribe.release()
+        late.writer.release()
         mount.hang()
         for _ in range(20):
             started = time.monotonic()
@@ -422,7 +422,7 @@ def test_a_folder_that_hangs_is_not_taken_for_a_lost_one(tmp_path: Path) -> None
             assert time.monotonic() - started < 0.1
             time.sleep(0.01)
         mount.recover()
-        wait_until(lambda: late.scribe.idle)
+        wait_until(lambda: late.writer.idle)
         assert late.losses == 0
         late.close(5)
 

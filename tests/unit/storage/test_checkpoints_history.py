@@ -61,14 +61,14 @@ def test_a_save_that_is_written_is_progress_and_one_that_died_is_not() -> None:
         now = START + second
         looked(series, now, first, seen(200, now - 1, CUT, size=second * 1000, open=True))
         assert series.grown_at == now
-        assert series.saves[-1].state is Completeness.WRITING
+        assert series.checkpoints[-1].state is Completeness.WRITING
     dead = seen(200, START + 44, CUT, size=45_000)
     for second in range(60, 100, 15):
         looked(series, START + second, first, dead)
-        assert series.saves[-1].state is Completeness.WRITING
+        assert series.checkpoints[-1].state is Completeness.WRITING
     looked(series, START + 120, first, dead)
     assert series.grown_at == START + 45
-    assert series.saves[-1].state is Completeness.INCOMPLETE
+    assert series.checkpoints[-1].state is Completeness.INCOMPLETE
     state = series_state(series, NAME, START + 120)
     assert state.last is not None
     assert state.last.name == "step_100"
@@ -82,7 +82,7 @@ def test_a_save_that_others_write_is_no_progress_of_this_job() -> None:
     for second in range(15, 60, 15):
         looked(series, START + second, seen(200, START + second, CUT, size=second))
     assert series.grown_at is None
-    assert series.saves[-1].state is Completeness.WRITING
+    assert series.checkpoints[-1].state is Completeness.WRITING
 
 
 def test_an_open_file_that_does_not_grow_is_no_progress() -> None:
@@ -98,12 +98,12 @@ def test_an_incomplete_save_of_before_is_not_called_dead_at_first_sight() -> Non
     """The clock of its server may be minutes behind, and it may be just being written."""
     series = CheckpointSeries()
     looked(series, START, seen(100, START - 200, CUT))
-    assert series.saves[-1].state is Completeness.UNKNOWN
+    assert series.checkpoints[-1].state is Completeness.UNKNOWN
     looked(series, START + 61, seen(100, START - 200, CUT))
-    assert series.saves[-1].state is Completeness.INCOMPLETE
+    assert series.checkpoints[-1].state is Completeness.INCOMPLETE
     old = CheckpointSeries()
     looked(old, START, seen(100, START - 4000, CUT))
-    assert old.saves[-1].state is Completeness.INCOMPLETE
+    assert old.checkpoints[-1].state is Completeness.INCOMPLETE
 
 
 def test_a_save_that_is_written_over_is_no_longer_the_last_complete_one() -> None:
@@ -216,9 +216,9 @@ def test_no_name_inside_a_save_breaks_what_is_sent() -> None:
     looked(series, START + 1, seen(1, START - 900, broken), seen(2, START - 800, long_why()))
     told = series_state(series, ("run", "/a\x1b[31m\n/b", "step_#"), START + 1)
     assert msgspec.json.encode(told)
-    assert msgspec.json.encode(series.saves)
+    assert msgspec.json.encode(series.checkpoints)
     assert told.sentence.isprintable()
-    assert max(len(one.why) for one in series.saves) <= 300
+    assert max(len(one.why) for one in series.checkpoints) <= 300
 
 
 def long_why() -> CheckpointVerdict:
@@ -242,7 +242,7 @@ def test_who_wrote_a_save_of_before_is_not_known() -> None:
     both = [seen(1, START - 300), seen(2, START + 5)]
     series.look(START + 10, both, whole=True, world_size=4)
     series.look(START + 20, both, whole=True, world_size=3)  # after an elastic restart
-    assert [one.world_size for one in series.saves] == [None, 4]
+    assert [one.world_size for one in series.checkpoints] == [None, 4]
 
 
 def test_a_run_resumes_from_its_newest_series() -> None:

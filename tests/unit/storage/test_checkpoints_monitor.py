@@ -187,7 +187,7 @@ def test_a_place_that_the_configuration_names_no_more_is_told_no_more(setting: S
 def test_a_place_above_which_nothing_answers_is_not_forgotten(setting: Setting) -> None:
     setting.settings = CheckpointsConfig(paths=(f"{setting.folder}/c*/step_*",))
     setting.look({})
-    reader = setting.board._saves._reader
+    reader = setting.board._reader._reader
     listing = reader.list_folder
 
     def hung(path: str, **more: Any) -> Any:

@@ -42,8 +42,8 @@ class Watched:
                 os.utime(one, (self.now + 1,) * 2)
         self.now += seconds
         told = self.watch.look("run", "", self.reader, frozenset(), self.now)
-        self.series.look(self.now, told.seen, whole=told.whole, world_size=self.world)
-        return {one.name: one for one in self.series.saves}
+        self.series.look(self.now, told.readings, whole=told.whole, world_size=self.world)
+        return {one.name: one for one in self.series.checkpoints}
 
     def settled(self) -> dict[str, KnownCheckpoint]:
         """After a second look, when what had just come is old."""
@@ -158,7 +158,7 @@ def test_of_very_many_files_of_ranks_no_save_is_looked_at_in_part(tmp_path: Path
             (tmp_path / f"ckpt_{step}_rank{rank}.pt").write_bytes(b"")
     it = Watched(tmp_path, "ckpt_#_rank#.pt", reader, world=200)
     assert {one.ranks["the file"] for one in it.look().values()} == {"0-199"}
-    assert len(it.series.saves) == 2
+    assert len(it.series.checkpoints) == 2
 
 
 def test_latest_of_deepspeed_does_not_say_that_all_ranks_are_done(tmp_path: Path, reader: Reader) -> None:  # fmt: skip

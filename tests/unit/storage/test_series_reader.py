@@ -92,10 +92,10 @@ def test_very_many_files_beside_a_step_cut_the_listing_and_nothing_is_judged_who
     look = watch(tmp_path, "step_#", reader)
     assert not look.whole
     assert [one.code for one in look.troubles] == ["cut"]
-    assert [one.name for one in look.seen] == ["step_99999"]  # the highest number comes first
+    assert [one.name for one in look.readings] == ["step_99999"]  # the highest number comes first
     for number in range(20_500):
         (path / f"__{number}_0.distcp").touch()
-    (inner,) = list(watch(tmp_path, "step_#", reader).seen)
+    (inner,) = list(watch(tmp_path, "step_#", reader).readings)
     assert inner.verdict.state is Completeness.UNKNOWN
 
 
@@ -108,7 +108,7 @@ def test_names_with_newlines_and_without_utf8_are_saves_like_others(
         Path(os.fsdecode(folder + b"/x.pt")).write_bytes(b"PK")
     names = sorted(one.path for one in listed(reader, tmp_path, 1).entries)
     assert names == ["step\n_5", "step\udcff_6"]
-    assert [one.verdict.state for one in watch(tmp_path, "step\udcff_#", reader).seen] == [
+    assert [one.verdict.state for one in watch(tmp_path, "step\udcff_#", reader).readings] == [
         Completeness.INCOMPLETE
     ]
 
@@ -117,19 +117,19 @@ STRANGER = f"""
 import os, sys, time
 from mldebug.core.plugins import create_all
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.storage.checkpoints.series_reader import SeriesWatch
+from mldebug_agents.storage.checkpoints.series_reader import SeriesReader
 from mldebug_agents.system.spawn import Spawner
-from mldebug_agents.storage.dir_sizes.updater import Keeper
-from mldebug_agents.storage.dir_sizes.messages import Order
+from mldebug_agents.storage.dir_sizes.updater import DirSizeUpdater
+from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
 layouts, folder = create_all("checkpoints"), sys.argv[1]
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 with Spawner() as spawner, Reader(spawner) as reader:
-    look = SeriesWatch((folder, "step_#"), layouts).look("run", "", reader, frozenset(), {NOW})
-    for one in sorted(look.seen, key=lambda one: one.name):
+    look = SeriesReader((folder, "step_#"), layouts).look("run", "", reader, frozenset(), {NOW})
+    for one in sorted(look.readings, key=lambda one: one.name):
         print(one.name, one.verdict.state, one.verdict.why)
     print(look.whole, sorted(one.code for one in look.troubles), [one.reason for one in look.gaps])
-keeper = Keeper(Order(path=folder))
+keeper = DirSizeUpdater(DirSizeRequest(path=folder))
 while keeper.state().inodes is None:
     keeper.turn(1.0)
 print(keeper.state().inodes, keeper.state().unread, keeper.state().lower_bound)
@@ -195,7 +195,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_raises_nothing(
     finally:
         done.set()
         thread.join()
-    assert {one.verdict.state for look in looks for one in look.seen} <= {
+    assert {one.verdict.state for look in looks for one in look.readings} <= {
         Completeness.INCOMPLETE,
         Completeness.UNKNOWN,
     }
@@ -232,7 +232,7 @@ def test_a_long_run_with_very_many_saves_is_told_like_others(
     place = SeriesReader((str(tmp_path), "step_#"), create_all("checkpoints"))
     for add in (80, 81):
         told = place.look("run", "", reader, frozenset(), NOW + add)
-        names = {one.name for one in told.seen}
+        names = {one.name for one in told.readings}
         assert (told.whole, told.trouble, len(names)) == (True, "", 64)
         assert {f"step_{add - 1}", f"step_{add - 64}"} <= names
         os.utime(step(tmp_path, add), (NOW + add, NOW + add))
@@ -245,7 +245,7 @@ def test_a_copied_config_with_an_old_time_is_not_the_beginning(
     os.utime(save / "__0_0.distcp", (NOW, NOW))
     (save / "config.json").write_text("{}")
     os.utime(save / "config.json", (NOW - 1e6, NOW - 1e6))
-    assert [(one.oldest, one.newest) for one in watch(tmp_path, "step_#", reader).seen] == [
+    assert [(one.oldest, one.newest) for one in watch(tmp_path, "step_#", reader).readings] == [
         (NOW, NOW)
     ]
 
@@ -255,9 +255,11 @@ def test_only_what_changed_is_judged_again(tmp_path: Path, reader: Reader) -> No
         step(tmp_path, number)
     place = SeriesReader((str(tmp_path), "step_#"), create_all("checkpoints"))
     first = place.look("run", "", reader, frozenset(), NOW)
-    assert len(first.seen) == 9
+    assert len(first.readings) == 9
     (tmp_path / "step_8/__0_0.distcp").write_bytes(b"more than before")
-    later = {one.name: one.size for one in place.look("run", "", reader, frozenset(), NOW + 1).seen}
+    later = {
+        one.name: one.size for one in place.look("run", "", reader, frozenset(), NOW + 1).readings
+    }
     assert later["step_8"] == 16
 
 
@@ -303,5 +305,8 @@ def test_what_could_not_be_read_is_tried_again_although_it_did_not_change(tmp_pa
         (130, "complete", []),
     ):
         look = place.look("run", "", reader, frozenset(), NOW + second)
-        assert (look.seen[0].verdict.state, [one.code for one in look.troubles]) == (state, codes)
+        assert (look.readings[0].verdict.state, [one.code for one in look.troubles]) == (
+            state,
+            codes,
+        )
         closed[0] = False

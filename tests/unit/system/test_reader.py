@@ -80,7 +80,7 @@ def _as_nobody(path: str) -> bytes:
     script = (
         "import os, sys; from mldebug_agents.system.child import reader_child as r\n"
         "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
-        "answer = r.answer(r.Operation.FILE, os.fsencode(sys.argv[1]), 10, 0)\n"
+        "answer = r.answer(r.ReadOperation.FILE, os.fsencode(sys.argv[1]), 10, 0)\n"
         "print(answer.status, len(answer.data), end='')"
     )
     return subprocess.run([sys.executable, "-c", script, path], check=True, stdout=-1).stdout

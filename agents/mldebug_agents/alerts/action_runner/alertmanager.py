@@ -48,12 +48,13 @@ class AlertReceiver:
     def answer(self, body: bytes) -> tuple[int, bytes]:
         """Status and JSON. Alertmanager tries again after 503, and writes other errors into its log."""
         try:
-            asked = wanted(body)
+            wanted_runs = wanted(body)
         except UsageError as error:
             return BAD_REQUEST, msgspec.json.encode(AlertsAnswer(error=error.message))
         jobs = self._captures.jobs
         found = {
-            one: [_MeantRun(job.id, job) for job in chosen(jobs, one, self._node)] for one in asked
+            one: [_MeantRun(job.id, job) for job in chosen(jobs, one, self._node)]
+            for one in wanted_runs
         }
         unknown = [one for one, meant in found.items() if not meant]
         meant = [one for many in found.values() for one in many]

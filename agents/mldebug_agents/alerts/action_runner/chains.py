@@ -45,7 +45,7 @@ class ActionChain(Noun, frozen=True, kw_only=True):
 
 def chain_of(event: AlertEvent, settings: ActionsConfig) -> ActionChain | None:
     """What the config wants done about it; None: nothing."""
-    steps = settings.chains.get(event.alarm.kind, settings.chains.get("*", ()))
+    steps = settings.chains.get(event.alert.kind, settings.chains.get("*", ()))
     return ActionChain(key=event.key, started=event.started, steps=steps) if steps else None
 
 
@@ -57,7 +57,7 @@ def action_of(plugin: Plugin) -> Action:
 
 def is_over(event: AlertEvent) -> bool:
     """Is nothing to be done about it any more? The end of a job is over as it begins, and stands for a while."""
-    stands = event.alarm.stands > 0 and event.outcome != RECOVERED
+    stands = event.alert.stands > 0 and event.outcome != RECOVERED
     return event.state is not EventState.FIRING or (event.ended is not None and not stands)
 
 

@@ -55,7 +55,7 @@ class ProgramError(MldebugError):
 
 def judged(done: Completed, name: str) -> Completed:
     """The same, where it has run to a good end."""
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    last_line = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
     if done.error:
         raise ProgramError(f"{name} cannot be started: {done.error}", None)
     if done.timed_out:
@@ -63,6 +63,6 @@ def judged(done: Completed, name: str) -> Completed:
     if done.truncated:
         raise ProgramError(f"{name} wrote more than it may, and was killed", None)
     if done.returncode != 0:
-        why = f": {said[0]}" if said else ""
+        why = f": {last_line[0]}" if last_line else ""
         raise ProgramError(f"{name} ended with {done.returncode}{why}", done.returncode)
     return done

@@ -21,7 +21,7 @@ from mldebug.alerts.action_model import (
     UnfitError,
     facts_of,
 )
-from mldebug.alerts.event_book import EventRegistry
+from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.model import AlertEvent
 from mldebug.alerts.rate_limits import ActionRateLimits, PastAction
 from mldebug.config.schema import Config
@@ -30,6 +30,7 @@ from mldebug.core.model import Job
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.redact import safe_line
 from mldebug.status.snapshot import Snapshot
+from mldebug_agents.alerts.action_runner.action_counts import ActionCounts
 from mldebug_agents.alerts.action_runner.audit import AuditLog
 from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
 from mldebug_agents.alerts.action_runner.chains import (
@@ -41,7 +42,6 @@ from mldebug_agents.alerts.action_runner.chains import (
     refusal,
 )
 from mldebug_agents.alerts.action_runner.model import ActionInput, ActionResult, ProgramError
-from mldebug_agents.alerts.action_runner.tally import ActionCounts
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
@@ -84,12 +84,12 @@ class ActionRunner:
         config: Config,
         context: Context,
         captures: CaptureRequests,
-        ledger: StateStore,
-        book: EventRegistry,
+        store: StateStore,
+        registry: EventRegistry,
         inbox: "queue.SimpleQueue[Result | None]",
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._context, self._ledger, self._book, self._now = context, ledger, book, now
+        self._context, self._state_store, self._registry, self._now = context, store, registry, now
         self._settings, self._link = config.actions, config.events.link
         self.captures = captures
         self._audit = AuditLog(config.agent.state_dir, inbox)
@@ -112,16 +112,16 @@ class ActionRunner:
         """Begin what is to be begun and go on with the rest; nothing before it is known what was done before a restart."""
         self._audit.turn()
         if not self._restored:
-            if not self._ledger.opened:
+            if not self._state_store.opened:
                 return
             self._restore()
         self._forget()
-        for event in self._book.firing():
+        for event in self._registry.firing():
             known = self._chains.get(event.key)
             if not is_over(event) and (known is None or known.started != event.started):
                 self._begin(event)
         for key, chain in list(self._chains.items()):
-            known_event = self._book.get(key)
+            known_event = self._registry.get(key)
             if len(self._under_way) >= AT_ONCE:
                 return
             if known_event is not None and not chain.over and key not in self._under_way:
@@ -132,9 +132,10 @@ class ActionRunner:
         if result.worker == self._audit.worker.name:
             self._audit.told(result)
         elif result.worker == self._worker.name:
-            told: StepResult = result.value or StepResult(ActionOutcome.FAILED, str(result.error))
-            self._under_way.discard(result.order.chain.key)
-            self._decide(result.order.chain, result.order.plugin, told, result.order.work.facts)
+            step: ActionStep = result.order
+            came: StepResult = result.value or StepResult(ActionOutcome.FAILED, str(result.error))
+            self._under_way.discard(step.chain.key)
+            self._decide(step.chain, step.plugin, came, step.work.facts)
         return result.worker in {one.name for one in self.workers}
 
     def show(self, snapshot: Snapshot) -> Snapshot:
@@ -166,8 +167,8 @@ class ActionRunner:
         plugin = self._settings.steps.get(chain.step)
         facts = facts_of(event, self._context.node, self._link, __version__)
         if plugin is None:
-            told = StepResult(ActionOutcome.REFUSED, "the config does not name it any more")
-            self._decide(chain, None, told, facts)
+            result = StepResult(ActionOutcome.REFUSED, "the config does not name it any more")
+            self._decide(chain, None, result, facts)
             return
         job, harms = jobs.get(facts.labels.get("run", "")), action_of(plugin).harms
         others = tuple(one for one in jobs.values() if one is not job)
@@ -183,14 +184,16 @@ class ActionRunner:
         else:
             now, rules = self._now(), self._settings
             self._limits.note(chain.step, subject_of(facts), now, rules.cooldown)
-            self._ledger.remember(LIMITS, msgspec.json.encode(self._limits.past))
+            self._state_store.remember(LIMITS, msgspec.json.encode(self._limits.past))
             self._waiting[chain.key] = time.monotonic()
             self._keep(chain.begin())
 
     def _go(self, order: ActionStep, facts: ActionFacts, *, harms: bool) -> None:
         """It was to be stored as begun: once it is, it is done. What cannot harm waits for no disk."""
         chain = order.chain
-        stored = self._ledger.is_stored(ROW + chain.key) and self._ledger.is_stored(LIMITS)
+        stored = self._state_store.is_stored(ROW + chain.key) and self._state_store.is_stored(
+            LIMITS
+        )
         waited = time.monotonic() - self._waiting.setdefault(chain.key, time.monotonic())
         if stored or not harms:
             self._order(order)
@@ -205,7 +208,7 @@ class ActionRunner:
     def _since(self, chain: ActionChain) -> str:
         """Asked in the worker, just before it is done: an order may have waited for minutes. Reads what is only ever replaced."""
         settings = self._settings
-        against = refusal(chain, self._book.get(chain.key), settings)
+        against = refusal(chain, self._registry.get(chain.key), settings)
         return against or ("actions.dry_run is on by now" if settings.dry_run else "")
 
     def _limited(self, step: str, facts: ActionFacts) -> str:
@@ -228,10 +231,10 @@ class ActionRunner:
             raise MldebugError(f"the capture did not come in {CAPTURED_WITHIN:g} s") from None
 
     def _decide(
-        self, chain: ActionChain, plugin: Plugin | None, told: StepResult, facts: ActionFacts
+        self, chain: ActionChain, plugin: Plugin | None, result: StepResult, facts: ActionFacts
     ) -> None:
         """That step is over: count it, write it down, go on."""
-        words = safe_line(told.words, 400)
+        words = safe_line(result.words, 400)
         decision = ActionDecision(
             at=datetime.fromtimestamp(self._now(), UTC).isoformat(timespec="milliseconds"),
             action=chain.step,
@@ -239,17 +242,17 @@ class ActionRunner:
             event=facts.key,
             event_id=facts.id,
             event_kind=facts.kind,
-            outcome=told.outcome,
+            outcome=result.outcome,
             why=words,
             run=facts.labels.get("run", ""),
-            code=told.code,
-            seconds=round(told.seconds, 3),
+            code=result.code,
+            seconds=round(result.seconds, 3),
         )
-        level = logging.ERROR if told.outcome is ActionOutcome.FAILED else logging.WARNING
-        log.log(level, "action %s for %s: %s: %s", chain.step, facts.key, told.outcome, words)
+        level = logging.ERROR if result.outcome is ActionOutcome.FAILED else logging.WARNING
+        log.log(level, "action %s for %s: %s: %s", chain.step, facts.key, result.outcome, words)
         self._tally.count(decision, self._now())
         self._audit.write(decision)
-        bad = told.outcome in (ActionOutcome.FAILED, ActionOutcome.INTERRUPTED)
+        bad = result.outcome in (ActionOutcome.FAILED, ActionOutcome.INTERRUPTED)
         self._waiting.pop(chain.key, None)
         self._keep(chain.next(failed=bad))
 
@@ -257,20 +260,20 @@ class ActionRunner:
 
     def _keep(self, chain: ActionChain) -> None:
         self._chains[chain.key] = chain
-        self._ledger.remember(ROW + chain.key, msgspec.json.encode(chain))
+        self._state_store.remember(ROW + chain.key, msgspec.json.encode(chain))
 
     def _forget(self) -> None:
-        for key in [one for one in self._chains if self._book.get(one) is None]:
+        for key in [one for one in self._chains if self._registry.get(one) is None]:
             if key not in self._under_way:
                 del self._chains[key]
-                self._ledger.remember(ROW + key, b"")
+                self._state_store.remember(ROW + key, b"")
 
     def _restore(self) -> None:
         self._restored = True
-        self._limits = ActionRateLimits(_past(self._ledger.memo(LIMITS)))
-        for chain in _stored(self._ledger):
+        self._limits = ActionRateLimits(_past(self._state_store.memo(LIMITS)))
+        for chain in _stored(self._state_store):
             self._chains[chain.key] = chain
-            event = self._book.get(chain.key)
+            event = self._registry.get(chain.key)
             if chain.begun and not chain.over and event is not None:
                 self._interrupted(chain, event)
 
@@ -322,9 +325,9 @@ def _past(stored: bytes) -> tuple[PastAction, ...]:
         return ()
 
 
-def _stored(ledger: StateStore) -> Iterator[ActionChain]:
-    for name in ledger.memos(ROW):
+def _stored(store: StateStore) -> Iterator[ActionChain]:
+    for name in store.memos(ROW):
         try:
-            yield msgspec.json.decode(ledger.memo(name), type=ActionChain)
+            yield msgspec.json.decode(store.memo(name), type=ActionChain)
         except msgspec.DecodeError:
             log.warning("a chain of actions that was stored cannot be read")

@@ -51,16 +51,16 @@ def holding(raw: str, jobs: Iterable[Job], host: Host, starter: ProgramStarter) 
 
 def is_on(raw: str, node: str, starter: ProgramStarter) -> bool:
     """Does Slurm say that the job has that node?"""
-    said = ask(starter, "squeue", "--noheader", f"--jobs={raw}", f"--nodelist={node}", "--format=%A")  # fmt: skip
-    return raw in said.stdout.decode("utf-8", "replace").split()
+    done = ask(starter, "squeue", "--noheader", f"--jobs={raw}", f"--nodelist={node}", "--format=%A")  # fmt: skip
+    return raw in done.stdout.decode("utf-8", "replace").split()
 
 
 def number_of(raw: str, job: Job, starter: ProgramStarter) -> str:
     """The number by which scancel takes this job, and of an array this task alone. `UnfitError` where that is not sure."""
-    said = ask(
+    done = ask(
         starter, "squeue", "--noheader", f"--jobs={raw}", "--states=all", "--format=%A|%i|%U|%T"
     )
-    rows = [line.strip().split("|") for line in said.stdout.decode("utf-8", "replace").splitlines()]
+    rows = [line.strip().split("|") for line in done.stdout.decode("utf-8", "replace").splitlines()]
     mine = [row for row in rows if len(row) == 4 and row[0] == raw]
     if len(mine) != 1:
         raise UnfitError(f"squeue tells {len(mine)} jobs of number {raw}")
@@ -79,10 +79,10 @@ def node_of(name: str, starter: ProgramStarter) -> str:
     for candidate in dict.fromkeys((name, name.partition(".")[0])):
         if not _NODE.fullmatch(candidate):
             raise UnfitError("the node's name is none that Slurm may have")
-        told = _node(candidate, starter)
-        if _DRAINED.search(told):
+        record = _node(candidate, starter)
+        if _DRAINED.search(record):
             raise UnfitError(f"{candidate} is drained already")
-        if told:
+        if record:
             return candidate
     raise UnfitError(f"Slurm knows no node {name}")
 
@@ -100,8 +100,8 @@ def _raw(rank: RankIdentity, host: Host, starter: ProgramStarter) -> str:
     groups = host.text(rank.pid, "cgroup")
     found = {m[1] for line in groups.splitlines() if (m := _V2.match(line) or _V1.match(line))}
     if not found:
-        told = ask(starter, "scontrol", "pidinfo", str(rank.pid)).stdout.decode("utf-8", "replace")
-        found = {m[1] for line in told.splitlines() if (m := _PIDINFO.match(line))}
+        text = ask(starter, "scontrol", "pidinfo", str(rank.pid)).stdout.decode("utf-8", "replace")
+        found = {m[1] for line in text.splitlines() if (m := _PIDINFO.match(line))}
     known = host.brief(rank.pid)
     if known is None or known.start_ticks != rank.start_ticks:
         raise UnfitError(f"rank {rank.rank} (pid {rank.pid}) is gone")
@@ -113,11 +113,11 @@ def _raw(rank: RankIdentity, host: Host, starter: ProgramStarter) -> str:
 def _node(name: str, starter: ProgramStarter) -> str:
     """Its record; "" where that is of none, or of several."""
     try:
-        told = ask(starter, "scontrol", "--oneliner", "show", "node", name)
+        done = ask(starter, "scontrol", "--oneliner", "show", "node", name)
     except ProgramError as error:
         if error.code is None:
             raise
         return ""  # it ends with 1 where it knows none of that name
-    lines = told.stdout.decode("utf-8", "replace").splitlines()
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
     mine = [line for line in lines if line.startswith(f"NodeName={name} ")]
     return mine[0] if len(lines) == 1 and mine else ""

@@ -47,8 +47,8 @@ def _blamed(work: ActionInput) -> str:
     nodes = {one.node for one in facts.blamed if one.kind in OF_NODES}
     others = [one.kind for one in facts.blamed if one.kind not in OF_NODES]
     if len(nodes) != 1 or others:
-        told = ", ".join(f"{one.kind} on {one.node}" for one in facts.blamed) or "nobody"
-        raise UnfitError(f"no single node is blamed, but {told}")
+        blamed = ", ".join(f"{one.kind} on {one.node}" for one in facts.blamed) or "nobody"
+        raise UnfitError(f"no single node is blamed, but {blamed}")
     return nodes.pop()
 
 

@@ -38,8 +38,8 @@ class SignalAction:
             raise UnfitError("the event is of no run that is on this node now")
         sure_enough(work.facts, options.confidence)
         ranks = _chosen(work.job.ranks, work.facts, work.node, options.to)
-        told = ", ".join(f"rank {one.rank} (pid {one.pid})" for one in ranks)
-        return ActionPlan(f"{options.signal} to {told}", lambda: self._send(ranks, work.host))
+        targets = ", ".join(f"rank {one.rank} (pid {one.pid})" for one in ranks)
+        return ActionPlan(f"{options.signal} to {targets}", lambda: self._send(ranks, work.host))
 
     def _send(self, ranks: Sequence[RankIdentity], host: Host) -> ActionResult:
         number = signal.Signals[self._options.signal]

@@ -110,8 +110,8 @@ class ReplyCollector:
             self._fail(self._transport.ended(news.node, news.code, error))
 
     def _late(self, name: str, error: str = "") -> QueriedNode:
-        said = f"; its last line: {safe_line(error, 200)}" if error else ""
-        reason = f"no answer in {self.plan.order.timeout:g} s{said}"
+        last_line = f"; its last line: {safe_line(error, 200)}" if error else ""
+        reason = f"no answer in {self.plan.order.timeout:g} s{last_line}"
         return QueriedNode(name=name, state="unable", reason=reason)
 
     def _cut_off(self, name: str) -> QueriedNode:
@@ -123,10 +123,10 @@ class ReplyCollector:
 
     def heard(self) -> NodeReplies:
         """All of it, at the end."""
-        told = self._transport.explain(self.plan, self._errors)
+        reasons = self._transport.explain(self.plan, self._errors)
         for name in self.missing:
             begun = self._pieces[name].begun
-            late = self._cut_off(name) if begun else told.get(name) or self._late(name)
+            late = self._cut_off(name) if begun else reasons.get(name) or self._late(name)
             self._fail(late)
         return NodeReplies(self._replies, tuple(self._failed.values()))
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mldebug.cluster.announcement_size import fitting
-from mldebug.cluster.membership import aged
+from mldebug.cluster.known_peers import aged
 from mldebug.cluster.messages import (
     Announcement,
     CaptureOrder,
@@ -67,7 +67,7 @@ class PeersController:
         self,
         node: str,
         port: int,
-        talk: PeerClient,
+        client: PeerClient,
         candidates: tuple[Peer, ...],
         interval: float,
         inbox: "queue.SimpleQueue[Result | None]",
@@ -82,34 +82,34 @@ class PeersController:
         self.refusals = refusals or Refusals()
         self._node, self._port, self._interval = node, port, interval
         self._inbox, self._incidents = inbox, incidents
-        self._circles = CoordinatorGroups(talk, candidates, port, inbox, time.monotonic())
+        self._groups = CoordinatorGroups(client, candidates, port, inbox, time.monotonic())
         self._ours = OwnRuns(node, incidents.failures)
         self.leader = Leader(
-            *(node, self.agent, talk, interval, inbox, incidents),
-            *(self._circles, self._ours.find, self.refusals, topology),
+            *(node, self.agent, client, interval, inbox, incidents),
+            *(self._groups, self._ours.find, self.refusals, topology),
         )
-        self._held = HeldStalls(self._circles, incidents, capture)
+        self._held = HeldStalls(self._groups, incidents, capture)
         self._follower = Follower(
-            *(self.agent, interval, self._circles, self._ours, self.leader, incidents, self._held)
+            *(self.agent, interval, self._groups, self._ours, self.leader, incidents, self._held)
         )
         self._ordered = RemoteOrders(capture)
 
     @property
     def workers(self) -> tuple[Worker, ...]:
         """For status."""
-        return self._circles.worker, self.leader.worker
+        return self._groups.worker, self.leader.worker
 
     @property
     def sentence(self) -> str:
         """Who coordinates, for status."""
-        told = list(dict.fromkeys(self._who(one) for one in self._circles))
-        return "; ".join(told[:MAX_SHOWN]) or "no run here has ranks on other nodes"
+        sentences = list(dict.fromkeys(self._who(one) for one in self._groups))
+        return "; ".join(sentences[:MAX_SHOWN]) or "no run here has ranks on other nodes"
 
-    def _who(self, circle: CoordinatorGroup) -> str:
-        if circle.found is None:
-            return f"alone: {circle.trouble or 'no other agent has answered yet'}"
-        if not circle.led_by(self.agent):
-            return leader_words(circle.found.welcome)
+    def _who(self, group: CoordinatorGroup) -> str:
+        if group.found is None:
+            return f"alone: {group.trouble or 'no other agent has answered yet'}"
+        if not group.led_by(self.agent):
+            return leader_words(group.found.welcome)
         count = self.leader.count(time.monotonic())
         return f"this agent coordinates {count} {'node' if count == 1 else 'nodes'}"
 
@@ -124,15 +124,15 @@ class PeersController:
         now = time.monotonic()
         self._ours.turn(runs)
         self._ordered.keep(runs.keys())
-        self._circles.sort(self._ours.all, now)
-        for circle in self._circles:
-            if now >= circle.due and not circle.busy:
-                circle.due = now + self._interval
-                self._circles.tell(circle, self._announcement(circle, now))
+        self._groups.sort(self._ours.all, now)
+        for group in self._groups:
+            if now >= group.due and not group.busy:
+                group.due = now + self._interval
+                self._groups.announce(group, self._announcement(group, now))
         self.coordinators = tuple(
-            dict.fromkeys(one.found.peer for one in self._circles if one.found is not None)
+            dict.fromkeys(one.found.peer for one in self._groups if one.found is not None)
         )
-        self._named = tuple(self._circles.known(runs, self._node))
+        self._named = tuple(self._groups.coordinated_runs(runs, self._node))
         self.leader.turn(now)
         self._held.turn(runs, now)
 
@@ -181,17 +181,17 @@ class PeersController:
         """A capture came to nothing: who waits for it hears why."""
         self._ordered.failed(job_id, error)
 
-    def _announcement(self, circle: CoordinatorGroup, now: float) -> Announcement:
-        told = Announcement(
+    def _announcement(self, group: CoordinatorGroup, now: float) -> Announcement:
+        announcement = Announcement(
             node=self._node,
             agent=self.agent,
             port=self._port,
-            circle=circle.name,
-            runs=self._ours.news(lambda run: self._circles.of(run) is circle, now),
-            relayed=self.leader.relayed(circle, now),
+            circle=group.name,
+            runs=self._ours.news(lambda run: self._groups.of(run) is group, now),
+            relayed=self.leader.relayed(group, now),
         )
-        fits = fitting(told)
-        circle.left_out(len(told.runs) - len(fits.runs))
+        fits = fitting(announcement)
+        group.left_out(len(announcement.runs) - len(fits.runs))
         return fits
 
     # --- questions of others -----------------------------------------------------------------------
@@ -209,20 +209,20 @@ class PeersController:
         else:
             give(answer, self.leader.view(now))
 
-    def _welcome(self, told: Announcement, address: str, now: float) -> Welcome:
+    def _welcome(self, announcement: Announcement, address: str, now: float) -> Welcome:
         """The answer to an announcement; where somebody else coordinates, what we know of him."""
-        welcome = self.leader.welcome(told, address, now)
-        circle = self._circles.named(told.circle)
-        if circle is None or circle.found is None:
+        welcome = self.leader.welcome(announcement, address, now)
+        group = self._groups.named(announcement.circle)
+        if group is None or group.found is None:
             return welcome
-        found = circle.found.welcome
-        if found.agent in (self.agent, told.agent):
+        found = group.found.welcome
+        if found.agent in (self.agent, announcement.agent):
             return welcome
-        to = Peer(found.follows, found.port) if found.follows else circle.found.peer
-        for_them = (one.runs for one in found.relayed if one.node == told.node)
-        age = max(0.0, now - circle.heard_at)
+        to = Peer(found.follows, found.port) if found.follows else group.found.peer
+        for_them = (one.runs for one in found.relayed if one.node == announcement.node)
+        age = max(0.0, now - group.heard_at)
         known = {word.key: aged(word, age) for word in next(for_them, ())}
-        words = tuple(known.get(news.key) or self._word(news, now) for news in told.runs)
+        words = tuple(known.get(news.key) or self._word(news, now) for news in announcement.runs)
         return msgspec.structs.replace(welcome, follows=to.host, port=to.port, runs=words, relayed=())  # fmt: skip
 
     def _word(self, news: RunNews, now: float) -> RunWord:

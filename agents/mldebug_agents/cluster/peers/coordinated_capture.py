@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.cluster.membership import CaptureCall, ranks_of
+from mldebug.cluster.known_peers import CaptureCall, ranks_of
 from mldebug.cluster.merge import MergedRun, NodeReplies, merge
 from mldebug.cluster.messages import CaptureOrder
 from mldebug.cluster.run_identity import RunKey, run_key
@@ -46,10 +46,14 @@ class CaptureRound(NamedTuple):
     def asked(self) -> tuple[NodeToAsk, ...]:
         """All that are to be asked."""
         known = tuple(
-            NodeToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
-            for one in self.call.members
+            NodeToAsk(
+                one.announcement.node,
+                Peer(one.address, one.announcement.port, one.announcement.node),
+                one.at,
+            )
+            for one in self.call.peers
         )
-        shown = unfold(ranks_of(self.call.members, self.call.news.key) or "0")
+        shown = unfold(ranks_of(self.call.peers, self.call.news.key) or "0")
         return known if len(shown) >= self.call.news.world_size else (*known, *self.others)
 
 
@@ -71,13 +75,13 @@ class _CaptureAnswer(NamedTuple):
 
 
 def ask_all(
-    talk: PeerClient,
-    told: CaptureRound,
+    client: PeerClient,
+    capture_round: CaptureRound,
     clock: Callable[[], float] = time.monotonic,
     topology: Topology | None = None,
 ) -> ClusterCapture:
     """In a worker: order all captures at one moment, and merge them."""
-    call, nodes = told.call, told.asked()
+    call, nodes = capture_round.call, capture_round.asked()
     order = CaptureOrder(
         key=call.news.key,
         attempt=call.news.attempt,
@@ -88,13 +92,13 @@ def ask_all(
     body = msgspec.json.encode(order)
     first = sorted(nodes, key=_since)  # those who are heard of are not to wait for dead ones
     where = [one.to for one in first]
-    shots = broadcast(talk, where, CAPTURE, body, most=MAX_BYTES, patience=DEADLINE, clock=clock)
+    shots = broadcast(client, where, CAPTURE, body, most=MAX_BYTES, patience=DEADLINE, clock=clock)
     came = dict(zip(first, shots, strict=True))
     each = (_answer(one, came[one], order.key, clock) for one in nodes)
     answers = list(_once_each(each))
     replies = {one.name: one.reply for one in answers if one.reply is not None}
-    heard = NodeReplies(replies, [one.failed for one in answers if one.failed is not None])
-    run = next(iter(merge(heard).runs), None)
+    replies_of = NodeReplies(replies, [one.failed for one in answers if one.failed is not None])
+    run = next(iter(merge(replies_of).runs), None)
     took = [one.begun for one in answers if one.reply is not None and one.reply.captures]
     spread = max(took) - min(took) if took else 0.0
     sent = [one.sent for one in shots if one.sent is not None]
@@ -134,8 +138,8 @@ def _answer(
     node: NodeToAsk, shot: NodeAnswer, key: RunKey, clock: Callable[[], float]
 ) -> _CaptureAnswer:
     """What one node has said. Its own clock counts for the age of its capture alone."""
-    seen = None if node.seen is None else time.time() - (clock() - node.seen)
-    failed = partial(QueriedNode, name=node.name, last_seen=seen)
+    last_seen = None if node.seen is None else time.time() - (clock() - node.seen)
+    failed = partial(QueriedNode, name=node.name, last_seen=last_seen)
     try:
         reply = _reply(shot, key)
     except SilentError as error:
@@ -151,14 +155,14 @@ def _begun(shot: NodeAnswer, age: float, now: float) -> float:
     """When its capture was begun, between what can be: its own word is `age`, in seconds before its answer came."""
     came = now if shot.came is None else shot.came
     sent = came if shot.sent is None else shot.sent
-    told = came - max(0.0, age) if math.isfinite(age) else -math.inf
-    return max(sent - MAX_AGE, told)
+    begun = came - max(0.0, age) if math.isfinite(age) else -math.inf
+    return max(sent - MAX_AGE, begun)
 
 
 def _reply(shot: NodeAnswer, key: RunKey) -> NodeReply:
-    if isinstance(shot.told, MldebugError):
-        raise shot.told
-    reply = unpack(shot.told)
+    if isinstance(shot.answer, MldebugError):
+        raise shot.answer
+    reply = unpack(shot.answer)
     if any(run_key(one) != key for one in reply.captures):
         raise EvidenceError("its answer is of another run")
     return reply

@@ -70,20 +70,20 @@ class CoordinatorSearch:
 
     def __init__(
         self,
-        talk: PeerClient,
+        client: PeerClient,
         candidates: Sequence[Peer],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._talk = talk
+        self._client = client
         self._candidates = tuple(candidates)
         self._clock = clock
         self._not_before: dict[Peer, float] = {}
         self._failed: dict[Peer, int] = {}  # times in a row
         self._last: Peer | None = None
 
-    def announce(self, told: Announcement) -> FoundCoordinator:
+    def announce(self, announcement: Announcement) -> FoundCoordinator:
         """Tell the coordinator; SilentError where none of the candidates is one, with the first reasons."""
-        body = msgspec.json.encode(told)
+        body = msgspec.json.encode(announcement)
         why: list[str] = []
         until = self._clock() + LONGEST
         for some in self._groups():
@@ -99,9 +99,9 @@ class CoordinatorSearch:
 
     def _led(self, body: bytes, found: FoundCoordinator) -> FoundCoordinator:
         """Whom the one that answered follows, where he answers us, too; else that one speaks for us."""
-        told = found.welcome
-        leader = Peer(told.follows, told.port)
-        if not told.follows or not self._ready((leader,)):
+        welcome = found.welcome
+        leader = Peer(welcome.follows, welcome.port)
+        if not welcome.follows or not self._ready((leader,)):
             return found
         answer = self._answer(leader, body)
         if isinstance(answer, Welcome) and not answer.follows:
@@ -134,7 +134,7 @@ class CoordinatorSearch:
 
     def _answer(self, candidate: Peer, body: bytes) -> Welcome | MldebugError:
         try:
-            data = self._talk.ask(candidate, ANNOUNCE, body, timeout=ANSWER, most=MAX_WELCOME)
+            data = self._client.ask(candidate, ANNOUNCE, body, timeout=ANSWER, most=MAX_WELCOME)
             welcome = believed_welcome(read(data, Welcome))
         except MldebugError as error:
             times = self._failed[candidate] = self._failed.get(candidate, 0) + 1

@@ -27,9 +27,9 @@ class HeldStalls:
     """`capture` has a run captured soon."""
 
     def __init__(
-        self, circles: CoordinatorGroups, incidents: IncidentManager, capture: Callable[[Run], None]
+        self, groups: CoordinatorGroups, incidents: IncidentManager, capture: Callable[[Run], None]
     ) -> None:
-        self._circles, self._incidents, self._capture = circles, incidents, capture
+        self._groups, self._incidents, self._capture = groups, incidents, capture
         self._until: dict[str, float] = {}  # by job
 
     def turn(self, runs: Mapping[str, Run], now: float) -> None:
@@ -40,15 +40,10 @@ class HeldStalls:
 
     def holds(self, run: Run) -> bool:
         """Is this stall to be told to others first? Then it is held back, and everybody is told at once."""
-        circle = self._circles.of(run)
-        if (
-            circle is None
-            or circle.found is None
-            or run.seen is None
-            or not run.seen.look.elsewhere
-        ):
+        group = self._groups.of(run)
+        if group is None or group.found is None or run.seen is None or not run.seen.look.elsewhere:
             return False
-        circle.due = 0.0
+        group.due = 0.0
         if run.incident is not None:
             return False  # others have told of it already: its capture is on its way
         self._until[run.job.id] = time.monotonic() + ALONE
@@ -71,8 +66,8 @@ class HeldStalls:
     def _alone(self, run: Run) -> None:
         """Nobody has answered in time."""
         self.release(run)
-        circle = self._circles.of(run)
-        why = (circle.trouble if circle else "") or "the coordinator has not asked for it"
+        group = self._groups.of(run)
+        why = (group.trouble if group else "") or "the coordinator has not asked for it"
         reason = f"{why}; in {ALONE:g} s nobody has: this is what one node has seen"
         self._incidents.missed(run, Gap(what=WHAT, reason=reason))
         if run.capture is not None:
@@ -88,35 +83,35 @@ class Follower:
         self,
         agent: str,
         interval: float,
-        circles: CoordinatorGroups,
+        groups: CoordinatorGroups,
         ours: OwnRuns,
         leader: Leader,
         incidents: IncidentManager,
         held: HeldStalls,
     ) -> None:
         self._agent, self._interval = agent, interval
-        self._circles, self._ours = circles, ours
+        self._groups, self._ours = groups, ours
         self._leader, self._incidents, self._held = leader, incidents, held
 
     def announced(self, result: Result, now: float) -> None:
         """An announcement was answered, or nobody has."""
-        circle = self._circles.named(result.order.circle)
-        if circle is None:
+        group = self._groups.named(result.order.circle)
+        if group is None:
             return
-        circle.busy = False
+        group.busy = False
         if result.error is not None:
-            circle.unheard(result.error, now)
-            if circle.found is None:
-                self._ours.forget_progress(lambda run: self._circles.of(run) is circle)
+            group.no_answer(result.error, now)
+            if group.found is None:
+                self._ours.forget_progress(lambda run: self._groups.of(run) is group)
             return
         found: FoundCoordinator = result.value
-        circle.welcomed(found, now, self._interval, self._agent)
+        group.welcomed(found, now, self._interval, self._agent)
         self._leader.met(found.peer, now)
         for word in found.welcome.runs:
-            if (run := self._ours.find(word.key)) is not None and self._circles.of(run) is circle:
-                self._obey(run, word, now)
+            if (run := self._ours.find(word.key)) is not None and self._groups.of(run) is group:
+                self._apply(run, word, now)
 
-    def _obey(self, run: Run, word: RunWord, now: float) -> None:
+    def _apply(self, run: Run, word: RunWord, now: float) -> None:
         self._ours.progress(run.job.id).take(word.signals, now)
         self._held.wait(run, word.hold, now)
         incident = run.incident

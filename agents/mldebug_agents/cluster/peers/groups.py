@@ -32,10 +32,10 @@ MOST = 64  # circles of one node: where there are more, each user has as many as
 ALL = ""  # the circle of all configured peers
 
 
-def leader_words(told: Welcome) -> str:
+def leader_words(welcome: Welcome) -> str:
     """Who coordinates, when that is another agent."""
-    by = f", by way of {told.node}" if told.follows else ""
-    return f"{told.follows or told.node} coordinates{by}"
+    by = f", by way of {welcome.node}" if welcome.follows else ""
+    return f"{welcome.follows or welcome.node} coordinates{by}"
 
 
 class CoordinatedRun(NamedTuple):
@@ -50,10 +50,10 @@ class CoordinatorGroup:
     """One list of candidates, and what is known of who coordinates; `uid`: whose runs they are, where nobody configured it."""
 
     def __init__(
-        self, name: str, peers: tuple[Peer, ...], talk: PeerClient, now: float, uid: int = 0
+        self, name: str, peers: tuple[Peer, ...], client: PeerClient, now: float, uid: int = 0
     ) -> None:
         self.name, self.candidates, self.uid = name, peers, uid
-        self.seeker = CoordinatorSearch(talk, peers)
+        self.seeker = CoordinatorSearch(client, peers)
         self.found: FoundCoordinator | None = None  # who coordinates; None: nobody answers
         self.trouble = ""
         self.due, self.busy = now, False
@@ -83,7 +83,7 @@ class CoordinatorGroup:
             self._left_out = runs
             log.warning("%d runs of this node are not announced: there are too many", runs)
 
-    def unheard(self, error: Exception, now: float) -> None:
+    def no_answer(self, error: Exception, now: float) -> None:
         """Nobody has answered; after a while nobody coordinates."""
         words = (
             error.message if isinstance(error, MldebugError) else f"{type(error).__name__}: {error}"
@@ -100,15 +100,15 @@ class CoordinatorGroups:
 
     def __init__(
         self,
-        talk: PeerClient,
+        client: PeerClient,
         peers: tuple[Peer, ...],
         port: int,
         inbox: "queue.SimpleQueue[Result | None]",
         now: float,
     ) -> None:
-        self._talk, self._port = talk, port
-        self._all = CoordinatorGroup(ALL, peers, talk, now) if peers else None
-        self._circles: dict[str, CoordinatorGroup] = {ALL: self._all} if self._all else {}
+        self._client, self._port = client, port
+        self._all = CoordinatorGroup(ALL, peers, client, now) if peers else None
+        self._groups: dict[str, CoordinatorGroup] = {ALL: self._all} if self._all else {}
         self._of: dict[str, str] = {}  # job -> circle
         self._known: dict[
             str, tuple[object, str]
@@ -119,26 +119,24 @@ class CoordinatorGroups:
         )
 
     def __iter__(self) -> Iterator[CoordinatorGroup]:
-        return iter(tuple(self._circles.values()))
+        return iter(tuple(self._groups.values()))
 
     def named(self, name: str) -> CoordinatorGroup | None:
         """A circle, unless it is gone."""
-        return self._circles.get(name)
+        return self._groups.get(name)
 
     def of(self, run: Run | None) -> CoordinatorGroup | None:
         """The circle of a run; `None` is a run of other nodes."""
         if run is None or self._all is not None:
             return self._all
-        return self._circles.get(self._of.get(run.job.id, "none"))
+        return self._groups.get(self._of.get(run.job.id, "none"))
 
-    def known(self, runs: Mapping[str, Run], node: str) -> Iterator[CoordinatedRun]:
+    def coordinated_runs(self, runs: Mapping[str, Run], node: str) -> Iterator[CoordinatedRun]:
         """The runs of which somebody coordinates."""
         for run in runs.values():
-            circle = self.of(run)
-            if circle is not None and circle.found is not None:
-                yield CoordinatedRun(
-                    run_id(job_key(run.job, node)), run.job.name, circle.found.peer
-                )
+            group = self.of(run)
+            if group is not None and group.found is not None:
+                yield CoordinatedRun(run_id(job_key(run.job, node)), run.job.name, group.found.peer)
 
     def sort(self, runs: Mapping[str, Run], now: float) -> None:
         """Put each run into its circle; a circle without a run is let go."""
@@ -148,11 +146,11 @@ class CoordinatorGroups:
         fresh: dict[str, tuple[Peer, ...]] = {}
         self._known = {job.id: self._name(job, fresh) for job in jobs}
         of = {name: job for job in jobs if (name := self._known[job.id][1])}
-        kept = _in_turns({name: job.uid for name, job in of.items()}, self._circles)
-        for name in (one for one in kept if one not in self._circles):
+        kept = _in_turns({name: job.uid for name, job in of.items()}, self._groups)
+        for name in (one for one in kept if one not in self._groups):
             peers = fresh.get(name) or candidates(of[name], self._port)
-            self._circles[name] = CoordinatorGroup(name, peers, self._talk, now, of[name].uid)
-        self._circles = {name: self._circles[name] for name in kept}
+            self._groups[name] = CoordinatorGroup(name, peers, self._client, now, of[name].uid)
+        self._groups = {name: self._groups[name] for name in kept}
         self._of = {job_id: name for job_id, (_, name) in self._known.items() if name in kept}
         alone = sum(bool(name) for _, name in self._known.values()) - len(self._of)
         if alone > self._alone:
@@ -161,7 +159,7 @@ class CoordinatorGroups:
 
     def _name(self, job: Job, fresh: dict[str, tuple[Peer, ...]]) -> tuple[object, str]:
         """Of the circle of a run; thousands of names are read once, and those of new circles are in `fresh` then."""
-        said = (
+        facts = (
             job.uid,
             job.node_list,
             job.world_size,
@@ -170,28 +168,28 @@ class CoordinatorGroups:
             job.ranks[:1],
         )
         known = self._known.get(job.id)
-        if known is not None and known[0] == said:
+        if known is not None and known[0] == facts:
             return known
         if not (peers := candidates(job, self._port)):
-            return said, ""
+            return facts, ""
         name = run_id((f"uid {job.uid}", *(f"{one.host} {one.port}" for one in peers)))
         fresh[name] = peers
-        return said, name
+        return facts, name
 
-    def tell(self, circle: CoordinatorGroup, told: Announcement) -> None:
+    def announce(self, group: CoordinatorGroup, announcement: Announcement) -> None:
         """Announce ourselves in a circle; what comes of it is for the main loop's inbox."""
-        circle.busy = self.worker.order(told)
+        group.busy = self.worker.order(announcement)
 
-    def _user(self, told: Announcement) -> int:
-        circle = self._circles.get(told.circle)
-        return circle.uid if circle is not None else 0
+    def _user(self, announcement: Announcement) -> int:
+        group = self._groups.get(announcement.circle)
+        return group.uid if group is not None else 0
 
-    def _announce(self, told: Announcement) -> FoundCoordinator:
+    def _announce(self, announcement: Announcement) -> FoundCoordinator:
         """In the worker."""
-        circle = self._circles.get(told.circle)
-        if circle is None:
+        group = self._groups.get(announcement.circle)
+        if group is None:
             raise MldebugError("the run is gone")
-        return circle.seeker.announce(told)
+        return group.seeker.announce(announcement)
 
 
 def _in_turns(whose: Mapping[str, int], here: Collection[str]) -> list[str]:

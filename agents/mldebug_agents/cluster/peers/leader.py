@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from mldebug.cluster.coordinator import DOUBT, MOVES, Coordinator
-from mldebug.cluster.membership import CaptureCall
+from mldebug.cluster.known_peers import CaptureCall
 from mldebug.cluster.merge import MergedRun
 from mldebug.cluster.messages import (
     Announcement,
@@ -65,17 +65,17 @@ class Leader:
         self,
         node: str,
         agent: str,
-        talk: PeerClient,
+        client: PeerClient,
         interval: float,
         inbox: "queue.SimpleQueue[Result | None]",
         incidents: IncidentManager,
-        circles: CoordinatorGroups,
+        groups: CoordinatorGroups,
         find: Find,
         refusals: Refusals,
         topology: Topology | None = None,
     ) -> None:
         self._node, self._agent, self._interval = node, agent, interval
-        self._incidents, self._circles, self._find = incidents, circles, find
+        self._incidents, self._groups, self._find = incidents, groups, find
         self._refusals = refusals
         self._coordinator = Coordinator()
         self._due = 0.0
@@ -84,9 +84,9 @@ class Leader:
         ] = {}  # incident of a case that nobody shows here -> since when
         self._met: dict[Peer, float] = {}  # who has coordinated, and when he was heard last
         self.worker = Worker(
-            *("other nodes", partial(ask_all, talk, topology=topology), inbox),
+            *("other nodes", partial(ask_all, client, topology=topology), inbox),
             *(ASK_DEADLINE, AT_ONCE),
-            whose=lambda told: user_of(told.call.news.key),
+            whose=lambda capture_round: user_of(capture_round.call.news.key),
         )
 
     def turn(self, now: float) -> None:
@@ -95,7 +95,7 @@ class Leader:
             return
         self._due = now + BEAT
         for call in self._coordinator.due(now, self._leads):
-            log.info("%s: asking %d nodes", call.news.name, len(call.members))
+            log.info("%s: asking %d nodes", call.news.name, len(call.peers))
             if not self.worker.order(CaptureRound(call, self._unheard_of(call, now))):
                 self._failed(call, "too many captures wait")
         for known, incident in self._coordinator.renamed():
@@ -120,33 +120,37 @@ class Leader:
         """Somebody else coordinates: should he fall silent, this is when he was heard last."""
         self._met[peer] = now
 
-    def welcome(self, told: Announcement, address: str, now: float) -> Welcome:
+    def welcome(self, announcement: Announcement, address: str, now: float) -> Welcome:
         """The answer to an announcement."""
-        self._coordinator.hear(told, address, now)
+        self._coordinator.update(announcement, address, now)
         if why := self._coordinator.refused.get(address):
             self._refusals.count("name", address, why)
-        self._coordinator.hear_of(told, now)
-        relayed = (WordsFor(node=one.node, runs=self._words(one, now)) for one in told.relayed)
+        self._coordinator.update_relayed(announcement, now)
+        relayed = (
+            WordsFor(node=one.node, runs=self._words(one, now)) for one in announcement.relayed
+        )
         return Welcome(
             node=self._node,
             agent=self._agent,
             pace=self._coordinator.pace,
-            runs=self._words(told, now),
+            runs=self._words(announcement, now),
             relayed=tuple(relayed),
         )
 
-    def _words(self, told: Announcement | Relayed, now: float) -> tuple[RunWord, ...]:
-        return tuple(self._coordinator.word(news, told.node, now) for news in told.runs)
+    def _words(self, announcement: Announcement | Relayed, now: float) -> tuple[RunWord, ...]:
+        return tuple(
+            self._coordinator.word(news, announcement.node, now) for news in announcement.runs
+        )
 
-    def relayed(self, circle: CoordinatorGroup, now: float) -> tuple[Relayed, ...]:
+    def relayed(self, group: CoordinatorGroup, now: float) -> tuple[Relayed, ...]:
         """Of those that come to us although somebody else coordinates."""
-        if circle.found is None or circle.led_by(self._agent):
+        if group.found is None or group.led_by(self._agent):
             return ()
-        return self._coordinator.relayed(circle.name, self._node, now)
+        return self._coordinator.relayed(group.name, self._node, now)
 
     def view(self, now: float) -> ClusterView:
         """All nodes that have announced themselves here."""
-        return self._coordinator.view(self._node, _hosts(*self._circles), now)
+        return self._coordinator.view(self._node, _hosts(*self._groups), now)
 
     def count(self, now: float) -> int:
         """How many nodes announce themselves here."""
@@ -185,42 +189,42 @@ class Leader:
         again = "asking again" if self._coordinator.failed(call.news) else "given up"
         log.error("%s: %s; %s", call.news.name, why, again)
 
-    def _report(self, call: CaptureCall, told: ClusterCapture) -> None:
-        if told.run is None:
+    def _report(self, call: CaptureCall, capture: ClusterCapture) -> None:
+        if capture.run is None:
             return
-        captures = told.run.captures
+        captures = capture.run.captures
         nodes = "1 node" if len(captures) == 1 else f"{len(captures)} nodes"
-        what = f"captured {nodes}, asked at most {told.sent:.1f} s apart, all within {told.spread:.1f} s"
+        what = f"captured {nodes}, asked at most {capture.sent:.1f} s apart, all within {capture.spread:.1f} s"
         run = self._find(call.news.key, call.news.attempt)
-        asked = self._listed(told.run)
+        queried = self._listed(capture.run)
         whole = self._incidents.remote.together(
-            run, call.incident, captures, asked, what, call.cause
+            run, call.incident, captures, queried, what, call.cause
         )
         self._coordinator.captured(call.news, whole)
 
     def _leads(self, key: RunKey) -> bool:
         """Of a run without ranks here: where others say so, or have found us by its nodes."""
-        circle = self._circles.of(self._find(key, None))
-        return circle is None or circle.led_by(self._agent)
+        group = self._groups.of(self._find(key, None))
+        return group is None or group.led_by(self._agent)
 
-    def judged(self, asked: QueriedNodes) -> QueriedNodes:
+    def judged(self, queried: QueriedNodes) -> QueriedNodes:
         """Who goes on to announce himself is not silent, though he cannot be asked: an address, or a firewall."""
-        nodes = tuple(self._alive(one) if one.state == "silent" else one for one in asked.nodes)
-        return msgspec.structs.replace(asked, nodes=nodes, by=self._node)
+        nodes = tuple(self._alive(one) if one.state == "silent" else one for one in queried.nodes)
+        return msgspec.structs.replace(queried, nodes=nodes, by=self._node)
 
     def _listed(self, run: MergedRun) -> QueriedNodes:
         """Where every node that the scheduler has given the run was asked, these are all that it has."""
-        asked = self.judged(run.asked)
+        queried = self.judged(run.asked)
         lists = {one.job.node_list for one in run.captures}
         hosts = listed(lists.pop()) if len(lists) == 1 else ()
-        short = {one.name.partition(".")[0] for one in asked.nodes}
+        short = {one.name.partition(".")[0] for one in queried.nodes}
         most = max((len(one.job.ranks) for one in run.captures), default=0)
         holds = len(hosts) * most >= max((one.job.world_size for one in run.captures), default=0)
         whole = bool(hosts) and holds and all(one.partition(".")[0] in short for one in hosts)
-        return msgspec.structs.replace(asked, listed_by=SCHEDULER if whole else "")
+        return msgspec.structs.replace(queried, listed_by=SCHEDULER if whole else "")
 
     def _alive(self, node: QueriedNode) -> QueriedNode:
-        at, now = self._coordinator.heard(node.name), time.monotonic()
+        at, now = self._coordinator.last_heard(node.name), time.monotonic()
         patience = MISSED * max(self._interval, self._coordinator.pace)
         if self._coordinator.is_relayed(node.name):
             patience = self._coordinator.patience  # it tries to reach us itself each time
@@ -231,18 +235,22 @@ class Leader:
 
     def _unheard_of(self, call: CaptureCall, now: float) -> tuple[NodeToAsk, ...]:
         """Nodes that do not announce themselves here, or not any more; one of them may have coordinated before."""
-        circle = self._circles.of(self._find(call.news.key, None))
-        peers = circle.candidates if circle is not None else ()
+        group = self._groups.of(self._find(call.news.key, None))
+        peers = group.candidates if group is not None else ()
         view = self._coordinator.view(self._node, (one.host for one in peers), now)
         never = {one.node for one in view.members if one.seen is None}
         idle = self._coordinator.idle(call, listed(call.node_list), now)
         lost = (
-            NodeToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
+            NodeToAsk(
+                one.announcement.node,
+                Peer(one.address, one.announcement.port, one.announcement.node),
+                one.at,
+            )
             for one in (*idle, *self._coordinator.others(call, now))
         )
         met = (NodeToAsk(one.host, one, self._met.get(one)) for one in peers if one.host in never)
         return (*lost, *met)
 
 
-def _hosts(*circles: CoordinatorGroup) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.host for circle in circles for one in circle.candidates))
+def _hosts(*groups: CoordinatorGroup) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.host for group in groups for one in group.candidates))

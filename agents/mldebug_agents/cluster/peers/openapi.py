@@ -41,8 +41,8 @@ def document() -> bytes:
         OPENAPI: {"get": {"responses": {"200": _answer("This document", {"type": "object"})}}},
     }
     info = {"title": "mldebug: agents among themselves", "version": __version__}
-    told = {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": parts}}
-    return msgspec.json.encode(told)
+    openapi = {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": parts}}
+    return msgspec.json.encode(openapi)
 
 
 def _post(what: str, body: object, answer: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import msgspec
 from mldebug.cluster.messages import End, RunNews, Signal, spoken
 from mldebug.cluster.run_identity import RunKey, job_key
 from mldebug.core.ranksets import fold_ranks
-from mldebug.incidents.incident import is_untold
+from mldebug.incidents.incident import is_unreported
 from mldebug.stall.signals import STEPS, Progress, ProgressKind
 from mldebug_agents.incidents.recent_failures import BadEnd, BadEnds
 from mldebug_agents.watch.job_watch import JobLook
@@ -53,10 +53,10 @@ class RemoteProgress:
         )
         return (*here, *(one for one in far if one.kind not in kinds))
 
-    def take(self, told: Iterable[Signal], now: float) -> None:
+    def take(self, signals: Iterable[Signal], now: float) -> None:
         """What others have just told; a value that has not changed keeps its time."""
         kinds = set()
-        for one in told:
+        for one in signals:
             if (kind := _KINDS.get(one.kind)) is None:
                 continue
             kinds.add(kind)
@@ -145,7 +145,7 @@ def news_of(
     run: Run, node: str, progress: RemoteProgress, bad: BadEnd | None, now: float
 ) -> RunNews:
     """A run that has ranks here. `bad`: others of them have ended badly."""
-    job, told = run.job, run.decision
+    job, decision = run.job, run.decision
     stall = run.incident if run.incident and run.incident.kind == "stall" else None
     return RunNews(
         key=job_key(job, node),
@@ -155,11 +155,11 @@ def news_of(
         age=max(0.0, time.time() - job.started_at) if job.started_at else 0.0,
         ranks=fold_ranks(rank.rank for rank in job.ranks),
         step=run.seen.step if run.seen else None,
-        stage=str(told.stage) if told else "watching",
-        sentence=told.sentence if told else "",
+        stage=str(decision.stage) if decision else "watching",
+        sentence=decision.sentence if decision else "",
         signals=progress.own(now),
         incident=stall.id if stall else bad.incident.id if bad else "",
-        told=stall is not None and (stall.shared or not is_untold(stall)),
+        told=stall is not None and (stall.shared or not is_unreported(stall)),
         end=_end(bad) if bad else None,
         node_list=job.node_list,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mldebug.cluster.membership import lives
+from mldebug.cluster.known_peers import lives
 from mldebug.cluster.messages import ClusterView, RunNews
 from mldebug.cluster.run_identity import run_id
 from mldebug.core.ranksets import fold_ranks

@@ -79,17 +79,19 @@ def app(
     refused = refusals or Refusals()
 
     async def announced(body: bytes, who: RequestingPeer) -> bytes:
-        told = believed(read(body, Announcement))
+        announcement = believed(read(body, Announcement))
         try:
             if proof is not None:
-                proof.check(who.certificate, told.node)
+                proof.check(who.certificate, announcement.node)
         except CertificateError as error:
-            why = f"it calls itself {told.node}, and {error}"
+            why = f"it calls itself {announcement.node}, and {error}"
             refused.count("name", who.address, why)
             raise MldebugError(why) from error
         if proof is not None and proof.named:
-            told = msgspec.structs.replace(told, relayed=())  # each speaks for itself alone
-        return msgspec.json.encode(await _answer(ask(told, who.address), ANSWER))
+            announcement = msgspec.structs.replace(
+                announcement, relayed=()
+            )  # each speaks for itself alone
+        return msgspec.json.encode(await _answer(ask(announcement, who.address), ANSWER))
 
     async def ordered(body: bytes, who: RequestingPeer) -> bytes:
         order = read(body, CaptureOrder)
@@ -144,17 +146,17 @@ async def _written(waiting: Callable[[], int]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _answer(asked: "Future[Any]", seconds: float) -> Any:
+async def _answer(answer: "Future[Any]", seconds: float) -> Any:
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(asked), seconds)
+        return await asyncio.wait_for(asyncio.wrap_future(answer), seconds)
     except TimeoutError:
         raise MldebugError(f"not done in {seconds:g} s") from None
 
 
 async def _body(request: Request) -> bytes | None:
     """What was sent; None where it is too large, of which nothing more is read."""
-    told = request.headers.get("content-length", "0")
-    if told.isdecimal() and int(told[:20]) > MAX_MESSAGE:
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > MAX_MESSAGE:
         return None
     body = bytearray()
     async for chunk in request.stream():

@@ -90,8 +90,8 @@ def _newest(settings: ClusterConfig, make: Callable[[bytes], KeyPair]) -> Callab
 def _peers(text: str, port: int) -> tuple[Peer, ...]:
     if text.startswith("[") or text.count(":") > 1:
         return (_possible(peer(text, port), text),)
-    hosts, colon, told = text.partition(":")
-    found = (peer(f"{host}{colon}{told}", port) for host in unfold_nodes(hosts))
+    hosts, colon, port_text = text.partition(":")
+    found = (peer(f"{host}{colon}{port_text}", port) for host in unfold_nodes(hosts))
     return tuple(_possible(one, text) for one in found)
 
 

@@ -25,32 +25,32 @@ MAX_WHYS = 4  # in a sentence
 Verb = Callable[[Mapping[str, str], int | None], object]
 
 
-def member_verbs(members: PeersController | None, talk: PeerClient | None) -> dict[str, Verb]:
+def member_verbs(peers: PeersController | None, client: PeerClient | None) -> dict[str, Verb]:
     """By path, each with the user of whose runs it is; None: of everybody's. Each runs in a thread of the server."""
 
     def coordinators() -> tuple[PeerClient, tuple[Peer, ...]]:
-        if members is None or talk is None:
+        if peers is None or client is None:
             raise MldebugError(
                 "this agent knows no others",
                 "cluster: {key_file: …, networks: […]}, see docs/across-nodes.md",
             )
-        if not members.coordinators:
-            raise MldebugError(f"nobody coordinates: {members.sentence}", "see the agent's log")
-        return talk, members.coordinators
+        if not peers.coordinators:
+            raise MldebugError(f"nobody coordinates: {peers.sentence}", "see the agent's log")
+        return client, peers.coordinators
 
-    def cluster(asked: Mapping[str, str], uid: int | None) -> ClusterView:
+    def cluster(parameters: Mapping[str, str], uid: int | None) -> ClusterView:
         by, all_ = coordinators()
         return of_user(_views(by, all_), uid)
 
-    def dump(asked: Mapping[str, str], uid: int | None) -> Report:
+    def dump(parameters: Mapping[str, str], uid: int | None) -> Report:
         by, all_ = coordinators()
-        if not (job := asked.get("job", "")):
+        if not (job := parameters.get("job", "")):
             raise UsageError("no job was named", "add --job NAME")
         trigger: Literal["manual", "alert"] = (
-            "alert" if asked.get("trigger") == "alert" else "manual"
+            "alert" if parameters.get("trigger") == "alert" else "manual"
         )
         order = msgspec.json.encode(DumpOrder(job=job, uid=uid, trigger=trigger))
-        knows = members.coordinators_of(job) if members is not None else ()
+        knows = peers.coordinators_of(job) if peers is not None else ()
         return _dump(by, tuple(dict.fromkeys((*knows, *all_))), order)
 
     return {CLUSTER_PATH: cluster, DUMP_PATH: dump}
@@ -88,8 +88,8 @@ def _dump(by: PeerClient, all_: tuple[Peer, ...], order: bytes) -> Report:
         if left <= 0:
             break
         try:
-            told = by.ask(to, DUMP, order, timeout=left, most=MAX_REPORT)
-            return msgspec.json.decode(told, type=Report)
+            report = by.ask(to, DUMP, order, timeout=left, most=MAX_REPORT)
+            return msgspec.json.decode(report, type=Report)
         except MldebugError as error:
             errors.append(error)
     if len(errors) == 1:

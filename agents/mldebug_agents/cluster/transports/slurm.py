@@ -71,14 +71,14 @@ class SlurmTransport:
     def explain(self, plan: FanoutPlan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
         """srun labels each line with the number of its task, and tells at the end where a task has failed."""
         absent = {node.name for node in plan.absent}
-        asked = [name for name in plan.nodes if name not in absent]
-        told = _SrunErrors(errors)
+        present = [name for name in plan.nodes if name not in absent]
+        errors_of = _SrunErrors(errors)
         return {
             name: QueriedNode(
-                name=name, state=told.state(name), reason=reason, way_out=way_out(reason)
+                name=name, state=errors_of.state(name), reason=reason, way_out=way_out(reason)
             )
-            for number, name in enumerate(asked)
-            if (reason := told.why(name, number))
+            for number, name in enumerate(present)
+            if (reason := errors_of.why(name, number))
         }
 
     def ended(self, node: str, code: int, error: str) -> QueriedNode:
@@ -172,9 +172,9 @@ def _down(starter: ProgramStarter, nodes: tuple[str, ...]) -> Iterator[QueriedNo
         f"--nodes={fold_nodes(nodes)}",
         "--format=%N|%T|%H|%E",
     )
-    told = {row.split("|", 1)[0]: row.split("|", 3)[1:] for row in rows if row.count("|") >= 3}
+    states = {row.split("|", 1)[0]: row.split("|", 3)[1:] for row in rows if row.count("|") >= 3}
     for name in nodes:
-        state, since, why = told.get(name, ("", "", ""))
+        state, since, why = states.get(name, ("", "", ""))
         if state.endswith("*") or DOWN.match(state):
             yield QueriedNode(name=name, state="down", reason=_down_reason(state, since, why))
 
@@ -196,10 +196,10 @@ def _ask(starter: ProgramStarter, *argv: str) -> list[str]:
     if done.error:
         raise ToolError(f"{argv[0]} cannot be run: {done.error}", "run it where Slurm is installed")
     if done.returncode != 0:
-        said = safe_line(done.stderr.decode(errors="replace").strip().rpartition("\n")[2], 300)
-        if "Invalid job id" in said:
-            raise UsageError(f"Slurm knows no such job: {said}", "squeue --me")
-        raise MldebugError(f"{argv[0]} failed: {said}", "scontrol ping")
+        last_line = safe_line(done.stderr.decode(errors="replace").strip().rpartition("\n")[2], 300)
+        if "Invalid job id" in last_line:
+            raise UsageError(f"Slurm knows no such job: {last_line}", "squeue --me")
+        raise MldebugError(f"{argv[0]} failed: {last_line}", "scontrol ping")
     return done.stdout.decode(errors="replace").splitlines()
 
 

@@ -47,7 +47,7 @@ class WatchedAttempt:
     def recall(self, ends: KnownExits) -> None:
         """Take up what an earlier agent saw; who is gone and was not seen to end did so while nobody watched."""
         here = {rank.rank for rank in self.run.job.ranks}
-        self.told_before = self.run.incident.ending if self.run.incident else None
+        self.told_before = self.run.incident.exit if self.run.incident else None
         for one in ends.identities:
             self.identities.setdefault(one.rank, one)
         seen = {one.rank: one for one in past(ends.exits)}
@@ -104,7 +104,7 @@ class WatchedAttempt:
             return now - self.over_at >= (SETTLED if alone else GRACE)
         return self.failing_at is not None and now - self.failing_at >= GRACE
 
-    def ending(self) -> AttemptExit:
+    def as_exit(self) -> AttemptExit:
         """What is known without asking anybody. Exits that nobody saw are unknown, and come last."""
         gone = dict(self.exits)
         if self.over:

@@ -13,8 +13,8 @@ from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.last_words import (
     before_launcher,
     last_error,
+    stop_line,
     take_apart,
-    told_to_stop,
 )
 from mldebug.diagnosis.exits.launcher_lines import launcher_words
 from mldebug.diagnosis.exits.model import AttemptExit, RankError
@@ -24,8 +24,8 @@ from mldebug.diagnosis.exits.output import (
     LogOutput,
     own_errors,
     own_lines,
+    own_paths,
     parse_error_file,
-    paths,
     ranks_of_tasks,
     shared_lines,
 )
@@ -90,18 +90,18 @@ class ExitEvidence:
         """A job is over and done with."""
         self._notes.pop(job_id, None)
 
-    def _dumps(self, ending: AttemptExit) -> dict[int, FlightRecord]:
+    def _dumps(self, attempt: AttemptExit) -> dict[int, FlightRecord]:
         """By rank, what PyTorch dumped before the end."""
         if not self._tools.context.config.capture.flight_recorder:
             return {}
-        return self._tools.flight_recorders.left_behind(self._ended(ending))
+        return self._tools.flight_recorders.left_behind(self._ended(attempt))
 
-    def ask(self, ending: AttemptExit) -> AttemptExit:
+    def ask(self, attempt: AttemptExit) -> AttemptExit:
         """Add all that the job has left behind."""
-        notes = self._notes.get(ending.job.id) or JobNotes(mark=self._kernel.mark())
-        unmet = ending.job.id not in self._notes
+        notes = self._notes.get(attempt.job.id) or JobNotes(mark=self._kernel.mark())
+        unmet = attempt.job.id not in self._notes
         gaps = ["nobody watched when the job ended: what it wrote is not known"] if unmet else []
-        outputs, lines = self._outputs(ending, notes, gaps)
+        outputs, lines = self._outputs(attempt, notes, gaps)
         own, shared = own_lines(outputs), shared_lines(outputs)
         deaths = self._kernel.since(notes.mark) if self._kernel_pids else ()
         calm = notes.calm[0] if len(notes.calm) > 1 else notes.mark
@@ -109,26 +109,26 @@ class ExitEvidence:
         if doubt:
             gaps.append(doubt)
         return msgspec.structs.replace(
-            ending,
+            attempt,
             words=launcher_words(lines),
             errors=own_errors(outputs) | self._error_files(notes),
             shared_error=last_error(shared, SHARED, shared=True),
-            flights=self._dumps(ending),
-            traces=self._tools.traces.left_behind(self._ended(ending)),
+            flights=self._dumps(attempt),
+            traces=self._tools.traces.left_behind(self._ended(attempt)),
             deaths=deaths,
             oom_kills=more_kills(notes),
             kernel_readable=not doubt,
             logs={rank: _tail(OWN, text) for rank, text in own.items() if text},
             log=_tail(SHARED, before_launcher(shared)) if shared else None,
             log_path=next((log.place.target for log in notes.logs.values()), ""),
-            log_paths=paths(outputs),
-            told_to_stop=next(filter(None, (told_to_stop(o.words.every) for o in outputs)), ""),
+            log_paths=own_paths(outputs),
+            told_to_stop=next(filter(None, (stop_line(o.words.every) for o in outputs)), ""),
             gaps=tuple(gaps),
         )
 
-    def _ended(self, ending: AttemptExit) -> list[RankIdentity]:
-        gone = {one.rank for one in ending.exits}
-        return [one for one in ending.identities if one.rank in gone][:MAX_RANKS]
+    def _ended(self, attempt: AttemptExit) -> list[RankIdentity]:
+        gone = {one.rank for one in attempt.exits}
+        return [one for one in attempt.identities if one.rank in gone][:MAX_RANKS]
 
     # --- while it lives ----------------------------------------------------------------------------
 
@@ -204,13 +204,13 @@ class ExitEvidence:
     # --- when it has ended -------------------------------------------------------------------------
 
     def _outputs(
-        self, ending: AttemptExit, notes: JobNotes, gaps: list[str]
+        self, attempt: AttemptExit, notes: JobNotes, gaps: list[str]
     ) -> tuple[list[LogOutput], list[str]]:
         """What came into the logs of the job since it was met; nothing of one that another run writes to as well."""
         locals_ = {
-            one.local_rank: one.rank for one in ending.identities if one.local_rank is not None
+            one.local_rank: one.rank for one in attempt.identities if one.local_rank is not None
         }
-        tasks = ranks_of_tasks(ending.job, ending.identities)
+        tasks = ranks_of_tasks(attempt.job, attempt.identities)
         outputs, lines = [], []
         for log in notes.logs.values():
             path = log.place.target

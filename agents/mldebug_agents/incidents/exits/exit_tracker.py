@@ -38,7 +38,7 @@ class ExitListener(Protocol):
     def exited(self, run: Run, at: float, words: str) -> None:
         """A rank has ended."""
 
-    def failed(self, run: Run, ending: AttemptExit, outcome: ExitOutcome, *, final: bool) -> None:
+    def failed(self, run: Run, attempt: AttemptExit, outcome: ExitOutcome, *, final: bool) -> None:
         """An attempt ended badly, or has lost a rank; `final`: no other attempt is open, or can be started."""
 
     def goes_on(self, run: Run) -> None:
@@ -162,20 +162,20 @@ class ExitTracker:
                 log.info("%s: ended: all ranks left with exit 0", one.job.name)
                 self._forget(one)
                 continue
-            one.asked = self._order(partial(self._ask, one.ending()))
+            one.asked = self._order(partial(self._ask, one.as_exit()))
 
-    def told(self, ending: AttemptExit) -> None:
+    def told(self, attempt: AttemptExit) -> None:
         """The worker has asked around: judge."""
-        one = self._jobs.get(ending.job.id)
+        one = self._jobs.get(attempt.job.id)
         if one is None:
             return
         if one.told_before is not None:
-            ending = joined_exits(one.told_before, ending)
-        outcome = judge_exit(ending)
+            attempt = joined_exits(one.told_before, attempt)
+        outcome = judge_exit(attempt)
         gone = self._launchers.get(one.job.launcher_pid or 0)
         if outcome.kind == "abnormal" and _counts(one.run):
             self._teller.failed(
-                one.run, ending, outcome, final=one.over and not self._more(one, gone)
+                one.run, attempt, outcome, final=one.over and not self._more(one, gone)
             )
         else:
             log.info("%s: %s", one.job.name, outcome.sentence)
@@ -240,8 +240,8 @@ class ExitTracker:
             return one.job.launcher in ELASTIC
         return any(o.job.launcher_pid == launcher for o in self._jobs.values() if o is not one)
 
-    def _ask(self, ending: AttemptExit) -> AttemptExit:
-        return self._witness.ask(ending)
+    def _ask(self, attempt: AttemptExit) -> AttemptExit:
+        return self._witness.ask(attempt)
 
     def _forget(self, one: WatchedAttempt) -> None:
         self._jobs.pop(one.job.id, None)

@@ -54,13 +54,13 @@ class FailedAttempts:
     def recall(self, job_id: str, row: RunRow) -> bool:
         """Go on with the story of a launch that lives on although its attempt has gone; an earlier agent began it."""
         told = row.incident
-        if told is None or told.ending is None or told.kind != "abnormal_end":
+        if told is None or told.exit is None or told.kind != "abnormal_end":
             return False
-        job = msgspec.structs.replace(told.ending.job, id=job_id)
+        job = msgspec.structs.replace(told.exit.job, id=job_id)
         story = FailedAttempt(
             run=Run(job, StallWatch(StallSettings(), row.memory)),
             incident=told,
-            signs=judge_exit(told.ending).signs,
+            signs=judge_exit(told.exit).signs,
             closed=told.state != "open",
         )
         known = self._stories.setdefault(_launch(job), story)
@@ -86,7 +86,7 @@ class FailedAttempts:
         """An open incident lists who ended."""
         self._incidents.note(run, at, words)
 
-    def failed(self, run: Run, ending: AttemptExit, outcome: ExitOutcome, *, final: bool) -> None:
+    def failed(self, run: Run, attempt: AttemptExit, outcome: ExitOutcome, *, final: bool) -> None:
         """Open an incident, or go on with the one that is open."""
         if run.job.id in self._explained or (run.incident and run.incident.kind == "stall"):
             return
@@ -98,15 +98,15 @@ class FailedAttempts:
         before = run.incident or before
         if story is not None and before is None:
             self._end(story, "the next attempt failed in another way")
-        self._incidents.failed(run, ending, outcome, before)
+        self._incidents.failed(run, attempt, outcome, before)
         if run.incident is None:
             return
         if story is not None and story.run.job.id != run.job.id:
             self._forget(story.run.job.id)  # or a later agent would find the incident twice
         signs = outcome.signs or (story.signs if story else ())
-        lives = bool(ending.living)
+        lives = bool(attempt.living)
         self._stories[key] = FailedAttempt(run=run, incident=run.incident, signs=signs, lives=lives)
-        if ending.living and not run.incident.captures:
+        if attempt.living and not run.incident.captures:
             self._capture(run)
         if final:
             self._close(self._stories[key], "ended", "incident closed: the job is over")

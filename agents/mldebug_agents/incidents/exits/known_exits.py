@@ -70,7 +70,7 @@ def joined_exits(before: AttemptExit, now: AttemptExit) -> AttemptExit:
         outside=mine.outside or its.outside,
         out_of_memory=mine.out_of_memory or its.out_of_memory,
         errors=its.errors | mine.errors,
-        said=mine.said or its.said,
+        cited=mine.cited or its.cited,
     )
     return msgspec.structs.replace(
         now,
@@ -89,17 +89,17 @@ def joined_exits(before: AttemptExit, now: AttemptExit) -> AttemptExit:
     )
 
 
-def launcher_lives(host: Host, ending: AttemptExit, same_boot: bool | None = None) -> bool:
+def launcher_lives(host: Host, attempt: AttemptExit, same_boot: bool | None = None) -> bool:
     """Does the launcher of an attempt that has failed still run, so that another attempt may come?
 
     It is older than its ranks; a process that has got its number since is younger. `same_boot`: has the node run since;
     None: the times must tell, which are wrong where somebody has set the clock.
     """
-    pid = None if ending.launcher_gone else ending.job.launcher_pid
+    pid = None if attempt.launcher_gone else attempt.job.launcher_pid
     stat = host.brief(pid) if pid else None
-    if stat is None or stat.state in "ZX" or not ending.identities:
+    if stat is None or stat.state in "ZX" or not attempt.identities:
         return False
-    first = min(ending.identities, key=lambda one: one.start_ticks)
+    first = min(attempt.identities, key=lambda one: one.start_ticks)
     if same_boot is None:
         same_boot = abs(host.started_at(first.start_ticks) - first.started_at) < 60.0
     return same_boot and stat.start_ticks <= first.start_ticks

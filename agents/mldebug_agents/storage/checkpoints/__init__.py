@@ -1,1 +1,1 @@
-"""Where the jobs of this node save, and how far the newest save is."""
+"""Where the jobs of this node write checkpoints, and whether the newest ones are complete."""

@@ -1,6 +1,7 @@
-"""The saves of all runs, as the main loop knows them: orders a look, remembers what came, tells who asks.
+"""The checkpoints of all runs: orders looks of the worker, keeps the last readings, and shows them.
 
-Learned places and what is known of earlier saves survive a restart of the agent. Belongs to the main loop's thread.
+The folders that were found and what is known of earlier checkpoints survive a restart of the agent. Belongs to the main
+loop's thread.
 """
 
 import logging
@@ -36,14 +37,12 @@ from mldebug_agents.watch.runs import Run
 log = logging.getLogger("mldebug")
 
 DEADLINE = 60.0
-OLD = (
-    DEADLINE + 30.0
-)  # seconds, and two intervals: what was seen before that is not what is there now
+OLD = DEADLINE + 30.0  # seconds, and two intervals: older readings do not show what is there now
 BURST = 1 << 20  # bytes that a job has written since the order before
 STORE_EVERY = 30.0
 MEMO = "saves"
 MAX_STORED = 64  # series
-OVER = 3600.0  # seconds for which the saves of a run that has ended are remembered
+OVER = 3600.0  # seconds for which the checkpoints of a run that has ended are remembered
 
 Key = tuple[str, str, str]  # run, folder, series
 
@@ -51,7 +50,7 @@ Key = tuple[str, str, str]  # run, folder, series
 Who = tuple[int, str]  # uid and name of a job
 
 
-class _Stored(msgspec.Struct):
+class _StoredSeries(msgspec.Struct):
     run: str
     folder: str
     series: str
@@ -60,12 +59,12 @@ class _Stored(msgspec.Struct):
 
 
 class CheckpointMonitor:
-    """All series of this node."""
+    """All series of checkpoints of this node."""
 
     def __init__(self, context: Context, store: Store, inbox: "queue.SimpleQueue[Result | None]", settings: CheckpointsConfig) -> None:  # fmt: skip
         reader = context.reader.another()  # a slow listing keeps nobody else waiting
-        self._saves = CheckpointReader(context.host, reader, create_all("checkpoints"))
-        self.worker = Worker("checkpoints", self._saves.look, inbox, DEADLINE)
+        self._reader = CheckpointReader(context.host, reader, create_all("checkpoints"))
+        self.worker = Worker("checkpoints", self._reader.look, inbox, DEADLINE)
         self._host = context.host
         self._store = store
         self._settings = settings
@@ -74,9 +73,9 @@ class CheckpointMonitor:
         self._steps: dict[str, int | None] = {}
         self._worlds: dict[str, int] = {}
         self._who: dict[str, Who] = {}
-        self._before: dict[str, Who] = {}  # as an earlier agent knew them
+        self._before: dict[str, Who] = {}  # as an earlier agent stored them
         self._over: list[
-            tuple[float, _Stored]
+            tuple[float, _StoredSeries]
         ] = []  # of runs that have ended: who comes back resumes from them
         self._written: dict[str, int] = {}
         self._burst: set[str] = set()
@@ -109,10 +108,10 @@ class CheckpointMonitor:
             self._orders = dict.fromkeys(runs, True)
         if now >= self._store_due and self._read_store:
             self._store_due = now + STORE_EVERY
-            self._keep(runs)
+            self._save_state(runs)
 
     def _note(self, runs: Mapping[str, Run]) -> None:
-        """Who has written much: a fast save is over before anybody sees its files open."""
+        """Which runs have written much: a fast checkpoint is over before its files are seen open."""
         for id, run in runs.items():
             written = sum(rank.written_bytes for rank in run.seen.look.ranks) if run.seen else 0
             before = self._written.get(id)
@@ -122,13 +121,13 @@ class CheckpointMonitor:
                 self._due = min(self._due, time.monotonic() + 2.0) if before is not None and self._quiet(id) else self._due  # fmt: skip
             self._steps[id] = run.seen.step if run.seen else None
             self._worlds[id] = run.job.world_size
-        self._bury(runs)
+        self._remember_ended(runs)
         for gone in self._written.keys() - runs.keys():
             del self._written[gone], self._steps[gone], self._worlds[gone]
             self._burst.discard(gone)
 
     def _quiet(self, run: str) -> bool:
-        """Is no place of this run known? Then a burst is worth an early look."""
+        """Whether no series of this run is known: then a burst of writing is worth an early look."""
         return not any(key[0] == run for key in self._series)
 
     def _order(self, runs: Mapping[str, Run], found: Discovery) -> CheckpointRequest:
@@ -136,8 +135,8 @@ class CheckpointMonitor:
         for id, run in runs.items():
             pids = [rank.pid for rank in run.job.ranks]
             pids += [child.pid for rank in run.job.ranks for child in found.children.get(rank.pid, ())]  # fmt: skip
-            known = tuple((folder, series) for of, folder, series in self._series if of == id)
-            jobs.append(JobRequest(job=run.job, pids=tuple(pids), known=known, burst=id in self._burst))  # fmt: skip
+            series = tuple((folder, kind) for of, folder, kind in self._series if of == id)
+            jobs.append(JobRequest(job=run.job, pids=tuple(pids), series=series, burst=id in self._burst))  # fmt: skip
         self._burst.clear()
         return CheckpointRequest(jobs=tuple(jobs), patterns=self._settings.paths)
 
@@ -145,31 +144,31 @@ class CheckpointMonitor:
         return bool(series.grown_at and time.time() - series.grown_at < 2 * self._settings.interval)
 
     def told(self, result: Result, runs: Mapping[str, Run]) -> None:
-        """The worker has answered, or failed."""
+        """Take the readings of a finished look; an error is logged."""
         if not isinstance(result.value, CheckpointNews):
             log.warning("checkpoints could not be looked at: %s", result.error)
             return
-        self._forget_places(result.value)
+        self._forget_configured(result.value)
         for look in result.value.looks:
             if look.run and look.run not in runs:
                 continue
             key = look.run, look.folder, look.series
-            if key not in self._series and not look.seen:
+            if key not in self._series and not look.readings:
                 continue  # nothing is there yet
             series = self._series.setdefault(key, CheckpointSeries())
             series.settle = self._settings.settle
-            series.look(look.at, look.seen, whole=look.whole, step=self._steps.get(look.run), world_size=self._worlds.get(look.run))  # fmt: skip
+            series.look(look.at, look.readings, whole=look.whole, step=self._steps.get(look.run), world_size=self._worlds.get(look.run))  # fmt: skip
             self._looks[key] = look
             self._troubles.update(one.code for one in look.troubles)
 
-    def _forget_places(self, news: CheckpointNews) -> None:
-        """Those that the configuration does not lead to any more, and that were deleted."""
-        for key in [key for key in self._series if not key[0] and key[1:] not in news.places]:
+    def _forget_configured(self, news: CheckpointNews) -> None:
+        """Drop series of the configuration whose folder it does not name any more, or that were deleted."""
+        for key in [key for key in self._series if not key[0] and key[1:] not in news.configured]:
             del self._series[key]
             self._looks.pop(key, None)
 
     def _trouble(self, key: Key, now: float) -> str:
-        """Why what is known of a series is not what is there now; "" where it is."""
+        """Why the readings of a series are not what is there now; "" where they are."""
         look = self._looks.get(key)
         if look is None:
             return "not looked at since the agent started"
@@ -179,7 +178,7 @@ class CheckpointMonitor:
         return look.trouble
 
     def places(self, runs: Mapping[str, Run]) -> dict[str, tuple[str, ...]]:
-        """By run: the folders into which it saves, and its log, as its ranks see them."""
+        """By run: the folders of its checkpoints, and its log, as its ranks see them."""
         logs = {id: run.seen.log for id, run in runs.items() if run.seen}
         return {
             id: tuple({folder: None for of, folder, _ in self._series if of == id})
@@ -187,7 +186,7 @@ class CheckpointMonitor:
             for id in runs
         }
 
-    # --- what it tells -------------------------------------------------------------------------------
+    # --- results -------------------------------------------------------------------------------
 
     def states(self) -> tuple[SeriesState, ...]:
         """All series, as the snapshot has them."""
@@ -200,7 +199,7 @@ class CheckpointMonitor:
         return tuple(found)
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot with all of it."""
+        """The snapshot with all series, the troubles so far, and the state of the worker."""
         states = self.states()
         by_run = {
             run.id: tuple(one for one in states if one.run == run.id) for run in snapshot.runs
@@ -214,7 +213,7 @@ class CheckpointMonitor:
         )
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """A capture, with what would be lost."""
+        """The capture with a sentence on what would be lost."""
         return msgspec.structs.replace(capture, saves=self._sentence(capture.job.id))
 
     def _sentence(self, run: str) -> str:
@@ -224,7 +223,7 @@ class CheckpointMonitor:
         return newest.sentence if newest else next(iter(lines_of(states, run)), "")
 
     def complete(self, look: JobLook) -> JobLook:
-        """A look, with when a save of the job's own processes last grew on disk: that is progress."""
+        """The look with the time at which a checkpoint of the job's own processes last grew on disk: that is progress."""
         grown = [one.grown_at for key, one in self._series.items() if key[0] == look.job.id and one.grown_at]  # fmt: skip
         if not grown:
             return look
@@ -235,48 +234,48 @@ class CheckpointMonitor:
 
     # --- across restarts -----------------------------------------------------------------------------
 
-    def _bury(self, runs: Mapping[str, Run]) -> None:
-        """A run has ended: what is known of its saves is kept for a while, for the same job that comes again."""
+    def _remember_ended(self, runs: Mapping[str, Run]) -> None:
+        """Keep the series of runs that have ended for a while: a restart of the same job resumes from them."""
         now = time.monotonic()
         self._over = [one for one in self._over if now - one[0] < OVER][-MAX_STORED:]
         for key in [key for key in self._series if key[0] and key[0] not in runs]:
             if key[0] in self._who:
-                told = _Stored(*key, self._series.pop(key).memory, self._who[key[0]])
-                self._over.append((now, told))
+                ended = _StoredSeries(*key, self._series.pop(key).memory, self._who[key[0]])
+                self._over.append((now, ended))
                 self._looks.pop(key, None)
         for id in self._who.keys() - runs.keys():
             del self._who[id]
 
     def _inherit(self, run: Run) -> None:
-        """It saves where a job of the same user and name has saved, if its command line or its folder says so, too."""
+        """Take over series of an ended job of the same user and name whose folder this one works in or names on its command line."""
         own = hints(self._host, run.job)
         for one in [one for one in self._over if one[1].who == self._who[run.job.id]]:
-            told = one[1]
-            if any(f"{told.folder}/".startswith(f"{folder}/") for folder in own):
+            stored = one[1]
+            if any(f"{stored.folder}/".startswith(f"{folder}/") for folder in own):
                 self._over.remove(one)
-                key = run.job.id, told.folder, told.series
-                self._series.setdefault(key, CheckpointSeries(told.memory))
+                key = run.job.id, stored.folder, stored.series
+                self._series.setdefault(key, CheckpointSeries(stored.memory))
 
     def _restore(self) -> None:
         if self._read_store or not self._store.opened:
             return
         self._read_store = True
         try:
-            stored = msgspec.json.decode(self._store.memo(MEMO) or b"[]", type=list[_Stored])
+            stored = msgspec.json.decode(self._store.memo(MEMO) or b"[]", type=list[_StoredSeries])
         except msgspec.MsgspecError:
             return
         for one in stored:
             self._before[one.run] = one.who
             self._series.setdefault((one.run, one.folder, one.series), CheckpointSeries(one.memory))
 
-    def _keep(self, runs: Mapping[str, Run]) -> None:
-        """Drop what nobody uses, and store the rest. A folder whose name is no UTF-8 is learned anew."""
+    def _save_state(self, runs: Mapping[str, Run]) -> None:
+        """Drop series that nobody uses, and store the others; a folder whose name is no UTF-8 is not stored."""
         wanted = self._looks.keys() | {key for key in self._series if key[0] in runs}
         for key in [key for key in self._series if key not in wanted] if self._orders else ():
-            self._over.append((time.monotonic(), _Stored(*key, self._series.pop(key).memory, self._before.get(key[0], (-1, "")))))  # fmt: skip
+            self._over.append((time.monotonic(), _StoredSeries(*key, self._series.pop(key).memory, self._before.get(key[0], (-1, "")))))  # fmt: skip
         whose = self._before | self._who
-        rows = [_Stored(*key, one.memory, whose.get(key[0], (-1, ""))) for key, one in self._series.items()]  # fmt: skip
-        rows = [one for one in (*rows, *(told for _, told in self._over)) if _is_text((one.run, one.folder, one.series))]  # fmt: skip
+        rows = [_StoredSeries(*key, one.memory, whose.get(key[0], (-1, ""))) for key, one in self._series.items()]  # fmt: skip
+        rows = [one for one in (*rows, *(stored for _, stored in self._over)) if _is_text((one.run, one.folder, one.series))]  # fmt: skip
         self._store.remember(MEMO, msgspec.json.encode(rows[:MAX_STORED]) if rows else b"")
 
 

@@ -1,5 +1,5 @@
-"""Where a job saves: learned from the files that its processes have open for writing, and after a burst of writing, from
-what is new in the folders that its command line names and in which it works.
+"""Where a job writes checkpoints: found by the files that its processes have open for writing and, after a burst of writing,
+by new files in the folder in which it works and in those that its command line names.
 
 Only links below /proc/PID/fd are read here, which the kernel answers from memory; folders are listed by the reader child.
 """
@@ -24,11 +24,11 @@ WRITING = ("w", "rw")
 
 
 class OpenCheckpointFile(msgspec.Struct, frozen=True):
-    """A part of a save that a process has open for writing."""
+    """A file of a checkpoint that a process has open for writing."""
 
     pid: int
     path: str  # as the process sees it
-    place: CheckpointPath
+    checkpoint: CheckpointPath
 
 
 class OpenFileReader:
@@ -39,7 +39,7 @@ class OpenFileReader:
         self._turn: dict[str, int] = {}  # job -> the process that is next
 
     def look(self, job_id: str, pids: list[int]) -> tuple[OpenCheckpointFile, ...]:
-        """What they write now; who had no turn is first the next time."""
+        """The checkpoint files that these processes write now; those for which there was no time come first the next time."""
         until = time.monotonic() + BUDGET
         begin = self._turn.get(job_id, 0) % max(1, len(pids))
         found: list[OpenCheckpointFile] = []
@@ -53,8 +53,8 @@ class OpenFileReader:
 
     def keep(self, jobs: Iterable[str]) -> None:
         """Forget all others."""
-        known = set(jobs)
-        self._turn = {job: turn for job, turn in self._turn.items() if job in known}
+        kept = set(jobs)
+        self._turn = {job: turn for job, turn in self._turn.items() if job in kept}
 
     def _of(self, pid: int) -> Iterator[OpenCheckpointFile]:
         for fd in self._numbers(pid):
@@ -62,9 +62,9 @@ class OpenFileReader:
             if not procfs.is_stored(path) or not is_part(basename(path)):
                 continue
             mode, _ = procfs.parse_fdinfo(self._host.text(pid, f"fdinfo/{fd}"))
-            place = checkpoint_of(path)
-            if place is not None and mode in WRITING:
-                yield OpenCheckpointFile(pid, path, place)
+            checkpoint = checkpoint_of(path)
+            if checkpoint is not None and mode in WRITING:
+                yield OpenCheckpointFile(pid, path, checkpoint)
 
     def _numbers(self, pid: int) -> list[str]:
         try:
@@ -74,7 +74,7 @@ class OpenFileReader:
 
 
 def hints(host: Host, job: Job) -> tuple[str, ...]:
-    """Folders in which a job may save: where it works, and what its command line names. As the first rank sees them."""
+    """Folders in which a job may write checkpoints: its working folder and those of its command line, as its first rank sees them."""
     if not job.ranks:
         return ()
     rank = min(job.ranks, key=lambda one: one.rank)

@@ -1,4 +1,4 @@
-"""Looks at the saves of all jobs: learns their places, and looks at each. Runs in a worker thread of its own."""
+"""Looks at the checkpoints of all jobs: finds their series, and looks at each. Runs in a worker thread of its own."""
 
 import errno
 import time
@@ -12,8 +12,11 @@ from mldebug.core.model import Job
 from mldebug.storage.checkpoints.model import Layout
 from mldebug.storage.checkpoints.names import CheckpointPath, checkpoint_of, is_part, series_of
 from mldebug_agents.storage.checkpoints.open_files import OpenCheckpointFile, OpenFileReader, hints
-from mldebug_agents.storage.checkpoints.series_reader import SeriesKey as Known
-from mldebug_agents.storage.checkpoints.series_reader import SeriesLook, SeriesReader, Trouble
+from mldebug_agents.storage.checkpoints.series_reader import (
+    SeriesKey,
+    SeriesLook,
+    SeriesReader,
+)
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
@@ -26,111 +29,110 @@ EARLY = 2.0  # seconds by which a file may be older than the job that wrote it
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One job: its processes, the series that are known, and whether it has written much since the order before."""
+    """One job: its processes, its known series, and whether it has written much since the last request."""
 
     job: Job
     pids: tuple[int, ...]
-    known: tuple[Known, ...] = ()
+    series: tuple[SeriesKey, ...] = ()
     burst: bool = False
 
 
 class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One look. `patterns` are those of the configuration."""
+    """One look at these jobs, and at what the patterns of the configuration lead to."""
 
     jobs: tuple[JobRequest, ...] = ()
     patterns: tuple[str, ...] = ()
 
 
 class CheckpointNews(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look came to."""
+    """The result of one look."""
 
     looks: tuple[SeriesLook, ...] = ()
-    troubles: tuple[Trouble, ...] = ()  # that no series has
-    places: frozenset[Known] = frozenset()  # of the configuration, as they are now
+    configured: frozenset[SeriesKey] = frozenset()  # what the patterns lead to now
 
 
 class CheckpointReader:
-    """The watch of all series of this node."""
+    """Reads all series of this node through the reader child."""
 
     def __init__(self, host: Host, reader: Reader, layouts: Sequence[Layout]) -> None:
         self._host = host
         self._reader = reader
         self._layouts = layouts
         self._descriptors = OpenFileReader(host)
-        self._series: dict[tuple[str, Known], SeriesReader] = {}
-        self._expanded: dict[str, list[Known]] = {}  # by pattern
+        self._series: dict[tuple[str, SeriesKey], SeriesReader] = {}
+        self._expanded: dict[str, list[SeriesKey]] = {}  # by pattern
         self._turn = 0
 
-    def look(self, order: CheckpointRequest) -> CheckpointNews:
-        """Look once."""
+    def look(self, request: CheckpointRequest) -> CheckpointNews:
+        """Look once at all series, for at most about `ROUND` seconds; the others come first the next time."""
         until = time.monotonic() + ROUND
-        self._descriptors.keep(one.job.id for one in order.jobs)
-        work: list[tuple[str, str, Known, frozenset[str]]] = []
-        for one in order.jobs:
-            work += self._of_job(one, order)
-        places = [place for pattern in order.patterns for place in self._expand(pattern)]
-        work += [("", self._host.root, place, frozenset()) for place in dict.fromkeys(places)]
-        self._series = {(run, place): self._series.get((run, place)) or SeriesReader(place, self._layouts) for run, _, place, _ in work}  # fmt: skip
-        return CheckpointNews(looks=tuple(self._look(work, until)), places=frozenset(places))
+        self._descriptors.keep(one.job.id for one in request.jobs)
+        work: list[tuple[str, str, SeriesKey, frozenset[str]]] = []
+        for job in request.jobs:
+            work += self._of_job(job, request)
+        configured = [key for pattern in request.patterns for key in self._expand(pattern)]
+        work += [("", self._host.root, key, frozenset()) for key in dict.fromkeys(configured)]
+        self._series = {(run, key): self._series.get((run, key)) or SeriesReader(key, self._layouts) for run, _, key, _ in work}  # fmt: skip
+        return CheckpointNews(
+            looks=tuple(self._look(work, until)), configured=frozenset(configured)
+        )
 
-    def _look(self, work: list[tuple[str, str, Known, frozenset[str]]], until: float) -> Iterator[SeriesLook]:  # fmt: skip
+    def _look(self, work: list[tuple[str, str, SeriesKey, frozenset[str]]], until: float) -> Iterator[SeriesLook]:  # fmt: skip
         begin = self._turn % max(1, len(work))
-        for number, (run, root, place, writing) in enumerate([*work[begin:], *work[:begin]]):
+        for number, (run, root, key, writing) in enumerate([*work[begin:], *work[:begin]]):
             if number and time.monotonic() > until:
                 self._turn = begin + number
                 return
-            yield self._series[run, place].look(
-                run, root, self._reader, writing, self._host.clock()
-            )
+            yield self._series[run, key].look(run, root, self._reader, writing, self._host.clock())
 
     # --- where ---------------------------------------------------------------------------------------
 
-    def _of_job(self, one: JobRequest, order: CheckpointRequest) -> Iterator[tuple[str, str, Known, frozenset[str]]]:  # fmt: skip
-        opened = self._descriptors.look(one.job.id, list(one.pids))
-        root = self._root(one)
+    def _of_job(self, job: JobRequest, request: CheckpointRequest) -> Iterator[tuple[str, str, SeriesKey, frozenset[str]]]:  # fmt: skip
+        opened = self._descriptors.look(job.job.id, list(job.pids))
+        root = self._root(job)
         if root is None:
             return
-        learned = [it.place for it in opened]
-        if one.burst:
-            learned += self._new_files(one, root, order)
-        fresh = [series_key(place) for place in learned]
-        places = list(dict.fromkeys((*one.known, *fresh)))[:MAX_SERIES]
-        for place in places:
-            yield one.job.id, root, place, _names(opened, place)
+        learned = [file.checkpoint for file in opened]
+        if job.burst:
+            learned += self._new_files(job, root, request)
+        fresh = [series_key(checkpoint) for checkpoint in learned]
+        keys = list(dict.fromkeys((*job.series, *fresh)))[:MAX_SERIES]
+        for key in keys:
+            yield job.job.id, root, key, _names(opened, key)
 
-    def _root(self, one: JobRequest) -> str | None:
-        living = (rank.pid for rank in one.job.ranks if self._host.brief(rank.pid) is not None)
+    def _root(self, job: JobRequest) -> str | None:
+        living = (rank.pid for rank in job.job.ranks if self._host.brief(rank.pid) is not None)
         pid = next(living, None)
         return None if pid is None else self._host.root_of(pid)
 
     def _new_files(
-        self, one: JobRequest, root: str, order: CheckpointRequest
+        self, job: JobRequest, root: str, request: CheckpointRequest
     ) -> Iterator[CheckpointPath]:
-        """Parts of saves that its user has written since it began, where no other job of this node looks like it."""
-        others = {it for other in order.jobs if other is not one for it in hints(self._host, other.job)}  # fmt: skip
-        for folder in hints(self._host, one.job):
+        """Checkpoint files that the job's user has written since it began, in folders that no other job of this node may write to."""
+        others = {it for other in request.jobs if other is not job for it in hints(self._host, other.job)}  # fmt: skip
+        for folder in hints(self._host, job.job):
             if folder in others:
                 continue
             listed = self._reader.list_folder(
                 f"{root}{folder}", depth=HINT_DEPTH, most=HINT_ENTRIES
             )
             for it in () if isinstance(listed, Unreadable) else listed.entries:
-                mine = it.kind == "file" and it.uid == one.job.uid
-                if mine and it.mtime >= one.job.started_at - EARLY and is_part(basename(it.path)):
-                    place = checkpoint_of(join(folder, it.path))
-                    if place is not None:
-                        yield place
+                mine = it.kind == "file" and it.uid == job.job.uid
+                if mine and it.mtime >= job.job.started_at - EARLY and is_part(basename(it.path)):
+                    checkpoint = checkpoint_of(join(folder, it.path))
+                    if checkpoint is not None:
+                        yield checkpoint
 
-    def _expand(self, pattern: str) -> Iterable[Known]:
-        """`/ckpt/*/step-*`: the folders that the first part leads to, and the series in them.
+    def _expand(self, pattern: str) -> Iterable[SeriesKey]:
+        """The series that a pattern such as `/ckpt/*/step-*` leads to now.
 
-        Where a folder above them does not answer, what it led to before stays.
+        Where a folder on the way does not answer, the series that were found before stay.
         """
         folders, answered = [""], True
         for part in dirname(pattern).split("/")[1:]:
-            told = [self._matching(folder, part) for folder in folders]
-            answered = answered and None not in told
-            folders = [inner for some in told for inner in some or ()][:MAX_PLACES]
+            matches = [self._matching(folder, part) for folder in folders]
+            answered = answered and None not in matches
+            folders = [inner for some in matches for inner in some or ()][:MAX_PLACES]
         found = [(folder, basename(pattern)) for folder in folders]
         before = self._expanded.get(pattern, [])
         self._expanded[pattern] = found if answered else list(dict.fromkeys((*found, *before)))
@@ -145,10 +147,10 @@ class CheckpointReader:
         return [f"{folder}/{it.path}" for it in listed.entries if it.kind == "folder" and fnmatchcase(it.path, part)]  # fmt: skip
 
 
-def series_key(place: CheckpointPath) -> Known:
-    """The series that a save belongs to."""
-    return place.folder, series_of(place.name)
+def series_key(checkpoint: CheckpointPath) -> SeriesKey:
+    """The series that a checkpoint belongs to: its folder, and its name with # for numbers."""
+    return checkpoint.folder, series_of(checkpoint.name)
 
 
-def _names(opened: Iterable[OpenCheckpointFile], place: Known) -> frozenset[str]:
-    return frozenset(one.place.name for one in opened if series_key(one.place) == place)
+def _names(opened: Iterable[OpenCheckpointFile], key: SeriesKey) -> frozenset[str]:
+    return frozenset(file.checkpoint.name for file in opened if series_key(file.checkpoint) == key)

@@ -1,6 +1,6 @@
-"""One look at the saves of one series: list the folder, list the newest saves in it, read the few bytes that say more.
+"""One look at the checkpoints of one series: list its folder and the newest checkpoints in it, read the bytes that layouts need.
 
-All through the reader child. What could not be seen is a named gap, and then nothing counts as missing.
+All of it through the reader child. What could not be read is a named gap, and then nothing counts as missing.
 """
 
 import re
@@ -29,18 +29,18 @@ from mldebug_agents.system.child.listing import FolderListing, LeftOut, ListedFi
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 
-MOST_SAVES = 4096  # entries of the folder of a series
-MOST_FILES = 20_000  # files of one save
+MOST_CHECKPOINTS = 4096  # entries of the folder of a series
+MOST_FILES = 20_000  # files of one checkpoint
 DEEP = 4  # levels
-NEWEST = 4  # saves that are looked at each time; older ones seldom
+NEWEST = 4  # checkpoints that are looked at each time; older ones seldom
 OLD_EVERY = 600.0  # seconds
 UNREAD_EVERY = 120.0  # seconds after which a file that could not be read is tried again
-MAX_KEPT = 64  # saves of one series that are looked at at all, the newest
+MAX_KEPT = 64  # checkpoints of one series that are looked at at all, the newest
 MOST_SINGLE = 512  # files of single ranks that are looked at beside each other
 ROUNDS = 3
-MAX_READ = 16 << 20  # bytes of one save
+MAX_READ = 16 << 20  # bytes of one checkpoint
 BESIDE_BYTES = 512
-LONGEST = 4.0  # seconds of one save
+LONGEST = 4.0  # seconds for one checkpoint
 
 SeriesKey = tuple[str, str]  # folder and series
 _WHY = {
@@ -53,82 +53,84 @@ _WHY = {
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """What could not be seen: a code for metrics, and a phrase."""
+    """What could not be read: a code for metrics, and a phrase for people."""
 
     code: str
     why: str
 
 
 class SeriesLook(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look at one series came to. `whole`: a save that is not in it is not there."""
+    """The readings of one look at one series. `whole`: a checkpoint that is not among them is not there."""
 
     run: str
     folder: str
     series: str
     at: float = 0.0  # unix
-    seen: tuple[CheckpointReading, ...] = ()
+    readings: tuple[CheckpointReading, ...] = ()
     whole: bool = False
     troubles: tuple[Trouble, ...] = ()
 
     @property
     def trouble(self) -> str:
-        """Why nobody can say what is the newest save; "" where it is seen."""
+        """Why the newest checkpoint is not known; "" where it is."""
         return "" if self.whole else next((one.why for one in self.troubles), "not looked at")
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """The same for people."""
+        """All troubles, for people."""
         what = f"checkpoints {clean(self.series, 80)} in {clean(printable(self.folder), 200)}"
         return tuple(Gap(what=what, reason=one.why) for one in self.troubles)
 
 
-class _Known(msgspec.Struct):
-    """A save as it was when it was judged."""
+class _Judged(msgspec.Struct):
+    """A checkpoint as it was when it was judged."""
 
-    seen: CheckpointReading
+    reading: CheckpointReading
     beside: Mapping[str, bytes]
     looked: float
     inode: int
     judged: float
     unread: tuple[str, ...] = ()  # files that could not be read then, and why
 
-    def stands(self, seen: CheckpointReading, beside: Mapping[str, bytes], now: float) -> bool:
-        """Would the same be found? Rights, and the time that there is, change without a change of the file."""
+    def holds(self, reading: CheckpointReading, beside: Mapping[str, bytes], now: float) -> bool:
+        """Whether the verdict still holds. Files that could not be read are tried again: rights change without a change of the file."""
         again = bool(self.unread) and not 0 <= now - self.judged < UNREAD_EVERY
-        return self.seen.sign == seen.sign and self.beside == beside and not again
+        return (
+            self.reading.fingerprint == reading.fingerprint and self.beside == beside and not again
+        )
 
 
 class SeriesReader:
-    """Looks at one series again and again. `root` is where its folder begins: `/proc/PID/root`, or nothing."""
+    """Looks at one series again and again, and remembers the verdicts of checkpoints that have not changed."""
 
-    def __init__(self, place: SeriesKey, layouts: Sequence[Layout]) -> None:
-        self.folder, self.series = place
+    def __init__(self, key: SeriesKey, layouts: Sequence[Layout]) -> None:
+        self.folder, self.series = key
         self._layouts = layouts
-        self._known: dict[str, _Known] = {}
+        self._judged: dict[str, _Judged] = {}
 
     def look(self, run: str, root: str, reader: Reader, writing: frozenset[str], now: float) -> SeriesLook:  # fmt: skip
-        """`writing`: names of saves of which a process of the job has a file open; `now` is unix time."""
-        listed = reader.list_folder(f"{root}{self.folder}", depth=1, most=MOST_SAVES)
-        told = SeriesLook(run=run, folder=self.folder, series=self.series, at=now)
+        """Look once. `root`: the prefix of the folder, such as `/proc/PID/root`; `writing`: names of checkpoints that a process of the job has open; `now`: unix time."""
+        listed = reader.list_folder(f"{root}{self.folder}", depth=1, most=MOST_CHECKPOINTS)
+        look = SeriesLook(run=run, folder=self.folder, series=self.series, at=now)
         if isinstance(listed, Unreadable):
             code = "stuck" if listed.stuck else "unreadable"
-            return msgspec.structs.replace(told, troubles=(Trouble(code, listed.reason),))
+            return msgspec.structs.replace(look, troubles=(Trouble(code, listed.reason),))
         found = {one.path: one for one in listed.entries if self.is_one(one)}
         beside = self._beside(root, reader, listed)
         troubles = list(troubles_of(listed))
         newest = self._newest(self._in_order(list(found.values()), writing))
-        kept = {one.path for one, _ in newest}  # those before them change nothing in what is told
-        self._known = {name: one for name, one in self._known.items() if name in kept}
+        kept = {one.path for one, _ in newest}  # older ones change nothing in what is shown
+        self._judged = {name: one for name, one in self._judged.items() if name in kept}
         for one, number in newest:
-            known = self._known.get(one.path)
-            if known is None or number < NEWEST or self._due(known, one, beside, now):
-                troubles += self._save(one, root, reader, writing, beside, now)
-        seen = tuple(join_ranks(one.seen for one in self._known.values()))
+            judged = self._judged.get(one.path)
+            if judged is None or number < NEWEST or self._due(judged, one, beside, now):
+                troubles += self._checkpoint(one, root, reader, writing, beside, now)
+        readings = tuple(join_ranks(one.reading for one in self._judged.values()))
         whole = not troubles_of(listed)
-        return msgspec.structs.replace(told, seen=seen, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
+        return msgspec.structs.replace(look, readings=readings, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
 
     def is_one(self, one: ListedFile) -> bool:
-        """Is this entry a save of the series? A link is none: what it leads to is."""
+        """Whether this entry is a checkpoint of the series. A link is none: what it leads to is."""
         if one.kind not in ("file", "folder"):
             return False
         if "*" in self.series or "?" in self.series:
@@ -136,11 +138,11 @@ class SeriesReader:
         return series_of(one.path) == self.series
 
     def _in_order(self, found: list[ListedFile], writing: frozenset[str]) -> list[ListedFile]:
-        """The newest first; the times of a file system that is wrong still order its files."""
+        """The newest first, by times of the file system (its clock may be wrong, but it orders the files)."""
         return sorted(found, key=lambda one: (one.path in writing, one.mtime), reverse=True)
 
     def _newest(self, found: list[ListedFile]) -> list[tuple[ListedFile, int]]:
-        """Those that are looked at at all, with the number of their save: the files of single ranks are one."""
+        """The entries that are looked at at all, each with the number of its checkpoint: files of single ranks share one."""
         names = [group_of(one.path, single=one.kind == "file") for one in found]
         sizes, left = Counter(names), MOST_SINGLE
         numbers: dict[str, int] = {}
@@ -152,27 +154,29 @@ class SeriesReader:
             (one, numbers[name]) for one, name in zip(found, names, strict=True) if name in numbers
         ]
 
-    def _due(self, known: _Known, one: ListedFile, beside: Mapping[str, bytes], now: float) -> bool:
-        changed = known.inode != one.inode or known.beside != beside
-        return changed or now - known.looked >= OLD_EVERY or now < known.looked
+    def _due(
+        self, judged: _Judged, one: ListedFile, beside: Mapping[str, bytes], now: float
+    ) -> bool:
+        changed = judged.inode != one.inode or judged.beside != beside
+        return changed or now - judged.looked >= OLD_EVERY or now < judged.looked
 
-    # --- one save ------------------------------------------------------------------------------------
+    # --- one checkpoint ------------------------------------------------------------------------------------
 
-    def _save(self, one: ListedFile, root: str, reader: Reader, writing: frozenset[str], beside: Mapping[str, bytes], now: float) -> list[Trouble]:  # fmt: skip
+    def _checkpoint(self, one: ListedFile, root: str, reader: Reader, writing: frozenset[str], beside: Mapping[str, bytes], now: float) -> list[Trouble]:  # fmt: skip
         path = f"{root}{self.folder}/{one.path}"
-        save, troubles = self._listed(one, path, reader, beside)
-        if save is None:
-            self._known.pop(one.path, None)
+        checkpoint, troubles = self._listed(one, path, reader, beside)
+        if checkpoint is None:
+            self._judged.pop(one.path, None)
             return troubles
-        seen = _seen(save, one, one.path in writing)
-        known = self._known.get(one.path)
-        if known is None or troubles or not known.stands(seen, beside, now):
-            read = self._read(save, path, reader)
-            seen = msgspec.structs.replace(seen, verdict=judge(read, self._layouts))
-            known = _Known(seen, beside, now, one.inode, now, tuple(unread_files(read)))
-        seen = msgspec.structs.replace(seen, verdict=known.seen.verdict)
-        self._known[one.path] = msgspec.structs.replace(known, seen=seen, looked=now)
-        return troubles + [Trouble("unread", why) for why in known.unread[:1]]
+        reading = _reading(checkpoint, one, one.path in writing)
+        judged = self._judged.get(one.path)
+        if judged is None or troubles or not judged.holds(reading, beside, now):
+            read = self._read(checkpoint, path, reader)
+            reading = msgspec.structs.replace(reading, verdict=judge(read, self._layouts))
+            judged = _Judged(reading, beside, now, one.inode, now, tuple(unread_files(read)))
+        reading = msgspec.structs.replace(reading, verdict=judged.reading.verdict)
+        self._judged[one.path] = msgspec.structs.replace(judged, reading=reading, looked=now)
+        return troubles + [Trouble("unread", why) for why in judged.unread[:1]]
 
     def _listed(self, one: ListedFile, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Checkpoint | None, list[Trouble]]:  # fmt: skip
         if one.kind == "file":
@@ -182,21 +186,21 @@ class SeriesReader:
         if isinstance(listed, Unreadable):
             if listed.errno == 2:  # deleted since its folder was listed
                 return None, []
-            save = Checkpoint(name=one.path, cut=listed.reason, beside=beside)
-            return save, [Trouble("stuck" if listed.stuck else "unreadable", listed.reason)]
+            checkpoint = Checkpoint(name=one.path, cut=listed.reason, beside=beside)
+            return checkpoint, [Trouble("stuck" if listed.stuck else "unreadable", listed.reason)]
         troubles = list(troubles_of(listed))
         files = sorted((_entry(it) for it in listed.entries if it.kind == "file"), key=lambda it: it.path)  # fmt: skip
         cut = troubles[0].why if troubles else ""
         return Checkpoint(name=one.path, files=tuple(files), cut=cut, beside=beside), troubles
 
-    def _read(self, save: Checkpoint, path: str, reader: Reader) -> Checkpoint:
-        """Read what its layout asks for, as long as that is little and answers come."""
+    def _read(self, checkpoint: Checkpoint, path: str, reader: Reader) -> Checkpoint:
+        """The checkpoint with the byte ranges that its layouts need, as far as they can be read in time."""
         until, left = time.monotonic() + LONGEST, MAX_READ
         for _ in range(ROUNDS):
-            asked = wants(save, self._layouts)
+            needed = wants(checkpoint, self._layouts)
             parts: dict[ByteRange, bytes] = {}
             unread: dict[str, str] = {}
-            for one in asked:
+            for one in needed:
                 left -= 0 if one.find else one.size
                 if left < 0 or time.monotonic() > until:
                     unread[one.path] = "was not read: no time left"
@@ -206,10 +210,10 @@ class SeriesReader:
                     unread[one.path] = f"could not be read: {got.reason}"
                 else:
                     parts[one] = got
-            save = msgspec.structs.replace(save, parts={**save.parts, **parts}, unread={**save.unread, **unread})  # fmt: skip
+            checkpoint = msgspec.structs.replace(checkpoint, parts={**checkpoint.parts, **parts}, unread={**checkpoint.unread, **unread})  # fmt: skip
             if not parts:
                 break
-        return save
+        return checkpoint
 
     def _beside(self, root: str, reader: Reader, listed: FolderListing) -> Mapping[str, bytes]:
         found = {}
@@ -223,23 +227,25 @@ class SeriesReader:
 
 
 def troubles_of(listed: FolderListing) -> tuple[Trouble, ...]:
-    """Why a listing is not whole."""
-    return tuple(Trouble(*told) for flag, told in _WHY.items() if flag in listed.left)
+    """Why a listing of a folder is not whole."""
+    return tuple(
+        Trouble(*code_and_why) for flag, code_and_why in _WHY.items() if flag in listed.left
+    )
 
 
-def _seen(save: Checkpoint, one: ListedFile, is_open: bool) -> CheckpointReading:
-    all_times = [it.mtime for it in save.files] or [one.mtime]
+def _reading(checkpoint: Checkpoint, one: ListedFile, is_open: bool) -> CheckpointReading:
+    all_times = [it.mtime for it in checkpoint.files] or [one.mtime]
     own = [
-        it.mtime for it in save.files if is_part(basename(it.path))
+        it.mtime for it in checkpoint.files if is_part(basename(it.path))
     ]  # a copied config keeps its old time
     return CheckpointReading(
         name=one.path,
-        size=save.size,
-        files=len(save.files),
+        size=checkpoint.size,
+        files=len(checkpoint.files),
         oldest=min(own or all_times),
         newest=max(all_times),
         inode=one.inode,
-        single=not save.folder,
+        single=not checkpoint.folder,
         open=is_open,
         verdict=CheckpointVerdict(),
     )
@@ -260,7 +266,7 @@ SEARCH_SECONDS = 8.0  # seconds for one file
 
 
 def read_part(reader: Reader, path: str, wanted: ByteRange) -> bytes | Unreadable:
-    """What is wanted of the file at that path."""
+    """The bytes of that range of the file at `path`, or with `find` its matches, one a line; `Unreadable` says why not."""
     if wanted.find:
         return _search(reader, path, wanted)
     got = reader.read_from(path, wanted.offset, max_bytes=wanted.size)
@@ -268,7 +274,7 @@ def read_part(reader: Reader, path: str, wanted: ByteRange) -> bytes | Unreadabl
 
 
 def _search(reader: Reader, path: str, wanted: ByteRange) -> bytes | Unreadable:
-    """All different matches. A match at the end of a piece may go on in the next: what is near it is searched again."""
+    """All distinct matches. A match at the end of a piece may go on in the next, so the last bytes are searched again."""
     expression, found, until = (
         re.compile(wanted.find),
         set[bytes](),

@@ -52,7 +52,9 @@ class ChildRegistry:
     @property
     def leftovers(self) -> tuple[Leftover, ...]:
         """Who was abandoned, and what is left of those of an earlier agent."""
-        ours = tuple(Leftover(pid, start, told(argv)) for pid, start, argv in self.abandoned)
+        ours = tuple(
+            Leftover(pid, start, command_words(argv)) for pid, start, argv in self.abandoned
+        )
         self._inherited = self.inherited()
         return (*self._inherited, *ours)
 
@@ -62,12 +64,12 @@ class ChildRegistry:
 
     def named(self, children: Sequence[Leftover]) -> list[Leftover]:
         """With the words that they were started with; the kernel knows a short name only."""
-        words = {child.pid: told(child.argv) for child in self.known()}
+        words = {child.pid: command_words(child.argv) for child in self.recent()}
         return [
             Leftover(one.pid, one.start_ticks, words.get(one.pid, one.words)) for one in children
         ]
 
-    def known(self) -> list[ChildProcess]:
+    def recent(self) -> list[ChildProcess]:
         """The last `REMEMBERED` children, as their pipes tell of them now."""
         with self._lock:
             for child in self._started:
@@ -82,6 +84,6 @@ class ChildRegistry:
                 self._abandoned.pop().close()
 
 
-def told(words: Sequence[str]) -> str:
+def command_words(words: Sequence[str]) -> str:
     """How a command line names a leftover."""
     return " ".join(words)[:WORDS]

@@ -100,11 +100,11 @@ class _Helper:
                 if fd == self._wake:
                     self._reap()
                 else:
-                    serving = self._obey()
+                    serving = self._handle_request()
         for pid in self._children:
             _kill_group(pid)
 
-    def _obey(self) -> bool:
+    def _handle_request(self) -> bool:
         packet, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST, 4)
         if not packet:
             return False
@@ -121,12 +121,12 @@ class _Helper:
         try:
             pid = os.fork()
         except OSError as error:
-            _tell(status, b"E", error.errno or errno.EAGAIN)
+            _write_status(status, b"E", error.errno or errno.EAGAIN)
             _close(fds)
             return
         if pid == 0:
             self._become(request, status, others)
-        _tell(status, b"P", pid)
+        _write_status(status, b"P", pid)
         self._children[pid] = (request.number, status)
         self._pids[request.number] = pid
         _close(others)
@@ -148,9 +148,9 @@ class _Helper:
             else:
                 _execute(request, status, fds)
         except OSError as error:
-            _tell(status, b"E", error.errno or errno.EINVAL)
+            _write_status(status, b"E", error.errno or errno.EINVAL)
         except (ValueError, TypeError, LookupError):  # a NUL in an argument, an unknown worker
-            _tell(status, b"E", errno.EINVAL)
+            _write_status(status, b"E", errno.EINVAL)
         finally:
             os._exit(code)
 
@@ -172,7 +172,7 @@ class _Helper:
         if child:
             number, status = child
             del self._pids[number]
-            _tell(status, b"X", wait_status)
+            _write_status(status, b"X", wait_status)
             os.close(status)
 
 
@@ -219,7 +219,7 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _tell(status: int, kind: bytes, value: int) -> None:
+def _write_status(status: int, kind: bytes, value: int) -> None:
     with contextlib.suppress(OSError):  # nobody listens any more
         os.write(status, NEWS.pack(kind, value))
 

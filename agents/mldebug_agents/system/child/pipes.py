@@ -79,7 +79,7 @@ class OutputPipe:
         self.ended = False
         self.flooded = False
         self._data = bytearray()
-        self._told = 0
+        self._reported = 0
 
     def __enter__(self) -> Self:
         return self
@@ -108,9 +108,9 @@ class OutputPipe:
 
     def news(self) -> bytes:
         """What has come since this was asked last."""
-        told = bytes(self._data[self._told :])
-        self._told = len(self._data)
-        return told
+        fresh = bytes(self._data[self._reported :])
+        self._reported = len(self._data)
+        return fresh
 
     def drain(self) -> bytes:
         """Take in what is left in the pipe now, and return all that came, at most `limit` bytes."""

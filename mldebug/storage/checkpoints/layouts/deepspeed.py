@@ -7,10 +7,11 @@ from posixpath import basename
 import msgspec
 
 from mldebug.core.plugins import NoOptions
-from mldebug.storage.checkpoints.model import (
+from mldebug.storage.checkpoints.layouts import (
     ByteRange,
     Checkpoint,
     CheckpointVerdict,
+    Layout,
     complete,
     incomplete,
     unsure,
@@ -26,52 +27,53 @@ _OPTIMIZER = re.compile(
 
 
 class DeepSpeed:
-    """The ranks in the names must leave no gap, and `latest` must have come so far."""
+    """Complete when no rank is missing in the file names and `latest` names this tag or a later one."""
 
     order = 10
 
-    def fits(self, save: Checkpoint) -> bool:
-        """Is there a file of a rank directly in it?"""
-        return any(_MODEL.fullmatch(one.path) or _OPTIMIZER.fullmatch(one.path) for one in save.files)  # fmt: skip
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        """Whether the folder itself holds a DeepSpeed file of a rank."""
+        return any(_MODEL.fullmatch(file.path) or _OPTIMIZER.fullmatch(file.path) for file in checkpoint.files)  # fmt: skip
 
-    def wants(self, save: Checkpoint) -> Iterator[ByteRange]:
-        """Nothing but `latest`, which stands beside it."""
+    def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
+        """Nothing: `latest`, which lies beside the folder, is always read."""
         yield from ()
 
-    def judge(self, save: Checkpoint) -> CheckpointVerdict:
-        """Complete where `latest` names it or a later one. Rank 0 writes that, and waits for the others only then."""
-        found = [_OPTIMIZER.fullmatch(one.path) for one in save.files]
-        seats = {(int(one[1]), int(one[2])) for one in found if one}
-        models = [one for one in save.files if _MODEL.fullmatch(one.path)]
-        count = len(seats) + len(models)
-        if lost := _gap(seats):
-            return incomplete(NAME, count, lost, _seats(seats))
+    def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
+        """Complete where `latest` names this tag or a later one: rank 0 writes it after all ranks have written."""
+        matches = [_OPTIMIZER.fullmatch(file.path) for file in checkpoint.files]
+        partitions = {(int(match[1]), int(match[2])) for match in matches if match}
+        models = [file for file in checkpoint.files if _MODEL.fullmatch(file.path)]
+        count = len(partitions) + len(models)
+        if lost := _gap(partitions):
+            return incomplete(NAME, count, lost, _expected(partitions))
         if not models:
             return incomplete(NAME, count, "there is no file with the model's states")
-        if LATEST not in save.beside:
+        if LATEST not in checkpoint.beside:
             return unsure(NAME, count, "nothing says how many ranks there should be: no `latest`")
-        named = basename(save.beside[LATEST][:300].decode(errors="replace").strip())
-        if _reached(named, save.name):
+        named = basename(checkpoint.beside[LATEST][:300].decode(errors="replace").strip())
+        if _reached(named, checkpoint.name):
             verdict = complete(NAME, count)
-            return msgspec.structs.replace(verdict, seats=len(seats) or None)
+            return msgspec.structs.replace(verdict, writers=len(partitions) or None)
         return incomplete(NAME, count, f"`latest` still names {named[:100]!r}")
 
 
-def _seats(seats: set[tuple[int, int]]) -> int:
-    return (max(one for one, _ in seats) + 1) * (max(other for _, other in seats) + 1)
+def _expected(partitions: set[tuple[int, int]]) -> int:
+    """Files that there must be for the largest data-parallel and model-parallel rank in the names."""
+    return (max(dp for dp, _ in partitions) + 1) * (max(mp for _, mp in partitions) + 1)
 
 
-def _gap(seats: set[tuple[int, int]]) -> str:
-    if not seats or len(seats) == (wanted := _seats(seats)):
+def _gap(partitions: set[tuple[int, int]]) -> str:
+    if not partitions or len(partitions) == (wanted := _expected(partitions)):
         return ""
-    return f"{len(seats)} of at least {wanted} files with optimizer states are there"
+    return f"{len(partitions)} of at least {wanted} files with optimizer states are there"
 
 
 def _reached(named: str, own: str) -> bool:
-    told, mine = step_of(named), step_of(own)
-    return named == own or (told is not None and mine is not None and told >= mine)
+    latest, mine = step_of(named), step_of(own)
+    return named == own or (latest is not None and mine is not None and latest >= mine)
 
 
-def create(options: NoOptions) -> DeepSpeed:
+def create(options: NoOptions) -> Layout:
     """Build the layout."""
     return DeepSpeed()

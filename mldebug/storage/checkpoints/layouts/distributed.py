@@ -6,11 +6,12 @@ from posixpath import basename, dirname
 
 from mldebug.core.plugins import NoOptions
 from mldebug.storage.checkpoints import torch_zip
-from mldebug.storage.checkpoints.model import (
+from mldebug.storage.checkpoints.layouts import (
     ByteRange,
     Checkpoint,
     CheckpointVerdict,
     FileEntry,
+    Layout,
     complete,
     incomplete,
     unsure,
@@ -26,55 +27,58 @@ _NAMED = re.compile(rb"__\d{1,7}_\d{1,7}\.distcp")
 
 
 class Distributed:
-    """Holds the files against what the index says of them: name, offset, length."""
+    """Compares the shards with what `.metadata` says of them: name, offset, length."""
 
     order = 40
 
-    def fits(self, save: Checkpoint) -> bool:
-        """Are there shards, or an index of them?"""
-        return any(_SHARD.fullmatch(basename(one.path)) for one in save.files) or bool(
-            _indexes(save)
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        """Whether it has shards or a `.metadata`."""
+        return any(_SHARD.fullmatch(basename(file.path)) for file in checkpoint.files) or bool(
+            _indexes(checkpoint)
         )
 
-    def wants(self, save: Checkpoint) -> Iterator[ByteRange]:
-        """All of each index; of a large one the names in it, and the ends of the shards."""
-        for one in _indexes(save):
+    def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
+        """Each whole index; of an index over 2 MiB only the file names in it, and the ends of the shards."""
+        for one in _indexes(checkpoint):
             if one.size <= MAX_BYTES:
                 yield _whole(one)
             elif one.size <= MAX_SEARCHED:
                 yield from (_names(one), _stop(one))
-                yield from (torch_zip.last(shard) for shard in _looked_at(save))
+                yield from (torch_zip.last(shard) for shard in _looked_at(checkpoint))
 
-    def judge(self, save: Checkpoint) -> CheckpointVerdict:
-        """Complete where each index names only files that are there and long enough."""
-        shards = [one for one in save.files if _SHARD.fullmatch(basename(one.path))]
-        count, found = len(shards), _indexes(save)
+    def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
+        """Complete where every file that an index names is there and long enough."""
+        shards = [file for file in checkpoint.files if _SHARD.fullmatch(basename(file.path))]
+        count, found = len(shards), _indexes(checkpoint)
         folders = {dirname(one.path) for one in shards}
         if missing := folders - {dirname(one.path) for one in found}:
             return incomplete(NAME, count, _no_index(sorted(missing)))
-        verdicts = [self._index(save, one) for one in found]
+        verdicts = [self._index(checkpoint, one) for one in found]
         faults = [one for one in verdicts if one and one[0] == "broken"]
         doubts = [one for one in verdicts if one and one[0] == "unsure"]
         if faults:
             return incomplete(NAME, count, faults[0][1])
         return unsure(NAME, count, doubts[0][1]) if doubts else complete(NAME, count)
 
-    def _index(self, save: Checkpoint, index: FileEntry) -> tuple[str, str] | None:
+    def _index(self, checkpoint: Checkpoint, index: FileEntry) -> tuple[str, str] | None:
         if not index.size:
             return "broken", ".metadata is empty"
         large = index.size > MAX_BYTES
-        data = save.parts.get(_names(index) if large else _whole(index))
-        end = save.parts.get(_stop(index)) if large else data
+        data = checkpoint.parts.get(_names(index) if large else _whole(index))
+        end = checkpoint.parts.get(_stop(index)) if large else data
         if data is None or end is None or (not large and len(data) != index.size):
-            return "unsure", f".metadata {save.unread.get(index.path, 'is too large to be read')}"
+            return (
+                "unsure",
+                f".metadata {checkpoint.unread.get(index.path, 'is too large to be read')}",
+            )
         if not end.endswith(b"."):  # STOP, the last operation of every pickle
             return "broken", ".metadata was cut off"
-        beside = {basename(one.path): one for one in save.files if dirname(one.path) == dirname(index.path)}  # fmt: skip
+        beside = {basename(file.path): file for file in checkpoint.files if dirname(file.path) == dirname(index.path)}  # fmt: skip
         promised = _named(data) if large else _promised(data)
         return (
             _compare(promised, {name: one.size for name, one in beside.items()})
             or _later(index, (beside[name] for name in promised))
-            or (_unended(save) if large else None)
+            or (_unended(checkpoint) if large else None)
         )
 
 
@@ -82,10 +86,10 @@ def _named(data: bytes) -> dict[str, int]:
     return dict.fromkeys((one.decode() for one in _NAMED.findall(data)), 1)
 
 
-def _unended(save: Checkpoint) -> tuple[str, str] | None:
-    """Lengths are not read from a large index: a shard that ends as PyTorch ends each tensor was not cut off."""
-    for one in _looked_at(save):
-        if not torch_zip.is_ended(save, one):
+def _unended(checkpoint: Checkpoint) -> tuple[str, str] | None:
+    """A shard that may have been cut off, for an index too large to tell lengths: whole ones end with a zip end record."""
+    for one in _looked_at(checkpoint):
+        if not torch_zip.is_ended(checkpoint, one):
             return (
                 "unsure",
                 f"{one.path} may have been cut off: .metadata is too large to be compared with lengths",
@@ -93,29 +97,29 @@ def _unended(save: Checkpoint) -> tuple[str, str] | None:
     return None
 
 
-def _looked_at(save: Checkpoint) -> list[FileEntry]:
-    """The shards of which the end is looked at; of very many a part."""
-    found = [one for one in save.files if _SHARD.fullmatch(basename(one.path))]
+def _looked_at(checkpoint: Checkpoint) -> list[FileEntry]:
+    """The shards whose end is checked: at most about `MOST_ENDS`, evenly spread."""
+    found = [file for file in checkpoint.files if _SHARD.fullmatch(basename(file.path))]
     return found[:: max(1, -(-len(found) // MOST_ENDS))]
 
 
 def _promised(data: bytes) -> dict[str, int]:
-    """Name -> bytes that it must have at least; 1 where the index is not understood."""
+    """File name -> least size in bytes by the index; 1 where the index could not be parsed."""
     promised = _named(data)
     try:
         objects = pickled_objects(data)
     except ValueError:
         objects = []
     for one in objects:
-        if one.name.endswith("._StorageInfo") and (told := _stored(one)):
-            promised[told[0]] = max(promised.get(told[0], 1), told[1])
+        if one.name.endswith("._StorageInfo") and (stored := _stored(one)):
+            promised[stored[0]] = max(promised.get(stored[0], 1), stored[1])
     return promised
 
 
 def _stored(one: PickledObject) -> tuple[str, int] | None:
     name, offset, length = (one.get(key) for key in ("relative_path", "offset", "length"))
-    known = isinstance(name, str) and isinstance(offset, int) and isinstance(length, int)
-    return (name, offset + length) if known and _SHARD.fullmatch(name) else None
+    valid = isinstance(name, str) and isinstance(offset, int) and isinstance(length, int)
+    return (name, offset + length) if valid and _SHARD.fullmatch(name) else None
 
 
 def _compare(promised: dict[str, int], sizes: dict[str, int]) -> tuple[str, str] | None:
@@ -130,7 +134,7 @@ def _compare(promised: dict[str, int], sizes: dict[str, int]) -> tuple[str, str]
 
 
 def _later(index: FileEntry, shards: Iterable[FileEntry]) -> tuple[str, str] | None:
-    """The index is written last: one that is older than a shard may be that of the save before, in the same folder."""
+    """Doubt where a shard is younger than the index: it is written last, so this may be the index of an earlier checkpoint."""
     newest = max(shards, key=lambda one: one.mtime, default=index)
     if newest.mtime - index.mtime <= SLACK:
         return None
@@ -142,8 +146,8 @@ def _no_index(folders: list[str]) -> str:
     return f"there is no .metadata{inside}, which is written last"
 
 
-def _indexes(save: Checkpoint) -> list[FileEntry]:
-    return [one for one in save.files if basename(one.path) == ".metadata"]
+def _indexes(checkpoint: Checkpoint) -> list[FileEntry]:
+    return [file for file in checkpoint.files if basename(file.path) == ".metadata"]
 
 
 def _names(one: FileEntry) -> ByteRange:
@@ -158,6 +162,6 @@ def _whole(one: FileEntry) -> ByteRange:
     return ByteRange(one.path, 0, one.size)
 
 
-def create(options: NoOptions) -> Distributed:
+def create(options: NoOptions) -> Layout:
     """Build the layout."""
     return Distributed()

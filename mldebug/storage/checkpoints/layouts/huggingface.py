@@ -7,11 +7,12 @@ from posixpath import basename
 import msgspec
 
 from mldebug.core.plugins import NoOptions
-from mldebug.storage.checkpoints.model import (
+from mldebug.storage.checkpoints.layouts import (
     ByteRange,
     Checkpoint,
     CheckpointVerdict,
     FileEntry,
+    Layout,
     complete,
     incomplete,
     unsure,
@@ -33,53 +34,53 @@ class _Index(msgspec.Struct):
 
 
 class HuggingFace:
-    """Holds the shards against their index; a Trainer's folder must have its state as well."""
+    """Compares the shards with their index; a folder of the Trainer must have `trainer_state.json` as well."""
 
     order = 30
 
-    def fits(self, save: Checkpoint) -> bool:
-        """Is there an index, a Trainer's state, or a model with its config?"""
-        names = {basename(one.path) for one in save.files}
-        if not save.folder:
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        """Whether it has an index, a state of the Trainer, or weights beside a config."""
+        names = {basename(file.path) for file in checkpoint.files}
+        if not checkpoint.folder:
             return False
         special = STATE in names or any(map(_INDEX.fullmatch, names))
         model = bool({"config.json", "adapter_config.json"} & names) and any(map(_WEIGHTS.fullmatch, names))  # fmt: skip
-        trainer = _TRAINER.fullmatch(save.name) and any(map(_WEIGHTS.fullmatch, names))
+        trainer = _TRAINER.fullmatch(checkpoint.name) and any(map(_WEIGHTS.fullmatch, names))
         return bool(special or model or trainer)
 
-    def wants(self, save: Checkpoint) -> Iterator[ByteRange]:
-        """The index, and the end of the state."""
-        for one in save.files:
+    def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
+        """Each index of at most `MAX_INDEX` bytes, and the end of `trainer_state.json`."""
+        for one in checkpoint.files:
             if _INDEX.fullmatch(basename(one.path)) and one.size <= MAX_INDEX:
                 yield ByteRange(one.path, 0, one.size)
-        if (state := save.entry(STATE)) is not None:
+        if (state := checkpoint.entry(STATE)) is not None:
             yield _end(state)
 
-    def judge(self, save: Checkpoint) -> CheckpointVerdict:
-        """Complete where all shards are there, and where a Trainer wrote it, its state."""
-        weights = [one for one in save.files if _WEIGHTS.fullmatch(basename(one.path))]
+    def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
+        """Complete where all shards are there and, where the Trainer wrote it, its state too."""
+        weights = [file for file in checkpoint.files if _WEIGHTS.fullmatch(basename(file.path))]
         count = len(weights)
-        for index in (one for one in save.files if _INDEX.fullmatch(basename(one.path))):
-            named = _named(save, index)
+        for index in (one for one in checkpoint.files if _INDEX.fullmatch(basename(one.path))):
+            named = _named(checkpoint, index)
             if named == "cut off":
                 return incomplete(NAME, count, f"{basename(index.path)} was cut off")
             if not isinstance(named, set):
                 return unsure(NAME, count, f"{basename(index.path)} could not be read")
-            if missing := sorted(named - {basename(one.path) for one in save.files}):
+            if missing := sorted(named - {basename(file.path) for file in checkpoint.files}):
                 why = f"{missing[0]} is missing, which its index names"
                 return incomplete(NAME, count, why, len(named))
         if lost := _lost_part(weights):
             return incomplete(NAME, count, lost)
-        if trouble := _state(save):
+        if trouble := _state(checkpoint):
             return incomplete(NAME, count, trouble)
-        if not count and not _other_weights(save):
+        if not count and not _other_weights(checkpoint):
             return incomplete(NAME, 0, "it has no weights")
         return complete(NAME, count)
 
 
-def _named(save: Checkpoint, index: FileEntry) -> set[str] | str:
-    """The files that an index names, or why they are not known."""
-    data = save.parts.get(ByteRange(index.path, 0, index.size))
+def _named(checkpoint: Checkpoint, index: FileEntry) -> set[str] | str:
+    """Names of the files that an index lists, or why they could not be read: "not read", "cut off", "not understood"."""
+    data = checkpoint.parts.get(ByteRange(index.path, 0, index.size))
     if data is None or len(data) != index.size:
         return "not read"
     if not data.rstrip().endswith(b"}"):
@@ -91,33 +92,35 @@ def _named(save: Checkpoint, index: FileEntry) -> set[str] | str:
 
 
 def _lost_part(weights: list[FileEntry]) -> str:
-    """`model-00001-of-00003`: the names alone tell how many there should be, before there is an index."""
+    """Why shards are missing by their own names (`model-00001-of-00003`); "" where none is. An index is written after them."""
     parts = [found for one in weights if (found := _PART.fullmatch(basename(one.path)))]
     wanted = max((int(one[2]) for one in parts), default=0)
     here = len({int(one[1]) for one in parts})
     return f"{here} of {wanted} parts are there" if here < wanted else ""
 
 
-def _state(save: Checkpoint) -> str:
-    state = save.entry(STATE)
+def _state(checkpoint: Checkpoint) -> str:
+    state = checkpoint.entry(STATE)
     if state is None:
-        trainer = _TRAINER.fullmatch(save.name) is not None
+        trainer = _TRAINER.fullmatch(checkpoint.name) is not None
         return f"there is no {STATE}, which the Trainer writes last" if trainer else ""
-    end = save.parts.get(_end(state))
+    end = checkpoint.parts.get(_end(state))
     if end is not None and not end.rstrip().endswith(b"}"):
         return f"{STATE} was cut off"
     return ""
 
 
-def _other_weights(save: Checkpoint) -> bool:
-    """DeepSpeed's and FSDP's own files below it hold them."""
-    return any(one.path.endswith((".distcp", ".pt", ".safetensors", ".bin")) for one in save.files)
+def _other_weights(checkpoint: Checkpoint) -> bool:
+    """Whether files of DeepSpeed or FSDP below the folder hold the weights."""
+    return any(
+        file.path.endswith((".distcp", ".pt", ".safetensors", ".bin")) for file in checkpoint.files
+    )
 
 
 def _end(state: FileEntry) -> ByteRange:
     return ByteRange(state.path, max(0, state.size - 64), 64)
 
 
-def create(options: NoOptions) -> HuggingFace:
+def create(options: NoOptions) -> Layout:
     """Build the layout."""
     return HuggingFace()

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from posixpath import basename
 
 from mldebug.core.plugins import NoOptions
-from mldebug.storage.checkpoints.model import (
+from mldebug.storage.checkpoints.layouts import (
     ByteRange,
     Checkpoint,
     CheckpointVerdict,
+    Layout,
     complete,
     incomplete,
     unsure,
@@ -21,51 +22,55 @@ _RANK = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_\d{1,6})?/.{1,100}\.pt"
 
 
 class Megatron:
-    """Both formats: a folder for each rank, or shards with `common.pt` and `.metadata`."""
+    """Both formats of Megatron: a folder for each rank, or shards with `common.pt` and `.metadata`."""
 
     order = 20
 
-    def fits(self, save: Checkpoint) -> bool:
-        """Does its folder have Megatron's name, or one of its files?"""
-        if not save.folder or not _FOLDER.fullmatch(save.name):
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        """Whether the folder has a name of Megatron's (`iter_N`, `release`) and one of its files."""
+        if not checkpoint.folder or not _FOLDER.fullmatch(checkpoint.name):
             return False
-        return any(_RANK.fullmatch(one.path) or _is_shard(one.path) for one in save.files)
+        return any(_RANK.fullmatch(file.path) or _is_shard(file.path) for file in checkpoint.files)
 
-    def wants(self, save: Checkpoint) -> Iterator[ByteRange]:
-        """Nothing but the tracker, which stands beside it."""
+    def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
+        """Nothing: the tracker file, which lies beside the folder, is always read."""
         yield from ()
 
-    def judge(self, save: Checkpoint) -> CheckpointVerdict:
-        """Complete where the tracker has come so far and no rank in the names is missing."""
-        names = {one.path for one in save.files}
+    def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
+        """Complete where the tracker names this iteration or a later one and no rank is missing in the names."""
+        names = {file.path for file in checkpoint.files}
         ranks = {
-            (int(one[1]), int(one[2] or 0)) for name in names if (one := _RANK.fullmatch(name))
+            (int(match[1]), int(match[2] or 0))
+            for name in names
+            if (match := _RANK.fullmatch(name))
         }
         shards = sum(name.endswith(".distcp") for name in names)
         count = shards + len(ranks)
-        if shards and (missing := [one for one in (".metadata", "common.pt") if one not in names]):
+        if shards and (
+            missing := [name for name in (".metadata", "common.pt") if name not in names]
+        ):
             return incomplete(NAME, count, f"there is no {missing[0]}")
-        wanted = (
-            (max(one for one, _ in ranks) + 1) * (max(two for _, two in ranks) + 1) if ranks else 0
-        )
+        wanted = (max(tp for tp, _ in ranks) + 1) * (max(pp for _, pp in ranks) + 1) if ranks else 0
         if len(ranks) < wanted:
             return incomplete(
                 NAME, count, f"{len(ranks)} of at least {wanted} folders of ranks are there", wanted
             )
-        return _tracked(save, count)
+        return _tracked(checkpoint, count)
 
 
-def _tracked(save: Checkpoint, count: int) -> CheckpointVerdict:
-    told = save.beside.get(TRACKER)
-    own = _FOLDER.fullmatch(save.name)
-    if told is None:
+def _tracked(checkpoint: Checkpoint, count: int) -> CheckpointVerdict:
+    content = checkpoint.beside.get(TRACKER)
+    own = _FOLDER.fullmatch(checkpoint.name)
+    if content is None:
         return unsure(NAME, count, f"there is no {TRACKER} beside it")
-    said = told[:40].decode(errors="replace").strip()
-    if said == save.name or (said.isdecimal() and own and own[1] and int(said) >= int(own[1])):
+    tracked = content[:40].decode(errors="replace").strip()
+    if tracked == checkpoint.name or (
+        tracked.isdecimal() and own and own[1] and int(tracked) >= int(own[1])
+    ):
         return complete(NAME, count)
-    if not said.isdecimal() and said != "release":
+    if not tracked.isdecimal() and tracked != "release":
         return unsure(NAME, count, f"{TRACKER} holds no iteration")
-    return incomplete(NAME, count, f"{TRACKER} still says {said}")
+    return incomplete(NAME, count, f"{TRACKER} still says {tracked}")
 
 
 def _is_shard(path: str) -> bool:
@@ -73,6 +78,6 @@ def _is_shard(path: str) -> bool:
     return path == name and (name.endswith(".distcp") or name in ("common.pt", ".metadata"))
 
 
-def create(options: NoOptions) -> Megatron:
+def create(options: NoOptions) -> Layout:
     """Build the layout."""
     return Megatron()

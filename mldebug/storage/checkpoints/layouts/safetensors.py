@@ -5,7 +5,13 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.core.plugins import NoOptions
-from mldebug.storage.checkpoints.model import ByteRange, Checkpoint, CheckpointVerdict, complete
+from mldebug.storage.checkpoints.layouts import (
+    ByteRange,
+    Checkpoint,
+    CheckpointVerdict,
+    Layout,
+    complete,
+)
 from mldebug.storage.checkpoints.names import final_name
 from mldebug.storage.checkpoints.rank_files import ranks_of, writer_count
 
@@ -13,26 +19,26 @@ NAME = "safetensors"
 
 
 class Safetensors:
-    """Without an index nothing says how many there should be: each is judged by itself."""
+    """Without an index nothing says how many files there should be: each is judged by itself."""
 
     order = 50
 
-    def fits(self, save: Checkpoint) -> bool:
-        """Is each file one, or at least one of a folder?"""
-        names = [final_name(one.path or save.name) for one in save.files]
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        """Whether it is a safetensors file, or a folder with at least one."""
+        names = [final_name(file.path or checkpoint.name) for file in checkpoint.files]
         return any(name.endswith(".safetensors") for name in names)
 
-    def wants(self, save: Checkpoint) -> Iterator[ByteRange]:
-        """Nothing but what each file says of itself."""
+    def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
+        """Nothing: single files are checked elsewhere."""
         yield from ()
 
-    def judge(self, save: Checkpoint) -> CheckpointVerdict:
-        """Complete as far as names tell; where they tell ranks, each is to have its own."""
-        names = [final_name(one.path or save.name) for one in save.files]
+    def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
+        """Complete, as far as names show. Where names have rank numbers, `writers` says how many."""
+        names = [final_name(file.path or checkpoint.name) for file in checkpoint.files]
         verdict = complete(NAME, sum(name.endswith(".safetensors") for name in names))
-        return msgspec.structs.replace(verdict, seats=writer_count(ranks_of(save)))
+        return msgspec.structs.replace(verdict, writers=writer_count(ranks_of(checkpoint)))
 
 
-def create(options: NoOptions) -> Safetensors:
+def create(options: NoOptions) -> Layout:
     """Build the layout."""
     return Safetensors()

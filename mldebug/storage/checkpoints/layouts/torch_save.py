@@ -5,7 +5,13 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.core.plugins import NoOptions
-from mldebug.storage.checkpoints.model import ByteRange, Checkpoint, CheckpointVerdict, complete
+from mldebug.storage.checkpoints.layouts import (
+    ByteRange,
+    Checkpoint,
+    CheckpointVerdict,
+    Layout,
+    complete,
+)
 from mldebug.storage.checkpoints.names import final_name
 from mldebug.storage.checkpoints.rank_files import ranks_of, writer_count
 
@@ -14,25 +20,29 @@ ENDINGS = (".pt", ".pth", ".ckpt", ".bin")
 
 
 class TorchSave:
-    """Nothing says how many there should be: each is judged by itself."""
+    """Nothing says how many files there should be: each is judged by itself."""
 
     order = 60
 
-    def fits(self, save: Checkpoint) -> bool:
-        """Does one of its files end so?"""
-        return any(final_name(one.path or save.name).endswith(ENDINGS) for one in save.files)
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        """Whether one of its files has an ending that torch.save files have."""
+        return any(
+            final_name(file.path or checkpoint.name).endswith(ENDINGS) for file in checkpoint.files
+        )
 
-    def wants(self, save: Checkpoint) -> Iterator[ByteRange]:
-        """Nothing but what each file says of itself."""
+    def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
+        """Nothing: single files are checked elsewhere."""
         yield from ()
 
-    def judge(self, save: Checkpoint) -> CheckpointVerdict:
-        """Complete as far as names tell; where they tell ranks, each is to have its own."""
-        count = sum(final_name(one.path or save.name).endswith(ENDINGS) for one in save.files)
+    def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
+        """Complete, as far as names show. Where names have rank numbers, `writers` says how many."""
+        count = sum(
+            final_name(file.path or checkpoint.name).endswith(ENDINGS) for file in checkpoint.files
+        )
         verdict = complete(NAME, count)
-        return msgspec.structs.replace(verdict, seats=writer_count(ranks_of(save)))
+        return msgspec.structs.replace(verdict, writers=writer_count(ranks_of(checkpoint)))
 
 
-def create(options: NoOptions) -> TorchSave:
+def create(options: NoOptions) -> Layout:
     """Build the layout."""
     return TorchSave()

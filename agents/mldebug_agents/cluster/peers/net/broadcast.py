@@ -27,14 +27,14 @@ Clock = Callable[[], float]
 class NodeAnswer(NamedTuple):
     """What came of one node; times are monotonic seconds of this node, None: never."""
 
-    told: bytes | MldebugError
+    answer: bytes | MldebugError
     sent: float | None = None
     came: float | None = None  # the first byte of its answer
 
 
 class _OpenConnection(NamedTuple):
     line: PeerConnection
-    told: HttpAnswer
+    answer: HttpAnswer
 
 
 class Broadcast:
@@ -42,7 +42,7 @@ class Broadcast:
 
     def __init__(
         self,
-        talk: PeerClient,
+        client: PeerClient,
         to: Sequence[Peer],
         path: str,
         body: bytes,
@@ -50,14 +50,14 @@ class Broadcast:
         patience: float,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._talk, self._to, self._clock = talk, to, clock
+        self._client, self._to, self._clock = client, to, clock
         self._path, self._body, self._most, self._patience = path, body, most, patience
         self._until = clock() + GATHER + patience  # sooner, as soon as the orders are sent
         self._ready: dict[int, PeerConnection] = {}
         self._open: dict[int, _OpenConnection] = {}
         self._sent: dict[int, float] = {}
         self._came: dict[int, float] = {}
-        self._told: dict[int, bytes | MldebugError] = {}
+        self._answers: dict[int, bytes | MldebugError] = {}
         self._twice: set[int] = set()
         self._no_room: list[int] = []  # nodes that wait until another one is done
         self._away: dict[
@@ -67,34 +67,34 @@ class Broadcast:
         self._fired = False
         self._first = self._last = clock()  # when somebody was reached
 
-    def fire(self) -> list[NodeAnswer]:
+    def send_all(self) -> list[NodeAnswer]:
         """All that came, in their order."""
-        self._hands = ConnectPool(self._connect, len(self._to))
+        self._pool = ConnectPool(self._connect, len(self._to))
         with closing(self), selectors.DefaultSelector() as self._selector:
-            self._selector.register(self._hands, selectors.EVENT_READ)
+            self._selector.register(self._pool, selectors.EVENT_READ)
             for number in range(len(self._to)):
                 self._go(number)
-            while len(self._told) < len(self._to) and self._clock() < self._until + GRACE:
-                self._turn()
+            while len(self._answers) < len(self._to) and self._clock() < self._until + GRACE:
+                self._step()
         return [self._shot(number) for number in range(len(self._to))]
 
     def close(self) -> None:
         """Hang up all that is open."""
-        self._hands.end()
+        self._pool.end()
         for line in (*self._ready.values(), *(one.line for one in self._open.values())):
             line.close()
 
     def _connect(self, number: int) -> PeerConnection:
         """In some thread."""
         if number in self._slow:
-            return self._talk.connect(self._to[number], self._until, SLOW)
-        return self._talk.connect(self._to[number], self._until)
+            return self._client.connect(self._to[number], self._until, SLOW)
+        return self._client.connect(self._to[number], self._until)
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         for key, _ in self._selector.select(self._wait()):
             if key.data is not None:
                 self._read(key.data)
-        for number, reached in self._hands.came():
+        for number, reached in self._pool.came():
             self._reached(number, reached)
         if not self._fired and self._is_time():
             self._send_all()
@@ -113,7 +113,7 @@ class Broadcast:
     def _is_time(self) -> bool:
         """Are all here that can be, or have those who are waited for long enough?"""
         here = len(self._ready)
-        if here + len(self._told) + len(self._no_room) + len(self._slow) >= len(self._to):
+        if here + len(self._answers) + len(self._no_room) + len(self._slow) >= len(self._to):
             return True
         now = self._clock()
         lull = 2 * here > len(self._to) and now >= self._last + LULL
@@ -159,13 +159,13 @@ class Broadcast:
             self._selector.register(line, selectors.EVENT_READ, number)
 
     def _read(self, number: int) -> None:
-        line, told = self._open[number]
+        line, answer = self._open[number]
         try:
-            complete = line.take(told)
-            if told.begun:
+            complete = line.take(answer)
+            if answer.begun:
                 self._came.setdefault(number, self._clock())
             if complete:
-                self._told[number] = told.body()
+                self._answers[number] = answer.body()
         except MldebugError as error:
             self._selector.unregister(line)
             self._hang_up(number)
@@ -181,7 +181,7 @@ class Broadcast:
 
     def _go(self, number: int) -> None:
         self._away[number] = not (self._away or self._ready or self._open)
-        self._hands.go(number)
+        self._pool.go(number)
 
     def _once_more(self, number: int) -> None:
         """Behind those that had no room: it may keep a connection for seconds."""
@@ -203,25 +203,25 @@ class Broadcast:
             self._go(number)
         else:
             first = self._slow.get(number)
-            self._told[number] = first if first and isinstance(error, SilentError) else error
+            self._answers[number] = first if first and isinstance(error, SilentError) else error
             self._next()
 
     def _shot(self, number: int) -> NodeAnswer:
-        told = self._told[number] if number in self._told else self._unheard(number)
-        return NodeAnswer(told, self._sent.get(number), self._came.get(number))
+        answer = self._answers[number] if number in self._answers else self._missing(number)
+        return NodeAnswer(answer, self._sent.get(number), self._came.get(number))
 
-    def _unheard(self, number: int) -> MldebugError:
+    def _missing(self, number: int) -> MldebugError:
         if number in self._sent:
             return SilentError(f"no answer in {self._patience:g} s")
         if number in self._slow:
             return self._slow[number]
-        if number in self._hands.begun and number not in self._no_room:
+        if number in self._pool.begun and number not in self._no_room:
             return MldebugError("its name was not looked up in time")
         return MldebugError("it was not asked: this node had no hand free for it in time")
 
 
 def broadcast(
-    talk: PeerClient,
+    client: PeerClient,
     to: Sequence[Peer],
     path: str,
     body: bytes,
@@ -231,4 +231,4 @@ def broadcast(
     clock: Clock = time.monotonic,
 ) -> Iterator[NodeAnswer]:
     """What came of each, in their order."""
-    yield from Broadcast(talk, to, path, body, most, patience, clock).fire()
+    yield from Broadcast(client, to, path, body, most, patience, clock).send_all()

@@ -34,8 +34,8 @@ class CertificateError(Exception):
 
 def names_of(certificate: Certificate) -> frozenset[str]:
     """The names and addresses that a certificate is for, in small letters."""
-    told = certificate.get("subjectAltName", ())
-    return frozenset(value.lower() for kind, value in told if kind in ("DNS", "IP Address"))
+    names = certificate.get("subjectAltName", ())
+    return frozenset(value.lower() for kind, value in names if kind in ("DNS", "IP Address"))
 
 
 def says(certificate: Certificate, name: str) -> bool:
@@ -62,8 +62,8 @@ def _same(address: ipaddress.IPv4Address | ipaddress.IPv6Address, text: str) -> 
 
 def owners(certificate: Certificate) -> str:
     """Some of its names, to be told."""
-    told = ", ".join(sorted(names_of(certificate))[:MAX_NAMES]) or "nobody"
-    return clean(told, 100)
+    names = ", ".join(sorted(names_of(certificate))[:MAX_NAMES]) or "nobody"
+    return clean(names, 100)
 
 
 def is_strange(error: Exception) -> bool:

@@ -40,10 +40,10 @@ class Peer(NamedTuple):
 
 def peer(text: str, port: int) -> Peer:
     """`host`, `host:port`, `[::1]:port`; `port` where none is said."""
-    host, colon, told = text.rpartition(":")
-    if not colon or not told.isdecimal() or (":" in host and not host.startswith("[")):
+    host, colon, port_text = text.rpartition(":")
+    if not colon or not port_text.isdecimal() or (":" in host and not host.startswith("[")):
         return Peer(text.strip("[]"), port)
-    return Peer(host.strip("[]"), int(told))
+    return Peer(host.strip("[]"), int(port_text))
 
 
 def plain_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -165,24 +165,24 @@ class PeerConnection:
 
     def answer(self, most: int) -> bytes:
         """The body of the answer; whoever sends a byte a second does not keep us."""
-        told, complete = HttpAnswer(most), False
+        answer, complete = HttpAnswer(most), False
         while not complete:
             with self._in_words():
                 self._sock.settimeout(self._left())
-                data = self._received(told)
-            complete = told.feed(data)
-        return told.body()
+                data = self._received(answer)
+            complete = answer.feed(data)
+        return answer.body()
 
-    def take(self, told: HttpAnswer) -> bool:
+    def take(self, answer: HttpAnswer) -> bool:
         """What has come by now, without waiting for more. Is it complete?"""
         self._sock.setblocking(False)
         while True:
             try:
                 with self._in_words():
-                    data = self._received(told)
+                    data = self._received(answer)
             except _NotYetError:
                 return False
-            if told.feed(data):
+            if answer.feed(data):
                 return True
             if not self._sock.pending():  # the rest is in the kernel, where a selector sees it
                 return False
@@ -191,9 +191,9 @@ class PeerConnection:
         """Hang up."""
         self._sock.close()
 
-    def _received(self, told: HttpAnswer) -> bytes:
+    def _received(self, answer: HttpAnswer) -> bytes:
         data = self._sock.recv(_CHUNK)
-        if not data and not told.begun:
+        if not data and not answer.begun:
             raise ConnectionResetError
         return data
 

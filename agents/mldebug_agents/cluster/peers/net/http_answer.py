@@ -47,19 +47,19 @@ class HttpAnswer:
 
     def body(self) -> bytes:
         """What was asked for; RefusedError, in their words, where it is not given."""
-        told = bytes(self._got)
+        body = bytes(self._got)
         if self.status != 200:
-            words = told[:300].decode(errors="replace")
+            words = body[:300].decode(errors="replace")
             raise RefusedError(words or f"status {self.status}")
-        return told
+        return body
 
     def _read_head(self) -> None:
         end = self._got.find(_END)
         if end < 0 and len(self._got) <= MAX_HEAD:
             return
-        told = bytes(self._got[: end + 2])
-        status, length = _STATUS.match(told), _LENGTH.search(told)
-        if end < 0 or status is None or _CODED.search(told):
+        head = bytes(self._got[: end + 2])
+        status, length = _STATUS.match(head), _LENGTH.search(head)
+        if end < 0 or status is None or _CODED.search(head):
             raise _strange()
         self.status = int(status[1])
         self._length = int(length[1]) if length else None

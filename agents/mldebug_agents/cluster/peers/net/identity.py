@@ -130,8 +130,8 @@ def _read(file: Path) -> bytes:
         raise UsageError(f"{file} cannot be read: {error.strerror}", CERTIFICATES) from error
 
 
-def counting(proof: Identity, told: Callable[[str, str], None]) -> type[ssl.SSLObject]:
-    """For a server's context: `told` hears the reason and the words of each handshake that came to nothing."""
+def counting(proof: Identity, on_failure: Callable[[str, str], None]) -> type[ssl.SSLObject]:
+    """For a server's context: `on_failure` hears the reason and the words of each handshake that came to nothing."""
 
     class Counted(ssl.SSLObject):
         def do_handshake(self) -> None:
@@ -141,7 +141,7 @@ def counting(proof: Identity, told: Callable[[str, str], None]) -> type[ssl.SSLO
                 raise
             except ssl.SSLError as error:
                 shown = "CERTIFICATE" in reason_of(error)
-                told("certificate" if shown else "handshake", proof.in_words(error))
+                on_failure("certificate" if shown else "handshake", proof.in_words(error))
                 raise
 
     return Counted
@@ -262,7 +262,7 @@ class RenewedIdentity:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = (certificate, key, ca)
-        self._seen = self._state()
+        self._last_state = self._state()
         self.now = of_certificates(*self._files)
         self.now.server.sni_callback = self._handshake
         self._clock, self._looked = clock, clock()
@@ -278,9 +278,9 @@ class RenewedIdentity:
 
     def _look(self) -> None:
         found = self._state()
-        if found == self._seen or not all(found):
+        if found == self._last_state or not all(found):
             return  # a file that is just being replaced comes back
-        self._seen = found
+        self._last_state = found
         try:
             self.now = of_certificates(*self._files)
             log.info("the certificate of this node was read again")

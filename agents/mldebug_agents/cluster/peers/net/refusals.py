@@ -22,7 +22,7 @@ class Refusals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
-        self._said: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -35,8 +35,8 @@ class Refusals:
         who, why = clean(who, 60), clean(why, 200)
         with self._lock:
             self._counts[reason] += 1
-            known = (who, why) in self._said or len(self._said) >= MAX_SAID
+            known = (who, why) in self._logged or len(self._logged) >= MAX_SAID
             if not known:
-                self._said.add((who, why))
+                self._logged.add((who, why))
         if not known:
             log.warning("other nodes: %s is refused: %s", who or "somebody", why)

@@ -30,19 +30,23 @@ class EventRegistry:
             if mine is None:
                 self._events[one.key] = one
             elif one.state is not EventState.RESOLVED:
-                self._set(msgspec.structs.replace(one, alarm=mine.alarm, told=one.told | mine.told))
+                self._set(
+                    msgspec.structs.replace(
+                        one, alert=mine.alert, acknowledged=one.acknowledged | mine.acknowledged
+                    )
+                )
 
-    def raise_(self, alarm: Alert, now: float, *, at_once: bool = False) -> None:
+    def raise_(self, alert: Alert, now: float, *, at_once: bool = False) -> None:
         """Something is wrong, or is known better. `at_once`: whoever says so has waited long enough."""
-        known = self._events.get(alarm.key)
+        known = self._events.get(alert.key)
         if known is None or known.state is EventState.RESOLVED:
-            self._begin(alarm, now)
+            self._begin(alert, now)
         elif known.ended is not None:  # it goes on
-            self._set(msgspec.structs.replace(known, alarm=alarm, ended=None, outcome=""))
-        elif known.alarm != alarm:
-            self._events[alarm.key] = msgspec.structs.replace(known, alarm=alarm)
-            self._refined.add(alarm.key)
-        self._fire(alarm.key, now, 0.0 if at_once else self.pending)
+            self._set(msgspec.structs.replace(known, alert=alert, ended=None, outcome=""))
+        elif known.alert != alert:
+            self._events[alert.key] = msgspec.structs.replace(known, alert=alert)
+            self._refined.add(alert.key)
+        self._fire(alert.key, now, 0.0 if at_once else self.pending)
 
     def clear(self, key: str, now: float, outcome: str = "cleared") -> None:
         """It is over; what never fired is forgotten."""
@@ -57,13 +61,15 @@ class EventRegistry:
         self._set(over)
         self._resolve(over, now)
 
-    def told(self, key: str, channel: str, state: str, started: float) -> None:
+    def acknowledge(self, key: str, channel: str, state: str, started: float) -> None:
         """A channel has acknowledged that state of the event that began then."""
         known = self._events.get(key)
         if known is not None and known.started == started:
-            self._set(msgspec.structs.replace(known, told=known.told | {channel: state}))
+            self._set(
+                msgspec.structs.replace(known, acknowledged=known.acknowledged | {channel: state})
+            )
 
-    def untold(self, channel: str) -> list[AlertEvent]:
+    def unsent(self, channel: str) -> list[AlertEvent]:
         """Events of whose state the channel has not heard, the oldest change first."""
         waiting = [one for one in self._events.values() if _waits(one, channel)]
         return sorted(waiting, key=lambda one: one.ended or one.fired or 0.0)
@@ -107,12 +113,12 @@ class EventRegistry:
 
     # --- inside --------------------------------------------------------------------------------------
 
-    def _begin(self, alarm: Alert, now: float) -> None:
-        if alarm.key not in self._events and len(self._events) >= MOST and not self._make_room():
+    def _begin(self, alert: Alert, now: float) -> None:
+        if alert.key not in self._events and len(self._events) >= MOST and not self._make_room():
             self.dropped += 1
             return
-        since = now if alarm.since is None else min(now, alarm.since)
-        self._set(AlertEvent(alarm=alarm, state=EventState.PENDING, started=since, fired=now))
+        since = now if alert.since is None else min(now, alert.since)
+        self._set(AlertEvent(alert=alert, state=EventState.PENDING, started=since, fired=now))
 
     def _fire(self, key: str, now: float, pending: float) -> None:
         known = self._events.get(key)
@@ -125,7 +131,7 @@ class EventRegistry:
         """What is over has to stand for a while where the alarm says so; a clock that was set back holds up nothing."""
         if event.state is not EventState.FIRING or event.ended is None or event.fired is None:
             return
-        if not 0 <= now - event.fired < event.alarm.stands:
+        if not 0 <= now - event.fired < event.alert.stands:
             self._set(msgspec.structs.replace(event, state=EventState.RESOLVED))
 
     def _make_room(self) -> bool:
@@ -133,7 +139,7 @@ class EventRegistry:
         if not over:
             return False
         oldest = min(over, key=lambda one: one.ended or 0.0)
-        self.dropped += not oldest.told
+        self.dropped += not oldest.acknowledged
         self._drop(oldest.key)
         return True
 
@@ -147,4 +153,4 @@ class EventRegistry:
 
 
 def _waits(event: AlertEvent, channel: str) -> bool:
-    return event.state is not EventState.PENDING and event.told.get(channel) != event.state
+    return event.state is not EventState.PENDING and event.acknowledged.get(channel) != event.state

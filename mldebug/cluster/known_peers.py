@@ -23,7 +23,7 @@ class GroupAnnouncement(NamedTuple):
 class KnownPeer(NamedTuple):
     """One node that has announced itself, with the runs of all circles. `at`: when."""
 
-    told: Announcement
+    announcement: Announcement
     address: str  # host of its connection
     at: float
     parts: Mapping[str, GroupAnnouncement] = {}
@@ -36,14 +36,14 @@ class CaptureCall(NamedTuple):
     incident: str
     news: RunNews  # as whoever noticed it says it
     noticed_by: str
-    members: tuple[KnownPeer, ...]
+    peers: tuple[KnownPeer, ...]
     cause: End | None = None  # ranks have ended badly before: the others wait for those
 
     @property
     def node_list(self) -> str:
         """The scheduler's, as any of the nodes tells it: the announcement of another may have had no room for it."""
-        told = (one for member in self.members for one in member.told.runs)
-        lists = (one.node_list for one in (self.news, *told) if one.key == self.news.key)
+        news = (one for peer in self.peers for one in peer.announcement.runs)
+        lists = (one.node_list for one in (self.news, *news) if one.key == self.news.key)
         return next(filter(None, lists), "")
 
     @property
@@ -66,13 +66,13 @@ class ClusterStall(msgspec.Struct):
     cause: End | None = None
 
 
-def aged(told: T, seconds: float) -> T:
+def aged(message: T, seconds: float) -> T:
     """The same, told so much later."""
     signals = tuple(
         msgspec.structs.replace(one, age=one.age + seconds, told=one.told + seconds)
-        for one in told.signals
+        for one in message.signals
     )
-    return msgspec.structs.replace(told, signals=signals)
+    return msgspec.structs.replace(message, signals=signals)
 
 
 def lives(news: RunNews) -> bool:
@@ -80,35 +80,35 @@ def lives(news: RunNews) -> bool:
     return bool(news.ranks) or news.end is None
 
 
-def is_another_agent(known: KnownPeer, told: Announcement, address: str) -> bool:
+def is_another_agent(known: KnownPeer, announcement: Announcement, address: str) -> bool:
     """Not the same agent, nor one that was started in its place."""
-    return known.told.agent != told.agent and known.address != address
+    return known.announcement.agent != announcement.agent and known.address != address
 
 
 def signals_of(others: list[tuple[KnownPeer, RunNews]], now: float) -> Iterator[Signal]:
     """Of each kind those of the first node that has it: two nodes may count differently."""
-    seen: set[str] = set()
-    for member, news in others:
+    kinds: set[str] = set()
+    for peer, news in others:
         for signal in news.signals:
-            if signal.kind not in seen:
-                seen.add(signal.kind)
-                since = now - member.at
-                age, told = max(0.0, signal.age) + since, max(0.0, signal.told) + since
-                yield msgspec.structs.replace(signal, age=age, told=told)
+            if signal.kind not in kinds:
+                kinds.add(signal.kind)
+                since = now - peer.at
+                age, silence = max(0.0, signal.age) + since, max(0.0, signal.told) + since
+                yield msgspec.structs.replace(signal, age=age, told=silence)
 
 
 def first_of_each_kind(shown: Iterable[tuple[KnownPeer, RunNews]]) -> tuple[str, ...]:
     """The nodes that have each kind of signal first, and second for whoever is the first himself."""
     found: dict[str, list[str]] = {}
-    for member, news in shown:
+    for peer, news in shown:
         for signal in news.signals:
             names = found.setdefault(signal.kind, [])
             if len(names) < 2:
-                names.append(member.told.node)
+                names.append(peer.announcement.node)
     return tuple(sorted({name for names in found.values() for name in names}))
 
 
-def ranks_of(members: Iterable[KnownPeer], key: RunKey) -> str:
+def ranks_of(peers: Iterable[KnownPeer], key: RunKey) -> str:
     """The ranks that these nodes have shown, folded."""
-    shown = (news.ranks for one in members for news in one.told.runs if news.key == key)
+    shown = (news.ranks for one in peers for news in one.announcement.runs if news.key == key)
     return fold_ranks(rank for text in shown if text for rank in unfold(text))
