@@ -10,19 +10,10 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mldebug.config.schema import Config
-from mldebug.core.plugins import PACKAGES, NoOptions, load, names, options_of
-from mldebug.core.yaml_reader import parse
-from mldebug_agents.hardware.gpu.child.messages import NAME
-from mldebug_agents.hardware.gpu.child.server import serve
-from mldebug_agents.hardware.gpu.node_reader import node_reader
-from mldebug_agents.system.host import Host
-from mldebug_agents.system.spawn import Spawner
-from vendorfiles import vendor_file
+from mldebug.core.plugins import PACKAGES, load, names, options_of
 
 ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs/plugins.md"
@@ -92,29 +83,6 @@ def test_torch_is_the_exact_version_that_comes_as_a_cpu_build() -> None:
 def test_every_kind_stands_in_the_guide_to_plugins() -> None:
     text = GUIDE.read_text()
     assert not [kind for kind in PACKAGES if f"`{kind}/`" not in text]
-
-
-def examples() -> list[str]:
-    text = GUIDE.read_text()
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(len(examples())))
-def test_every_example_in_the_guide_is_a_plugin(number: int) -> None:
-    module: dict[str, Any] = {"__name__": "example"}
-    exec(compile(examples()[number], f"{GUIDE} example {number}", "exec"), module)
-    assert module["create"](module.get("Options", NoOptions)()) is not None
-
-
-def test_the_gpu_vendor_of_the_guide_is_read_through_the_child(tmp_path: Path) -> None:
-    (example,) = [one for one in examples() if "gpu.vendors import Vendor" in one]
-    with vendor_file(tmp_path, "abacus", example), Spawner({NAME: serve}) as spawner:
-        config = parse("gpus: {main: {kind: abacus, watts: 4}}", "mldebug.yaml", Config)
-        reader = node_reader(spawner, Host(), config.gpus)
-        (watch,), (full,) = reader.watch().gpus, reader.full().gpus
-        reader.close()
-    assert (watch.uuid, watch.index, watch.power_watts, watch.vendor) == ("A-1", 0, 4.0, "abacus")
-    assert (full.name, full.vendor) == ("Abacus 1", "abacus")
 
 
 def test_make_lists_its_targets_and_ci_is_a_script() -> None:

@@ -1,0 +1,149 @@
+"""Every example in docs/plugins.md is made and called: what the guide shows really works."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mldebug.alerts.model import EventMessage
+from mldebug.config.schema import Config
+from mldebug.core.plugins import PACKAGES, NoOptions
+from mldebug.core.yaml_reader import parse
+from mldebug.storage.checkpoints.layouts import Checkpoint, Completeness, FileEntry
+from mldebug.web.page import PageRequest
+from mldebug_agents.cli.completion.request import CompletionRequest
+from mldebug_agents.cluster.fanout.messages import FanoutRequest
+from mldebug_agents.hardware.gpu.child.messages import NAME
+from mldebug_agents.hardware.gpu.child.server import serve
+from mldebug_agents.hardware.gpu.node_reader import node_reader
+from mldebug_agents.system.child.programs import Completed, FakeSpawner
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import Spawner
+from snapshots import snapshot
+from vendorfiles import vendor_file
+
+GUIDE = Path(__file__).parents[3] / "docs/plugins.md"
+EXAMPLE = re.compile(
+    r"^## [^\n]*`(\w+)/`\n(?:(?!^## ).)*?```python\n(.*?)```", re.DOTALL | re.MULTILINE
+)
+
+
+class NoCase:
+    """A case in which nobody is on a tape."""
+
+    def named(self, _: str) -> tuple[()]:
+        return ()
+
+
+def detector(made: Any, _: Any, __: Path) -> None:
+    assert made.judge(NoCase()) is None
+
+
+def launcher(made: Any, _: Any, __: Path) -> None:
+    found = made.identify({"FLOCK_ID": "1", "FLOCK_SIZE": "2"}, ())
+    assert (found.rank, found.world_size) == (1, 2)
+    assert made.is_launcher("flock", ())
+
+
+def verb(made: Any, _: Any, __: Path) -> None:
+    told = CliRunner().invoke(made, ["--help"])
+    assert told.exit_code == 0
+    assert "Usage:" in told.output
+
+
+def values(made: Any, _: Any, __: Path) -> None:
+    assert [value.word for value in made.values(CompletionRequest())] == ["r1"]
+
+
+def log_format(made: Any, _: Any, __: Path) -> None:
+    record = made.parse("it=12 L=0.5")
+    assert (record.step, record.loss) == (12, 0.5)
+    assert made.parse("it is 12") is None
+
+
+def layout(made: Any, _: Any, __: Path) -> None:
+    part = FileEntry("0.mypart", size=1)
+    cut, whole = (Checkpoint(name="step_1", files=(part, *more)) for more in ((), (FileEntry("DONE"),)))  # fmt: skip
+    assert made.fits(cut)
+    assert made.judge(cut).state is not Completeness.COMPLETE
+    assert made.judge(whole).state is Completeness.COMPLETE
+
+
+def transport(made: Any, _: Any, __: Path) -> None:
+    wanted = FanoutRequest(target="job", python="python3", arguments=("dump",), timeout=5.0)
+    assert made.plan(wanted, FakeSpawner(lambda _: Completed())).order.nodes == ("a1", "a2")
+
+
+def scheduler(made: Any, _: Any, __: Path) -> None:
+    starter = FakeSpawner(lambda _: Completed(returncode=0, stdout=b"one two"))
+    assert [job.id for job in made.ask(starter, nodes=False).jobs] == ["one", "two"]
+
+
+def vendor(_: Any, example: str, folder: Path) -> None:
+    """Through the child that reads GPUs, as an agent does."""
+    with vendor_file(folder, "abacus", example), Spawner({NAME: serve}) as spawner:
+        config = parse("gpus: {main: {kind: abacus, watts: 4}}", "mldebug.yaml", Config)
+        reader = node_reader(spawner, Host(), config.gpus)
+        (watch,), (full,) = reader.watch().gpus, reader.full().gpus
+        reader.close()
+    assert (watch.uuid, watch.index, watch.power_watts, watch.vendor) == ("A-1", 0, 4.0, "abacus")
+    assert (full.name, full.vendor) == ("Abacus 1", "abacus")
+
+
+def page(made: Any, _: Any, __: Path) -> None:
+    assert made.build(PageRequest(snapshot=snapshot())).seconds == 3600.0
+
+
+def metrics(made: Any, _: Any, __: Path) -> None:
+    assert [sample.value for sample in made.samples(snapshot())] == [0]
+
+
+def channel(made: Any, _: Any, folder: Path) -> None:
+    message = EventMessage(
+        id="1", key="k", state="firing", kind="stall", severity="critical", node="n1",
+        sentence="it stands", subject="rank 2 sleeps", started="2026-11-21T05:50:41Z",
+    )  # fmt: skip
+    made.send(message)
+    assert (folder / "device").read_text() == "rank 2 sleeps"
+
+
+def action(made: Any, _: Any, folder: Path) -> None:
+    plan: Any = made.plan(None)
+    assert not (folder / "device").exists()
+    assert plan.do().words == "rang the bell"
+    assert (folder / "device").read_text() == "1"
+
+
+CALLS: dict[str, Callable[[Any, Any, Path], None]] = {
+    "actions": action,
+    "channels": channel,
+    "checkpoints": layout,
+    "commands": verb,
+    "completions": values,
+    "detectors": detector,
+    "gpus": vendor,
+    "launchers": launcher,
+    "logs": log_format,
+    "metrics": metrics,
+    "pages": page,
+    "probes": verb,
+    "schedulers": scheduler,
+    "transports": transport,
+}
+EXAMPLES = dict(EXAMPLE.findall(GUIDE.read_text()))
+
+
+def test_each_kind_but_the_exposition_has_an_example() -> None:
+    assert set(EXAMPLES) == set(CALLS) == set(PACKAGES) - {"expositions"}
+
+
+@pytest.mark.parametrize("kind", sorted(CALLS))
+def test_an_example_of_the_guide_works(kind: str, tmp_path: Path) -> None:
+    module: dict[str, Any] = {"__name__": "example"}
+    exec(compile(EXAMPLES[kind], f"{GUIDE} {kind}", "exec"), module)
+    options = module.get("Options", NoOptions)
+    device = {"device": tmp_path / "device"} if "device" in getattr(options, "__struct_fields__", ()) else {}  # fmt: skip
+    CALLS[kind](module["create"](options(**device)), EXAMPLES[kind], tmp_path)
