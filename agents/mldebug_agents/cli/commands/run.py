@@ -48,7 +48,7 @@ def command(
     """
     folder = hook_folder()
     traced = (
-        trace_start.variables(trace_start.TraceRequest(trace, size=trace_size)) if trace else {}
+        trace_start.variables(trace_start.TraceOptions(trace, size=trace_size)) if trace else {}
     )
     if print_env:
         click.echo(f"export PYTHONPATH={shlex.quote(str(folder))}${{PYTHONPATH:+:$PYTHONPATH}}")
