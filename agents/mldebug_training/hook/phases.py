@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from mldebug_training.common.imports import after_import
-from mldebug_training.hook.process import HookedProcess, own
+from mldebug_training.hook.process import OwnProcess, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _shield(dynamo: ModuleType) -> None:
     """What tells phases around calls that no compiler follows is none of the compiler's concern either."""
     global _in_graph
     for name in ("enter", "leave", "concerns"):
-        setattr(HookedProcess, name, dynamo.disable(getattr(HookedProcess, name)))
+        setattr(OwnProcess, name, dynamo.disable(getattr(OwnProcess, name)))
     _in_graph = dynamo.is_compiling
 
 

@@ -30,7 +30,7 @@ WITHOUT_STEPS = frozenset(
 LOOK_EVERY = 64  # steps
 
 
-class HookedProcess:
+class OwnProcess:
     """The record of the process that asks, and of no other: a fork has none until it speaks for itself."""
 
     def __init__(self, folder: str = FOLDER) -> None:
@@ -201,4 +201,4 @@ def _name(phase: object) -> bytes:
         return b""
 
 
-own = HookedProcess()
+own = OwnProcess()

@@ -13,7 +13,7 @@ import sys
 
 from mldebug_training.common.imports import after_import
 from mldebug_training.common.interrupted import pass_on
-from mldebug_training.hook.process import HookedProcess, own
+from mldebug_training.hook.process import OwnProcess, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ NEAR = 8  # frames between a step and the one of its base class that it calls
 class Steps:
     """The hook. Never raises."""
 
-    def __init__(self, process: HookedProcess) -> None:
+    def __init__(self, process: OwnProcess) -> None:
         self._own = process
         self._round: set[int] = (
             set()

@@ -479,7 +479,7 @@ def test_what_all_obey_is_not_lost_in_the_rank_that_was_interrupted_then(
     seat = Broken(Table(1), 0, where)
     monkeypatch.setattr(seat, "size", lambda: 2)
     says = lambda text, **_: seat.break_at("said") if "every rank" in text else None
-    monkeypatch.setattr(one, "_say", says)
+    monkeypatch.setattr(one, "_print_once", says)
     one._agreement = seat  # type: ignore[assignment]
     watch.last_reading = seen
     assert one.poll() is None

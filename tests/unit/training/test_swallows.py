@@ -27,7 +27,7 @@ ELSEWHERE = {  # functions that never run where handlers do, the main thread of 
         "look",
         "take",
         "clear_up",
-        "_told",
+        "_content",
     },  # the thread of watch.py
     "helpers/switches/watch.py": {"_quietly"},  # that thread
 }
