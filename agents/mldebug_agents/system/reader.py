@@ -176,7 +176,7 @@ class Reader:
         return Reader(self._spawner)
 
     def take_back(self, other: "Reader") -> None:
-        """Close another one. What is stuck there is killed, and not asked again here before it is gone."""
+        """Close another one. What is stuck there is killed, and not read again here before it is gone."""
         with other._lock, self._lock:
             for path, (operation, worker) in other._stuck.items():
                 worker.end()
