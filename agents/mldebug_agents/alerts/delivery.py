@@ -27,7 +27,7 @@ class ChannelOrder(msgspec.Struct, frozen=True):
 
     message: EventMessage
     event: AlertEvent | None  # None: it only tells that the agent lives
-    line: Any  # the `Line` that has sent it
+    line: Any  # the `ChannelDelivery` that has sent it
 
 
 class ChannelDelivery:

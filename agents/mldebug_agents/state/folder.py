@@ -1,6 +1,6 @@
 """The agent's own folder: made, held by one agent at a time, and what it means where that fails.
 
-All of it may hang with the disk, so only the state keeper (`keeping`) comes here.
+All of it may hang with the disk, so only the state server comes here.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What the agent and the probe child tell each other over a `Link`."""
+"""What the agent and the probe child tell each other over a `ChildLink`."""
 
 import msgspec
 
