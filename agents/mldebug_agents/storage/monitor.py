@@ -25,13 +25,13 @@ from mldebug.storage.filesystems.state import (
 )
 from mldebug_agents.state.key_value_store import KeyValueStore as Store
 from mldebug_agents.storage.child.client import MountClient
-from mldebug_agents.storage.dir_sizes.monitor import DirSizeCollector
+from mldebug_agents.storage.dir_sizes.collector import DirSizeCollector
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
+from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.storage.filesystems.evidence import stuck_devices, with_stuck
 from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotaCollector
-from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
 from mldebug_agents.storage.filesystems.quotas import QuotaCollector
-from mldebug_agents.storage.write_rates.monitor import WriteRateCollector
+from mldebug_agents.storage.write_rates.collector import WriteRateCollector
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 
