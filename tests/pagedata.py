@@ -61,14 +61,14 @@ def mounted(point: str, source: str, kind: str, share: float, size: int, ahead: 
     left = int(size * (1 - share))
     space = Space(size=size, free=left, available=left, inodes=10**7, inodes_free=9_700_000)
     now = Fullness(size=size, left=left, inodes=1e7, inodes_left=9.7e6)
-    return FilesystemReading(used=_used(point, source, kind), asked=MountAnswer(mount=1, space=space), now=now, ahead=(ahead, Forecast()))  # fmt: skip
+    return FilesystemReading(used=_used(point, source, kind), answer=MountAnswer(mount=1, space=space), now=now, ahead=(ahead, Forecast()))  # fmt: skip
 
 
 def hanging_mount(point: str, source: str, seconds: float) -> FilesystemReading:
     """One that does not answer."""
     why = f"it has not answered for {fullness.duration_words(seconds)}"
     return FilesystemReading(
-        used=_used(point, source, "nfs4"), asked=MountAnswer(mount=2, reason=why, stuck=seconds)
+        used=_used(point, source, "nfs4"), answer=MountAnswer(mount=2, reason=why, stuck=seconds)
     )
 
 
@@ -79,7 +79,7 @@ def _used(point: str, source: str, kind: str) -> UsedMount:
 
 def filesystems(*seen: FilesystemReading) -> CollectorState:
     """The part that looked at these, with the alarms that it would raise."""
-    gaps = [Gap(what=f"filesystem {one.used.title}", reason=one.asked.reason) for one in seen if one.asked.reason]  # fmt: skip
+    gaps = [Gap(what=f"filesystem {one.used.title}", reason=one.answer.reason) for one in seen if one.answer.reason]  # fmt: skip
     return CollectorState(
         name="filesystems",
         at=AT,

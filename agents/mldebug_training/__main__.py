@@ -38,23 +38,23 @@ def main(words: list[str]) -> int:
 
 
 def _environment() -> dict[str, str]:
-    told = os.environ.get("PYTHONPATH", "")  # an empty entry in it is the current folder
-    paths = [path for path in told.split(":") if path != FOLDER] if told else []
+    found = os.environ.get("PYTHONPATH", "")  # an empty entry in it is the current folder
+    paths = [path for path in found.split(":") if path != FOLDER] if found else []
     return {**_callers(), "PYTHONPATH": ":".join([FOLDER, *paths])}
 
 
 def _callers() -> dict[str, str]:
     """Without the LC_CTYPE that Python sets for itself where the locale is C (PEP 538)."""
-    told = dict(os.environ)
+    found = dict(os.environ)
     try:
         with open("/proc/self/environ", "rb") as file:
             given = [one for one in file.read().split(b"\0") if one.startswith(b"LC_CTYPE=")]
     except OSError:  # no /proc
-        return told
-    told.pop("LC_CTYPE", None)
+        return found
+    found.pop("LC_CTYPE", None)
     for one in given[:1]:
-        told["LC_CTYPE"] = os.fsdecode(one).partition("=")[2]
-    return told
+        found["LC_CTYPE"] = os.fsdecode(one).partition("=")[2]
+    return found
 
 
 def _refuse(why: str) -> int:

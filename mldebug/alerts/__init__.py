@@ -1,1 +1,1 @@
-"""What somebody may want to be told: findings of all rooms as events with a key, a severity and an end."""
+"""Alerts: findings of all subjects as events with a key, a severity and an end."""

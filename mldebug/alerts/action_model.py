@@ -47,7 +47,7 @@ class ActionDecision(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class UnfitError(Exception):
-    """The action does not do this: what is wrong is told, and nothing was done."""
+    """The action cannot be done here; the message says why, and nothing was done."""
 
 
 def facts_of(event: AlertEvent, node: str, link: str, version: str) -> ActionFacts:

@@ -1,4 +1,4 @@
-"""The events of this node: alarms come and go, events begin, fire and are resolved, and channels are told of each state once.
+"""The events of this node: alerts come and go; events begin, fire and are resolved; each channel gets each state once.
 
 Pure: the clock is an argument, and what must be stored is handed out by `changed`. Unix seconds throughout.
 """
@@ -14,7 +14,7 @@ KEPT = 600.0  # seconds for which a resolved event is shown
 
 
 class EventRegistry:
-    """All events that are not over, or of which somebody has not heard."""
+    """All events that are not over, or that some channel has not acknowledged yet."""
 
     def __init__(self, pending: float = 30.0) -> None:
         self.pending = pending  # seconds for which an alarm must stand before it fires
@@ -24,7 +24,7 @@ class EventRegistry:
         self._refined: set[str] = set()  # only their words have changed
 
     def restore(self, stored: Iterable[AlertEvent]) -> None:
-        """What an earlier agent knew; what was raised since stays, and is known to have been told of."""
+        """Take in events that an earlier agent stored; alerts raised since go before them, acknowledgements are kept."""
         for one in stored:
             mine = self._events.get(one.key)
             if mine is None:
@@ -37,7 +37,7 @@ class EventRegistry:
                 )
 
     def raise_(self, alert: Alert, now: float, *, at_once: bool = False) -> None:
-        """Something is wrong, or is known better. `at_once`: whoever says so has waited long enough."""
+        """Something is wrong, or is known better. `at_once`: do not wait `pending` seconds before it fires."""
         known = self._events.get(alert.key)
         if known is None or known.state is EventState.RESOLVED:
             self._begin(alert, now)
@@ -70,7 +70,7 @@ class EventRegistry:
             )
 
     def unsent(self, channel: str) -> list[AlertEvent]:
-        """Events of whose state the channel has not heard, the oldest change first."""
+        """Events whose present state the channel has not acknowledged, the oldest change first."""
         waiting = [one for one in self._events.values() if _waits(one, channel)]
         return sorted(waiting, key=lambda one: one.ended or one.fired or 0.0)
 
@@ -92,7 +92,7 @@ class EventRegistry:
         return tuple(sorted(self._events.values(), key=lambda one: one.started))
 
     def tidy(self, channels: Collection[str], now: float) -> None:
-        """Forget what is over, was shown for a while, and of which every channel has heard."""
+        """Forget events that are over, were shown for `KEPT` seconds, and that every channel has acknowledged."""
         for one in list(self._events.values()):
             self._resolve(one, now)
             over = one.state is EventState.RESOLVED and not any(
@@ -128,7 +128,7 @@ class EventRegistry:
             self._set(msgspec.structs.replace(known, state=EventState.FIRING, fired=now))
 
     def _resolve(self, event: AlertEvent, now: float) -> None:
-        """What is over has to stand for a while where the alarm says so; a clock that was set back holds up nothing."""
+        """Resolve an event that is over, once it has stood for as long as its alert demands; a clock that was set back delays nothing."""
         if event.state is not EventState.FIRING or event.ended is None or event.fired is None:
             return
         if not 0 <= now - event.fired < event.alert.stands:

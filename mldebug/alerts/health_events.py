@@ -1,4 +1,4 @@
-"""Findings of the rooms as alarms: what is wrong with a node's components and with the agent's own sources. Pure."""
+"""Health of a node's components as alerts. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -37,7 +37,7 @@ def health_alerts(
 
 
 def healthy_keys(components: Iterable[ComponentHealth]) -> Iterator[str]:
-    """Keys of alarms that are over: a component that cannot be read is not known to be well."""
+    """Keys of alerts that are over: a component that cannot be read is not known to be well."""
     return (health_key(one) for one in components if one.state is HealthState.HEALTHY)
 
 

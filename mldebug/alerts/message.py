@@ -17,7 +17,7 @@ SUBJECT = 200  # characters
 
 
 def message_of(event: AlertEvent, node: str, link: str = "", version: str = "") -> EventMessage:
-    """What is told of the state in which the event is now; `link` may hold `{report}`."""
+    """The message about the event's present state; `link` may hold `{report}`, which becomes the report's id."""
     alert, over = event.alert, event.state is EventState.RESOLVED
     sentence = safe_line(alert.sentence, 2000)
     state = "resolved" if over else "firing"
@@ -44,7 +44,7 @@ def message_of(event: AlertEvent, node: str, link: str = "", version: str = "") 
 
 
 def alive(node: str, at: float, version: str = "") -> EventMessage:
-    """That the agent lives: what a dead man's switch is told."""
+    """The message that the agent lives, for a dead man's switch."""
     sentence = "the agent lives"
     return EventMessage(
         id=f"{node}-{at:.3f}", key="alive", state="firing", kind="alive", severity="info", node=node,

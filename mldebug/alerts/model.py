@@ -1,4 +1,4 @@
-"""The words of events: an alarm that a room raises, the event that it becomes, and the message that a channel gets.
+"""The data of events: an alert that a subject raises, the event that it becomes, and the message that a channel gets.
 
 An event's key never changes, whatever is found out later: labels that are part of an alert's identity stay, and what is
 refined (verdict, culprit, sentence) travels beside them.
@@ -29,7 +29,7 @@ class EventState(StrEnum):
 
 
 class Alert(Noun, frozen=True, kw_only=True):
-    """What a room says is wrong, for as long as it says so."""
+    """What is wrong, raised again and again for as long as it is."""
 
     key: str  # stable, unique on this node: "health/gpu_ecc/GPU-1"
     kind: str  # short word for routes: stall, abnormal_end, gpu_ecc
@@ -49,7 +49,7 @@ class Alert(Noun, frozen=True, kw_only=True):
 
 
 class AlertEvent(Noun, frozen=True, kw_only=True):
-    """One alarm through its life. Times are unix seconds."""
+    """One alert from its begin to its end. Times are unix seconds."""
 
     alert: Alert = msgspec.field(name="alarm")
     state: EventState

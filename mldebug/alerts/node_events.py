@@ -1,6 +1,6 @@
-"""Alarms of storage, host memory and checkpoints as events of the node. Pure.
+"""Alerts of storage, host memory and checkpoints. Pure.
 
-What a room cannot see any more is not known to be well: its events go on until it sees.
+What cannot be looked at any more is not known to be well: its events go on until it can.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,19 +19,19 @@ GRAVE = ("stuck", "read_only")
 
 
 class SubjectAlerts(msgspec.Struct, frozen=True, kw_only=True):
-    """What rooms say at one moment."""
+    """The alerts of one subject at one moment, and which other events of it are over."""
 
     alerts: tuple[Alert, ...] = ()
     watched: tuple[str, ...] = ()  # beginnings of keys: what is not among the alarms is over …
     unsure: tuple[str, ...] = ()  # … but for these, which nobody could see
 
     def is_over(self, key: str) -> bool:
-        """Is that event, of which no alarm speaks, known to be over?"""
+        """Is the event of that key, which no alert names, known to be over?"""
         return key.startswith(self.watched) and not key.startswith(self.unsure)
 
 
 def together(words: Iterable[SubjectAlerts]) -> SubjectAlerts:
-    """Of several rooms."""
+    """The alerts of several subjects as one."""
     parts = tuple(words)
     return SubjectAlerts(
         alerts=tuple(one for word in parts for one in word.alerts),
@@ -72,7 +72,7 @@ def of_memory(memory: NodeMemory | None) -> Iterator[SubjectAlerts]:
 
 
 def of_saves(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[SubjectAlerts]:
-    """A save that died is told as long as no newer one is there; `run` is empty for places of the configuration."""
+    """An incomplete checkpoint is an alert as long as no newer one is there; `run` is "" for folders of the configuration."""
     begin = f"{SAVES}{_name(run)}/"
     for one in states:
         key = f"{begin}{_name(one.folder)}/{_name(one.series)}#"

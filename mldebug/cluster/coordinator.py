@@ -45,9 +45,9 @@ class Coordinator(PeerRoster):
     def due(
         self, now: float, leads: Callable[[RunKey], bool] = lambda _: True
     ) -> Iterator[CaptureCall]:
-        """The stalls that nobody has been asked about yet; those that are over are let go.
+        """The stalls that have to be captured now, each once; stalls that are over are closed on the way.
 
-        `leads`: is this agent the one that coordinates that run?
+        `leads`: whether this agent coordinates the run of that key.
         """
         self._forget(now)
         blamed = list(self._blamed(now))
@@ -81,9 +81,9 @@ class Coordinator(PeerRoster):
         return self._quiet.holds((peer, news), others, now, self.pace)
 
     def _one_id(self, stall: ClusterStall, peer: KnownPeer, news: RunNews) -> None:
-        """There was another coordinator for a while, or the word of a bad end comes late: of two ids one stays.
+        """Give one stall one id where two exist: another agent coordinated for a while, or news of an earlier bad exit came late.
 
-        One that nobody was told of is none of the two: its node takes ours.
+        An id that nobody has reported yet is simply replaced by ours on its node.
         """
         first = stall.incident
         if stall.cause is None and (cause := self._end(peer, news)):
@@ -124,12 +124,12 @@ class Coordinator(PeerRoster):
         return True
 
     def renamed(self) -> list[tuple[str, str]]:
-        """Stalls that have another id since it was asked last: the old one, and the new."""
+        """(old id, new id) of stalls whose id has changed since the last call."""
         changes, self._renamed = self._renamed, []
         return changes
 
     def ended(self) -> list[tuple[str, str]]:
-        """Stalls that are over since it was asked last: id of the incident, and why."""
+        """(id of the incident, why) of stalls that are over since the last call."""
         changes, self._ended = self._ended, []
         return changes
 
@@ -158,7 +158,7 @@ class Coordinator(PeerRoster):
             stall.whole = whole
 
     def word(self, news: RunNews, node: str, now: float) -> RunWord:
-        """What one node is told about one of its runs."""
+        """What the coordinator answers to one node about one of its runs."""
         others = self._telling(news.key, news.attempt, node, now)
         stall = self._stalls.get((news.key, news.attempt))
         answer = RunWord(key=news.key, signals=tuple(signals_of(others, now)))
@@ -185,7 +185,7 @@ class Coordinator(PeerRoster):
     def _telling(
         self, key: RunKey, attempt: int, node: str, now: float
     ) -> list[tuple[KnownPeer, RunNews]]:
-        """Some other nodes that have signs of progress to tell: looked for once a second, among all that there are."""
+        """Some other nodes that have signs of progress of this run; chosen anew once a second."""
         known = self._tellers.get((key, attempt))
         if known is None or not 0.0 <= now - known[0] < LOOK:
             found = ((one, each) for one, each in self._of(key, attempt) if each.signals)
@@ -197,7 +197,7 @@ class Coordinator(PeerRoster):
         return [(one, each) for one, each in some if self._is_fresh(one, now)]
 
     def _over(self, news: RunNews, stall: ClusterStall | None, now: float) -> str:
-        """Why the stall that a member still has open is none any more; "" while it may be one."""
+        """Why the stall that a peer still has open is over; "" while it may go on."""
         if news.incident in self._past or stall is not None:
             return self._past.get(news.incident, "")
         fresh = (each for one, each in self._of(news.key, news.attempt) if self._is_fresh(one, now))
@@ -237,7 +237,7 @@ class Coordinator(PeerRoster):
     def _ends(
         self, stall: ClusterStall, shown: Mapping[str, tuple[KnownPeer, RunNews]], now: float
     ) -> str:
-        """Why it is over: by what is said, never by silence."""
+        """Why the stall is over, by what nodes announce and never by their silence; "" while it goes on."""
         fresh = {name: pair for name, pair in shown.items() if self._is_fresh(pair[0], now)}
         is_heard = any(
             self._is_fresh(self._peers[name], now) for name in stall.shown_by & self._peers.keys()

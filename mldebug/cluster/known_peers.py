@@ -14,14 +14,14 @@ T = TypeVar("T", RunNews, RunWord)
 
 
 class GroupAnnouncement(NamedTuple):
-    """The runs that one node has announced in one circle, and when."""
+    """The runs that one node has announced in one group of nodes, and when (monotonic)."""
 
     runs: tuple[RunNews, ...]
     at: float
 
 
 class KnownPeer(NamedTuple):
-    """One node that has announced itself, with the runs of all circles. `at`: when."""
+    """One node that has announced itself, with the runs of all groups it belongs to. `at`: when (monotonic)."""
 
     announcement: Announcement
     address: str  # host of its connection
@@ -41,14 +41,14 @@ class CaptureCall(NamedTuple):
 
     @property
     def node_list(self) -> str:
-        """The scheduler's, as any of the nodes tells it: the announcement of another may have had no room for it."""
+        """The scheduler's list of nodes from any announcement: some had no room for it."""
         news = (one for peer in self.peers for one in peer.announcement.runs)
         lists = (one.node_list for one in (self.news, *news) if one.key == self.news.key)
         return next(filter(None, lists), "")
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """What nobody could tell."""
+        """What is missing from this report because no node knows it."""
         return () if self.node_list else self.news.gaps
 
 
@@ -67,7 +67,7 @@ class ClusterStall(msgspec.Struct):
 
 
 def aged(message: T, seconds: float) -> T:
-    """The same, told so much later."""
+    """The same message, as if it had been received `seconds` later."""
     signals = tuple(
         msgspec.structs.replace(one, age=one.age + seconds, told=one.told + seconds)
         for one in message.signals

@@ -37,7 +37,7 @@ class MergedRun(NamedTuple):
 
 
 class MergedRuns(NamedTuple):
-    """`queried` tells of all nodes, whichever run they have ranks of."""
+    """All runs that were found. `queried`: every node that was asked, whichever run has ranks on it."""
 
     runs: tuple[MergedRun, ...]
     asked: QueriedNodes

@@ -37,7 +37,7 @@ class QuietCheck:
 
 
 def _moves(noticed: Shown, others: Iterable[Shown]) -> bool:
-    """Of another node counts what it has told last: in between nothing is known of it."""
+    """Has another node seen the run move after this one saw it stand still? The last announcement of each counts."""
     stood = _newest(noticed)
     for one in others:
         newest = _newest(one)

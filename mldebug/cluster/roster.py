@@ -58,7 +58,7 @@ class PeerRoster:
         self._put(announcement.node, self._with_parts(KnownPeer(announcement, address, now), known))
 
     def _with_parts(self, new: KnownPeer, known: KnownPeer | None) -> KnownPeer:
-        """What it has announced in other circles holds as long as an announcement does."""
+        """The peer with what it announced in other groups, as long as those announcements hold."""
         same = known is not None and known.announcement.agent == new.announcement.agent
         before = dict(known.parts) if known and same else {}
         before.pop(new.announcement.circle, None)
@@ -77,7 +77,7 @@ class PeerRoster:
         return new._replace(announcement=merged, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
 
     def update_relayed(self, announcement: Announcement, now: float) -> None:
-        """Take what a node says for others; who speaks for himself is believed first."""
+        """Take what a node announces on behalf of others; a node's own announcement goes first."""
         for one in announcement.relayed:
             known = self._peers.get(one.node)
             if known and not known.by and now - known.at < DIRECT + self.pace:
@@ -95,7 +95,7 @@ class PeerRoster:
             self._put(one.node, KnownPeer(own, one.address, now - one.age, by=announcement.node))
 
     def relayed(self, group: str, but: str, now: float) -> tuple[Relayed, ...]:
-        """What nodes of a circle have announced here themselves, for the one who coordinates."""
+        """What nodes of a group have announced to this agent, to be passed on to the coordinator of that group."""
         fresh = (
             (one, one.parts[group])
             for name, one in sorted(self._peers.items())
@@ -133,7 +133,7 @@ class PeerRoster:
         )
 
     def last_heard(self, node: str) -> float | None:
-        """When a node was heard of last."""
+        """When a node announced itself last (monotonic seconds); None: never."""
         known = self._peers.get(node)
         return known.at if known else None
 

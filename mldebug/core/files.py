@@ -1,4 +1,4 @@
-"""Bytes on disk, read and written with care.
+"""Reads and writes files and folders safely.
 
 Written files are fsynced and a folder appears under its name all at once, so a reader sees all of it or nothing.
 A folder may belong to a user who puts anything there: reading follows no symlink, waits for no FIFO, trusts no size.

@@ -1,4 +1,4 @@
-"""Where free text names a person or a server: mounts, the kernel's words about file servers, logins, folders of users."""
+"""Finds names of people and servers in free text: mounts, kernel messages about file servers, logins, home folders."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _FABRIC = re.compile(r"(?:tcp|o2ib|kfi)\d*")  # of Lustre: 10.1.2.3@o2ib
 
 
 def names_in(text: str) -> Iterator[Name]:
-    """Everybody and every server that the text names in one of these ways."""
+    """Yield (kind, name) of each user, node and domain that the text names in one of these ways."""
     for match in _PERSON.finditer(text):
         yield "user", match[match.lastgroup or 0]
     for match in _SERVER.finditer(text):

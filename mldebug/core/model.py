@@ -327,7 +327,7 @@ class NcclCommunicator(Noun, frozen=True, kw_only=True):
 
 
 class NcclRas(Noun, frozen=True, kw_only=True):
-    """What one process of a job answered of all of them. Counts are launches by the host: nothing says what completed."""
+    """The NCCL RAS answer of one process, about all processes of the job. Counts are launches by the host: nothing says what completed."""
 
     version: str  # of NCCL: 2.28.9
     form: str = "json"  # text: only what differs is told, so equal counts are not known
@@ -340,7 +340,7 @@ class NcclRas(Noun, frozen=True, kw_only=True):
 
 
 class HookState(Noun, frozen=True, kw_only=True):
-    """What the hook in a rank's process says of itself at one moment. Ages are seconds."""
+    """The state that the hook in a rank's process reports at one moment. Ages are seconds."""
 
     step: int | None = None  # None: none was made yet
     step_age: float = 0.0  # since that step was reached
@@ -376,7 +376,7 @@ class RankCapture(Noun, frozen=True, kw_only=True):
 
 
 class Fault(Noun, frozen=True, kw_only=True):
-    """Something that the kernel, the driver or a GPU said against a GPU, a process or the node, and whom it concerns."""
+    """A fault of a GPU, a process or the node that the kernel, the driver or a GPU reported, and whom it concerns."""
 
     kind: str  # xid, sxid, gpu_lost, gpu_init_failed, gpu_missing, ecc, oom_kill
     at: float  # unix: when the worst of it was first said
@@ -469,7 +469,7 @@ class QueriedNode(Noun, frozen=True, kw_only=True):
 
 
 class QueriedNodes(Noun, frozen=True, kw_only=True):
-    """All nodes that were asked for one run."""
+    """All nodes that were asked for captures of one run."""
 
     nodes: tuple[QueriedNode, ...] = ()  # sorted by name
     listed_by: str = (

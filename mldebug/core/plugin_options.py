@@ -1,4 +1,4 @@
-"""A section of plugins: entries named by their key, each with its `kind` and that kind's own settings beside it."""
+"""Config sections of plugins: entries by name, each with its `kind` and that plugin's own options."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Plugin(msgspec.Struct, frozen=True):
-    """One entry: which plugin, and its `Options`."""
+    """One config entry: the plugin's name and its `Options`."""
 
     kind: str
     options: Any
@@ -23,14 +23,14 @@ class PluginModule(Protocol):
 
 
 class PluginKind(msgspec.Struct, frozen=True):
-    """Annotates a `dict[str, Plugin]`: the plugins that may stand there."""
+    """Annotates a config field `dict[str, Plugin]`: lists and loads the plugins that it may name."""
 
     kinds: Callable[[], list[str]]
     load: Callable[[str], Any]  # a PluginModule
 
 
 def problems(module: PluginModule, options: msgspec.Struct) -> Iterator[tuple[str, str]]:
-    """What the plugin itself finds wrong in its options."""
+    """Yield (field, what is wrong) as the plugin itself finds."""
     check = getattr(module, "problems", None)
     if check is not None:
         yield from check(options)

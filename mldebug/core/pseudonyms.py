@@ -25,9 +25,9 @@ COMMON = frozenset({
     "shared", "slurm", "system", "test", "tests", "torch", "torchrun", "train", "training",
     "ubuntu", "unknown", "user", "users", "vm", "watch", "worker", "workspace",
 })  # fmt: skip
-"""Names that every second text contains."""
+"""Names that are too common to be replaced in free text."""
 OPEN = frozenset({"root", "nobody", "localhost", "unknown", "none"})
-"""Names that are everybody's."""
+"""Names that identify nobody and are never replaced."""
 SHORTEST = {"serial": 6}  # characters of what is learned; of a name two
 
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
@@ -102,13 +102,13 @@ class Pseudonyms:
                 self.learn("node", value.rpartition(":")[0])
             else:
                 self.learn("user", *(match["name"] for match in _HOME.finditer(value)))
-                for told, name in names_in(value):
-                    self.learn(told, name)
+                for learned_kind, name in names_in(value):
+                    self.learn(learned_kind, name)
 
     # --- replacing ---------------------------------------------------------------------------------
 
     def value(self, value: Any, key: str = "") -> Any:
-        """The same JSON with all of it replaced; names of fields stay."""
+        """Return the same JSON with all learned names replaced; field names stay."""
         if isinstance(value, dict):
             return {self._key(str(name)): self.value(item, str(name)) for name, item in value.items()}  # fmt: skip
         if isinstance(value, list | tuple):
@@ -116,27 +116,27 @@ class Pseudonyms:
         return self._string(value, key) if isinstance(value, str) else value
 
     def text(self, text: str) -> str:
-        """The same text with all of it replaced."""
-        told = redact(text)
-        if told != text:
+        """Return the text with secrets and all learned names, ids and addresses replaced."""
+        result = redact(text)
+        if result != text:
             self.counts["secret"] += 1
-        told = _HOME.sub(self._home, told)
-        told = _MAIL.sub(lambda match: self._give("mail", match[0]), told)
-        told = self._learned().sub(self._word, told)
-        told = _UUID.sub(self._uuid, told)
-        told = _SERIAL.sub(lambda m: m["label"] + self._give("serial", m["value"]), told)
-        told = _MAC.sub(lambda match: self._give("mac", match[0]), told)
-        told = _GUID.sub(lambda match: self._give("guid", match[0]), told)
-        told = _IP6.sub(self._address, told)
-        return _IP4.sub(self._address, told)
+        result = _HOME.sub(self._home, result)
+        result = _MAIL.sub(lambda match: self._give("mail", match[0]), result)
+        result = self._learned().sub(self._word, result)
+        result = _UUID.sub(self._uuid, result)
+        result = _SERIAL.sub(lambda m: m["label"] + self._give("serial", m["value"]), result)
+        result = _MAC.sub(lambda match: self._give("mac", match[0]), result)
+        result = _GUID.sub(lambda match: self._give("guid", match[0]), result)
+        result = _IP6.sub(self._address, result)
+        return _IP4.sub(self._address, result)
 
     def _options(self, items: Sequence[Any]) -> Sequence[Any]:
         """A command line in a list: the value that follows `--token` stands for itself."""
         if not all(isinstance(one, str) for one in items):
             return items
-        seen = list(zip(items, redact_argv(items), strict=True))
-        self.counts["secret"] += sum(new == HIDDEN != old for old, new in seen)
-        return [HIDDEN if new == HIDDEN else old for old, new in seen]
+        pairs = list(zip(items, redact_argv(items), strict=True))
+        self.counts["secret"] += sum(new == HIDDEN != old for old, new in pairs)
+        return [HIDDEN if new == HIDDEN else old for old, new in pairs]
 
     def _key(self, name: str) -> str:
         return name if _FIELD.fullmatch(name) else self.text(name)
@@ -190,11 +190,11 @@ class Pseudonyms:
     def _patterns(self) -> Iterable[str]:
         """The longest first. A name of letters alone is a word of its own, others may stand inside of one."""
         for word in sorted(self._words, key=len, reverse=True):
-            told = self._alike.get(word, re.escape(word))
+            pattern = self._alike.get(word, re.escape(word))
             if "." in word and self._words[word] == "domain":
-                yield rf"(?<![\w.-])(?:[a-z0-9-]{{1,63}}\.){{1,4}}{told}(?![a-z0-9])"
+                yield rf"(?<![\w.-])(?:[a-z0-9-]{{1,63}}\.){{1,4}}{pattern}(?![a-z0-9])"
             inside = len(word) >= 6 and re.search(r"[\d.-]", word)
-            yield told if inside else rf"(?<![a-z0-9]){told}(?![a-z0-9])"
+            yield pattern if inside else rf"(?<![a-z0-9]){pattern}(?![a-z0-9])"
 
     def _uuid(self, match: re.Match[str]) -> str:
         plain = match[0].replace("-", "").replace("_", "")
@@ -221,7 +221,7 @@ def _kind_of(key: str) -> str:
     return next((kind for kind, keys in kinds if key in keys), "")
 
 
-def _told(text: str, read: Callable[[str], Any]) -> Any:
+def _parsed(text: str, read: Callable[[str], Any]) -> Any:
     try:
         return read(text)
     except ValueError:
@@ -229,10 +229,10 @@ def _told(text: str, read: Callable[[str], Any]) -> Any:
 
 
 def _is_address(text: str) -> bool:
-    return _told(text, ipaddress.ip_address) is not None
+    return _parsed(text, ipaddress.ip_address) is not None
 
 
 def _is_private(text: str) -> bool:
-    """An address that says where: not of this host, not the unspecified one, not what only looks like one."""
-    told = _told(text, ipaddress.ip_address)
-    return told is not None and not (told.is_loopback or told.is_unspecified)
+    """Is it an IP address of a machine: valid, neither loopback nor unspecified?"""
+    address = _parsed(text, ipaddress.ip_address)
+    return address is not None and not (address.is_loopback or address.is_unspecified)

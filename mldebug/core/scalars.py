@@ -1,4 +1,4 @@
-"""One scalar of a configuration: what its type allows, what a text means as that type, and how to say why not."""
+"""Scalars of the configuration: describe what a type allows, and convert text to it with errors in words."""
 
 import math
 import re
@@ -23,7 +23,7 @@ TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 
 
 class OutOfBoundsError(ValueError):
-    """Of the right type, but too small or too large."""
+    """The value has the right type, but is too small or too large."""
 
 
 def describe(kind: Any, meta: list[Any]) -> str:

@@ -36,12 +36,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of every part of a configuration. `RENAMED`: keys of before, with what they are called now."""
+    """Base of every part of a configuration. `RENAMED`: old keys with their new names."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """(key, what is wrong with its value), for what no type can say."""
+        """Yield (key, what is wrong with its value) for what no type can express."""
         yield from ()
 
 
@@ -54,12 +54,12 @@ def parse(text: str, file: str, kind: type[T]) -> T:
     reader = _SectionReader(file)
     value = kind() if node is None else reader.section(node, kind, "")
     if reader.problems:
-        raise ConfigError([said for _, said in sorted(reader.problems)], SEE_KEYS)
+        raise ConfigError([sentence for _, sentence in sorted(reader.problems)], SEE_KEYS)
     return value
 
 
 class _LineLoader(yaml.SafeLoader):
-    """Composes nodes with their lines; refuses what could multiply them."""
+    """Composes nodes with their line numbers; refuses aliases and deep nesting."""
 
     depth = 0
 
@@ -184,17 +184,17 @@ class _SectionReader:
         if not isinstance(node, yaml.MappingNode) or node.tag != YAML_TAG + "map":
             self._refuse(node, path, "must hold `key: value` lines")
             return
-        seen: dict[str, int] = {}
+        lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key is None or key_node.tag not in PLAIN_TAGS:
                 self._refuse(key_node, path, f"{_show(key_node)} cannot be a key")
-            elif key in seen:
+            elif key in lines:
                 self._refuse(
-                    key_node, _join(path, key), f"stands here twice, first in line {seen[key]}"
+                    key_node, _join(path, key), f"stands here twice, first in line {lines[key]}"
                 )
             else:
-                seen[key] = _line(key_node)
+                lines[key] = _line(key_node)
                 yield key, key_node, value_node
 
     def _refuse(self, node: yaml.Node, path: str, problem: str) -> None:

@@ -1,1 +1,1 @@
-"""What training jobs say of themselves: logs, schedulers, hook records, known issues of their software. Pure."""
+"""Training jobs: log formats, scheduler answers, hook records, switches, known issues of their software. Pure."""

@@ -1,5 +1,6 @@
-"""What a training process says of itself, read from its record in shared memory. The layout stands in
-`mldebug_training.hook.record`; a job may have written anything into it, so nothing is taken for true.
+"""The record that the hook in a training process keeps in shared memory: step, phase, scalars, and how it can be asked for more.
+
+Its layout is defined in `mldebug_training.hook.record`. A job may have written anything into it, so every field is checked.
 """
 
 import binascii
@@ -33,7 +34,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 class Heartbeat(Noun, frozen=True, kw_only=True):
-    """One process at one moment. Times are seconds of the monotonic clock, and never lie in the future."""
+    """What one process's record holds at one moment. Times are seconds of the monotonic clock, never in the future."""
 
     written_at: float
     step: int | None = None
@@ -66,7 +67,7 @@ def record_name(pid: int, start_ticks: int) -> str:
 
 
 def parse_record(data: bytes, pid: int, start_ticks: int, now: float) -> Heartbeat:
-    """Take a record apart. Raises ValueError with the reason, and TornError where it was being written."""
+    """Parse a record. Raises ValueError with the reason, and TornError where it was being written."""
     if len(data) != SIZE:
         raise ValueError(f"it has {len(data)} bytes and not {SIZE}")
     magic, sequence, its_pid, its_start = _HEAD.unpack_from(data)
@@ -87,7 +88,7 @@ def _checksum(data: bytes) -> int:
 
 
 def hook_summary(beat: Heartbeat, now: float) -> HookState:
-    """The same as people want it: ages instead of moments of a clock that they do not have."""
+    """The record's step, phase and scalars for a capture, with ages in seconds instead of times of the node's monotonic clock."""
     return HookState(
         step=beat.step,
         step_age=_age(beat.stepped_at, now) if beat.step is not None else 0.0,

@@ -1,5 +1,6 @@
-"""The switches of a job: what lies in their folder, and what to say of it. Pure; the layout stands in
-`mldebug_training.helpers.switches.files`. A job may have written anything there, so nothing is taken for true.
+"""The switches of a job (kill, save): parses the files in their folder and describes them. Pure.
+
+Their layout is defined in `mldebug_training.helpers.switches.files`. A job may have written anything there, so everything is checked.
 """
 
 import json
@@ -21,7 +22,7 @@ MAX_PATH = 1024
 
 
 class Switch(Spoken, frozen=True, kw_only=True):
-    """One that is set. Unix times."""
+    """A switch that is set. Unix times."""
 
     set_at: float
     until: float | None = None
@@ -29,7 +30,7 @@ class Switch(Spoken, frozen=True, kw_only=True):
 
 
 class LastPoll(Spoken, frozen=True, kw_only=True):
-    """Who asked for the switches last. Unix times."""
+    """The last time that a rank of the job looked at its switches. Unix times."""
 
     at: float
     node: str = ""
@@ -41,7 +42,7 @@ class LastPoll(Spoken, frozen=True, kw_only=True):
 
 
 class SwitchState(Spoken, frozen=True, kw_only=True):
-    """What one look into the folder found."""
+    """The switches in a folder, and when the job last looked at them."""
 
     folder: str
     kill: Switch | None = None
@@ -104,7 +105,7 @@ def state_lines(found: SwitchState, now: float) -> Iterator[str]:
 
 
 def poll_words(polled: LastPoll | None, now: float) -> str:
-    """Does anybody obey? In one sentence."""
+    """When, and by which rank, the switches were looked at last, in one sentence."""
     if polled is None:
         return "by nobody: no job that makes `mldebug_training.Switches` runs with this folder"
     who = f"by rank {polled.rank} of {polled.world_size} (pid {polled.pid} on {polled.node or '?'})"

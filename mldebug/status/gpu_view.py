@@ -1,4 +1,4 @@
-"""What is known of a node's GPUs and its kernel's log at one moment, whoever looked: a command by itself, or the agent. Pure."""
+"""GPUs and kernel log of a node at one moment, read by the agent or directly by a command. Pure."""
 
 from collections.abc import Iterable, Iterator
 
@@ -30,7 +30,7 @@ class GpuUser(Noun, frozen=True, kw_only=True):
 
 
 class GpuOverview(Noun, frozen=True, kw_only=True):
-    """One look. None means not known: the read failed, or nobody made it."""
+    """The GPUs at one moment. None means not known: not read, or the read failed."""
 
     node: str
     at: float  # unix
@@ -92,7 +92,7 @@ def names_of(gpus: NodeGpus | None) -> dict[str, GpuName]:
 
 
 def of_agent(snapshot: Snapshot) -> GpuOverview:
-    """What the agent knows. What it has read is as old as it says."""
+    """Return the overview in the agent's last snapshot."""
     gaps = {one.what: one for one in snapshot.gaps}
     errors = (one.error.partition(": ")[2] for one in snapshot.sources if one.name == "gpus")
     failed = next(errors, "") if snapshot.gpus_released_until is None else ""

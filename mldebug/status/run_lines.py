@@ -54,7 +54,7 @@ def stale_words(age: float) -> str:
 
 
 def ailing_lines(agent: Snapshot) -> Iterator[str]:
-    """What the agent cannot do at present."""
+    """One line for each thing that the agent cannot do at present: failed or stuck sources, reports that are not stored."""
     for source in agent.sources:
         if source.name == "gpus" and agent.gpus_released_until:
             continue  # it is told by itself

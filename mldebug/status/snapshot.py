@@ -68,7 +68,7 @@ class RunState(Noun, frozen=True, kw_only=True):
 
 
 class SourceState(Noun, frozen=True, kw_only=True):
-    """How one source of the agent does."""
+    """State of one source (worker) of the agent."""
 
     name: str
     success: bool = True
@@ -87,7 +87,7 @@ class Children(Noun, frozen=True, kw_only=True):
 
 
 class Snapshot(Noun, frozen=True, kw_only=True):
-    """All of it."""
+    """All that the agent knows at one moment."""
 
     node: str
     at: float  # unix
@@ -133,5 +133,5 @@ class Snapshot(Noun, frozen=True, kw_only=True):
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """As the API and `mldebug status --json` give it."""
+    """Return the snapshot as JSON, as the API and `mldebug status --json` give it."""
     return msgspec.json.encode(snapshot)

@@ -45,7 +45,7 @@ def storage_json(storage: StorageState) -> str:
 NAME = "checkpoints"
 
 
-def saves_part(snapshot: Snapshot) -> CollectorState:
+def checkpoints_part(snapshot: Snapshot) -> CollectorState:
     """One row for each series, and below it one for each of its newest saves; none where nothing is known."""
     states = [*snapshot.saves, *(one for run in snapshot.runs for one in run.saves)]
     rows = tuple(row for one in states for row in _rows(one, snapshot.at))
@@ -57,7 +57,7 @@ def _rows(state: SeriesState, now: float) -> Iterator[Row]:
     key: Row = {"job": state.run, "folder": state.folder, "series": state.series}
     yield key | {"line": f"{place}: {state.sentence}"}
     for one in state.listed:
-        yield key | _facts(one) | {"line": f"  {clean(one.name, 80)}  {save_words(one, now)}"}
+        yield key | _facts(one) | {"line": f"  {clean(one.name, 80)}  {checkpoint_words(one, now)}"}
 
 
 def _facts(one: KnownCheckpoint) -> Row:
@@ -75,7 +75,7 @@ def _facts(one: KnownCheckpoint) -> Row:
     }
 
 
-def save_words(one: KnownCheckpoint, now: float) -> str:
+def checkpoint_words(one: KnownCheckpoint, now: float) -> str:
     """`complete, 4.2 GiB, 4 shards by 4 ranks, 12m old`."""
     age = format_duration(float(round(max(0.0, now - one.ended))))
     shards = f", {one.shards} {'shard' if one.shards == 1 else 'shards'}" if one.shards else ""

@@ -1,4 +1,4 @@
-"""How large chosen directories are, as the child that counts them tells it, and how that is said.
+"""Sizes of configured directories as the counting child reports them, and the sentences about them.
 
 Bytes are allocated ones (as `du`), `apparent_bytes` the lengths of files. A hard link counts once, other filesystems below
 do not count (as `du -x`).
@@ -22,11 +22,11 @@ HOWS = (COUNTING, WATCHED, PARTLY, RESCANNED, LOST, STUCK)
 
 
 class DirSize(Noun, frozen=True, kw_only=True):
-    """One configured directory. Figures are None until it was counted once."""
+    """The size of one configured directory. Figures are None until it was counted once."""
 
     path: str
     how: str = COUNTING
-    why: str = ""  # it is not simply watched, or not counted at all
+    why: str = ""  # the reason where it is not simply watched, or not counted at all
     inodes: int | None = None
     bytes: int | None = None
     apparent_bytes: int | None = None
@@ -37,16 +37,16 @@ class DirSize(Noun, frozen=True, kw_only=True):
     overflows: int = 0  # times that the kernel dropped events
     rescans: int = 0  # times that everything was counted anew
     count_seconds: float = 0.0  # that the last whole count took
-    since: float | None = None  # unix: it does not answer since
+    since: float | None = None  # unix time since which it does not answer
 
     @property
     def lower_bound(self) -> bool:
-        """Is there more than was counted?"""
+        """Whether some of it could not be counted."""
         return self.unread > 0
 
 
 def dir_size_lines(trees: tuple[DirSize, ...], now: float) -> Iterator[tuple[str, bool]]:
-    """One line for each tree, and whether something is wrong with it."""
+    """One line for each directory, and whether something is wrong with it. `now`: unix time."""
     for tree in trees:
         yield f"{clean(tree.path, 120)}: {_words(tree, now)}", tree.how == STUCK or tree.lower_bound
 
@@ -60,9 +60,9 @@ def _words(tree: DirSize, now: float) -> str:
             f"not counted: {clean(tree.why, 200)}" if tree.why else "is counted for the first time"
         )
     least = "at least " if tree.lower_bound else ""
-    said = f"{least}{approximate(tree.bytes)} in {tree.inodes} inodes, {_how(tree, now)}"
+    words = f"{least}{approximate(tree.bytes)} in {tree.inodes} inodes, {_how(tree, now)}"
     unread = f"; {tree.unread} of its entries could not be looked at" if tree.lower_bound else ""
-    return f"{said}{unread}{f' ({clean(tree.why, 200)})' if tree.why else ''}"
+    return f"{words}{unread}{f' ({clean(tree.why, 200)})' if tree.why else ''}"
 
 
 def _how(tree: DirSize, now: float) -> str:
@@ -77,7 +77,7 @@ def _how(tree: DirSize, now: float) -> str:
 
 
 def approximate(size: int) -> str:
-    """Bytes with three digits, as people read them: 1.27 GiB."""
+    """A size in bytes with three digits: `1.27 GiB`."""
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor:
             return (

@@ -1,4 +1,4 @@
-"""Who writes how fast, of readings at two moments: pure.
+"""Which ranks write how fast, from readings at two moments. Pure.
 
 What a rank has written is what the kernel charges to it and its children, less what was cancelled before it reached a disk
 (a file removed before that). What it writes to which filesystem follows from the files that it holds open: their offset grows.
@@ -38,20 +38,20 @@ class OpenOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IoCounters(NamedTuple):
-    """What a process has read and written by system calls so far, bytes; to a cache, a tmpfs or a pipe as well."""
+    """Bytes that a process has read and written by system calls so moved, to caches, tmpfs and pipes as well."""
 
     read: int
     written: int
-    disk: int = 0  # what came to a disk, which not all calls tell before
+    disk: int = 0  # what came to a disk, which the counter of calls may lack
 
     def since(self, before: "IoCounters") -> "IoCounters":
-        """What was done in between; written is what either of the counters tells."""
+        """The difference to an earlier reading; `written`: the larger of the two counters."""
         wrote = max(self.written - before.written, self.disk - before.disk)
         return IoCounters(self.read - before.read, wrote)
 
 
 class RankWrites(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank and its children at one moment (monotonic): net bytes by process, and what is open."""
+    """One reading of a rank and its children at a monotonic time: net bytes written by process, and open files."""
 
     job: str
     rank: int
@@ -72,7 +72,7 @@ class GrowingFile(Noun, frozen=True, kw_only=True):
 
 
 class RankWriter(Noun, frozen=True, kw_only=True):
-    """What one rank does: bytes since the agent saw it, bytes per second, its fastest files first."""
+    """How much one rank writes: total bytes since the agent found it, bytes per second, its growing files, the fastest first."""
 
     job: str
     rank: int
@@ -82,7 +82,7 @@ class RankWriter(Noun, frozen=True, kw_only=True):
 
 
 def compare(before: RankWrites, now: RankWrites, total: int) -> RankWriter:
-    """What was written in between; a process that is new or gone counts as far as both readings know it."""
+    """What was written between two readings; `total`: bytes before. New processes count from 0, ended ones not at all."""
     seconds = max(now.at - before.at, 1e-3)
     grown = sum(
         max(0, size - before.bytes[key]) for key, size in now.bytes.items() if key in before.bytes
@@ -98,13 +98,13 @@ def compare(before: RankWrites, now: RankWrites, total: int) -> RankWriter:
 
 
 def _growing(before: RankWrites, now: RankWrites, seconds: float) -> tuple[GrowingFile, ...]:
-    """Each file once: a child inherits what its parent has open, and both show the same position."""
+    """Growing files, each once: a child inherits what its parent has open, and both show the same position."""
     starts = _Starts(before.files)
-    moved = sorted(((one.position - starts.of(one), one) for one in now.files), key=_surest_first)
-    left = _Left(before.calls, now.calls)
+    offsets = sorted(((one.position - starts.of(one), one) for one in now.files), key=_surest_first)
+    unascribed = _Unascribed(before.calls, now.calls)
     found: dict[tuple[str, str], GrowingFile] = {}
-    for far, one in moved:
-        rate = left.take(one, far) / seconds
+    for moved, one in offsets:
+        rate = unascribed.take(one, moved) / seconds
         key = one.path, one.device
         if rate > 0 and (key not in found or rate > found[key].rate):
             found[key] = GrowingFile(path=one.path, mount=one.mount, device=one.device, rate=rate, size=one.position)  # fmt: skip
@@ -115,8 +115,8 @@ def _surest_first(moved: tuple[int, OpenOutput]) -> tuple[bool, int]:
     return moved[1].reads, -moved[0]
 
 
-class _Left:
-    """What of the calls of each process is not yet ascribed to one of its files."""
+class _Unascribed:
+    """Bytes of each process's calls that are not yet ascribed to one of its files."""
 
     def __init__(
         self, before: Mapping[ProcessKey, IoCounters], now: Mapping[ProcessKey, IoCounters]
@@ -126,19 +126,19 @@ class _Left:
         self._read = {key: one.read for key, one in done.items()}
         self._written = {key: one.written for key, one in done.items()}
 
-    def take(self, one: OpenOutput, far: int) -> int:
-        """By how much that file has grown at most; `far`: by how much its offset has."""
+    def take(self, one: OpenOutput, moved: int) -> int:
+        """Bytes that a file has grown, at most what its process has written; `moved`: how moved its offset has moved."""
         key = one.pid, one.start_ticks
         if key not in self._written:
-            return 0 if one.reads else far
-        sure = far - self._read[key] if one.reads else far
+            return 0 if one.reads else moved
+        sure = moved - self._read[key] if one.reads else moved
         grown = max(0, min(sure, self._written[key]))
         self._written[key] -= grown
         return grown
 
 
 class _Starts:
-    """Where the files stood at the reading before."""
+    """Offsets of the files at the earlier reading."""
 
     def __init__(self, before: Sequence[OpenOutput]) -> None:
         self._own = {(one.pid, one.start_ticks, one.fd, one.path): one.position for one in before}
@@ -148,7 +148,7 @@ class _Starts:
             self._any[key] = max(one.position, self._any.get(key, 0))
 
     def of(self, one: OpenOutput) -> int:
-        """One that is new begins at 0, unless it was open elsewhere in the rank, or begins at its end."""
+        """The earlier offset of a file. A new one began at 0, unless it was open elsewhere in the rank or appends."""
         own = self._own.get((one.pid, one.start_ticks, one.fd, one.path))
         if own is not None:
             return own
@@ -159,7 +159,7 @@ class _Starts:
 
 
 def by_mount(writer: RankWriter) -> dict[str, float]:
-    """Bytes per second that the files of a rank grow, by mount."""
+    """By mount point: bytes per second that the files of a rank grow."""
     rates: dict[str, float] = {}
     for one in writer.growing:
         rates[one.mount] = rates.get(one.mount, 0.0) + one.rate
@@ -167,7 +167,7 @@ def by_mount(writer: RankWriter) -> dict[str, float]:
 
 
 def who_fills(writers: Iterable[RankWriter], device: str, names: Mapping[str, str]) -> str:
-    """The clause that an alarm about a filesystem ends with; "" where nobody is seen to write there."""
+    """The end of an alert about a filesystem: which rank writes most to it; "" where none is seen to. `names`: of jobs, by id."""
     found = [
         (sum(one.rate for one in writer.growing if one.device == device), writer)
         for writer in writers
@@ -192,9 +192,9 @@ def _others(count: int) -> str:
 
 
 def writer_line(writer: RankWriter, name: str) -> str:
-    """What a rank writes, for people."""
-    said = f"rank {writer.rank} of {clean(name, 40)} writes {approximate(int(writer.rate))}/s"
+    """What a rank writes, in one sentence."""
+    words = f"rank {writer.rank} of {clean(name, 40)} writes {approximate(int(writer.rate))}/s"
     if writer.growing:
         one = writer.growing[0]
-        return f"{said}; {clean(one.path, 120)} on {clean(one.mount, 80)} grows by {approximate(int(one.rate))}/s"
-    return f"{said}, to no file that stays open" if writer.rate >= 1 else said
+        return f"{words}; {clean(one.path, 120)} on {clean(one.mount, 80)} grows by {approximate(int(one.rate))}/s"
+    return f"{words}, to no file that stays open" if writer.rate >= 1 else words

@@ -9,7 +9,7 @@ from mldebug.status.snapshot import Snapshot
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody asks for, and all that he may see of it; the clock of a page is `told.at`."""
+    """A request for a page, with the data that the viewer may see; `snapshot.at` is the page's time."""
 
     snapshot: Snapshot
     id: str = ""  # of the address: ?id=…

@@ -1,4 +1,4 @@
-"""What the storage desk tells, as lists for a page: the words of `mldebug status --storage`, taken apart. Pure."""
+"""Storage as lists for a page: the words of `mldebug status --storage`, taken apart. Pure."""
 
 import math
 from collections.abc import Collection, Iterator

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from bench.table import Row, show
 from mldebug_agents.jobs.job_start import environment, hook_folder
-from mldebug_training.hook.process import HookedProcess
+from mldebug_training.hook.process import OwnProcess
 from processes.torchlike import write_torch
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "15"))
@@ -107,7 +107,7 @@ def stepped() -> tuple[float, float]:
 def phases() -> float:
     """Microseconds of a phase, begun and ended."""
     with tempfile.TemporaryDirectory() as folder:
-        own = HookedProcess(folder)
+        own = OwnProcess(folder)
         try:
             return microseconds(lambda: own.leave(own.enter("data_wait")))
         finally:

@@ -19,7 +19,7 @@ from tools.table import Row, show
 from hung import hung_mount
 from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.wiring import open_tools
-from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
+from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 
 MOUNTS, DEAD, ROUNDS = 200, 5, 5
 INSIDE = "MLDEBUG_BENCH_MOUNTS"  # set where we are in a namespace of our own

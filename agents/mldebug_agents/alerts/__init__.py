@@ -1,1 +1,1 @@
-"""Who is told: events of this node, kept over a restart, and the channels that get them."""
+"""Alerts in the agent: events of this node, kept over a restart, the channels that get them, and actions."""

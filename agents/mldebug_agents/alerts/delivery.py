@@ -27,7 +27,7 @@ class ChannelOrder(msgspec.Struct, frozen=True):
 
     message: EventMessage
     event: AlertEvent | None  # None: it only tells that the agent lives
-    line: Any  # the `Line` that has sent it
+    line: Any  # the `ChannelDelivery` that has sent it
 
 
 class ChannelDelivery:
@@ -70,7 +70,7 @@ class ChannelDelivery:
         return next(due, None)
 
     def beats(self, now: float) -> bool:
-        """Is it time to tell that the agent lives?"""
+        """Is the message due that the agent lives?"""
         due = self.every and (not self._beat or now - self._beat >= self.every)
         if self.under_way or now < self.not_before or not due:
             return False
@@ -86,7 +86,7 @@ class ChannelDelivery:
         self._tries.pop(key, None)
 
     def refusal(self, key: str, error: Exception) -> None:
-        """The other side does not want it; `status` tells so until it takes another one."""
+        """The other side does not want the message; `trouble` says so until it takes another one."""
         self.refused += 1
         self.trouble = f"refused: {safe_line(str(error), 200)}"
         self._tries.pop(key, None)

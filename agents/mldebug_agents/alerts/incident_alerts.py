@@ -1,4 +1,4 @@
-"""An incident as an alarm, whatever its state: what is known of it now. Pure."""
+"""An incident as an alert, whatever its state. Pure."""
 
 from mldebug.alerts.model import Alert, Severity
 from mldebug.core.model import Culprit, Job, Judgement
@@ -11,7 +11,7 @@ STANDS = 600.0
 
 
 def alert_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
-    """The alarm of one incident. Its labels never change; the verdict, which may be refined, is none of them."""
+    """The alert of one incident. Its labels never change; the verdict, which may be refined, is none of them."""
     diagnosis, job = judgement.diagnosis, _job(incident)
     name = {"job": job.name} if job is not None else {}
     return Alert(
@@ -33,7 +33,7 @@ def alert_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
 
 
 def is_ours_to_report(incident: Incident) -> bool:
-    """Is it this node's to tell of? Of several nodes only the one with the report over all of them does."""
+    """Does this node send the alert? Of several nodes only the one with the report over all of them does."""
     return incident.counted or bool(incident.across) or not incident.shared
 
 

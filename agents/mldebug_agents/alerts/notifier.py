@@ -44,7 +44,7 @@ LOST = 900.0  # seconds after which an event is over of which nobody speaks any 
 
 
 class AlertNotifier:
-    """Everything about being told, for one agent."""
+    """All events of one agent, and the channels that get them."""
 
     def __init__(
         self,
@@ -85,15 +85,15 @@ class AlertNotifier:
                 self.registry.clear(alert.key, self._now(), incident.state)
 
     def renamed(self, old: str) -> None:
-        """An incident is told under another id, by whoever has it."""
+        """The incident goes on under another id, on whichever node has it."""
         self.registry.clear(INCIDENT + old, self._now(), "other nodes know it under another id")
 
     def raise_alert(self, alert: Alert) -> None:
-        """A room says that something is wrong; again and again, for as long as it is."""
+        """Something is wrong; to be called again and again, for as long as it is."""
         self.registry.raise_(cleaned(alert), self._now())
 
     def clear(self, key: str) -> None:
-        """A room says that it is over."""
+        """It is over."""
         self.registry.clear(key, self._now())
 
     def look(self, snapshot: Snapshot, incidents: Collection[str] = ()) -> None:
@@ -158,7 +158,7 @@ class AlertNotifier:
         line.under_way = line.worker.order(ChannelOrder(message, event, line))
 
     def _may_go(self, key: str, now: float) -> bool:
-        """Its row is on disk, or the disk has had its time: a hung one keeps nobody from being told."""
+        """Is the event on disk, or has the disk had its time? A hung disk must not keep messages back."""
         if not self._restored or self._state_store.is_stored(ROW + key):
             self._unstored.pop(key, None)
             return True

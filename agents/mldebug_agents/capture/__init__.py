@@ -1,1 +1,1 @@
-"""Takes a capture of a job: every source of evidence, each with a deadline, without stopping anybody."""
+"""Takes captures of a job: all evidence of its ranks at one moment, each source with a deadline, no process stopped."""

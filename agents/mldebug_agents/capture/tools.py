@@ -29,7 +29,7 @@ class CaptureTools:
         self.context = context
         self.failure_counts = FailureCounts()
         self.ras = RasClient(context.spawner, host, self.failure_counts)
-        launchers = create_all("clusters")
+        launchers = create_all("launchers")
         self.finder = RankFinder(host, reader, context.node, launchers, self._ask_world, probes)
         self.known_issues = KnownIssueFinder(host, reader)
         self.traces = TraceCollector(host, reader, context.config.capture.trace_folders)

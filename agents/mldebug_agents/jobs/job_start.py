@@ -19,7 +19,7 @@ LOCALE = "LC_CTYPE"  # which Python sets for itself where the locale is C (PEP 5
 def callers_environment(
     now: Mapping[str, str], first: str = "/proc/self/environ"
 ) -> dict[str, str]:
-    """Without what Python has changed since this process was started; `first` is what it was started with."""
+    """The environment that this process was started with: what Python has changed since is undone. `first`: the kernel's copy."""
     environ = {name: one for name, one in now.items() if name != LOCALE}
     try:
         given = Path(first).read_bytes().split(b"\0")

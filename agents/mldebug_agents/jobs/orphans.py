@@ -27,7 +27,7 @@ from mldebug_agents.system.reader import Reader
 
 SETTLED = 5.0  # seconds of age from which a process is looked at: before it may still become another program
 MAX_ENVIRONMENT = 1 << 20
-MOST = 64  # orphans that are told
+MOST = 64  # orphans that are reported
 BATCH = 256
 KTHREADD = 2
 
@@ -35,7 +35,7 @@ Key = tuple[int, int, object]  # pid, start, program
 
 
 class OrphanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One look. `alive` as in `Known`; `gpus`: pid -> uuid -> bytes of GPU memory, None where it is not told."""
+    """One search. `alive` as in `LivingJobs`; `gpus`: pid -> uuid -> bytes of GPU memory, None where that is not known."""
 
     alive: frozenset[str] | None
     gpus: dict[int, dict[str, int | None]] = {}
@@ -43,7 +43,7 @@ class OrphanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrphanFinder:
-    """Keep one: it remembers environments, and since when a job is gone."""
+    """Finds orphans. One per agent: it remembers environments, and since when a job is gone."""
 
     def __init__(
         self, host: Host, reader: Reader, steady: Callable[[], float] = time.monotonic
@@ -53,10 +53,10 @@ class OrphanFinder:
         self._since: dict[tuple[int, int], tuple[float, float]] = {}  # monotonic and unix
 
     def look(self, order: OrphanRequest) -> tuple[Orphan, ...]:
-        """Those whose job has been gone for the time of grace, the oldest first."""
+        """The processes whose job has been gone for `grace` seconds, the oldest first."""
         stats = {pid: stat for pid, stat in self._host.briefs().items() if stat.state not in "ZX"}
-        family, living = ProcessTree(stats), self._known_jobs(stats, order.alive)
-        found = list(find_orphans(list(self._suspects(stats, family, order)), living))
+        tree, living = ProcessTree(stats), self._known_jobs(stats, order.alive)
+        found = list(find_orphans(list(self._suspects(stats, tree, order)), living))
         now, moment = self._steady(), self._host.clock()
         since = {(one.pid, one.start_ticks): (now, moment) for one, _ in found}
         self._since = {key: self._since.get(key, at) for key, at in since.items()}
@@ -77,13 +77,13 @@ class OrphanFinder:
         return LivingJobs(steps=frozenset(jobs), slurmd=slurmd and sure, alive=alive)
 
     def _suspects(
-        self, stats: Mapping[int, Stat], family: ProcessTree, order: OrphanRequest
+        self, stats: Mapping[int, Stat], tree: ProcessTree, order: OrphanRequest
     ) -> Iterator[OrphanSuspect]:
         self._read([stat for stat in stats.values() if self._may_be(stat)])
         for stat in stats.values():
             variables = self._environments.get(_key(stat))
             if variables:
-                above = tuple(stats[pid].name for pid in family.ancestors(stat.pid) if pid in stats)
+                above = tuple(stats[pid].name for pid in tree.ancestors(stat.pid) if pid in stats)
                 yield OrphanSuspect(
                     pid=stat.pid, start_ticks=stat.start_ticks, name=stat.name, ancestors=above,
                     variables=variables, holds_gpu=stat.pid in order.gpus,

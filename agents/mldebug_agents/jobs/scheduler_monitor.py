@@ -49,7 +49,7 @@ MOST_NODES = 200
 
 
 class SchedulerMonitor:
-    """Of this node."""
+    """The schedulers that this agent asks, and the orphan processes of this node."""
 
     def __init__(
         self, config: Config, context: Context, inbox: "queue.SimpleQueue[Result | None]"
@@ -64,7 +64,7 @@ class SchedulerMonitor:
         self.reload(config)
 
     def reload(self, config: Config) -> None:
-        """Ask others; what is known of those that stay is kept."""
+        """Take over a changed configuration; answers of schedulers that stay are kept."""
         self._config = config
         wanted, before = config.schedulers, self._schedulers
         self._schedulers = {}
@@ -77,7 +77,7 @@ class SchedulerMonitor:
             )
 
     def turn(self) -> None:
-        """Order what is due."""
+        """Start what is due: questions to schedulers, the search for orphans."""
         for one in self._schedulers.values():
             one.tick()
         now, jobs = time.monotonic(), self._config.jobs
@@ -89,7 +89,7 @@ class SchedulerMonitor:
             self._worker.order(order)
 
     def told(self, result: Result) -> bool:
-        """A scheduler or the look has come back; False where it was somebody else."""
+        """Take a worker's result; False where it is not of a scheduler or the search for orphans."""
         if result.worker == ORPHANS:
             self._orphans = result.value
             return True
@@ -113,7 +113,7 @@ class SchedulerMonitor:
         )
 
     def _alive(self) -> frozenset[str] | None:
-        """Of all Slurms together, where at least one has told; nothing where one of them could not be asked."""
+        """Numbers of living jobs of all Slurms together; None where there is no Slurm, or one of them could not be asked."""
         alive = [one.alive() for one in self._schedulers.values() if one.plugin.kind == "slurm" and one.asks]  # fmt: skip
         if not alive or any(one is None for one in alive):
             return None
@@ -129,7 +129,7 @@ def _holders(gpus: NodeGpus | None) -> dict[int, dict[str, int | None]]:
 
 
 class PolledScheduler:
-    """One scheduler, for the main loop's thread."""
+    """One configured scheduler: when it is asked next, and its last good answer. For the main loop's thread only."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class PolledScheduler:
         self._under_way = False
 
     def tick(self) -> None:
-        """Ask, where it is time."""
+        """Ask the scheduler, if it is time."""
         now = time.monotonic()
         if not self.asks or now < self._due or self._under_way:
             return
@@ -166,7 +166,7 @@ class PolledScheduler:
         self._count += 1
 
     def on_result(self, result: Result) -> None:
-        """It has answered, or not."""
+        """Take the answer of the scheduler, or why there is none."""
         self._under_way = False
         if isinstance(result.value, Queue):
             self._take(result.value)
@@ -224,7 +224,7 @@ class PolledScheduler:
         )
 
     def _alerted_nodes(self) -> list[str]:
-        """Names may be short on one side."""
+        """Names of nodes for which events are raised; a node's name may be short on one side."""
         wanted: Any = getattr(self.plugin.options, "node_events", ())
         own = self._node.partition(".")[0]
         patterns = [one for one in wanted if one != "own"]

@@ -23,8 +23,8 @@ MAGIC = b"mltrace"  # of a ring of any version
 SMALLEST, LARGEST = 256 * 1024, 1 << 36  # bytes
 
 
-class TraceRequest(msgspec.Struct, frozen=True):
-    """What is to be traced; no ring: one for each process in /dev/shm."""
+class TraceOptions(msgspec.Struct, frozen=True):
+    """What to trace; without `ring` each process gets a file in /dev/shm."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -87,14 +87,14 @@ def run(
     if not words or not words[0]:
         raise UsageError("no program was named", "mldebug trace run --ring FILE -- python train.py")
     environ = callers_environment(os.environ)
-    traced = variables(TraceRequest(include, exclude, start, stop, what, ring, size))
+    traced = variables(TraceOptions(include, exclude, start, stop, what, ring, size))
     folder = hook_folder()
     make_way(ring)
     become(words, {**environ, **environment(environ, folder), **traced, PROGRAM: str(os.getpid())})
 
 
-def variables(wanted: TraceRequest) -> dict[str, str]:
-    """What the hook reads. Raises UsageError for what cannot be meant."""
+def variables(wanted: TraceOptions) -> dict[str, str]:
+    """The environment variables that the hook reads. Raises UsageError for an option that cannot be used."""
     _check(wanted)
     settings = {
         "include": wanted.include,
@@ -139,7 +139,7 @@ def _may_move(ring: Path) -> bool:
         os.close(descriptor)
 
 
-def _check(wanted: TraceRequest) -> None:
+def _check(wanted: TraceOptions) -> None:
     for word in (*wanted.include, *wanted.exclude):
         if not word or word.strip() != word:
             raise UsageError(

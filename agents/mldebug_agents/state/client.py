@@ -1,6 +1,6 @@
-"""The agent's end of the state keeper: asks, and waits as long as it takes; so only the scribe's thread may ask.
+"""The agent's end of the state server: asks, and waits as long as it takes; so only the writer thread may ask.
 
-A keeper that has died is started and opened anew; one that hangs is left where it is when the agent ends.
+A server process that has died is started and opened anew; one that hangs is left where it is when the agent ends.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _REPLIES = msgspec.msgpack.Decoder(StateReply)
 
 
 class StateClient:
-    """One state dir, by way of the child that keeps it. Raises what the child would have raised."""
+    """One state dir, by way of the child process that serves it. Raises what the child would have raised."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class StateClient:
         *,
         door: bool = False,
     ) -> None:
-        """`on_loss` is told, in words, that the state dir had to be begun anew."""
+        """`on_loss` is called with words when the state dir had to be begun anew."""
         self.worker: ForkedWorker | None = None
         self._starter = starter
         self._state_dir = state_dir

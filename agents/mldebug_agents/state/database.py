@@ -1,6 +1,6 @@
-"""The agent's database: the rows of runs, what is known of their ends, memos, and what could not be ended. SQLite in one file.
+"""The agent's database: rows of runs, exits of their ranks, memos, and processes that could not be ended. SQLite in one file.
 
-Raises sqlite3.Error and OSError; only the state keeper (`keeping`) uses it.
+Raises sqlite3.Error and OSError; only the state server uses it.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _ERRNOS = {
 
 
 def errno_of(error: sqlite3.Error) -> int:
-    """What the disk did, as far as SQLite tells."""
+    """The errno that fits what SQLite says of the disk; EIO where it says nothing."""
     name = str(getattr(error, "sqlite_errorname", ""))
     known = (number for begin, number in _ERRNOS.items() if name.startswith(begin))
     return next(known, errno.EIO)

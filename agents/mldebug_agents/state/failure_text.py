@@ -1,4 +1,4 @@
-"""What the agent's log says when its state dir fails, and when it works again: for somebody who is woken by it. Pure."""
+"""What the agent's log says when its state dir fails, and when it works again: for an operator at night. Pure."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ _LOOK = "findmnt -T {0}; dmesg -T | tail"
 
 
 def why(error: Exception) -> str:
-    """`No space left on device (ENOSPC)`, and what was said beside it."""
+    """`No space left on device (ENOSPC)`, and what the error adds."""
     if isinstance(error, MldebugError):
         return error.message
     if isinstance(error, OSError) and error.errno:
@@ -30,7 +30,7 @@ def why(error: Exception) -> str:
 
 
 def number(error: Exception) -> int:
-    """Tells troubles apart: the same disk says the same thing in several ways."""
+    """Groups troubles: the same disk trouble comes in several wordings."""
     return (error.errno or errno.EIO) if isinstance(error, OSError) else 0
 
 

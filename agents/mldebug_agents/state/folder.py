@@ -1,6 +1,6 @@
 """The agent's own folder: made, held by one agent at a time, and what it means where that fails.
 
-All of it may hang with the disk, so only the state keeper (`keeping`) comes here.
+All of it may hang with the disk, so only the state server comes here.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class FolderLock:
     """Holds a state dir against a second agent, which is refused with the pid of the first."""
 
     def __init__(self, state_dir: Path, pid: int, held: DeviceInode | None = None) -> None:
-        """`pid` is the agent's, which others are told; `held`: the lock file that this agent had before."""
+        """`pid` is the agent's, shown to others; `held`: the lock file that this agent had before."""
         self.state_dir = state_dir
         self.pid = pid
         self.path = state_dir / "agent.lock"
@@ -114,7 +114,7 @@ class FolderLock:
                     raise _denied(folder) from error
 
     def _lock(self, handle: int) -> None:
-        """A killed agent's keeper holds the lock until it has died too: that is waited for."""
+        """A killed agent's state server holds the lock until it has died too: that is waited for."""
         deadline = time.monotonic() + DYING
         while not self._try_lock(handle):
             pid, words = _holder(handle)
@@ -151,7 +151,7 @@ class FolderLock:
 
 
 def refusal(state_dir: Path, error: OSError) -> MldebugError | None:
-    """What to tell where waiting is no use, None where it may be."""
+    """The error to raise where waiting is no use; None where it may be."""
     if error.errno in _DENIED:
         return _denied(state_dir)
     reason = _REASONS.get(error.errno or 0)

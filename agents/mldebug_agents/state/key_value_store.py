@@ -1,4 +1,4 @@
-"""Where the hardware's knowledge survives a restart: the ledger of an agent, or what a recording holds."""
+"""Where small facts survive a restart: the state store of an agent, or what a recording holds."""
 
 from typing import Protocol
 

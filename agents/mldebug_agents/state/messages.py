@@ -1,4 +1,7 @@
-"""What the agent and its state keeper say to each other over a `Link`; beside a reply may come a listening socket."""
+"""What the agent and its state server send each other over a `ChildLink`; beside a reply may come a listening socket.
+
+The tags are those of earlier releases.
+"""
 
 import msgspec
 
@@ -10,9 +13,9 @@ DeviceInode = tuple[int, int]  # device and inode
 
 
 class OpenState(msgspec.Struct, frozen=True, tag="Open"):
-    """Make the state dir ours and read what is there; `pid` is the agent's, `door` asks for the socket.
+    """Take the state dir and read what is there; `pid` is the agent's, `door` asks for the listening socket.
 
-    `held`: the lock file that an earlier keeper of this agent held.
+    `held`: the lock file that an earlier state server of this agent held.
     """
 
     state_dir: str
@@ -79,7 +82,7 @@ class SaveReport(msgspec.Struct, frozen=True, tag="Save"):
 
 
 class RemoveReport(msgspec.Struct, frozen=True, tag="Drop"):
-    """Remove a report that is told under another id."""
+    """Remove a report that goes on under another id."""
 
     report_id: str
 

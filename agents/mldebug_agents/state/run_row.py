@@ -55,7 +55,7 @@ def ends_of_all(found: StoredState) -> dict[str, KnownExits]:
 
 
 def processes(incident: Incident | None, ends: KnownExits | None) -> set[Process]:
-    """Those of a run that an earlier agent knew, as far as it, its captures and its ends tell."""
+    """The processes of a run that an earlier agent knew: (pid, start ticks) of all ranks in its captures and exits."""
     captures = incident.captures if incident else ()
     ranks = [rank for capture in captures for rank in capture.job.ranks]
     ranks += incident.job.ranks if incident and incident.job else ()

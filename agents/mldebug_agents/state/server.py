@@ -1,4 +1,4 @@
-"""The state keeper: a child of the agent that alone touches the state dir, in order, one thing at a time.
+"""The state server: a child of the agent that alone touches the state dir, in order, one thing at a time.
 
 It is a process, not a thread, because a process that has a file open on a hung mount cannot end: the agent can.
 """
@@ -137,7 +137,7 @@ class StateServer:
         return msgspec.structs.replace(reply, found=found), door
 
     def _try_door(self) -> Answer:
-        """A folder that has no room for a socket may have it for the rest."""
+        """A folder that cannot hold a socket may still hold the rest."""
         try:
             return self._open_door()
         except OSError as error:

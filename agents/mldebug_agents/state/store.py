@@ -47,7 +47,7 @@ OPEN_SECONDS = 3.0  # a start waits so long for its memory, and then goes on wit
 
 
 class StateStore:
-    """The agent's memory. Belongs to the main loop's thread; what it writes goes through `scribe`."""
+    """What the agent keeps on disk. Belongs to the main loop's thread; `writer` writes it."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class StateStore:
         *,
         retry: float = RETRY_FIRST,
     ) -> None:
-        """`on_door` gets the listening socket of the state dir, in the scribe's thread."""
+        """`on_door` gets the listening socket of the state dir, in the writer's thread."""
         self.state_dir = state_dir
         self.leftovers: tuple[Leftover, ...] = ()  # of earlier agents, as they were found
         self.losses = 0  # times that the state dir was removed or replaced under us
@@ -162,7 +162,7 @@ class StateStore:
         return dict(self._found) if self.opened else {}
 
     def failing(self, present: Collection[str]) -> dict[str, KnownExits]:
-        """Runs that had just lost a rank, and of which nothing was told, when an earlier agent ended; gone since."""
+        """Runs that had just lost a rank, without a report of it, when an earlier agent ended; they are gone since."""
         gone = {
             one: ends for one, ends in self._ends.items() if one not in present and ends.failing
         }
@@ -227,11 +227,11 @@ class StateStore:
         self.writer.put(REPORT + report_id, work)
 
     def withdraw(self, report_id: str) -> None:
-        """A report that waits is told under another id."""
+        """A report that waits goes on under another id: do not write it."""
         self.writer.drop(REPORT + report_id)
 
     def drop(self, report_id: str) -> None:
-        """A report that may be written already is told under another id."""
+        """A report that may be written already goes on under another id: remove it."""
         self.withdraw(report_id)
         self.writer.put(f"drop:{report_id}", lambda: self.archive.remove(report_id))
 

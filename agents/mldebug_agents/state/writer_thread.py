@@ -117,7 +117,7 @@ class WriterThread:
         )
 
     def heed(self) -> None:
-        """To be called now and then: a thread that is stuck cannot tell so itself."""
+        """To be called now and then: logs that the thread is stuck, which it cannot do itself."""
         if self._stuck:
             self._log_once(SILENT, f"no answer in {DEADLINE:g} s")
 

@@ -1,8 +1,8 @@
-"""The storage desk: parts that look at filesystems, checkpoints, memory and folders, each by a worker of its own.
+"""Runs the storage collectors (filesystems, quotas, directory sizes, write rates), each in a worker thread of its own.
 
-    main loop --order (time, jobs)--> worker of the part: look --PartState--> main loop --> snapshot
+    main loop --order (time, jobs)--> collector's worker: look --CollectorState--> main loop --> snapshot
 
-A part may wait, for a bounded time, for a child of ours that touches what may hang; it never touches that itself.
+A collector may wait, for a bounded time, for a child process that touches what may hang; it never touches that itself.
 """
 
 import logging
@@ -25,13 +25,13 @@ from mldebug.storage.filesystems.state import (
 )
 from mldebug_agents.state.key_value_store import KeyValueStore as Store
 from mldebug_agents.storage.child.client import MountClient
-from mldebug_agents.storage.dir_sizes.monitor import DirSizeCollector
+from mldebug_agents.storage.dir_sizes.collector import DirSizeCollector
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
+from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.storage.filesystems.evidence import stuck_devices, with_stuck
 from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotaCollector
-from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
 from mldebug_agents.storage.filesystems.quotas import QuotaCollector
-from mldebug_agents.storage.write_rates.monitor import WriteRateCollector
+from mldebug_agents.storage.write_rates.collector import WriteRateCollector
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 
@@ -39,11 +39,11 @@ log = logging.getLogger("mldebug")
 
 MEMO = "filesystems"
 STORE_EVERY = 300.0  # seconds
-DEADLINE = 20.0  # seconds after which a part counts as stuck
+DEADLINE = 20.0  # seconds after which a collector counts as stuck
 
 
 class StorageCollector(Protocol):
-    """One inhabitant of the desk. All methods are called in the worker of the part, in this order."""
+    """Reads one thing about storage. All methods are called in the collector's worker, in this order."""
 
     name: str  # of the worker, too: "filesystems"
 
@@ -68,7 +68,7 @@ class StorageCollector(Protocol):
 
 
 def all_collectors(context: Context, probe: MountClient) -> list[StorageCollector]:
-    """Every part, ready to look. Only an agent adds the one that writes."""
+    """Every collector that only reads; the agent adds the one that writes (`CanaryCollector`)."""
     filesystems, writers = FilesystemCollector(context, probe), WriteRateCollector(context)
     filesystems.who_fills = writers.who_fills  # of another thread: it reads one dictionary
     return [
@@ -81,7 +81,7 @@ def all_collectors(context: Context, probe: MountClient) -> list[StorageCollecto
 
 
 def look_once(context: Context, probe: MountClient, jobs: Sequence[Job]) -> StorageState:
-    """For a command without an agent: what one look tells, which is no forecast."""
+    """One look by all collectors, for a command without an agent. There is no forecast after one look."""
     order = _Order(time.time(), time.time(), tuple(jobs))
     return StorageState(
         parts=tuple(_looking(part)(order) for part in all_collectors(context, probe))
@@ -95,7 +95,7 @@ class _Order(NamedTuple):
 
 
 class StorageMonitor:
-    """Holds the parts; the main loop alone calls it."""
+    """Keeps the last results of all collectors. Belongs to the main loop's thread."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class StorageMonitor:
             for part in parts
         }
         self._due = dict.fromkeys(self._parts, 0.0)
-        self._told: dict[str, CollectorState] = {}
+        self._states: dict[str, CollectorState] = {}
         self._alarmed: set[tuple[str, str]] = set()
 
     @classmethod
@@ -124,7 +124,7 @@ class StorageMonitor:
         store: Store,
         inbox: "queue.SimpleQueue[Result | None]",
     ) -> "StorageMonitor":
-        """The desk of this node with all its parts."""
+        """The monitor of this node with all collectors."""
         return cls([*all_collectors(context, probe), CanaryCollector(context, probe)], store, inbox)
 
     @property
@@ -133,7 +133,7 @@ class StorageMonitor:
         return tuple(worker.name for worker in self._workers.values())
 
     def turn(self, jobs: Sequence[Job], places: Mapping[str, Sequence[str]] = {}) -> None:
-        """Have those parts look that are due. Waits for nothing. `places`: by job, where it saves and logs, as its ranks see it."""
+        """Order looks that are due, without waiting. `places`: by job, the folders of its checkpoints and its log, as its ranks see them."""
         self._recall()
         part = self._parts.get(FilesystemCollector.name)
         if isinstance(part, FilesystemCollector) and not self._workers[part.name].busy:
@@ -145,17 +145,17 @@ class StorageMonitor:
                 worker.order(_Order(time.time(), self._epoch + now, tuple(jobs)))
 
     def told(self, result: Result) -> None:
-        """A part has looked, or failed to."""
+        """Take the result of a collector; an error is logged."""
         if result.error is not None:
             error = result.error
             log.warning("%s failed: %s: %s", result.worker, type(error).__name__, error)
             return
-        self._told[result.value.name] = result.value
+        self._states[result.value.name] = result.value
         self._keep(result.value.name)
         self._warn()
 
     def _recall(self) -> None:
-        """As soon as the state dir has been read, which may take long; a part that looks is not disturbed."""
+        """Give the stored histories to the filesystem collector, once, when the state folder was read and it is idle."""
         part = self._parts.get(FilesystemCollector.name)
         if self._recalled or not self._store.opened or not isinstance(part, FilesystemCollector):
             return
@@ -164,7 +164,7 @@ class StorageMonitor:
             part.recall(self._store.memo(MEMO))
 
     def _keep(self, name: str) -> None:
-        """Now and then, when the part has just looked and waits for the next order: it may have had one before its result was seen."""
+        """Store the histories now and then, while the filesystem collector is idle."""
         part, now = self._parts[name], time.monotonic()
         if not isinstance(part, FilesystemCollector) or self._workers[name].busy:
             return
@@ -173,24 +173,24 @@ class StorageMonitor:
             self._store.remember(MEMO, part.memory())
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with all that the parts know."""
-        if not self._told:
+        """The snapshot with the last results of all collectors."""
+        if not self._states:
             return snapshot
         return msgspec.structs.replace(
             snapshot,
-            storage=StorageState(parts=tuple(self._told.values())),
+            storage=StorageState(parts=tuple(self._states.values())),
             sources=(*snapshot.sources, *(one.state() for one in self._workers.values())),
         )
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """The capture, with how long the filesystems on which its ranks wait have not answered the agent either."""
+        """The capture with how long the filesystems on which its ranks wait have not answered the agent either."""
         return with_stuck(
-            capture, stuck_devices(self._told.get(FilesystemCollector.name), time.time())
+            capture, stuck_devices(self._states.get(FilesystemCollector.name), time.time())
         )
 
     def _warn(self) -> None:
-        """Log each alarm once, and again when it comes back."""
-        alarms = StorageState(parts=tuple(self._told.values())).alarms
+        """Log each alert once, and again when it comes back."""
+        alarms = StorageState(parts=tuple(self._states.values())).alarms
         for one in alarms:
             if (one.kind, one.subject) not in self._alarmed:
                 log.warning("storage: %s", clean(one.whole, 400))

@@ -1,4 +1,4 @@
-"""Who was asked, or had left something, and told nothing that is believed: counted by way. Safe from any thread."""
+"""How often Flight Recorder, NCCL RAS and the like gave no usable answer, by way of asking. Safe from any thread."""
 
 import threading
 from collections import Counter
@@ -10,7 +10,7 @@ WAYS = (*map(str, AccessKind), RAS)
 
 
 class FailureCounts:
-    """What exactly was wrong stands in the gaps of the reports; how often it goes wrong stands here."""
+    """Counts by way of asking; what exactly was wrong stands in the gaps of the reports."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -114,7 +114,7 @@ class Host:
         return self._boot_time
 
     def boot_id(self) -> str:
-        """Another one after each boot, whatever the clock said; "" where it is not told."""
+        """Another one after each boot, whatever the clock said; "" where it cannot be read."""
         return _read(f"{self.proc}/sys/kernel/random/boot_id").strip()
 
     def started_at(self, start_ticks: int) -> float:

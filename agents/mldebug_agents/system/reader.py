@@ -1,6 +1,6 @@
 """Read files that may never answer: paths that a job chose, and /proc files of a process that holds its own locks.
 
-One reader child (`reading`) serves all of them, in order, so when no answer comes in time it is known which path is to
+One reader child (`child/reader_child.py`) serves all of them, in order, so when no answer comes in time it is known which path is to
 blame. That child is left where it is: a blocked read is evidence, and its return is the only sure sign that the path
 works again. The path and its folder are *stuck* until then, at once and without another try; a new child reads the rest.
 """
@@ -176,7 +176,7 @@ class Reader:
         return Reader(self._spawner)
 
     def take_back(self, other: "Reader") -> None:
-        """Close another one. What is stuck there is killed, and not asked again here before it is gone."""
+        """Close another one. What is stuck there is killed, and not read again here before it is gone."""
         with other._lock, self._lock:
             for path, (operation, worker) in other._stuck.items():
                 worker.end()

@@ -1,6 +1,6 @@
 """Start programs that may never come back: nothing else in mldebug starts a process.
 
-Make the `Spawner` first, before threads exist and before anything can hang: it forks the helper (`spawning`) that
+Make the `Spawner` first, before threads exist and before anything can hang: it forks the helper (`child/helper.py`) that
 does all the forking later. The main process only waits on pipes, always with a deadline.
 
     main --(SOCK_SEQPACKET: request + pipe ends)--> helper --fork--> child --exec--> program

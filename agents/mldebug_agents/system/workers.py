@@ -26,7 +26,7 @@ class Result(NamedTuple):
 
 
 class OrderQueue:
-    """Orders that wait. Whoever has the fewest under way is next, in turns, and one hand is left for who comes new:
+    """Orders that wait for a thread. The user with the fewest under way is next, in turns, and one thread is left for new users:
     nobody's many orders keep another's out. Safe from any thread.
     """
 

@@ -51,9 +51,9 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def _is_handler(frame: FrameType, codes: list[CodeType | None]) -> bool:
-    told, back = _arguments(frame), frame.f_back
-    places = [place for place, one in enumerate(told) if one is back is not None]
-    if any(place and _is_number(told[place - 1]) for place in places):
+    values, back = _arguments(frame), frame.f_back
+    places = [place for place, one in enumerate(values) if one is back is not None]
+    if any(place and _is_number(values[place - 1]) for place in places):
         return True
     code = (
         frame.f_code
@@ -61,9 +61,9 @@ def _is_handler(frame: FrameType, codes: list[CodeType | None]) -> bool:
     return not code.co_flags & _VARARGS and any(code is one for one in codes)
 
 
-def _is_number(told: object) -> bool:
+def _is_number(value: object) -> bool:
     """An int, or what a handler has made of it: `signal.Signals`."""
-    return issubclass(type(told), int) and type(told) is not bool
+    return issubclass(type(value), int) and type(value) is not bool
 
 
 def _arguments(frame: FrameType) -> list[Any]:

@@ -26,7 +26,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
 
 
 class TimeLimit:
-    """Where the end is, and how close. All times are seconds.
+    """When a run has to end, and whether it must stop now. All times are seconds.
 
     `duration`: from the start of this process, `"99h50m"` or seconds; `"slurm"` or None: until the end of the Slurm job,
     no limit where there is none. `save`: how long a save is taken to last until one was measured. Raises ValueError for
@@ -55,7 +55,7 @@ class TimeLimit:
             self.trouble = f"no time limit: {SLURM_END} is not set"
 
     def interval(self, length: float, turns: int = 1) -> None:
-        """So long took so many turns of the loop, from one question to the next; saves left out.
+        """Count `turns` steps that took `length` seconds together, without saves.
 
         The first is not counted: it loads and compiles.
         """
@@ -68,13 +68,13 @@ class TimeLimit:
             self._longest_before, self._longest = self._longest, 0.0
 
     def saved(self, length: float) -> None:
-        """So long took a save; the longest counts."""
+        """Count a save that took `length` seconds; the longest counts."""
         self._save = max(self._save, length) if self._measured_save else length
         self._measured_save = True
 
     @property
     def grace(self) -> float:
-        """What has to be left: twice a turn of the loop and a save, and the turns in which nobody asks."""
+        """Seconds that have to be left: twice a step and a save, and the steps between two checks."""
         return 2 * (max(self._longest, self._longest_before) + self._save) + self._span
 
     def reason(self) -> str | None:
@@ -90,20 +90,24 @@ class TimeLimit:
 def slurm_end(environ: Mapping[str, str]) -> float | None:
     """The end of the Slurm job, unix time."""
     text = environ.get(SLURM_END, "")
-    known = text.isascii() and text.isdigit() and 9 <= len(text) <= 11  # "unlimited" is some 2**32
-    return float(text) if known and int(text) < 2**32 - 2 else None
+    is_time = (
+        text.isascii() and text.isdigit() and 9 <= len(text) <= 11
+    )  # "unlimited" is some 2**32
+    return float(text) if is_time and int(text) < 2**32 - 2 else None
 
 
-def seconds(told: float | str) -> float:
+def seconds(duration: float | str) -> float:
     """`90`, `"90m"`, `"1d12h"`; raises ValueError."""
-    if isinstance(told, str):
-        parts = _PART.findall(told)
-        if not parts or "".join(number + unit for number, unit in parts) != told.replace(" ", ""):
-            raise ValueError(f"{told!r} is no duration: write it like 99h50m")
+    if isinstance(duration, str):
+        parts = _PART.findall(duration)
+        if not parts or "".join(number + unit for number, unit in parts) != duration.replace(
+            " ", ""
+        ):
+            raise ValueError(f"{duration!r} is no duration: write it like 99h50m")
         return sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if not 0 <= told < float("inf"):
-        raise ValueError(f"{told!r} is no duration: seconds, or a text like 99h50m")
-    return float(told)
+    if not 0 <= duration < float("inf"):
+        raise ValueError(f"{duration!r} is no duration: seconds, or a text like 99h50m")
+    return float(duration)
 
 
 def _age() -> float:

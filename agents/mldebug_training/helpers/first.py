@@ -14,7 +14,7 @@ import time
 
 from mldebug_training.common.calls import ANSWERING, FOR_EVER, BackgroundCall, LateError
 from mldebug_training.common.interrupted import pass_on
-from mldebug_training.helpers.switches.opening import ask, new_token, tell
+from mldebug_training.helpers.switches.opening import hand_out_token, new_token, request_token
 from mldebug_training.helpers.switches.visits import StoreRequests
 from mldebug_training.hook import ranks
 
@@ -38,7 +38,7 @@ class MainProcessError(RuntimeError):
 
 
 class MainProcessFirst:
-    """What `main_process_first` gives."""
+    """The context of `main_process_first`."""
 
     def __init__(self, timeout: float = TIMEOUT, scope: str = "job") -> None:
         if scope not in SCOPES:
@@ -76,7 +76,7 @@ class MainProcessFirst:
     ) -> None:
         if self._store is not None and self._first:
             try:
-                self._tell("done", _words(kind, error) if kind else "done")
+                self._put("done", _words(kind, error) if kind else "done")
             except Exception as gone:  # the store, and so the job; what was raised inside says more
                 pass_on(gone)
                 if kind is None:
@@ -86,7 +86,7 @@ class MainProcessFirst:
     def _goes_first(self, dist: Any) -> bool:
         if self._scope == "job":
             return bool(dist.get_rank() == 0)
-        local = _told(_LOCAL)
+        local = _first_set(_LOCAL)
         if not local:  # whoever comes first
             visits = StoreRequests(self._store, self._size)
             taken = lambda: visits.ask("add", f"{self._key}/tickets", 1)
@@ -94,16 +94,16 @@ class MainProcessFirst:
         return local == "0"
 
     def _lead(self, name: str) -> None:
-        """Say that it came. A thread tells the others, as they come, where this launch says what it does."""
+        """Announce this rank. A thread gives the others, as they come, the key below which this launch writes."""
         self._place = f"{self._key}/{new_token()}"
-        self._tell("came", name)
-        others = self._size if self._scope == "job" else int(_told(_LOCAL_SIZE) or self._size)
+        self._put("came", name)
+        others = self._size if self._scope == "job" else int(_first_set(_LOCAL_SIZE) or self._size)
         visits, key, place = StoreRequests(self._store, self._size), self._key, self._place
 
         def lead() -> None:
             with visits:
-                heard = lambda: visits.ask("add", f"{place}/heard", 0) >= others - 1
-                tell(visits, key, place, heard, FOR_EVER)
+                all_acknowledged = lambda: visits.ask("add", f"{place}/heard", 0) >= others - 1
+                hand_out_token(visits, key, place, all_acknowledged, FOR_EVER)
 
         try:
             BackgroundCall(lead).start()
@@ -113,15 +113,15 @@ class MainProcessFirst:
                 f"main_process_first has no thread to tell the others with: {error}"
             ) from None
 
-    def _tell(self, word: str, text: str) -> None:
-        """A store that has not heard it by then hears it when it goes on: nobody is kept here for it."""
+    def _put(self, word: str, text: str) -> None:
+        """Write to the store, waiting a few seconds at most: a store that hangs gets it later."""
         store, key = self._store, f"{self._place}/{word}"
         call = _begun(BackgroundCall(lambda: store.set(key, text)))
         if call.wait(ANSWERING):
             call.result(0.0)
 
     def _wait(self, asks: Callable[[], Any], visits: StoreRequests, timeout: float) -> Any:
-        """What the store says, which is asked for so long, and has some seconds to answer."""
+        """Return what `asks` returns in a thread, waiting `timeout` and a few seconds for the store's answer."""
         most = timeout + ANSWERING
         try:
             return _begun(BackgroundCall(asks)).result(most)
@@ -138,7 +138,7 @@ class MainProcessFirst:
         span, deadline = f"{self._timeout:g} s", time.monotonic() + self._timeout
         with visits:
             try:
-                place = ask(visits, self._key, self._timeout)
+                place = request_token(visits, self._key, self._timeout)
             except LateError:
                 raise MainProcessError(
                     f"{who} never came to main_process_first: waited {span} for it"
@@ -150,9 +150,9 @@ class MainProcessFirst:
                 visits.until(lambda: visits.ask("check", [done]), deadline - time.monotonic())
             except LateError:
                 raise MainProcessError(f"{who} went first and is not done after {span}") from None
-            told = visits.values([done])[0].decode("utf-8", "replace")
-        if told.startswith("!"):
-            raise MainProcessError(f"{who} failed in main_process_first: {told[1:]}")
+            result = visits.values([done])[0].decode("utf-8", "replace")
+        if result.startswith("!"):
+            raise MainProcessError(f"{who} failed in main_process_first: {result[1:]}")
 
 
 def main_process_first(timeout: float = TIMEOUT, scope: str = "job") -> MainProcessFirst:
@@ -177,21 +177,21 @@ def _begun(call: BackgroundCall) -> BackgroundCall:
 def _words(kind: type[BaseException], error: BaseException | None) -> str:
     """What was raised, as the store takes it: of an exception that cannot tell itself its type."""
     try:
-        told = str(error)
+        text_of_error = str(error)
     except Exception as silent:  # its __str__ is the job's
         pass_on(silent)
-        told = ""
-    text = f"!{kind.__name__}: {told}"[:MAX_ERROR]
+        text_of_error = ""
+    text = f"!{kind.__name__}: {text_of_error}"[:MAX_ERROR]
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _node(environ: Mapping[str, str]) -> str:
     """The same for all ranks that one launcher started on one node."""
-    return _told(_NODE, environ) or socket.gethostname()
+    return _first_set(_NODE, environ) or socket.gethostname()
 
 
-def _told(names: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
-    """By the first of these variables that is set; "" by none."""
+def _first_set(names: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """Return the first of these variables that is set; "" where none is."""
     return next((environ[name] for name in names if environ.get(name)), "")
 
 

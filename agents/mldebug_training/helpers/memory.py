@@ -56,7 +56,7 @@ class MemoryGuard:
         now = self._clock()
         if now >= self._next:
             self._next = now + self._every
-            reasons = [*_told(self._look_at_host), *_told(self._look_at_gpu)]
+            reasons = [*_reasons_of(self._look_at_host), *_reasons_of(self._look_at_gpu)]
             self._reason = "; ".join(reasons) or None
         return self._reason
 
@@ -74,14 +74,14 @@ class MemoryGuard:
         host = meminfo(self._root)
         if host is not None:
             yield host[0] / (self._least(wanted, host[1]) or 1), "host", *host
-        for one in self._known_limits():
+        for one in self._present_limits():
             limit = one.bytes()
             least = self._least(wanted, limit or 0)
             left = None if limit is None else one.left(limit, least)
             if limit is not None and left is not None:
                 yield left / (least or 1), one.name, left, limit
 
-    def _known_limits(self) -> list[CgroupLimit]:
+    def _present_limits(self) -> list[CgroupLimit]:
         if self._clock() >= self._next_limits:
             self._next_limits = self._clock() + LIMITS_EVERY
             self._limits = limits(self._root)
@@ -107,7 +107,7 @@ class MemoryGuard:
         return f"{amount:.0%}" if amount < 1 else _gib(amount)
 
 
-def _told(look: Callable[[], Iterator[str]]) -> list[str]:
+def _reasons_of(look: Callable[[], Iterator[str]]) -> list[str]:
     try:
         return list(look())
     except Exception as error:

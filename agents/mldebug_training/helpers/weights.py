@@ -29,8 +29,8 @@ def dump_weights(model: Any, folder: str, tag: str, **coordinates: int) -> str:
     """
     try:
         rank = own_rank()
-        known = coordinates if rank is None else {**coordinates, "rank": rank}
-        name = "-".join(["weights", tag, *(f"{one}{number}" for one, number in known.items())])
+        parts = coordinates if rank is None else {**coordinates, "rank": rank}
+        name = "-".join(["weights", tag, *(f"{one}{number}" for one, number in parts.items())])
         path = os.path.join(folder, f"{name}.txt")
         os.makedirs(folder, exist_ok=True)
         with open(f"{path}.new", "w", encoding="utf-8") as file:
@@ -43,12 +43,12 @@ def dump_weights(model: Any, folder: str, tag: str, **coordinates: int) -> str:
 
 
 def _lines(model: Any) -> Iterator[str]:
-    told = set()
+    written = set()
     for module_name, module in named(model):
         here = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for name, tensor in here:
-            if id(tensor) not in told:
-                told.add(id(tensor))
+            if id(tensor) not in written:
+                written.add(id(tensor))
                 yield _line(name if module is model else f"{module_name}.{name}", tensor)
 
 

@@ -60,10 +60,10 @@ class FlightFile:
             self._signal = ask - 2
             self._record.write_flight(self._signal, 0)
 
-    def tell(self) -> None:
+    def answer(self) -> None:
         """Write the file anew, and count that in the record, also where it could not be written."""
         try:
-            self._write(told(self._record.rank))
+            self._write(recorded_json(self._record.rank))
         except Exception:  # a full /dev/shm, another PyTorch than those we know
             remove(self._path)
         self._answers += 1
@@ -90,7 +90,7 @@ class FlightFile:
         self._file = file
 
 
-def told(rank: int) -> bytes:
+def recorded_json(rank: int) -> bytes:
     """The content of the file; `rank` as the environment says it, -1 where it says nothing. Raises whatever PyTorch does."""
     import json
 
@@ -133,8 +133,8 @@ def collective_timeout(group: Any = None) -> float:
     try:
         group = group or sys.modules["torch.distributed.distributed_c10d"]._world.default_pg
         backends = [group._get_backend(device) for device in group._device_types]
-        told = [one.options._timeout.total_seconds() for one in backends]
-        return float(min(told))
+        timeouts = [one.options._timeout.total_seconds() for one in backends]
+        return float(min(timeouts))
     except Exception as error:  # no torch, no group yet, another PyTorch than those we know
         pass_on(error)
         return 0.0

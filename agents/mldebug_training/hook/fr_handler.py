@@ -25,21 +25,21 @@ def recorded_by(backend: str) -> bytes:
         return b""
     answer: dict[str, Any] = {}
 
-    class TraceRequest(bindings._Request):  # type: ignore[name-defined,misc]
+    class HandlerRequest(bindings._Request):  # type: ignore[name-defined,misc]
         def body(self) -> bytes:
             return b""
 
         def get_param(self, name: str) -> str:
             return backend if name == "backend" else ""
 
-    class TraceResponse(bindings._Response):  # type: ignore[name-defined,misc]
+    class HandlerResponse(bindings._Response):  # type: ignore[name-defined,misc]
         def set_content(self, content: Any, content_type: str) -> None:
             answer["content"] = content
 
         def set_status(self, status: int) -> None:
             answer["status"] = status
 
-    find(HANDLER)(TraceRequest(), TraceResponse())
+    find(HANDLER)(HandlerRequest(), HandlerResponse())
     content = answer.get("content", b"") if answer.get("status", 200) == 200 else b""
     return content.encode() if isinstance(content, str) else bytes(content)
 

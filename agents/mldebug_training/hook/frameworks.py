@@ -6,8 +6,8 @@ the steps of the optimizers count as anywhere.
 
 from __future__ import annotations
 
-from mldebug_training.hook.phases import tell
-from mldebug_training.hook.steps import counts_if_left_out, counts_itself, tells_afterwards
+from mldebug_training.hook.phases import wrap_phases
+from mldebug_training.hook.steps import counts_after, counts_if_left_out, counts_itself
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _grad_scaler(module: Any) -> None:
 def _deepspeed(module: Any) -> None:
     engine = module.DeepSpeedEngine
     _replace(engine, "_take_model_step", counts_itself)
-    tell(engine, save_checkpoint="checkpoint_save", load_checkpoint="checkpoint_load")
+    wrap_phases(engine, save_checkpoint="checkpoint_save", load_checkpoint="checkpoint_load")
 
 
 def _megatron(module: Any) -> None:
@@ -46,13 +46,13 @@ def _megatron(module: Any) -> None:
 
 def _trainer_callback(module: Any) -> None:
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        return tells_afterwards(function, lambda handler, args, state, *_, **__: state.global_step)
+        return counts_after(function, lambda handler, args, state, *_, **__: state.global_step)
 
     _replace(module.CallbackHandler, "on_step_end", wrap)
 
 
 def _trainer(module: Any) -> None:
-    tell(
+    wrap_phases(
         module.Trainer,
         evaluation_loop="evaluate",
         _save_checkpoint="checkpoint_save",
@@ -62,17 +62,17 @@ def _trainer(module: Any) -> None:
 
 def _lightning_training(module: Any) -> None:
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        return tells_afterwards(function, lambda loop, *_, **__: loop.global_step)
+        return counts_after(function, lambda loop, *_, **__: loop.global_step)
 
     _replace(module._TrainingEpochLoop, "advance", wrap)
 
 
 def _lightning_evaluation(module: Any) -> None:
-    tell(module._EvaluationLoop, run="evaluate")
+    wrap_phases(module._EvaluationLoop, run="evaluate")
 
 
 def _lightning_trainer(module: Any) -> None:
-    tell(module.Trainer, save_checkpoint="checkpoint_save")
+    wrap_phases(module.Trainer, save_checkpoint="checkpoint_save")
 
 
 def _replace(owner: Any, name: str, wrap: Wrap) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from mldebug_training.common.imports import after_import
-from mldebug_training.hook.process import HookedProcess, own
+from mldebug_training.hook.process import OwnProcess, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,21 +53,21 @@ def watch(module: ModuleType) -> None:
     """Tell the phases of one module of PyTorch, or of safetensors, that has just been imported."""
     name = module.__name__
     if name == "torch.serialization":
-        tell(module, save="checkpoint_save", load="checkpoint_load")
+        wrap_phases(module, save="checkpoint_save", load="checkpoint_load")
     elif name == "safetensors.torch":
-        tell(module, save_file="checkpoint_save", load_file="checkpoint_load")
+        wrap_phases(module, save_file="checkpoint_save", load_file="checkpoint_load")
     elif name.endswith("state_dict_saver"):
-        tell(module, save="checkpoint_save")
+        wrap_phases(module, save="checkpoint_save")
     elif name.endswith("state_dict_loader"):
-        tell(module, load="checkpoint_load")
+        wrap_phases(module, load="checkpoint_load")
     elif name.endswith("dataloader"):
-        tell(module._BaseDataLoaderIter, __next__="data_wait")
-        tell(module.DataLoader, __iter__="data_wait")
+        wrap_phases(module._BaseDataLoaderIter, __next__="data_wait")
+        wrap_phases(module.DataLoader, __iter__="data_wait")
     elif name.endswith("callback"):
         _watch_compiler(module)
 
 
-def tell(owner: Any, **phases: str) -> None:
+def wrap_phases(owner: Any, **phases: str) -> None:
     """Tell the phase while a function of `owner` runs; one that is not there is left out."""
     for name, phase in phases.items():
         function = getattr(owner, name, None)
@@ -95,7 +95,7 @@ def _watch_compiler(module: ModuleType) -> None:
     def begin(
         *_: Any,
     ) -> None:  # in the thread of the backward pass, too, while the main one waits for it
-        if own.is_told:
+        if own.is_recorded:
             begun.append(own.enter("compile"))
 
     def end(*_: Any) -> None:
@@ -110,7 +110,7 @@ def _shield(dynamo: ModuleType) -> None:
     """What tells phases around calls that no compiler follows is none of the compiler's concern either."""
     global _in_graph
     for name in ("enter", "leave", "concerns"):
-        setattr(HookedProcess, name, dynamo.disable(getattr(HookedProcess, name)))
+        setattr(OwnProcess, name, dynamo.disable(getattr(OwnProcess, name)))
     _in_graph = dynamo.is_compiling
 
 

@@ -30,7 +30,7 @@ WITHOUT_STEPS = frozenset(
 LOOK_EVERY = 64  # steps
 
 
-class HookedProcess:
+class OwnProcess:
     """The record of the process that asks, and of no other: a fork has none until it speaks for itself."""
 
     def __init__(self, folder: str = FOLDER) -> None:
@@ -100,7 +100,7 @@ class HookedProcess:
             self._record.correct(step)
 
     @property
-    def is_told(self) -> bool:
+    def is_recorded(self) -> bool:
         """Is there a record? A worker that reads a sample by `torch.load` has none, and shall not make one."""
         return self._record is not None
 
@@ -169,7 +169,7 @@ class HookedProcess:
         """Say who it is, and how it can be asked. Where that fails it cannot be asked, and tells its steps."""
         record.rank, record.world_size = ranks.rank_and_size()
         self._flight = flight = FlightFile(record)
-        record.signal, record.stacks_fd = stacks.arm(record.path, flight.tell)
+        record.signal, record.stacks_fd = stacks.arm(record.path, flight.answer)
         self._stacks, self._ask = OwnFile(record.stacks_fd), record.signal
         flight.armed(record.signal)
 
@@ -201,4 +201,4 @@ def _name(phase: object) -> bytes:
         return b""
 
 
-own = HookedProcess()
+own = OwnProcess()

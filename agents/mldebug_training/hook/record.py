@@ -110,8 +110,8 @@ class HookRecord:
 
     def write_scalars(self, scalars: dict[str, float]) -> None:
         """Replace the scalars; what is too many is left out. They are written before the step that they belong to."""
-        told = list(scalars.items())[:MAX_SCALARS]
-        each = [_SCALAR.pack(short(name, 24), float(value)) for name, value in told]
+        first_scalars = list(scalars.items())[:MAX_SCALARS]
+        each = [_SCALAR.pack(short(name, 24), float(value)) for name, value in first_scalars]
         self._scalars = _COUNT.pack(len(each)) + b"".join(each)
         self.write()
 

@@ -53,8 +53,8 @@ READY = 1.0  # seconds at most until our thread listens
 MAX_FRAMES = 150  # of one thread, from the inside
 
 
-def arm(path: str, tell_flight: Callable[[], None]) -> tuple[int, int]:
-    """Have `path`.stacks written when it is asked for, and `tell_flight` called when that is.
+def arm(path: str, answer_flight: Callable[[], None]) -> tuple[int, int]:
+    """Have `path`.stacks written when it is asked for, and `answer_flight` called when the Flight Recorder is asked for.
 
     Returns the signal that asks for stacks and their file; 0 and -1 where that fails, or a thread is open to the signals: one
     that C code started before. It would take what is meant for ours.
@@ -66,7 +66,7 @@ def arm(path: str, tell_flight: Callable[[], None]) -> tuple[int, int]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, family(ask))
     try:
         if all_closed(ask):
-            return ask, _listening(ask, path, tell_flight)
+            return ask, _listening(ask, path, answer_flight)
     except Exception as error:  # no thread, no room, a faulthandler without its half
         _open_again(before)
         pass_on(error)
@@ -80,14 +80,14 @@ def _open_again(before: set[int]) -> None:
     reopen(0)
 
 
-def _listening(ask: int, path: str, tell_flight: Callable[[], None]) -> int:
+def _listening(ask: int, path: str, answer_flight: Callable[[], None]) -> int:
     """The file that a thread of ours writes from now on. It is none of `threading`'s: a job may wait for all of those."""
     fd = reserve(path + SUFFIX, ROOM)
     try:
         _catch(ask, fd)
         ready = natives.allocate_lock()
         ready.acquire()
-        closed(natives.start_new_thread, _listen, (ask, OwnFile(fd), tell_flight, ready))
+        closed(natives.start_new_thread, _listen, (ask, OwnFile(fd), answer_flight, ready))
     except Exception:
         remove(path + SUFFIX)
         os.close(fd)
@@ -129,7 +129,7 @@ def _ignore(number: int) -> None:
         pass_on(error)
 
 
-def _listen(ask: int, file: OwnFile, tell_flight: Callable[[], None], ready: LockType) -> None:
+def _listen(ask: int, file: OwnFile, answer_flight: Callable[[], None], ready: LockType) -> None:
     """Be the one thread that the signals reach."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (ask - 1,))
     ready.release()
@@ -143,7 +143,7 @@ def _listen(ask: int, file: OwnFile, tell_flight: Callable[[], None], ready: Loc
                 answers += 1
                 _answer(file, _all_stacks().encode("utf-8", "replace"), answers)
             else:
-                tell_flight()
+                answer_flight()
         except Exception:
             pass
 

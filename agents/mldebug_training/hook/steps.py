@@ -13,7 +13,7 @@ import sys
 
 from mldebug_training.common.imports import after_import
 from mldebug_training.common.interrupted import pass_on
-from mldebug_training.hook.process import HookedProcess, own
+from mldebug_training.hook.process import OwnProcess, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ NEAR = 8  # frames between a step and the one of its base class that it calls
 class Steps:
     """The hook. Never raises."""
 
-    def __init__(self, process: HookedProcess) -> None:
+    def __init__(self, process: OwnProcess) -> None:
         self._own = process
         self._round: set[int] = (
             set()
@@ -52,7 +52,7 @@ class Steps:
                 self._round.add(id(optimizer))
                 return
             self._round = {id(optimizer)}
-            self._tell(self.step + 1)
+            self._reach(self.step + 1)
             self._moved = True
         except Exception as error:
             pass_on(error)
@@ -60,7 +60,7 @@ class Steps:
     def counted(self, step: int) -> None:
         """A framework has made a step in its own way, and this is its number."""
         self._moved = True
-        self._tell(step)
+        self._reach(step)
 
     def reached(self, step: int) -> None:
         """A framework's loop says what it calls the step reached last. That moves the run only where no optimizer did."""
@@ -71,13 +71,13 @@ class Steps:
             self.step = step
             self._own.correct(step)
         else:
-            self._tell(step)
+            self._reach(step)
 
     def forget(self) -> None:
         """In a forked child: what it steps is its own. It may be inside of a step of a framework, which ends here, too."""
         self._round, self._moved, self.step = set(), False, 0
 
-    def _tell(self, step: int) -> None:
+    def _reach(self, step: int) -> None:
         self.step = step
         if not self._own.explicit:
             self._own.beat(step)
@@ -129,7 +129,7 @@ def counts_itself(step: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def tells_afterwards(function: Callable[..., Any], count: Callable[..., Any]) -> Callable[..., Any]:
+def counts_after(function: Callable[..., Any], count: Callable[..., Any]) -> Callable[..., Any]:
     """A function of a training loop after which `count` of its arguments is the step that was reached."""
 
     @functools.wraps(function)
@@ -141,11 +141,11 @@ def tells_afterwards(function: Callable[..., Any], count: Callable[..., Any]) ->
     return wrapper
 
 
-def _if_number(tell: Callable[[int], None], count: Callable[[], Any]) -> None:
+def _if_number(reach: Callable[[int], None], count: Callable[[], Any]) -> None:
     try:
         step = count()
         if isinstance(step, int) and step > 0:
-            tell(step)
+            reach(step)
     except Exception as error:
         pass_on(error)
 

@@ -47,8 +47,8 @@ def native_module() -> Any:
 class Engine:
     """What all of them share. `tell` is called with a sentence where the job uses what tracing needs."""
 
-    def __init__(self, decide: Decide, tell: Tell, mode: int, native: Any) -> None:
-        self.decide, self.tell, self.mode, self.native = decide, tell, mode, native
+    def __init__(self, decide: Decide, report: Tell, mode: int, native: Any) -> None:
+        self.decide, self.report, self.mode, self.native = decide, report, mode, native
         self.calls, self.lines = bool(mode & ring.CALLS), bool(mode & ring.LINES)
         self.on = False
         self.writer: RingWriter | None = None
@@ -112,7 +112,7 @@ class Engine:
             self.ids[id(code)] = code, told
         return told
 
-    def known(self, code: CodeType) -> int:
+    def function_number(self, code: CodeType) -> int:
         """The same, and quicker the second time."""
         found = self.ids.get(id(code))
         return found[1] if found is not None and found[0] is code else self.ask(code)
@@ -222,7 +222,7 @@ class Monitoring(Engine):
         def callback(code: CodeType, where: int, *_: Any) -> Any:
             if not self.on:
                 return None
-            name = self.known(code)
+            name = self.function_number(code)
             if name < 0:
                 return disable
             writer = self.writer
@@ -280,7 +280,7 @@ class Profile(Engine):
             self.native.install()
         elif self.on and self._get() is None:
             self._set(_Hook(self))
-            self.tell("")
+            self.report("")
         super().step(number)
 
     def _begin_native(self, what: str) -> None:
@@ -288,7 +288,7 @@ class Profile(Engine):
         self._of_threads(self.native.bootstrap())
         others = self.native.install()
         if others:
-            self.tell(f"{others} threads have a {what} of their own, so they are not traced")
+            self.report(f"{others} threads have a {what} of their own, so they are not traced")
 
     def _of_threads(self, hook: Any) -> None:
         self._ours: Any = None
@@ -296,7 +296,7 @@ class Profile(Engine):
             self._ours = hook
             setattr(threading, self._attribute, hook)
         else:
-            self.tell("the job traces its new threads itself, so they are not traced")
+            self.report("the job traces its new threads itself, so they are not traced")
 
 
 class _Hook:
@@ -311,7 +311,7 @@ class _Hook:
         if kind is None or not engine.on:
             return self
         code = frame.f_code
-        name = engine.known(code)
+        name = engine.function_number(code)
         if name < 0:
             return None
         line = code.co_firstlineno if kind == ring.CALL else 0
@@ -336,7 +336,7 @@ class _Hook:
             sys._getframe(1)  # none where the thread ends
             if engine.on:
                 what = "debugger or tracer" if engine.lines else "profiler"
-                engine.tell(
+                engine.report(
                     f"thread {name} has a {what} of its own, or came to the limit of recursion"
                 )
         except Exception:  # no frame, or the end of the interpreter
@@ -366,7 +366,7 @@ def _opcodes() -> frozenset[int]:
 _RETURNS = _opcodes()
 
 
-def engine_for(decide: Decide, tell: Tell, mode: int, native: Any) -> Monitoring | Profile:
+def engine_for(decide: Decide, report: Tell, mode: int, native: Any) -> Monitoring | Profile:
     """The one for this Python."""
     kind = Monitoring if sys.version_info >= (3, 12) else Profile
-    return kind(decide, tell, mode, native)
+    return kind(decide, report, mode, native)

@@ -33,13 +33,13 @@ NEAR = 6  # frames between the question and the code that it is about
 class Code:
     """What is known of a code object: its file, module and name."""
 
-    def __init__(self, code: CodeType, known: dict[str, Any] | None) -> None:
+    def __init__(self, code: CodeType, names: dict[str, Any] | None) -> None:
         self.line = code.co_firstlineno
         self.name = getattr(code, "co_qualname", code.co_name)
         self.path = code.co_filename
-        self.module = _module(known or {})
-        if self.path[:1] == "<" and known and isinstance(known.get("__file__"), str):
-            self.place = os.path.abspath(known["__file__"])  # generated: it belongs to its module
+        self.module = _module(names or {})
+        if self.path[:1] == "<" and names and isinstance(names.get("__file__"), str):
+            self.place = os.path.abspath(names["__file__"])  # generated: it belongs to its module
         else:
             self.place = self.path if self.path[:1] == "<" else os.path.abspath(self.path)
 
@@ -50,7 +50,7 @@ class CodeFilter:
     def __init__(
         self, include: Sequence[str], exclude: Sequence[str] = (), start: str = ""
     ) -> None:
-        self.told = (
+        self.words = (
             f"include={','.join(include) or EVERYTHING} exclude={','.join(exclude) or '-'} "
             f"start={start or '-'}"
         )
@@ -138,8 +138,8 @@ def _is_function(code: Code, name: str) -> bool:
     return told == name or told.startswith(name + ".") or told.endswith("." + name)
 
 
-def _module(known: dict[str, Any]) -> str:
-    name = known.get("__name__")
+def _module(names: dict[str, Any]) -> str:
+    name = names.get("__name__")
     if name == "__main__":
-        name = getattr(known.get("__spec__"), "name", name)
+        name = getattr(names.get("__spec__"), "name", name)
     return name if isinstance(name, str) else ""

@@ -78,7 +78,7 @@ class ProcessRing:
         self._text(ENGINE, engine)
         self._text(FOLLOWED, followed)
 
-    def tell(self, state: int, why: str = "") -> None:
+    def set_state(self, state: int, why: str = "") -> None:
         """Say what the tracer does from now on, and why."""
         self.state = state
         view = self.mapping.view

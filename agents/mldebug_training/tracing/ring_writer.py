@@ -43,9 +43,9 @@ class NameTable:
 
     def _entry(self, file: int, line: int, text: bytes) -> int:
         text = text[:4096]
-        known = self._ids.get((file, line, text))
-        if known is not None:
-            return known
+        before = self._ids.get((file, line, text))
+        if before is not None:
+            return before
         size = (ring.NAME.size + len(text) + 7) // 8 * 8
         if self._at + size > self._end:
             self.full = True
@@ -69,9 +69,9 @@ class ThreadWriter:
     def __init__(self, writer: RingWriter) -> None:
         self.number, self.ident = threading.get_native_id(), get_ident()
         main = threading.main_thread()
-        known = getattr(threading, "_active", {}).get(self.ident)
+        thread = getattr(threading, "_active", {}).get(self.ident)
         self.main = self.ident == main.ident
-        self.name = str(getattr(known, "name", ""))
+        self.name = str(getattr(thread, "name", ""))
         self.depth = self.at = self.end = self.sequence = 0
         self.chunk = -1
         self._writer = writer

@@ -13,24 +13,24 @@ import os
 
 from mldebug_training.common.interrupted import pass_on
 from mldebug_training.hook.ranks import is_launcher
-from mldebug_training.tracing.trace import say, trace
+from mldebug_training.tracing.trace import trace, write_stderr
 
 
-def start(told: str) -> None:
+def start(words_of_trace: str) -> None:
     """Begin, and go on until the process ends; what is wrong is said on stderr. Never raises."""
     try:
         if not is_launcher():
-            words = json.loads(told)
+            words = json.loads(words_of_trace)
             tracer = trace(*words.pop("include", ()), **words)
             tracer.begin()
             if os.environ.get("MLDEBUG_TRACE_PID") == str(os.getpid()):
-                atexit.register(_say_nothing_called, tracer)
+                atexit.register(_report_nothing_called, tracer)
     except Exception as error:
         pass_on(error)
-        say(f"mldebug: tracing is off: {error}\n")
+        write_stderr(f"mldebug: tracing is off: {error}\n")
 
 
-def _say_nothing_called(tracer: trace) -> None:
+def _report_nothing_called(tracer: trace) -> None:
     """A misspelt name shows itself in no other way."""
     if tracer.path is None and not tracer.why:
-        say(f"mldebug: there is no ring: nothing was called of {tracer.followed}\n")
+        write_stderr(f"mldebug: there is no ring: nothing was called of {tracer.followed}\n")

@@ -94,7 +94,7 @@ class trace:  # noqa: N801 - it is used as a function
     @property
     def followed(self) -> str:
         """What is to be followed, in words."""
-        return self._followed.told
+        return self._followed.words
 
     @property
     def engine(self) -> str:
@@ -108,9 +108,9 @@ class trace:  # noqa: N801 - it is used as a function
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def also(self, told: str) -> None:
+    def also(self, words: str) -> None:
         """Something for whoever shows the ring, beside what is followed."""
-        self._followed.told += f" {told}"
+        self._followed.words += f" {words}"
 
     def begin(self) -> None:
         """Trace from now on, all threads."""
@@ -139,7 +139,7 @@ class trace:  # noqa: N801 - it is used as a function
         self._off = True
         self._end_engine()
         if self._file is not None:
-            self._file.tell(layout.ENDED, self._why)
+            self._file.set_state(layout.ENDED, self._why)
             self._file.close(keep or not (self._file.default or self._child))
             self._writer = None
 
@@ -199,7 +199,7 @@ class trace:  # noqa: N801 - it is used as a function
         self._engine.pause(True)
         self._why = self._why or f"{self._stop} was reached"
         if self._file is not None:
-            self._file.tell(layout.ENDED, self._why)
+            self._file.set_state(layout.ENDED, self._why)
 
     def _end_engine(self) -> None:
         """Once; never while it asks about code."""
@@ -248,14 +248,14 @@ class trace:  # noqa: N801 - it is used as a function
         self._file = file
         self._writer = self._engine.use(file)
         at_end(self.end)
-        file.tell(layout.ASIDE if self._why else layout.TRACING, self._why)
+        file.set_state(layout.ASIDE if self._why else layout.TRACING, self._why)
 
     def _new_file(self, place: str | None) -> ProcessRing:
         if not self._child and is_worker():
             self._become_child()
         if place and self._child and "{pid}" not in (self._place or ""):
             place += f".{os.getpid()}"  # the name alone is the parent's, whoever comes first
-        told = self._followed.told
+        told = self._followed.words
         return ProcessRing(place, self._size, self._engine.name, self._mode, told, self._child)
 
     def _become_child(self) -> None:
@@ -266,11 +266,11 @@ class trace:  # noqa: N801 - it is used as a function
         """The engine says that the job uses what tracing needs, or by "" that it no longer does."""
         self._why = why
         if self._file is not None:
-            self._file.tell(layout.ASIDE if why else layout.TRACING, why)
+            self._file.set_state(layout.ASIDE if why else layout.TRACING, why)
 
     def _refuse(self, why: str) -> None:
         self._why = why
-        say(f"mldebug: tracing is off: {why}\n")
+        write_stderr(f"mldebug: tracing is off: {why}\n")
 
     def pause(self, paused: bool) -> None:
         """Around a fork."""
@@ -372,12 +372,12 @@ def stepped(number: int) -> None:
         one.step(number)
 
 
-def _packages(told: Sequence[str] | str | None) -> Sequence[str]:
-    if told is None:
+def _packages(packages: Sequence[str] | str | None) -> Sequence[str]:
+    if packages is None:
         return ("everything",)
-    if isinstance(told, str):
-        return (UNINSTALLED,) if told == UNINSTALLED else (told, UNINSTALLED)
-    return (*told, UNINSTALLED)
+    if isinstance(packages, str):
+        return (UNINSTALLED,) if packages == UNINSTALLED else (packages, UNINSTALLED)
+    return (*packages, UNINSTALLED)
 
 
 def _usual_name() -> str:
@@ -393,7 +393,7 @@ def _filled(place: str) -> str:
     return place
 
 
-def say(text: str) -> None:
+def write_stderr(text: str) -> None:
     """One line on stderr, if somebody reads it."""
     try:
         write_all(2, (text.encode("utf-8", "replace"),), time.monotonic() + SAYS_WITHIN)

@@ -1,1 +1,1 @@
-"""What PyTorch's Flight Recorder tells of the ranks, and what it means."""
+"""PyTorch's Flight Recorder: parses dumps of all versions and concludes which rank the others wait for."""

@@ -1,1 +1,1 @@
-"""NCCL RAS: what NCCL itself says of a job's communicators, taken apart and judged."""
+"""NCCL RAS: parses its answers, and concludes which ranks have launched fewer collectives."""

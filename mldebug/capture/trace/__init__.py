@@ -1,1 +1,1 @@
-"""Rings of traced calls: what is in one, how it is shown, exported, and compared with those of other ranks. Pure."""
+"""Call traces (rings): parses them, prints and exports them, and compares those of several ranks. Pure."""

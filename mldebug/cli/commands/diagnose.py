@@ -134,32 +134,32 @@ def _with_changes(report: Report, captures: tuple[NodeCapture, ...]) -> Report:
 
 
 def _judge_stall(
-    captures: tuple[NodeCapture, ...], asked: QueriedNodes | None
+    captures: tuple[NodeCapture, ...], queried: QueriedNodes | None
 ) -> tuple[Judgement, tuple[NodeCapture, ...]]:
     """The first moment, or the last one where the first names nobody, as the agent does; with its captures."""
     in_order = sorted(captures, key=lambda capture: capture.taken_at)
     first = tuple({capture.node: capture for capture in reversed(in_order)}.values())
     last = tuple({capture.node: capture for capture in in_order}.values())
-    judgement = diagnose(first, asked)
+    judgement = diagnose(first, queried)
     if judgement.diagnosis.culprits or len(first) == len(in_order):
         return judgement, first
-    later = diagnose(last, asked)
+    later = diagnose(last, queried)
     return (later, last) if later.diagnosis.culprits else (judgement, first)
 
 
-def _judge_end(ending: AttemptExit, captures: tuple[NodeCapture, ...]) -> RejudgedReport:
+def _judge_end(attempt_exit: AttemptExit, captures: tuple[NodeCapture, ...]) -> RejudgedReport:
     """An end, with the capture of the ranks that lived on where there is one."""
-    known = [one.at for one in ending.exits] + [one.taken_at for one in captures]
+    known = [one.at for one in attempt_exit.exits] + [one.taken_at for one in captures]
     at = max(known)
     incident = Incident(
-        id=make_id(at, ending.job.id),
-        key=ending.job.id,
-        job_id=ending.job.id,
+        id=make_id(at, attempt_exit.job.id),
+        key=attempt_exit.job.id,
+        job_id=attempt_exit.job.id,
         detected_at=at,
         why=WHY,
-        state="open" if ending.living else "ended",
+        state="open" if attempt_exit.living else "ended",
         kind="abnormal_end",
-        exit=ending,
+        exit=attempt_exit,
         captures=(*captures[:1], *captures[1:][-1:]),
     )
     judgement = judge_incident(incident)

@@ -45,8 +45,8 @@ def command(config: Path, name: str) -> None:
         try:
             channel.send(message)
         except (OSError, MessageRefusedError) as error:
-            told = safe_line(str(error), 300)
-            raise MldebugError(f"channel {name}: {told}", "mend it and try again") from error
+            reason = safe_line(str(error), 300)
+            raise MldebugError(f"channel {name}: {reason}", "mend it and try again") from error
         click.echo(f"{name} ({plugin.kind}) has accepted the {event.state} message")
 
 

@@ -1,1 +1,1 @@
-"""Versions, settings and log lines that are known to hang a training, or to mislead whoever looks for why. Never an alarm."""
+"""Versions, settings and log lines that are known to hang a training or to mislead its diagnosis. Never an alert."""

@@ -1,4 +1,4 @@
-"""What NCCL's own lines in the log give away: a network or an interface that is none, peers that do not answer."""
+"""Known issues that NCCL's own log lines show: a wrong network or interface, peers that refuse, close or do not answer. Data."""
 
 from mldebug.jobs.known_issues.model import IssueRule, JobFacts
 from mldebug.jobs.known_issues.nccl_log import BROKEN, CLOSED, REFUSED, is_local
@@ -22,7 +22,7 @@ def _interfaces(facts: JobFacts) -> str:
 
 
 def _peers(facts: JobFacts, kind: str, words: str) -> str:
-    """`its log says: no connection to 10.2.0.5 (r10i6n5)`, the first few of them."""
+    """`its log says: {words} 10.2.0.5 (r10i6n5)`, at most `MAX_NAMED` peers; "" for none."""
     peers = facts.nccl_log.peers.get(kind, ())
     if not peers:
         return ""
@@ -32,7 +32,7 @@ def _peers(facts: JobFacts, kind: str, words: str) -> str:
 
 
 def _named(peer: str, facts: JobFacts) -> str:
-    """With the host that has this address: as that host said itself, else as /etc/hosts has it."""
+    """The peer with its host name in brackets: from a rank's own NCCL lines, else from /etc/hosts."""
     host = facts.nccl_log.hosts.get(peer) or facts.node.hosts.get(peer, "")
     return f"{peer} ({host})" if host and host != peer else peer
 

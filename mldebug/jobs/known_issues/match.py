@@ -1,4 +1,4 @@
-"""All rules over all ranks of a job: one finding for each trap, however many ranks sit in it. Pure."""
+"""Applies all rules to all ranks of a job: one `KnownIssue` for each issue, however many ranks have it. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -24,11 +24,13 @@ SETTINGS = tuple(sorted({name for rule in RULES for name in rule.reads}))
 MAX_VALUE = 80  # characters of a setting
 MAX_MESSAGE = 400
 MAX_PIDS = 32  # named in one note
-MAX_ISSUES = 32  # of one job: what differs from rank to rank would be told once for each
+MAX_ISSUES = (
+    32  # of one job: an issue whose text differs from rank to rank is listed once for each text
+)
 
 
 class RankSoftware(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank runs, and with which settings."""
+    """Which versions one rank has loaded, and the settings of its environment that rules read."""
 
     rank: int
     software: Software = Software()
@@ -37,7 +39,7 @@ class RankSoftware(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownIssue(Noun, frozen=True, kw_only=True):
-    """One trap that a job sits in. Not an alarm: most such jobs go well."""
+    """A known issue that a job has. Not an alert: most such jobs run well."""
 
     name: str
     message: str  # what was seen, and what is wrong with it
@@ -46,12 +48,12 @@ class KnownIssue(Noun, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
 
     def line(self) -> str:
-        """All of it but the source, in one line."""
+        """Message and remedy in one line, without the source."""
         return clean(f"{self.message} → {self.todo}", MAX_MESSAGE + 200)
 
 
 def allowed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings that the rules look at, harmless to show."""
+    """Those variables of an environment that rules read, cleaned and cut for display."""
     return {name: clean(environ[name], MAX_VALUE) for name in SETTINGS if name in environ}
 
 
@@ -62,7 +64,7 @@ def find_known_issues(
     nccl_log: NcclLogFacts | None = None,
     gpu: bool | None = None,
 ) -> tuple[KnownIssue, ...]:
-    """The traps of a job, in the order of the rules. `gpu`: of `Facts`."""
+    """The known issues of a job, in the order of the rules, at most `MAX_ISSUES`. `gpu`: as in `JobFacts`."""
     found: dict[tuple[str, str], tuple[IssueRule, list[int]]] = {}
     for facts, ranks in _alike(job, ran, node, nccl_log or NcclLogFacts()):
         facts = msgspec.structs.replace(facts, gpu=gpu)
@@ -79,7 +81,7 @@ def find_known_issues(
 
 
 def remarks(job: Job, issues: Sequence[KnownIssue]) -> tuple[Remark, ...]:
-    """The same as notes for a report: they belong to the ranks, and to nobody's stall."""
+    """The issues as remarks for a report, each with the pids of its ranks."""
     pids = {rank.rank: rank.pid for rank in job.ranks}
     return tuple(
         Remark(
@@ -94,7 +96,7 @@ def remarks(job: Job, issues: Sequence[KnownIssue]) -> tuple[Remark, ...]:
 def _alike(
     job: Job, ran: Iterable[RankSoftware], node: NodeFacts, nccl_log: NcclLogFacts
 ) -> Iterator[tuple[JobFacts, list[int]]]:
-    """Ranks that run the same with the same settings, together: of 64 ranks mostly all."""
+    """The facts of each group of ranks that have the same versions and settings, and the ranks of that group."""
     groups: dict[tuple[Software, tuple[tuple[str, str], ...], int], list[int]] = {}
     for one in ran:
         same = (one.software, tuple(sorted(one.settings.items())), one.cores)
@@ -117,7 +119,7 @@ def _alike(
 
 
 def _nccl(software: Software, nccl_log: NcclLogFacts) -> Version | None:
-    """The library that is loaded, else what the log says: there NCCL is part of PyTorch's own library."""
+    """The version of the loaded library, else the one in the log: NCCL may be linked into PyTorch's own library."""
     return parse_version(software.nccl) or parse_version(nccl_log.version)
 
 

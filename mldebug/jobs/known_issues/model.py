@@ -60,7 +60,7 @@ class VersionSpan(msgspec.Struct, frozen=True):
     until: Release
 
     def holds(self, version: Version | None) -> bool:
-        """Is it surely one of them? False for a version that is not known."""
+        """Is the version surely inside the span? False where it is not known."""
         if version is None or (version.early and version.release in (self.since, self.until)):
             return False
         return self.since <= version.release < self.until
@@ -72,7 +72,7 @@ class VersionSpan(msgspec.Struct, frozen=True):
 
 
 class Software(Noun, frozen=True, kw_only=True):
-    """What a rank has loaded; "" where it is not known."""
+    """The versions that a rank has loaded; "" where one is not known."""
 
     torch: str = ""  # 2.6.0+cu124
     nccl: str = ""  # 2.21.5
@@ -80,7 +80,7 @@ class Software(Noun, frozen=True, kw_only=True):
 
 
 class NodeFacts(Noun, frozen=True, kw_only=True):
-    """What the rules must know of a node."""
+    """The facts of a node that rules read."""
 
     machine: str = ""  # x86_64, aarch64
     rdma: tuple[str, ...] = ()  # devices with an active port
@@ -91,7 +91,7 @@ class NodeFacts(Noun, frozen=True, kw_only=True):
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One job on one node, as ranks that run the same with the same settings see it."""
+    """The facts of one job on one node, for ranks that have the same versions and settings: what rules look at."""
 
     torch: Version | None = None
     nccl: Version | None = None  # None where there is none, or its version is not known
@@ -112,7 +112,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
         return not self.torch.local.startswith("cu")
 
     def version(self, of: str) -> Version | None:
-        """Of `torch` or `nccl`."""
+        """The version of `torch` or `nccl`; None where it is not known."""
         return self.torch if of == "torch" else self.nccl
 
     def is_on(self, *names: str) -> str:
@@ -130,19 +130,19 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IssueRule(msgspec.Struct, frozen=True, kw_only=True):
-    """One known trap. It is there where all spans hold and `seen` tells something."""
+    """One known issue. A job has it where all version spans hold and `check`, if there is one, finds something."""
 
     name: str
     wrong: str  # what is wrong, after what was seen: "torch 2.6.0: …"
     todo: str
     source: str  # URL
-    when: str = ""  # what else must be so, in words, for the reference page
+    when: str = ""  # the further condition in words, for the reference page
     spans: tuple[VersionSpan, ...] = ()
-    reads: tuple[str, ...] = ()  # settings that it looks at
-    check: Callable[[JobFacts], str] | None = None  # "" where it is not so
+    reads: tuple[str, ...] = ()  # settings that it reads
+    check: Callable[[JobFacts], str] | None = None  # the finding in words, "" for none
 
     def finding(self, facts: JobFacts) -> str:
-        """What was seen of it, "" where it is not there."""
+        """What was found of it, in words; "" where the job does not have it."""
         if not all(span.holds(facts.version(span.of)) for span in self.spans):
             return ""
         versions = [f"{TITLES[span.of]} {facts.version(span.of)}" for span in self.spans]

@@ -4,7 +4,7 @@
 
 Whoever writes the log can write such lines, so nothing of it is more than "its log says". A line is believed where it is
 whole and names one writer, and that writer may be a rank of this job: a process of this node that is none of its ranks
-(another job, an earlier launch) is not heard.
+(another job, an earlier launch) is ignored.
 """
 
 import re
@@ -42,7 +42,7 @@ _TROUBLES = (
 
 
 class NcclLogFacts(Noun, frozen=True, kw_only=True):
-    """What a job's log told so far."""
+    """What NCCL's lines in a job's log have shown so far."""
 
     version: str = ""
     networks: tuple[str, ...] = ()  # IB, Socket, AWS Libfabric: as NCCL calls them
@@ -52,20 +52,20 @@ class NcclLogFacts(Noun, frozen=True, kw_only=True):
 
 
 class LogWriters(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may speak for a job: its ranks here, and other nodes where it has ranks there."""
+    """Whose NCCL lines in a log belong to a job: its ranks on this node, and other hosts where it has ranks there."""
 
     node: str
     pids: Collection[int]  # as they are called here and in their own namespace
     elsewhere: bool = False
 
     def writes(self, host: str, pid: int) -> bool:
-        """May a line of that host and process be the job's?"""
+        """May a line written by that host and pid be the job's?"""
         here = host.partition(".")[0] == self.node.partition(".")[0]
         return pid in self.pids or (self.elsewhere and not here)
 
 
 class NcclLog:
-    """Gathers what NCCL says. `strange` counts lines of processes that are none of the job's."""
+    """Gathers facts from NCCL's log lines. `strange` counts lines of processes that are not the job's."""
 
     def __init__(self) -> None:
         self.strange = 0
@@ -77,7 +77,7 @@ class NcclLog:
         self._hosts: dict[str, str] = {}
 
     def add_line(self, line: str, ours: LogWriters) -> None:
-        """Take one line of the log, without its end; what is no whole line of NCCL's changes nothing."""
+        """Read one line of the log, without its end; anything but a whole line of NCCL's is ignored."""
         if line.count(" NCCL ") - line.count(" NCCL INFO NCCL version ") > 1:
             return  # two lines that ran into each other
         found = _LINE.search(line)
@@ -89,7 +89,7 @@ class NcclLog:
             self._take(found["host"], found["level"], found["text"])
 
     def facts(self) -> NcclLogFacts:
-        """All of it, as one value."""
+        """All facts gathered so far."""
         networks = tuple(self._networks) or (("Socket",) if self._sockets else ())
         return NcclLogFacts(
             version=self._version,

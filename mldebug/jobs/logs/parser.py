@@ -35,7 +35,7 @@ class LogParser:
         own: Mapping[str, LogFormat] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`own` are formats of the user's, by name: tried first, in that order, and put aside where they are slow."""
+        """`own`: the formats of the configuration by name, tried first in that order, and no longer used where they are slow."""
         self._formats = sorted(formats, key=lambda it: it.generic)
         self._own = [_Own(name, it, clock) for name, it in (own or {}).items()]
         self.lines = self.records = self.bytes = self.binary = self.oversized = 0
@@ -77,7 +77,7 @@ class LogParser:
         return [record] if record else []
 
     def take_nccl(self) -> list[str]:
-        """Return the lines of NCCL's that tell networks, peers or its version, and forget them; `MAX_NCCL` at most."""
+        """Return NCCL's lines about networks, peers and its version since the last call; at most `MAX_NCCL`."""
         taken, self._nccl = self._nccl, []
         return taken
 
@@ -155,7 +155,7 @@ class LogParser:
 
 
 class _Own:
-    """A format of the user's with a stopwatch: nobody can interrupt a regular expression, only not start it again."""
+    """A format from the configuration, timed: a regular expression cannot be interrupted, so one that is too slow is not used again."""
 
     def __init__(self, name: str, format_: LogFormat, clock: Callable[[], float]) -> None:
         self.name = name

@@ -20,7 +20,7 @@ _SEPARATED = re.compile(r"(\d)[,_](?=\d{3})")
 
 
 class LogRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line by which the training loop says that it moved. What the line does not tell is None.
+    """The progress that one log line shows. What the line does not say is None.
 
     A record without a step (an evaluation, a Trainer dict) is progress all the same where it tells something new. `step`
     may start again at 0 (each epoch, an evaluation with another `total`), and a redrawn progress bar repeats it.
@@ -53,7 +53,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the watch has met in the logs of one job, all told."""
+    """Counters over all log files of one job since it was found."""
 
     lines: int = 0
     records: int = 0
@@ -85,7 +85,7 @@ def whole(text: str | None) -> int | None:
 
 
 def epoch(text: str) -> str:
-    """Return the epoch that a line tells, as it writes it; "" where it tells none."""
+    """Return the epoch in a line, as written there; "" where it has none."""
     found = _EPOCH.search(text) if "poch" in text else None
     return found[1] if found else ""
 

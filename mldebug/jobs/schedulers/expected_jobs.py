@@ -1,4 +1,4 @@
-"""The jobs that somebody waits for, among those that a scheduler has: who is missing, blocked, or soon out of time. Pure."""
+"""The jobs that the configuration expects, compared with those that a scheduler lists: missing, blocked, or near their time limit. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ MOST = 8  # jobs of one watch that are shown
 
 
 class JobPattern(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs; `*` stands for anything, what is empty fits all."""
+    """Which jobs are meant; `*` stands for anything, an empty field fits all."""
 
     name: str = ""
     user: str = ""
     id: str = ""
 
     def fits(self, job: QueueJob) -> bool:
-        """Is it one of them? An array fits by its own number, too."""
+        """Does the job match? A task of an array matches by the array's number, too."""
         return (
             _fits(self.name, job.name)
             and _fits(self.user, job.user)
@@ -38,7 +38,7 @@ class JobPattern(msgspec.Struct, frozen=True, kw_only=True):
 def watched_state(
     name: str, pattern: JobPattern, queue: Queue, now: float, warn: float
 ) -> WatchedState:
-    """What one answer says of one watch. `warn`: seconds before a time limit from which it is near."""
+    """The state of one expected job by one answer of its scheduler. `warn`: seconds before its time limit from which that is near."""
     jobs = sorted(filter(pattern.fits, queue.jobs), key=_order)
     running = [one for one in jobs if one.standing is JobStanding.RUNNING]
     queued = [one for one in jobs if one.standing is JobStanding.QUEUED]

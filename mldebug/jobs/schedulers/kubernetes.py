@@ -1,4 +1,4 @@
-"""Objects of the Kubernetes API that stand for a training: what they say of themselves, as a job. Pure.
+"""Job, PyTorchJob, JobSet and TrainJob objects of the Kubernetes API, read as jobs. Pure.
 
 Fields as the references of batch/v1 Job, kubeflow.org/v1 PyTorchJob, jobset.x-k8s.io/v1alpha2 JobSet and
 trainer.kubeflow.org/v1alpha1 TrainJob have them. Nothing here raises for an object that is odd.
@@ -26,7 +26,7 @@ _OVER = {
 
 
 def jobs_of(plural: str, items: Any) -> Iterator[QueueJob]:
-    """Those of one list; a child of another object of these kinds is left out, its owner speaks for it."""
+    """The jobs in one list of objects; one that belongs to another object of these kinds is left out, since its owner is listed."""
     for item in items if isinstance(items, list) else ():
         job = _job(plural, item) if isinstance(item, dict) else None
         if job is not None:
@@ -70,7 +70,7 @@ def _phase(
     status: dict[str, Any],
     conditions: dict[str, dict[str, Any]],
 ) -> tuple[str, JobStanding, str]:
-    """The word, what it means, and why it waits."""
+    """State in the scheduler's word, its standing, and why the job waits."""
     for word, state in _OVER.items():
         if word in conditions:
             return state, JobStanding.OVER, _reason(conditions[word])

@@ -1,4 +1,4 @@
-"""The words of schedulers: jobs, nodes that take none, and what the agent knows of one scheduler.
+"""What schedulers report: their jobs, nodes that take no jobs, and the agent's state of each configured scheduler.
 
 Times are unix seconds, spans seconds. What a scheduler does not tell is None or empty, never 0.
 """
@@ -9,7 +9,7 @@ from mldebug.core.model import Noun
 
 
 class JobStanding(StrEnum):
-    """What a scheduler's state means to whoever waits for the job."""
+    """What a job's state means, whatever the scheduler calls it."""
 
     RUNNING = "running"
     QUEUED = "queued"
@@ -55,17 +55,15 @@ class Queue(Noun, frozen=True, kw_only=True):
     nodes: tuple[QueueNode, ...] | None = None
     by: str = ""  # json, text, api
     trouble: str = ""  # what was missing in an answer that is good otherwise
-    only_of: str = ""  # the user whose jobs alone are told; "": everybody's are
+    only_of: str = ""  # the only user whose jobs are listed; "": those of all users
 
 
 class WatchedState(Noun, frozen=True, kw_only=True):
-    """One watch of the configuration, as the last good answer has it."""
+    """One expected job of the configuration, by the last good answer of its scheduler."""
 
     name: str
     missing: bool = False
-    hidden: bool = (
-        False  # none was told, but others' jobs are not shown: whether one is there is not known
-    )
+    hidden: bool = False  # none is listed, but other users' jobs are not shown: whether one exists is not known
     jobs: tuple[QueueJob, ...] = ()  # that match, at most `MOST`, those over included
     counts: dict[str, int] = {}  # standing -> how many
     near: tuple[QueueJob, ...] = ()  # run, and are ended by their time limit soon
@@ -89,7 +87,7 @@ class SchedulerState(Noun, frozen=True, kw_only=True):
     failures: dict[str, int] = {}  # reason -> how often since the agent's start
     watched: tuple[WatchedState, ...] = ()
     nodes: tuple[QueueNode, ...] = ()
-    node_events: tuple[str, ...] = ()  # of which of them somebody is told
+    node_events: tuple[str, ...] = ()  # names of those for which an event is raised
 
 
 class Orphan(Noun, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Which processes belong to a job that is gone, by their environment and their ancestors. Pure.
 
-Rather silence than a wrong name: where anything speaks for a job that is still there, its processes are no orphans.
+Where anything suggests that a job still exists, its processes are not orphans: a wrong name is worse than none.
 """
 
 import re
@@ -17,7 +17,7 @@ _STEP = re.compile(r"slurmstepd: \[(\d{1,10})\.")
 
 
 class OrphanSuspect(msgspec.Struct, frozen=True, kw_only=True):
-    """One process, as far as orphans go."""
+    """A process that may be an orphan, with what decides it."""
 
     pid: int
     start_ticks: int
@@ -28,7 +28,7 @@ class OrphanSuspect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LivingJobs(msgspec.Struct, frozen=True, kw_only=True):
-    """What speaks for jobs that are there."""
+    """Evidence of jobs that still exist on this node or in Slurm."""
 
     steps: frozenset[str] = frozenset()  # Slurm jobs that have a slurmstepd here
     slurmd: bool = False  # this node's slurmd is seen: so would be its steps
@@ -38,7 +38,7 @@ class LivingJobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrphanReason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a suspect is an orphan."""
+    """Which job an orphan belonged to, and how it is known that the job is gone."""
 
     job: str
     why: str
@@ -54,7 +54,7 @@ def step_job(title: str) -> str:
 def find_orphans(
     suspects: Collection[OrphanSuspect], living: LivingJobs
 ) -> Iterator[tuple[OrphanSuspect, OrphanReason]]:
-    """Those whose job is gone."""
+    """The processes whose job is gone, each with the reason."""
     launched = {_launch(one) for one in suspects if not _left(one)}
     for one in suspects:
         gone = _of_slurm(one, living) if one.variables.get("SLURM_JOB_ID") else _of_launch(one, launched)  # fmt: skip
@@ -90,7 +90,7 @@ def _of_launch(one: OrphanSuspect, launched: Collection[str]) -> OrphanReason | 
 
 
 def rank_of(variables: Mapping[str, str]) -> str:
-    """The rank that it was, "" where it says none."""
+    """The rank in these variables, "" for none."""
     return next((variables[name] for name in RANKS if variables.get(name, "").isdecimal()), "")
 
 
@@ -99,5 +99,5 @@ def _launch(one: OrphanSuspect) -> str:
 
 
 def _left(one: OrphanSuspect) -> bool:
-    """Process 1 has it, or a user's own systemd."""
+    """Is its launcher gone, so that process 1 or the user's systemd is its parent?"""
     return bool(one.ancestors) and all(name in _INITS for name in one.ancestors)

@@ -1,1 +1,1 @@
-"""How full things are, how full they will be, and what is said about it: pure, of figures that others have read."""
+"""How full filesystems and quotas are, when they will be full, and the alerts about it. Pure: the agent reads the figures."""

@@ -1,4 +1,4 @@
-"""What came of a small file that was written, synced and removed: `df` may be half an hour late, and knows no quota. Pure."""
+"""The result of writing, syncing and removing a small file: `df` may be half an hour late, and knows no quota. Pure."""
 
 import errno
 
@@ -19,7 +19,7 @@ OUTCOMES = ("ok", "read_only", "full", "quota", "stuck", "failed")
 
 
 class CanaryWrite(Noun, frozen=True, kw_only=True):
-    """One test write. `errno` is 0 where it went well; what was said to be left is of the moment when it failed."""
+    """One test write. `errno`: 0 where it went well; `available` and inodes: by the filesystem at the moment when it failed."""
 
     path: str
     errno: int = 0
@@ -38,7 +38,7 @@ class CanaryWrite(Noun, frozen=True, kw_only=True):
 
 
 def sentence(one: CanaryWrite, size: int) -> str:
-    """What a person reads; `size` is what was to be written."""
+    """The result as a sentence; `size`: bytes that were to be written."""
     if one.stuck:
         return f"{one.path}: a test write has not come back for {one.stuck:.0f} s"
     if not one.errno:

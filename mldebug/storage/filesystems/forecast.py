@@ -1,4 +1,4 @@
-"""When something that is filled by fits and starts will be full: slopes that a burst does not bend, saves that repeat."""
+"""When a filesystem will be full: by robust slopes that a burst does not bend, or by checkpoints that repeat."""
 
 import itertools
 import statistics
@@ -10,22 +10,22 @@ from mldebug.core.model import Noun
 LEAST_POINTS = 8
 MOST_POINTS = 60  # of one slope: pairs grow with the square
 WINDOWS = (900.0, 3600.0, 21600.0)  # seconds; the whole series is one, too
-LEAST_SAVES = 3
+LEAST_BURSTS = 3
 LEAST_RISES = 5
-ALIKE = 0.35  # saves differ by less from their median
-ROTATES = 0.05  # of a save: what stays of it where old ones are removed
-AHEAD = 12.0  # times what was watched: nothing is foretold further ahead
+ALIKE = 0.35  # checkpoints differ by less from their median
+ROTATES = 0.05  # of a checkpoint: what stays of it where old ones are removed
+AHEAD = 12.0  # times the watched span: no forecast reaches further
 
 
 class Point(NamedTuple):
-    """At `at` (unix seconds) `used` was used; bytes or inodes."""
+    """Bytes or inodes used at `at`, unix seconds."""
 
     at: float
     used: float
 
 
 class CheckpointBursts(NamedTuple):
-    """Bursts that repeat: what one writes, what stays of it, how often one comes, when the last one ended."""
+    """Bursts of writing that repeat: bytes that one writes, bytes that stay of it, seconds between two, unix time of the last end."""
 
     written: float
     kept: float
@@ -34,43 +34,45 @@ class CheckpointBursts(NamedTuple):
 
 
 class Forecast(Noun, frozen=True, kw_only=True):
-    """None: it does not fill, or too little was seen to say so."""
+    """When it will be full. None: it does not fill, or was watched for too short a time."""
 
     per_second: float = 0.0
     seconds_left: float | None = None
-    saves_left: int | None = None  # the save of this number does not fit any more; 1: the next one
-    save: float | None = None  # what one save writes
-    period: float | None = None  # seconds between two saves
+    saves_left: int | None = (
+        None  # the checkpoint of this number does not fit any more; 1: the next one
+    )
+    save: float | None = None  # what one checkpoint writes
+    period: float | None = None  # seconds between two checkpoints
     trusted: bool = False  # it is no further ahead than what was watched allows
 
 
 def forecast(points: Sequence[Point], free: float) -> Forecast:
-    """`points` are in order of time; `free` is what is left now, in the unit of the points."""
+    """The forecast from points in order of time; `free`: what is left now, in the unit of the points."""
     if len(points) < LEAST_POINTS or points[-1].at <= points[0].at:
         return Forecast()
     now, span = points[-1].at, points[-1].at - points[0].at
-    saves = find_checkpoints(points)
-    if saves is None:
+    bursts = find_checkpoints(points)
+    if bursts is None:
         slope = growth(points)
         left = max(0.0, free) / slope if slope > 0 else None
         return Forecast(per_second=slope, seconds_left=left, trusted=_near(left, span))
-    room = free + points[-1].used - min(one.used for one in points if one.at >= saves.last)
-    number = _first_that_fails(saves, room)
+    room = free + points[-1].used - min(one.used for one in points if one.at >= bursts.last)
+    number = _first_that_fails(bursts, room)
     if number is None:
-        return Forecast(save=saves.written, period=saves.period)
-    left = max(0.0, saves.last + number * saves.period - now)
+        return Forecast(save=bursts.written, period=bursts.period)
+    left = max(0.0, bursts.last + number * bursts.period - now)
     return Forecast(
-        per_second=saves.kept / saves.period,
+        per_second=bursts.kept / bursts.period,
         seconds_left=left,
         saves_left=number,
-        save=saves.written,
-        period=saves.period,
+        save=bursts.written,
+        period=bursts.period,
         trusted=_near(left, span),
     )
 
 
 def growth(points: Sequence[Point]) -> float:
-    """Units a second: the median of the slopes of all windows that are covered."""
+    """Growth in units per second: the median of the slopes over several windows of time."""
     end, span = points[-1].at, points[-1].at - points[0].at
     windows = [one for one in WINDOWS if one < span] + [span]
     slopes = []
@@ -82,15 +84,15 @@ def growth(points: Sequence[Point]) -> float:
 
 
 def find_checkpoints(points: Sequence[Point]) -> CheckpointBursts | None:
-    """Bursts of like size that repeat with pauses between them; None where it grows otherwise."""
+    """Bursts of similar size that repeat with pauses between them; None where it grows otherwise."""
     bursts = _bursts(points)
-    if len(bursts) > LEAST_SAVES and bursts[0].began <= points[0].at:
+    if len(bursts) > LEAST_BURSTS and bursts[0].began <= points[0].at:
         bursts = bursts[1:]  # its start was not seen
-    if len(bursts) < LEAST_SAVES:
+    if len(bursts) < LEAST_BURSTS:
         return None
     written = statistics.median(one.size for one in bursts)
     alike = [one for one in bursts if abs(one.size - written) <= ALIKE * written]
-    if len(alike) < LEAST_SAVES or len(alike) < 0.7 * len(bursts):
+    if len(alike) < LEAST_BURSTS or len(alike) < 0.7 * len(bursts):
         return None
     pairs = list(itertools.pairwise(alike))
     period = statistics.median(after.ended - before.ended for before, after in pairs)
@@ -101,7 +103,7 @@ def find_checkpoints(points: Sequence[Point]) -> CheckpointBursts | None:
 
 
 def _kept(stays: Sequence[float], written: float) -> float:
-    """What stays of a save. So little that it may be chance counts only where it is more each time: logs grow, too."""
+    """What stays of a checkpoint on average; 0 for so little that it may be chance (logs grow, too), unless it grows each time."""
     kept = statistics.median(stays)
     chance = len(stays) < LEAST_RISES or min(stays) <= 0
     return 0.0 if kept <= ROTATES * written and chance else max(0.0, kept)
@@ -134,15 +136,15 @@ def _burst(first: Point, last: Point) -> _Burst:
     return _Burst(first.at, last.at, last.used - first.used, last.used)
 
 
-def _first_that_fails(saves: CheckpointBursts, room: float) -> int | None:
-    """A save needs room for all that it writes, though less of it stays. None: old ones go, so all of them fit.
+def _first_that_fails(bursts: CheckpointBursts, room: float) -> int | None:
+    """The number of the first checkpoint that does not fit (1: the next); None where old ones are removed and all fit.
 
-    `room` is what was free before the next save began: half of one on the disk is not half of a save less.
+    `room`: what was free before the next one began. Each needs room for all that it writes, though less of it stays.
     """
-    spare = room - saves.written
+    spare = room - bursts.written
     if spare < 0:
         return 1
-    return None if saves.kept <= 0 else int(spare // saves.kept) + 2
+    return None if bursts.kept <= 0 else int(spare // bursts.kept) + 2
 
 
 def _near(left: float | None, span: float) -> bool:

@@ -1,4 +1,4 @@
-"""One filesystem at one moment, and what is to be said about it. Pure."""
+"""How full one filesystem is at one moment, and the alerts about it. Pure."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Fullness(Noun, frozen=True, kw_only=True):
-    """Bytes and inodes, with what can really be used; shares are of that."""
+    """Bytes and inodes that ordinary users can use, and how much of them is left."""
 
     size: float  # bytes that an ordinary user can fill before writes fail
     left: float  # bytes
@@ -21,19 +21,19 @@ class Fullness(Noun, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Of the bytes, in use."""
+        """Share of the bytes in use, 0 to 1."""
         return 1 - self.left / self.size if self.size else 0.0
 
     @property
     def inode_share(self) -> float:
-        """Of the inodes, in use."""
+        """Share of the inodes in use, 0 to 1; 0 where they are not counted."""
         return 1 - self.inodes_left / self.inodes if self.inodes else 0.0
 
 
 def fullness(
     size: int, free: int, available: int, inodes: int, inodes_left: int, usable: float
 ) -> Fullness:
-    """As df counts: root's reserve belongs to nobody. `usable`: the share at which it fails."""
+    """From the figures of statvfs in bytes, counted as df does: without root's reserve. `usable`: the share at which writes fail."""
     used = max(0, size - free)
     can = (used + available) * usable
     left = min(available, max(0.0, can - used))
@@ -47,7 +47,7 @@ def fullness_alerts(
     ahead: tuple[Forecast, Forecast],
     early: tuple[float, int],
 ) -> Iterator[StorageAlert]:
-    """`limits`: of bytes and inodes; `ahead`: forecasts of both; `early`: (seconds, saves) left from which on to alarm."""
+    """The alerts about one filesystem. `limits`: of bytes and inodes; `ahead`: forecasts of both; `early`: (seconds, checkpoints) left below which to alert."""
     if now.size and limits[0].passed(now.share, now.left):
         yield StorageAlert(
             kind="too_full",
@@ -69,30 +69,30 @@ def fullness_alerts(
         yield StorageAlert(kind="inodes_soon", subject=title, sentence=sentence)
 
 
-def is_soon(told: Forecast, early: tuple[float, int]) -> bool:
-    """Is it time to say so?"""
-    if told.saves_left is not None:
-        return told.saves_left <= early[1] or (
-            told.trusted and (told.seconds_left or 0.0) <= early[0]
+def is_soon(ahead: Forecast, early: tuple[float, int]) -> bool:
+    """Whether it will be full so soon (seconds or checkpoints left) that an alert is due."""
+    if ahead.saves_left is not None:
+        return ahead.saves_left <= early[1] or (
+            ahead.trusted and (ahead.seconds_left or 0.0) <= early[0]
         )
-    return told.trusted and told.seconds_left is not None and told.seconds_left <= early[0]
+    return ahead.trusted and ahead.seconds_left is not None and ahead.seconds_left <= early[0]
 
 
-def forecast_words(told: Forecast) -> str:
-    """`412 GiB every 28m: full in 3 saves, 1h24m`; "" where nothing is foretold."""
-    if told.seconds_left is None:
+def forecast_words(ahead: Forecast) -> str:
+    """The forecast in words: `412 GiB every 28m: full in 3 saves, 1h24m`; "" without a forecast."""
+    if ahead.seconds_left is None:
         return ""
-    left = duration_words(told.seconds_left)
-    if told.saves_left is None or told.save is None or told.period is None:
-        return f"{size_words(told.per_second)}/s: full in {left}"
-    save = f"{size_words(told.save)} every {duration_words(told.period)}"
-    if told.saves_left == 1:
+    left = duration_words(ahead.seconds_left)
+    if ahead.saves_left is None or ahead.save is None or ahead.period is None:
+        return f"{size_words(ahead.per_second)}/s: full in {left}"
+    save = f"{size_words(ahead.save)} every {duration_words(ahead.period)}"
+    if ahead.saves_left == 1:
         return f"{save}: the next save, due in {left}, will not fit"
-    return f"{save}: full in {told.saves_left} saves, {left}"
+    return f"{save}: full in {ahead.saves_left} saves, {left}"
 
 
 def size_words(count: float) -> str:
-    """Three digits and a binary unit."""
+    """A size in bytes with three digits and a binary unit."""
     unit = 0
     while abs(count) >= 1000 and unit < len(_UNITS) - 1:
         count, unit = count / 1024, unit + 1
@@ -100,5 +100,5 @@ def size_words(count: float) -> str:
 
 
 def duration_words(seconds: float) -> str:
-    """To the second below a minute, else to the minute."""
+    """A duration, rounded to seconds below a minute, else to minutes."""
     return format_duration(float(round(seconds) if seconds < 60 else round(seconds / 60) * 60))

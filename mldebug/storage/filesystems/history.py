@@ -1,4 +1,4 @@
-"""What earlier looks saw of one filesystem, kept so that a restart of the agent does not forget it. Pure."""
+"""Earlier readings of filesystems, stored so that forecasts survive a restart of the agent. Pure."""
 
 import collections
 from collections.abc import Iterable
@@ -7,15 +7,15 @@ import msgspec
 
 from mldebug.storage.filesystems.forecast import Point
 
-KEPT = 1440  # looks that are remembered: 12 h at the usual pace
+KEPT = 1440  # readings that are remembered: 12 h at the usual interval
 RECENT = 120  # of these all are stored, of the older ones every fourth
 EVERY = 4
-LONGEST = 86400.0  # seconds: what is older tells nothing of today
+LONGEST = 86400.0  # seconds: older readings do not count
 MOST_STORED = 32  # filesystems, those first that change most
 
 
 class StoredHistory(msgspec.Struct):
-    """One filesystem as a restart finds it again: the device number alone may be another one's by then."""
+    """The history of one filesystem on disk. `source` tells it from another one that has its device number after a restart."""
 
     device: str
     root: str
@@ -24,7 +24,7 @@ class StoredHistory(msgspec.Struct):
 
 
 class FilesystemHistory(msgspec.Struct):
-    """Bytes and inodes left, with a minus sign: of a pool the size may shrink, so what is left counts. In order of time."""
+    """Bytes and inodes left over time, with a minus sign so that filling rises; the size of a pool may change, what is left counts."""
 
     source: str = ""
     left: "collections.deque[Point]" = msgspec.field(
@@ -33,10 +33,10 @@ class FilesystemHistory(msgspec.Struct):
     inodes: "collections.deque[Point]" = msgspec.field(
         default_factory=lambda: collections.deque(maxlen=KEPT)
     )
-    writable: bool = False  # it was, once
+    writable: bool = False  # it was once seen to be writable
 
     def add(self, at: float, left: float, inodes_left: float) -> None:
-        """Take one look. Where the clock was set back, all that was seen before is of no use."""
+        """Add a reading at unix time `at`. If the clock was set back, earlier readings are dropped."""
         if self.left and at <= self.left[-1].at:
             self.left.clear()
             self.inodes.clear()
@@ -44,7 +44,7 @@ class FilesystemHistory(msgspec.Struct):
         self.inodes.append(Point(at, -inodes_left))
 
     def recall(self, now: float, stored: StoredHistory) -> None:
-        """What an earlier agent saw in the last day comes before what this one has seen."""
+        """Put the readings of the last day that an earlier agent stored before its own."""
         first = self.left[0].at if self.left else now
         for at, left, inodes in sorted(stored.looks, reverse=True)[: KEPT - len(self.left)]:
             if now - LONGEST <= at < first:
@@ -52,14 +52,14 @@ class FilesystemHistory(msgspec.Struct):
                 self.inodes.appendleft(Point(at, -float(inodes)))
 
     def thinned(self) -> list[tuple[float, int, int]]:
-        """At most 450 looks, as they are stored."""
+        """At most 450 readings, as they are stored: recent ones all, older ones every fourth."""
         looks = list(zip(self.left, self.inodes, strict=True))
         some = looks[:-RECENT][::EVERY] + looks[-RECENT:]
         return [(round(a.at, 1), round(-a.used), round(-b.used)) for a, b in some]
 
     @property
     def span(self) -> float:
-        """Bytes between the least and the most that was left."""
+        """Difference in bytes between the least and the most that was left."""
         used = [one.used for one in self.left]
         return max(used) - min(used) if used else 0.0
 
@@ -67,7 +67,7 @@ class FilesystemHistory(msgspec.Struct):
 def encode_histories(
     pasts: Iterable[tuple[tuple[str, str], FilesystemHistory]], others: Iterable[StoredHistory] = ()
 ) -> bytes:
-    """As JSON: by (device, root). `others` are of the agent before this one, and not found again yet."""
+    """Histories as JSON, those first that changed most. Keys: (device, root). `others`: stored ones that were not found again yet."""
     most = sorted(pasts, key=lambda one: -one[1].span)
     rows = [StoredHistory(*key, past.source, past.thinned()) for key, past in most if past.left]
     rows = [*rows, *others][:MOST_STORED]
@@ -75,7 +75,7 @@ def encode_histories(
 
 
 def decode_histories(data: bytes) -> dict[tuple[str, str, str], StoredHistory]:
-    """By (device, root, source); nothing where it cannot be read."""
+    """Stored histories by (device, root, source); empty where the JSON cannot be read."""
     try:
         rows = msgspec.json.decode(data or b"[]", type=list[StoredHistory])
     except (msgspec.MsgspecError, UnicodeDecodeError):

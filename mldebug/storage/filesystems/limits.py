@@ -28,7 +28,7 @@ class UsageLimit(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As a sentence goes on after "the alarm is"."""
+        """The end of a sentence that begins with "the alarm is"."""
         if self.ratio is not None:
             return f"set to {self.ratio:.0%}"
         return f"set to less than {format_size(self.left or 0)} left"
@@ -47,18 +47,18 @@ def parse_limit(text: str) -> UsageLimit:
 
 
 def nearest_rule(rules: Mapping[str, str], path: str) -> str | None:
-    """What is said of the path itself, or of the nearest folder above it."""
+    """The rule for the path itself or for the nearest folder above it; None without any."""
     above = [key for key in rules if _holds(key, path)]
     return rules[max(above, key=len)] if above else None
 
 
 def default_limit(path: str) -> UsageLimit:
-    """Scratch fills faster."""
+    """The limit where nothing is configured: lower for scratch filesystems, which fill faster."""
     return UsageLimit(ratio=SCRATCH if _SCRATCH.search(path) else BYTES)
 
 
 def usable(rules: Mapping[str, float], path: str, fstype: str) -> float:
-    """The share of a filesystem that can be written before it fails, by path, then by type."""
+    """The share of a filesystem (0 to 1) that can be filled before writes fail, by path, then by type."""
     above = [key for key in rules if _holds(key, path)]
     if above:
         return rules[max(above, key=len)]

@@ -10,11 +10,11 @@ MOST = 1000  # matches that are read
 
 
 class QuotaError(ValueError):
-    """It cannot be told how much is used; the text says why."""
+    """How much is used could not be read; the text says why."""
 
 
 class QuotaUsage(NamedTuple):
-    """The fullest of all that were told. `share` may be above 1 within a grace period; bytes where they were told."""
+    """The fullest of the quotas that a tool printed. `share` may be above 1 within a grace period; `used`, `limit` in bytes or None."""
 
     share: float
     used: float | None = None
@@ -22,24 +22,24 @@ class QuotaUsage(NamedTuple):
 
 
 def read_quota(pattern: str, text: str) -> QuotaUsage:
-    """Raises QuotaError: nothing was printed, nothing matches, or what matches is no number."""
+    """The fullest quota in the text, by the named groups of the pattern. Raises QuotaError: empty, no match, or no number."""
     if not text.strip():
         raise QuotaError("the tool printed nothing")
     try:
         found = re.compile(pattern, re.MULTILINE).finditer(text)
     except re.error as error:
         raise QuotaError(f"the pattern is none: {error}") from None
-    quotas = [_quota(one.groupdict()) for one, _ in zip(found, range(MOST), strict=False)]
-    told = [one for one in quotas if one is not None]
+    quotas = [_quota(match.groupdict()) for match, _ in zip(found, range(MOST), strict=False)]
+    limited = [quota for quota in quotas if quota is not None]
     if not quotas:
         raise QuotaError("nothing that the tool printed matches the pattern")
-    if not told:
+    if not limited:
         raise QuotaError("the tool tells no limit")
-    return max(told)
+    return max(limited)
 
 
 def _quota(groups: dict[str, str | None]) -> QuotaUsage | None:
-    """None: no limit is set, which tools tell as 0 or in a word."""
+    """The quota of one match; None without a limit, which tools print as 0 or as a word."""
     if groups.get("percent"):
         return QuotaUsage(_number(groups["percent"]) / 100)
     if groups.get("ratio"):
@@ -54,7 +54,7 @@ def _quota(groups: dict[str, str | None]) -> QuotaUsage | None:
 
 
 def amount(text: str | None) -> float:
-    """`1.5T`, `1024`, `20GiB`, with the * of `quota` for one that is passed; a unit is a power of 1024."""
+    """An amount such as `1.5T`, `1024` or `20GiB` (units are powers of 1024), with the * that `quota` adds when a limit is passed."""
     match = _AMOUNT.fullmatch((text or "").strip())
     if match is None:
         raise QuotaError(f"{(text or '')[:40]!r} is no amount")

@@ -1,4 +1,4 @@
-"""What the parts of the storage desk tell: figures for metrics, rows for `status --storage`, alarms, gaps."""
+"""What the collectors of storage report: measures for metrics, rows for `status --storage`, alerts, gaps."""
 
 from mldebug.core.model import Gap, Noun
 
@@ -21,17 +21,17 @@ class StorageAlert(Noun, frozen=True, kw_only=True):
     kind: str  # full_soon, too_full, inodes, stuck, read_only, quota …
     subject: str  # the mount, the quota, the checkpoint folder
     sentence: str
-    aside: str = ""  # who does it: not for everyone
+    aside: str = ""  # who causes it: not shown to everyone
     uids: tuple[int, ...] = ()  # who may see it; empty: everyone
 
     @property
     def whole(self) -> str:
-        """The sentence with what is known of who does it."""
+        """The sentence, with who causes it where that is known."""
         return f"{self.sentence}; {self.aside}" if self.aside else self.sentence
 
 
 class CollectorState(Noun, frozen=True, kw_only=True):
-    """All that one part told at its last look; `at` is unix time."""
+    """The result of a collector's last look, at unix time `at`."""
 
     name: str
     at: float
@@ -42,28 +42,28 @@ class CollectorState(Noun, frozen=True, kw_only=True):
 
 
 class StorageState(Noun, frozen=True, kw_only=True):
-    """The storage desk at this moment."""
+    """The last results of all storage collectors."""
 
     parts: tuple[CollectorState, ...] = ()
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """Those of all parts."""
+        """Those of all collectors."""
         return tuple(one for part in self.parts for one in part.measures)
 
     @property
     def alarms(self) -> tuple[StorageAlert, ...]:
-        """Those of all parts."""
+        """Those of all collectors."""
         return tuple(one for part in self.parts for one in part.alarms)
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Those of all parts."""
+        """Those of all collectors."""
         return tuple(one for part in self.parts for one in part.gaps)
 
     @property
     def rows(self) -> dict[str, tuple[Row, ...]]:
-        """Those of all parts, by heading."""
+        """Those of all collectors, by heading."""
         found: dict[str, tuple[Row, ...]] = {}
         for part in self.parts:
             for heading, rows in part.rows.items():

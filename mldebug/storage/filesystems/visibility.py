@@ -1,4 +1,4 @@
-"""What one user may see of the storage desk: what is everyone's, and what his own jobs use. Pure."""
+"""What one user may see of the storage state: what is everyone's, and what his own jobs use. Pure."""
 
 from collections.abc import Collection
 
@@ -10,33 +10,33 @@ OF_RANKS = "mldebug_rank_"  # metrics whose first label is the run
 UIDS = "uids"  # of a row: who may see it, as "1000 1001"; absent or empty: everyone
 
 
-def of_user(told: StorageState, uid: int, runs: Collection[str], pids: Collection[int] = ()) -> StorageState:  # fmt: skip
-    """Left out: what only jobs of others use, what their ranks write, and who fills a filesystem.
+def of_user(state: StorageState, uid: int, runs: Collection[str], pids: Collection[int] = ()) -> StorageState:  # fmt: skip
+    """The state without what only jobs of others use, what their ranks write, and who fills a filesystem.
 
-    `runs` are his, `pids` those of their ranks: what could not be had of them is for him to know.
+    `runs`: ids of the user's runs; `pids`: of their ranks, whose gaps are shown.
     """
-    return StorageState(parts=tuple(_part(one, uid, runs, pids) for one in told.parts))
+    return StorageState(parts=tuple(_part(one, uid, runs, pids) for one in state.parts))
 
 
 def uids_cell(uids: tuple[int, ...]) -> str:
-    """For a row."""
+    """User ids as the text of a row's cell."""
     return " ".join(str(uid) for uid in uids)
 
 
 def _part(
-    told: CollectorState, uid: int, runs: Collection[str], pids: Collection[int]
+    state: CollectorState, uid: int, runs: Collection[str], pids: Collection[int]
 ) -> CollectorState:
-    alarms = [one for one in told.alarms if _may(one.uids, uid)]
+    alarms = [one for one in state.alarms if _may(one.uids, uid)]
     rows = {
         heading: tuple(row for row in rows if _row(row, uid, runs))
-        for heading, rows in told.rows.items()
+        for heading, rows in state.rows.items()
     }
     return msgspec.structs.replace(
-        told,
-        measures=tuple(one for one in told.measures if _measure(one, uid, runs)),
+        state,
+        measures=tuple(one for one in state.measures if _measure(one, uid, runs)),
         rows={heading: kept for heading, kept in rows.items() if kept},
         alarms=tuple(msgspec.structs.replace(one, aside="") for one in alarms),
-        gaps=tuple(one for one in told.gaps if one.pid is None or one.pid in pids),
+        gaps=tuple(one for one in state.gaps if one.pid is None or one.pid in pids),
     )
 
 

@@ -18,7 +18,7 @@ from mldebug.hardware.host_memory.state import (
 )
 from mldebug.status.run_lines import ailing_lines
 from mldebug.status.snapshot import Snapshot
-from mldebug.status.storage_lines import NOTHING, save_words
+from mldebug.status.storage_lines import NOTHING, checkpoint_words
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState, lost_words, size_words
 from mldebug.web.page import PageRequest, WebPage
@@ -84,7 +84,7 @@ class StoragePage:
     reports = False
 
     def build(self, request: PageRequest) -> StoragePageData:
-        """From what the parts of the storage desk have told."""
+        """Build the page from the snapshot's storage, checkpoints and memory."""
         snapshot = request.snapshot
         memory = snapshot.memory or NodeMemory()
         found = tuple(_alarms(snapshot))
@@ -149,7 +149,7 @@ def _saves(
             listed=tuple(
                 ListItem(
                     title=clean(kept.name, 80),
-                    words=clean(save_words(kept, now), WIDEST),
+                    words=clean(checkpoint_words(kept, now), WIDEST),
                     mood="good"
                     if kept.state in (Completeness.COMPLETE, Completeness.WRITING)
                     else "quiet",

@@ -374,7 +374,7 @@ def test_it_tells_membership_and_both_recorders(torch: Callable[..., None]) -> N
         _dump_nccl_trace_json=lambda: json.dumps(nccl).encode(),
         _dump_fr_trace_json=lambda: json.dumps(other).encode(),
     )
-    data = written.told(-1)
+    data = written.recorded_json(-1)
     assert json.loads(data)["rank"] == 3
     found = parse_file(data).groups
     assert [(one.backend, one.description, one.members, one.enqueued) for one in found] == [
@@ -397,10 +397,10 @@ def test_the_first_call_of_a_group_is_told_by_who_has_not_made_it(
 ) -> None:
     torch(_dump_nccl_trace_json=lambda: json.dumps(gloo()).encode())
     monkeypatch.setattr(Group, "_get_sequence_number_for_group", lambda _: 0, raising=False)
-    (one,) = parse_file(written.told(-1)).groups
+    (one,) = parse_file(written.recorded_json(-1)).groups
     assert (one.name, one.backend, one.members, one.enqueued) == ("7", "nccl", "3,5", 0)
     monkeypatch.delattr(Group, "name")
-    assert parse_file(written.told(-1)).groups == ()
+    assert parse_file(written.recorded_json(-1)).groups == ()
 
 
 def handler(asked: list[str], *entries: dict[str, Any]) -> dict[str, Any]:
@@ -422,9 +422,9 @@ def test_the_recorder_of_nccl2_is_asked_by_its_handler(
     pending = entry(9, process_group=["7", "dp"], profiling_name="nccl2:all_reduce", retired=False)
     other = entry(3, process_group=["7", "dp"])  # older versions answer with that of gloo
     torch(**handler(asked, other, pending))
-    assert parse_file(written.told(-1)).groups == ()  # legacy NCCL is not asked that way
+    assert parse_file(written.recorded_json(-1)).groups == ()  # legacy NCCL is not asked that way
     monkeypatch.setattr(Group, "name", lambda _: "nccl2")
-    (one,) = parse_file(written.told(-1)).groups
+    (one,) = parse_file(written.recorded_json(-1)).groups
     assert asked == ["nccl2"]
     assert (one.backend, one.enqueued, one.completed, one.members) == ("nccl2", 9, 8, "3,5")
 
@@ -434,7 +434,7 @@ def test_a_pytorch_without_handlers_tells_nothing_of_nccl2(
 ) -> None:
     torch()
     monkeypatch.setattr(Group, "name", lambda _: "nccl2")
-    assert parse_file(written.told(-1)).groups == ()
+    assert parse_file(written.recorded_json(-1)).groups == ()
 
 
 REAL = """
@@ -459,7 +459,7 @@ def test_before_there_are_groups_no_recorder_is_asked(torch: Callable[..., None]
         raise AssertionError("it makes the recorder, and reads its settings too early")
 
     torch(world=False, _dump_fr_trace_json=first_question)
-    assert parse_file(written.told(0)).groups == ()
+    assert parse_file(written.recorded_json(0)).groups == ()
 
 
 def test_each_answer_is_counted_and_takes_the_place_of_the_last(

@@ -56,7 +56,7 @@ def job(name: str, *pids: int) -> Job:
 
 
 def asked(watched: ExitEvidence, one: Job) -> AttemptExit:
-    return watched.ask(AttemptExit(job=one, identities=one.ranks))
+    return watched.collect(AttemptExit(job=one, identities=one.ranks))
 
 
 def test_no_word_counts_in_a_log_that_another_run_writes_to(
@@ -64,8 +64,8 @@ def test_no_word_counts_in_a_log_that_another_run_writes_to(
 ) -> None:
     log = tmp_path / "all.log"
     first, other = (job(name, start(log), start(log)) for name in "ab")
-    watched.meet(first)
-    watched.meet(other)
+    watched.add_job(first)
+    watched.add_job(other)
     log.write_text(MARKED)
     watched.forget("b")  # it has ended, and its words are still there
 
@@ -84,7 +84,7 @@ def test_attempts_that_follow_each_other_in_one_log_are_no_strangers(
         with log.open("ab") as out:
             process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, stdout=out)  # fmt: skip
         one = job(name, process.pid)
-        watched.meet(one)
+        watched.add_job(one)
         process.communicate(b"\n", timeout=WAIT)
     with log.open("a") as out:
         out.write(MARKED)
@@ -99,7 +99,7 @@ def test_a_log_of_its_own_belongs_to_rank_zero_as_well(
 ) -> None:
     logs = [tmp_path / f"job{rank}.log" for rank in range(2)]
     one = job("a", *(start(log) for log in logs))
-    watched.meet(one)
+    watched.add_job(one)
     for log in logs:
         log.write_text("Traceback (most recent call last):\n  x\nKeyError: 3\n")
 
@@ -117,11 +117,11 @@ def test_only_oom_kills_near_the_end_are_counted(
     monkeypatch.setattr(job_notes, "oom_kills", lambda _: next(kills))
     one = job("a", start(tmp_path / "log"), start(tmp_path / "log"))
     for _ in range(3):
-        watched.meet(one)
+        watched.add_job(one)
 
     assert asked(watched, one).oom_kills == 2  # 1 at the look before the last, 3 now
 
-    watched.meet(Job(id="a", name="train.py", launcher="environment", ranks=one.ranks[:1], lost=(LostRank(rank=1),)))  # fmt: skip
+    watched.add_job(Job(id="a", name="train.py", launcher="environment", ranks=one.ranks[:1], lost=(LostRank(rank=1),)))  # fmt: skip
     assert asked(watched, one).oom_kills == 2
 
 
@@ -160,7 +160,7 @@ def test_where_records_were_overwritten_a_kill_for_memory_is_not_ruled_out(
     exits = tuple(RankExit(rank=rank, pid=100 + rank, at=9.0, moment=rank, status=signal.SIGKILL) for rank in range(2))  # fmt: skip
     with open_tools(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as tools:
         watched = ExitEvidence(tools.capture, kmsg.log)
-        watched.meet(one)
+        watched.add_job(one)
         calm = asked(watched, one)
         kmsg.answers = [BrokenPipeError()]
         torn = asked(watched, one)
@@ -178,12 +178,12 @@ def test_records_that_were_overwritten_while_all_lived_hide_nothing(
     one = job("a", start(tmp_path / "log"), start(tmp_path / "log"))
     with open_tools(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as tools:
         watched = ExitEvidence(tools.capture, kmsg.log)
-        watched.meet(one)
+        watched.add_job(one)
         kmsg.answers = [BrokenPipeError()]
-        watched.meet(one)
+        watched.add_job(one)
         shortly = asked(watched, one)
-        watched.meet(one)
-        watched.meet(one)
+        watched.add_job(one)
+        watched.add_job(one)
         later = asked(watched, one)
 
     assert (shortly.kernel_readable, later.kernel_readable) == (False, True)
@@ -200,7 +200,7 @@ def test_in_a_container_the_kernel_means_other_processes(
             Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))
         ) as tools:
             watched = ExitEvidence(tools.capture, kmsg.log)
-            watched.meet(one)
+            watched.add_job(one)
             kmsg.answers = [KILL.replace(b"{}", b"100")]
             told[same] = asked(watched, one)
 

@@ -80,13 +80,13 @@ def test_words_for_exits_leave_out_who_was_not_seen_to_end() -> None:
 
 def test_where_a_young_job_writes_to_is_looked_at_again_soon() -> None:
     one = WatchedAttempt(run(0))
-    assert one.wants_notes(one.met_at)
-    one.noted_at = one.met_at
-    assert not one.wants_notes(one.met_at + 2.9)
-    assert one.wants_notes(one.met_at + 3.0)
-    one.noted_at = one.met_at + 100.0
-    assert not one.wants_notes(one.met_at + 129.0)
-    assert one.wants_notes(one.met_at + 130.0)
+    assert one.wants_notes(one.found_at)
+    one.noted_at = one.found_at
+    assert not one.wants_notes(one.found_at + 2.9)
+    assert one.wants_notes(one.found_at + 3.0)
+    one.noted_at = one.found_at + 100.0
+    assert not one.wants_notes(one.found_at + 129.0)
+    assert one.wants_notes(one.found_at + 130.0)
 
 
 # --- what is kept ---------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_no_story_is_kept_of_a_job_without_a_launcher_when_it_is_over() -> None:
         teller.stories.done(one)
     assert teller.books.reports[-1].state == "ended"
     assert not teller.books.rows
-    assert not teller.stories._stories
+    assert not teller.stories._by_launch
 
 
 # --- jobs that one script starts, side by side ------------------------------------------------------------

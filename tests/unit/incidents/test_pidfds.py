@@ -167,7 +167,7 @@ def test_the_watch_may_end_in_the_moment_of_an_exit(monkeypatch: pytest.MonkeyPa
         wake(fd, value)
 
     watched.watch.watch(os.getpid())
-    while not watched.watch._asked.empty():
+    while not watched.watch._requests.empty():
         os.sched_yield()
     monkeypatch.setattr(os, "eventfd_write", late)
     watched.watch.close()

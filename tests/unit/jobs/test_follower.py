@@ -308,10 +308,10 @@ def test_read_from_gives_bytes_size_and_identity(reader: Reader, tmp_path: Path)
     path.write_bytes(b"0123456789")
     piece = reader.read_from(str(path), 4, max_bytes=3)
     facts = path.stat()
-    assert isinstance(piece, following.Piece)
+    assert isinstance(piece, following.FilePiece)
     assert (piece.data, piece.size) == (b"456", 10)
     assert (piece.inode, piece.device, piece.mtime) == (facts.st_ino, facts.st_dev, facts.st_mtime)
     for offset in (10, 11, 1 << 62):
         beyond = reader.read_from(str(path), offset, max_bytes=3)
-        assert isinstance(beyond, following.Piece)
+        assert isinstance(beyond, following.FilePiece)
         assert beyond.data == b""

@@ -172,7 +172,7 @@ AFTER = (
     path = record.path + ".flight"
     def write(self, data):
         WRITE
-    flight.Flight._write = write
+    flight.FlightFile._write = write
     slow_data_loader()
 """
 )
@@ -214,11 +214,11 @@ GLOO = """
 import datetime, sys
 import torch, torch.distributed as dist
 from mldebug_training.hook.flight_recorder import collective_timeout
-from mldebug_training.hook.process import Process
+from mldebug_training.hook.process import OwnProcess
 
 before = collective_timeout()
 dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1, timeout=datetime.timedelta(seconds=77))
-own = Process(sys.argv[2])
+own = OwnProcess(sys.argv[2])
 own.beat(1)
 print(before, collective_timeout(), own.record.path, flush=True)
 sys.stdin.read()

@@ -20,7 +20,7 @@ from hooked import HOLDS, RANK, SHM, SLEEPS, process, state
 from hung import wait_until
 from mldebug.core.model import RankIdentity, ThreadStack
 from mldebug.jobs.heartbeat import Heartbeat, record_name
-from mldebug_agents.jobs.hook.signals import HookedProcess, HookSignals
+from mldebug_agents.jobs.hook.signals import HookSignals, SignalTarget
 from mldebug_agents.jobs.hook.stacks import HookStacks, parse_faulthandler, whole_answer
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import ProcessStatus
@@ -167,14 +167,14 @@ def test_half_an_answer_is_waited_for_wherever_it_begins() -> None:
     class Fake:
         now = len(old)
 
-        def ask(self, one: HookedProcess, number: int) -> bool:
+        def ask(self, one: SignalTarget, number: int) -> bool:
             return number == 49
 
-        def position(self, one: HookedProcess) -> int:
+        def position(self, one: SignalTarget) -> int:
             self.now = looks.pop(0) if looks else self.now
             return self.now
 
-        def path(self, one: HookedProcess, suffix: str) -> str:
+        def path(self, one: SignalTarget, suffix: str) -> str:
             return suffix
 
         def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece:
@@ -184,7 +184,7 @@ def test_half_an_answer_is_waited_for_wherever_it_begins() -> None:
     fake: Any = Fake()
     beat = Heartbeat(written_at=0.0, signal=49, stacks_fd=3, main_thread=5)
     identity = RankIdentity(rank=0, world_size=1, pid=7)
-    stacks = HookStacks(fake, fake)._dump(HookedProcess(identity, -1, beat, "x", len(old)), 5.0)
+    stacks = HookStacks(fake, fake)._dump(SignalTarget(identity, -1, beat, "x", len(old)), 5.0)
     assert [one.tid for one in stacks] == [7, 6]
     assert looks == []
 

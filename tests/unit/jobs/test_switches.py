@@ -169,17 +169,17 @@ class Still:
     trouble = ""
 
     def __init__(self) -> None:
-        self.seen: SwitchReading | None = SwitchReading()
+        self.last_reading: SwitchReading | None = SwitchReading()
         self.taken: list[int] = []
 
     def start(self) -> None: ...
 
     def first_look(self) -> SwitchReading | None:
-        return self.seen
+        return self.last_reading
 
-    def tell(self, word: dict[str, Any]) -> None: ...
+    def set_status(self, word: dict[str, Any]) -> None: ...
 
-    def obeyed(self, token: int) -> None:
+    def on_save_done(self, token: int) -> None:
         self.taken.append(token)
 
 
@@ -198,29 +198,29 @@ def switches(**options: Any) -> tuple[Switches, Still]:
 
 def test_a_save_switch_that_cannot_be_taken_away_saves_once() -> None:
     one, watch = switches(every=1)
-    watch.seen = SwitchReading(save=5)
+    watch.last_reading = SwitchReading(save=5)
     assert [one.poll() for _ in range(4)] == ["save", None, None, None]
-    watch.seen = SwitchReading(save=6)
+    watch.last_reading = SwitchReading(save=6)
     assert [one.poll() for _ in range(4)] == ["save", None, None, None]
     assert watch.taken == [5, 6]
-    watch.seen = SwitchReading(save=5)  # an old view of it
+    watch.last_reading = SwitchReading(save=5)  # an old view of it
     assert one.poll() is None
 
 
 def test_a_kill_goes_before_a_save_and_stays() -> None:
     one, watch = switches()
-    watch.seen = SwitchReading(kill=1, save=5, by="alice")
+    watch.last_reading = SwitchReading(kill=1, save=5, by="alice")
     assert [one.poll(), one.poll()] == ["kill", "kill"]
     assert one.reason == "rank 0: the kill switch /switches/kill is set (by alice)"
 
 
 def test_a_job_that_was_killed_before_it_began_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     one, watch = switches()
-    watch.seen = SwitchReading(kill=1)
+    watch.last_reading = SwitchReading(kill=1)
     assert one.at_start() == "kill"
     assert capsys.readouterr().err.count("kill switch") == 1
     other, watch = switches()
-    watch.seen = SwitchReading(save=1)
+    watch.last_reading = SwitchReading(save=1)
     assert other.at_start() is None
     assert other.poll() == "save"
     assert one.at_start() == "kill"
@@ -231,7 +231,7 @@ def test_before_the_ranks_can_agree_nobody_acts(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     one, watch = switches()
-    watch.seen = SwitchReading(kill=1)
+    watch.last_reading = SwitchReading(kill=1)
     assert [one.poll(), one.poll()] == [None, None]
     assert capsys.readouterr().err.count("until torch.distributed is initialised") == 1
     assert one.at_start() is None  # another rank may see it later
@@ -244,7 +244,7 @@ def test_a_signal_asks_to_stop_and_reaches_the_handler_before() -> None:
     one, _ = switches(signal="USR1")
     assert one.poll() is None
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert one._reasons.asked.came
+    assert one._reasons.stop_signal.came
     one._pace.due = 0
     assert one.poll() == "kill"
     assert came == [signal.SIGUSR1]
@@ -422,11 +422,11 @@ def test_ranks_whose_counts_part_give_up_together(
 def test_counts_that_part_for_a_moment_cost_nothing(two: Any) -> None:
     """Where a kill is asked for just then, the ranks that meet decide."""
     polled(two, range(1, 9))
-    two[2][0]._watch.seen = SwitchReading(save=1)
+    two[2][0]._watch.last_reading = SwitchReading(save=1)
     assert polled(two, range(9, 11), ahead=1)[2:] == ["save", "save"]
-    two[2][0]._watch.seen = SwitchReading()
+    two[2][0]._watch.last_reading = SwitchReading()
     assert set(polled(two, range(11, 13))) == {None}
-    two[2][0]._watch.seen = SwitchReading(kill=1)
+    two[2][0]._watch.last_reading = SwitchReading(kill=1)
     polled(two, range(13, 14), ahead=1)
     assert polled(two, range(14, 15), ahead=1) == ["kill", "kill"]
 
@@ -479,11 +479,11 @@ def test_what_all_obey_is_not_lost_in_the_rank_that_was_interrupted_then(
     seat = Broken(Table(1), 0, where)
     monkeypatch.setattr(seat, "size", lambda: 2)
     says = lambda text, **_: seat.break_at("said") if "every rank" in text else None
-    monkeypatch.setattr(one, "_say", says)
+    monkeypatch.setattr(one, "_print_once", says)
     one._agreement = seat  # type: ignore[assignment]
-    watch.seen = seen
+    watch.last_reading = seen
     assert one.poll() is None
-    watch.seen = SwitchReading()
+    watch.last_reading = SwitchReading()
     answers: list[str | None] = []
     for _ in range(3):
         try:
@@ -501,7 +501,7 @@ def test_a_poll_missed_where_all_would_obey_turns_the_switches_off(
     table = Table(1)
     one, watch = switches(every=1)
     one._agreement = Missing(table, 0)  # type: ignore[assignment]
-    watch.seen = seen
+    watch.last_reading = seen
     assert [one.poll() for _ in range(4)] == [None] * 4
     assert watch.taken == []
     assert "did not come to this poll in time" in capsys.readouterr().err
@@ -581,10 +581,10 @@ class Interrupting:
 
     def __init__(self, lock: Any) -> None:
         self._lock, self._rings = lock, True
-        self.asked = threading.Event()
+        self.stop_signal = threading.Event()
 
     def acquire(self, timeout: float) -> bool:
-        self.asked.set()
+        self.stop_signal.set()
         taken = bool(self._lock.acquire(timeout=timeout))
         if self._rings and taken:
             self._rings = False
@@ -600,7 +600,7 @@ def test_whoever_is_interrupted_as_the_answer_comes_hears_it_again() -> None:
 
     class Waiting(dist.HashStore):  # type: ignore[misc,name-defined]
         def add(self, key: str, count: int) -> int:
-            assert lock.asked.wait(20)
+            assert lock.stop_signal.wait(20)
             return int(super().add(key, count))
 
     store = Waiting()
@@ -608,7 +608,7 @@ def test_whoever_is_interrupted_as_the_answer_comes_hears_it_again() -> None:
     lock = one._answered = Interrupting(one._answered)
     with pytest.raises(Interrupted):
         one.come(5.0, 0.01)
-    assert len(one.hear()) == 16
+    assert len(one.outcome()) == 16
     one.leave()
     assert not store.check(["here/came"])  # a later launch finds nothing
 
@@ -676,13 +676,13 @@ def test_all_ranks_do_the_same_at_the_same_step(events: list[Any], every: int | 
 def _happen(what: str, rank: tuple[Switches, Still], words: list[str | None], number: int) -> None:
     one, watch = rank
     if what.startswith("save"):
-        watch.seen = SwitchReading(save=int(what[-1]))
+        watch.last_reading = SwitchReading(save=int(what[-1]))
     elif what == "gone":
-        watch.seen = SwitchReading()
+        watch.last_reading = SwitchReading()
     elif what == "kill":
-        watch.seen = SwitchReading(kill=9)
+        watch.last_reading = SwitchReading(kill=9)
     elif what == "signal":
-        one._reasons.asked.came = True
+        one._reasons.stop_signal.came = True
     elif what == "reason":
         words[number] = "memory"
     elif one._pace._begun:  # its steps take long: it proposes another pace
@@ -770,7 +770,7 @@ def test_the_watch_leaves_word_and_takes_it_back(tmp_path: Path, monkeypatch: An
     watch = switchwatch.SwitchWatch(str(folder), ours=True, interval=0.01)
     watch.start()
     assert watch.first_look().trouble == ""
-    watch.tell({"at": 5.0, "rank": 0, "world_size": 3, "node": "n1", "pid": 7, "polls": 2})
+    watch.set_status({"at": 5.0, "rank": 0, "world_size": 3, "node": "n1", "pid": 7, "polls": 2})
     wait_for((folder / "polled").exists)
     polled = parse_polled((folder / "polled").read_bytes())
     assert polled is not None
@@ -779,8 +779,8 @@ def test_the_watch_leaves_word_and_takes_it_back(tmp_path: Path, monkeypatch: An
     assert parse_announcement(announced.read_bytes()) == str(folder)
     assert stat.S_IMODE(announced.stat().st_mode) == 0o600
     (folder / "save").touch()
-    wait_for(lambda: watch.seen.save)
-    watch.obeyed(watch.seen.save)
+    wait_for(lambda: watch.last_reading.save)
+    watch.on_save_done(watch.last_reading.save)
     wait_for(lambda: not (folder / "save").exists())
     watch.close()
     assert list(tmp_path.iterdir()) == []
@@ -806,7 +806,7 @@ def test_a_read_only_folder_is_told_and_counts_once(place: Path, monkeypatch: An
     monkeypatch.setattr(files.os, "unlink", refuse)
     watch = switchwatch.SwitchWatch(str(place), ours=False, interval=0.01)
     watch.start()
-    watch.obeyed(watch.first_look().save)
+    watch.on_save_done(watch.first_look().save)
     wait_for(lambda: watch.trouble)
     assert watch.trouble.endswith("cannot be taken away: Read-only file system; it counts once")
     watch.close()

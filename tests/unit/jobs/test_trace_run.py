@@ -11,7 +11,7 @@ import pytest
 
 from mldebug.cli.main import main
 from mldebug.core.errors import UsageError
-from mldebug_agents.jobs.trace_start import TraceRequest, make_way, variables
+from mldebug_agents.jobs.trace_start import TraceOptions, make_way, variables
 from mldebug_training.tracing import ring_file
 from ringwords import Words
 
@@ -228,7 +228,7 @@ def test_a_ring_in_use_stays_where_it_is(tmp_path: Path) -> None:
 
 def test_what_travels_is_checked_first(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(
-        variables(TraceRequest(("mypkg",), what="both", size="1MiB"))["MLDEBUG_TRACE"]
+        variables(TraceOptions(("mypkg",), what="both", size="1MiB"))["MLDEBUG_TRACE"]
     )
     assert told == {
         "include": ["mypkg"], "exclude": [], "start": "", "stop": "", "calls": True, "lines": True,

@@ -3,7 +3,7 @@
 import msgspec
 
 from mldebug.status.snapshot import Snapshot
-from mldebug.status.storage_lines import saves_part, storage_json, storage_lines
+from mldebug.status.storage_lines import checkpoints_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.history import CheckpointReading, CheckpointSeries
 from mldebug.storage.checkpoints.model import CheckpointVerdict, Completeness
 from mldebug.storage.checkpoints.state import LISTED, series_state
@@ -29,7 +29,7 @@ def series(count: int) -> CheckpointSeries:
 
 def test_each_series_is_told_with_its_newest_saves() -> None:
     state = series_state(series(12), ("", "/ckpt/\x1b[0mname", "step_#"), NOW)
-    part = saves_part(Snapshot(node="n", at=NOW, started_at=NOW, saves=(state,)))
+    part = checkpoints_part(Snapshot(node="n", at=NOW, started_at=NOW, saves=(state,)))
     told = StorageState(parts=(part,))
     lines = [one.text for one in storage_lines(told)]
     assert lines[0] == "Checkpoints:"
@@ -47,4 +47,4 @@ def test_each_series_is_told_with_its_newest_saves() -> None:
 
 
 def test_where_nothing_is_known_there_is_no_heading() -> None:
-    assert saves_part(Snapshot(node="n", at=NOW, started_at=NOW)).rows == {}
+    assert checkpoints_part(Snapshot(node="n", at=NOW, started_at=NOW)).rows == {}

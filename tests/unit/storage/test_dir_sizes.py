@@ -27,11 +27,11 @@ from mldebug_agents.storage.dir_sizes import entry
 from mldebug_agents.storage.dir_sizes import tree as looking
 from mldebug_agents.storage.dir_sizes import updater as keeping
 from mldebug_agents.storage.dir_sizes.child import serve
-from mldebug_agents.storage.dir_sizes.controller import DirSizeClient
+from mldebug_agents.storage.dir_sizes.client import DirSizeClient
+from mldebug_agents.storage.dir_sizes.collector import _measures as measures_of
 from mldebug_agents.storage.dir_sizes.counts import FolderEntries
 from mldebug_agents.storage.dir_sizes.inotify import InotifyQueue
 from mldebug_agents.storage.dir_sizes.messages import NAME, DirSizeRequest
-from mldebug_agents.storage.dir_sizes.monitor import _measures as measures_of
 from mldebug_agents.storage.dir_sizes.updater import DirSizeUpdater
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.spawn import Spawner

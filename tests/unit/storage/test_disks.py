@@ -19,7 +19,7 @@ from mldebug_agents.storage.child.messages import QuotaOwners
 from mldebug_agents.storage.child.quota import read_blocks
 from mldebug_agents.storage.filesystems import canary
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
-from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
+from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from nodetools import with_config
 
 pytestmark = pytest.mark.timeout(120)

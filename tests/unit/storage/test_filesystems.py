@@ -16,9 +16,9 @@ from mldebug.status.storage_lines import storage_json
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.child import server
 from mldebug_agents.storage.child.messages import MountAnswer, MountRequest, MountRequests, Space
-from mldebug_agents.storage.filesystems import monitor as filesystems
+from mldebug_agents.storage.filesystems import collector as filesystems
 from mldebug_agents.storage.filesystems.canary import CanaryCollector as Writing
-from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
+from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.storage.filesystems.mounts import UsedMount, mount_table, used_mounts
 from mldebug_agents.storage.monitor import StorageConfig, look_once
 from mldebug_agents.system.host import Host

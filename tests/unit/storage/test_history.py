@@ -20,7 +20,7 @@ from mldebug.storage.filesystems.history import (
 )
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.state.key_value_store import KeyValueStore
-from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
+from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.storage.monitor import MEMO, StorageMonitor
 from mldebug_agents.system.workers import Result
 from nodetools import with_config

@@ -14,7 +14,7 @@ from mldebug.status.storage_lines import NOTHING, storage_lines
 from mldebug.storage.filesystems.state import CollectorState, Measure, StorageAlert, StorageState
 from mldebug.storage.filesystems.visibility import of_user
 from mldebug_agents.agent.wiring import CurrentConfig, NodeTools, open_tools
-from mldebug_agents.storage.filesystems.monitor import FilesystemCollector
+from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.web.peer_credentials import PeerCredentials, view
 from unit.storage.test_filesystems import mounted
 

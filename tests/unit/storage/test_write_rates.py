@@ -22,7 +22,7 @@ from mldebug.storage.write_rates import (
     who_fills,
     writer_line,
 )
-from mldebug_agents.storage.filesystems.monitor import _with as with_writer
+from mldebug_agents.storage.filesystems.collector import _with as with_writer
 from mldebug_agents.storage.write_rates.reader import (
     WriteReader,
     appends,

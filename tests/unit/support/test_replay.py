@@ -31,7 +31,7 @@ from mldebug_agents.support.bundle import layout
 from mldebug_agents.support.bundle.layout import ClockPair, GpuReadFailure, Manifest
 from mldebug_agents.support.replay.player import Player
 from mldebug_agents.support.replay.recording import MAX_BYTES, MAX_LINES, Recording, load
-from mldebug_agents.support.replay.running import Replay, place
+from mldebug_agents.support.replay.running import Replay, replay_state_dir
 from mldebug_agents.web.listeners import is_served
 from recordings import phases
 
@@ -414,14 +414,14 @@ def test_wrong_usage_ends_with_2_and_a_way_out(
 
 def test_the_place_of_a_replay_leaves_nothing_behind(tmp_path: Path) -> None:
     wanted = tmp_path / "state"
-    with place(wanted, Config()) as (file, door), door:
+    with replay_state_dir(wanted, Config()) as (file, door), door:
         assert load_config(file).agent.state_dir == wanted
         assert is_served(wanted)
-        with pytest.raises(UsageError), place(wanted, Config()):
+        with pytest.raises(UsageError), replay_state_dir(wanted, Config()):
             pass
         assert is_served(wanted)
     assert list(wanted.iterdir()) == []
-    with place(None, Config()) as (file, door), door:
+    with replay_state_dir(None, Config()) as (file, door), door:
         folder = file.parent
         assert folder.stat().st_mode & 0o077 == 0
     assert not folder.exists()
@@ -429,7 +429,7 @@ def test_the_place_of_a_replay_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_files_of_somebody_else_are_left_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "mldebug.yaml").write_text("mine")
-    with pytest.raises(UsageError), place(tmp_path, Config()):
+    with pytest.raises(UsageError), replay_state_dir(tmp_path, Config()):
         pass
     assert (tmp_path / "mldebug.yaml").read_text() == "mine"
 

@@ -15,7 +15,7 @@ import pytest
 
 from mldebug_training import arm
 from mldebug_training.hook import frameworks, phases, process, steps
-from mldebug_training.hook.process import HookedProcess
+from mldebug_training.hook.process import OwnProcess
 from mldebug_training.hook.steps import Steps
 from unit.training.test_hook import python, run, site, variables
 
@@ -298,8 +298,8 @@ def test_every_framework_that_is_waited_for_is_known() -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HookedProcess]:
-    one = HookedProcess(str(tmp_path))
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnProcess]:
+    one = OwnProcess(str(tmp_path))
     monkeypatch.setattr(process.stacks, "arm", lambda *_: (0, -1))
     monkeypatch.setattr(phases, "own", one)
     yield one
@@ -317,12 +317,12 @@ def saver(wait: threading.Event, begun: threading.Event) -> Any:
     return module
 
 
-def shown(own: HookedProcess) -> str:
+def shown(own: OwnProcess) -> str:
     assert own.record is not None
     return own.record.phase.decode()
 
 
-def test_a_thread_that_saves_beside_the_training_is_not_told(own: HookedProcess) -> None:
+def test_a_thread_that_saves_beside_the_training_is_not_told(own: OwnProcess) -> None:
     go_on, begun = threading.Event(), threading.Event()
     module = saver(go_on, begun)
     own.beat(1)
@@ -336,7 +336,7 @@ def test_a_thread_that_saves_beside_the_training_is_not_told(own: HookedProcess)
     assert shown(own) == ""
 
 
-def test_phases_that_end_in_another_order_leave_none_behind(own: HookedProcess) -> None:
+def test_phases_that_end_in_another_order_leave_none_behind(own: OwnProcess) -> None:
     own.start()
     first, second, third = (own.enter(name) for name in ("compile", "data_wait", "evaluate"))
     assert shown(own) == "evaluate"
@@ -350,7 +350,7 @@ def test_phases_that_end_in_another_order_leave_none_behind(own: HookedProcess) 
 
 
 def test_phases_of_the_same_name_and_moment_are_two(
-    own: HookedProcess, monkeypatch: pytest.MonkeyPatch
+    own: OwnProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process.time, "monotonic_ns", lambda: 7)
     own.start()
@@ -361,7 +361,7 @@ def test_phases_of_the_same_name_and_moment_are_two(
     assert shown(own) == ""
 
 
-def test_a_worker_that_loads_a_sample_makes_no_record(own: HookedProcess) -> None:
+def test_a_worker_that_loads_a_sample_makes_no_record(own: OwnProcess) -> None:
     go_on = threading.Event()
     go_on.set()
     module = saver(go_on, threading.Event())
@@ -388,7 +388,7 @@ def test_a_forked_worker_loads_in_silence(site: Path) -> None:
     assert run(site, code)["has"] == "no"
 
 
-def test_a_phase_of_any_name_or_after_the_end_raises_nothing(own: HookedProcess) -> None:
+def test_a_phase_of_any_name_or_after_the_end_raises_nothing(own: OwnProcess) -> None:
     nonsense: Any = 7
     with phases.Phase(nonsense):
         assert shown(own) == "7"
@@ -397,7 +397,7 @@ def test_a_phase_of_any_name_or_after_the_end_raises_nothing(own: HookedProcess)
     own._record = None
 
 
-def test_a_decorated_function_may_call_itself(own: HookedProcess) -> None:
+def test_a_decorated_function_may_call_itself(own: OwnProcess) -> None:
     @phases.Phase("evaluate")
     def evaluate(depth: int) -> list[str]:
         return [shown(own)] + (evaluate(depth - 1) if depth else [])

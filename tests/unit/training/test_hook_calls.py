@@ -176,10 +176,10 @@ def test_nothing_is_imported_in_the_middle_of_a_training(site: Path) -> None:
 COMPILED = """
     import warnings, torch, mldebug_training
     from torch._dynamo.utils import counters
-    from mldebug_training.hook.process import Process, own
+    from mldebug_training.hook.process import OwnProcess, own
     warnings.filterwarnings("error", message=".*does not know how to trace.*")
-    told, show = set(), Process._show
-    Process._show = lambda self, phase: (told.add(phase[0].decode()), show(self, phase))[1]
+    told, show = set(), OwnProcess._show
+    OwnProcess._show = lambda self, phase: (told.add(phase[0].decode()), show(self, phase))[1]
     own.start()
     model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
     @mldebug_training.phase("decorated")

@@ -30,8 +30,8 @@ WAITS = """
 THREADS = {
     "the hook": "import signal, torch",
     "the switches": """import signal
-    from mldebug_training.helpers.switches.watch import Watch
-    watch = Watch(os.getcwd(), ours=False)
+    from mldebug_training.helpers.switches.watch import SwitchWatch
+    watch = SwitchWatch(os.getcwd(), ours=False)
     watch.start()
     watch.first_look()""",
     "a print that hangs": """import signal, socket

@@ -15,7 +15,7 @@ NARROW = {  # nobody ends what takes too long by one of these
 ELSEWHERE = {  # functions that never run where handlers do, the main thread of a job
     "__main__.py": {"main", "_callers"},  # a program of ours
     "common/calls.py": {"make"},  # for whoever asks for the result, and is given it
-    "hook/flight_recorder.py": {"tell", "_count", "_counter"},  # the hook's thread
+    "hook/flight_recorder.py": {"answer", "_count", "_counter"},  # the hook's thread
     "helpers/switches/meeting.py": {"_run"},  # a thread of its own
     "common/signals.py": {"_give_back"},  # at a fork: Python drops what is raised there
     "tracing/ring_writer.py": {"__del__"},  # Python drops what is raised in a finalizer
@@ -27,7 +27,7 @@ ELSEWHERE = {  # functions that never run where handlers do, the main thread of 
         "look",
         "take",
         "clear_up",
-        "_told",
+        "_content",
     },  # the thread of watch.py
     "helpers/switches/watch.py": {"_quietly"},  # that thread
 }

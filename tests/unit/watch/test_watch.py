@@ -75,7 +75,7 @@ class FakeTools:
     def __init__(self, host: Host, reader: Reader, pyspy: Any = None) -> None:
         self.context = SimpleNamespace(host=host, reader=reader, node="n1", config=Config())
         self.pyspy = pyspy or SlowPySpy(0.0)
-        self.finder = RankFinder(host, DirectPaths(), "n1", create_all("clusters"))
+        self.finder = RankFinder(host, DirectPaths(), "n1", create_all("launchers"))
         self.known_issues = KnownIssueFinder(host, reader)
         self.flight_recorders = FlightRecorderCollector(host, reader, self.known_issues.installed)
         self.traces = TraceCollector(host, reader)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from mldebug.core.model import Gap
 from mldebug.hardware.host_memory.state import NodeMemory
 from mldebug.status.snapshot import Snapshot, SourceState
-from mldebug.status.storage_lines import NOTHING, saves_part, storage_lines
+from mldebug.status.storage_lines import NOTHING, checkpoints_part, storage_lines
 from mldebug.storage.filesystems.state import StorageState
 from mldebug.web import frame
 from mldebug.web.page import PageRequest
@@ -34,7 +34,7 @@ def page(told: Snapshot) -> str:
 def test_every_word_of_the_terminal_stands_in_the_page() -> None:
     told = storage()
     assert told.storage is not None
-    state = StorageState(parts=(*told.storage.parts, saves_part(told)))
+    state = StorageState(parts=(*told.storage.parts, checkpoints_part(told)))
     text = text_of(page(told)).replace(" ", "")
     for said in storage_lines(state):
         line = said.text.removeprefix("! ").strip()

@@ -17,7 +17,7 @@ WORKER = "action log"
 
 
 class AuditLog:
-    """Lines wait in memory for a disk that is slow; what finds no room is counted and told."""
+    """Lines wait in memory for a slow disk; what finds no room is counted, and `trouble` says so."""
 
     def __init__(self, state_dir: Path, inbox: "queue.SimpleQueue[Result | None]") -> None:
         self._folder = state_dir

@@ -31,7 +31,7 @@ class CaptureRequest(NamedTuple):
 
 
 class PendingReport(NamedTuple):
-    """What became of asking: the id of the report will come, unless it was asked for a moment ago."""
+    """The id of the report to come; `age` says whether the same capture was requested already."""
 
     report: "Future[str]"
     age: float  # seconds since the same was asked for; 0: it was asked for now

@@ -1,1 +1,1 @@
-"""Flight Recorders of ranks that the hook does not tell: who has which way, and what came by it."""
+"""Reads PyTorch Flight Recorders of ranks without the hook: by worker server, dump file or debug FIFO."""

@@ -1,1 +1,1 @@
-"""NCCL RAS of the jobs on this node: where to ask, the conversation, and what comes back."""
+"""Asks NCCL RAS of the jobs on this node: the child process that connects, the protocol, and the client."""

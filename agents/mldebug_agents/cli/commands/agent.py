@@ -24,7 +24,7 @@ from mldebug_agents.cluster.peers.net.identity import in_child
 from mldebug_agents.cluster.peers.setup import join
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.support.replay.recording import Recording, load
-from mldebug_agents.support.replay.running import Replay, place
+from mldebug_agents.support.replay.running import Replay, replay_state_dir
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.service import log_lines
 from mldebug_agents.system.service.shutdown import Shutdown
@@ -70,14 +70,18 @@ def agent(
     settings = load_config(config)
     current = CurrentConfig(settings)
     with open_tools(current) as tools:
-        ending = Shutdown()
-        ending.begin()
-        serve(settings, current, tools, ending, config)
-    ending.leave()
+        shutdown = Shutdown()
+        shutdown.begin()
+        serve(settings, current, tools, shutdown, config)
+    shutdown.leave()
 
 
 def serve(
-    settings: Config, current: CurrentConfig, tools: NodeTools, ending: Shutdown, file: Path | None
+    settings: Config,
+    current: CurrentConfig,
+    tools: NodeTools,
+    shutdown: Shutdown,
+    file: Path | None,
 ) -> None:
     """Run the loop and the server until a signal says stop."""
     spawner = tools.context.spawner
@@ -92,12 +96,12 @@ def serve(
     if joined is not None:
         serve_peers(server, node, joined, settings, ledger)
     serve_people(server, node, joined)
-    ending.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, tools))
+    shutdown.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, tools))
     try:
         ledger.start()
         node.run()
     except MldebugError as error:
-        ending.hurry(error)
+        shutdown.hurry(error)
         raise
     finally:
         _end(tools, server, ledger)
@@ -111,10 +115,10 @@ def play(
     settings = replay_settings(recording, file)
     server = AgentServer(settings.agent)
     replay = Replay(recording, settings, server.publish, speed=speed, loop=loop)
-    ending = Shutdown()
-    ending.begin()
-    ending.tell(replay.stop, lambda: None, lambda: "the replay")
-    with place(state_dir, settings) as (config, door):
+    shutdown = Shutdown()
+    shutdown.begin()
+    shutdown.tell(replay.stop, lambda: None, lambda: "the replay")
+    with replay_state_dir(state_dir, settings) as (config, door):
         server.start()
         server.serve_socket(door)
         log.info("replay of %s: ask %s", replay.words, typed("status", config))
@@ -123,7 +127,7 @@ def play(
         finally:
             server.stop()
     click.echo(told)
-    ending.leave()
+    shutdown.leave()
 
 
 def replay_settings(recording: Recording, file: Path | None) -> Config:

@@ -77,13 +77,13 @@ def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCo
     """Look at the GPUs and the kernel's log, print what was found, and return the exit code."""
     state_dir = settings.agent.state_dir
     with open_tools(settings) as tools:
-        asked = partial(ask_nearest, state_dir, here_only=here_only)
+        ask = partial(ask_nearest, state_dir, here_only=here_only)
         look = OneShotReader(
             tools.context,
             tools.gpus,
             tools.capture.finder.find(),
             GPU_SECONDS,
-            lambda: asked().answer.snapshot,
+            lambda: ask().answer.snapshot,
             alone=True,
             between=GPU_BETWEEN,
         )

@@ -121,14 +121,14 @@ def dump(
             sys.exit(_by_agents(own, run, as_json, html, here_only=config is not None))
     if far:
         arguments = _arguments(native, watch, job)
-        asked = FanoutRequest(
+        request = FanoutRequest(
             target=slurm_job or hosts or "",
             python=python or sys.executable,
             arguments=arguments,
             timeout=_seconds(wait),
         )
         with Waiting(quiet=as_json) as progress:
-            taken = capture_all(own, far, asked, socket.gethostname(), progress)
+            taken = capture_all(own, far, request, socket.gethostname(), progress)
     else:
         taken = _here(own, pid, job, html, here_only=config is not None)
     if html and len(taken) > 1:
@@ -163,15 +163,15 @@ def _by_agents(
 
 def _elsewhere(config: Config, job: str, *, here_only: bool) -> str | None:
     """The run of that name, where the agents know ranks of it on other nodes; None: this node's alone are looked at."""
-    state_dir, asked = ask_nearest(config.agent.state_dir, here_only=here_only)
-    if asked.snapshot is None or not asked.snapshot.cluster:
+    state_dir, answer = ask_nearest(config.agent.state_dir, here_only=here_only)
+    if answer.snapshot is None or not answer.snapshot.cluster:
         return None
     try:
         view = post_to_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
     except MldebugError as error:
         click.echo(f"mldebug: other nodes are not asked: {error.message}", err=True)
         return None
-    return run_elsewhere(job, asked.snapshot, view)
+    return run_elsewhere(job, answer.snapshot, view)
 
 
 def _here(

@@ -56,15 +56,15 @@ def list_(as_json: bool, config: Path | None) -> None:
 
     As the agent of this node sees them, or read directly where none runs.
     """
-    seen = _look(load_config(config), here_only=config is not None)
+    overview = _look(load_config(config), here_only=config is not None)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(seen), indent=2).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(overview), indent=2).decode())
         return
-    show_list(seen, Console(), time.time())
+    show_list(overview, Console(), time.time())
 
 
 def _look(config: Config, *, here_only: bool) -> GpuOverview:
-    """The agent's word, or an own look; ToolError where there is no library."""
+    """Return the agent's view of the GPUs, or read them directly; ToolError where there is no NVIDIA library."""
     with open_tools(config) as tools:
         state_dir = config.agent.state_dir
         found = tools.capture.finder.find()
@@ -75,46 +75,46 @@ def _look(config: Config, *, here_only: bool) -> GpuOverview:
             SECONDS,
             lambda: ask_nearest(state_dir, here_only=here_only).answer.snapshot,
         )
-        seen = look.take()
-    if seen.no_library:
+        overview = look.take()
+    if overview.no_library:
         raise ToolError(NO_GPUS, "install the driver, or ask on a node that has GPUs")
-    return seen
+    return overview
 
 
-def show_list(seen: GpuOverview, console: Console, now: float) -> None:
+def show_list(overview: GpuOverview, console: Console, now: float) -> None:
     """Print the answer; a pipe gets the same lines as a terminal."""
-    for line in list_lines(seen, now):
+    for line in list_lines(overview, now):
         print_line(console, line, prose=True)
 
 
-def list_lines(seen: GpuOverview, now: float) -> Iterator[Text]:
+def list_lines(overview: GpuOverview, now: float) -> Iterator[Text]:
     """The answer line by line, 80 columns wide where names are no longer than usual."""
-    found = rows(seen)
-    yield Text(clean(f"{seen.node}: {_title(seen, now)}", 300), style="bold")
-    if seen.released_until:
-        left = format_duration(float(max(0, int(seen.released_until - now))))
+    found = rows(overview)
+    yield Text(clean(f"{overview.node}: {_title(overview, now)}", 300), style="bold")
+    if overview.released_until:
+        left = format_duration(float(max(0, int(overview.released_until - now))))
         yield Text(f"the agent has let go of the GPUs for another {left}: nobody reads them")
     if found:
         for line in table(found):
             yield Text(line, no_wrap=True, style="red" if line.endswith(("missing", "unhealthy")) else "")  # fmt: skip
-    if seen.gpu_gap is not None:
-        yield Text(clean(f"not read: {seen.gpu_gap.reason}", 400), style="red")
-    for told in users(seen.users, {uuid: one.index for uuid, one in seen.names().items()}):
-        yield Text(told)
-    for told in complaints(seen.health, seen.names()):
-        yield Text(clean(told, 400), style="red")
+    if overview.gpu_gap is not None:
+        yield Text(clean(f"not read: {overview.gpu_gap.reason}", 400), style="red")
+    for line in users(overview.users, {uuid: one.index for uuid, one in overview.names().items()}):
+        yield Text(line)
+    for line in complaints(overview.health, overview.names()):
+        yield Text(clean(line, 400), style="red")
 
 
-def _title(seen: GpuOverview, now: float) -> str:
-    gpus = seen.gpus.gpus if seen.gpus else ()
+def _title(overview: GpuOverview, now: float) -> str:
+    gpus = overview.gpus.gpus if overview.gpus else ()
     names = sorted({one.name for one in gpus if one.name})
-    parts = [headline([one.uuid for one in gpus], seen.health)]
-    parts += [f"{gone} missing"] if (gone := len(missing(seen))) else []
+    parts = [headline([one.uuid for one in gpus], overview.health)]
+    parts += [f"{gone} missing"] if (gone := len(missing(overview))) else []
     parts += [", ".join(names)] if names else []
-    if seen.gpus and seen.gpus.driver_version:
-        parts.append(f"driver {seen.gpus.driver_version}")
-    if seen.by_agent and seen.gpus:
-        parts.append(f"read {max(0.0, now - seen.gpus.at):.0f} s ago by the agent")
+    if overview.gpus and overview.gpus.driver_version:
+        parts.append(f"driver {overview.gpus.driver_version}")
+    if overview.by_agent and overview.gpus:
+        parts.append(f"read {max(0.0, now - overview.gpus.at):.0f} s ago by the agent")
     return "; ".join(parts)
 
 
@@ -130,11 +130,11 @@ def release(duration: str | None, end: bool, config: Path | None) -> None:
     agent's user and members of agent.group may ask.
     """
     seconds = _seconds(duration, end=end)
-    told = post_to_agent(_state_dir(config), RELEASE, Released, seconds=seconds)
+    answer = post_to_agent(_state_dir(config), RELEASE, Released, seconds=seconds)
     if end:
         click.echo("The agent takes the GPUs up again.")
         return
-    if not told.closed:
+    if not answer.closed:
         raise MldebugError(
             f"the agent stays away from the GPUs for {duration}, but its reader has not ended:"
             " it sits in a call into the driver",
@@ -176,9 +176,9 @@ def accept(config: Path | None) -> None:
 
     One that was taken out is no longer missing. Only root, the agent's user and members of agent.group may ask.
     """
-    told = post_to_agent(_state_dir(config), ACCEPT, Accepted)
-    many = "GPU is" if told.expected == 1 else "GPUs are"
-    click.echo(f"{told.expected} {many} expected from now on.")
+    answer = post_to_agent(_state_dir(config), ACCEPT, Accepted)
+    many = "GPU is" if answer.expected == 1 else "GPUs are"
+    click.echo(f"{answer.expected} {many} expected from now on.")
 
 
 def create(options: NoOptions) -> click.Command:

@@ -48,7 +48,7 @@ def command(
     """
     folder = hook_folder()
     traced = (
-        trace_start.variables(trace_start.TraceRequest(trace, size=trace_size)) if trace else {}
+        trace_start.variables(trace_start.TraceOptions(trace, size=trace_size)) if trace else {}
     )
     if print_env:
         click.echo(f"export PYTHONPATH={shlex.quote(str(folder))}${{PYTHONPATH:+:$PYTHONPATH}}")
@@ -57,8 +57,8 @@ def command(
         return
     if not words or not words[0]:
         raise UsageError("no job was named", "mldebug run -- torchrun train.py")
-    told = callers_environment(os.environ)
-    become(words, {**pipe_settings(nccl_pipe), **told, **environment(told, folder), **traced})
+    environ = callers_environment(os.environ)
+    become(words, {**pipe_settings(nccl_pipe), **environ, **environment(environ, folder), **traced})
 
 
 def pipe_settings(prefix: str | None) -> dict[str, str]:

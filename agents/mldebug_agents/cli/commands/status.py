@@ -29,7 +29,7 @@ from mldebug.status.cluster_lines import cluster_lines, stalled
 from mldebug.status.gpu_lines import hardware_lines, rank_lines
 from mldebug.status.run_lines import ailing_lines, pace_words, stale_words, state_words
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug.status.storage_lines import saves_part, storage_json, storage_lines
+from mldebug.status.storage_lines import checkpoints_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.state import lines_of
 from mldebug.storage.filesystems.state import CollectorState, StorageState
 from mldebug_agents.agent.wiring import NodeTools, open_tools
@@ -78,48 +78,48 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
         sys.exit(_cluster(settings, as_json, here_only=config is not None))
     with open_tools(settings) as tools:
         found = tools.capture.finder.find()
-        asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).answer
+        answer = ask_nearest(settings.agent.state_dir, here_only=config is not None).answer
         if storage:
-            told = asked.snapshot.storage if asked.snapshot else None
-            told = told or _seen_now(tools, found)
-            parts = (saves_part(asked.snapshot),) if asked.snapshot else ()
-            sys.exit(_storage(StorageState(parts=(*told.parts, *parts)), as_json))
-        seen = NodeListing(
+            storage_state = answer.snapshot.storage if answer.snapshot else None
+            storage_state = storage_state or _storage_now(tools, found)
+            parts = (checkpoints_part(answer.snapshot),) if answer.snapshot else ()
+            sys.exit(_storage(StorageState(parts=(*storage_state.parts, *parts)), as_json))
+        listing = NodeListing(
             node=tools.context.node,
             now=time.time(),
-            jobs=jobs_shown(found.jobs, asked.snapshot),
+            jobs=jobs_shown(found.jobs, answer.snapshot),
             remarks=tuple(found.remarks),
             gaps=tuple(found.gaps),
-            traps=traps_shown(tools, found, asked.snapshot),
-            agent=asked.snapshot,
-            agent_trouble=asked.trouble,
+            traps=traps_shown(tools, found, answer.snapshot),
+            agent=answer.snapshot,
+            agent_trouble=answer.trouble,
         )
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(seen), indent=2).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(listing), indent=2).decode())
     else:
         console = Console()
-        for line in status_lines(seen, config):
+        for line in status_lines(listing, config):
             print_line(console, line)
-    hanging = seen.agent is not None and any(run.incident for run in seen.agent.runs)
+    hanging = listing.agent is not None and any(run.incident for run in listing.agent.runs)
     sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
 
 
-def _seen_now(tools: NodeTools, found: Discovery) -> StorageState:
-    """One look; whoever may not see the jobs does not see what they use: that is told, too."""
-    unseen = CollectorState(name="jobs", at=time.time(), gaps=tuple(found.gaps))
+def _storage_now(tools: NodeTools, found: Discovery) -> StorageState:
+    """Look at storage once, without an agent. Jobs that this user may not see are listed as gaps."""
+    hidden = CollectorState(name="jobs", at=time.time(), gaps=tuple(found.gaps))
     return StorageState(
-        parts=(*look_once(tools.context, tools.filesystem_probe, found.jobs).parts, unseen)
+        parts=(*look_once(tools.context, tools.filesystem_probe, found.jobs).parts, hidden)
     )
 
 
-def _storage(told: StorageState, as_json: bool) -> ExitCode:
-    """What the storage desk knows."""
+def _storage(state: StorageState, as_json: bool) -> ExitCode:
+    """Print filesystems, checkpoints and alarms; the exit code says whether an alarm is on."""
     if as_json:
-        click.echo(storage_json(told))
+        click.echo(storage_json(state))
     else:
-        for said in storage_lines(told):
-            print_line(Console(), Text(said.text, style="red" if said.bad else ""))
-    return ExitCode.FOUND if told.alarms else ExitCode.FINE
+        for line in storage_lines(state):
+            print_line(Console(), Text(line.text, style="red" if line.bad else ""))
+    return ExitCode.FOUND if state.alarms else ExitCode.FINE
 
 
 def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
@@ -137,7 +137,7 @@ def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
 def traps_shown(
     tools: NodeTools, found: Discovery, agent: Snapshot | None
 ) -> dict[str, tuple[KnownIssue, ...]]:
-    """As the agent knows them, who also reads the logs; of the jobs that it does not watch, as they are found now."""
+    """Return known issues by job id: the agent's, who reads logs too; for jobs that it does not watch, a check of now."""
     if agent is not None and agent.replay:
         return {run.id: run.traps for run in agent.runs}
     traps = {}
@@ -169,30 +169,30 @@ def jobs_shown(found: Sequence[Job], agent: Snapshot | None) -> tuple[Job, ...]:
     )
 
 
-def status_lines(seen: NodeListing, config: Path | None = None) -> Iterator[Text]:
+def status_lines(listing: NodeListing, config: Path | None = None) -> Iterator[Text]:
     """Yield the answer line by line; names that a job chose are cleaned and never markup.
 
     `config` is the file that was given, for the commands that are suggested.
     """
-    count = f"{len(seen.jobs)} training {'job' if len(seen.jobs) == 1 else 'jobs'}"
-    yield Text(f"{count} on {clean(seen.node, 64)}", style="bold")
-    yield from _agent(seen, config)
-    events = seen.agent.kernel_events if seen.agent else ()
-    for job in seen.jobs:
+    count = f"{len(listing.jobs)} training {'job' if len(listing.jobs) == 1 else 'jobs'}"
+    yield Text(f"{count} on {clean(listing.node, 64)}", style="bold")
+    yield from _agent(listing, config)
+    events = listing.agent.kernel_events if listing.agent else ()
+    for job in listing.jobs:
         yield Text("")
-        run = _run_of(job, seen.agent)
-        yield from _job(job, run, seen.now)
-        yield from _watched(run, config, events, seen.now)
-        yield from _traps(seen.traps.get(job.id, ()))
-    yield from _listed("Odd", [clean(remark.message, 300) for remark in seen.remarks])
-    memory = seen.agent.memory if seen.agent else None
-    yield from _listed("Not seen", _gaps((*seen.gaps, *(memory.gaps if memory else ()))))
-    if seen.agent is not None and seen.agent.replay:
+        run = _run_of(job, listing.agent)
+        yield from _job(job, run, listing.now)
+        yield from _watched(run, config, events, listing.now)
+        yield from _traps(listing.traps.get(job.id, ()))
+    yield from _listed("Odd", [clean(remark.message, 300) for remark in listing.remarks])
+    memory = listing.agent.memory if listing.agent else None
+    yield from _listed("Not seen", _gaps((*listing.gaps, *(memory.gaps if memory else ()))))
+    if listing.agent is not None and listing.agent.replay:
         return
-    if seen.jobs:
+    if listing.jobs:
         yield Text(f"\nOne of them hangs? {typed('dump', config)}", no_wrap=True)
-    if len(seen.jobs) > 1:
-        one = f"dump --job {shlex.quote(clean(seen.jobs[0].id, 40))}"
+    if len(listing.jobs) > 1:
+        one = f"dump --job {shlex.quote(clean(listing.jobs[0].id, 40))}"
         yield Text(f"Only the first of them: {typed(one, config)}", no_wrap=True)
 
 
@@ -212,12 +212,12 @@ def _traps(traps: Sequence[KnownIssue]) -> Iterator[Text]:
         yield Text(f"  … and {len(traps) - MAX_LISTED} more known traps: --json lists them")
 
 
-def _agent(seen: NodeListing, config: Path | None) -> Iterator[Text]:
-    """Who watches, and what he cannot do at present."""
-    agent = seen.agent
+def _agent(listing: NodeListing, config: Path | None) -> Iterator[Text]:
+    """Lines about the agent: since when it watches, open incidents, and what it cannot do at present."""
+    agent = listing.agent
     if agent is None:
-        yield Text(clean(seen.agent_trouble or NO_AGENT, 300), style="yellow")
-        if not seen.agent_trouble:
+        yield Text(clean(listing.agent_trouble or NO_AGENT, 300), style="yellow")
+        if not listing.agent_trouble:
             yield Text(f"  start one: {typed('agent', config)}", no_wrap=True)
         return
     if agent.replay:
@@ -225,7 +225,7 @@ def _agent(seen: NodeListing, config: Path | None) -> Iterator[Text]:
             f"a replay of {clean(agent.replay, 100)}: nothing of it is here or now", style="yellow"
         )
         return
-    since = format_duration(float(max(0, int(seen.now - agent.started_at))))
+    since = format_duration(float(max(0, int(listing.now - agent.started_at))))
     stalled = sum(bool(run.incident) for run in agent.runs)
     state = (
         f"{stalled} {'incident' if stalled == 1 else 'incidents'} open"
@@ -233,10 +233,10 @@ def _agent(seen: NodeListing, config: Path | None) -> Iterator[Text]:
         else "no incident open"
     )
     yield Text(f"an agent watches them for {since}: {state}", style="red" if stalled else "")
-    if stale := stale_words(seen.now - agent.at):
+    if stale := stale_words(listing.now - agent.at):
         yield Text(f"  {stale}", style="red")
-    for told in event_lines(agent.events, {run.incident for run in agent.runs}):
-        yield Text(clean(f"  {told}", 400), style="yellow")
+    for line in event_lines(agent.events, {run.incident for run in agent.runs}):
+        yield Text(clean(f"  {line}", 400), style="yellow")
     if agent.cluster:
         yield Text(clean(f"  other nodes: {agent.cluster}", 300))
     if agent.hidden_runs:
@@ -248,12 +248,12 @@ def _agent(seen: NodeListing, config: Path | None) -> Iterator[Text]:
         yield Text(clean(f"  {line}", 300), style="yellow")
     for line in alarms(agent.memory) if agent.memory else ():
         yield Text(clean(f"  {line}", 300), style="red")
-    for line, bad in scheduler_lines(agent.schedulers, seen.now):
+    for line, bad in scheduler_lines(agent.schedulers, listing.now):
         yield Text(clean(f"  {line}", 400), style="red" if bad else "")
     for orphan in agent.orphans or ():
-        yield Text(clean(f"  {orphan_line(orphan, seen.now)}", 400), style="yellow")
-    for said in hardware_lines(agent, seen.now):
-        yield Text(clean(f"  {said.text}", 400), style="red" if said.bad else "")
+        yield Text(clean(f"  {orphan_line(orphan, listing.now)}", 400), style="yellow")
+    for status_line in hardware_lines(agent, listing.now):
+        yield Text(clean(f"  {status_line.text}", 400), style="red" if status_line.bad else "")
 
 
 def _job(job: Job, run: RunState | None, now: float) -> Iterator[Text]:
@@ -276,8 +276,8 @@ def _watched(
     )
     if run.devices:
         yield Text(clean(f"  {run.devices}", 400))
-    for saves in lines_of(run.saves, run.id):
-        yield Text(clean(f"  {saves}", 400))
+    for line in lines_of(run.saves, run.id):
+        yield Text(clean(f"  {line}", 400))
     for line in rank_lines(events, run, now):
         yield Text(clean(f"  {line}", 400), style="red")
     if run.incident:

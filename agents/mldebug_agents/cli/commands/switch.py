@@ -132,14 +132,14 @@ def _turn(
     now = time.time()
     with open_tools(load_config(wanted.config)) as tools:
         job, order = _one(tools, wanted)
-        told = msgspec.structs.replace(
+        order = msgspec.structs.replace(
             order,
             verb="clear" if clear else "set",
             name=name,
             until=None if seconds is None else now + seconds,
             by=_user(),
         )
-        found = ask(tools.context.spawner, told)
+        found = ask(tools.context.spawner, order)
     if as_json:
         _print_json([SwitchFolder(job=job, found=found)])
         return

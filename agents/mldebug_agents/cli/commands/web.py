@@ -35,18 +35,18 @@ def command(port: int | None, config: Path | None) -> None:
     connect to the port.
     """
     settings = load_config(config)
-    state_dir, asked = ask_nearest(settings.agent.state_dir, here_only=config is not None)
-    _check(asked, config)
+    state_dir, answer = ask_nearest(settings.agent.state_dir, here_only=config is not None)
+    _check(answer, config)
     if port is None:
         for line in way_in(state_dir, config):
             click.echo(line)
         return
-    door = open_tcp(f"127.0.0.1:{port}")
-    where = f"http://127.0.0.1:{door.getsockname()[1]}"
+    listener = open_tcp(f"127.0.0.1:{port}")
+    where = f"http://127.0.0.1:{listener.getsockname()[1]}"
     click.echo("Ctrl-C ends it. Each link is good for one browser:")
     relay = Relay(state_dir, lambda path: click.echo(f"  {where}{path}"))
     with contextlib.suppress(KeyboardInterrupt):
-        relay.serve(door)
+        relay.serve(listener)
 
 
 def way_in(state_dir: Path, config: Path | None) -> list[str]:
@@ -67,14 +67,14 @@ def way_in(state_dir: Path, config: Path | None) -> list[str]:
     ]
 
 
-def _check(asked: AgentAnswer, config: Path | None) -> None:
+def _check(answer: AgentAnswer, config: Path | None) -> None:
     """There must be somebody to show the pages."""
-    if asked.outcome == "none":
+    if answer.outcome == "none":
         raise MldebugError("no agent runs here", f"start one: {typed('agent', config)}")
-    if asked.outcome == "denied":
-        raise AccessError(asked.trouble, "ask as root")
-    if asked.outcome == "silent":
-        raise MldebugError(asked.trouble, "see its log")
+    if answer.outcome == "denied":
+        raise AccessError(answer.trouble, "ask as root")
+    if answer.outcome == "silent":
+        raise MldebugError(answer.trouble, "see its log")
 
 
 def create(options: NoOptions) -> click.Command:

@@ -28,8 +28,8 @@ from mldebug_agents.cli.completion.values import ValueSource
 
 def complete(shell: str, arguments: Sequence[str]) -> None:
     """Print the candidates for what stands on the command line."""
-    told = "".join(f"{line}\n" for line in lines(shell, list(arguments)))
-    sys.stdout.write(told)
+    output = "".join(f"{line}\n" for line in lines(shell, list(arguments)))
+    sys.stdout.write(output)
     sys.stdout.flush()
 
 
@@ -62,50 +62,50 @@ DEADLINE = 0.7  # seconds; usually it takes 0.05
 CHUNK = 1 << 16
 
 
-def look_aside(kind: str, asked: CompletionRequest) -> list[Value]:
+def look_aside(kind: str, request: CompletionRequest) -> list[Value]:
     """The values of one completion plugin, in its order; none where it takes too long or fails."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _answer(kind, asked, writing)
+        _answer(kind, request, writing)
     os.close(writing)
-    told = _read(reading, time.monotonic() + DEADLINE)
+    encoded = _read(reading, time.monotonic() + DEADLINE)
     os.close(reading)
-    if told is None:
+    if encoded is None:
         os.kill(pid, signal.SIGKILL)  # and not waited for: the kernel may hold it
         return []
     os.waitpid(pid, 0)
-    return msgspec.json.decode(told, type=list[Value]) if told else []
+    return msgspec.json.decode(encoded, type=list[Value]) if encoded else []
 
 
-def _answer(kind: str, asked: CompletionRequest, writing: int) -> None:
-    """In the child: look, tell, end. Never returns."""
+def _answer(kind: str, request: CompletionRequest, writing: int) -> None:
+    """In the child: look up the values, write them as JSON, exit. Never returns."""
     with contextlib.suppress(BaseException):
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
-        told = msgspec.json.encode(values(kind, asked))
-        while told:
-            told = told[os.write(writing, told) :]
+        encoded = msgspec.json.encode(values(kind, request))
+        while encoded:
+            encoded = encoded[os.write(writing, encoded) :]
     os._exit(0)
 
 
-def values(kind: str, asked: CompletionRequest) -> list[Value]:
+def values(kind: str, request: CompletionRequest) -> list[Value]:
     """Look here and now; a word that a shell would take for more than a word is left out."""
     source: ValueSource = create("completions", kind)
-    found = source.values(asked)
+    found = source.values(request)
     plain = [one for one in dict.fromkeys(found) if is_plain(one.word)]
     return [Value(one.word, clean(one.sentence, 200)) for one in plain[:LISTED]]
 
 
 def _read(reading: int, until: float) -> bytes | None:
-    """All that was written, b"" by a child that failed; None where it has not ended in time."""
-    told = b""
+    """Return all that the child wrote, b"" if it failed; None where it has not ended in time."""
+    received = b""
     while (left := until - time.monotonic()) > 0:
         if not select.select([reading], [], [], left)[0]:
             break
         chunk = os.read(reading, CHUNK)
         if not chunk:
-            return told
-        told += chunk
+            return received
+        received += chunk
     return None

@@ -20,18 +20,18 @@ NOTHING = "nothing"  # the type of an item: free text is typed here, and no opti
 class CompletedParam(StringParamType):
     """The value of one option or argument."""
 
-    def __init__(self, told: Parameter, look: Look, described: bool) -> None:
-        self._told, self._look, self._described = told, look, described
+    def __init__(self, parameter: Parameter, look: Look, described: bool) -> None:
+        self._parameter, self._look, self._described = parameter, look, described
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """What may stand here. `ctx` holds what stands before it."""
-        if self._told.paths:
-            begun = self._told.paths == "command" and ctx.params.get(str(param.name))
-            return [CompletionItem(incomplete, type="file" if begun else self._told.paths)]
+        if self._parameter.paths:
+            begun = self._parameter.paths == "command" and ctx.params.get(str(param.name))
+            return [CompletionItem(incomplete, type="file" if begun else self._parameter.paths)]
         begin, found = "", self._values(ctx)
-        if self._told.commas:
+        if self._parameter.commas:
             begin = incomplete[: incomplete.rfind(",") + 1]
             taken = begin.split(",")
             found = [one for one in found if one.word not in taken]
@@ -43,9 +43,11 @@ class CompletedParam(StringParamType):
         return items or [CompletionItem(incomplete, type=NOTHING)]
 
     def _values(self, context: click.Context) -> list[Value]:
-        if not self._told.looked:
-            return [Value(word) for word in self._told.words]
-        return self._look(self._told.looked, CompletionRequest(_config(context), self._described))
+        if not self._parameter.looked:
+            return [Value(word) for word in self._parameter.words]
+        return self._look(
+            self._parameter.looked, CompletionRequest(_config(context), self._described)
+        )
 
 
 class SkeletonGroup(click.Group):
@@ -110,7 +112,7 @@ def _parameters(
 def _config(context: click.Context | None) -> Path | None:
     """The config file that stands on the command line, also before the verb."""
     while context is not None:
-        if told := context.params.get("config"):
-            return Path(os.path.expandvars(told)).expanduser()
+        if given := context.params.get("config"):
+            return Path(os.path.expandvars(given)).expanduser()
         context = context.parent
     return None

@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("verbs.json")
 
 
 class CompactStruct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of what stands in the file: what is usual is left out."""
+    """Base of the structs in the file; defaults are left out."""
 
 
 class Parameter(CompactStruct, frozen=True, kw_only=True):
@@ -43,14 +43,14 @@ class Verb(CompactStruct, frozen=True, kw_only=True):
 
 
 def read_table() -> Verb:
-    """What the file says."""
+    """Return the root command of the file."""
     return msgspec.json.decode(FILE.read_bytes(), type=Verb)
 
 
 def written(command: click.Group) -> str:
     """The file as it should be."""
-    told = table(command, click.Context(command, info_name="mldebug", **command.context_settings))
-    return msgspec.json.format(msgspec.json.encode(told), indent=1).decode() + "\n"
+    verbs = table(command, click.Context(command, info_name="mldebug", **command.context_settings))
+    return msgspec.json.format(msgspec.json.encode(verbs), indent=1).decode() + "\n"
 
 
 def table(command: click.Command, context: click.Context) -> Verb:

@@ -1,4 +1,4 @@
-"""Nobody waits any more: the one who asked is told to end, or a node sees that its answer has no reader left."""
+"""Nobody waits for the answer any more: the command is interrupted, or a node sees that its answer has no reader left."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Asks all nodes at once and collects what comes until a deadline; every node that was asked is told of."""
+"""Queries all nodes at once and collects what comes until a deadline; every node has an entry in the result."""
 
 import re
 import socket

@@ -1,4 +1,4 @@
-"""What the main process and the child that reaches nodes say to each other over a `Link`."""
+"""What the main process and the child that reaches nodes say to each other over a `ChildLink`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol

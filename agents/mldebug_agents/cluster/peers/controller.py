@@ -137,7 +137,7 @@ class PeersController:
         self._held.turn(runs, now)
 
     def told(self, result: Result) -> None:
-        """Take what one of `tells` has put into the inbox."""
+        """Take a result of one of the workers in `tells`."""
         now = time.monotonic()
         if result.worker == "members":
             self._follower.announced(result, now)
@@ -158,11 +158,11 @@ class PeersController:
     # --- our runs ----------------------------------------------------------------------------------
 
     def complete(self, one: JobLook) -> JobLook:
-        """The look with the progress that other nodes have seen."""
+        """The reading with the progress that other nodes have announced."""
         return self._ours.progress(one.job.id).complete(one)
 
     def holds(self, run: Run) -> bool:
-        """Is this stall to be told to others first? Then it is held back, and everybody is told at once."""
+        """Must this stall be announced to the coordinator first? Then it is held back until the answer comes."""
         return self._held.holds(run)
 
     def holding(self, run: Run) -> bool:
@@ -178,7 +178,7 @@ class PeersController:
         self._ordered.captured(run.job.id, capture, time.monotonic())
 
     def failed(self, job_id: str, error: Exception) -> None:
-        """A capture came to nothing: who waits for it hears why."""
+        """A capture failed: everybody who waits for it gets the reason."""
         self._ordered.failed(job_id, error)
 
     def _announcement(self, group: CoordinatorGroup, now: float) -> Announcement:
@@ -226,7 +226,7 @@ class PeersController:
         return msgspec.structs.replace(welcome, follows=to.host, port=to.port, runs=words, relayed=())  # fmt: skip
 
     def _word(self, news: RunNews, now: float) -> RunWord:
-        """What we know of a run, for a node that does not reach the coordinator, of which he has not heard by us yet."""
+        """What this node knows of a run, for a node that does not reach the coordinator and that this one relays."""
         run = self._ours.find(news.key, news.attempt)
         if run is None:
             return RunWord(key=news.key)

@@ -29,7 +29,7 @@ MAX_AGE = 30.0  # seconds before the order was sent, in which a capture was begu
 
 
 class NodeToAsk(NamedTuple):
-    """One node to be asked; `seen`: when it was heard of last (monotonic), None: never."""
+    """One node to be captured; `seen`: when it announced itself last (monotonic), None: never."""
 
     name: str
     to: Peer
@@ -37,14 +37,14 @@ class NodeToAsk(NamedTuple):
 
 
 class CaptureRound(NamedTuple):
-    """A call, and the nodes that are configured, were never heard of, and may have what nobody has shown."""
+    """A call to capture, and configured nodes that never announced themselves and may have the ranks that nobody has shown."""
 
     call: CaptureCall
     others: tuple[NodeToAsk, ...] = ()
     answer: "Future[ClusterCapture] | None" = None  # of a person who waits; None: it is an incident
 
     def asked(self) -> tuple[NodeToAsk, ...]:
-        """All that are to be asked."""
+        """All nodes that have to be captured."""
         known = tuple(
             NodeToAsk(
                 one.announcement.node,
@@ -111,7 +111,7 @@ def ask_all(
 
 
 def _since(node: NodeToAsk) -> float:
-    """The smaller, the later it was heard of."""
+    """Sort key: nodes that announced themselves lately come first."""
     return math.inf if node.seen is None else -node.seen
 
 
@@ -122,7 +122,7 @@ def _completed(run: MergedRun, gaps: tuple[Gap, ...], topology: Topology | None)
 
 
 def _once_each(answers: Iterable[_CaptureAnswer]) -> Iterator[_CaptureAnswer]:
-    """A node that was asked under two names has answered twice: under the name that it told, which comes first."""
+    """Each node once: one that was asked under two names counts under the name it announced, which comes first."""
     known = set()
     for one in answers:
         if one.reply is not None and one.reply.machine:
@@ -137,7 +137,7 @@ def _once_each(answers: Iterable[_CaptureAnswer]) -> Iterator[_CaptureAnswer]:
 def _answer(
     node: NodeToAsk, shot: NodeAnswer, key: RunKey, clock: Callable[[], float]
 ) -> _CaptureAnswer:
-    """What one node has said. Its own clock counts for the age of its capture alone."""
+    """What came of one node. Its own clock is used for the age of its capture alone."""
     last_seen = None if node.seen is None else time.time() - (clock() - node.seen)
     failed = partial(QueriedNode, name=node.name, last_seen=last_seen)
     try:

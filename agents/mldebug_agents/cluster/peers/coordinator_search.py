@@ -54,7 +54,7 @@ def _master(job: Job) -> tuple[str, ...]:
 
 
 class FoundCoordinator(NamedTuple):
-    """Who coordinates, and what he says."""
+    """Who coordinates, and its answer to our announcement."""
 
     peer: Peer
     welcome: Welcome
@@ -62,10 +62,10 @@ class FoundCoordinator(NamedTuple):
 
 
 class CoordinatorSearch:
-    """`candidates` in their order; ourselves may be among them: who coordinates is asked like any other.
+    """Finds who coordinates among `candidates`, in their order; this agent may be one of them.
 
-    Who coordinated last is told each time, and of those before him whoever may be back; only where nobody answers are
-    the others asked, the first alone and then `AT_ONCE` at a time.
+    The last coordinator gets each announcement, and so do those before it that may be back; only where nobody answers are
+    the others tried, the first alone and then `AT_ONCE` at a time.
     """
 
     def __init__(

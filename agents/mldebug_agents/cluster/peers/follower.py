@@ -24,7 +24,7 @@ WHAT = "the captures of other nodes"
 
 
 class HeldStalls:
-    """`capture` has a run captured soon."""
+    """Stalls that wait for the coordinator's answer. `capture` has a run captured soon."""
 
     def __init__(
         self, groups: CoordinatorGroups, incidents: IncidentManager, capture: Callable[[Run], None]
@@ -39,7 +39,7 @@ class HeldStalls:
             self._alone(runs[job_id])
 
     def holds(self, run: Run) -> bool:
-        """Is this stall to be told to others first? Then it is held back, and everybody is told at once."""
+        """Must this stall be announced to the coordinator first? Then it is held back until the answer comes."""
         group = self._groups.of(run)
         if group is None or group.found is None or run.seen is None or not run.seen.look.elsewhere:
             return False
@@ -60,7 +60,7 @@ class HeldStalls:
         return run.job.id in self._until
 
     def release(self, run: Run) -> bool:
-        """It has been asked for; had it waited?"""
+        """Hold it back no longer. True where it was held back."""
         return self._until.pop(run.job.id, None) is not None
 
     def _alone(self, run: Run) -> None:

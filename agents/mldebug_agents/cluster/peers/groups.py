@@ -1,6 +1,6 @@
-"""Nodes that belong together, and who of them coordinates: one circle of the configured peers, or one for the nodes of a run.
+"""Groups of nodes with one coordinator each: one group of the configured peers, or one for the nodes of each run.
 
-Belongs to the main loop's thread; who asks the candidates is a worker's.
+Belongs to the main loop's thread; asking the candidates is a worker's.
 """
 
 import logging
@@ -47,7 +47,7 @@ class CoordinatedRun(NamedTuple):
 
 
 class CoordinatorGroup:
-    """One list of candidates, and what is known of who coordinates; `uid`: whose runs they are, where nobody configured it."""
+    """One list of candidates, and which of them coordinates; `uid`: whose runs they are, where peers are not configured."""
 
     def __init__(
         self, name: str, peers: tuple[Peer, ...], client: PeerClient, now: float, uid: int = 0
@@ -78,7 +78,7 @@ class CoordinatorGroup:
         self._passed = found.passed or self._passed
 
     def left_out(self, runs: int) -> None:
-        """So many had no room in an announcement; said when there are more of them than ever."""
+        """So many runs had no room in an announcement; logged when there are more than ever."""
         if runs > self._left_out:
             self._left_out = runs
             log.warning("%d runs of this node are not announced: there are too many", runs)
@@ -96,7 +96,7 @@ class CoordinatorGroup:
 
 
 class CoordinatorGroups:
-    """All circles of this node. `peers`: the configured ones; without any, each run's own nodes are asked."""
+    """All groups of this node. `peers`: the configured ones; without any, the nodes of each run form a group."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class CoordinatorGroups:
         return iter(tuple(self._groups.values()))
 
     def named(self, name: str) -> CoordinatorGroup | None:
-        """A circle, unless it is gone."""
+        """A group by its name; None: it is gone."""
         return self._groups.get(name)
 
     def of(self, run: Run | None) -> CoordinatorGroup | None:
-        """The circle of a run; `None` is a run of other nodes."""
+        """The group of a run; `None` stands for a run of other nodes."""
         if run is None or self._all is not None:
             return self._all
         return self._groups.get(self._of.get(run.job.id, "none"))
@@ -139,7 +139,7 @@ class CoordinatorGroups:
                 yield CoordinatedRun(run_id(job_key(run.job, node)), run.job.name, group.found.peer)
 
     def sort(self, runs: Mapping[str, Run], now: float) -> None:
-        """Put each run into its circle; a circle without a run is let go."""
+        """Put each run into its group; drop groups without a run."""
         if self._all is not None:
             return
         jobs = [one.job for one in runs.values()]
@@ -158,7 +158,7 @@ class CoordinatorGroups:
         self._alone = alone
 
     def _name(self, job: Job, fresh: dict[str, tuple[Peer, ...]]) -> tuple[object, str]:
-        """Of the circle of a run; thousands of names are read once, and those of new circles are in `fresh` then."""
+        """(facts, name of the group) of a run. Unchanged facts are not looked at again; peers of new groups go into `fresh`."""
         facts = (
             job.uid,
             job.node_list,
@@ -177,7 +177,7 @@ class CoordinatorGroups:
         return facts, name
 
     def announce(self, group: CoordinatorGroup, announcement: Announcement) -> None:
-        """Announce ourselves in a circle; what comes of it is for the main loop's inbox."""
+        """Announce this node in a group; the answer goes into the main loop's inbox."""
         group.busy = self.worker.order(announcement)
 
     def _user(self, announcement: Announcement) -> int:
@@ -193,7 +193,7 @@ class CoordinatorGroups:
 
 
 def _in_turns(whose: Mapping[str, int], here: Collection[str]) -> list[str]:
-    """At most `MOST` circles: one of each user, then a second of each; of one user first those that are `here`."""
+    """Names of at most `MOST` groups: one of each user, then a second of each; of one user first those that are `here`."""
     had: Counter[int] = Counter()
     turns = []
     for name in sorted(whose, key=lambda one: one not in here):

@@ -1,6 +1,6 @@
-"""What the main loop does for others where this agent coordinates: has all nodes of a run asked, and tells what came of it.
+"""What this agent does where it coordinates: has all nodes of a run captured, and answers announcements with the result.
 
-Belongs to the main loop's thread; what talks to others is a worker's.
+Belongs to the main loop's thread; talking to other nodes is a worker's.
 """
 
 import logging
@@ -117,7 +117,7 @@ class Leader:
                 self._incidents.remote.close_case(incident, "ended", NOT_HERE)
 
     def met(self, peer: Peer, now: float) -> None:
-        """Somebody else coordinates: should he fall silent, this is when he was heard last."""
+        """Another agent coordinates and has answered now: should it fall silent, this is when it last did."""
         self._met[peer] = now
 
     def welcome(self, announcement: Announcement, address: str, now: float) -> Welcome:
@@ -208,7 +208,7 @@ class Leader:
         return group is None or group.led_by(self._agent)
 
     def judged(self, queried: QueriedNodes) -> QueriedNodes:
-        """Who goes on to announce himself is not silent, though he cannot be asked: an address, or a firewall."""
+        """Nodes that still announce themselves are not silent, though they cannot be reached: a wrong address, or a firewall."""
         nodes = tuple(self._alive(one) if one.state == "silent" else one for one in queried.nodes)
         return msgspec.structs.replace(queried, nodes=nodes, by=self._node)
 

@@ -24,14 +24,14 @@ _KINDS = {str(kind): kind for kind in STEPS}
 
 
 class RemoteProgress:
-    """Of one run: what was seen here, and what others have told; ours goes before theirs."""
+    """Progress of one run: seen here, and announced by other nodes; what was seen here goes first."""
 
     def __init__(self) -> None:
         self._own: tuple[Progress, ...] = ()
         self._far: dict[ProgressKind, Progress] = {}
 
     def own(self, now: float) -> tuple[Signal, ...]:
-        """What there is to tell others."""
+        """Signs of progress seen here, to be announced."""
         return tuple(
             Signal(kind=str(one.kind), value=one.value, age=max(0.0, now - one.at))
             for one in self._own
@@ -39,7 +39,7 @@ class RemoteProgress:
         )
 
     def all(self, now: float) -> tuple[Signal, ...]:
-        """Ours, and what others have told us."""
+        """Signs of progress seen here or announced by others."""
         here = self.own(now)
         kinds = {one.kind for one in here}
         far = (
@@ -54,7 +54,7 @@ class RemoteProgress:
         return (*here, *(one for one in far if one.kind not in kinds))
 
     def take(self, signals: Iterable[Signal], now: float) -> None:
-        """What others have just told; a value that has not changed keeps its time."""
+        """Take what other nodes announce; a value that has not changed keeps its time."""
         kinds = set()
         for one in signals:
             if (kind := _KINDS.get(one.kind)) is None:
@@ -75,11 +75,11 @@ class RemoteProgress:
         self._far = {kind: one for kind, one in self._far.items() if kind in kinds}
 
     def forget(self) -> None:
-        """Nobody tells any more."""
+        """Drop what other nodes announced: nobody announces it any more."""
         self._far = {}
 
     def complete(self, one: JobLook) -> JobLook:
-        """The look with what others have seen, where nothing of that kind is seen here."""
+        """The reading with the progress that other nodes announced, where nothing of that kind is seen here."""
         self._own = one.look.progress
         here = {each.kind for each in self._own}
         more = tuple(each for kind, each in self._far.items() if kind not in here)
@@ -90,7 +90,7 @@ class RemoteProgress:
 
 
 class OwnRuns:
-    """With the progress that other nodes have seen of them."""
+    """The runs of this node, with the progress that other nodes have announced of them."""
 
     def __init__(self, node: str, bad_ends: BadEnds) -> None:
         self.runs: Mapping[str, Run] = {}
@@ -119,17 +119,17 @@ class OwnRuns:
         return None
 
     def progress(self, job_id: str) -> RemoteProgress:
-        """What is seen of it anywhere."""
+        """The progress of that run, here and on other nodes."""
         return self._far.setdefault(job_id, RemoteProgress())
 
     def forget_progress(self, belongs: Belongs) -> None:
-        """Nobody tells of these any more."""
+        """Drop what other nodes announced of these runs."""
         for job_id, far in self._far.items():
             if job_id in self.runs and belongs(self.runs[job_id]):
                 far.forget()
 
     def news(self, belongs: Belongs, now: float) -> tuple[RunNews, ...]:
-        """What there is to tell of these."""
+        """What this node announces of these runs."""
         bad = self._bad_ends.recent()
         runs = tuple(
             news_of(run, self._node, self.progress(run.job.id), bad.get(run.job.id), now)

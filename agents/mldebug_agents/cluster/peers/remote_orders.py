@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 def give(answer: "Future[T]", value: T) -> None:
-    """Answer it."""
+    """Set the result, unless whoever waited has given up: then a future cannot be set any more."""
     if answer.set_running_or_notify_cancel():
         answer.set_result(value)
 
 
 def refuse(answer: "Future[T]", error: MldebugError) -> None:
-    """Say why there is no answer."""
+    """Set the error, unless whoever waited has given up."""
     if answer.set_running_or_notify_cancel():
         answer.set_exception(error)
 
@@ -81,7 +81,7 @@ class RemoteOrders:
             give(waiting, TimedCapture(capture, now))
 
     def failed(self, job_id: str, error: Exception) -> None:
-        """It came to nothing: who waits for it hears why."""
+        """The capture failed: everybody who waits for it gets the reason."""
         why = clean(f"its capture failed: {type(error).__name__}: {error}", 200)
         for waiting in self._waiting.pop(job_id, ()):
             refuse(waiting, MldebugError(why))

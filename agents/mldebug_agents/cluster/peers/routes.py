@@ -140,7 +140,7 @@ def _packed(
 
 
 async def _written(waiting: Callable[[], int]) -> None:
-    """What this node has seen lies on its own disk before anybody else gets it, unless the disk keeps it waiting."""
+    """Wait until this node's own reports are on its disk before others get the capture, but not long for a slow disk."""
     until = time.monotonic() + WRITTEN
     while waiting() and time.monotonic() < until:
         await asyncio.sleep(0.02)
@@ -169,7 +169,7 @@ async def _body(request: Request) -> bytes | None:
 def _bounded(
     do: Callable[[bytes, RequestingPeer], Awaitable[bytes]], refused: Refusals, kind: str
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Bodies have an end, errors are told in words."""
+    """A handler that bounds size and time of the body and answers errors in words."""
 
     async def handle(request: Request) -> Response:
         address = str(plain_ip(request.client.host)) if request.client else ""

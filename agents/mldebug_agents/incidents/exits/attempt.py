@@ -1,4 +1,4 @@
-"""One attempt under watch: its ranks, who of them has ended, and when it is time to ask what happened.
+"""One attempt under watch: its ranks, which of them have ended, and when it is time to collect the evidence.
 
 Belongs to the main loop's thread.
 """
@@ -19,7 +19,7 @@ REFRESH = 30.0  # seconds between two looks at where a job's output goes
 YOUNG, SOON = (
     60.0,
     3.0,
-)  # the same for a job that was met so lately: its launcher may not have opened its log yet
+)  # the same for a job that was found so lately: its launcher may not have opened its log yet
 KEPT = 4096  # children of ranks that are remembered per job
 
 
@@ -35,19 +35,19 @@ class WatchedAttempt:
         self.launcher: ProcessExit | None = None
         self.failing_at: float | None = None
         self.over_at: float | None = None
-        self.asked = False
-        self.met_at = time.monotonic()
+        self.collecting = False
+        self.found_at = time.monotonic()
         self.noted_at = -REFRESH
-        self.told_before: AttemptExit | None = None  # by an earlier agent
+        self.judged_before: AttemptExit | None = None  # the exit that an earlier agent judged
 
     def wants_notes(self, now: float) -> bool:
-        """Is it time to look again where its output goes?"""
-        return now - self.noted_at >= (SOON if now - self.met_at < YOUNG else REFRESH)
+        """Whether it is time to look again where its output goes."""
+        return now - self.noted_at >= (SOON if now - self.found_at < YOUNG else REFRESH)
 
     def recall(self, ends: KnownExits) -> None:
-        """Take up what an earlier agent saw; who is gone and was not seen to end did so while nobody watched."""
+        """Take the exits that an earlier agent stored; ranks that are gone without one ended while no agent ran."""
         here = {rank.rank for rank in self.run.job.ranks}
-        self.told_before = self.run.incident.exit if self.run.incident else None
+        self.judged_before = self.run.incident.exit if self.run.incident else None
         for one in ends.identities:
             self.identities.setdefault(one.rank, one)
         seen = {one.rank: one for one in past(ends.exits)}
@@ -60,21 +60,21 @@ class WatchedAttempt:
             mine = self.exits.get(rank)
             if rank not in here and (mine is None or mine.status is None):
                 self.exits[rank] = gone
-                if self.told_before is None:
+                if self.judged_before is None:
                     self.note_failure(gone.status)
 
-    def known(self) -> KnownExits:
-        """What a later agent should know."""
+    def known_exits(self) -> KnownExits:
+        """The exits so far, to be stored for the next start of the agent."""
         failing = None if self.failing_at is None else self.job
         return known_exits_of(self.identities, self.exits, failing)
 
     def exit_words(self) -> dict[int, str]:
-        """How its ranks ended, so far, in words; one that nobody saw to end is absent."""
-        known = (one for one in self.exits.values() if one.status is not None)
-        return {one.rank: full_words(one.status) for one in known}
+        """How its ranks ended so far: rank -> words; without those of unknown status."""
+        exits = (one for one in self.exits.values() if one.status is not None)
+        return {one.rank: full_words(one.status) for one in exits}
 
-    def meet_children(self, rank: int, children: Iterable[RankChild]) -> None:
-        """Remember who belongs to a rank."""
+    def add_children(self, rank: int, children: Iterable[RankChild]) -> None:
+        """Remember the child processes of a rank."""
         self.children.update((child.pid, rank) for child in children)
         if len(self.children) > KEPT:
             self.children = dict(list(self.children.items())[-KEPT:])
@@ -82,22 +82,22 @@ class WatchedAttempt:
     def note_failure(self, status: int | None) -> None:
         """From the first exit that may be a failure, the time of grace runs."""
         if status != 0 and self.failing_at is None:
-            self.failing_at, self.asked = time.monotonic(), False
+            self.failing_at, self.collecting = time.monotonic(), False
 
     @property
     def over(self) -> bool:
-        """Are all its ranks gone?"""
+        """Whether all its ranks are gone."""
         return self.over_at is not None
 
     @property
     def normal(self) -> bool:
-        """Has every rank left with exit code 0, as far as we saw?"""
+        """Whether every rank left with exit code 0, as far as is known."""
         done = [one.status for one in self.exits.values()]
         return len(done) == len(self.identities) and not any(status != 0 for status in done)
 
     def due(self, now: float) -> bool:
-        """Is it time to ask what happened?"""
-        if self.asked:
+        """Whether it is time to collect the evidence."""
+        if self.collecting:
             return False
         if self.over_at is not None:
             alone = self.launcher is not None or self.job.launcher_pid is None
@@ -105,7 +105,7 @@ class WatchedAttempt:
         return self.failing_at is not None and now - self.failing_at >= GRACE
 
     def as_exit(self) -> AttemptExit:
-        """What is known without asking anybody. Exits that nobody saw are unknown, and come last."""
+        """The exits so far, without further evidence. Exits of unknown time come last."""
         gone = dict(self.exits)
         if self.over:
             for rank, one in self.identities.items():

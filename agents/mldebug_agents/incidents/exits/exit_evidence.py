@@ -1,4 +1,4 @@
-"""Remembers of every job what will be needed when it ends: where its output goes, its error files, its cgroup.
+"""The evidence that a job leaves when it ends: remembered while it lives (where its output goes, its error files, its cgroup).
 
 When the processes are gone, all this can no longer be found. Belongs to one worker thread; files that a job chose are
 read through the reader child, in bounded pieces.
@@ -39,7 +39,7 @@ from mldebug_agents.incidents.exits.job_notes import (
     more_kills,
     owner_of,
 )
-from mldebug_agents.incidents.exits.kernel_deaths import KernelDeathLog, oom_counter, silence
+from mldebug_agents.incidents.exits.kernel_deaths import KernelDeathLog, oom_counter, log_doubt
 from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
 from mldebug_agents.jobs.logs.pipes import UnreadPipes
 from mldebug_agents.jobs.logs.rights import ReadRights
@@ -56,7 +56,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class ExitEvidence:
-    """Keeps the notes on all jobs."""
+    """Keeps notes on all living jobs, and collects what one has left behind when it ends."""
 
     def __init__(self, tools: CaptureTools, kernel: KernelDeathLog | None = None) -> None:
         self._tools, self._host, self._reader = tools, tools.context.host, tools.context.reader
@@ -65,20 +65,20 @@ class ExitEvidence:
         self._notes: dict[str, JobNotes] = {}
         self._unread = UnreadPipes()
 
-    def meet(self, job: Job) -> None:
-        """Note down, or bring up to date, what a living job will leave behind."""
+    def add_job(self, job: Job) -> None:
+        """Note, or bring up to date, where a living job will leave evidence."""
         notes = self._notes.get(job.id)
         if notes is None:
             notes = self._notes[job.id] = JobNotes(mark=self._kernel.mark())
         self._find_logs(job, notes)
-        fresh = [one for one in job.ranks[:MAX_RANKS] if one.pid not in notes.known]
-        notes.known.update(one.pid for one in fresh)
+        fresh = [one for one in job.ranks[:MAX_RANKS] if one.pid not in notes.pids]
+        notes.pids.update(one.pid for one in fresh)
         self._find_error_files(fresh, notes)
         for one in fresh:
             counter = oom_counter(self._host, one.pid)
             if counter:
                 notes.counters.setdefault(counter, [])
-        whole = not job.lost and notes.known <= {one.pid for one in job.ranks}
+        whole = not job.lost and notes.pids <= {one.pid for one in job.ranks}
         count_kills(notes, whole=whole)
         seen = (
             self._kernel.mark()
@@ -91,21 +91,21 @@ class ExitEvidence:
         self._notes.pop(job_id, None)
 
     def _dumps(self, attempt: AttemptExit) -> dict[int, FlightRecord]:
-        """By rank, what PyTorch dumped before the end."""
+        """By rank, the Flight Recorder that PyTorch dumped before the exit."""
         if not self._tools.context.config.capture.flight_recorder:
             return {}
         return self._tools.flight_recorders.left_behind(self._ended(attempt))
 
-    def ask(self, attempt: AttemptExit) -> AttemptExit:
-        """Add all that the job has left behind."""
+    def collect(self, attempt: AttemptExit) -> AttemptExit:
+        """The exit with all evidence that the job has left behind."""
         notes = self._notes.get(attempt.job.id) or JobNotes(mark=self._kernel.mark())
-        unmet = attempt.job.id not in self._notes
-        gaps = ["nobody watched when the job ended: what it wrote is not known"] if unmet else []
+        missed = attempt.job.id not in self._notes
+        gaps = ["nobody watched when the job ended: what it wrote is not known"] if missed else []
         outputs, lines = self._outputs(attempt, notes, gaps)
         own, shared = own_lines(outputs), shared_lines(outputs)
         deaths = self._kernel.since(notes.mark) if self._kernel_pids else ()
         calm = notes.calm[0] if len(notes.calm) > 1 else notes.mark
-        doubt = silence(self._kernel, calm, kernel_pids=self._kernel_pids)
+        doubt = log_doubt(self._kernel, calm, kernel_pids=self._kernel_pids)
         if doubt:
             gaps.append(doubt)
         return msgspec.structs.replace(
@@ -149,12 +149,12 @@ class ExitEvidence:
         if launcher is not None:  # its own words may go elsewhere than those of its ranks
             for place in finder.find(launcher).places:
                 self._note_log(place, None, notes)
-        self._find_strangers(notes)
+        self._mark_shared_logs(notes)
 
-    def _find_strangers(self, notes: JobNotes) -> None:
-        """Mark the files that living ranks of another run write to. Those of an attempt before this one are gone."""
+    def _mark_shared_logs(self, notes: JobNotes) -> None:
+        """Mark the logs that living ranks of another run write to, too. Ranks of an earlier attempt are gone."""
         for other in self._notes.values():
-            if other is notes or other.known & notes.known or not self._lives(other):
+            if other is notes or other.pids & notes.pids or not self._lives(other):
                 continue
             files = {log.file for log in notes.logs.values()}
             files &= {log.file for log in other.logs.values()}
@@ -162,7 +162,7 @@ class ExitEvidence:
                 log.foreign |= log.file in files
 
     def _lives(self, notes: JobNotes) -> bool:
-        states = (self._host.brief(pid) for pid in notes.known)
+        states = (self._host.brief(pid) for pid in notes.pids)
         return any(stat is not None and stat.state not in "ZX" for stat in states)
 
     def _note_log(self, place: LogFile, rank: int | None, notes: JobNotes) -> None:
@@ -206,7 +206,7 @@ class ExitEvidence:
     def _outputs(
         self, attempt: AttemptExit, notes: JobNotes, gaps: list[str]
     ) -> tuple[list[LogOutput], list[str]]:
-        """What came into the logs of the job since it was met; nothing of one that another run writes to as well."""
+        """What was written to the logs of the job since it was found, except logs that another run writes to as well."""
         locals_ = {
             one.local_rank: one.rank for one in attempt.identities if one.local_rank is not None
         }
@@ -224,7 +224,7 @@ class ExitEvidence:
         return outputs, lines
 
     def _text(self, log: JobLog, gaps: list[str]) -> list[str]:
-        """The lines that came since we know the log, at most the last `MAX_TEXT` bytes."""
+        """The lines written since the log was found, at most the last `MAX_TEXT` bytes."""
         place, reader, proc = log.place, self._reader, self._host.proc
         why = ""
         for path in (place.path, f"{proc}/{place.pid}/root{place.target}", place.target):
@@ -252,7 +252,7 @@ class ExitEvidence:
         return found
 
     def _read_error(self, file: RankErrorFile) -> RankError | None:
-        """As the rank, or its launcher, saw that path; last as we see it. Only what the job's user may read."""
+        """Read it by the path as the rank or its launcher has it, then as this agent has it; only what the job's user may read."""
         proc = self._host.proc
         for path in (*(f"{proc}/{pid}/root{file.path}" for pid in file.pids), file.path):
             piece = self._reader.read_from(path, 0, max_bytes=MAX_ERROR_FILE)

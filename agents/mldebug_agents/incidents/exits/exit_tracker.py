@@ -1,6 +1,6 @@
-"""From the first exit to the incident: who has ended, when enough is known to judge, and which attempts are one story.
+"""From the first exit of a rank to the judgement of its attempt: which ranks have ended, and when enough is known to judge.
 
-Belongs to the main loop's thread. Whatever may take long (logs, files, the kernel's log) is asked in a worker, after a
+Belongs to the main loop's thread. Whatever may take long (logs, files, the kernel's log) is collected in a worker thread, after a
 few seconds of grace in which the launcher prints its summary and the other ranks follow.
 """
 
@@ -25,7 +25,7 @@ from mldebug_agents.watch.runs import Run, no_training
 
 log = logging.getLogger("mldebug")
 
-TOLD = 8  # exits of one job that an open incident lists one by one
+MAX_LISTED = 8  # exits of one job that an open incident lists one by one
 ELASTIC = ("torchrun", "accelerate", "deepspeed")  # launchers that may start another attempt
 EAGER = 30.0  # seconds after a failure in which the next attempt is looked for more often
 
@@ -33,7 +33,7 @@ Work = Callable[[], AttemptExit | None]
 
 
 class ExitListener(Protocol):
-    """Who makes incidents of what we find out."""
+    """What is called with the exits that the tracker finds; it makes incidents of them."""
 
     def exited(self, run: Run, at: float, words: str) -> None:
         """A rank has ended."""
@@ -42,45 +42,45 @@ class ExitListener(Protocol):
         """An attempt ended badly, or has lost a rank; `final`: no other attempt is open, or can be started."""
 
     def goes_on(self, run: Run) -> None:
-        """A look has seen the job alive."""
+        """A look found the job alive."""
 
     def launcher_ended(self, pid: int) -> None:
-        """All attempts that came from there are judged, and no further one will come."""
+        """A launcher has ended, and all attempts that it started are judged."""
 
     def done(self, run: Run) -> None:
-        """Everything is said about a job that is over."""
+        """A job is over, and all its exits are handled."""
 
 
 class ExitTracker:
-    """Follows all jobs of the node. `order` hands work to the worker; `tell` is given what is known of every end."""
+    """Tracks the exits of all jobs of this node. `order` hands work to the worker; the listener gets every exit."""
 
     def __init__(
         self,
-        witness: ExitEvidence,
+        evidence: ExitEvidence,
         exits: ExitWatch,
         order: Callable[[Work], bool],
-        teller: ExitListener,
+        listener: ExitListener,
         keep: Callable[[str, KnownExits], None],
     ) -> None:
-        """`keep` stores, by the job's id, what an agent after us should know."""
+        """`keep` stores the known exits by the job's id, for the next start of the agent."""
         self._keep = keep
-        self._witness = witness
+        self._evidence = evidence
         self._exits = exits
         self._order = order
-        self._teller = teller
+        self._listener = listener
         self._jobs: dict[str, WatchedAttempt] = {}
         self._ranks: dict[tuple[int, int], tuple[str, int]] = {}  # (pid, start) -> (job, rank)
         self._launchers: dict[int, ProcessExit | None] = {}  # by pid
 
-    # --- what the node tells us --------------------------------------------------------------------
+    # --- what the main loop reports ------------------------------------------------------------------
 
     def follow(self, run: Run, children: Mapping[int, Iterable[RankChild]]) -> None:
-        """A look has seen the job; `children` by the pid of their rank."""
+        """Take the ranks of a living job from one look; `children` by the pid of their rank."""
         job = run.job
         one = self._jobs.setdefault(job.id, WatchedAttempt(run))
         one.run, one.job = run, job
         for rank in job.ranks:
-            one.meet_children(rank.rank, children.get(rank.pid, ()))
+            one.add_children(rank.rank, children.get(rank.pid, ()))
             if self._is_new(one, rank.pid, rank.start_ticks):
                 self._ranks[rank.pid, rank.start_ticks] = (job.id, rank.rank)
                 one.identities[rank.rank] = rank
@@ -88,12 +88,12 @@ class ExitTracker:
         self._follow_launcher(one)
         self._note_losses(one)
         now = time.monotonic()
-        if one.wants_notes(now) and self._order(lambda: self._witness.meet(job)):
+        if one.wants_notes(now) and self._order(lambda: self._evidence.add_job(job)):
             one.noted_at = now
-        self._teller.goes_on(run)
+        self._listener.goes_on(run)
 
     def _is_new(self, one: WatchedAttempt, pid: int, start: int) -> bool:
-        """Is this process not yet watched for this job? One that was taken for another job's, of one rank, is that no more."""
+        """Whether this process is not yet watched for this job. It is taken from another job that it was taken for before."""
         job_id, rank = self._ranks.get((pid, start), ("", -1))
         other = self._jobs.get(job_id)
         if other is not None and other is not one:
@@ -103,23 +103,23 @@ class ExitTracker:
         return other is not one
 
     def recall(self, run: Run, ends: KnownExits | None) -> None:
-        """What an earlier agent saw of the ends of a job that still lives."""
+        """Take the exits that an earlier agent stored of a job that still lives."""
         if ends is not None:
             self._jobs.setdefault(run.job.id, WatchedAttempt(run)).recall(ends)
 
     def revive(self, run: Run, ends: KnownExits) -> None:
-        """A job that has lost a rank under an earlier agent, and was gone before anybody judged it."""
+        """Take a job that lost a rank under an earlier agent, and was over before its exit was judged."""
         self.recall(run, ends)
         self.over(run)
 
     def expect(self, launcher_pid: int) -> None:
-        """A launcher between two attempts: its end has to be seen."""
+        """Watch a launcher between two attempts."""
         if launcher_pid not in self._launchers:
             self._launchers[launcher_pid] = None
             self._exits.watch(launcher_pid)
 
     def complete(self, look: JobLook) -> JobLook:
-        """A look, with what we know of who is lost."""
+        """The look with the ranks that are known to have exited."""
         one = self._jobs.get(look.job.id)
         if one is None or not one.exits:
             return look
@@ -129,9 +129,9 @@ class ExitTracker:
     def exited(self, gone: ProcessExit) -> None:
         """A process has ended."""
         job_id, rank = self._ranks.get((gone.pid, gone.start_ticks), ("", -1))
-        following = self._jobs.get(job_id)
-        if following is not None:
-            self._note(following, rank, gone)
+        attempt = self._jobs.get(job_id)
+        if attempt is not None:
+            self._note(attempt, rank, gone)
         elif gone.pid in self._launchers:
             self._launchers[gone.pid] = gone
             for one in self._jobs.values():
@@ -140,20 +140,20 @@ class ExitTracker:
             self._forget_launchers()
 
     def exits(self, job_id: str) -> dict[int, str]:
-        """How the ranks of a job ended, so far, in words by rank; those that nobody saw to end are absent."""
+        """How the ranks of a job ended so far: rank -> words; without those of unknown status."""
         one = self._jobs.get(job_id)
         return one.exit_words() if one else {}
 
     def over(self, run: Run) -> None:
-        """All ranks of a job are gone: it will be judged, soon."""
+        """All ranks of a job are gone: its exit will be judged after a time of grace."""
         one = self._jobs.get(run.job.id)
         if one is None:
-            self._teller.done(run)
+            self._listener.done(run)
         else:
-            one.over_at, one.asked = time.monotonic(), False
+            one.over_at, one.collecting = time.monotonic(), False
 
     def turn(self) -> None:
-        """Ask about those attempts for which it is time."""
+        """Collect evidence for those attempts whose time of grace is over."""
         now = time.monotonic()
         for one in list(self._jobs.values()):
             if not one.due(now):
@@ -162,32 +162,32 @@ class ExitTracker:
                 log.info("%s: ended: all ranks left with exit 0", one.job.name)
                 self._forget(one)
                 continue
-            one.asked = self._order(partial(self._ask, one.as_exit()))
+            one.collecting = self._order(partial(self._collect, one.as_exit()))
 
     def told(self, attempt: AttemptExit) -> None:
-        """The worker has asked around: judge."""
+        """Judge an attempt from the evidence that the worker has collected."""
         one = self._jobs.get(attempt.job.id)
         if one is None:
             return
-        if one.told_before is not None:
-            attempt = joined_exits(one.told_before, attempt)
+        if one.judged_before is not None:
+            attempt = joined_exits(one.judged_before, attempt)
         outcome = judge_exit(attempt)
         gone = self._launchers.get(one.job.launcher_pid or 0)
         if outcome.kind == "abnormal" and _counts(one.run):
-            self._teller.failed(
+            self._listener.failed(
                 one.run, attempt, outcome, final=one.over and not self._more(one, gone)
             )
         else:
             log.info("%s: %s", one.job.name, outcome.sentence)
             if not one.over:  # who else ends may change it
-                one.failing_at, one.asked = None, False
-                self._keep(one.job.id, one.known())
+                one.failing_at, one.collecting = None, False
+                self._keep(one.job.id, one.known_exits())
         if one.over:
             self._forget(one)
 
     @property
     def eager(self) -> bool:
-        """Is something going on that wants more looks than usual?"""
+        """Whether an attempt failed so lately that looks should come more often."""
         now = time.monotonic()
         return any(one.failing_at and now - one.failing_at < EAGER for one in self._jobs.values())
 
@@ -203,7 +203,7 @@ class ExitTracker:
         one.launcher = self._launchers[pid]
 
     def _note_losses(self, one: WatchedAttempt) -> None:
-        """What discovery knows of ranks that ended without our seeing it."""
+        """Take the ranks that discovery found to have ended."""
         for lost in one.job.lost:
             known = one.identities.get(lost.rank)
             if known is not None and lost.rank not in one.exits:
@@ -212,7 +212,7 @@ class ExitTracker:
                     rank=lost.rank, pid=known.pid, status=lost.exit_status, source=source
                 )
                 one.note_failure(lost.exit_status)
-                self._keep(one.job.id, one.known())
+                self._keep(one.job.id, one.known_exits())
 
     def _note(self, one: WatchedAttempt, rank: int, gone: ProcessExit) -> None:
         known = gone.status is not None
@@ -226,13 +226,13 @@ class ExitTracker:
         )
         words = f"rank {rank} ended: {words_of_status(gone.status)}"
         log.info("%s: %s", one.job.name, words)
-        if len(one.exits) <= TOLD:
-            self._teller.exited(one.run, gone.at, words)
+        if len(one.exits) <= MAX_LISTED:
+            self._listener.exited(one.run, gone.at, words)
         one.note_failure(gone.status)
-        self._keep(one.job.id, one.known())
+        self._keep(one.job.id, one.known_exits())
 
     def _more(self, one: WatchedAttempt, gone: ProcessExit | None) -> bool:
-        """Is another attempt of the same launch open, or can one still be started?"""
+        """Whether another attempt of the same launch is open, or can still be started."""
         launcher = one.job.launcher_pid
         if launcher is None:
             return False
@@ -240,14 +240,14 @@ class ExitTracker:
             return one.job.launcher in ELASTIC
         return any(o.job.launcher_pid == launcher for o in self._jobs.values() if o is not one)
 
-    def _ask(self, attempt: AttemptExit) -> AttemptExit:
-        return self._witness.ask(attempt)
+    def _collect(self, attempt: AttemptExit) -> AttemptExit:
+        return self._evidence.collect(attempt)
 
     def _forget(self, one: WatchedAttempt) -> None:
         self._jobs.pop(one.job.id, None)
         self._ranks = {key: mine for key, mine in self._ranks.items() if mine[0] != one.job.id}
-        self._order(lambda: self._witness.forget(one.job.id))
-        self._teller.done(one.run)
+        self._order(lambda: self._evidence.forget(one.job.id))
+        self._listener.done(one.run)
         self._forget_launchers()
 
     def _forget_launchers(self) -> None:
@@ -255,9 +255,9 @@ class ExitTracker:
         needed = {one.job.launcher_pid for one in self._jobs.values()}
         for pid in [pid for pid, gone in self._launchers.items() if gone and pid not in needed]:
             del self._launchers[pid]
-            self._teller.launcher_ended(pid)
+            self._listener.launcher_ended(pid)
 
 
 def _counts(run: Run) -> bool:
-    """A lone process that is no training may end as it likes."""
+    """Whether an exit of this run makes an incident: not of a lone process that is no training."""
     return run.seen is not None and not no_training(run.seen)

@@ -8,7 +8,7 @@ from mldebug_agents.jobs.logs.rights import ReadRights
 
 
 class JobLog(msgspec.Struct, kw_only=True):
-    """One file that ranks of a job write to; only what came after we saw it first counts."""
+    """One file that ranks of a job write to; only what was written after it was found counts."""
 
     place: LogFile
     file: tuple[int, int]  # device, inode
@@ -20,7 +20,7 @@ class JobLog(msgspec.Struct, kw_only=True):
 
 
 class RankErrorFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank says why it failed; `pids` are those whose view of the file system it is a path of."""
+    """The file in which a rank writes why it failed; `path` is as the processes `pids` have it in their file system."""
 
     rank: int
     path: str
@@ -34,8 +34,8 @@ class JobNotes(msgspec.Struct, kw_only=True):
     logs: dict[tuple[int, str], JobLog] = {}
     error_files: dict[int, RankErrorFile] = {}  # by pid
     counters: dict[str, list[int]] = {}  # file -> OOM kills, last two looks at all alive
-    known: set[int] = set()
-    mark: int = 0  # in the kernel's log, when the job was met
+    pids: set[int] = set()  # of its ranks so far
+    mark: int = 0  # in the kernel's log, when the job was found
     calm: list[int] = []  # the same at the last two looks that found all alive
 
 
@@ -45,7 +45,7 @@ def owner_of(log: JobLog) -> int | None:
 
 
 def count_kills(notes: JobNotes, *, whole: bool) -> None:
-    """Only while all ranks live; a kill may have come between the look and this, so the count before is kept, too."""
+    """Read the OOM counters, only while all ranks live. The count before is kept, too: a kill may have come since the look."""
     for file, counts in notes.counters.items():
         now = oom_kills(file) if whole or not counts else None
         if now is not None:
@@ -53,6 +53,7 @@ def count_kills(notes: JobNotes, *, whole: bool) -> None:
 
 
 def more_kills(notes: JobNotes) -> int | None:
+    """OOM kills in the job's cgroups since all its ranks were alive; None where no counter can be read."""
     counts = [(oom_kills(file), before) for file, before in notes.counters.items()]
-    known = [max(0, now - before[0]) for now, before in counts if now is not None and before]
-    return sum(known) if known else None
+    kills = [max(0, now - before[0]) for now, before in counts if now is not None and before]
+    return sum(kills) if kills else None

@@ -1,4 +1,4 @@
-"""The kernel's word about dead processes: /dev/kmsg, where we may read it, and the OOM counters of cgroups."""
+"""What the kernel reports about dead processes: /dev/kmsg, where it is readable, and the OOM counters of cgroups."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ _SAFE = re.compile(r"/(?!.*(?:^|/)\.\.(?:/|$)).*")
 
 
 class KernelDeathLog:
-    """Reads what the kernel says from now on; never waits. `readable` is False where we may not, or there is none."""
+    """Reads the kernel's log from now on, and never waits. `readable` is False where that is not allowed or there is none."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._deaths: deque[tuple[int, KernelDeath]] = deque(maxlen=KEPT)
@@ -37,7 +37,7 @@ class KernelDeathLog:
 
     @property
     def readable(self) -> bool:
-        """May we read it?"""
+        """Whether it can be read."""
         return self._fd >= 0
 
     def mark(self) -> int:
@@ -51,7 +51,7 @@ class KernelDeathLog:
         return tuple(death for number, death in self._deaths if number >= mark)
 
     def whole(self, mark: int) -> bool:
-        """Do we know all deaths since the mark? Not where records were overwritten before they were read."""
+        """Whether all deaths since the mark are known: not where records were overwritten before they were read."""
         self._read()
         return self.readable and self._torn < mark
 
@@ -76,8 +76,8 @@ class KernelDeathLog:
             self._count += 1
 
 
-def silence(log: KernelDeathLog, mark: int, *, kernel_pids: bool) -> str:
-    """Why it proves nothing that the log tells of no kill since a mark; "" where it does.
+def log_doubt(log: KernelDeathLog, mark: int, *, kernel_pids: bool) -> str:
+    """Why the absence of kills in the log since a mark proves nothing; "" where it does.
 
     `kernel_pids`: are pids here those that the kernel logs?
     """

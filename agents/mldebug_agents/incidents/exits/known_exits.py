@@ -1,6 +1,4 @@
-"""What is known of the ranks of one run that have ended: kept over a restart of the agent, and told to whoever looks. Pure
-but for `launcher_lives`.
-"""
+"""The known exits of one run: stored over a restart of the agent, and added to each look. Pure but for `launcher_lives`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -20,7 +18,7 @@ def known_exits_of(
     exits: Mapping[int, RankExit],
     failing: Job | None = None,
 ) -> KnownExits:
-    """As it is stored: who has ended first, and without the command lines, which are long."""
+    """The exits as they are stored: ranks that have ended first, and without command lines, which are long."""
     order = sorted(identities, key=lambda rank: (rank not in exits, rank))[:MAX_RANKS]
     kept = (msgspec.structs.replace(identities[rank], argv=()) for rank in order)
     return KnownExits(
@@ -31,16 +29,16 @@ def known_exits_of(
 
 
 def past(exits: Iterable[RankExit]) -> Iterator[RankExit]:
-    """Exits that an earlier agent saw: in their order, and before all that this one will see."""
-    known = list(exits)
-    last = max((one.moment or 0 for one in known), default=0)
-    for one in known:
+    """Exits that an earlier agent stored, in their order and before all of this agent."""
+    stored = list(exits)
+    last = max((one.moment or 0 for one in stored), default=0)
+    for one in stored:
         moment = None if one.moment is None else one.moment - last - 1
         yield msgspec.structs.replace(one, moment=moment)
 
 
 def with_exits(job: Job, look: RunLook, exits: Mapping[int, RankExit]) -> tuple[Job, RunLook]:
-    """Discovery knows no status of who was reaped, and after a restart of the agent not even that he lived."""
+    """Add the known exits to a job and a look: discovery finds neither reaped ranks nor, after a restart, that they lived."""
     here = {rank.rank for rank in job.ranks}
     gone = {rank: one for rank, one in exits.items() if rank not in here}
     lost = {one.rank: one for one in job.lost}
@@ -51,17 +49,17 @@ def with_exits(job: Job, look: RunLook, exits: Mapping[int, RankExit]) -> tuple[
     return job, msgspec.structs.replace(look, exited=exited, missing=missing)
 
 
-def _lost(seen: LostRank | None, gone: RankExit) -> LostRank:
-    seen = seen or LostRank(rank=gone.rank)
-    if seen.exit_status is not None or gone.status is None:
-        return msgspec.structs.replace(seen, pid=seen.pid or gone.pid)
+def _lost(lost: LostRank | None, gone: RankExit) -> LostRank:
+    lost = lost or LostRank(rank=gone.rank)
+    if lost.exit_status is not None or gone.status is None:
+        return msgspec.structs.replace(lost, pid=lost.pid or gone.pid)
     return msgspec.structs.replace(
-        seen, pid=gone.pid, exit_status=gone.status, reason=exit_reason(gone.status)
+        lost, pid=gone.pid, exit_status=gone.status, reason=exit_reason(gone.status)
     )
 
 
 def joined_exits(before: AttemptExit, now: AttemptExit) -> AttemptExit:
-    """The same end, asked about by two agents: the second could not read what had been written before it came."""
+    """The evidence of one exit from two agents joined: the second could not read what had been written before it started."""
     mine, its = now.words, before.words
     words = LauncherWords(
         failures=mine.failures or its.failures,
@@ -90,7 +88,7 @@ def joined_exits(before: AttemptExit, now: AttemptExit) -> AttemptExit:
 
 
 def launcher_lives(host: Host, attempt: AttemptExit, same_boot: bool | None = None) -> bool:
-    """Does the launcher of an attempt that has failed still run, so that another attempt may come?
+    """Whether the launcher of a failed attempt still runs, so that another attempt may come.
 
     It is older than its ranks; a process that has got its number since is younger. `same_boot`: has the node run since;
     None: the times must tell, which are wrong where somebody has set the clock.

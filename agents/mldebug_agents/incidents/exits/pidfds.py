@@ -1,4 +1,4 @@
-"""Sees processes end: holds a pidfd of each, and reads the exit status although a launcher reaps its children at once.
+"""Watches processes end through pidfds, and reads their exit status although a launcher reaps its children at once.
 
 A pidfd becomes readable when its process has ended. The status comes from the zombie, as long as there is one and we may
 see it, and from Linux 6.15 on from the pidfd itself once the process is reaped, for any user; else it is unknown. The
@@ -42,13 +42,13 @@ class ExitWatch:
     """Watches up to `limit` processes in one thread; `tell` is called there for every exit, and must not block."""
 
     def __init__(self, host: Host, tell: Callable[[ProcessExit], None], limit: int = 0) -> None:
-        self.limit = limit or _room()
+        self.limit = limit or _max_watched()
         self.left_out = 0  # processes that were not watched because there was no room
         self._host = host
         self._tell = tell
-        self._asked: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._held: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, start)
-        self._untold: dict[int, tuple[ProcessExit, float]] = {}  # pidfd -> exit, patience until
+        self._unresolved: dict[int, tuple[ProcessExit, float]] = {}  # pidfd -> exit, patience until
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.POLLIN)
@@ -58,13 +58,13 @@ class ExitWatch:
         self._thread.start()
 
     def watch(self, pid: int, start_ticks: int = 0) -> None:
-        """Watch one process; one that is gone already, or has another start by now, is told as an exit unknown.
+        """Watch one process; one that is gone already, or has another start by now, is reported with an unknown status.
 
         Without `start_ticks` it is whoever has that number now.
         """
         if not self._open:
             return
-        self._asked.put((pid, start_ticks))
+        self._requests.put((pid, start_ticks))
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -82,23 +82,23 @@ class ExitWatch:
 
     def _run(self) -> None:
         while self._open:
-            ready = [fd for fd, _ in self._poll.poll(_AGAIN if self._untold else None)]
+            ready = [fd for fd, _ in self._poll.poll(_AGAIN if self._unresolved else None)]
             self._moment += 1
             for fd in ready:
                 if fd != self._wake:
                     self._ended(fd)
-            for fd in list(self._untold):
+            for fd in list(self._unresolved):
                 self._resolve(fd)
             if self._wake in ready:
-                self._take_orders()
-        for fd in (*self._held, *self._untold):
+                self._take_requests()
+        for fd in (*self._held, *self._unresolved):
             os.close(fd)
 
-    def _take_orders(self) -> None:
+    def _take_requests(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        while not self._asked.empty():
-            self._hold(*self._asked.get())
+        while not self._requests.empty():
+            self._hold(*self._requests.get())
 
     def _hold(self, pid: int, start_ticks: int) -> None:
         if len(self._held) >= self.limit:
@@ -122,38 +122,38 @@ class ExitWatch:
 
     def _ended(self, fd: int) -> None:
         self._poll.unregister(fd)
-        self._untold[fd] = (self._exit(*self._held.pop(fd)), time.monotonic() + PATIENCE)
+        self._unresolved[fd] = (self._exit(*self._held.pop(fd)), time.monotonic() + PATIENCE)
 
     def _exit(self, pid: int, start_ticks: int) -> ProcessExit:
         return ProcessExit(pid=pid, start_ticks=start_ticks, at=time.time(), moment=self._moment)
 
     def _resolve(self, fd: int) -> None:
-        """Tell of an exit as soon as its status is known, or can no more be known."""
-        seen, until = self._untold[fd]
-        stat = self._host.brief(seen.pid)
-        there = stat is not None and stat.start_ticks == seen.start_ticks
+        """Report an exit as soon as its status is known, or can no longer be known."""
+        process_exit, until = self._unresolved[fd]
+        stat = self._host.brief(process_exit.pid)
+        there = stat is not None and stat.start_ticks == process_exit.start_ticks
         status = remembered_status(fd)
         if status is None and stat is not None and there:
-            status = exit_status(stat, self._host.status(seen.pid).uid)
+            status = exit_status(stat, self._host.status(process_exit.pid).uid)
         if status is None and there and time.monotonic() < until:
             return
-        del self._untold[fd]
+        del self._unresolved[fd]
         os.close(fd)
-        self._tell(msgspec.structs.replace(seen, status=status))
+        self._tell(msgspec.structs.replace(process_exit, status=status))
 
 
 def remembered_status(fd: int) -> int | None:
     """The wait(2) status word of a reaped process, as its pidfd keeps it; None before, and on older kernels."""
-    told = bytearray(_INFO.pack(_INFO_EXIT, 0))
+    info = bytearray(_INFO.pack(_INFO_EXIT, 0))
     try:
-        fcntl.ioctl(fd, _GET_INFO, told)
+        fcntl.ioctl(fd, _GET_INFO, info)
     except OSError:
         return None
-    mask, status = _INFO.unpack(told)
+    mask, status = _INFO.unpack(info)
     return status & 0xFFFF if mask & _INFO_EXIT else None
 
 
-def _room() -> int:
+def _max_watched() -> int:
     """Half of the descriptors that this process may have, and no more than `MAX_WATCHED`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_WATCHED if soft == resource.RLIM_INFINITY else min(MAX_WATCHED, soft // 2)

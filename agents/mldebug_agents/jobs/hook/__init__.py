@@ -1,1 +1,1 @@
-"""What the hook in a training process says, and how it is asked for stacks; nothing here attaches to anybody."""
+"""Talks to the hook inside a training process: reads its record, asks it for stacks and the Flight Recorder, sets switches. No ptrace."""

@@ -15,7 +15,7 @@ from mldebug.capture.flight_recorder.hook_file import MAX_BYTES, parse_file
 from mldebug.core.model import FlightRecord, Gap, RankIdentity
 from mldebug.jobs.heartbeat import FLIGHT
 from mldebug_agents.jobs.hook.records import check_owner
-from mldebug_agents.jobs.hook.signals import HookedProcess, HookSignals
+from mldebug_agents.jobs.hook.signals import HookSignals, SignalTarget
 from mldebug_agents.system.failure_counts import FailureCounts
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import FilePiece
@@ -31,7 +31,7 @@ _WHY = {
 
 
 class HookFlightRecords(msgspec.Struct, frozen=True):
-    """What came: by rank, and why it did not come. Who has no hook is in neither."""
+    """Flight Recorders by rank, and a gap for each rank with the hook that gave none. Ranks without the hook are in neither."""
 
     flights: dict[int, FlightRecord] = {}
     gaps: tuple[Gap, ...] = ()
@@ -48,7 +48,7 @@ class HookFlightRecorder:
         self.unanswered = unanswered or FailureCounts()
 
     def ask(self, ranks: Sequence[RankIdentity], timeout: float) -> HookFlightRecords:
-        """Ask all of them, and wait `timeout` seconds at most for all answers together."""
+        """Ask all ranks at once; returns after `timeout` seconds at most."""
         with ExitStack() as stack:
             held = {
                 one.rank: stack.enter_context(self._asking.hold(one.pid))
@@ -72,8 +72,8 @@ class HookFlightRecorder:
         flights = {n: one for n, one in answers.items() if not isinstance(one, str)}
         return HookFlightRecords(flights, (*gaps, *_silent(flights)))
 
-    def _sent(self, one: HookedProcess, start_ticks: int) -> bool:
-        """False where it cannot be asked, or its pid belongs to somebody else by now."""
+    def _sent(self, one: SignalTarget, start_ticks: int) -> bool:
+        """Send the request; False where the process cannot be asked, or its pid is another process by now."""
         number = one.beat.flight_signal
         if number is None or start_ticks not in (0, one.identity.start_ticks):
             return False
@@ -82,7 +82,7 @@ class HookFlightRecorder:
         except OSError:  # no right to signal it, or it is gone
             return False
 
-    def _answered(self, processes: dict[int, HookedProcess], deadline: float) -> set[int]:
+    def _answered(self, processes: dict[int, SignalTarget], deadline: float) -> set[int]:
         """The ranks that have done what they could, when all have or the time is over."""
         answered: set[int] = set()
         while len(answered) < len(processes) and time.monotonic() < deadline:
@@ -94,7 +94,7 @@ class HookFlightRecorder:
                         answered.add(rank)
         return answered
 
-    def _read(self, one: HookedProcess) -> FlightRecord | str:
+    def _read(self, one: SignalTarget) -> FlightRecord | str:
         """Its answer, or why there is none."""
         piece = self._reader.read_from(self._asking.path(one, FLIGHT), 0, max_bytes=MAX_BYTES + 1)
         if not isinstance(piece, FilePiece):
@@ -107,7 +107,7 @@ class HookFlightRecorder:
 
 
 def _silent(flights: Mapping[int, FlightRecord]) -> Iterator[Gap]:
-    """A recorder that holds nothing of the calls that were made."""
+    """A gap for each recorder that holds none of the calls that were made."""
     for rank, one in flights.items():
         for backend in one.silent:
             why = f"that of {backend} holds none of its calls: {_WHY.get(backend, 'it is switched off, or not known')}"

@@ -1,7 +1,7 @@
 """The records that training processes keep in shared memory: found by the pid and start that the process itself sees.
 
-A record is believed only where it is a regular file of the very user that runs the process, which nobody else may write.
-That there is none is an answer: an untouched job. That it could not be read is none, and has its reason.
+A record is used only where it is a regular file of the user that runs the process, which nobody else may write. No record means a job
+without the hook; a record that cannot be read is reported with the reason.
 """
 
 import errno
@@ -36,7 +36,7 @@ _BROKEN = "its process has ended while it was being written"
 
 
 class HeartbeatReader:
-    """Keep one: it remembers who has no record, so that untouched jobs cost nothing."""
+    """Reads the hook records of ranks. One per agent: it remembers processes without a record, so that untouched jobs cost nothing."""
 
     def __init__(
         self, host: Host, reader: Reader, clock: Callable[[], float] = time.monotonic
@@ -48,7 +48,7 @@ class HeartbeatReader:
         self.refused: dict[int, str] = {}  # pid -> why its record is not read, or not believed
 
     def read(self, ranks: Iterable[RankIdentity]) -> dict[int, Heartbeat]:
-        """Rank -> what its process says of itself now; who says nothing is absent."""
+        """Rank -> its record now; ranks without one are absent, and why one was not used is in `refused`."""
         ranks = tuple(ranks)
         here = {(one.pid, one.start_ticks) for one in ranks}
         self._without = {key: at for key, at in self._without.items() if key in here}
@@ -98,7 +98,7 @@ class HeartbeatReader:
 def read_hook_summaries(
     host: Host, reader: Reader, ranks: Sequence[RankIdentity]
 ) -> tuple[dict[int, HookState], tuple[Gap, ...]]:
-    """Rank -> what it says now, asked once; who says nothing is absent, and who is not read or not believed is a gap."""
+    """Rank -> its record's summary now, and a gap for each record that could not be read or is not valid."""
     source = HeartbeatReader(host, reader)
     found = source.read(ranks)
     gaps = [

@@ -28,8 +28,8 @@ _FAMILY = 3  # signals of the hook: the one that asks and the two below
 _BUSY = 0.015  # CPU seconds between the first look and the last: more than one clock tick, which who polls for a lock may take
 
 
-class HookedProcess(NamedTuple):
-    """A process that can be asked, held by its pidfd."""
+class SignalTarget(NamedTuple):
+    """A process that catches the hook's signals, held by its pidfd."""
 
     identity: RankIdentity
     pidfd: int
@@ -49,7 +49,7 @@ class HookedProcess(NamedTuple):
 
 
 class HookSignals:
-    """Finds out who can be asked, and asks. Keep one: it remembers who has no record."""
+    """Sends the hook's signals where that is safe. One per agent: it remembers processes without a record."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class HookSignals:
         self._send = send
 
     @contextmanager
-    def hold(self, pid: int) -> Iterator[HookedProcess | None]:
-        """Hold a process as long as it is asked; None where it cannot or may not be. Opened first: what is read then is of it."""
+    def hold(self, pid: int) -> Iterator[SignalTarget | None]:
+        """Hold a process while it is asked; None where it cannot be. The pidfd is opened first, so all that is read belongs to that process."""
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
@@ -74,14 +74,14 @@ class HookSignals:
         finally:
             os.close(pidfd)
 
-    def _hooked(self, pid: int, pidfd: int) -> HookedProcess | None:
+    def _hooked(self, pid: int, pidfd: int) -> SignalTarget | None:
         identity = self._identity(pid)
         beat = self._beat(identity) if identity else None
         if identity is None or beat is None or beat.signal is None or beat.stacks_fd is None:
             return None
         name = record_name(identity.namespace_pid or pid, identity.start_ticks)
         position = self._position(pid, beat.stacks_fd, name)
-        return None if position is None else HookedProcess(identity, pidfd, beat, name, position)
+        return None if position is None else SignalTarget(identity, pidfd, beat, name, position)
 
     def _identity(self, pid: int) -> RankIdentity | None:
         stat, status = self._host.brief(pid), self._host.status(pid)
@@ -97,7 +97,7 @@ class HookSignals:
             namespace_pid=inside if inside != pid else None,
         )
 
-    def ask(self, one: HookedProcess, number: int) -> bool:
+    def ask(self, one: SignalTarget, number: int) -> bool:
         """Send it this signal, if it catches it. Raises OSError where that is not allowed or it is gone."""
         if not only_hook_takes_signals(self._host, one.pid, one.beat.signal or 0):
             return False
@@ -107,28 +107,28 @@ class HookSignals:
         return True
 
     def _catches(self, pid: int, number: int, start_ticks: int) -> bool:
-        """The kernel's word, asked last: an exec in between has taken all handlers away."""
+        """Does the kernel say that it catches this signal? Checked last: an exec would have removed all handlers."""
         status, stat = self._host.status(pid), self._host.brief(pid)
         if stat is None or stat.start_ticks != start_ticks or stat.state in DEAF:
             return False
         return bool(status.caught_signals >> (number - 1) & 1)
 
     def pends(self, pid: int, number: int) -> bool:
-        """Was it sent and not yet taken?"""
+        """Is this signal pending?"""
         return bool(self._host.status(pid).pending_signals >> (number - 1) & 1)
 
-    def stuck(self, one: HookedProcess) -> bool:
-        """Does no thread of it run, so that no Python can? Takes a second."""
+    def stuck(self, one: SignalTarget) -> bool:
+        """Does no thread of it run, so that no Python code can? Takes a second."""
         return all_threads_sleep(self._host, one.pid)
 
-    def beat(self, one: HookedProcess) -> Heartbeat | None:
-        """What its record says now."""
+    def beat(self, one: SignalTarget) -> Heartbeat | None:
+        """Its record now; None where it has none that is valid."""
         return self._beat(one.identity)
 
     def _beat(self, identity: RankIdentity) -> Heartbeat | None:
         return self._heartbeats.read([identity]).get(identity.rank)
 
-    def position(self, one: HookedProcess) -> int | None:
+    def position(self, one: SignalTarget) -> int | None:
         """How far it has written into the file of its stacks by now."""
         return (
             None
@@ -144,7 +144,7 @@ class HookSignals:
         found = re.search(r"^pos:\s*(\d+)$", info, re.MULTILINE)
         return int(found[1]) if found else None
 
-    def path(self, one: HookedProcess, suffix: str) -> str:
+    def path(self, one: SignalTarget, suffix: str) -> str:
         """A file beside its record, as it is found from here."""
         return f"{self._host.root_of(one.pid)}{FOLDER}/{one.name}{suffix}"
 

@@ -18,7 +18,7 @@ from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
 from mldebug.core.redact import clean
 from mldebug.jobs.heartbeat import STACKS
 from mldebug_agents.jobs.hook.records import check_owner
-from mldebug_agents.jobs.hook.signals import HookedProcess, HookSignals
+from mldebug_agents.jobs.hook.signals import HookSignals, SignalTarget
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import FilePiece
 
@@ -50,7 +50,7 @@ class HookStacks:
             except OSError:  # no right to signal it, or it is gone
                 return ()
 
-    def _dump(self, one: HookedProcess, timeout: float) -> tuple[ThreadStack, ...]:
+    def _dump(self, one: SignalTarget, timeout: float) -> tuple[ThreadStack, ...]:
         ask = one.beat.signal or 0
         for number in (ask, ask - 1):
             if not self._asking.ask(one, number):
@@ -65,7 +65,7 @@ class HookStacks:
                 return ()
         return ()
 
-    def _may_force(self, one: HookedProcess) -> bool:
+    def _may_force(self, one: SignalTarget) -> bool:
         room = one.position < MAX_TEXT
         return room and self._asking.stuck(one) and self._asking.position(one) == one.position
 
@@ -76,7 +76,7 @@ class HookStacks:
         elif not forced:
             self._forced.discard(key)
 
-    def _answer(self, one: HookedProcess, timeout: float) -> str:
+    def _answer(self, one: SignalTarget, timeout: float) -> str:
         """What it has written since the question, as soon as that is whole; "" where it never is."""
         deadline, last = time.monotonic() + timeout, one.position
         while time.monotonic() < deadline:
@@ -89,7 +89,7 @@ class HookStacks:
                 return text
         return ""
 
-    def _by_force(self, one: HookedProcess, timeout: float) -> str:
+    def _by_force(self, one: SignalTarget, timeout: float) -> str:
         """The same of C code, which says no end: it is quiet then."""
         before = one.position
         deadline, last, same = time.monotonic() + timeout, before, 0
@@ -101,11 +101,11 @@ class HookStacks:
         text = self._text(one, last) if last != before else ""
         return whole_answer(text) or text
 
-    def _position(self, one: HookedProcess) -> int:
+    def _position(self, one: SignalTarget) -> int:
         now = self._asking.position(one)
         return one.position if now is None else now
 
-    def _text(self, one: HookedProcess, now: int) -> str:
+    def _text(self, one: SignalTarget, now: int) -> str:
         """What was written since the question: where it stands before that, it has begun at the front since."""
         begin = one.position if now > one.position else 0
         path = self._asking.path(one, STACKS)

@@ -1,1 +1,1 @@
-"""Launchers, one file each: how each tells its ranks who they are."""
+"""Launchers, one file each: how each launcher's environment tells a process its rank."""

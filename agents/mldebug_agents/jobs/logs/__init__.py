@@ -1,1 +1,1 @@
-"""The logs of a job: where a rank writes to, and what is new there."""
+"""The log files of a job: where its output goes, and following them as they grow."""

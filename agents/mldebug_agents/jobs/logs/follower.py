@@ -19,13 +19,13 @@ from mldebug_agents.system.reader import FilePiece, Reader, Unreadable
 FIRST_LOOK = 256 << 10  # bytes from the end in which the last record before our time is looked for
 MAX_NEWS = 4 << 20  # bytes parsed in one poll; of more only the end
 CHUNK = 512 << 10
-NO_RECORD = 50  # lines without one, after which it is said
-EARLIER = 2000  # records before our time; a thread may have told the last thousand in a hang
+NO_RECORD = 50  # lines without a record after which status says so
+EARLIER = 2000  # records written before we came; in a hang a background thread may have written the last thousand
 SEAM = 64  # bytes before our place that must still be the same
 
 
 class LogUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one poll brought. Only `records` are progress, and a growing file is a weak sign of it."""
+    """What is new since the last poll. `records` are progress; a growing file alone is a weak sign of it."""
 
     records: tuple[LogRecord, ...] = ()
     before: LogRecord | None = None  # first poll only: the last record that was there already
@@ -165,7 +165,7 @@ class LogFollower:
         )
 
     def _skip(self, size: int) -> int:
-        """Leave out all but the last `MAX_NEWS` bytes; return how many."""
+        """Skip all but the last `MAX_NEWS` bytes; return how many were skipped."""
         skipped = max(0, size - self._offset - MAX_NEWS)
         if skipped:
             self._offset += skipped

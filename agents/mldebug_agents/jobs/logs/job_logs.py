@@ -48,7 +48,7 @@ class LogSharing:
         self._runs[run] = _Run(frozenset(files), lone)
 
     def shared(self, run: object, file: File | None) -> bool:
-        """Whether another run writes it too. A lone process spoils only the log of another lone one."""
+        """Does another run write this file, too? A process without a launcher counts only against another such process."""
         mine = self._runs.get(run)
         others = [logs for it, logs in self._runs.items() if it is not run]
         return mine is not None and any(
@@ -140,7 +140,7 @@ class JobLogs:
         self._poll(now, lone=job.launcher == "single")
 
     def _note_ranks(self, job: Job) -> None:
-        """Processes that are all new resume from a checkpoint, maybe: known steps are news again."""
+        """Where all processes are new the job may have resumed from a checkpoint: steps that were read before count again."""
         pids = frozenset(rank.pid for rank in job.ranks)
         anew = bool(pids and self._pids and not pids & self._pids)
         if anew:
@@ -230,7 +230,7 @@ class JobLogs:
         return news
 
     def _share(self, *, lone: bool) -> None:
-        """Say which files are ours, and ask which of them another run writes too."""
+        """Register this run's files, and note which of them another run writes, too."""
         files = {place.path: self._followers[place.path].file for place in self._places}
         self._writers.note(self, {file for file in files.values() if file}, lone=lone)
         shared = frozenset(path for path, file in files.items() if self._writers.shared(self, file))
@@ -264,7 +264,7 @@ class JobLogs:
 
 
 def _ours(node: str, job: Job, before: Collection[int]) -> LogWriters:
-    """Whose lines of NCCL's are the job's; those of a rank that is gone too."""
+    """Whose NCCL lines belong to the job, ranks that have ended included."""
     pids = {pid for rank in job.ranks for pid in (rank.pid, rank.namespace_pid) if pid}
     elsewhere = job.world_size > len(job.ranks) + len(job.lost)
     return LogWriters(node=node, pids=frozenset((*before, *pids)), elsewhere=elsewhere)

@@ -64,9 +64,9 @@ class RankLogs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogFinder:
-    """Finds logs; it remembers what it saw of pipes and their readers, so make a new one for each look.
+    """Finds log files. It caches pipes and their readers, so make a new one for each look.
 
-    `unread` is what looks tell each other: who reads a pipe that nobody was found to read is not asked each time.
+    `unread` is kept from look to look: a pipe without a reader is not searched for each time.
     """
 
     def __init__(self, host: Host, unread: UnreadPipes | None = None) -> None:

@@ -23,7 +23,7 @@ MAX_LINES = 200_000
 
 
 class UnreadPipes:
-    """Pipes whose reader was searched for in vain, from look to look: in a container it is often outside."""
+    """Pipes for which no reader was found, kept from look to look: in a container the reader is often outside."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -40,7 +40,7 @@ class UnreadPipes:
 
 
 class PipeReaders:
-    """The processes of one look; what was once read of them is remembered, so make a new one for each look."""
+    """Finds which processes read a pipe. It caches what it reads of them, so make a new one for each look."""
 
     def __init__(self, host: Host, unread: UnreadPipes | None = None) -> None:
         self._host = host

@@ -1,1 +1,1 @@
-"""Who is a rank, of which job, and who is missing: what `sources/ranks.py` is made of."""
+"""Finds the ranks on this node: which process is a rank of which job, which ranks are missing, and what each has loaded."""

@@ -22,7 +22,7 @@ _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}")  # a run id t
 
 
 class RankChild(msgspec.Struct, frozen=True, kw_only=True):
-    """A descendant of a rank that is no rank."""
+    """A process below a rank that is not a rank itself."""
 
     pid: int
     kind: str = "child"  # worker: a DataLoader worker, as far as can be told; child: anything else
@@ -31,7 +31,7 @@ class RankChild(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Discovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on this node now. `children` has an entry for every rank, by its pid."""
+    """All jobs on this node at one moment. `children` has an entry for every rank, by its pid."""
 
     jobs: tuple[Job, ...] = ()  # sorted by start
     remarks: tuple[Remark, ...] = ()
@@ -41,7 +41,7 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Memory(msgspec.Struct, kw_only=True):
-    """What earlier looks saw of a job that still runs."""
+    """What earlier looks found of a job that still runs."""
 
     id: str
     ranks: dict[int, RankIdentity] = {}
@@ -49,7 +49,7 @@ class _Memory(msgspec.Struct, kw_only=True):
 
 
 class RankFinder:
-    """Finds jobs. Keep one: it remembers who held a rank, so one that dies is known by its pid."""
+    """Finds the jobs on this node. One per agent: it remembers which process held a rank, so that a rank that dies keeps its pid."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class RankFinder:
         ask_ras: Ask = lambda _: None,
         probes: bool = False,
     ) -> None:
-        """`ask_ras`: which of some processes, told as a job, is which rank, where their environment does not say.
+        """`ask_ras`: asks NCCL RAS which process is which rank, where their environment does not say.
 
-        `probes`: the ranks of probes of ours are told as a job, too.
+        `probes`: report the ranks of our own probes as a job, too.
         """
         self._host = host
         self._ras = RasRanks(ask_ras, host.clock)
@@ -72,66 +72,68 @@ class RankFinder:
 
     def find(self) -> Discovery:
         """Look once at all processes of this node."""
-        family = ProcessTree(self._host.briefs())
-        processes = self._ras.complete(self._registry.look(family.stats), family)
-        seats = find_claimants(processes, family)
+        tree = ProcessTree(self._host.briefs())
+        processes = self._ras.complete(self._registry.look(tree.stats), tree)
+        claimants = find_claimants(processes, tree)
         known_children = {child for memory in self._memory.values() for child in memory.children}
-        teams = find_rank_groups(seats, family, known_children)
-        alive = [team for team in teams if team.seats]
-        self._memory = {team.key: self._recall(team, family) for team in alive}
-        children = dict(_children(alive, processes, family))
-        self._remember_children(alive, children, family)
-        seated = {seat.pid for team in alive for seat in team.seats.values()}
-        losses = LostRankFinder(self._host, self._registry, family, seated)
+        rank_groups = find_rank_groups(claimants, tree, known_children)
+        alive = [rank_group for rank_group in rank_groups if rank_group.claimants]
+        self._memory = {rank_group.key: self._recall(rank_group, tree) for rank_group in alive}
+        children = dict(_children(alive, processes, tree))
+        self._remember_children(alive, children, tree)
+        claimed = {
+            claimant.pid for rank_group in alive for claimant in rank_group.claimants.values()
+        }
+        losses = LostRankFinder(self._host, self._registry, tree, claimed)
         jobs, gaps = [], list(unreadable(processes, self._host))
-        for team in alive:
-            job, more = self._job(team, losses, family)
+        for rank_group in alive:
+            job, more = self._job(rank_group, losses, tree)
             jobs.append(job)
             gaps += more
-        remarks = (*impossible_environments(processes, family), *oddities(teams))
+        remarks = (*impossible_environments(processes, tree), *oddities(rank_groups))
         jobs.sort(key=lambda job: (job.started_at, job.id))
         return Discovery(
             jobs=tuple(jobs),
             remarks=remarks,
             gaps=tuple(gaps),
             children=children,
-            programs={pid: processes[pid].program for pid in seated if pid in processes},
+            programs={pid: processes[pid].program for pid in claimed if pid in processes},
         )
 
-    def _recall(self, team: RankGroup, family: ProcessTree) -> _Memory:
-        memory = self._memory.get(team.key) or _Memory(id=_job_id(self._node, team, family))
-        launcher = common_parent(team, family)
-        for rank, seat in team.seats.items():
-            memory.ranks[rank] = self._identity(seat, launcher)
+    def _recall(self, rank_group: RankGroup, tree: ProcessTree) -> _Memory:
+        memory = self._memory.get(rank_group.key) or _Memory(
+            id=_job_id(self._node, rank_group, tree)
+        )
+        launcher = common_parent(rank_group, tree)
+        for rank, claimant in rank_group.claimants.items():
+            memory.ranks[rank] = self._identity(claimant, launcher)
         return memory
 
     def _remember_children(
         self,
-        teams: list[RankGroup],
+        rank_groups: list[RankGroup],
         children: Mapping[int, tuple[RankChild, ...]],
-        family: ProcessTree,
+        tree: ProcessTree,
     ) -> None:
-        for team in teams:
-            memory = self._memory[team.key]
-            memory.children = {
-                key: rank for key, rank in memory.children.items() if _is(key, family)
-            }
-            for rank, seat in team.seats.items():
-                for child in children.get(seat.pid, ()):
-                    memory.children[child.pid, family.stats[child.pid].start_ticks] = rank
+        for rank_group in rank_groups:
+            memory = self._memory[rank_group.key]
+            memory.children = {key: rank for key, rank in memory.children.items() if _is(key, tree)}
+            for rank, claimant in rank_group.claimants.items():
+                for child in children.get(claimant.pid, ()):
+                    memory.children[child.pid, tree.stats[child.pid].start_ticks] = rank
 
     def _job(
-        self, team: RankGroup, losses: LostRankFinder, family: ProcessTree
+        self, rank_group: RankGroup, losses: LostRankFinder, tree: ProcessTree
     ) -> tuple[Job, list[Gap]]:
-        memory = self._memory[team.key]
-        lost, gaps = losses.of(team, memory.ranks, memory.children)
+        memory = self._memory[rank_group.key]
+        lost, gaps = losses.of(rank_group, memory.ranks, memory.children)
         gone_astray = {
             rank
             for rank, one in memory.ranks.items()
-            if rank not in team.seats and losses.stranger(one)
+            if rank not in rank_group.claimants and losses.stranger(one)
         }
         memory.ranks = {r: one for r, one in memory.ranks.items() if r not in gone_astray}
-        ranks = tuple(memory.ranks[rank] for rank in sorted(team.seats))
+        ranks = tuple(memory.ranks[rank] for rank in sorted(rank_group.claimants))
         first = ranks[0]
         job = Job(
             id=memory.id,
@@ -144,19 +146,19 @@ class RankFinder:
             user=first.user,
             started_at=min(rank.started_at for rank in memory.ranks.values()),
             nodes=(self._node,),
-            node_list=team.first.claim.node_list,
+            node_list=rank_group.first.claim.node_list,
             ranks=ranks,
             lost=lost,
         )
         return job, gaps
 
-    def _identity(self, seat: Claimant, launcher: int | None) -> RankIdentity:
-        process, claim = seat.process, seat.claim
+    def _identity(self, claimant: Claimant, launcher: int | None) -> RankIdentity:
+        process, claim = claimant.process, claimant.claim
         inside = process.namespace_pid
         return RankIdentity(
             rank=claim.rank,
             world_size=claim.world_size,
-            pid=seat.pid,
+            pid=claimant.pid,
             start_ticks=process.stat.start_ticks,
             started_at=self._host.started_at(process.stat.start_ticks),
             node=self._node,
@@ -165,13 +167,13 @@ class RankFinder:
             uid=process.uid,
             user=self._host.user(process.uid),
             launcher=claim.launcher,
-            launcher_pid=seat.launcher or launcher,
+            launcher_pid=claimant.launcher or launcher,
             run_id=claim.run_id,
             attempt=claim.attempt,
             master=claim.master,
             script=process.script,
             argv=process.argv,
-            namespace_pid=inside if inside != seat.pid else None,
+            namespace_pid=inside if inside != claimant.pid else None,
             container=process.container,
             nccl_ras=process.nccl_ras,
         )
@@ -180,11 +182,11 @@ class RankFinder:
 # --- names ---------------------------------------------------------------------------------------
 
 
-def _job_id(node: str, team: RankGroup, family: ProcessTree) -> str:
+def _job_id(node: str, rank_group: RankGroup, tree: ProcessTree) -> str:
     """Eight digits, the same at every look: the launcher's start outlives that of any rank."""
-    oldest = min(seat.process.stat.start_ticks for seat in team.seats.values())
-    launcher = family.stats[team.launchers[0]].start_ticks if team.launchers else oldest
-    text = repr((node, team.key, launcher))
+    oldest = min(claimant.process.stat.start_ticks for claimant in rank_group.claimants.values())
+    launcher = tree.stats[rank_group.launchers[0]].start_ticks if rank_group.launchers else oldest
+    text = repr((node, rank_group.key, launcher))
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:8]
 
 
@@ -199,18 +201,20 @@ def _job_name(rank: RankIdentity) -> str:
 
 
 def _children(
-    teams: list[RankGroup], processes: Mapping[int, ProcessInfo], family: ProcessTree
+    rank_groups: list[RankGroup], processes: Mapping[int, ProcessInfo], tree: ProcessTree
 ) -> Iterator[tuple[int, tuple[RankChild, ...]]]:
-    ranks = {seat.pid for team in teams for seat in team.seats.values()}
+    ranks = {
+        claimant.pid for rank_group in rank_groups for claimant in rank_group.claimants.values()
+    }
     for pid in sorted(ranks):
-        below = family.descendants(pid, without=ranks)
-        yield pid, tuple(_child(pid, child, processes, family) for child in below)
+        below = tree.descendants(pid, without=ranks)
+        yield pid, tuple(_child(pid, child, processes, tree) for child in below)
 
 
 def _child(
-    rank: int, pid: int, processes: Mapping[int, ProcessInfo], family: ProcessTree
+    rank: int, pid: int, processes: Mapping[int, ProcessInfo], tree: ProcessTree
 ) -> RankChild:
-    stat, process = family.stats[pid], processes.get(pid)
+    stat, process = tree.stats[pid], processes.get(pid)
     python = process.python if process else named_python(stat.name)
     worker = stat.name == "pt_data_worker" or (
         process is not None
@@ -226,5 +230,5 @@ def _is_fork_server(process: ProcessInfo | None) -> bool:
     return process is not None and process.helper and not process.spawned
 
 
-def _is(key: tuple[int, int], family: ProcessTree) -> bool:
-    return key[0] in family.stats and family.stats[key[0]].start_ticks == key[1]
+def _is(key: tuple[int, int], tree: ProcessTree) -> bool:
+    return key[0] in tree.stats and tree.stats[key[0]].start_ticks == key[1]

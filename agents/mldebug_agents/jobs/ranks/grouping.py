@@ -1,6 +1,6 @@
-"""From seats to jobs: which ranks are one run, which of its attempts, and which ranks are missing. Pure.
+"""From claimants to jobs: which ranks are one run, which of its attempts, and which ranks are missing. Pure.
 
-A seat whose rank died (an orphan) is a *leftover*; two seats of one rank are *duplicates*.
+A claimant whose rank died (an orphan) is a *leftover*; two claimants of one rank are *duplicates*.
 """
 
 from collections import Counter, defaultdict
@@ -20,126 +20,129 @@ class RankGroup(msgspec.Struct, kw_only=True):
     """One attempt of one run on this node: a job, before it is written down."""
 
     key: Key
-    seats: dict[int, Claimant]
+    claimants: dict[int, Claimant]
     duplicates: list[Claimant]
     leftovers: list[Claimant]
     launchers: list[int]
-    rivals: bool = False  # another team claims the same ranks of the same run
+    rivals: bool = False  # another group claims the same ranks of the same run
 
     @property
     def first(self) -> Claimant:
-        """The seat of the lowest rank: speaks for all where they should agree."""
-        return self.seats[min(self.seats)]
+        """The claimant of the lowest rank: speaks for all where they should agree."""
+        return self.claimants[min(self.claimants)]
 
 
 # --- who belongs together ------------------------------------------------------------------------
 
 
 def find_rank_groups(
-    seats: Iterable[Claimant], family: ProcessTree, known_children: Collection[tuple[int, int]] = ()
+    claimants: Iterable[Claimant],
+    tree: ProcessTree,
+    known_children: Collection[tuple[int, int]] = (),
 ) -> list[RankGroup]:
-    """Group seats into runs, then attempts, then launches; leftovers and duplicates are told apart on the way.
+    """Group claimants into runs, then attempts, then launches; leftovers and duplicates are told apart on the way.
 
     `known_children`: (pid, start) of processes that were once seen below a rank.
     """
     runs: dict[Key, list[Claimant]] = defaultdict(list)
-    for seat in seats:
-        runs[_run(seat)].append(seat)
+    for claimant in claimants:
+        runs[_run(claimant)].append(claimant)
     return [
-        team
+        rank_group
         for key, members in runs.items()
-        for team in _teams(key, members, family, known_children)
-        if any(s.process.torch or not s.claim.needs_torch for s in team.seats.values())
-        or not team.seats
+        for rank_group in _rank_groups(key, members, tree, known_children)
+        if any(s.process.torch or not s.claim.needs_torch for s in rank_group.claimants.values())
+        or not rank_group.claimants
     ]
 
 
-def _run(seat: Claimant) -> Key:
+def _run(claimant: Claimant) -> Key:
     """What all ranks of one run on this node have in common, and no other run has."""
-    claim, process = seat.claim, seat.process
-    if claim.world_size == 1 and seat.launcher is None:
+    claim, process = claimant.claim, claimant.process
+    if claim.world_size == 1 and claimant.launcher is None:
         return ("alone", *process.key)
     master = "" if claim.supervised and claim.specific else claim.master  # restarts may move it
     here = process.network if claim.loopback or not claim.master else ""
     anchor: Key = ()
     if not claim.specific and not claim.master:
-        anchor = (seat.launcher or process.stat.ppid, process.namespace)
+        anchor = (claimant.launcher or process.stat.ppid, process.namespace)
     return (claim.launcher, claim.run_id, master, process.uid, here, *anchor)
 
 
-def _teams(
+def _rank_groups(
     key: Key,
     members: list[Claimant],
-    family: ProcessTree,
+    tree: ProcessTree,
     known_children: Collection[tuple[int, int]],
 ) -> Iterator[RankGroup]:
-    launched = any(seat.launcher is not None for seat in members)
+    launched = any(claimant.launcher is not None for claimant in members)
     left = [
-        seat
-        for seat in members
-        if _left_behind(seat, members, family, known_children)
-        or (launched and seat.launcher is None and not seat.process.forked)
+        claimant
+        for claimant in members
+        if _left_behind(claimant, members, tree, known_children)
+        or (launched and claimant.launcher is None and not claimant.process.forked)
     ]
     attempts: dict[Key, list[Claimant]] = defaultdict(list)
-    for seat in members:
-        attempts[seat.claim.attempt, seat.claim.world_size].append(seat)
-    for attempt, seats in attempts.items():
-        kept = [seat for seat in seats if seat not in left]
-        leftovers = [seat for seat in seats if seat in left]
+    for claimant in members:
+        attempts[claimant.claim.attempt, claimant.claim.world_size].append(claimant)
+    for attempt, claimants in attempts.items():
+        kept = [claimant for claimant in claimants if claimant not in left]
+        leftovers = [claimant for claimant in claimants if claimant in left]
         launches = _launches(kept) or [[]]
         ports = [_ports(launch) for launch in launches]
         for number, (launch, port) in enumerate(zip(launches, ports, strict=True)):
-            team = _team((*key, *attempt, *port, ports[:number].count(port)), launch)
-            team.leftovers = leftovers if number == 0 else []
-            team.rivals = ports.count(port) > 1
-            yield team
+            rank_group = _rank_group((*key, *attempt, *port, ports[:number].count(port)), launch)
+            rank_group.leftovers = leftovers if number == 0 else []
+            rank_group.rivals = ports.count(port) > 1
+            yield rank_group
 
 
 def _left_behind(
-    seat: Claimant,
+    claimant: Claimant,
     members: list[Claimant],
-    family: ProcessTree,
+    tree: ProcessTree,
     known_children: Collection[tuple[int, int]],
 ) -> bool:
     """Did it inherit its claim from a rank that is gone?"""
-    process = seat.process  # of many ranks: the others are gone through only where it matters
-    if seat.claim.launcher == BY_RAS:
+    process = claimant.process  # of many ranks: the others are gone through only where it matters
+    if claimant.claim.launcher == BY_RAS:
         return False
-    if process.helper or process.key in known_children or _adopted(seat):
+    if process.helper or process.key in known_children or _adopted(claimant):
         return True
     if process.forked:  # environments are given at exec: it is a copy of whoever had this one
-        rank = seat.claim.rank
-        return seat.claim.supervised or any(
+        rank = claimant.claim.rank
+        return claimant.claim.supervised or any(
             other.claim.rank == rank or not other.process.forked
             for other in members
-            if other is not seat
+            if other is not claimant
         )
     group = process.stat.pgrp
-    if group == seat.pid or family.lives(group):
+    if group == claimant.pid or tree.lives(group):
         return False
-    return any(other.process.stat.pgrp == other.pid for other in members if other is not seat)
+    return any(other.process.stat.pgrp == other.pid for other in members if other is not claimant)
 
 
-def _adopted(seat: Claimant) -> bool:
+def _adopted(claimant: Claimant) -> bool:
     """A program without PyTorch whose parent is gone: a helper that outlived its rank, or a rank that will load it."""
-    process = seat.process
-    return seat.launcher is None and not process.torch and process.stat.ppid == 1
+    process = claimant.process
+    return claimant.launcher is None and not process.torch and process.stat.ppid == 1
 
 
-def _launches(seats: list[Claimant]) -> list[list[Claimant]]:
+def _launches(claimants: list[Claimant]) -> list[list[Claimant]]:
     """Split by launcher where two launchers have the same rank, or ports of masters; else all is one job, two nodes on
     one host included.
     """
     by_launcher: dict[int | None, list[Claimant]] = defaultdict(list)
-    for seat in seats:
-        by_launcher[seat.launcher].append(seat)
+    for claimant in claimants:
+        by_launcher[claimant.launcher].append(claimant)
     launches: list[list[Claimant]] = []
     for group in by_launcher.values():
-        ranks = {seat.claim.rank for seat in group}
+        ranks = {claimant.claim.rank for claimant in group}
         room = (
             one
             for one in launches
-            if ranks.isdisjoint(seat.claim.rank for seat in one) and _ports(one) == _ports(group)
+            if ranks.isdisjoint(claimant.claim.rank for claimant in one)
+            and _ports(one) == _ports(group)
         )
         home = next(room, None)
         if home is None:
@@ -149,31 +152,33 @@ def _launches(seats: list[Claimant]) -> list[list[Claimant]]:
     return launches
 
 
-def _ports(seats: list[Claimant]) -> tuple[str, ...]:
-    return tuple(sorted({port_of(seat.claim.master) for seat in seats}))
+def _ports(claimants: list[Claimant]) -> tuple[str, ...]:
+    return tuple(sorted({port_of(claimant.claim.master) for claimant in claimants}))
 
 
-def _team(key: Key, seats: list[Claimant]) -> RankGroup:
+def _rank_group(key: Key, claimants: list[Claimant]) -> RankGroup:
     chosen: dict[int, Claimant] = {}
     duplicates: list[Claimant] = []
-    for seat in sorted(seats, key=lambda one: one.age):
-        if chosen.setdefault(seat.claim.rank, seat) is not seat:
-            duplicates.append(seat)
-    launchers = sorted({seat.launcher for seat in seats if seat.launcher is not None})
+    for claimant in sorted(claimants, key=lambda one: one.age):
+        if chosen.setdefault(claimant.claim.rank, claimant) is not claimant:
+            duplicates.append(claimant)
+    launchers = sorted(
+        {claimant.launcher for claimant in claimants if claimant.launcher is not None}
+    )
     return RankGroup(
-        key=key, seats=chosen, duplicates=duplicates, leftovers=[], launchers=launchers
+        key=key, claimants=chosen, duplicates=duplicates, leftovers=[], launchers=launchers
     )
 
 
-def common_parent(team: RankGroup, family: ProcessTree) -> int | None:
-    """The launcher, or else the nearest process that most ranks of this team come from (a shell script)."""
-    if team.launchers:
-        return team.launchers[0]
-    if len(team.seats) < 2:
+def common_parent(rank_group: RankGroup, tree: ProcessTree) -> int | None:
+    """The launcher, or else the nearest process that most ranks of this group come from (a shell script)."""
+    if rank_group.launchers:
+        return rank_group.launchers[0]
+    if len(rank_group.claimants) < 2:
         return None
     counts: Counter[int] = Counter()
-    for seat in team.seats.values():
-        counts.update(pid for pid in family.ancestors(seat.pid) if pid > 1)
+    for claimant in rank_group.claimants.values():
+        counts.update(pid for pid in tree.ancestors(claimant.pid) if pid > 1)
     nearest = max(counts.values(), default=0)
     # the deepest of those that most have in common is listed first, by the first rank's own ancestry
     return next((pid for pid, count in counts.items() if count == nearest > 1), None)
@@ -182,17 +187,17 @@ def common_parent(team: RankGroup, family: ProcessTree) -> int | None:
 # --- who is lost ---------------------------------------------------------------------------------
 
 
-def expected_ranks(team: RankGroup) -> set[int]:
+def expected_ranks(rank_group: RankGroup) -> set[int]:
     """The ranks that must be on this node, as far as the claims tell; too few rather than too many."""
-    everyone = team.first.claim
+    everyone = rank_group.first.claim
     world = everyone.world_size
     alone = everyone.launcher == "environment" and everyone.loopback
-    sizes = {seat.claim.local_world_size for seat in team.seats.values()}
+    sizes = {claimant.claim.local_world_size for claimant in rank_group.claimants.values()}
     if world <= MAX_LOCAL and (alone or sizes == {world}):
         return set(range(world))
     launches: dict[int | None, list[RankClaim]] = defaultdict(list)
-    for seat in team.seats.values():
-        launches[seat.launcher].append(seat.claim)
+    for claimant in rank_group.claimants.values():
+        launches[claimant.launcher].append(claimant.claim)
     return {rank for claims in launches.values() for rank in _block(claims, world)}
 
 

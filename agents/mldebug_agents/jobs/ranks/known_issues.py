@@ -22,7 +22,7 @@ MAX_STATE = 64  # bytes of a port's state: "4: ACTIVE"
 
 
 class KnownIssueFinder:
-    """Keep one: it remembers what was read."""
+    """Finds the known issues of jobs. One per agent: it remembers what was read of node and libraries."""
 
     def __init__(
         self, host: Host, reader: Reader, clock: Callable[[], float] = time.monotonic
@@ -47,7 +47,7 @@ class KnownIssueFinder:
         read: bool = True,
         gpu: bool | None = None,
     ) -> tuple[KnownIssue, ...]:
-        """The traps of one job; `gpu`: has a rank of it a GPU open? Without `read` no file is opened: it may hang."""
+        """The known issues of one job; `gpu`: has a rank of it a GPU open? Without `read` no file is opened, which could hang."""
         ran = [
             RankSoftware(
                 rank=rank.rank,
@@ -79,7 +79,7 @@ class KnownIssueFinder:
 
 
 def read_node(host: Host, reader: Reader) -> NodeFacts:
-    """Look once. What cannot be read is left out; nothing here waits longer than a read that times out."""
+    """Read the node's facts once. What cannot be read is left out; each read has a deadline."""
     arguments = f"{host.proc}/cmdline"
     ports = dict(_ports(f"{host.root}/sys/class/infiniband"))
     states = reader.read_many([*ports, arguments], max_bytes=4096, timeout=TIMEOUT)

@@ -50,7 +50,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank runs, as it was read when it was found."""
 
     libraries: Libraries = Libraries()
-    settings: Mapping[str, str] = {}  # of the allow-list for known traps
+    settings: Mapping[str, str] = {}  # of the allow-list for known issues
     recorder: Mapping[
         str, str
     ] = {}  # what decides how its Flight Recorder can be had, as it stands
@@ -111,7 +111,7 @@ Key = tuple[str, Libraries]  # mount namespace
 
 
 class InstalledSoftware:
-    """Keep one: it remembers what was read."""
+    """Versions of PyTorch and NCCL by job, mount namespace and path. One per agent: each place is read once."""
 
     def __init__(self, host: Host, reader: Reader) -> None:
         self._host = host
@@ -125,7 +125,7 @@ class InstalledSoftware:
             self._software = {job: known for job, known in self._software.items() if job in jobs}
 
     def of(self, job: str, pid: int, loaded: Libraries, *, read: bool = True) -> Software:
-        """From memory, or by reading; several ranks mostly share what is read for one. Without `read` no file is opened."""
+        """The versions that a process has loaded, cached for ranks that share a file system. Without `read` no file is opened."""
         key = (self._host.link(pid, "ns/mnt") or str(pid), loaded)
         with self._lock:
             versions = self._software.setdefault(job, {})

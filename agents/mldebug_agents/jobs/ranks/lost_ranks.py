@@ -21,18 +21,18 @@ Children = Mapping[tuple[int, int], int]
 
 
 class LostRankFinder:
-    """One look at one moment; `seated` are the pids that hold a rank of any job."""
+    """Finds lost ranks at one moment; `claimed` are the pids that hold a rank of any job."""
 
     def __init__(
-        self, host: Host, registry: Registry, family: ProcessTree, seated: Collection[int]
+        self, host: Host, registry: Registry, tree: ProcessTree, claimed: Collection[int]
     ) -> None:
         self._host = host
         self._registry = registry
-        self._family = family
-        self._seated = seated
+        self._tree = tree
+        self._seated = claimed
 
     def of(
-        self, team: RankGroup, remembered: Mapping[int, RankIdentity], children: Children
+        self, rank_group: RankGroup, remembered: Mapping[int, RankIdentity], children: Children
     ) -> tuple[tuple[LostRank, ...], list[Gap]]:
         """Return the lost ranks in order, and a gap for each rank that has a process, but no Python yet.
 
@@ -41,40 +41,42 @@ class LostRankFinder:
         dead = {
             rank: one
             for rank, one in remembered.items()
-            if rank not in team.seats and not self.stranger(one)
+            if rank not in rank_group.claimants and not self.stranger(one)
         }
-        unseen = expected_ranks(team) - team.seats.keys() - dead.keys()
-        parent = common_parent(team, self._family)
-        zombies = match_zombies(unseen, _ages(team), self._zombies(parent, dead, team))
-        orphans = {seat.claim.rank for seat in team.leftovers}
+        unseen = expected_ranks(rank_group) - rank_group.claimants.keys() - dead.keys()
+        parent = common_parent(rank_group, self._tree)
+        zombies = match_zombies(unseen, _ages(rank_group), self._zombies(parent, dead, rank_group))
+        orphans = {claimant.claim.rank for claimant in rank_group.leftovers}
         unproved = unseen - zombies.keys() - orphans
         gaps = self._not_yet(parent, unproved) if unproved else []
-        if unproved and self._young(team):
+        if unproved and self._young(rank_group):
             unseen -= unproved
         unseen -= {gap.rank for gap in gaps if gap.rank is not None}
         lost = [
-            self._lost(rank, team, children, dead.get(rank), zombies.get(rank))
+            self._lost(rank, rank_group, children, dead.get(rank), zombies.get(rank))
             for rank in sorted(unseen | dead.keys())
         ]
         return tuple(lost), gaps
 
     def stranger(self, one: RankIdentity) -> bool:
         """Does the process live on, as something that is no rank any more?"""
-        stat = self._family.stats.get(one.pid)
+        stat = self._tree.stats.get(one.pid)
         return stat is not None and stat.start_ticks == one.start_ticks and stat.state not in "ZX"
 
-    def _young(self, team: RankGroup) -> bool:
-        newest = max(seat.process.stat.start_ticks for seat in team.seats.values())
+    def _young(self, rank_group: RankGroup) -> bool:
+        newest = max(
+            claimant.process.stat.start_ticks for claimant in rank_group.claimants.values()
+        )
         return self._host.clock() - self._host.started_at(newest) < YOUNG
 
     def _zombies(
-        self, parent: int | None, dead: Mapping[int, RankIdentity], team: RankGroup
+        self, parent: int | None, dead: Mapping[int, RankIdentity], rank_group: RankGroup
     ) -> list[Stat]:
         """Zombie children of the launcher that may have been ranks, and are not known as one yet."""
         taken = {one.pid for one in dead.values()}
-        below = self._family.children.get(parent, []) if parent else []
-        stats = (self._family.stats[pid] for pid in below if pid not in taken)
-        names = {seat.process.stat.name for seat in team.seats.values()}
+        below = self._tree.children.get(parent, []) if parent else []
+        stats = (self._tree.stats[pid] for pid in below if pid not in taken)
+        names = {claimant.process.stat.name for claimant in rank_group.claimants.values()}
         return [
             stat
             for stat in stats
@@ -83,12 +85,12 @@ class LostRankFinder:
 
     def _not_yet(self, parent: int | None, ranks: Collection[int]) -> list[Gap]:
         """A launcher may have started a shell that becomes the rank later."""
-        below = self._family.descendants(parent, without=self._seated) if parent else ()
-        living = [pid for pid in below if self._family.lives(pid)]
+        below = self._tree.descendants(parent, without=self._seated) if parent else ()
+        living = [pid for pid in below if self._tree.lives(pid)]
         gaps: dict[int, Gap] = {}
         for pid, claim in self._registry.claims_of(living).items():
             if claim.rank in ranks:
-                name = clean(self._family.stats[pid].name)
+                name = clean(self._tree.stats[pid].name)
                 reason = f"its process is {name} (pid {pid}), which is no Python program yet"
                 gaps.setdefault(
                     claim.rank,
@@ -99,14 +101,18 @@ class LostRankFinder:
     def _lost(
         self,
         rank: int,
-        team: RankGroup,
+        rank_group: RankGroup,
         children: Children,
         identity: RankIdentity | None,
         zombie: Stat | None,
     ) -> LostRank:
-        left = [seat.process.stat for seat in team.leftovers if seat.claim.rank == rank]
+        left = [
+            claimant.process.stat
+            for claimant in rank_group.leftovers
+            if claimant.claim.rank == rank
+        ]
         pid = identity.pid if identity else zombie.pid if zombie else self._group_leader(left)
-        stat = self._family.stats.get(pid) if pid else None
+        stat = self._tree.stats.get(pid) if pid else None
         status = exit_status(stat, self._host.status(stat.pid).uid) if stat else None
         pids = {stat.pid for stat in left} | set(self._orphans(pid, rank, children))
         return LostRank(
@@ -120,18 +126,18 @@ class LostRankFinder:
     def _group_leader(self, orphans: list[Stat]) -> int | None:
         """Launchers start each rank as the leader of its own session: its orphans still carry that number."""
         leaders = {stat.session for stat in orphans if stat.session == stat.pgrp != stat.pid}
-        return leaders.pop() if len(leaders) == 1 and not self._family.lives(min(leaders)) else None
+        return leaders.pop() if len(leaders) == 1 and not self._tree.lives(min(leaders)) else None
 
     def _orphans(self, pid: int | None, rank: int, children: Children) -> Iterable[int]:
         """What lives of its children: those seen earlier, and those in the session it led."""
         for (child, start), owner in children.items():
-            stat = self._family.stats.get(child)
-            if owner == rank and stat and stat.start_ticks == start and self._family.lives(child):
+            stat = self._tree.stats.get(child)
+            if owner == rank and stat and stat.start_ticks == start and self._tree.lives(child):
                 yield child
-        for stat in self._family.stats.values() if pid else ():
-            if stat.session == pid and stat.pid != pid and self._family.lives(stat.pid):
+        for stat in self._tree.stats.values() if pid else ():
+            if stat.session == pid and stat.pid != pid and self._tree.lives(stat.pid):
                 yield stat.pid
 
 
-def _ages(team: RankGroup) -> dict[int, tuple[int, int]]:
-    return {rank: seat.age for rank, seat in team.seats.items()}
+def _ages(rank_group: RankGroup) -> dict[int, tuple[int, int]]:
+    return {rank: claimant.age for rank, claimant in rank_group.claimants.items()}

@@ -1,4 +1,4 @@
-"""What discovery saw besides jobs: environments that lie, ranks claimed twice, orphans, processes closed to us."""
+"""What discovery found besides jobs: impossible environments, ranks claimed twice, orphans, processes that we may not read."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,13 +14,13 @@ MAX_GAPS = 16  # processes that did not answer, each with a gap of its own
 
 
 def impossible_environments(
-    processes: Mapping[int, ProcessInfo], family: ProcessTree
+    processes: Mapping[int, ProcessInfo], tree: ProcessTree
 ) -> Iterator[Remark]:
     """Environments that cannot be true; children that inherited them are not listed."""
     liars: dict[str, list[int]] = defaultdict(list)
     for pid, process in sorted(processes.items()):
         problem = process.problem
-        above = (processes[a].problem for a in family.ancestors(pid) if a in processes)
+        above = (processes[a].problem for a in tree.ancestors(pid) if a in processes)
         if problem and problem not in above:
             liars[problem].append(pid)
     for problem, pids in liars.items():
@@ -32,36 +32,38 @@ def impossible_environments(
         )
 
 
-def oddities(teams: Iterable[RankGroup]) -> Iterator[Remark]:
+def oddities(rank_groups: Iterable[RankGroup]) -> Iterator[Remark]:
     """Ranks claimed twice, and orphans whose job is gone."""
-    for team in teams:
-        for seat in team.duplicates:
-            kept = team.seats[seat.claim.rank]
+    for rank_group in rank_groups:
+        for claimant in rank_group.duplicates:
+            kept = rank_group.claimants[claimant.claim.rank]
             yield Remark(
                 kind="duplicate_rank",
-                message=f"rank {seat.claim.rank} is claimed by process {kept.pid}, which is older and was kept, "
-                f"and by process {seat.pid}",
-                pids=(kept.pid, seat.pid),
+                message=f"rank {claimant.claim.rank} is claimed by process {kept.pid}, which is older and was kept, "
+                f"and by process {claimant.pid}",
+                pids=(kept.pid, claimant.pid),
             )
-        if team.rivals and team.first.claim.master:
+        if rank_group.rivals and rank_group.first.claim.master:
             yield Remark(
                 kind="duplicate_rank",
-                message=f"two launches claim the same ranks of the world at {team.first.claim.master}; "
+                message=f"two launches claim the same ranks of the world at {rank_group.first.claim.master}; "
                 "they are shown as two jobs",
-                pids=tuple(sorted(seat.pid for seat in team.seats.values()))[:MAX_PIDS],
+                pids=tuple(sorted(claimant.pid for claimant in rank_group.claimants.values()))[
+                    :MAX_PIDS
+                ],
             )
-        if team.leftovers and not team.seats:
-            yield _outlived(team)
+        if rank_group.leftovers and not rank_group.claimants:
+            yield _outlived(rank_group)
 
 
-def _outlived(team: RankGroup) -> Remark:
-    pids = tuple(sorted(seat.pid for seat in team.leftovers))[:MAX_PIDS]
+def _outlived(rank_group: RankGroup) -> Remark:
+    pids = tuple(sorted(claimant.pid for claimant in rank_group.leftovers))[:MAX_PIDS]
     words = "process" if len(pids) == 1 else "processes"
     numbers = ", ".join(map(str, pids[:5]))
     return Remark(
         kind="leftover",
         message=f"{words} {numbers} outlived the ranks that started them (attempt "
-        f"{team.leftovers[0].claim.attempt})",
+        f"{rank_group.leftovers[0].claim.attempt})",
         pids=pids,
     )
 

@@ -1,6 +1,6 @@
-"""Who is a rank, and who only inherited its environment. Pure.
+"""Which processes are ranks, and which only inherited the environment of one. Pure.
 
-Every child of a rank inherits RANK, so an environment proves nothing: the process tree decides. A *seat* is a process
+Every child of a rank inherits RANK, so an environment proves nothing: the process tree decides. A *claimant* is a process
 that claims a rank and has no ancestor with the same claim.
 """
 
@@ -64,22 +64,22 @@ class Claimant(msgspec.Struct, frozen=True, kw_only=True):
         return self.process.stat.start_ticks, self.pid
 
 
-def find_claimants(processes: Mapping[int, ProcessInfo], family: ProcessTree) -> list[Claimant]:
+def find_claimants(processes: Mapping[int, ProcessInfo], tree: ProcessTree) -> list[Claimant]:
     """All claimants without those that inherited their claim, sorted by age."""
     claims = {pid: p.claim for pid, p in processes.items() if p.claims and p.claim}
     launchers = {pid for pid, process in processes.items() if process.launcher}
-    tops = {pid for pid in claims if not _inherited(pid, claims, launchers, family)}
-    tops = {_really(pid, claims, processes, family) for pid in tops}
-    tops = {pid for pid in tops if not _wraps_others(pid, claims, tops, processes, family)}
-    seats = [
+    tops = {pid for pid in claims if not _inherited(pid, claims, launchers, tree)}
+    tops = {_really(pid, claims, processes, tree) for pid in tops}
+    tops = {pid for pid in tops if not _wraps_others(pid, claims, tops, processes, tree)}
+    claimants = [
         Claimant(
             process=processes[pid],
             claim=claims[pid],
-            launcher=next((a for a in family.ancestors(pid) if a in launchers), None),
+            launcher=next((a for a in tree.ancestors(pid) if a in launchers), None),
         )
         for pid in tops
     ]
-    return sorted(seats, key=lambda seat: seat.age)
+    return sorted(claimants, key=lambda claimant: claimant.age)
 
 
 def _place(claim: RankClaim) -> tuple[object, ...]:
@@ -87,12 +87,12 @@ def _place(claim: RankClaim) -> tuple[object, ...]:
 
 
 def _inherited(
-    pid: int, claims: Mapping[int, RankClaim], launchers: Collection[int], family: ProcessTree
+    pid: int, claims: Mapping[int, RankClaim], launchers: Collection[int], tree: ProcessTree
 ) -> bool:
     mine = claims[pid]
-    above = [ancestor for ancestor in family.ancestors(pid) if ancestor in claims]
+    above = [ancestor for ancestor in tree.ancestors(pid) if ancestor in claims]
     if mine.launcher == "single":
-        return bool(above) or any(a in launchers for a in family.ancestors(pid))
+        return bool(above) or any(a in launchers for a in tree.ancestors(pid))
     return any(_place(claims[ancestor]) == _place(mine) for ancestor in above)
 
 
@@ -100,14 +100,14 @@ def _really(
     top: int,
     claims: Mapping[int, RankClaim],
     processes: Mapping[int, ProcessInfo],
-    family: ProcessTree,
+    tree: ProcessTree,
 ) -> int:
     """The process that trains, where the claimant is a Python wrapper around it (a debugger, a retry loop)."""
     if processes[top].torch:
         return top
     below = [
         pid
-        for pid in family.descendants(top)
+        for pid in tree.descendants(top)
         if pid in claims
         and _place(claims[pid]) == _place(claims[top])
         and processes[pid].torch
@@ -122,10 +122,10 @@ def _wraps_others(
     claims: Mapping[int, RankClaim],
     tops: Collection[int],
     processes: Mapping[int, ProcessInfo],
-    family: ProcessTree,
+    tree: ProcessTree,
 ) -> bool:
     """Is it a Python program that starts the ranks, and has a claim of its own by accident (a pod's RANK)?"""
     alone = claims[top].launcher == "single"
     if processes[top].torch and not alone:
         return False
-    return any(pid in tops for pid in family.descendants(top))
+    return any(pid in tops for pid in tree.descendants(top))

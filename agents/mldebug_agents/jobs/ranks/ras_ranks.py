@@ -26,7 +26,7 @@ Group = tuple[int, str, str, str]  # user, network and pid namespace, address
 
 
 class _Question(msgspec.Struct):
-    """What became of the questions about one group."""
+    """The questions asked about one group so far."""
 
     who: frozenset[Ident] = frozenset()
     tries: int = 0
@@ -34,7 +34,7 @@ class _Question(msgspec.Struct):
 
 
 class RasRanks:
-    """Keep one: it remembers what was told, and whom it is no use to ask."""
+    """One per agent: it remembers which ranks NCCL RAS named, and which processes not to ask about again."""
 
     def __init__(self, ask: Ask, clock: Callable[[], float]) -> None:
         """`clock`: in seconds, of any origin."""
@@ -44,12 +44,12 @@ class RasRanks:
         self._questions: dict[Group, _Question] = {}
 
     def complete(
-        self, processes: Mapping[int, ProcessInfo], family: ProcessTree
+        self, processes: Mapping[int, ProcessInfo], tree: ProcessTree
     ) -> dict[int, ProcessInfo]:
         """The same processes, with the claims that NCCL RAS makes for them."""
         here = {process.key for process in processes.values()}
         self._claims = {key: claim for key, claim in self._claims.items() if key in here}
-        groups = self._unknown(processes, family)
+        groups = self._unknown(processes, tree)
         self._questions = {group: one for group, one in self._questions.items() if group in groups}
         for group, members in groups.items():
             if self._ask_when_due(self._questions.setdefault(group, _Question()), members):
@@ -61,18 +61,18 @@ class RasRanks:
         return msgspec.structs.replace(process, claim=claim) if claim else process
 
     def _unknown(
-        self, processes: Mapping[int, ProcessInfo], family: ProcessTree
+        self, processes: Mapping[int, ProcessInfo], tree: ProcessTree
     ) -> dict[Group, list[ProcessInfo]]:
-        """Who may be a rank, but for the children of those that are one."""
+        """Processes that may be ranks, by group; children of processes that are ranks are left out."""
         ranked = {process.stat.pid for process in processes.values() if process.key in self._claims}
         groups: dict[Group, list[ProcessInfo]] = defaultdict(list)
         for pid, one in sorted(processes.items()):
-            if _nameless(one) and pid not in ranked and ranked.isdisjoint(family.ancestors(pid)):
+            if _nameless(one) and pid not in ranked and ranked.isdisjoint(tree.ancestors(pid)):
                 groups[one.uid, one.network, one.namespace, one.nccl_ras].append(one)
         return groups
 
     def _ask_when_due(self, question: _Question, members: Sequence[ProcessInfo]) -> bool:
-        """Ask where somebody is new, or it is time to try again. Whether somebody was asked."""
+        """Ask about a group where a process is new or it is time to try again; returns whether NCCL RAS was asked."""
         now, who = self._clock(), frozenset(one.key for one in members)
         if question.who.isdisjoint(who):
             question.tries, question.due = 0, now
@@ -111,7 +111,7 @@ def _inside(one: ProcessInfo) -> int:
 
 
 def _as_job(members: Sequence[ProcessInfo]) -> Job:
-    """Whom to ask about: the numbers are no ranks yet."""
+    """The processes as a job, for the question: their numbers are no ranks yet."""
     ranks = tuple(
         RankIdentity(
             rank=number,

@@ -1,1 +1,1 @@
-"""Schedulers that can be asked for jobs and nodes."""
+"""Schedulers, one file each: how each is asked for its jobs and nodes."""

@@ -1,1 +1,1 @@
-"""One child that asks all mounts how full they are; a dead one holds up a thread of that child and nothing else."""
+"""One child process that asks all mounts how full they are; a mount that hangs holds up one thread of it and nothing else."""

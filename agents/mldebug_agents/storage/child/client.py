@@ -1,4 +1,4 @@
-"""The agent's side of the probe child: one child for all mounts, asked one round at a time."""
+"""The agent's side of the mount child: one child process for all mounts, one request at a time."""
 
 import contextlib
 import threading
@@ -21,7 +21,7 @@ GRACE = 5.0  # seconds more until the child itself counts as stuck
 
 
 class MountClient:
-    """Asks mounts, one round at a time: the parts of the storage desk share it, and wait for each other."""
+    """Asks mounts through the child, one request at a time: the collectors of storage share it and wait for each other."""
 
     def __init__(self, starter: WorkerStarter) -> None:
         self._starter = starter
@@ -33,7 +33,7 @@ class MountClient:
     def ask(
         self, places: Sequence[MountRequest], seconds: float = SECONDS
     ) -> tuple[MountAnswer, ...]:
-        """What came of each mount, in order; returns within `seconds` and a little. Raises OSError."""
+        """The answers of these mounts, in order, within about `seconds`. Raises OSError where the child is gone."""
         if not places:
             return ()
         with self._lock:
@@ -56,12 +56,12 @@ class MountClient:
         return reply.mounts
 
     def close(self) -> None:
-        """Let the child go for good: who waits for his turn starts none anew."""
+        """End the child for good: no later `ask` starts another."""
         self._closed = True
         self._drop()
 
     def _drop(self) -> None:
-        """An idle one ends, one that hangs is killed when its calls come back."""
+        """End the child; one that hangs in the kernel dies when its calls come back."""
         worker, self._worker = self._worker, None
         if worker is not None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the agent and the probe child tell each other over a `Link`."""
+"""What the agent and the probe child tell each other over a `ChildLink`."""
 
 import msgspec
 
@@ -11,14 +11,14 @@ class CanaryFile(msgspec.Struct, frozen=True):
 
 
 class QuotaOwners(msgspec.Struct, frozen=True):
-    """Whose quotas are asked for. Projects are learned from the folders that lie on the same filesystem."""
+    """Whose quotas are asked for. Projects are found by the folders that lie on the same filesystem."""
 
     ids: tuple[tuple[int, int], ...]  # (user 0 or group 1, number)
     folders: tuple[bytes, ...] = ()
 
 
 class MountRequest(msgspec.Struct, frozen=True):
-    """One mount to be asked: any path on it that the child may open. Without `trial` and `owners`: how full it is."""
+    """One mount to be asked, by any path on it that the child may open. Without `trial` and `owners`: how full it is."""
 
     mount: int  # its id; what is found at the path counts only where it has this id. 0: whatever is there, links are followed
     path: bytes
@@ -28,18 +28,18 @@ class MountRequest(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[int, str, bytes]:
-        """What hangs together: it is not asked again before it has come back."""
+        """The key of calls that hang together: while one hangs no other with this key is made."""
         kind = "trial" if self.trial else "owners" if self.owners else "space"
         return self.mount, kind, self.path if self.trial or not self.mount else b""
 
     @property
     def whole(self) -> tuple[int, str, bytes]:
-        """The key of the question how full the same mount is: where that hangs, nothing else is asked."""
+        """The key of the request how full the same mount is: while that hangs, nothing else is asked of it."""
         return self.mount, "space", b""
 
 
 class MountRequests(msgspec.Struct, frozen=True):
-    """One question about many mounts; `seconds`: how long the child may wait for all of them."""
+    """Requests to many mounts at once; `seconds`: how long the child may wait for all of them."""
 
     number: int
     places: tuple[MountRequest, ...]
@@ -58,7 +58,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of the small file. `errno`: 0 where it was written; then what the filesystem says is left, at that moment."""
+    """The result of writing the small file. `errno`: 0 where it went well; else what the filesystem says was left at that moment."""
 
     errno: int = 0
     seconds: float = 0.0
@@ -68,7 +68,7 @@ class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel keeps of one user (0), group (1) or project (2); bytes, and 0 for no limit."""
+    """The kernel's quota of one user (kind 0), group (1) or project (2); sizes in bytes, limit 0: none."""
 
     kind: int
     id: int
@@ -79,7 +79,7 @@ class KernelQuota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MountAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one mount: its space, or why not. `stuck`: seconds for which a call there has not come back."""
+    """The answer of one mount, or the reason why there is none. `stuck`: seconds for which a call there has not come back."""
 
     mount: int
     wrote: CanaryResult | None = None
@@ -90,7 +90,7 @@ class MountAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MountAnswers(msgspec.Struct, frozen=True):
-    """All mounts of one round, in the order of the question."""
+    """The answers of all mounts, in the order of the requests."""
 
     number: int
     mounts: tuple[MountAnswer, ...]

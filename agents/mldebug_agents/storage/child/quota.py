@@ -1,4 +1,4 @@
-"""Quotas as the kernel keeps them, for the probe child: quotactl_fd, which needs Linux 5.14.
+"""Quotas as the kernel keeps them, for the mount child: quotactl_fd, which needs Linux 5.14.
 
 struct if_dqblk is that of linux/quota.h, struct fsxattr that of linux/fs.h.
 """
@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def read_blocks(mount: int, owners: QuotaOwners) -> tuple[KernelQuota, ...]:
-    """Those that are kept, of users, groups and projects. Raises OSError where the agent may not know them."""
+    """The quotas that the kernel has of these owners, by an open file of the filesystem. Raises OSError where they may not be read."""
     wanted = [*owners.ids, *((PROJECT, one) for one in _projects(mount, owners.folders))]
     found = [_ask(mount, kind, number) for kind, number in wanted]
     return tuple(one for one in found if one is not None)
@@ -40,8 +40,8 @@ def _projects(mount: int, folders: tuple[bytes, ...]) -> list[int]:
             continue  # it is gone, or not ours to open
         try:
             if os.fstat(handle).st_dev == device:
-                told = fcntl.ioctl(handle, _GETXATTR, bytes(_FSXATTR.size))
-                found[_FSXATTR.unpack(told)[3]] = None
+                attributes = fcntl.ioctl(handle, _GETXATTR, bytes(_FSXATTR.size))
+                found[_FSXATTR.unpack(attributes)[3]] = None
         except OSError:
             continue  # a filesystem without projects
         finally:
@@ -50,7 +50,7 @@ def _projects(mount: int, folders: tuple[bytes, ...]) -> list[int]:
 
 
 def _ask(mount: int, kind: int, number: int) -> KernelQuota | None:
-    """None where nobody keeps that quota."""
+    """One quota; None where the filesystem has none of that kind."""
     room = ctypes.create_string_buffer(_BLOCK.size)
     if _libc.syscall(_QUOTACTL_FD, mount, ctypes.c_uint32(_GET | kind), number, room) == 0:
         return parse_block(room.raw, kind, number)

@@ -1,4 +1,4 @@
-"""The probe child: one thread for each mount that is being asked, none for one that has not come back.
+"""The mount child: one thread for each mount that is being asked; one that has not come back is not asked again.
 
 A thread that hangs in a call stays there, at most `MOST_STUCK` of them; it is forgiven when its call returns.
 """
@@ -35,7 +35,7 @@ _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer rounds until the other side hangs up."""
+    """Answer requests until the other side hangs up."""
     asking = MountProber()
     link = ChildLink(connection, msgspec.msgpack.Decoder(MountRequests))
     with contextlib.suppress(ConnectionError):
@@ -45,14 +45,14 @@ def serve(connection: socket.socket) -> None:
 
 
 class MountProber:
-    """Remembers which mounts hang, from round to round."""
+    """Asks mounts in threads, and remembers from request to request which of them hang."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since: dict[Key, float] = {}  # when the call began
 
     def round(self, wanted: MountRequests) -> MountAnswers:
-        """Ask all mounts; whoever has not answered when the time is over counts as stuck."""
+        """Ask all mounts; those that have not answered when the time is over count as stuck."""
         until = time.monotonic() + wanted.seconds
         stuck = set(self._hanging())
         free = [place for place in wanted.places if not stuck & {place.key, place.whole}]
@@ -60,14 +60,14 @@ class MountProber:
         done: queue.SimpleQueue[tuple[Key, MountAnswer]] = queue.SimpleQueue()
         for place in free if len(stuck) < MOST_STUCK else ():
             work.put(place)
-        hands = min(AT_ONCE, len(free), MOST_STUCK - len(stuck))
-        for _ in range(hands):
+        threads = min(AT_ONCE, len(free), MOST_STUCK - len(stuck))
+        for _ in range(threads):
             threading.Thread(target=self._ask_all, args=(work, done, until), daemon=True).start()
         found: dict[Key, MountAnswer] = {}
-        while hands > 0 and len(found) < len(free) and (left := until - time.monotonic()) > 0:
+        while threads > 0 and len(found) < len(free) and (left := until - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                key, asked = done.get(timeout=left)
-                found[key] = asked
+                key, answer = done.get(timeout=left)
+                found[key] = answer
         return MountAnswers(
             wanted.number,
             tuple(found.get(one.key) or self._missed(one, wanted.seconds) for one in wanted.places),
@@ -78,7 +78,7 @@ class MountProber:
             return dict(self._since)
 
     def _missed(self, place: MountRequest, seconds: float) -> MountAnswer:
-        """Whoever was asked at the very end of the round had no time to answer: that is no sign of anything."""
+        """The answer for a mount that gave none: stuck, or asked too late to have had the time."""
         hanging = self._hanging()
         since = hanging.get(place.key, hanging.get(place.whole))
         hangs = time.monotonic() - since if since is not None else 0.0
@@ -100,15 +100,15 @@ class MountProber:
             with self._lock:
                 self._since[place.key] = time.monotonic()
             try:
-                asked = ask(place)
+                answer = ask(place)
             finally:
                 with self._lock:
                     del self._since[place.key]
-            done.put((place.key, asked))
+            done.put((place.key, answer))
 
 
 def ask(place: MountRequest) -> MountAnswer:
-    """Ask one mount. A mount point that is covered by another mount is that other mount: it is not judged."""
+    """Ask one mount. Where another mount covers it nothing is read of it."""
     try:
         fd = _open(place)
         try:
@@ -151,16 +151,16 @@ def _of(place: MountRequest, fd: int) -> MountAnswer:
     return MountAnswer(mount=place.mount, space=space_of(os.fstatvfs(fd)))
 
 
-def space_of(told: os.statvfs_result) -> Space:
-    """Figures that no disk has are negative ones of a server that counts reserves so, or of one that has no answer: 0."""
-    unit = told.f_frsize or told.f_bsize
+def space_of(figures: os.statvfs_result) -> Space:
+    """The figures of statvfs in bytes. Impossible ones (a server's negative numbers) become 0."""
+    unit = figures.f_frsize or figures.f_bsize
     return Space(
-        size=_sane(told.f_blocks * unit),
-        free=_sane(told.f_bfree * unit),
-        available=_sane(told.f_bavail * unit),
-        inodes=_sane(told.f_files),
-        inodes_free=_sane(told.f_favail),
-        read_only=bool(told.f_flag & os.ST_RDONLY),
+        size=_sane(figures.f_blocks * unit),
+        free=_sane(figures.f_bfree * unit),
+        available=_sane(figures.f_bavail * unit),
+        inodes=_sane(figures.f_files),
+        inodes_free=_sane(figures.f_favail),
+        read_only=bool(figures.f_flag & os.ST_RDONLY),
     )
 
 

@@ -1,4 +1,4 @@
-"""A small file that is written, synced and removed, in the probe child: what `df` says and what can be written differ."""
+"""A small file that is written, synced and removed, in the mount child: what `df` says and what can be written differ."""
 
 import contextlib
 import errno
@@ -10,7 +10,7 @@ from mldebug_agents.storage.child.messages import CanaryFile, CanaryResult
 
 
 def write(folder: int, wanted: CanaryFile) -> CanaryResult:
-    """Never raises for what the filesystem says; what an earlier run of ours left under that name goes first."""
+    """Write the file in an open folder and remove it. Errors of the filesystem are in the result; a leftover of an earlier run is removed first."""
     began = time.monotonic()
     try:
         _write(folder, wanted)
@@ -20,13 +20,13 @@ def write(folder: int, wanted: CanaryFile) -> CanaryResult:
 
 
 def _failed(folder: int, number: int, seconds: float) -> CanaryResult:
-    told = os.fstatvfs(folder)
+    space = os.fstatvfs(folder)
     return CanaryResult(
         errno=number,
         seconds=seconds,
-        available=told.f_bavail * (told.f_frsize or told.f_bsize),
-        inodes=told.f_files,
-        inodes_free=told.f_favail,
+        available=space.f_bavail * (space.f_frsize or space.f_bsize),
+        inodes=space.f_files,
+        inodes_free=space.f_favail,
     )
 
 

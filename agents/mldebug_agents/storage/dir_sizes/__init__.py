@@ -1,1 +1,1 @@
-"""Sizes of chosen directories, kept fresh: one child counts and watches, the agent holds what it tells."""
+"""Sizes of configured directories, kept current: one child process counts and watches, the agent keeps what it reports."""

@@ -1,4 +1,4 @@
-"""What the agent and the child that counts trees say to each other over a `Link`."""
+"""What the agent and the child that counts trees say to each other over a `ChildLink`."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""The part of the storage desk that writes a small file to chosen folders, by the probe child. It does so only where told to."""
+"""Writes a small file to configured folders, through the mount child; to no others."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ SECONDS = 8.0  # for all folders; one that takes longer counts as stuck until it
 
 
 class CanaryCollector:
-    """The folders of `storage.canary.paths`."""
+    """Writes to the folders of `storage.canary.paths`."""
 
     name = "canary"
 
@@ -30,7 +30,7 @@ class CanaryCollector:
         return self._context.config.storage.canary.interval
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Write to all folders at once. Raises OSError where the probe child is gone."""
+        """Write to all folders at once. Raises OSError where the mount child is gone."""
         paths = self._context.config.storage.canary.paths
         trial = CanaryFile(self._file, self._size)
         root = os.fsencode(self._context.host.root)
@@ -81,21 +81,21 @@ class CanaryCollector:
 _WHAT = "the test write to "
 
 
-def _gap(path: str, asked: MountAnswer) -> Gap:
-    return Gap(what=f"{_WHAT}{path}", reason=asked.reason, way_out="check storage.canary.paths")
+def _gap(path: str, answer: MountAnswer) -> Gap:
+    return Gap(what=f"{_WHAT}{path}", reason=answer.reason, way_out="check storage.canary.paths")
 
 
-def _written(path: str, asked: MountAnswer) -> CanaryWrite:
-    told = asked.wrote
-    if told is None:
-        return CanaryWrite(path=path, stuck=asked.stuck)
+def _written(path: str, answer: MountAnswer) -> CanaryWrite:
+    result = answer.wrote
+    if result is None:
+        return CanaryWrite(path=path, stuck=answer.stuck)
     return CanaryWrite(
         path=path,
-        errno=told.errno,
-        seconds=told.seconds,
-        available=told.available,
-        inodes=told.inodes,
-        inodes_free=told.inodes_free,
+        errno=result.errno,
+        seconds=result.seconds,
+        available=result.available,
+        inodes=result.inodes,
+        inodes_free=result.inodes_free,
     )
 
 

@@ -1,4 +1,4 @@
-"""A capture, with what the probe child knows of the filesystems on which its ranks wait: joined by device, never by name."""
+"""Adds to a capture for how long the filesystems on which its ranks wait have not answered; joined by device, never by name."""
 
 from collections.abc import Mapping
 
@@ -7,20 +7,20 @@ import msgspec
 from mldebug.core.model import NodeCapture, ProcessCapture, RankCapture
 from mldebug.storage.filesystems.state import CollectorState
 
-FRESH = 120.0  # seconds: what was seen earlier may have come back since
+FRESH = 120.0  # seconds: an older reading does not count
 
 
-def stuck_devices(told: CollectorState | None, now: float) -> dict[str, float]:
-    """Seconds by major:minor, of the last look at the filesystems; nothing where that was long ago."""
-    if told is None or not 0 <= now - told.at <= FRESH:
+def stuck_devices(state: CollectorState | None, now: float) -> dict[str, float]:
+    """By major:minor: seconds for which a filesystem has not answered; empty where the last look is older than `FRESH`."""
+    if state is None or not 0 <= now - state.at <= FRESH:
         return {}
-    rows = told.rows.get("filesystems", ())
+    rows = state.rows.get("filesystems", ())
     stuck = [(str(row["device"]), float(row["stuck_seconds"] or 0)) for row in rows]
-    return {device: seconds + now - told.at for device, seconds in sorted(stuck) if seconds > 0}
+    return {device: seconds + now - state.at for device, seconds in sorted(stuck) if seconds > 0}
 
 
 def with_stuck(capture: NodeCapture, stuck: Mapping[str, float]) -> NodeCapture:
-    """`stuck`: seconds by major:minor."""
+    """The capture with `stuck_seconds` where a process waits on one of these devices. `stuck`: seconds by major:minor."""
     if not stuck:
         return capture
     ranks = tuple(_rank(one, stuck) for one in capture.ranks)
@@ -36,5 +36,5 @@ def _process(one: ProcessCapture, stuck: Mapping[str, float]) -> ProcessCapture:
     target = one.blocked_on
     if target is None or target.device not in stuck:
         return one
-    told = msgspec.structs.replace(target, stuck_seconds=stuck[target.device])
-    return msgspec.structs.replace(one, blocked_on=told)
+    target = msgspec.structs.replace(target, stuck_seconds=stuck[target.device])
+    return msgspec.structs.replace(one, blocked_on=target)

@@ -1,4 +1,4 @@
-"""The part of the storage desk that asks the kernel for quotas: of the users, groups and projects of the ranks, on their filesystems."""
+"""Collects the kernel's quotas: of the users, groups and projects of ranks, on the filesystems that they use."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,14 @@ from mldebug_agents.storage.filesystems.mounts import UsedMount, used_mounts
 from mldebug_agents.system.context import Context
 
 INTERVAL = 120.0  # seconds
-KEEPERS = frozenset(("ext2", "ext3", "ext4", "xfs", "f2fs", "jfs", "ocfs2", "tmpfs"))
+WITH_QUOTAS = frozenset(("ext2", "ext3", "ext4", "xfs", "f2fs", "jfs", "ocfs2", "tmpfs"))
 KINDS = ("user", "group", "project")
 MOST = 64  # owners of one filesystem that are asked for
 WAY_OUT = "run the agent as root: the kernel tells others only their own"
 
 
 class OwnedQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """One quota that the kernel keeps; `uids`: whose it is, by the ranks that brought us to it."""
+    """One quota of the kernel. `uids`: users who may see it, by the ranks through which it was found."""
 
     used: UsedMount
     block: KernelQuota
@@ -36,14 +36,14 @@ class OwnedQuota(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shares(self) -> tuple[float | None, float | None]:
-        """Of the bytes and inodes; None without a limit."""
+        """Shares of the bytes and inodes in use, 0 to 1; None without a limit."""
         one = self.block
         inodes = one.inodes / one.inodes_limit if one.inodes_limit else None
         return (one.used / one.limit if one.limit else None), inodes
 
 
 class KernelQuotaCollector:
-    """ext4, XFS and the like; others have tools of their own."""
+    """Reads quotas of ext4, XFS and the like; other filesystems have tools of their own."""
 
     name = "kernel_quotas"
     interval = INTERVAL
@@ -54,17 +54,19 @@ class KernelQuotaCollector:
         self._gaps: list[Gap] = []
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Ask once for each filesystem. Raises OSError where the probe child is gone."""
+        """Ask once for each filesystem. Raises OSError where the mount child is gone."""
         ranks = {rank.pid: rank.uid for job in jobs for rank in job.ranks}
         found = used_mounts(self._context.host, jobs, ())
-        kept = {one.mount.device: one for one in found.values() if one.mount.fstype in KEEPERS}
+        kept = {one.mount.device: one for one in found.values() if one.mount.fstype in WITH_QUOTAS}
         used = [one for one in kept.values() if one.ranks]
         places = [self._place(one, ranks) for one in used]
         asked = [(use, one) for use, one in zip(used, places, strict=True) if one.owners and one.owners.ids]  # fmt: skip
         answers = self._probe.ask([place for _, place in asked])
-        told = [(use, one) for (use, _), one in zip(asked, answers, strict=True)]
-        self._kept = [one for use, asked in told for one in self._told(use, asked, ranks)]
-        self._gaps = [_gap(use, asked) for use, asked in told if asked.reason and not asked.stuck]
+        answered = [(use, one) for (use, _), one in zip(asked, answers, strict=True)]
+        self._kept = [one for use, answer in answered for one in self._owned(use, answer, ranks)]
+        self._gaps = [
+            _gap(use, answer) for use, answer in answered if answer.reason and not answer.stuck
+        ]
 
     def samples(self) -> Iterator[Measure]:
         """Shares of what has a limit."""
@@ -90,11 +92,11 @@ class KernelQuotaCollector:
                 yield StorageAlert(kind="quota", subject=_name(one), sentence=words, uids=one.uids)
 
     def gaps(self) -> Sequence[Gap]:
-        """Filesystems that may not be asked."""
+        """Filesystems whose quotas the agent may not read."""
         return self._gaps
 
     def _place(self, used: UsedMount, ranks: dict[int, int]) -> MountRequest:
-        """Whoever is not root may ask only for his own."""
+        """The request for one filesystem. An agent that is not root may ask only for its own user."""
         host, mine = self._context.host, os.geteuid()
         users = {(0, ranks[pid]) for pid in used.ranks if mine in (0, ranks[pid])}
         groups = {(1, group) for pid in used.ranks if mine == 0 for group in _groups(host.text(pid, "status"))}  # fmt: skip
@@ -104,11 +106,11 @@ class KernelQuotaCollector:
         )
         return MountRequest(used.mount.id, used.path, owners=owners)
 
-    def _told(
-        self, used: UsedMount, asked: MountAnswer, ranks: dict[int, int]
+    def _owned(
+        self, used: UsedMount, answer: MountAnswer, ranks: dict[int, int]
     ) -> Iterator[OwnedQuota]:
         uids = tuple(sorted({ranks[pid] for pid in used.ranks}))
-        for block in asked.blocks:
+        for block in answer.blocks:
             who = self._context.host.user(block.id) if block.kind == 0 else str(block.id)
             own = (block.id,) if block.kind == 0 else uids
             yield OwnedQuota(used=used, block=block, who=who, uids=own)
@@ -120,9 +122,9 @@ def _groups(status: str) -> list[int]:
     return [int(lines[0][4])] if lines and len(lines[0]) > 4 else []
 
 
-def _gap(used: UsedMount, asked: MountAnswer) -> Gap:
+def _gap(used: UsedMount, answer: MountAnswer) -> Gap:
     pid = min(used.ranks) if used.uids else None
-    return Gap(what=f"quotas of {used.title}", reason=asked.reason, way_out=WAY_OUT, pid=pid)
+    return Gap(what=f"quotas of {used.title}", reason=answer.reason, way_out=WAY_OUT, pid=pid)
 
 
 def _name(one: OwnedQuota) -> str:
@@ -131,9 +133,9 @@ def _name(one: OwnedQuota) -> str:
 
 def _line(one: OwnedQuota) -> str:
     block, (share, inodes) = one.block, one.shares
-    told = [f"{share:.1%} used, {size_words(block.used)} of {size_words(block.limit)}"] if share is not None else []  # fmt: skip
-    told += [f"{inodes:.1%} of its inodes"] if inodes is not None else []
-    return f"of {_name(one)}: {', '.join(told)}"
+    words = [f"{share:.1%} used, {size_words(block.used)} of {size_words(block.limit)}"] if share is not None else []  # fmt: skip
+    words += [f"{inodes:.1%} of its inodes"] if inodes is not None else []
+    return f"of {_name(one)}: {', '.join(words)}"
 
 
 def _row(one: OwnedQuota) -> Row:

@@ -1,4 +1,4 @@
-"""Which mounts jobs use: by the mount id of their open files; by their mount table for the folders that all need."""
+"""Which mounts jobs use: by the mount ids of their open files, and by their mount table for folders that every rank needs."""
 
 import contextlib
 import os
@@ -44,18 +44,20 @@ IMAGES = frozenset(("squashfs", "iso9660", "erofs", "cramfs", "udf"))  # full by
 
 
 class UsedMount(msgspec.Struct, kw_only=True):
-    """One mount that is used, told by its first user; `path` is how the probe child gets there."""
+    """One mount that jobs use, as its first user sees it; `path`: where the mount child finds it."""
 
     mount: procfs.Mount
     path: bytes
     ranks: set[int] = set()  # their pids
     owners: set[int] = set()  # their uids
-    folders: tuple[str, ...] = ()  # of the configuration, that lie there
-    public: bool = False  # it is everyone's: configured, or one that every process of the node has
+    folders: tuple[str, ...] = ()  # configured folders that lie on it
+    public: bool = (
+        False  # everyone may see it: it is configured, or every process of the node has it
+    )
 
     @property
     def key(self) -> Key:
-        """The same for all mounts of the same folder of one filesystem, in whichever container."""
+        """Device and folder: the same for all mounts of one folder of a filesystem, in whichever container."""
         return self.mount.device, self.mount.root
 
     @property
@@ -75,7 +77,7 @@ class UsedMount(msgspec.Struct, kw_only=True):
 
 
 def printable_path(path: str) -> str:
-    """A path as text: what is no UTF-8 is replaced."""
+    """A path as text; bytes that are no UTF-8 are replaced."""
     return os.fsencode(path).decode(errors="replace")
 
 
@@ -87,11 +89,11 @@ def used_mounts(
     where: Mapping[str, int] = {},
     places: Mapping[str, Sequence[str]] = {},
 ) -> dict[Key, UsedMount]:
-    """By filesystem and folder. Nothing here touches a filesystem but /proc.
+    """The mounts that these jobs use and those of `paths`, by filesystem and folder. Touches no filesystem but /proc.
 
-    `before`: what each pid was seen to use; that stays its own while it is mounted there. A checkpoint is open for seconds.
-    `where`: the mount ids of those `paths` of which they are known; of others their names tell.
-    `places`: by job, where it saves and logs, as its ranks see it: what is open for less than one look.
+    `before`: what each pid was found to use earlier; it stays in use while it is mounted, as a checkpoint is open for seconds only.
+    `where`: mount ids of `paths` where they are known; others are found by name.
+    `places`: by job, the folders of its checkpoints and its log, as its ranks see them.
     """
     found: dict[Key, UsedMount] = {}
     tables: dict[str, tuple[procfs.Mount, ...]] = {}
@@ -116,7 +118,7 @@ def used_mounts(
 
 
 def mount_table(host: Host, pid: str) -> tuple[procfs.Mount, ...]:
-    """All mounts that a process sees, with names that `os.fsencode` gives back byte by byte."""
+    """All mounts that a process sees; names that are no UTF-8 have surrogates. Empty where the process is gone."""
     with contextlib.suppress(OSError):
         data = Path(f"{host.proc}/{pid}/mountinfo").read_bytes()
         return procfs.parse_mountinfo(data.decode(errors="surrogateescape"))
@@ -124,7 +126,7 @@ def mount_table(host: Host, pid: str) -> tuple[procfs.Mount, ...]:
 
 
 def used_by(found: Mapping[Key, UsedMount]) -> dict[int, set[Key]]:
-    """What each pid uses."""
+    """Keys of the mounts that each pid uses."""
     users: dict[int, set[Key]] = {}
     for key, used in found.items():
         for pid in used.ranks:
@@ -133,7 +135,7 @@ def used_by(found: Mapping[Key, UsedMount]) -> dict[int, set[Key]]:
 
 
 def hidden_ranks(host: Host, job: Job) -> list[int]:
-    """The ranks whose open files this user may not see."""
+    """Pids of the ranks whose open files this user may not see."""
     return [rank.pid for rank in job.ranks if _denied(f"{host.proc}/{rank.pid}/fdinfo")]
 
 

@@ -1,4 +1,4 @@
-"""The part of the storage desk that asks a site's quota tools: a program each, with a deadline, in the C locale."""
+"""Collects quotas by a site's own tools: one program for each, with a deadline, in the C locale."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ WAY_OUT = "run it by hand as the agent's user, and compare with storage.quotas"
 
 
 class QuotaCollector:
-    """One question for each quota of the configuration."""
+    """Runs the tool of each configured quota."""
 
     name = "quotas"
     interval = INTERVAL
@@ -26,44 +26,44 @@ class QuotaCollector:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._wanted: dict[str, Wanted] = {}
-        self._told: dict[str, QuotaUsage] = {}
+        self._quotas: dict[str, QuotaUsage] = {}
         self._failed: dict[str, str] = {}
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Ask them one after another; one that hangs costs its own timeout."""
-        self._wanted, self._told, self._failed = dict(self._context.config.storage.quotas), {}, {}
+        """Run the tools one after another; one that hangs costs its own timeout."""
+        self._wanted, self._quotas, self._failed = dict(self._context.config.storage.quotas), {}, {}
         for name, wanted in self._wanted.items():
             try:
-                self._told[name] = read_quota(wanted.pattern, self._ask(wanted))
+                self._quotas[name] = read_quota(wanted.pattern, self._run(wanted))
             except QuotaError as error:
                 self._failed[name] = str(error)
 
     def samples(self) -> Iterator[Measure]:
-        """Shares, and who could not be asked."""
+        """Shares, and which tools failed."""
         for name in self._wanted:
             failed = float(name in self._failed)
             yield Measure(metric="mldebug_quota_failed", labels=(name,), value=failed)
-        for name, told in self._told.items():
-            yield Measure(metric="mldebug_quota_used_ratio", labels=(name,), value=told.share)
+        for name, quota in self._quotas.items():
+            yield Measure(metric="mldebug_quota_used_ratio", labels=(name,), value=quota.share)
 
     def status(self) -> dict[str, tuple[Row, ...]]:
-        """One row for each that was told."""
-        rows = tuple(_row(name, told) for name, told in self._told.items())
+        """One row for each quota that was read."""
+        rows = tuple(_row(name, quota) for name, quota in self._quotas.items())
         return {"quotas": rows} if rows else {}
 
     def alarms(self) -> Iterator[StorageAlert]:
         """Those that are nearly used up."""
-        for name, told in self._told.items():
-            if told.share >= self._wanted[name].limit:
-                words = f"quota {_line(name, told)}"
+        for name, quota in self._quotas.items():
+            if quota.share >= self._wanted[name].limit:
+                words = f"quota {_line(name, quota)}"
                 yield StorageAlert(kind="quota", subject=name, sentence=words)
 
     def gaps(self) -> Iterator[Gap]:
-        """Those that could not be asked."""
+        """Quotas that could not be read."""
         for name, why in self._failed.items():
             yield Gap(what=f"quota {name}", reason=why, way_out=WAY_OUT)
 
-    def _ask(self, wanted: Wanted) -> str:
+    def _run(self, wanted: Wanted) -> str:
         if not wanted.command:
             raise QuotaError("no command is configured")
         path = os.environ.get("PATH", "/usr/bin:/bin")
@@ -86,22 +86,22 @@ def _failure(done: Completed) -> str:
     if done.truncated:
         return "the tool printed too much"
     if done.returncode:
-        said = clean(done.stderr.decode(errors="replace").strip().partition("\n")[0], 120)
-        return f"the tool failed with exit code {done.returncode}{said and f': {said}'}"
+        first = clean(done.stderr.decode(errors="replace").strip().partition("\n")[0], 120)
+        return f"the tool failed with exit code {done.returncode}{first and f': {first}'}"
     return ""
 
 
-def _row(name: str, told: QuotaUsage) -> Row:
+def _row(name: str, quota: QuotaUsage) -> Row:
     return {
         "quota": name,
-        "used_ratio": round(told.share, 4),
-        "used_bytes": told.used,
-        "limit_bytes": told.limit,
-        "line": _line(name, told),
+        "used_ratio": round(quota.share, 4),
+        "used_bytes": quota.used,
+        "limit_bytes": quota.limit,
+        "line": _line(name, quota),
     }
 
 
-def _line(name: str, told: QuotaUsage) -> str:
-    if told.used is None or told.limit is None:
-        return f"{name}: {told.share:.1%} used"
-    return f"{name}: {told.share:.1%} used, {size_words(told.used)} of {size_words(told.limit)}"
+def _line(name: str, quota: QuotaUsage) -> str:
+    if quota.used is None or quota.limit is None:
+        return f"{name}: {quota.share:.1%} used"
+    return f"{name}: {quota.share:.1%} used, {size_words(quota.used)} of {size_words(quota.limit)}"

@@ -1,4 +1,4 @@
-"""What is told of one filesystem: its figures, its row, that it does not answer."""
+"""One reading of a filesystem as measures, as a row, and as an alert where it does not answer."""
 
 from collections.abc import Iterator
 
@@ -14,91 +14,91 @@ from mldebug_agents.storage.filesystems.mounts import UsedMount
 
 
 class FilesystemReading(msgspec.Struct, kw_only=True):
-    """One mount at one look; `ahead`: of bytes and inodes."""
+    """One mount at one look; `ahead`: forecasts of bytes and inodes."""
 
     used: UsedMount
-    asked: MountAnswer
+    answer: MountAnswer
     now: Fullness | None = None
     ahead: tuple[Forecast, Forecast] = (Forecast(), Forecast())
     turned_read_only: bool = False
 
 
-def stuck_alert(seen: FilesystemReading) -> StorageAlert:
-    """It has not answered."""
-    ranks = len(seen.used.ranks)
+def stuck_alert(reading: FilesystemReading) -> StorageAlert:
+    """The alert for a mount that does not answer."""
+    ranks = len(reading.used.ranks)
     users = f": {ranks} {'rank uses' if ranks == 1 else 'ranks use'} it" if ranks else ""
-    title, since = seen.used.title, fullness.duration_words(seen.asked.stuck)
+    title, since = reading.used.title, fullness.duration_words(reading.answer.stuck)
     words = f"{title} has not answered for {since}{users}"
     return StorageAlert(kind="stuck", subject=title, sentence=words)
 
 
-def _figures(seen: FilesystemReading) -> Iterator[tuple[str, float]]:
-    yield "stuck_seconds", seen.asked.stuck
-    if seen.asked.space is None:
+def _figures(reading: FilesystemReading) -> Iterator[tuple[str, float]]:
+    yield "stuck_seconds", reading.answer.stuck
+    if reading.answer.space is None:
         return
-    yield "read_only", float(seen.asked.space.read_only)
-    if not seen.asked.space.size:
+    yield "read_only", float(reading.answer.space.read_only)
+    if not reading.answer.space.size:
         return
-    yield "size_bytes", float(seen.asked.space.size)
-    yield "available_bytes", float(seen.asked.space.available)
-    if seen.now is None:
+    yield "size_bytes", float(reading.answer.space.size)
+    yield "available_bytes", float(reading.answer.space.available)
+    if reading.now is None:
         return
-    yield "usable_free_bytes", seen.now.left
-    yield "used_ratio", seen.now.share
-    if seen.now.inodes:
-        yield "inodes", seen.now.inodes
-        yield "inodes_free", seen.now.inodes_left
-    if seen.ahead[0].seconds_left is not None:
-        yield "full_seconds", seen.ahead[0].seconds_left
-    if seen.ahead[0].saves_left is not None:
-        yield "saves_left", seen.ahead[0].saves_left
-    if seen.now.inodes and seen.ahead[1].seconds_left is not None:
-        yield "inodes_full_seconds", seen.ahead[1].seconds_left
+    yield "usable_free_bytes", reading.now.left
+    yield "used_ratio", reading.now.share
+    if reading.now.inodes:
+        yield "inodes", reading.now.inodes
+        yield "inodes_free", reading.now.inodes_left
+    if reading.ahead[0].seconds_left is not None:
+        yield "full_seconds", reading.ahead[0].seconds_left
+    if reading.ahead[0].saves_left is not None:
+        yield "saves_left", reading.ahead[0].saves_left
+    if reading.now.inodes and reading.ahead[1].seconds_left is not None:
+        yield "inodes_full_seconds", reading.ahead[1].seconds_left
 
 
 def labels(used: UsedMount) -> tuple[str, ...]:
-    """Of its metrics."""
+    """The labels of its metrics: mount point, device, type."""
     return used.name, used.mount.device, used.mount.fstype
 
 
-def measures(seen: FilesystemReading) -> Iterator[Measure]:
-    """Its figures; what is not known is left out."""
-    used = seen.used
-    for name, value in _figures(seen):
+def measures(reading: FilesystemReading) -> Iterator[Measure]:
+    """Its measures; what is not known is left out."""
+    used = reading.used
+    for name, value in _figures(reading):
         metric = f"mldebug_filesystem_{name}"
         yield Measure(metric=metric, labels=labels(used), value=value, uids=used.uids)
 
 
-def filesystem_row(seen: FilesystemReading) -> Row:
-    """For `status --storage`."""
-    now = seen.now
+def filesystem_row(reading: FilesystemReading) -> Row:
+    """Its row for `status --storage`."""
+    now = reading.now
     return {
-        "mount": seen.used.name,
-        "device": seen.used.mount.device,
-        "fstype": seen.used.mount.fstype,
-        "ranks": len(seen.used.ranks),
+        "mount": reading.used.name,
+        "device": reading.used.mount.device,
+        "fstype": reading.used.mount.fstype,
+        "ranks": len(reading.used.ranks),
         "used_ratio": round(now.share, 4) if now else None,
         "left_bytes": int(now.left) if now else None,
         "inodes_used_ratio": round(now.inode_share, 4) if now and now.inodes else None,
-        "full_seconds": seen.ahead[0].seconds_left,
-        "saves_left": seen.ahead[0].saves_left,
-        "stuck_seconds": seen.asked.stuck,
-        "title": seen.used.title,
-        "forecast": fullness.forecast_words(seen.ahead[0]),
-        "reason": seen.asked.reason,
-        UIDS: uids_cell(seen.used.uids),
-        "line": _line(seen),
+        "full_seconds": reading.ahead[0].seconds_left,
+        "saves_left": reading.ahead[0].saves_left,
+        "stuck_seconds": reading.answer.stuck,
+        "title": reading.used.title,
+        "forecast": fullness.forecast_words(reading.ahead[0]),
+        "reason": reading.answer.reason,
+        UIDS: uids_cell(reading.used.uids),
+        "line": _line(reading),
     }
 
 
-def _line(seen: FilesystemReading) -> str:
-    title, now = seen.used.title, seen.now
-    if seen.asked.reason:
-        return f"{title}: {seen.asked.reason}"
+def _line(reading: FilesystemReading) -> str:
+    title, now = reading.used.title, reading.now
+    if reading.answer.reason:
+        return f"{title}: {reading.answer.reason}"
     if now is None:
-        read_only = seen.asked.space is not None and seen.asked.space.read_only
+        read_only = reading.answer.space is not None and reading.answer.space.read_only
         return f"{title}: {'read-only' if read_only else 'tells no size'}"
     inodes = f", inodes {now.inode_share:.0%}" if now.inodes else ""
-    ahead = fullness.forecast_words(seen.ahead[0])
+    ahead = fullness.forecast_words(reading.ahead[0])
     left = fullness.size_words(now.left)
     return f"{title}: {now.share:.1%} used, {left} left{inodes}{f'; {ahead}' if ahead else ''}"

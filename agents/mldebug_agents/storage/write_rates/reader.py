@@ -1,4 +1,4 @@
-"""What ranks and their children have written, and which files they hold open for that: by /proc alone, no path is touched."""
+"""Reads what ranks and their children have written, and which files they have open for writing: from /proc alone."""
 
 import os
 import re
@@ -38,7 +38,7 @@ class WriteReader:
         return family(rank.pid, children)[:MAX_PROCESSES] if self._lives(rank) else []
 
     def _counts(self, pids: Iterable[int]) -> dict[int, bytes]:
-        """/proc/PID/io of all ranks of a job by one question, since each costs a way to the reader child and back."""
+        """/proc/PID/io of all ranks of a job by one request to the reader child."""
         paths = {f"{self._host.proc}/{pid}/io": pid for pid in pids}
         told = self._reader.read_many(list(paths), max_bytes=4096)
         return {paths[path]: data for path, data in told.items() if isinstance(data, bytes)}
@@ -64,7 +64,7 @@ class WriteReader:
         )
 
     def _lives(self, rank: RankIdentity) -> bool:
-        """Is its pid not somebody else's by now?"""
+        """Whether the process is still the one that was found: a pid may be given anew."""
         stat = self._host.brief(rank.pid)
         return stat is not None and rank.start_ticks in (0, stat.start_ticks)
 
@@ -128,7 +128,7 @@ def position(fdinfo: str) -> int:
 
 
 def appends(fdinfo: str) -> bool:
-    """Was it opened with O_APPEND?"""
+    """Whether the file was opened with O_APPEND, by its fdinfo."""
     words = fdinfo.split()
     told = words[words.index("flags:") + 1 :][:1] if "flags:" in words else []
     return bool(told and re.fullmatch("[0-7]{1,20}", told[0]) and int(told[0], 8) & os.O_APPEND)

@@ -1,4 +1,4 @@
-"""What else a helper asks for first: versions, rights, reports, the agent's own log and /proc, what it remembered."""
+"""Gathers for a bundle: versions, reports, the agent's log and /proc files, and its stored state."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ MAX_PROC = 256 << 10
 
 
 def versions(folder: BundleFolder, driver: str) -> None:
-    """Of us, of what we use, of the node."""
+    """Add the versions of mldebug, the packages it uses, kernel and GPU driver."""
     found = {"mldebug": __version__, "python": sys.version, "machine": platform.machine()}
     found |= {"kernel": platform.release(), "system": platform.version(), "gpu_driver": driver}
     for package in PACKAGES:
@@ -77,7 +77,7 @@ def agent_log(folder: BundleFolder, path: Path | None) -> None:
 
 
 def agent_proc(folder: BundleFolder, host: Host, pid: int) -> None:
-    """How the agent's process does."""
+    """Add files of the agent's /proc folder; what cannot be read becomes a gap."""
     if not pid:
         folder.miss("the agent's process", "no agent answers here", "systemctl status mldebug")
     for name in PROC if pid else ():
@@ -88,7 +88,7 @@ def agent_proc(folder: BundleFolder, host: Host, pid: int) -> None:
 
 
 def memory(state_dir: Path) -> dict[str, msgspec.Raw]:
-    """What the agent remembers by name: expected GPUs, baselines of runs. Raises in words."""
+    """Return the agent's stored state by name (expected GPUs, baselines of runs), as JSON. Raises MldebugError."""
     path = state_dir / DATABASE
     if not path.exists():
         raise MldebugError(f"there is no {path}", "name the agent's config with --config")
@@ -115,16 +115,16 @@ def _state(path: Path) -> list[tuple[int, int]]:
     found = []
     for tail in TAILS:
         with contextlib.suppress(FileNotFoundError):
-            seen = os.stat(f"{path}{tail}")
-            found.append((seen.st_size, seen.st_mtime_ns))
+            status = os.stat(f"{path}{tail}")
+            found.append((status.st_size, status.st_mtime_ns))
     return found
 
 
 def _memos(path: Path) -> Iterator[tuple[str, msgspec.Raw]]:
     link = sqlite3.connect(path)
     try:
-        for name, told in link.execute("SELECT name, CAST(told AS BLOB) FROM memos"):
-            yield name, msgspec.Raw(told)
+        for name, value in link.execute("SELECT name, CAST(told AS BLOB) FROM memos"):
+            yield name, msgspec.Raw(value)
     finally:
         link.close()
 

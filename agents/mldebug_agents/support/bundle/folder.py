@@ -14,7 +14,7 @@ ASK_LESS = "record for a shorter time with --for"
 
 
 class BundleFolder:
-    """Names and contents, and what is missing."""
+    """The files of a bundle by name, bounded in size, and the gaps: what is missing and why."""
 
     def __init__(self, max_file: int = MAX_FILE, max_total: int = MAX_TOTAL) -> None:
         self.files: dict[str, bytes] = {}

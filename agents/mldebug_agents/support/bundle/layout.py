@@ -18,7 +18,7 @@ STATUSES = "status.jsonl"  # Snapshots over time, without what stands in the fil
 JOBS = "jobs.json"  # Job[]
 WATCH = "gpus/watch.jsonl"  # NodeWatch, one a line
 FULL = "gpus/full.jsonl"  # NodeGpus, one a line
-FAILED = "gpus/failed.jsonl"  # Failure, one a line
+FAILED = "gpus/failed.jsonl"  # GpuReadFailure, one a line
 KERNEL = "kernel.log"  # records as /dev/kmsg gives them; lines that begin with a space belong to the one before
 MEMORY = "memory.json"  # name -> what the agent remembered under it when the recording began
 AGENT_LOG = "agent.log"
@@ -27,7 +27,7 @@ AGENT_PROC = "agent"  # files of the agent's /proc folder
 
 
 class GpuReadFailure(Noun, frozen=True, kw_only=True):
-    """A read of the GPUs that did not go well."""
+    """A read of the GPUs that failed."""
 
     at: float
     read: Literal["watch", "full"]

@@ -1,4 +1,4 @@
-"""What the GPUs and the agent say for a while: the agent's own reads where one answers, else reads of our own.
+"""Records GPU reads and agent statuses for a while: the agent's reads where one answers, else reads of its own.
 
 A second reader beside an agent that does not answer could hang where it hangs, so then the GPUs are left alone.
 """
@@ -27,7 +27,7 @@ Reader = Literal["agent", "mldebug support-bundle", "nobody"]
 
 
 class Observations(msgspec.Struct, kw_only=True):
-    """All that was seen, the oldest first."""
+    """All that was recorded, the oldest first."""
 
     read_by: Reader = "nobody"
     watch: list[NodeWatch] = []
@@ -39,57 +39,57 @@ class Observations(msgspec.Struct, kw_only=True):
 
 
 class AgentObserver:
-    """Takes what each new snapshot of an agent brings."""
+    """Records what is new in each snapshot of the agent."""
 
     def __init__(self) -> None:
-        self.seen = Observations(read_by="agent")
+        self.observations = Observations(read_by="agent")
 
     def take(self, snapshot: Snapshot) -> None:
-        """One more snapshot, maybe the same as before."""
-        before = self.seen.last
+        """Record one snapshot; the same one twice counts once."""
+        before = self.observations.last
         if before is not None and before.at == snapshot.at:
             return
         self._watch(snapshot)
         self._full(snapshot)
-        kept = self.seen.statuses
+        kept = self.observations.statuses
         if not kept or snapshot.at - kept[-1].at >= STATUS_EVERY:
             kept.append(slim(snapshot))
-        self.seen.last = snapshot
+        self.observations.last = snapshot
 
     def finish(self) -> Observations:
         """All of it; the last snapshot is a status whenever it came."""
-        last, kept = self.seen.last, self.seen.statuses
+        last, kept = self.observations.last, self.observations.statuses
         if last is not None and kept[-1].at < last.at:
             kept.append(slim(last))
-        return self.seen
+        return self.observations
 
     def _watch(self, snapshot: Snapshot) -> None:
-        told, known = snapshot.gpu_watch, self.seen.watch
-        if told is None:
+        new, kept = snapshot.gpu_watch, self.observations.watch
+        if new is None:
             self._failed(snapshot, "watch")
-        elif not known or told.at > known[-1].at:
-            known.append(told)
+        elif not kept or new.at > kept[-1].at:
+            kept.append(new)
 
     def _full(self, snapshot: Snapshot) -> None:
-        told, known = snapshot.gpus, self.seen.full
-        if told is None:
+        new, kept = snapshot.gpus, self.observations.full
+        if new is None:
             self._failed(snapshot, "full")
-        elif not known or told.at > known[-1].at:
-            known.append(told)
+        elif not kept or new.at > kept[-1].at:
+            kept.append(new)
 
     def _failed(self, snapshot: Snapshot, read: Literal["watch", "full"]) -> None:
         """The first of several failures, and none where there are no GPUs at all."""
-        before = self.seen.last
+        before = self.observations.last
         had = before is not None and (before.gpu_watch if read == "watch" else before.gpus)
         source = next((one for one in snapshot.sources if one.name == "gpus"), None)
         first = before is None and source is not None and bool(source.error)
         if had or first:
             error = source.error if source else ""
-            self.seen.failed.append(GpuReadFailure(at=snapshot.at, read=read, error=error))
+            self.observations.failed.append(GpuReadFailure(at=snapshot.at, read=read, error=error))
 
 
 class DirectObserver:
-    """Reads the GPUs itself. `status` is what the node was known to be without an agent."""
+    """Reads the GPUs itself. Used where no agent answers."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class DirectObserver:
         forbidden: Callable[[], tuple[HandsOff, ...]] = tuple,
     ) -> None:
         """`forbidden`: GPUs that must not be asked now."""
-        self.seen = Observations(read_by="mldebug support-bundle")
+        self.observations = Observations(read_by="mldebug support-bundle")
         self._gpus, self._forbidden = gpus, forbidden
         self._reads = GpuReads(self, holders)
         self._status = Snapshot(node=node, at=time.time(), started_at=time.time(), version=version)
@@ -108,14 +108,14 @@ class DirectObserver:
         self._resting = ""
 
     def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        """As `GpuSource` has it; keeps the read as it is."""
-        self.seen.watch.append(told := self._gpus.watch(hands_off))
-        return told
+        """Read the GPUs like `GpuSource.watch`, and record the read."""
+        self.observations.watch.append(read := self._gpus.watch(hands_off))
+        return read
 
     def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """As `GpuSource` has it; keeps the read as it is, its counters too."""
-        self.seen.full.append(told := self._gpus.full(hands_off))
-        return told
+        """Read the GPUs like `GpuSource.full`, and record the read with its raw counters."""
+        self.observations.full.append(read := self._gpus.full(hands_off))
+        return read
 
     def look(self, jobs: tuple[Job, ...]) -> None:
         """Read what is due."""
@@ -128,11 +128,19 @@ class DirectObserver:
 
     def finish(self) -> Observations:
         """All of it."""
-        if not self.seen.watch and not self.seen.full and not self.seen.failed:
-            self.seen.read_by = "nobody"
-            self.seen.gaps.append(Gap(what="GPUs", reason=self._resting or "nothing was read"))
-        self.seen.last = self.seen.statuses[-1] if self.seen.statuses else None
-        return self.seen
+        if (
+            not self.observations.watch
+            and not self.observations.full
+            and not self.observations.failed
+        ):
+            self.observations.read_by = "nobody"
+            self.observations.gaps.append(
+                Gap(what="GPUs", reason=self._resting or "nothing was read")
+            )
+        self.observations.last = (
+            self.observations.statuses[-1] if self.observations.statuses else None
+        )
+        return self.observations
 
     def _read(
         self,
@@ -144,18 +152,20 @@ class DirectObserver:
             source = self._reads(GpuOrder(ranks, self._forbidden()))
             if source.full is None and source.watch is None:
                 self._resting = "no GPU library: no GPU here, or no driver"
-            joined = {id: {one.rank: one.uuid for one in told.ranks} for id, told in source.joined.items()}  # fmt: skip
+            joined = {id: {one.rank: one.uuid for one in rank_map.ranks} for id, rank_map in source.joined.items()}  # fmt: skip
         except NoGpuLibraryError as error:
             self._resting, joined = error.message, {}
         except MldebugError as error:
-            self.seen.failed.append(GpuReadFailure(at=time.time(), read=read, error=error.message))
+            self.observations.failed.append(
+                GpuReadFailure(at=time.time(), read=read, error=error.message)
+            )
             joined = {}
         if ranks is not None:
             runs = tuple(
                 msgspec.structs.replace(found_state(job), gpus=joined.get(job.id, {}))
                 for job in jobs
             )
-            self.seen.statuses.append(
+            self.observations.statuses.append(
                 msgspec.structs.replace(self._status, at=time.time(), runs=runs)
             )
 

@@ -1,4 +1,4 @@
-"""From gathered files to one tar.gz that may leave the house: everything goes through one set of pseudonyms."""
+"""Packs gathered files into one tar.gz that may be given away: names are replaced by pseudonyms in all of them."""
 
 import contextlib
 import gzip
@@ -23,7 +23,7 @@ USERS = ("USER", "LOGNAME", "SUDO_USER")
 
 
 def own_names() -> dict[str, tuple[str, ...]]:
-    """What this node and this user are called, by kind."""
+    """Return the names of this node and user by kind: "node", "user"."""
     users = [os.environ.get(name, "") for name in USERS]
     with contextlib.suppress(KeyError):  # a container's user need not have a name
         users.append(pwd.getpwuid(os.geteuid()).pw_name)
@@ -34,12 +34,12 @@ def seal(
     files: Mapping[str, bytes],
     manifest: Manifest,
     folder: str,
-    known: Mapping[str, tuple[str, ...]] | None = None,
+    own: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[bytes, Manifest]:
     """Redact and pack; returns the bundle's bytes, and the manifest that is in it. `known`: names by kind."""
     names = Pseudonyms()
-    for kind, told in (own_names() if known is None else known).items():
-        names.learn(kind, *told)
+    for kind, found in (own_names() if own is None else own).items():
+        names.learn(kind, *found)
     clean = redacted(files, names)
     gaps = names.value(msgspec.to_builtins(manifest.gaps))
     manifest = msgspec.structs.replace(
@@ -54,9 +54,9 @@ def seal(
 def redacted(files: Mapping[str, bytes], names: Pseudonyms) -> dict[str, bytes]:
     """All files, and their own names, with nobody's name in them."""
     read = {name: _read(name, content) for name, content in files.items()}
-    for told in read.values():
-        names.learn_from(told)
-    return {names.text(name): _written(name, told, names) for name, told in read.items()}
+    for content in read.values():
+        names.learn_from(content)
+    return {names.text(name): _written(name, content, names) for name, content in read.items()}
 
 
 def pack(files: Mapping[str, bytes], manifest: Manifest, folder: str) -> bytes:
@@ -111,11 +111,11 @@ def _read(name: str, content: bytes) -> Any:
     return content.decode(errors="replace")
 
 
-def _written(name: str, told: Any, names: Pseudonyms) -> bytes:
-    if isinstance(told, str):
-        return names.text(told).encode(errors="replace")
+def _written(name: str, content: Any, names: Pseudonyms) -> bytes:
+    if isinstance(content, str):
+        return names.text(content).encode(errors="replace")
     if name.endswith(".jsonl"):
-        return b"".join(msgspec.json.encode(names.value(one)) + b"\n" for one in told)
+        return b"".join(msgspec.json.encode(names.value(one)) + b"\n" for one in content)
     if name.endswith(".yaml"):
-        return str(yaml.safe_dump(names.value(told), sort_keys=False)).encode()
-    return msgspec.json.format(msgspec.json.encode(names.value(told)), indent=1) + b"\n"
+        return str(yaml.safe_dump(names.value(content), sort_keys=False)).encode()
+    return msgspec.json.format(msgspec.json.encode(names.value(content)), indent=1) + b"\n"

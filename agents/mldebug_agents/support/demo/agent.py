@@ -1,4 +1,4 @@
-"""The agent of `mldebug demo`: the same program that runs on a node, beside a job that it was told nothing about."""
+"""The agent of `mldebug demo`: the ordinary agent, which knows nothing special about the demo's job."""
 
 import os
 import signal
@@ -52,8 +52,8 @@ class DemoAgent:
         deadline = time.monotonic() + START_TIMEOUT
         while not self._pid:
             self._check(deadline, "the agent did not start in time")
-            seen = ask_agent(self.state_dir)
-            self._pid = seen.pid if seen else 0
+            snapshot = ask_agent(self.state_dir)
+            self._pid = snapshot.pid if snapshot else 0
             time.sleep(LOOK)
         return self
 
@@ -63,19 +63,23 @@ class DemoAgent:
             self._thread.join(CLOSING)
 
     def run_of(self, pid: int) -> RunState | None:
-        """What it says of the run to which this rank belongs."""
-        seen = ask_agent(self.state_dir)
-        return next((run for run in seen.runs if pid in run.ranks.values()), None) if seen else None
+        """Return the agent's state of the run to which this process belongs; None where it has none."""
+        snapshot = ask_agent(self.state_dir)
+        return (
+            next((run for run in snapshot.runs if pid in run.ranks.values()), None)
+            if snapshot
+            else None
+        )
 
     def follow(self, pid: int, console: Console) -> Report:
-        """Print what it says of a run, until its report is there."""
+        """Print each stage of a run until its report is written, and return the report."""
         deadline = time.monotonic() + REPORT_TIMEOUT
-        told = ""
+        stage = ""
         while (report := self._report_on(pid)) is None:
             self._check(deadline, "the agent wrote no report")
             run = self.run_of(pid)
-            if run is not None and run.stage != told:
-                told = run.stage
+            if run is not None and run.stage != stage:
+                stage = run.stage
                 console.print(stage_line(run.stage, run.sentence))
             time.sleep(LOOK)
         return report

@@ -30,12 +30,12 @@ def train(options: argparse.Namespace, rank: int) -> None:
     while True:
         loss = forward_backward(model, optimizer)
         if step == options.after and rank == options.rank:
-            tell(options.folder / f"strike.{rank}", options.fault)
+            write_whole(options.folder / f"strike.{rank}", options.fault)
             FAULTS[options.fault](options.folder, loss)
         average_gradients(model)
         optimizer.step()
         step += 1
-        tell(options.folder / f"progress.{rank}", f"{step} {loss.item():.4f}")
+        write_whole(options.folder / f"progress.{rank}", f"{step} {loss.item():.4f}")
         print(f"step {step} loss {loss.item():.4f}", flush=True)
 
 
@@ -94,7 +94,7 @@ def leave(folder: Path, loss: torch.Tensor) -> None:
     """dead: the rank exits, and a helper it had forked keeps its connections, so that no peer is told."""
     launcher = Path(f"/proc/{os.getppid()}")
     if os.fork() == 0:
-        tell(folder / "helper", str(os.getpid()))
+        write_whole(folder / "helper", str(os.getpid()))
         while launcher.exists():
             time.sleep(0.1)
     os._exit(0)
@@ -121,7 +121,7 @@ FAULTS: dict[str, Callable[[Path, torch.Tensor], None]] = {
 # --- around it ----------------------------------------------------------------------------------------
 
 
-def tell(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a small file whole or not at all."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(text)
@@ -138,7 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     rank = int(os.environ["RANK"])
-    tell(options.folder / f"started.{rank}", f"{os.getpid()} {os.getppid()}")
+    write_whole(options.folder / f"started.{rank}", f"{os.getpid()} {os.getppid()}")
     dist.init_process_group("gloo", timeout=FOREVER)
     train(options, rank)
 

@@ -40,10 +40,10 @@ def _section(title: str, lines: Sequence[Text]) -> Iterator[Text]:
         yield from lines
 
 
-def _health(told: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> Iterator[Text]:
+def _health(health: Iterable[ComponentHealth], names: Mapping[str, GpuName]) -> Iterator[Text]:
     """The worst first; the same of several GPUs is one line, and so is all that is simply healthy."""
     groups: dict[_Kind, list[ComponentHealth]] = {}
-    for one in told:
+    for one in health:
         groups.setdefault((one.state, one.component, one.reason, one.action), []).append(one)
     fine: list[str] = []
     for kind, some in sorted(groups.items(), key=lambda item: _place(item[0])):
@@ -94,5 +94,5 @@ def _users(found: GpuExamination, names: Mapping[str, GpuName]) -> Iterator[Text
         words = f" ({one.words})" if one.words else ""
         which = str(gpu) if gpu else f"GPU {one.uuid}"
         yield Text(clean(f"  {which}: rank {one.rank} of {one.job}{words}", 300))
-    for told in found.unjoined[:MAX_USERS]:
-        yield Text(clean(f"  {told}", 300), style="yellow")
+    for line in found.unjoined[:MAX_USERS]:
+        yield Text(clean(f"  {line}", 300), style="yellow")

@@ -22,7 +22,7 @@ REMEMBER = "run the agent, which remembers them, or set health.gpus in the confi
 
 
 class GpuExamination(msgspec.Struct, frozen=True, kw_only=True):
-    """All that doctor tells of GPUs; as `--json` prints it."""
+    """The result of `doctor --gpus`, as `--json` prints it."""
 
     node: str
     uid: int
@@ -43,116 +43,114 @@ class GpuExamination(msgspec.Struct, frozen=True, kw_only=True):
         return ExitCode.FOUND if ill or away else ExitCode.FINE
 
 
-def examined(seen: GpuOverview, told: Snapshot | None, uid: int) -> GpuExamination:
-    """Put together what was seen by an own look and what the agent told."""
+def examined(overview: GpuOverview, snapshot: Snapshot | None, uid: int) -> GpuExamination:
+    """Build the result from a direct look and the agent's snapshot, if one answers."""
     return GpuExamination(
-        node=seen.node,
+        node=overview.node,
         uid=uid,
-        checks=tuple(_checks(seen, told)),
-        health=told.health if told and told.health else seen.health,
-        xids=tuple(one for one in seen.events if is_gpu(one.burst.root.kind)),
-        users=seen.users,
-        unjoined=seen.unjoined,
-        glance=seen,
+        checks=tuple(_checks(overview, snapshot)),
+        health=snapshot.health if snapshot and snapshot.health else overview.health,
+        xids=tuple(one for one in overview.events if is_gpu(one.burst.root.kind)),
+        users=overview.users,
+        unjoined=overview.unjoined,
+        glance=overview,
     )
 
 
-def _checks(seen: GpuOverview, told: Snapshot | None) -> Iterator[DoctorCheck]:
-    yield _library(seen)
-    if not seen.no_library:
-        yield _answering(seen)
-        yield _expected(seen)
-        yield _readable(seen)
-    yield _kernel(seen)
-    yield _agent(told)
+def _checks(overview: GpuOverview, snapshot: Snapshot | None) -> Iterator[DoctorCheck]:
+    yield _library(overview)
+    if not overview.no_library:
+        yield _answering(overview)
+        yield _expected(overview)
+        yield _readable(overview)
+    yield _kernel(overview)
+    yield _agent(snapshot)
 
 
-def _library(seen: GpuOverview) -> DoctorCheck:
+def _library(overview: GpuOverview) -> DoctorCheck:
     name = "NVML library"
-    if seen.no_library:
+    if overview.no_library:
         return DoctorCheck(
             name=name,
             state="missing",
             meaning="there is none: no NVIDIA GPU, or no driver",
             way_out=DRIVER_AWAY,
         )
-    if seen.gpus is None:
+    if overview.gpus is None:
         return DoctorCheck(name=name, state="limited", meaning="it was not asked for its version")
-    versions = (
-        f"{seen.gpus.library_version or 'unknown'}, driver {seen.gpus.driver_version or 'unknown'}"
-    )
+    versions = f"{overview.gpus.library_version or 'unknown'}, driver {overview.gpus.driver_version or 'unknown'}"
     return DoctorCheck(name=name, state="ok", meaning=versions)
 
 
-def _answering(seen: GpuOverview) -> DoctorCheck:
+def _answering(overview: GpuOverview) -> DoctorCheck:
     name = "GPUs"
-    if seen.released_until is not None:
-        left = format_duration(float(max(0, int(seen.released_until - time.time()))))
-        told = f"the agent has let go of them for another {left}: they are not read"
+    if overview.released_until is not None:
+        left = format_duration(float(max(0, int(overview.released_until - time.time()))))
+        snapshot = f"the agent has let go of them for another {left}: they are not read"
         return DoctorCheck(
-            name=name, state="limited", meaning=told, way_out="mldebug gpus release --end"
+            name=name, state="limited", meaning=snapshot, way_out="mldebug gpus release --end"
         )
-    if seen.gpus is None:
-        gap = seen.gpu_gap
+    if overview.gpus is None:
+        gap = overview.gpu_gap
         return DoctorCheck(
             name=name,
             state="missing",
             meaning=gap.reason if gap else "none can be asked",
             way_out=gap.way_out if gap else DRIVER_AWAY,
         )
-    lost = [f"GPU {one.index} ({one.bus_id or 'address unknown'}): {one.reason}" for one in seen.gpus.lost]  # fmt: skip
-    models = sorted({one.name for one in seen.gpus.gpus if one.name})
-    here = f"{len(seen.gpus.gpus)} answer" + (f": {', '.join(models)}" if models else "")
+    lost = [f"GPU {one.index} ({one.bus_id or 'address unknown'}): {one.reason}" for one in overview.gpus.lost]  # fmt: skip
+    models = sorted({one.name for one in overview.gpus.gpus if one.name})
+    here = f"{len(overview.gpus.gpus)} answer" + (f": {', '.join(models)}" if models else "")
     if lost:
-        gone = any(seen.gone(one) for one in seen.gpus.lost)
-        told = f"{here}; {'lost' if gone else 'no answer'}: {'; '.join(lost)}"
+        gone = any(overview.gone(one) for one in overview.gpus.lost)
+        snapshot = f"{here}; {'lost' if gone else 'no answer'}: {'; '.join(lost)}"
         return DoctorCheck(
-            name=name, state="missing", meaning=told, way_out=REBOOT if gone else ASK_AGAIN
+            name=name, state="missing", meaning=snapshot, way_out=REBOOT if gone else ASK_AGAIN
         )
     return DoctorCheck(name=name, state="ok", meaning=here)
 
 
-def _expected(seen: GpuOverview) -> DoctorCheck:
-    name, count = "expected GPUs", seen.count
+def _expected(overview: GpuOverview) -> DoctorCheck:
+    name, count = "expected GPUs", overview.count
     if count is None or not count.expected:
-        told = "nobody remembers how many there were"
-        return DoctorCheck(name=name, state="limited", meaning=told, way_out=REMEMBER)
-    here = len(seen.gpus.gpus) if seen.gpus else count.present
+        snapshot = "nobody remembers how many there were"
+        return DoctorCheck(name=name, state="limited", meaning=snapshot, way_out=REMEMBER)
+    here = len(overview.gpus.gpus) if overview.gpus else count.present
     gone = [f"GPU {one.gpu.index} ({one.gpu.bus_id or one.gpu.uuid}): {one.reason}" for one in count.missing]  # fmt: skip
-    told = f"{here} of {count.expected} are there"
+    snapshot = f"{here} of {count.expected} are there"
     if here >= count.expected and not gone:
-        return DoctorCheck(name=name, state="ok", meaning=told)
+        return DoctorCheck(name=name, state="ok", meaning=snapshot)
     return DoctorCheck(
         name=name,
         state="missing",
-        meaning="; ".join([told, *gone]),
+        meaning="; ".join([snapshot, *gone]),
         way_out=f"{REBOOT}; mldebug gpus accept, where they were taken out"
         if gone or not count.silent
         else ASK_AGAIN,
     )
 
 
-def _readable(seen: GpuOverview) -> DoctorCheck:
+def _readable(overview: GpuOverview) -> DoctorCheck:
     """Which values this user may not read, or which did not come."""
     name = "readings"
-    if seen.gpus is None:
+    if overview.gpus is None:
         return DoctorCheck(name=name, state="limited", meaning="nothing was read")
-    if seen.gpus.gaps:
-        gap = seen.gpus.gaps[0]
-        told = f"{gap.what}: {gap.reason}"
-        return DoctorCheck(name=name, state="limited", meaning=told, way_out=gap.way_out)
-    unread = sorted({what for gpu in seen.gpus.gpus for what in gpu.unreadable})
+    if overview.gpus.gaps:
+        gap = overview.gpus.gaps[0]
+        snapshot = f"{gap.what}: {gap.reason}"
+        return DoctorCheck(name=name, state="limited", meaning=snapshot, way_out=gap.way_out)
+    unread = sorted({what for gpu in overview.gpus.gpus for what in gpu.unreadable})
     if unread:
-        told = f"not readable: {', '.join(unread[:12])}"
-        return DoctorCheck(name=name, state="limited", meaning=told)
-    cost = f"{seen.gpus.read_seconds * 1000:.0f} ms"
+        snapshot = f"not readable: {', '.join(unread[:12])}"
+        return DoctorCheck(name=name, state="limited", meaning=snapshot)
+    cost = f"{overview.gpus.read_seconds * 1000:.0f} ms"
     return DoctorCheck(
         name=name, state="ok", meaning=f"all that these GPUs tell is readable, in {cost}"
     )
 
 
-def _kernel(seen: GpuOverview) -> DoctorCheck:
-    gap = seen.kernel_gap
+def _kernel(overview: GpuOverview) -> DoctorCheck:
+    gap = overview.kernel_gap
     if gap is not None:
         return DoctorCheck(
             name="kernel log", state="limited", meaning=gap.reason, way_out=gap.way_out
@@ -162,8 +160,8 @@ def _kernel(seen: GpuOverview) -> DoctorCheck:
     )
 
 
-def _agent(told: Snapshot | None) -> DoctorCheck:
-    if told is None:
+def _agent(snapshot: Snapshot | None) -> DoctorCheck:
+    if snapshot is None:
         return DoctorCheck(
             name="agent",
             state="limited",

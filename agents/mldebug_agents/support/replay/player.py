@@ -62,29 +62,29 @@ class Player:
         self.records = 0  # of the kernel
 
     def play(self, event: Event) -> None:
-        """Let one thing happen that was recorded."""
+        """Apply one recorded event and move the clock to its time."""
         self.clock.at = max(self.clock.at, event.at)
         if isinstance(event, Snapshot):
             self._status = event
         elif isinstance(event, NodeGpus):
-            self._tell("gpus", GpuOrder({}), self._reads.full(event, self._runs()))
+            self._deliver("gpus", GpuOrder({}), self._reads.full(event, self._runs()))
         elif isinstance(event, NodeWatch):
-            self._tell("gpus", GpuOrder(), self._reads.watch(event))
+            self._deliver("gpus", GpuOrder(), self._reads.watch(event))
             self._look()
         else:
             order = GpuOrder({} if event.read == "full" else None)
-            self._tell("gpus", order, None, MldebugError(event.error))
+            self._deliver("gpus", order, None, MldebugError(event.error))
         self._read_kernel()
 
     def snapshot(self) -> Snapshot:
-        """What an agent would know now. `at` is the time in the recording."""
-        told = msgspec.structs.replace(
+        """Return the snapshot that an agent would publish now; `at` is the time in the recording."""
+        recorded = msgspec.structs.replace(
             self._status,
             at=self.clock.at,
             replay=self._words,
             version=self._status.version or __version__,
         )
-        shown = self._hardware.show(told)
+        shown = self._hardware.show(recorded)
         return msgspec.structs.replace(shown, gaps=tuple(dict.fromkeys(shown.gaps)))
 
     # --- inside ------------------------------------------------------------------------------------
@@ -92,17 +92,17 @@ class Player:
     def _runs(self) -> dict[str, RunState]:
         return {run.id: run for run in self._status.runs}
 
-    def _tell(self, worker: str, order: object, value: object, error: Exception | None = None) -> None:  # fmt: skip
+    def _deliver(self, worker: str, order: object, value: object, error: Exception | None = None) -> None:  # fmt: skip
         jobs = [self._job(run) for run in self._status.runs]
         self._hardware.told(Result(worker, order, value, error), jobs, {}, self._config)
 
     def _read_kernel(self) -> None:
         news = self._kernel.drain(self._kernel.read(self._hardware.take_xids()))
         self.records = news.counts.records
-        self._tell("kernel", (), news)
+        self._deliver("kernel", (), news)
 
     def _look(self) -> None:
-        """The fingerprint learns and tells at each look at a run."""
+        """Feed each run to the GPU fingerprint, which learns from every look."""
         for run in self._status.runs:
             ranks = tuple(RankLook(rank=rank) for rank in run.ranks)
             look = RunLook(at=time.monotonic(), run=run.id, attempt=run.attempt, ranks=ranks)

@@ -42,8 +42,8 @@ class RecordedKernelLog(KernelLogSource):
     def __init__(self, records: Sequence[bytes] | None, clock: RecordedClock) -> None:
         """None: the log could not be read where it was recorded."""
         super().__init__("", unix=clock.unix, monotonic=clock.monotonic)
-        told = [(parse_record(one), one) for one in records or ()]
-        self._waiting = [(seen.seconds, one) for seen, one in told if seen is not None]
+        parsed = [(parse_record(one), one) for one in records or ()]
+        self._waiting = [(record.seconds, one) for record, one in parsed if record is not None]
         self._next = 0
         self._none = records is None
         self._recorded = clock
@@ -77,20 +77,20 @@ class RecordedReads:
         self._view = view
         self._counters = None if counted else Counters()
 
-    def watch(self, told: NodeWatch) -> GpuNews:
+    def watch(self, read: NodeWatch) -> GpuNews:
         """A watch read."""
-        return GpuNews(watch=told)
+        return GpuNews(watch=read)
 
-    def full(self, told: NodeGpus, runs: Mapping[str, RunState]) -> GpuNews:
+    def full(self, read: NodeGpus, runs: Mapping[str, RunState]) -> GpuNews:
         """A full read, and who worked where as the status tells it."""
-        full = self._counters.take(told) if self._counters else told
+        full = self._counters.take(read) if self._counters else read
         joined = {id: _joined(run, full) for id, run in runs.items()}
         return GpuNews(full=full, joined=joined, view=self._view)
 
 
 def _joined(run: RunState, full: NodeGpus) -> RankGpuMap:
-    seen: tuple[GpuReading | LostGpu, ...] = (*full.lost, *full.gpus)
-    here, guess = {one.uuid: one for one in seen}, JoinEvidence.ENVIRONMENT
+    gpus: tuple[GpuReading | LostGpu, ...] = (*full.lost, *full.gpus)
+    here, guess = {one.uuid: one for one in gpus}, JoinEvidence.ENVIRONMENT
     ranks = tuple(
         RankGpu(
             rank=rank,
@@ -103,9 +103,9 @@ def _joined(run: RunState, full: NodeGpus) -> RankGpuMap:
         for rank, uuid in sorted(run.gpus.items())
         if uuid in here
     )
-    known = {one.rank for one in ranks}
+    joined = {one.rank for one in ranks}
     return RankGpuMap(
-        ranks=ranks, unknown={rank: RECORDED for rank in run.ranks if rank not in known}
+        ranks=ranks, unknown={rank: RECORDED for rank in run.ranks if rank not in joined}
     )
 
 
@@ -114,19 +114,19 @@ class RecordedStore:
 
     opened = True
 
-    def __init__(self, told: dict[str, bytes]) -> None:
-        self._told = dict(told)
+    def __init__(self, memos: dict[str, bytes]) -> None:
+        self._memos = dict(memos)
 
     def memo(self, name: str) -> bytes:
         """Return the bytes stored under that name; b"" where there are none."""
-        return self._told.get(name, b"")
+        return self._memos.get(name, b"")
 
-    def remember(self, name: str, told: bytes) -> None:
+    def remember(self, name: str, value: bytes) -> None:
         """Keep something as long as the replay lasts; nothing, where it is empty."""
-        self._told[name] = told
-        if not told:
-            del self._told[name]
+        self._memos[name] = value
+        if not value:
+            del self._memos[name]
 
     def memos(self, beginning: str) -> tuple[str, ...]:
         """The names that begin so."""
-        return tuple(name for name in self._told if name.startswith(beginning))
+        return tuple(name for name in self._memos if name.startswith(beginning))

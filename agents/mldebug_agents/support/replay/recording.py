@@ -55,7 +55,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def node(self) -> str:
-        """What the node is called in it."""
+        """The recorded node's name."""
         return self.statuses[0].node if self.statuses else "recorded"
 
 
@@ -77,7 +77,7 @@ def load(path: Path) -> Recording:
         full=_lines(files, layout.FULL, NodeGpus),
         failed=_lines(files, layout.FAILED, GpuReadFailure),
         kernel=_kernel(files),
-        memory={name: bytes(told) for name, told in memory.items()},
+        memory={name: bytes(value) for name, value in memory.items()},
         config=_config(files.get(layout.CONFIG)),
     )
 
@@ -97,14 +97,14 @@ def _archive(path: Path) -> dict[str, bytes]:
         if len(data) > MAX_BYTES:
             raise EvidenceError(f"{path} has more than {MAX_BYTES >> 20} MiB in it", WAY_OUT)
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            return dict(_members(archive))
+            return dict(_files_in(archive))
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise EvidenceError(f"{path} cannot be read: {why}", WAY_OUT) from error
 
 
-def _members(archive: tarfile.TarFile) -> list[tuple[str, bytes]]:
-    """A file that is named twice counts twice. One with holes may be of any size, whatever was packed."""
+def _files_in(archive: tarfile.TarFile) -> list[tuple[str, bytes]]:
+    """Return (name, content) of the wanted files. One listed twice counts twice; sparse files are refused, as their size is unbounded."""
     found, left = [], MAX_BYTES
     for number, entry in enumerate(archive):
         if number >= MAX_ENTRIES:

@@ -49,17 +49,17 @@ class Replay:
 
     @property
     def words(self) -> str:
-        """What is replayed, as status and metrics say it."""
+        """Node and start of the recording: "node1 2026-11-21T05:50:41Z"."""
         began = datetime.fromtimestamp(self._recording.manifest.began_at, UTC)
         return f"{self._recording.node} {began.strftime('%Y-%m-%dT%H:%M:%SZ')}"
 
     def run(self) -> str:
-        """Play until the end, or until told to stop; returns what came of it in one line."""
+        """Play until the end or until `stop`; returns a one-line summary."""
         while True:
-            told = self._once()
+            summary = self._once()
             if not self._loop or self.stopping:
-                return told
-            log.info("%s; from the beginning", told)
+                return summary
+            log.info("%s; from the beginning", summary)
 
     def stop(self) -> None:
         """Leave at the next moment; safe in a signal handler."""
@@ -109,7 +109,7 @@ EMPTY = "give --state-dir an empty folder, or leave it out"
 
 
 @contextmanager
-def place(wanted: Path | None, config: Config) -> Iterator[tuple[Path, socket.socket]]:
+def replay_state_dir(wanted: Path | None, config: Config) -> Iterator[tuple[Path, socket.socket]]:
     """The config file by which `mldebug status --config` finds the replay, and the socket; both are gone afterwards."""
     with contextlib.ExitStack() as undo:
         folder = wanted or Path(tempfile.mkdtemp(prefix="mldebug-replay-"))
@@ -129,10 +129,10 @@ def _furnished(
         with file.open("x") as stream:
             undo.callback(file.unlink, missing_ok=True)
             stream.write(effective_yaml(msgspec.structs.replace(config, agent=agent)))
-        door = undo.enter_context(open_unix(folder))
+        listener = undo.enter_context(open_unix(folder))
         undo.callback((folder / SOCKET).unlink, missing_ok=True)
     except FileExistsError as error:
         raise UsageError(f"{file} is there already", EMPTY) from error
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror or error}", EMPTY) from error
-    return file, door
+    return file, listener

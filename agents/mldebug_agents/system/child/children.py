@@ -70,7 +70,7 @@ class ChildRegistry:
         ]
 
     def recent(self) -> list[ChildProcess]:
-        """The last `REMEMBERED` children, as their pipes tell of them now."""
+        """The last `REMEMBERED` children, with the present state of their pipes."""
         with self._lock:
             for child in self._started:
                 with contextlib.suppress(OSError):  # its thread has closed it just now

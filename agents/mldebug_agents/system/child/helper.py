@@ -193,7 +193,7 @@ def _leave_main(control: socket.socket) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """A helper that is killed can end nobody, and may not even have told of its youngest child."""
+    """End with the helper: one that is killed can end nobody, and may not have reported its youngest child yet."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

@@ -105,7 +105,7 @@ def ask_once(
     decoder: msgspec.msgpack.Decoder[T],
     timeout: float,
 ) -> T:
-    """Ask a child that was forked for this one question, and kill it afterwards. Raises OSError as `Link` does.
+    """Ask a child that was forked for this one question, and kill it afterwards. Raises OSError as `ChildLink` does.
 
     `timeout`: seconds that may pass without anything from the child.
     """

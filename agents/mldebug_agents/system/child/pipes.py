@@ -14,7 +14,7 @@ _CHUNK = 1 << 16
 
 
 class ChildProcess:
-    """One child as its status pipe tells it: `pid` once forked, `errno` if exec failed, `wait_status` once reaped."""
+    """One child as its status pipe reports it: `pid` once forked, `errno` if exec failed, `wait_status` once reaped."""
 
     def __init__(self, number: int, fd: int, argv: tuple[str, ...]) -> None:
         self.number = number
@@ -107,7 +107,7 @@ class OutputPipe:
         return not self.ended
 
     def news(self) -> bytes:
-        """What has come since this was asked last."""
+        """What has come since the last call."""
         fresh = bytes(self._data[self._reported :])
         self._reported = len(self._data)
         return fresh

@@ -62,7 +62,7 @@ FileId = tuple[int, int, int, int, int]  # inode, device, mode, uid, gid
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Do the same with each of these paths. `limit`: bytes; `line`: or what `Operation` says that stands in for it."""
+    """Do the same with each of these paths. `limit`: bytes; `line`: or what `ReadOperation` says that it stands for."""
 
     operation: ReadOperation
     paths: tuple[bytes, ...]

@@ -18,7 +18,7 @@ class ForkedWorker:
 
     @property
     def pid(self) -> int | None:
-        """The worker's pid, once the helper has told it."""
+        """The worker's pid; None until the helper has reported it."""
         self._child.update()
         return self._child.pid
 
@@ -38,7 +38,7 @@ class ForkedWorker:
         return self._child
 
     def end(self) -> None:
-        """Hang up and have it killed, and go on listening: `gone` tells whether that was done."""
+        """Hang up and have it killed; `gone` says whether that was done."""
         self.socket.close()
         if not self.gone():
             self._kill(self._child)

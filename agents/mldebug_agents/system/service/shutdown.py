@@ -46,7 +46,7 @@ class Shutdown:
     def tell(
         self, stop: Callable[[], None], reload: Callable[[], None], stuck: Callable[[], str]
     ) -> None:
-        """Who is to be told; `stuck` says in the last moment what kept the agent from ending."""
+        """Set who is called to stop and to reload; `stuck` names in the last moment what kept the agent from ending."""
         self._stop, self._reload, self._stuck = stop, reload, stuck
         if self.asked:
             stop()

@@ -18,7 +18,7 @@ MEMORY_EVERY = (
 
 
 class Usage:
-    """Asks only for what cannot keep the main loop waiting. `pid` is whose cost is told."""
+    """Cost of the process `pid` and its children. Reads only what cannot keep the main loop waiting."""
 
     def __init__(
         self, host: Host, pid: int | None = None, clock: Callable[[], float] = time.monotonic

@@ -65,7 +65,7 @@ class Measures:
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[Any, Any], list[tuple[Extremes, tuple[Any, Any, Any]]]] = {}
-        self._seen: dict[int, tuple[weakref.ref[Any], int, Extremes]] = {}
+        self._measured: dict[int, tuple[weakref.ref[Any], int, Extremes]] = {}
         self.count = 0
 
     def put(self, value: Any) -> Extremes:
@@ -79,19 +79,19 @@ class Measures:
             return Extremes(None, (), f"cannot be measured: {type(error).__name__}")
 
     def _put(self, tensor: Any) -> Extremes:
-        known = self._seen.get(id(tensor))
+        before = self._measured.get(id(tensor))
         version = _version(tensor)
-        if known is not None and known[0]() is tensor and known[1] == version >= 0:
-            return known[2]
+        if before is not None and before[0]() is tensor and before[1] == version >= 0:
+            return before[2]
         found = Extremes(tensor.dtype, tuple(tensor.shape))
-        self._seen[id(tensor)] = (weakref.ref(tensor), version, found)
+        self._measured[id(tensor)] = (weakref.ref(tensor), version, found)
         self._measure(tensor, found)
         return found
 
     def fetch(self) -> None:
         """Bring all numbers over, and forget the tensors. What cannot be had says so in its `note`; never raises."""
         waiting, self._waiting = self._waiting, {}
-        self._seen = {}
+        self._measured = {}
         self.count = 0
         for group in waiting.values():
             try:

@@ -1,4 +1,4 @@
-"""What all ranks agree on: the element-wise maximum of a few small numbers, asked at one step and known at the next.
+"""All ranks agree on the element-wise maximum of a few small numbers: begun at one step, read at the next.
 
 Through the job's store, so that a rank that asks more or less often than the others spoils no collective of the job; and a
 step late, so that nobody waits for the network: the answer has come while the step ran. What follows from an answer waits
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-STEADY = 2  # times that the clocks of all ranks showed the same, after which they have to
+STEADY = 2  # agreements in which the counts of all ranks were equal, after which they must stay so
 _made: dict[str, int] = {}  # agreements of this process, by the ranks that agree
 
 
 class RankAgreement:
-    """Begin and finish in turns; all ranks of the job or of a group, equally often."""
+    """One rank's side of the agreement. Call `begin` and `finish` in turns, equally often in all ranks of the job or group."""
 
     def __init__(self, group: Any = None, timeout: float = 5.0) -> None:
         """`group`: a process group, whose ranks agree; None: all. `timeout`: seconds that a rank waits for the others."""
@@ -45,7 +45,7 @@ class RankAgreement:
 
     @property
     def begun(self) -> bool:
-        """Is an answer to be waited for?"""
+        """Has an agreement begun that is not finished?"""
         return self._work is not None or self._alone is not None
 
     def size(self) -> int:
@@ -54,7 +54,7 @@ class RankAgreement:
         return int(dist.get_world_size(self._group)) if dist else size()
 
     def begin(self, numbers: Sequence[int]) -> None:
-        """Tell the others; returns at once. Raises RuntimeError where the job's store cannot be used."""
+        """Give this rank's numbers to the others; returns at once. Raises RuntimeError where the job's store cannot be used."""
         if self.size() == 1:
             self._alone = tuple(numbers)
             return
@@ -71,15 +71,15 @@ class RankAgreement:
         return work.result(self._timeout if timeout is None else timeout)
 
     def meet(self, timeout: float) -> None:
-        """Wait until all ranks have come here, too: all of them learn that, or none does. Raises LateError.
+        """Wait up to `timeout` seconds until all ranks have called this: either all return, or all raise LateError.
 
-        Whoever was interrupted in it asks again, and hears what came of it.
+        If it was interrupted, call it again: it returns or raises what came of it.
         """
         if self.size() > 1:
             self._meet(timeout)
 
     def stay_away(self, why: str) -> None:
-        """Tell the others, where they wait for this rank now; returns at once."""
+        """Make the others stop waiting for this rank, with `why` as the reason; returns at once."""
         if self.size() < 2:
             return
         last = self._last
@@ -91,7 +91,7 @@ class RankAgreement:
             self._meeting.stay_away(why)
 
     def give_up(self, numbers: Sequence[int], why: str) -> None:
-        """Tell the others that this rank takes part no more, where they wait for it now and where they would; returns at once."""
+        """Take part no more: the others neither wait for this rank now nor at the next agreement; returns at once."""
         if self._last is not None:
             self._last.start()  # it may have been interrupted before
         self.stay_away(why)
@@ -105,8 +105,8 @@ class RankAgreement:
         except Exception as error:  # no torch, another PyTorch than those we know
             pass_on(error)
             groups = []
-        told = [collective_timeout(one) for one in groups]
-        return min((one for one in told if one), default=0.0)
+        timeouts = [collective_timeout(one) for one in groups]
+        return min((one for one in timeouts if one), default=0.0)
 
     def _meet(self, timeout: float) -> None:
         meeting = self._meeting
@@ -117,7 +117,7 @@ class RankAgreement:
             meeting = self._meeting = self._new_meeting(last)
             meeting.come(timeout, longest_nap(self.size()))
         else:
-            meeting.hear()
+            meeting.outcome()
         meeting.leave()
 
     def _next(self, numbers: Sequence[int]) -> Exchange:
@@ -140,16 +140,16 @@ class RankAgreement:
 
 def _name(group: Any) -> str:
     """The same in all ranks, if each of them makes its agreements of these ranks in the same order."""
-    members = "all"
+    who = "all"
     if group is not None:
         try:
-            told = sys.modules["torch.distributed"].get_process_group_ranks(group)
-            members = f"{told[0]}-{zlib.crc32(repr(list(told)).encode()):08x}"
+            ranks_of_group = sys.modules["torch.distributed"].get_process_group_ranks(group)
+            who = f"{ranks_of_group[0]}-{zlib.crc32(repr(list(ranks_of_group)).encode()):08x}"
         except Exception as error:  # this rank is not in it
             pass_on(error)
-            members = "others"
-    _made[members] = _made.get(members, 0) + 1
-    return f"mldebug/switches/{members}/{_made[members]}"
+            who = "others"
+    _made[who] = _made.get(who, 0) + 1
+    return f"mldebug/switches/{who}/{_made[who]}"
 
 
 def _is_a_file(store: Any) -> bool:
@@ -173,7 +173,7 @@ def clock() -> int:
 
 
 class CollectiveClocks:
-    """What the clocks of all ranks have shown, from one agreement to the next."""
+    """The collective counts of all ranks, compared from one agreement to the next."""
 
     def __init__(self) -> None:
         self._most = self._steady = self._parted = 0

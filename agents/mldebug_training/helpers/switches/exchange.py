@@ -1,4 +1,4 @@
-"""Numbers that all ranks put down at the job's store, and the highest of them, which all read there.
+"""All ranks write numbers to the job's store, and each reads the element-wise maximum there.
 
 No process group: it would open a port in each rank, where whoever knocks as the job runs out of files ends it, and would stand
 among the collectives of the job. A thread asks the store, whose calls have no deadline. What is there stands below `KEY/`: `came`,
@@ -12,7 +12,7 @@ import os
 
 from mldebug_training.common.calls import BackgroundCall, LateError
 from mldebug_training.helpers.switches.meeting import SILENT, Meeting
-from mldebug_training.helpers.switches.opening import ask, new_token, tell
+from mldebug_training.helpers.switches.opening import hand_out_token, new_token, request_token
 from mldebug_training.helpers.switches.visits import LATE, LONGEST, StoreRequests
 
 TYPE_CHECKING = False
@@ -25,23 +25,23 @@ LAUNCHERS = "TORCHELASTIC_USE_AGENT_STORE"  # "True": no rank keeps the store
 
 
 class RankAtStore:
-    """Where the ranks agree, and which of them this is. `name`: the same in all of them."""
+    """A rank at the job's store. `name`: the prefix of the keys, the same in all ranks."""
 
     def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
         self.store, self.name, self.rank, self.size = store, name, rank, size
 
     def meeting(self, key: str) -> Meeting:
-        """Of all of them, below this key."""
+        """Return a new meeting of all these ranks below this key of the store."""
         keeps = self.rank == 0 and os.environ.get(LAUNCHERS) != "True"
         return Meeting(self.store, key, self.size, is_host=keeps)
 
 
 class Exchange:
-    """One of one rank, which begins with `start`. `before`: the last one at this place."""
+    """One exchange of numbers, as one rank makes it; begins with `start`. `before`: this rank's last exchange at the same store."""
 
     def __init__(self, place: RankAtStore, numbers: Sequence[int], before: Exchange | None) -> None:
         self.turn: int = before.turn + 1 if before else 1
-        self.key = ""  # what no earlier launch has had; known once this one has begun
+        self.key = ""  # unlike that of any earlier launch; "" until the exchange has begun
         self._numbers, self._why = tuple(numbers), ""
         self._visits = StoreRequests(place.store, place.size)
         self._call = BackgroundCall(lambda: self._run(place, before))
@@ -55,53 +55,55 @@ class Exchange:
         self._visits.hurry()
         if not self._call.wait(timeout):
             raise LateError(SILENT if self._visits.silent > QUICK else LATE)
-        told: tuple[int, ...] = self._call.result(0.0)
-        return told
+        numbers: tuple[int, ...] = self._call.result(0.0)
+        return numbers
 
     def stay_away(self, why: str) -> None:
-        """This rank obeys nothing that follows from it; the others learn that where they would. Returns at once."""
+        """This rank takes no part in what follows from the answer, and the others do not either. Returns at once."""
         self._why = why
 
     def _run(self, place: RankAtStore, before: Exchange | None) -> tuple[int, ...]:
         with self._visits:
             self.key = self._begun(place, before)
-            told = self._exchanged(place)
+            numbers = self._exchanged(place)
             if self._why:
-                place.meeting(f"{self.key}/{self.turn}").say(self._why)
-            return told
+                place.meeting(f"{self.key}/{self.turn}").post_answer(self._why)
+            return numbers
 
     def _begun(self, place: RankAtStore, before: Exchange | None) -> str:
-        """The key, as soon as this one may begin."""
+        """Return the key, as soon as this exchange may begin."""
         if before is None and place.rank:
-            return f"{place.name}/{ask(self._visits, place.name, LONGEST)}"
+            return f"{place.name}/{request_token(self._visits, place.name, LONGEST)}"
         if before is None:
             token = new_token()
-            BackgroundCall(lambda: self._tell(place, token)).start()
+            BackgroundCall(lambda: self._hand_out_token(place, token)).start()
             return f"{place.name}/{token}"
         self._visits.until(lambda: before._call.wait(0.0))
         before._call.result(0.0)
         return before.key
 
-    def _tell(self, place: RankAtStore, token: str) -> None:
+    def _hand_out_token(self, place: RankAtStore, token: str) -> None:
         visits = StoreRequests(place.store, place.size)
         with visits:
-            tell(visits, place.name, token, lambda: self._call.wait(0.0), LONGEST)
+            hand_out_token(visits, place.name, token, lambda: self._call.wait(0.0), LONGEST)
 
     def _exchanged(self, place: RankAtStore) -> tuple[int, ...]:
         visits, words = self._visits, " ".join(map(str, (self.turn, *self._numbers)))
         visits.ask("set", f"{self.key}/said/{place.rank}", words)
         if visits.ask("add", f"{self.key}/came", 1) < self.turn * place.size:
-            return visits.until(self._told)[1:]
-        said = visits.values([f"{self.key}/said/{one}" for one in range(place.size)])
-        highest = tuple(map(max, *map(_parsed, said)))
+            return visits.until(self._answer)[1:]
+        words_of_all = visits.values([f"{self.key}/said/{one}" for one in range(place.size)])
+        highest = tuple(map(max, *map(_parsed, words_of_all)))
         visits.ask("set", f"{self.key}/answer", " ".join(map(str, highest)))
         return highest[1:]
 
-    def _told(self) -> tuple[int, ...]:
-        """By whoever came last; the turn is the first of them."""
+    def _answer(self) -> tuple[int, ...]:
+        """Return the numbers that the last rank wrote, the turn first; () while there are none."""
         key = f"{self.key}/answer"
-        told = _parsed(self._visits.ask("get", key)) if self._visits.ask("check", [key]) else (0,)
-        return told if told[0] == self.turn else ()
+        numbers = (
+            _parsed(self._visits.ask("get", key)) if self._visits.ask("check", [key]) else (0,)
+        )
+        return numbers if numbers[0] == self.turn else ()
 
 
 def _parsed(words: bytes) -> tuple[int, ...]:

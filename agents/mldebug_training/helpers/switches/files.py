@@ -38,15 +38,15 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 
 
 class SwitchReading:
-    """What one look found. `kill` and `save` tell one setting of a switch from the next; 0: not set."""
+    """The switches in a folder at one moment. `kill` and `save` are tokens that change each time the switch is set; 0: not set."""
 
     def __init__(self, kill: int = 0, save: int = 0, by: str = "", trouble: str = "") -> None:
         self.kill, self.save, self.by, self.trouble = kill, save, by, trouble
 
 
-def choose(told: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
-    """The folder of this job, and whether it is the one that nobody named."""
-    named = told or environ.get(VARIABLE, "")
+def choose(folder: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the folder of this job's switches, and whether it is the default one."""
+    named = folder or environ.get(VARIABLE, "")
     try:
         if named:
             return os.path.abspath(named), False
@@ -105,7 +105,7 @@ def look(folder: str, now: float) -> SwitchReading:
 
 
 def take(folder: str, name: str, token: int) -> str:
-    """Take a switch away that was obeyed, unless it was set again since. Returns why that failed, or ""."""
+    """Remove a switch that was acted upon, unless it was set again since. Returns why that failed, or ""."""
     try:
         handle = os.open(folder, _FOLDER)
     except OSError as error:
@@ -122,7 +122,7 @@ def take(folder: str, name: str, token: int) -> str:
     return ""
 
 
-def write(folder: str, name: str, told: Mapping[str, Any]) -> None:
+def write(folder: str, name: str, content: Mapping[str, Any]) -> None:
     """Write a file whole, or not at all; raises OSError."""
     handle = os.open(folder, _FOLDER)
     fresh = f".{name}-{os.uname().nodename[:64]}-{os.getpid()}"
@@ -130,7 +130,7 @@ def write(folder: str, name: str, told: Mapping[str, Any]) -> None:
         _unlink(fresh, handle)
         file = os.open(fresh, _NEW, 0o644, dir_fd=handle)
         try:
-            os.write(file, json.dumps(told).encode())
+            os.write(file, json.dumps(content).encode())
         finally:
             os.close(file)
         os.rename(fresh, name, src_dir_fd=handle, dst_dir_fd=handle)
@@ -148,12 +148,12 @@ def clear_up(folder: str) -> None:
 
 
 def _look(handle: int, folder: str, now: float) -> SwitchReading:
-    kill, told, odd = _switch(handle, KILL)
-    until = told.get("until")
+    kill, content, odd = _switch(handle, KILL)
+    until = content.get("until")
     if isinstance(until, (int, float)) and until <= now:
         kill = 0
     save, _, odd_too = _switch(handle, SAVE)
-    by = "".join(one for one in str(told.get("by", "")) if one.isprintable())[:40]
+    by = "".join(one for one in str(content.get("by", "")) if one.isprintable())[:40]
     trouble = odd or odd_too
     return SwitchReading(kill, save, by, f"{folder}/{trouble}" if trouble else "")
 
@@ -166,19 +166,19 @@ def _switch(handle: int, name: str) -> tuple[int, dict[str, Any], str]:
         return 0, {}, ""
     if not stat.S_ISREG(found.st_mode):
         return 0, {}, f"{name} is no regular file, and no switch"
-    return _token(found), _told(handle, name), ""
+    return _token(found), _content(handle, name), ""
 
 
-def _told(handle: int, name: str) -> dict[str, Any]:
+def _content(handle: int, name: str) -> dict[str, Any]:
     try:
         file = os.open(name, _FILE, dir_fd=handle)
         try:
-            told = json.loads(os.read(file, MAX_BYTES))
+            content = json.loads(os.read(file, MAX_BYTES))
         finally:
             os.close(file)
     except Exception:  # empty, no JSON, nested without end, not for us, gone
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _token(found: os.stat_result) -> int:

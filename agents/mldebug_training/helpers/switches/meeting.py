@@ -1,7 +1,7 @@
-"""All ranks of a job at one place: at the job's store, where each learns that all have come there, or that they never will.
+"""A barrier at the job's store: either every rank learns that all have come, or every rank learns that they will not.
 
-No call of a store has a deadline, and one to a host that is stopped never comes back. So a thread makes them, and nobody waits for
-a thread that has heard nothing for long. What the store is told of a meeting stands below `KEY/`: `came`, `answer`, `left`.
+No call of a store has a deadline, and one to a host that is stopped never returns. So a thread makes the calls, and nobody waits for
+a thread that has had no answer for long. The keys of a meeting stand below `KEY/`: `came`, `answer`, `left`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _silent: list[Any] = []  # stores that have not answered; never asked again
 
 
 class Meeting:
-    """One rank at one such place. `size`: how many have to come; `is_host`: the store may end with this rank."""
+    """One rank's side of one barrier. `size`: how many ranks have to come; `is_host`: the store may end with this rank."""
 
     def __init__(self, store: Any, key: str, size: int, *, is_host: bool = False) -> None:
         self._store, self._key, self._size, self._is_host = store, key, size, is_host
-        self._answer = self._why = ""  # what all have learned; why this rank does not come
+        self._answer = self._why = ""  # the result; why this rank does not come
         self._until, self._nap = 0.0, NAP
         self._is_there = False  # the others may have counted it
-        self._heard = time.monotonic()  # when the store has last answered
+        self._last_answer_at = time.monotonic()  # when the store has last answered
         self._woken, self._answered = natives.allocate_lock(), natives.allocate_lock()
         for lock in (self._woken, self._answered):
             lock.acquire()
@@ -44,27 +44,27 @@ class Meeting:
 
     @property
     def agreed(self) -> bool:
-        """Have all ranks come here, as far as is known by now?"""
+        """Has this rank learned that all ranks have come?"""
         return self._answer.startswith(_ALL)
 
     def come(self, timeout: float, nap: float) -> str:
-        """Wait until all are here: all ranks learn that, or none does. Returns what no other meeting has. Raises LateError."""
-        self._heard = time.monotonic()
-        self._until, self._nap = self._heard + timeout, nap
+        """Wait up to `timeout` seconds until all ranks are here. Returns a text unique to this meeting; LateError where not all came."""
+        self._last_answer_at = time.monotonic()
+        self._until, self._nap = self._last_answer_at + timeout, nap
         self._start()
-        return self.hear()
+        return self.outcome()
 
-    def hear(self) -> str:
-        """What came of it, for one that was interrupted as well.
+    def outcome(self) -> str:
+        """Wait for the result of `come`, also after that was interrupted.
 
-        Whoever was counted goes as the others go, and so leaves a store that is silent only when the time is over.
+        A rank that was counted must do as the others do, so it gives up a silent store only when the time is over.
         """
         store, silent = self._store, 0.0
         while not self._answer:
-            heard = self._heard
+            before = self._last_answer_at
             self._answered.acquire(timeout=LOOK)
             # not by a clock: it goes on while this process is stopped
-            silent = silent + LOOK if heard == self._heard else 0.0
+            silent = silent + LOOK if before == self._last_answer_at else 0.0
             bound = self._is_there and time.monotonic() < self._until
             if not self._answer and silent > ANSWERING and not bound:
                 _silent.append(store)
@@ -78,20 +78,20 @@ class Meeting:
         self.wait(max(0.0, self._until - time.monotonic()) + ANSWERING)
 
     def stay_away(self, why: str) -> None:
-        """This rank comes no more, and all others shall know; returns at once. Too late where all have come already."""
+        """Cancel the meeting for all ranks, with `why` as the reason; returns at once. No effect where all have come already."""
         self._why = self._why or why
         if self._woken.locked():
             self._woken.release()
         if not self._call.begun:
             self._start()
 
-    def say(self, word: str) -> str:
-        """What all are to learn, where nobody has said it yet; in this thread. Returns what they do learn."""
+    def post_answer(self, word: str) -> str:
+        """Write the result of the meeting where no rank has yet, in this thread. Returns the result that stands."""
         answer = f"{self._key}/answer"
         return str(self._store.compare_set(answer, "", word).decode("utf-8", "replace"))
 
     def wait(self, timeout: float) -> None:
-        """Until no call is made any more."""
+        """Wait until the thread makes no more calls."""
         self._call.wait(timeout)
 
     def _start(self) -> None:
@@ -103,7 +103,7 @@ class Meeting:
         except RuntimeError as error:  # this thread tells the others, then, and waits for none
             pass_on(error)
             _running.discard(self)
-            self._answer = self.say(self._why or f"a rank has no thread left: {error}")
+            self._answer = self.post_answer(self._why or f"a rank has no thread left: {error}")
 
     def _run(self) -> None:
         try:
@@ -128,9 +128,9 @@ class Meeting:
             if time.monotonic() > self._until:
                 break
             self._woken.acquire(timeout=pause)
-            self._heard = time.monotonic()
+            self._last_answer_at = time.monotonic()
             pause = min(2 * pause, self._nap)
-        return self.say(self._why or (f"{_ALL}{os.urandom(8).hex()}" if everyone else LATE))
+        return self.post_answer(self._why or (f"{_ALL}{os.urandom(8).hex()}" if everyone else LATE))
 
     def _last_one_out(self) -> None:
         """Whoever keeps the store cleans up, too: the next launch may find the same one."""
@@ -148,7 +148,7 @@ class Meeting:
 
 
 def longest_nap(size: int) -> float:
-    """Seconds between two looks of one of so many ranks."""
+    """Return the seconds between two looks at the store of one of `size` ranks."""
     return max(NAP, size / MOST_LOOKS)
 
 

@@ -1,4 +1,4 @@
-"""How ranks at the job's store know what one of them has put down there for this launch, and not for an earlier one.
+"""How ranks at the job's store agree on a key that no earlier launch has used there.
 
 Nothing that all ranks of a launch know is their own: torchrun counts restarts on each node for itself, and may keep the store. So the
 rank that leads has a token; whoever needs it puts down a word of its own, which nobody else knows, and gets it back with the token.
@@ -17,42 +17,42 @@ if TYPE_CHECKING:
 
 
 def new_token() -> str:
-    """What no launch has had."""
+    """Return a random token."""
     return os.urandom(8).hex()
 
 
-def tell(
+def hand_out_token(
     visits: StoreRequests, name: str, token: str, enough: Callable[[], bool], longest: float
 ) -> None:
-    """Tell all who ask until there is enough of it. Raises what the store does, and LateError after so many seconds."""
+    """Answer every rank that requests the token, until `enough()`. Raises what the store does, and LateError after `longest` seconds."""
     open_: set[int] = set()
-    known = 0
+    counted = 0
 
-    def told_all() -> bool:
-        nonlocal known
+    def all_answered() -> bool:
+        nonlocal counted
         if enough():  # who asks now is of a later launch
             return True
         count = visits.ask("add", f"{name}/asked", 0)
-        open_.update(range(known + 1, count + 1))
-        known = count
+        open_.update(range(counted + 1, count + 1))
+        counted = count
         for number in [one for one in open_ if visits.ask("check", [f"{name}/ask/{one}"])]:
             word = visits.ask("get", f"{name}/ask/{number}").decode("utf-8", "replace")
             visits.ask("set", f"{name}/told/{number}", f"{word} {token}")
             open_.discard(number)
         return False
 
-    visits.until(told_all, longest)
+    visits.until(all_answered, longest)
 
 
-def ask(visits: StoreRequests, name: str, longest: float) -> str:
-    """The token of this launch. Raises what the store does, and LateError where nobody has told it after so many seconds."""
+def request_token(visits: StoreRequests, name: str, longest: float) -> str:
+    """Return the token of this launch. Raises what the store does, and LateError without an answer after `longest` seconds."""
     word = new_token()
     number = visits.ask("add", f"{name}/asked", 1)
     visits.ask("set", f"{name}/ask/{number}", word)
 
-    def told() -> str:
+    def token() -> str:
         key = f"{name}/told/{number}"
         words = visits.ask("get", key).split() if visits.ask("check", [key]) else []
         return str(words[1].decode()) if words and words[0] == word.encode() else ""
 
-    return visits.until(told, longest)
+    return visits.until(token, longest)

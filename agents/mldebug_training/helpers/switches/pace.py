@@ -1,4 +1,4 @@
-"""How long a turn of the loop and a save take, and so how many steps there may be from one agreement to the next."""
+"""Measures how long a step and a checkpoint take, and chooses how many steps lie between two agreements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST = 16  # steps between two agreements: a run that becomes slow is not left a
 
 
 class AgreementPace:
-    """Of one rank. The limit is told what was measured; `every`: steps from one agreement to the next, None for as many as fit."""
+    """The pace of one rank. Measured times are passed on to `limit`; `every`: steps from one agreement to the next, None for as many as fit."""
 
     def __init__(self, limit: TimeLimit | None, every: int | None) -> None:
         self.due = 0  # the poll of the next agreement
@@ -41,25 +41,25 @@ class AgreementPace:
         return self._every or _steps(length / turns, max(1.0, size * PER_RANK / PERIOD))
 
     def agreed(self, steps: int) -> None:
-        """So many steps all ranks let pass until the next one."""
+        """Set the next agreement after so many steps, as all ranks agreed."""
         if self._begun:
             self.due = self._begun[0] + max(1, steps)
 
     def saved(self, length: float) -> None:
-        """So many seconds took a save."""
+        """Count a save that took so many seconds."""
         self._saved_since += length
         if self._limit:
             self._limit.saved(length)
 
 
 def _steps(turn: float, times: float) -> int:
-    """That fit, where all is so many times as slow."""
+    """Return how many steps fit between two agreements; `turn`: seconds per step; `times`: a factor for many ranks."""
     most = math.ceil(MOST * times)
     return min(most, max(1, math.ceil(times * PERIOD / turn))) if turn else most
 
 
 class CheckpointTimer:
-    """What `Switches.saving` gives: measures a save, and tells it as a phase."""
+    """The context of `Switches.saving`: measures a save, and shows it as a phase."""
 
     def __init__(self, then: Callable[[float], None]) -> None:
         self._then = then

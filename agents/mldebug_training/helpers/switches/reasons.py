@@ -1,4 +1,4 @@
-"""Why one rank wants to save or to stop: what it has seen, heard and been told. What all do about it `switches` agrees on."""
+"""Why one rank wants to save or stop: a switch, a signal, its time, or the job's own reason. `switches` agrees with the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mldebug_training.helpers.deadline import TimeLimit
     from mldebug_training.helpers.switches.files import SwitchReading
 
-REMEMBERED = 64  # save switches that were obeyed
+REMEMBERED = 64  # save switches that were acted upon
 NOTHING, SAVE_SWITCH, WORD, TIME, SIGNAL, KILL_SWITCH, OFF = range(7)  # the more urgent the higher
 WORDS = {
     SAVE_SWITCH: "the save switch is set",
@@ -28,7 +28,7 @@ WORDS = {
 
 
 class StopReasons:
-    """Of this rank. The arguments are those of `Switches`."""
+    """Collects the reasons of this rank. The arguments are those of `Switches`."""
 
     def __init__(
         self,
@@ -38,40 +38,40 @@ class StopReasons:
         signal_name: str | None,
     ) -> None:
         self._folder, self._limit, self._why = folder, limit, why
-        self.asked = StopSignal(signal_name)
+        self.stop_signal = StopSignal(signal_name)
         self._trouble = ""  # of asking the job
-        self._done: list[int] = []  # save switches that were obeyed
+        self._done: list[int] = []  # save switches that were acted upon
 
-    def wanted(self, seen: SwitchReading | None) -> tuple[int, str]:
-        """What this rank wants, and why."""
-        if seen and seen.kill:
-            by = f" (by {seen.by})" if seen.by else ""
+    def wanted(self, reading: SwitchReading | None) -> tuple[int, str]:
+        """Return the most urgent request of this rank (one of NOTHING to KILL_SWITCH), and the reason as a sentence."""
+        if reading and reading.kill:
+            by = f" (by {reading.by})" if reading.by else ""
             return KILL_SWITCH, f"the kill switch {self._folder}/{KILL} is set{by}"
-        if self.asked.came:
-            return SIGNAL, f"{self.asked.name} came"
+        if self.stop_signal.came:
+            return SIGNAL, f"{self.stop_signal.name} came"
         late = self._limit.reason() if self._limit else None
         if late:
             return TIME, late
-        told = self._told()
-        if told:
-            return WORD, told
-        if seen and seen.save and seen.save not in self._done:
+        reason = self._job_reason()
+        if reason:
+            return WORD, reason
+        if reading and reading.save and reading.save not in self._done:
             return SAVE_SWITCH, f"the save switch {self._folder}/{SAVE} is set"
         return NOTHING, ""
 
-    def troubles(self, seen: SwitchReading | None) -> Iterator[str]:
-        """What cannot be seen, heard or asked; some are empty."""
-        yield seen.trouble if seen else ""
-        yield self.asked.trouble
+    def troubles(self, reading: SwitchReading | None) -> Iterator[str]:
+        """Sentences about reasons that cannot be checked; some are empty."""
+        yield reading.trouble if reading else ""
+        yield self.stop_signal.trouble
         yield self._limit.trouble if self._limit else ""
         yield self._trouble
 
-    def obeyed(self, token: int) -> None:
-        """This save switch counts no more."""
+    def on_save_done(self, token: int) -> None:
+        """Ignore this save switch from now on."""
         self._done = [*self._done[-REMEMBERED:], token]
 
-    def _told(self) -> str:
-        """The job's own reason; one that fails is none."""
+    def _job_reason(self) -> str:
+        """Return the job's own reason; "" where it has none or its function fails."""
         try:
             return str((self._why() if self._why else None) or "")[:300]
         except Exception as error:

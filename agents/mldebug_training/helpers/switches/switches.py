@@ -1,7 +1,7 @@
-"""Stops and saves agreed by all ranks: at the same step, whoever asked for it and on whichever node.
+"""Stops and checkpoints that all ranks make at the same step, whichever rank and node the request comes from.
 
-Asked by a switch (a file), a signal, the end of the job's time, or a word of the job itself; one rank that sees it is
-enough. What is asked at one step is agreed while that step runs and obeyed at the next.
+A request is a switch (a file), a signal, the end of the job's time, or a reason of the job's own; it is enough that one
+rank notices it. All ranks agree on it while the next step runs, and act after that step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from mldebug_training.helpers.deadline import TimeLimit
 
-REMEMBERED = 64  # sentences that were said
+REMEMBERED = 64  # sentences that were printed
 _RANKS = 2**32
 _FAR = (
     2**62
@@ -66,9 +66,11 @@ class Switches:
         self._reasons = StopReasons(path, limit, reason, signal)
         self._agreement = RankAgreement(group, timeout)
         self._watch = SwitchWatch(path, ours=ours)
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._ended = self._off = False
-        self._verdict: tuple[int, int, int] | None = None  # kind, rank, token: what all are to obey
+        self._verdict: tuple[int, int, int] | None = (
+            None  # kind, rank, token: what all ranks agreed to do
+        )
         self._agreed: str | None = None  # in this poll
         self._owed: str | None = None  # that, where the poll did not come to its end
         self._polls = 0
@@ -81,7 +83,7 @@ class Switches:
         if self._ended or self._off:
             return KILL if self._ended else None
         try:
-            return self._at_start() if self._verdict is None else self._obey()
+            return self._at_start() if self._verdict is None else self._act()
         except BaseException as error:
             self._give_up(error)
             pass_on(error)
@@ -104,7 +106,7 @@ class Switches:
         return CheckpointTimer(self._pace.saved)
 
     def close(self) -> None:
-        """Look no more. The end of the process does it, too."""
+        """Stop looking at the switches. The end of the process does it, too."""
         self._watch.close()
 
     def _at_start(self) -> str | None:
@@ -116,7 +118,7 @@ class Switches:
         return self._finish(self._patience())
 
     def _last_word(self) -> str | None:
-        """What all obey, and this rank was not told: it was interrupted on the way."""
+        """Return the action that all ranks take and that this rank could not return: its poll was interrupted."""
         owed, self._owed = self._owed, None
         return owed
 
@@ -126,7 +128,7 @@ class Switches:
             self._polls += 1
             action = self._finish() if self._agreement.begun else None
         else:
-            action = self._obey()  # this poll was interrupted before
+            action = self._act()  # this poll was interrupted before
         waits = not self._off and action != KILL and self._polls >= self._pace.due
         if waits and self._can_agree():
             self._begin()
@@ -137,9 +139,9 @@ class Switches:
     def _can_agree(self) -> bool:
         size = self._agreement.size()
         if size < 0:
-            self._turn_off("this rank is not in their group")
+            self._switch_off("this rank is not in their group")
         elif size == 0:
-            self._say(
+            self._print_once(
                 "the switches are off until torch.distributed is initialised: the ranks cannot agree"
             )
         return size > 0
@@ -147,14 +149,14 @@ class Switches:
     def _begin(self, *, saves: bool = True) -> None:
         self._watch.start()
         pace = self._pace.measure(self._polls, self._agreement.size())
-        seen = self._watch.seen
-        self._own = self._reasons.wanted(seen)
-        for one in (*self._reasons.troubles(seen), self._watch.trouble):
-            self._say(one)
+        reading = self._watch.last_reading
+        self._own = self._reasons.wanted(reading)
+        for one in (*self._reasons.troubles(reading), self._watch.trouble):
+            self._print_once(one)
         kind = self._own[0]
         if kind == SAVE_SWITCH and not saves:
             kind = NOTHING
-        token = seen.save if seen and kind == SAVE_SWITCH else 0
+        token = reading.save if reading and kind == SAVE_SWITCH else 0
         urgent, count = kind * _RANKS + agreement.rank(), agreement.clock()
         self._agreement.begin((urgent, token, pace, count, _FAR - count))
         self._leave_word()
@@ -163,11 +165,11 @@ class Switches:
         urgent, token, pace, most, left = self._agreement.finish(timeout)
         kind, rank = divmod(urgent, _RANKS)
         if kind == OFF:
-            self._turn_off(f"rank {rank} asks no more")
+            self._switch_off(f"rank {rank} asks no more")
             return None
         apart = most - (_FAR - left)
         if kind == NOTHING and self._clocks.have_parted(most, apart):
-            self._turn_off(
+            self._switch_off(
                 f"not all ranks polled after each step: their counts of collectives are {apart} apart"
             )
             return None
@@ -175,21 +177,21 @@ class Switches:
         if kind == NOTHING:
             return None
         self._verdict = kind, rank, token
-        return self._obey()
+        return self._act()
 
-    def _obey(self) -> str:
-        """Once all ranks have met: what they have agreed on. Interrupted, it is called again by the next poll."""
+    def _act(self) -> str:
+        """Wait until all ranks are at this poll, then return what they agreed on. If interrupted, the next poll calls it again."""
         kind, rank, token = self._verdict or (NOTHING, 0, 0)
         self._agreement.meet(self._patience())
         mine = rank == agreement.rank()
         self.reason = f"rank {rank}: {self._own[1] if mine else WORDS[kind]}"
         if kind == SAVE_SWITCH:
-            self._reasons.obeyed(token)
+            self._reasons.on_save_done(token)
         if mine:
             todo = "saves, and goes on" if kind == SAVE_SWITCH else "stops at this step"
-            self._say(f"{self.reason}: every rank {todo}", again=True)
+            self._print_once(f"{self.reason}: every rank {todo}", again=True)
             if kind == SAVE_SWITCH:
-                self._watch.obeyed(token)
+                self._watch.on_save_done(token)
         self._ended = kind != SAVE_SWITCH
         self._agreed = KILL if self._ended else SAVE
         self._verdict = None
@@ -205,10 +207,10 @@ class Switches:
     def _leave_word(self) -> None:
         rank, size = agreement.rank(), agreement.size()
         word = {"at": time.time(), "polls": self._polls, "rank": rank, "world_size": size}
-        self._watch.tell({**word, "node": socket.gethostname(), "pid": os.getpid()})
+        self._watch.set_status({**word, "node": socket.gethostname(), "pid": os.getpid()})
 
     def _give_up(self, error: BaseException) -> None:
-        """Nothing that is broken here may harm the job; the others learn it at once, and wait for nobody.
+        """Switch off after an error, which must not harm the job, and let the other ranks know, so that none waits for this one.
 
         Raises an interruption (KeyboardInterrupt, SystemExit) again: it is the job's own.
         """
@@ -217,29 +219,29 @@ class Switches:
         self._off = self._verdict is None  # else all may be there, and obey: the next poll hears it
         why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         try:
-            self._tell(agreement.rank(), why)
+            self._notify_others(agreement.rank(), why)
         except Exception as failed:
             pass_on(failed)
         if self._off:
-            self._turn_off(why)
+            self._switch_off(why)
         if not isinstance(error, Exception):
             raise error
 
-    def _tell(self, me: int, why: str) -> None:
+    def _notify_others(self, me: int, why: str) -> None:
         text = f"rank {me} gave up: {why}"
         if self._off:
             self._agreement.give_up((OFF * _RANKS + me, 0, 1, 0, _FAR), text)
         else:
             self._agreement.stay_away(text)
 
-    def _turn_off(self, why: str) -> None:
+    def _switch_off(self, why: str) -> None:
         self._off = True
-        self._say(f"the switches are off, the training goes on: {why}")
+        self._print_once(f"the switches are off, the training goes on: {why}")
 
-    def _say(self, text: str, *, again: bool = False) -> None:
+    def _print_once(self, text: str, *, again: bool = False) -> None:
         """One line on stderr; each sentence once."""
-        if not text or (text in self._said and not again) or len(self._said) > REMEMBERED:
+        if not text or (text in self._printed and not again) or len(self._printed) > REMEMBERED:
             return
-        self._said.add(text)
+        self._printed.add(text)
         if sys.stderr is not None:  # a job without one
             write_lines(f"mldebug: {text}", rank=None, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What one thread asks the job's store: again and again until it is so, sooner where somebody waits, no more where the rank ends."""
+"""Calls of the job's store by one thread: repeated until there is an answer, more often while somebody waits, ended with the rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _running: set[StoreRequests] = set()
 
 
 class StoreRequests:
-    """To a store that so many ranks ask."""
+    """Calls of one store. `size`: how many ranks call it, which sets the pause between two calls."""
 
     def __init__(self, store: Any, size: int) -> None:
         self.store = store
@@ -52,28 +52,28 @@ class StoreRequests:
         if self._ends:
             raise LateError("this rank ends")
         self._asked = time.monotonic()
-        told = getattr(self.store, name)(*args)
+        result = getattr(self.store, name)(*args)
         self._asked = 0.0
-        return told
+        return result
 
     def values(self, keys: list[str]) -> list[bytes]:
-        """What stands under these keys, all of which are there."""
+        """Return the values of these keys, all of which exist."""
         if hasattr(self.store, "multi_get") and self.store.has_extended_api():
             return list(self.ask("multi_get", keys))
         return [self.ask("get", one) for one in keys]
 
-    def until(self, told: Callable[[], T], longest: float = LONGEST) -> T:
-        """Ask until there is something. Raises LateError where there is nothing after so many seconds."""
+    def until(self, ask: Callable[[], T], longest: float = LONGEST) -> T:
+        """Call `ask` until it returns something true, and return that. Raises LateError where there is nothing after so many seconds."""
         deadline, pause = time.monotonic() + longest, FIRST_NAP
         while time.monotonic() < deadline:
-            found = told()
+            found = ask()
             if found:
                 return found
             pause = FIRST_NAP if self._woken.acquire(timeout=pause) else min(2 * pause, self._nap)
         raise LateError(LATE)
 
     def hurry(self) -> None:
-        """Somebody waits now."""
+        """Look again at once: somebody waits now."""
         if self._woken.locked():
             self._woken.release()
 
@@ -84,7 +84,7 @@ class StoreRequests:
 
 
 def _end() -> None:
-    """Before the process waits for what it has asked the store."""
+    """End all at the end of the process, before it waits for their threads."""
     for one in list(_running):
         one.end()
 

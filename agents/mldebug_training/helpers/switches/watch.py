@@ -1,6 +1,6 @@
 """Looks at the folder of the switches, in a thread: a file system that hangs keeps this thread, and not the training.
 
-It also leaves word of who asks for them: in the folder, and as `/dev/shm/mldebug-PID-START.switch`, JSON with the name of
+It also writes which rank polls: into the folder, and as `/dev/shm/mldebug-PID-START.switch`, JSON with the name of
 the folder, for whoever is on this node.
 """
 
@@ -42,16 +42,16 @@ GOODBYE = 2.0  # seconds that the end of the process waits for a hung folder
 
 
 class SwitchWatch:
-    """One folder. `seen` is the last look; None before the first."""
+    """Looks at one folder, once a second. `last_reading`: the result of the last look; None before the first."""
 
     def __init__(self, folder: str, *, ours: bool, interval: float = INTERVAL) -> None:
         self.folder = folder
-        self.seen: SwitchReading | None = None
+        self.last_reading: SwitchReading | None = None
         self.trouble = ""  # of taking a switch away
         self._ours = ours
         self._interval = interval
         self._pid = 0
-        self._obeyed: list[int] = []
+        self._to_remove: list[int] = []
         self._word: dict[str, Any] = {}
         self._worded = 0.0
         self._announced: tuple[str, OwnFile] | None = None
@@ -66,19 +66,19 @@ class SwitchWatch:
         atexit.register(self.close)
 
     def first_look(self, timeout: float = FIRST_LOOK) -> SwitchReading:
-        """Wait for it, but not long: what hangs has no switch set."""
+        """Return the first reading, waiting at most `timeout` seconds: a folder that hangs has no switch set."""
         self._first.wait(timeout)
-        return self.seen or SwitchReading(
+        return self.last_reading or SwitchReading(
             trouble=f"{self.folder} does not answer: its file system hangs"
         )
 
-    def tell(self, word: dict[str, Any]) -> None:
-        """What to leave word of; written when it is time."""
+    def set_status(self, word: dict[str, Any]) -> None:
+        """Set what is written into the folder about this rank; it is written every 5 seconds at most."""
         self._word = word
 
-    def obeyed(self, token: int) -> None:
-        """Have a save switch taken away."""
-        self._obeyed.append(token)
+    def on_save_done(self, token: int) -> None:
+        """Remove the save switch that this token stands for, with the next look."""
+        self._to_remove.append(token)
 
     def close(self) -> None:
         """Stop looking, and tidy up; a folder that hangs is left alone."""
@@ -100,24 +100,24 @@ class SwitchWatch:
         self._gone.set()
 
     def _refuse(self) -> None:
-        self.seen = SwitchReading(trouble=self.trouble)
+        self.last_reading = SwitchReading(trouble=self.trouble)
 
     def _round(self) -> None:
-        self.seen = look(self.folder, time.time())
+        self.last_reading = look(self.folder, time.time())
         self._tidy()
         now = time.monotonic()
-        if self._word and now - self._worded > WORD_EVERY and self._is_ours_to_tell():
+        if self._word and now - self._worded > WORD_EVERY and self._writes_status():
             self._worded = now
             write(self.folder, POLLED, self._word)
 
     def _tidy(self) -> None:
-        while self._obeyed:
-            why = take(self.folder, SAVE, self._obeyed.pop())
+        while self._to_remove:
+            why = take(self.folder, SAVE, self._to_remove.pop())
             if why:
                 self.trouble = f"{self.folder}/{SAVE} cannot be taken away: {why}; it counts once"
 
-    def _is_ours_to_tell(self) -> bool:
-        """Rank 0 always; of a node where its word is not seen, the first rank."""
+    def _writes_status(self) -> bool:
+        """Rank 0 does always; elsewhere the first rank of a node that does not see rank 0's file."""
         if self._word.get("rank", 0) == 0:
             return True
         if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID")) != "0":
@@ -142,8 +142,8 @@ class SwitchWatch:
         shared_files.sweep(shared_files.FOLDER)  # what a killed job has left
         file = OwnFile(shared_files.reserve(path, SIZE))
         self._announced = path, file
-        told = json.dumps({"folder": os.path.realpath(self.folder), "world_size": size})
-        file.write(told.encode()[:SIZE])
+        content = json.dumps({"folder": os.path.realpath(self.folder), "world_size": size})
+        file.write(content.encode()[:SIZE])
 
     def _withdraw(self) -> None:
         announced, self._announced = self._announced, None

@@ -11,9 +11,9 @@ from mldebug_agents.cli.completion.values import ValueSource
 class ChannelValues:
     """Their names; none from a file that is not good."""
 
-    def values(self, asked: CompletionRequest) -> Iterator[Value]:
+    def values(self, request: CompletionRequest) -> Iterator[Value]:
         """In their order."""
-        for name, plugin in load_config(asked.config).channels.items():
+        for name, plugin in load_config(request.config).channels.items():
             yield Value(name, plugin.kind)
 
 

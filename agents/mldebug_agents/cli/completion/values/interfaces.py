@@ -11,7 +11,7 @@ from mldebug_agents.cli.completion.values import ValueSource
 class InterfaceValues:
     """All of them, by number."""
 
-    def values(self, asked: CompletionRequest) -> Iterator[Value]:
+    def values(self, request: CompletionRequest) -> Iterator[Value]:
         """Their names."""
         yield from (Value(name) for _, name in socket.if_nameindex())
 

@@ -16,7 +16,7 @@ PATH = "/api/v1/status"
 
 
 class RunNames(Noun, frozen=True, kw_only=True):
-    """What is needed of a run."""
+    """The fields of a run that completion needs."""
 
     id: str
     name: str
@@ -26,18 +26,18 @@ class RunNames(Noun, frozen=True, kw_only=True):
 
 
 class RunNamesList(Noun, frozen=True, kw_only=True):
-    """What is needed of the agent's snapshot: reading all of it takes too long for a TAB."""
+    """The part of the agent's snapshot that completion needs: decoding all of it takes too long."""
 
     runs: tuple[RunNames, ...] = ()
 
 
 class JobValues:
-    """Ids, then names. Nothing of a job is read here: an agent says it, or nobody."""
+    """Ids, then names of the runs that the agent reports."""
 
-    def values(self, asked: CompletionRequest) -> Iterator[Value]:
-        """The agent of this user, else the service's, as every command asks them."""
-        own = load_config(asked.config).agent.state_dir
-        places = [own] if asked.config else dict.fromkeys((own, SYSTEM_STATE_DIR))
+    def values(self, request: CompletionRequest) -> Iterator[Value]:
+        """Ask this user's agent, else the service's, as every command does."""
+        own = load_config(request.config).agent.state_dir
+        places = [own] if request.config else dict.fromkeys((own, SYSTEM_STATE_DIR))
         for place in places:
             try:
                 runs = _runs(UnixConnection(place))

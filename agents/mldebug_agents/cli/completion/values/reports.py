@@ -19,14 +19,14 @@ OPENED = 40  # for a sentence each; older ones are listed without
 class ReportValues:
     """Those that this user may read, here and in the service's state dir."""
 
-    def values(self, asked: CompletionRequest) -> Iterator[Value]:
+    def values(self, request: CompletionRequest) -> Iterator[Value]:
         """`latest` first, where there is any."""
-        found = [one for archive in report_stores_of(asked.config) for one in _readable(archive)]
+        found = [one for archive in report_stores_of(request.config) for one in _readable(archive)]
         newest = sorted(found, key=attrgetter("name"), reverse=True)[:LISTED]
         if newest:
             yield Value("latest", "the newest report")
         for number, folder in enumerate(newest):
-            wanted = asked.described and number < OPENED
+            wanted = request.described and number < OPENED
             yield Value(folder.name, read_entry(folder).sentence if wanted else "")
 
 

@@ -1,7 +1,7 @@
-"""One order to many nodes at the same moment: all are reached and proved first, then all hear it at once.
+"""One order to many nodes at the same moment: first all are connected and have proved the key, then all get the order at once.
 
 A handshake costs both ends milliseconds, a thousand of them seconds: done one after the other, each just before its order,
-they would be the distance between the first capture and the last. One thread sends and reads; `Hands` connect.
+they would be the distance between the first capture and the last. One thread sends and reads; a `ConnectPool` connects.
 """
 
 import selectors
@@ -25,7 +25,7 @@ Clock = Callable[[], float]
 
 
 class NodeAnswer(NamedTuple):
-    """What came of one node; times are monotonic seconds of this node, None: never."""
+    """What came of one node: its answer, or why there is none; times are monotonic seconds of this node, None: never."""
 
     answer: bytes | MldebugError
     sent: float | None = None
@@ -68,7 +68,7 @@ class Broadcast:
         self._first = self._last = clock()  # when somebody was reached
 
     def send_all(self) -> list[NodeAnswer]:
-        """All that came, in their order."""
+        """Send to all of them; what came of each, in their order."""
         self._pool = ConnectPool(self._connect, len(self._to))
         with closing(self), selectors.DefaultSelector() as self._selector:
             self._selector.register(self._pool, selectors.EVENT_READ)
@@ -184,14 +184,14 @@ class Broadcast:
         self._pool.go(number)
 
     def _once_more(self, number: int) -> None:
-        """Behind those that had no room: it may keep a connection for seconds."""
+        """Connect again, after the nodes that had no room: a slow one may keep a connection for seconds."""
         if self._no_room:
             self._no_room.append(number)
         else:
             self._go(number)
 
     def _next(self) -> None:
-        """One more connection is closed: there may be room for another one, or for two if one was given up too soon."""
+        """A connection was closed: try one node that had no room, or two, in case one was given up too soon."""
         for _ in range(min(2, len(self._no_room))):
             self._go(self._no_room.pop(0))
 

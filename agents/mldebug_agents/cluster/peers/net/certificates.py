@@ -61,7 +61,7 @@ def _same(address: ipaddress.IPv4Address | ipaddress.IPv6Address, text: str) -> 
 
 
 def owners(certificate: Certificate) -> str:
-    """Some of its names, to be told."""
+    """Some of its names, as text for people."""
     names = ", ".join(sorted(names_of(certificate))[:MAX_NAMES]) or "nobody"
     return clean(names, 100)
 
@@ -72,7 +72,7 @@ def is_strange(error: Exception) -> bool:
 
 
 def in_words(error: Exception) -> str:
-    """Why a handshake came to nothing, as each end says it of the other."""
+    """Why a handshake failed, in words about the other end."""
     if isinstance(error, ssl.SSLCertVerificationError):
         words = _VERIFIED.get(error.verify_code)
         return words or f"its certificate is not of cluster.ca ({error.verify_message})"

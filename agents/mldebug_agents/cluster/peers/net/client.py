@@ -31,7 +31,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Peer(NamedTuple):
-    """Where an agent can be asked."""
+    """The address of another agent."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ class Peer(NamedTuple):
 
 
 def peer(text: str, port: int) -> Peer:
-    """`host`, `host:port`, `[::1]:port`; `port` where none is said."""
+    """Parse `host`, `host:port` or `[::1]:port`; without a port, `port`."""
     host, colon, port_text = text.rpartition(":")
     if not colon or not port_text.isdecimal() or (":" in host and not host.startswith("[")):
         return Peer(text.strip("[]"), port)
@@ -53,7 +53,7 @@ def plain_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 class PeerClient:
-    """`networks`: where other agents may be; none: anywhere but link-local and multicast."""
+    """Asks other agents. `networks`: where they may be; none: anywhere but link-local and multicast addresses."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class PeerClient:
         return PeerConnection(sock, to.host, proof, until)
 
     def tell(self, turned_away: Callable[[str, str, str], None]) -> None:
-        """`turned_away` hears the reason, the host and the words where nothing was said to somebody; from any thread."""
+        """`turned_away` is called with the reason, the host and the words whenever a host was refused; from any thread."""
         self._turned_away = turned_away
 
     def _addresses(self, to: Peer) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class PeerClient:
 
 
 class PeerConnection:
-    """A connection to an agent that has proved itself; all that is said by it has one end, `until` (monotonic)."""
+    """A connection to an agent that has proved itself; everything sent or received must be done by `until` (monotonic)."""
 
     def __init__(self, sock: ssl.SSLSocket, host: str, proof: Identity, until: float) -> None:
         self._sock, self._host, self._proof = sock, host, proof

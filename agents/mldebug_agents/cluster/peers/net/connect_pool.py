@@ -1,4 +1,4 @@
-"""Threads that connect to other nodes, a bounded number of them, and what comes of it for the one thread that waits."""
+"""Threads that connect to other nodes, a bounded number of them; one other thread waits for the connections."""
 
 import queue
 import socket

@@ -16,7 +16,7 @@ class RefusedError(MldebugError):
 
 
 class StrangerError(RefusedError):
-    """Somebody is there who cannot prove that he is one of us: nothing was said to him."""
+    """Somebody is there who cannot prove to be one of us: nothing was sent."""
 
 
 class CutError(RefusedError):

@@ -46,7 +46,7 @@ class HttpAnswer:
         return bool(self.status) and (not data or len(self._got) == self._length)
 
     def body(self) -> bytes:
-        """What was asked for; RefusedError, in their words, where it is not given."""
+        """The body; RefusedError with the other side's words where its status is not 200."""
         body = bytes(self._got)
         if self.status != 200:
             words = body[:300].decode(errors="replace")

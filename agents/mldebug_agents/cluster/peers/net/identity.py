@@ -63,7 +63,7 @@ class Identity(NamedTuple):
             raise CertificateError(f"its certificate is for {owners(certificate)}")
 
     def in_words(self, error: Exception) -> str:
-        """Why a connection came to nothing, as each end says it of the other."""
+        """Why a connection failed, in words about the other end."""
         if isinstance(error, CertificateError):
             return str(error)
         if self.named and isinstance(error, (ssl.SSLEOFError, ConnectionError)):
@@ -131,7 +131,7 @@ def _read(file: Path) -> bytes:
 
 
 def counting(proof: Identity, on_failure: Callable[[str, str], None]) -> type[ssl.SSLObject]:
-    """For a server's context: `on_failure` hears the reason and the words of each handshake that came to nothing."""
+    """A class for a server's context: `on_failure` gets the reason and the words of each handshake that fails."""
 
     class Counted(ssl.SSLObject):
         def do_handshake(self) -> None:
@@ -269,7 +269,7 @@ class RenewedIdentity:
         self._lock = threading.Lock()
 
     def __call__(self) -> Identity:
-        """Look at the files from time to time; what cannot be used is told of, and the one before stays."""
+        """The identity now. Reads the files from time to time; where they cannot be used that is logged, and the old one stays."""
         with self._lock:
             if self._clock() - self._looked >= EVERY:
                 self._looked = self._clock()

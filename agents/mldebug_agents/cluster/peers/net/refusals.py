@@ -1,4 +1,4 @@
-"""Who was turned away, counted by reason and said once. Safe from any thread."""
+"""Hosts that were refused: counted by reason, each logged once. Safe from any thread."""
 
 import logging
 import threading

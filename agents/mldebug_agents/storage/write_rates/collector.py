@@ -1,4 +1,4 @@
-"""The part of the storage desk that tells who writes: per rank, and by the files that grow."""
+"""Collects how fast ranks write, and which of their files grow."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,11 +18,11 @@ from mldebug_agents.storage.write_rates.reader import WriteReader
 from mldebug_agents.system.context import Context
 
 INTERVAL = 15.0  # seconds between two looks
-MAX_MOUNTS = 4  # of one rank that are told in metrics: the fastest
+MAX_MOUNTS = 4  # of one rank that are shown in metrics: the fastest
 
 
 class WriteRateCollector:
-    """The ranks of this node."""
+    """Compares readings of all ranks of this node."""
 
     name = "writers"
     interval = INTERVAL
@@ -48,7 +48,7 @@ class WriteRateCollector:
         self._uids = {job.id: tuple({job.uid, *(rank.uid for rank in job.ranks)}) for job in jobs}
 
     def who_fills(self, device: str) -> str:
-        """Who writes most to the filesystem of that major:minor, for the sentence of an alarm; "" where nobody does."""
+        """Who writes most to the filesystem of that major:minor, as the end of an alert; "" where nobody does."""
         return who_fills(self.writers.values(), device, self._names)
 
     def samples(self) -> Sequence[Measure]:
@@ -67,11 +67,11 @@ class WriteRateCollector:
         return {"writers": rows} if rows else {}
 
     def alarms(self) -> Sequence[StorageAlert]:
-        """None: who writes is no fault."""
+        """None: writing is no fault."""
         return ()
 
     def gaps(self) -> Sequence[Gap]:
-        """None: whom the agent may not look at is told where ranks are found."""
+        """None: ranks that the agent may not look at are reported by discovery."""
         return ()
 
     def _row(self, one: RankWriter) -> Row:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from mldebug.core.model import Gap, Job
 from mldebug.storage.dir_sizes import HOWS, STUCK, DirSize, dir_size_lines
 from mldebug.storage.filesystems.state import Measure, Row, StorageAlert
-from mldebug_agents.storage.dir_sizes.controller import DirSizeClient
+from mldebug_agents.storage.dir_sizes.client import DirSizeClient
 from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
 from mldebug_agents.system.context import Context
 

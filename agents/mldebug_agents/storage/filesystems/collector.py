@@ -1,4 +1,4 @@
-"""The part of the storage desk that looks at filesystems: how full, how long they last, and which do not answer."""
+"""Collects how full filesystems are, when they will be full, and which do not answer."""
 
 import os
 import re
@@ -50,7 +50,7 @@ _GLOB = re.compile(r"[*?\[{]")
 
 
 class FilesystemCollector:
-    """Every mount that a job uses, and those of `storage.paths`."""
+    """Reads every mount that a job uses, and those of `storage.paths`."""
 
     name = "filesystems"
 
@@ -59,13 +59,15 @@ class FilesystemCollector:
         self._past: dict[Key, FilesystemHistory] = {}
         self._earlier: dict[
             tuple[str, str, str], StoredHistory
-        ] = {}  # of the agent before this one
-        self._seen: list[FilesystemReading] = []
+        ] = {}  # stored by the agent before this one
+        self._readings: list[FilesystemReading] = []
         self._gaps: dict[str, Gap] = {}
-        self._before: dict[int, set[Key]] = {}  # what each rank used when we looked last
+        self._before: dict[int, set[Key]] = {}  # what each rank used at the last look
         self._where: dict[str, int] = {}  # mount ids of what is configured
-        self.places: Mapping[str, Sequence[str]] = {}  # by job: where it saves and logs
-        self.who_fills: Callable[[str], str] = lambda device: ""  # by major:minor, in a clause
+        self.places: Mapping[str, Sequence[str]] = {}  # by job: folders of checkpoints and logs
+        self.who_fills: Callable[[str], str] = lambda device: (
+            ""
+        )  # who writes most to a device, in words
 
     @property
     def interval(self) -> float:
@@ -73,7 +75,7 @@ class FilesystemCollector:
         return self._context.config.storage.interval
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Ask all mounts at once, in the probe child. Raises OSError where that is gone."""
+        """Ask all mounts at once, through the mount child. Raises OSError where that is gone."""
         self._gaps = {}
         paths = self._configured()
         self._find(paths)
@@ -83,86 +85,89 @@ class FilesystemCollector:
         places = [MountRequest(one.mount.id, one.path) for one in found.values()]
         answers = self._probe.ask(places)
         self._past = {key: past for key, past in self._past.items() if key in found}
-        self._seen = [
-            self._judge(now, one, asked) for one, asked in zip(found.values(), answers, strict=True)
+        self._readings = [
+            self._judge(now, one, answer)
+            for one, answer in zip(found.values(), answers, strict=True)
         ]
 
     def memory(self) -> bytes:
-        """What the next agent should know, as JSON. Not while it looks."""
+        """The histories as JSON, to be stored. Not to be called while `look` runs."""
         return encode_histories(self._past.items(), self._earlier.values())
 
     def recall(self, data: bytes) -> None:
-        """What the agent before this one knew. Not while it looks."""
+        """Take the stored histories of an earlier agent. Not to be called while `look` runs."""
         self._earlier = decode_histories(data)
 
     def samples(self) -> Iterator[Measure]:
-        """Sizes, shares, time left, and how many could not be asked."""
+        """Sizes, shares and time left of each mount, and how many mounts did not answer."""
         worst = sorted(
-            self._seen, key=lambda one: (one.asked.stuck, one.now.share if one.now else 0.0)
+            self._readings, key=lambda one: (one.answer.stuck, one.now.share if one.now else 0.0)
         )
         by_labels = {
             labels(one.used): one for one in worst
         }  # containers may mount two folders of one filesystem alike
-        for seen in by_labels.values():
-            yield from measures(seen)
+        for reading in by_labels.values():
+            yield from measures(reading)
         yield Measure(metric="mldebug_filesystem_unanswered", value=len(self.gaps()))
 
     def status(self) -> dict[str, tuple[Row, ...]]:
         """One row for each mount, the fullest first."""
-        rows = [filesystem_row(seen) for seen in self._seen]
+        rows = [filesystem_row(reading) for reading in self._readings]
         return {"filesystems": tuple(sorted(rows, key=lambda row: -float(row["used_ratio"] or 0)))}
 
     def alarms(self) -> Iterator[StorageAlert]:
         """Mounts that are too full, will be soon, turned read-only, or do not answer."""
-        for seen in self._seen:
-            for alarm in self._alarms(seen):
-                yield msgspec.structs.replace(alarm, uids=seen.used.uids)
+        for reading in self._readings:
+            for alarm in self._alarms(reading):
+                yield msgspec.structs.replace(alarm, uids=reading.used.uids)
 
-    def _alarms(self, seen: FilesystemReading) -> Iterator[StorageAlert]:
+    def _alarms(self, reading: FilesystemReading) -> Iterator[StorageAlert]:
         wanted = self._context.config.storage
-        title = seen.used.title
-        if seen.asked.stuck:
-            yield stuck_alert(seen)
-        if seen.turned_read_only:
+        title = reading.used.title
+        if reading.answer.stuck:
+            yield stuck_alert(reading)
+        if reading.turned_read_only:
             words = f"{title} has become read-only: the kernel does so after errors of the disk, unless somebody did"
             yield StorageAlert(kind="read_only", subject=title, sentence=words)
-        if seen.now is not None:
-            limits = (self._limit(seen.used), wanted.inode_limit)
+        if reading.now is not None:
+            limits = (self._limit(reading.used), wanted.inode_limit)
             early = (wanted.full_within, wanted.saves_left)
-            for alarm in filesystem.fullness_alerts(title, seen.now, limits, seen.ahead, early):
-                yield _with(alarm, self.who_fills(seen.used.mount.device))
+            for alarm in filesystem.fullness_alerts(
+                title, reading.now, limits, reading.ahead, early
+            ):
+                yield _with(alarm, self.who_fills(reading.used.mount.device))
 
     def gaps(self) -> Sequence[Gap]:
         """Mounts that could not be asked, and limits that make no sense."""
         silent = [
-            Gap(what=f"filesystem {one.used.title}", reason=one.asked.reason, pid=_pid(one.used))
-            for one in self._seen
-            if one.asked.reason
+            Gap(what=f"filesystem {one.used.title}", reason=one.answer.reason, pid=_pid(one.used))
+            for one in self._readings
+            if one.answer.reason
         ]
         return (*silent, *self._gaps.values())
 
     def _configured(self) -> tuple[str, ...]:
-        """Folders of the configuration: of a pattern that part which is none."""
+        """All folders that the configuration names; of a pattern the folder before its first wildcard."""
         config = self._context.config
         bare = (_GLOB.split(one)[0].rpartition("/")[0] if _GLOB.search(one) else one for one in config.checkpoints.paths)  # fmt: skip
         chosen = (*config.storage.paths, *config.storage.limits, *config.storage.usable, *bare)
         return tuple(dict.fromkeys(one for one in chosen if one.startswith("/")))
 
     def _find(self, paths: Sequence[str]) -> None:
-        """Where they lie: a path may lead over links, and only who goes there knows. Not asked again where it hangs."""
-        hanging = {one.used.mount.id for one in self._seen if one.asked.stuck}
+        """Find the mount ids of configured folders, through the mount child as links may hang. Hanging ones are not asked again."""
+        hanging = {one.used.mount.id for one in self._readings if one.answer.stuck}
         self._where = {path: at for path, at in self._where.items() if path in paths}
         free = [one for one in paths if self._where.get(one) not in hanging]
         root = os.fsencode(self._context.host.root)
         answers = self._probe.ask([MountRequest(0, os.fsencode(one), root=root) for one in free])
-        for path, asked in zip(free, answers, strict=True):
-            if not asked.reason:
-                self._where[path] = asked.mount
+        for path, answer in zip(free, answers, strict=True):
+            if not answer.reason:
+                self._where[path] = answer.mount
             else:
-                self._gaps[path] = Gap(what=f"folder {path} of the config", reason=asked.reason)
+                self._gaps[path] = Gap(what=f"folder {path} of the config", reason=answer.reason)
 
     def _note_denied(self, jobs: Sequence[Job]) -> None:
-        """Whoever may not look into a process does not know where it writes: that is said, once for each job."""
+        """Add a gap for each job whose open files the agent may not see."""
         for job in jobs:
             ranks = hidden_ranks(self._context.host, job)
             if ranks:
@@ -171,24 +176,24 @@ class FilesystemCollector:
                 )
                 self._gaps[job.id] = Gap(what=what, reason=DENIED, way_out=ALLOW, pid=ranks[0])
 
-    def _judge(self, now: float, used: UsedMount, asked: MountAnswer) -> FilesystemReading:
-        seen = FilesystemReading(used=used, asked=asked)
-        if asked.space is None:
-            return seen
+    def _judge(self, now: float, used: UsedMount, answer: MountAnswer) -> FilesystemReading:
+        reading = FilesystemReading(used=used, answer=answer)
+        if answer.space is None:
+            return reading
         past = self._remembered(now, used)
-        seen.turned_read_only = past.writable and asked.space.read_only
-        past.writable = past.writable or not asked.space.read_only
-        if asked.space.read_only or used.mount.fstype in IMAGES or not asked.space.size:
-            return seen  # nobody fills it, or it does not tell: a tmpfs without a limit
+        reading.turned_read_only = past.writable and answer.space.read_only
+        past.writable = past.writable or not answer.space.read_only
+        if answer.space.read_only or used.mount.fstype in IMAGES or not answer.space.size:
+            return reading  # nobody fills it, or it has no size: a tmpfs without a limit
         rules = self._context.config.storage.usable
         share = min(usable(rules, one, used.mount.fstype) for one in (used.name, *used.folders))
-        seen.now = told = _fullness(asked.space, share)
-        past.add(now, told.left, told.inodes_left)
-        seen.ahead = (
-            forecast(tuple(past.left), told.left),
-            forecast(tuple(past.inodes), told.inodes_left),
+        reading.now = now_full = _fullness(answer.space, share)
+        past.add(now, now_full.left, now_full.inodes_left)
+        reading.ahead = (
+            forecast(tuple(past.left), now_full.left),
+            forecast(tuple(past.inodes), now_full.inodes_left),
         )
-        return seen
+        return reading
 
     def _remembered(self, now: float, used: UsedMount) -> FilesystemHistory:
         past = self._past.setdefault(used.key, FilesystemHistory(printable_path(used.mount.source)))
@@ -198,7 +203,7 @@ class FilesystemCollector:
         return past
 
     def _limit(self, used: UsedMount) -> UsageLimit:
-        """What is said of a folder there, of the mount point or above it; the most particular counts."""
+        """The limit by the most special rule for the mount point, a folder on it, or one above."""
         names = sorted((used.name, *used.folders), key=len)
         usual = min(default_limit(one) for one in names)
         for path in reversed(names):
@@ -213,7 +218,7 @@ class FilesystemCollector:
 
 
 def _pid(used: UsedMount) -> int | None:
-    """Of one rank, where the mount is not everyone's."""
+    """The pid of one of its ranks, where only their users may see the mount; else None."""
     return min(used.ranks) if used.uids else None
 
 
