@@ -56,7 +56,7 @@ class Prometheus:
         return text, OPENMETRICS if openmetrics else PLAIN
 
     def render(self, snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
-        """Any snapshot, at once: somebody's own view of it."""
+        """Render any snapshot at once, such as one user's own view."""
         openmetrics = prefers_openmetrics(accept)
         text = write(collect(self.groups, snapshot), openmetrics)
         return text, OPENMETRICS if openmetrics else PLAIN

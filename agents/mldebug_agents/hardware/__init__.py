@@ -1,1 +1,1 @@
-"""What the node's GPUs and its kernel say of the runs: read by workers, kept and told by the main loop."""
+"""GPUs, kernel log and memory of this node: read by workers, kept by monitors of the main loop."""

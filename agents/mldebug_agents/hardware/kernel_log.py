@@ -101,7 +101,7 @@ class KernelLogSource:
         self._named: dict[str, str] = {}
 
     def read(self, events: Iterable[KernelEvent] = ()) -> KernelNews:
-        """Read what is new, at most what the limits allow. `events`: Xids that NVML told since the last round."""
+        """Read what is new, at most what the limits allow. `events`: Xids from NVML since the last round."""
         started = self._monotonic()
         for event in events:
             self._take(event)

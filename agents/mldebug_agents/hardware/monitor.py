@@ -1,4 +1,4 @@
-"""What GPUs and kernel tell of the runs, for whoever decides, captures, judges and looks. One for each agent.
+"""The monitor of GPUs and kernel log: readings and events, joined with the runs and their ranks. One for each agent.
 
 order --> workers "gpus" and "kernel" --news--> board --> looks, captures, ends, snapshot
 
@@ -168,7 +168,7 @@ class HardwareMonitor:
             self._unheard += self.workers["kernel"].order(self.take_xids())
 
     def take_xids(self) -> tuple[KernelEvent, ...]:
-        """Xids that the GPUs have told since the last call, for whoever reads the kernel's log."""
+        """Xids from NVML since the last call, for the worker that reads the kernel's log."""
         xids, self._untold = tuple(self._untold), []
         return xids
 
@@ -239,7 +239,7 @@ class HardwareMonitor:
         return self._levels.complete(look, self._gpus.watch, self._gpus.joined(look.job.id))
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """A capture, with what was said against its ranks and what their GPUs do."""
+        """A capture, with the faults of its ranks' GPUs and node, and what the GPUs do."""
         job_id = capture.job.id
         return msgspec.structs.replace(
             capture,
@@ -255,7 +255,7 @@ class HardwareMonitor:
         return rank_devices(joined, self._gpus.samples, self._levels.states(job_id), full)
 
     def ending(self, ending: AttemptExit) -> AttemptExit:
-        """An end, with what was said against its ranks."""
+        """An exit, with the faults of its ranks' GPUs and node."""
         return msgspec.structs.replace(ending, faults=self._faults(ending.job.id))
 
     def _faults(self, job_id: str) -> tuple[Fault, ...]:

@@ -55,7 +55,7 @@ class _Task(Generic[T]):
 
 
 class OneShotReader:
-    """Begins to look when made; `take` waits for what is left of its time. `agent`: what it told, where one answered."""
+    """Begins to read when made; `take` waits for what is left of its time. `agent`: asks the node's agent for its snapshot."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class OneShotReader:
         done = self._gpus.within(self._left())
         kernel = self._kernel.within(self._left())
         snapshot = self.agent_snapshot = self._agent.within(self._left())
-        if snapshot is not None and not self._alone and _knows(snapshot):
+        if snapshot is not None and not self._alone and _is_recent(snapshot):
             return of_agent(snapshot)
         part = self._parts[-1]
         if not done and part.full.full is None:
@@ -116,7 +116,7 @@ class OneShotReader:
         if snapshot is not None and (stuck := _blocked(snapshot)):
             self._parts.append(GpuPart(gap=stuck))  # a second reader would hang in the same place
         elif snapshot is None or not (
-            snapshot.gpus_released_until or (not self._alone and _knows(snapshot))
+            snapshot.gpus_released_until or (not self._alone and _is_recent(snapshot))
         ):
             news = self._kernel.within(min(LISTEN, self._seconds / 4)) or KernelNews()
             apart = hands_off(news.bursts, time.time())
@@ -128,7 +128,7 @@ class OneShotReader:
         return True
 
 
-def _knows(snapshot: Snapshot) -> bool:
+def _is_recent(snapshot: Snapshot) -> bool:
     """Has the agent read lately, or said why it does not?"""
     return bool(snapshot.gpus_released_until) or (snapshot.gpus is not None and fresh(snapshot))
 

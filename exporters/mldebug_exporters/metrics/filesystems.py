@@ -100,7 +100,7 @@ MEASURED.gauge(
 
 
 class FilesystemMetrics:
-    """What the storage desk measured."""
+    """What the storage monitor measured."""
 
     families = (*TABLE.families, *MEASURED.families)
 

@@ -39,7 +39,7 @@ _BY_NAME = {family.name: family for family in TABLE.families}
 
 
 class TreeMetrics:
-    """What the storage desk's part `trees` tells."""
+    """Measures of the storage monitor about directories."""
 
     families = TABLE.families
 

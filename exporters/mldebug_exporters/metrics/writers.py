@@ -22,7 +22,7 @@ _BY_NAME = {family.name: family for family in TABLE.families}
 
 
 class WriterMetrics:
-    """What the storage desk's part `writers` tells."""
+    """Measures of the storage monitor about writing ranks."""
 
     families = TABLE.families
 

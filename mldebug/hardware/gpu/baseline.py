@@ -14,7 +14,7 @@ TELLING = 0.02  # memory utilization in whole percents: what usually shows less 
 
 
 class Load(StrEnum):
-    """What the device does, whoever it does it for."""
+    """What a GPU does at one look, for whichever process."""
 
     WORKING = "working"
     PARTLY = "partly"  # it computes now and then

@@ -32,7 +32,7 @@ class Absence(StrEnum):
 
 
 class KnownGpu(Noun, frozen=True, kw_only=True):
-    """One GPU that was seen."""
+    """One GPU that has answered a full read before."""
 
     uuid: str
     bus_id: str = ""
@@ -43,7 +43,7 @@ class KnownGpu(Noun, frozen=True, kw_only=True):
 
 
 class MissingGpu(Noun, frozen=True, kw_only=True):
-    """One that was seen and is not there now, or does not answer."""
+    """A GPU that has answered before and is not there now, or does not answer."""
 
     gpu: KnownGpu
     since: float  # unix: when it was first missed

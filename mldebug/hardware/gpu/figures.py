@@ -1,4 +1,4 @@
-"""What GPUs do, in plain figures: for one look without a learned baseline, from which no state can be told. Pure.
+"""What GPUs do, in plain figures: for one look without a learned baseline, which is not enough for a state. Pure.
 
 `GPU 1: 0 % busy, 122 W; GPUs 0,2-7: 100 % busy, 120 to 126 W, no memory traffic`
 """

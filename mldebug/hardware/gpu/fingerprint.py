@@ -1,4 +1,4 @@
-"""The hang fingerprint: what each GPU of a run does, told from utilization, memory traffic and power. Evidence, never an alarm.
+"""The hang fingerprint: what each GPU of a run does, by utilization, memory traffic and power. Evidence, never an alert.
 
 | kernel runs | work | among the others of the run | the state |
 |---|---|---|---|
@@ -104,14 +104,14 @@ class RunLevels(msgspec.Struct, kw_only=True):
     gpus: dict[str, Baseline] = {}
 
     def look(self, at: float, signs: Sequence[GpuSign], world_size: int = 0) -> Fingerprint:
-        """Learn from one look at the run's GPUs and tell their states. `at`: seconds of a clock that survives us.
+        """Learn from one look at the run's GPUs and return their states. `at`: unix time in seconds.
 
         `world_size` tells whether these are all GPUs of the run; 0 where that is not known.
         """
         gpus = tuple(self._one(at, sign) for sign in signs[:MAX_GPUS])
         while len(self.gpus) > MAX_GPUS:
             del self.gpus[next(iter(self.gpus))]
-        return tell(at, gpus, world_size)
+        return fingerprint_of(at, gpus, world_size)
 
     def _one(self, at: float, sign: GpuSign) -> GpuFingerprint:
         baseline = self.gpus.setdefault(sign.uuid, Baseline())
@@ -139,8 +139,8 @@ class RunLevels(msgspec.Struct, kw_only=True):
         )
 
 
-def tell(at: float, gpus: Sequence[GpuFingerprint], world_size: int = 0) -> Fingerprint:
-    """The states of GPUs whose loads are known; pure, so that looks of several nodes can be told together."""
+def fingerprint_of(at: float, gpus: Sequence[GpuFingerprint], world_size: int = 0) -> Fingerprint:
+    """Return the state of each GPU, from the loads of all GPUs of a run; those of several nodes may be given together."""
     group = _GpuGroup(at, tuple(_beside(one, gpus) for one in gpus), world_size)
     return Fingerprint(at=at, gpus=tuple(group.tell(one) for one in group.gpus))
 

@@ -18,7 +18,7 @@ _UNNAMED = "lost "  # stands for the uuid of a GPU that never told it
 
 
 def located(read: _Read, slots: Iterable[str]) -> _Read:
-    """Add the PCI addresses of GPUs that are lost and never told theirs, as NVML writes them.
+    """Add the PCI addresses, as NVML writes them, of lost GPUs that never gave theirs.
 
     `slots`: those of all GPUs that the NVIDIA driver has (`0000:3b:00.0`). It counts in their order; where the GPUs that answer
     stand elsewhere, or are not all that it has, as in a container, nothing is added.
@@ -68,14 +68,14 @@ def _place(one: LostGpu, node: NodeGpus) -> GpuReading:
 
 
 def named(joined: RankGpuMap) -> RankGpuMap:
-    """The same without ranks on a GPU that never told its name."""
+    """The same map without ranks on a GPU whose uuid was never read."""
     unnamed = {one.rank: LOST for one in joined.ranks if one.uuid.startswith(_UNNAMED)}
     ranks = tuple(one for one in joined.ranks if one.rank not in unnamed)
     return msgspec.structs.replace(joined, ranks=ranks, unknown=joined.unknown | unnamed)
 
 
 def remembering(now: RankGpuMap, before: RankGpuMap | None, present: Collection[str]) -> RankGpuMap:
-    """What is told now, and of the same processes what was known better. `present`: uuids of all GPUs that answer.
+    """The newest map, completed by what stronger evidence said before of the same processes. `present`: uuids of all GPUs that answer.
 
     A GPU that is lost lists no process any more, and a convention must not move its ranks to others.
     """

@@ -1,4 +1,4 @@
-"""Which rank uses which GPU: told by the driver's compute processes, by open devices, by the environment. Pure.
+"""Which rank uses which GPU: by the driver's compute processes, by open devices, by the environment. Pure.
 
 The driver's word goes before the one device that a process has open (CUDA opens all that it may use, so several prove
 nothing), and that before the convention that local rank N takes the N-th visible GPU. What contradicts it is said.

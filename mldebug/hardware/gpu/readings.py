@@ -53,7 +53,7 @@ class LostGpu(Noun, frozen=True, kw_only=True):
 
 
 class GpuEvent(Noun, frozen=True, kw_only=True):
-    """Something that the driver told of by itself since the last read."""
+    """Something that the driver reported by itself since the last read."""
 
     at: float  # unix, when it was heard: at most one read late
     uuid: str
@@ -132,7 +132,7 @@ class NvLink(Noun, frozen=True, kw_only=True):
 
 
 class GpuProcess(Noun, frozen=True, kw_only=True):
-    """A process with a compute context. `pid` is the number in the pid namespace of whoever reads."""
+    """A process with a compute context. `pid` is its number in the pid namespace of the process that reads."""
 
     pid: int
     memory_bytes: int | None = None

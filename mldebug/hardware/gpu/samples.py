@@ -93,7 +93,7 @@ def ratio(value: float | None) -> float | None:
 
 
 def watts(value: float | None) -> float | None:
-    """The power of one board, or None where it can be none."""
+    """The power of one board in watts; None where the number cannot be one."""
     number = finite(value)
     return number if number is not None and number < 100_000 else None
 

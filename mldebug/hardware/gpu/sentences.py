@@ -41,7 +41,7 @@ def sentence(fingerprint: Fingerprint) -> str:
 
 
 def state_words(state: GpuState) -> str:
-    """`waits in a collective`; "" where it cannot be told."""
+    """`waits in a collective`; "" for an unknown state."""
     return _VERBS[state][0] if state in _VERBS else ""
 
 

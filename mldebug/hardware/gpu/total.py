@@ -33,7 +33,7 @@ class Total:
         self.dropped = 0  # intervals that could not be
 
     def add(self, value: float, most: float = math.inf, wraps_at: int | None = None) -> float:
-        """Take what the driver tells now; `most` is what can have been added since. Returns the total."""
+        """Take the driver's newest value and return the total. `most`: what can have been added at most since the value before."""
         if self.value is None:
             self.value, self._last = value, value
             return value
@@ -51,7 +51,7 @@ class Total:
         return self.value
 
     def grow(self, by: float) -> None:
-        """Add what was counted by somebody else."""
+        """Add an amount that was measured in another way."""
         self.value = (self.value or 0.0) + by
 
     def move(self, value: float, wraps_at: int) -> None:
@@ -64,7 +64,7 @@ class Total:
         self.skip(value)
 
     def skip(self, value: float) -> None:
-        """Take what the driver tells now for the beginning of the next interval; this one cannot be counted."""
+        """Begin the next interval with this value; the interval that ends here is not counted."""
         self._last, self._high = value, None
 
     def _delta(self, value: float, wraps_at: int | None) -> float:

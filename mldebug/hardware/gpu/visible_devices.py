@@ -29,7 +29,7 @@ class VisibleDevice(Noun, frozen=True, kw_only=True):
 
 
 class VisibleDevices(Noun, frozen=True, kw_only=True):
-    """What a process may use, in its own order, and what is odd about how that is said."""
+    """The GPUs that a process may use, in its own order; which variable says so, and what is odd about it."""
 
     devices: tuple[VisibleDevice, ...] = ()
     source: str = ""  # the variable that decided; "" where none restricts it

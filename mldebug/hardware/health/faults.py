@@ -1,4 +1,4 @@
-"""What the kernel, the driver and the GPUs said against somebody, as the faults that a capture carries. Pure."""
+"""Errors that the kernel, the driver and the GPUs reported of a rank, a GPU or the node, as the faults that a capture carries. Pure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 

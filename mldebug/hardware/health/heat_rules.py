@@ -28,13 +28,13 @@ def temperature(look: RuleInput) -> Iterator[RuleFinding]:
     now = look.now
     slowdown = now.temperature_limits_celsius.get("slowdown")
     heat = look.both(lambda one: one.temperature_celsius)
-    yield _told_twice(now, look.limits) or _heat(heat, slowdown, "GPU")
+    yield _by_last_two_margins(now, look.limits) or _heat(heat, slowdown, "GPU")
     if "memory_max" in now.temperature_limits_celsius or now.memory_temperature_celsius is not None:
         limit = now.temperature_limits_celsius.get("memory_max")
         yield _heat(look.both(lambda one: one.memory_temperature_celsius), limit, "memory")
 
 
-def _told_twice(now: GpuReading, limits: Thresholds) -> RuleFinding | None:
+def _by_last_two_margins(now: GpuReading, limits: Thresholds) -> RuleFinding | None:
     """By the better of the last two answers; None where there is none, or one alone that is bad.
 
     The answers, and not those of two readings: what is remembered between its turns would confirm itself.

@@ -21,7 +21,7 @@ BAD = (HealthState.UNHEALTHY, HealthState.DEGRADED)
 
 
 class SuggestedAction(StrEnum):
-    """What to do, from the least to the most; of several, only the greatest is told."""
+    """What to do, from the least to the most; of several, only the greatest is shown."""
 
     NONE = "none"
     WATCH = "watch"

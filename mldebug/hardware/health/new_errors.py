@@ -1,4 +1,4 @@
-"""Uncorrectable memory errors of one GPU that are new, and whether more than one read tells of them. Pure.
+"""Uncorrectable memory errors of one GPU that are new, and whether more than one read shows them. Pure.
 
 Drivers answer a read with zeros, or with garbage, and say SUCCESS. So what was counted before is what two reads in a row said;
 what one read adds is told, and taken back where the next does not confirm it. A count that falls and comes back to where it

@@ -1,4 +1,4 @@
-"""The rules of the node: how many GPUs there are, what the kernel and the driver said lately, lack of memory.
+"""The rules of the node: how many GPUs there are, recent errors in the kernel's log and from the driver, lack of memory.
 
 Kernel events come as `RankEvent`s (mldebug.hardware.kernel_log.attribution), oldest first; those older than `event_window` say nothing.
 """

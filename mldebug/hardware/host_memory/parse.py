@@ -1,4 +1,4 @@
-"""What the kernel tells of memory, as bytes. Pure and total: a torn text gives None or what it still holds.
+"""Parsers of the kernel's files about memory; all figures are bytes. Pure: a torn text gives None or what it still holds.
 
 What the kernel takes back by itself is not used: the page cache, pages of mapped files, slab that it can free. Shared
 memory is used: nothing but swap holds it otherwise. Sources: proc(5), Documentation/admin-guide/cgroup-v2.rst and

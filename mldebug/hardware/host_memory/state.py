@@ -1,4 +1,4 @@
-"""What people are told of memory: each limit, how it fills, when it is used up, and who grows most."""
+"""Memory as people see it: each limit, how it fills, when it is used up, and which rank grows most."""
 
 from collections.abc import Collection, Iterator, Sequence
 

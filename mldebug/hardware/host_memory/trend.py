@@ -34,7 +34,7 @@ class Trend:
             self._seen.popleft()
 
     def growth(self, noise: float = 0.0) -> float | None:
-        """Per second: the recent one where the whole time shows growth, else 0; None before enough was seen."""
+        """Growth per second of the last ten minutes where the whole hour shows growth, too, else 0; None before there are enough readings."""
         if not self._seen or self._seen[-1][0] - self._seen[0][0] < self._least or len(self._seen) < PARTS:  # fmt: skip
             return None
         end = self._seen[-1][0]

@@ -1,4 +1,4 @@
-"""Whom an event of the kernel concerns: by the process that its lines name, else by the GPU that the rank works on.
+"""Which ranks an event of the kernel concerns: by the process that its lines name, else by the GPU that the rank works on.
 
 The kernel logs pids of the first pid namespace. An agent that lives in another one must not compare them with what it
 sees: it joins by GPU alone. A pid that was given to somebody else since is told apart by the start of the process.

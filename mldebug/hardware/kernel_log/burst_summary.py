@@ -1,4 +1,4 @@
-"""Several lines about one thing: who tells it, which knows more, which is the worst, and what is only a consequence. Pure."""
+"""Several kernel lines about one error: where each comes from, which adds something, which is the worst, which is only a consequence. Pure."""
 
 import msgspec
 
@@ -26,14 +26,14 @@ def made_safe(event: KernelEvent) -> KernelEvent:
     )
 
 
-def teller(event: KernelEvent) -> str:
-    """Of the three that may tell of one Xid: a line with its number, a line about a lost GPU, NVML."""
+def source_of(event: KernelEvent) -> str:
+    """Where an Xid comes from: `line` (the log, with its number), `lost` (the log, about a lost GPU) or `nvml`."""
     if event.origin is Origin.NVML:
         return "nvml"
     return "lost" if event.kind is KernelEventKind.GPU_LOST else "line"
 
 
-def tells_more(event: KernelEvent, root: KernelEvent) -> bool:
+def adds_to(event: KernelEvent, root: KernelEvent) -> bool:
     """Is it another line about the very same thing, with something that the root does not know?"""
     if event.kind is KernelEventKind.OOM_KILL:
         return True

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from mldebug.core.model import Noun
 from mldebug.hardware.kernel_log.burst_summary import (
     Worst,
+    adds_to,
     completed,
     follows,
     made_safe,
-    teller,
-    tells_more,
+    source_of,
     worst_of,
 )
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
@@ -44,7 +44,7 @@ _OF_PROCESSES = frozenset(
 
 
 class Burst(Noun, frozen=True, kw_only=True):
-    """One event as people are told of it. Its texts are safe to show."""
+    """Errors of one device in a row, as one event. Its texts are safe to show."""
 
     root: KernelEvent  # the first one that is no consequence of another
     first_at: float
@@ -106,10 +106,10 @@ class _OpenBurst:
         return near and at - self.first_at <= LONGEST
 
     def expects(self, event: KernelEvent) -> bool:
-        """Is it what another teller told before it, so that it is no new error?"""
+        """Has another source (see `source_of`) reported this error before, so that it is no new one?"""
         if event.xid is None or not self.first_at - LATE <= event.at <= self.last_at + LATE:
             return False
-        count = self.counts.get((event.xid, teller(event)), 0)
+        count = self.counts.get((event.xid, source_of(event)), 0)
         return count < self.xids.get(event.xid, 0)
 
     def add(self, event: KernelEvent) -> int:
@@ -117,7 +117,7 @@ class _OpenBurst:
         self._made = None
         if not self.settled and not follows(event):
             self.root, self.settled = event, True
-        elif self.root is not event and tells_more(event, self.root):
+        elif self.root is not event and adds_to(event, self.root):
             self.root = completed(self.root, event)
         if event.origin is not Origin.NVML or not self.count:
             self.first_at, self.last_at = min(self.first_at, event.at), max(self.last_at, event.at)
@@ -142,7 +142,7 @@ class _OpenBurst:
             number = OTHER
         if self._may_be_worst(event, number):
             self.worst = worst_of(self.worst, event, event.xid or number)
-        key = (number, teller(event))
+        key = (number, source_of(event))
         count = self.counts[key] = self.counts.get(key, 0) + 1
         before = self.xids.get(number, 0)
         if count <= before:
@@ -158,7 +158,7 @@ class _OpenBurst:
         return event.at < self.worst.at or not self.worst.trusted
 
     def burst(self) -> Burst:
-        """As people are told of it; made anew only where something was added."""
+        """The burst as it is shown; built again only where something was added."""
         if self._made is None:
             if self._safe is None or self._safe[0] is not self.root:
                 self._safe = (self.root, made_safe(self.root))

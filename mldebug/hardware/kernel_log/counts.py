@@ -10,7 +10,7 @@ from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 MAX_KEYS = 512  # pairs of GPU and Xid that are counted apart
 OTHER = "other"  # the GPU that all further pairs are counted for
-TOLD = 600.0  # seconds for which a loss is told of
+RECENT = 600.0  # seconds for which a loss is told of
 
 
 class XidCount(Noun, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class _Sum:
 
 
 class KernelEventCounter:
-    """Counts events. `records`, `overruns` and `lost` are set by whoever reads. Belongs to one thread."""
+    """Counts events. The reader of the log sets `records`, `overruns` and `lost`. Belongs to one thread."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -151,4 +151,4 @@ class LostRecords:
         )
 
     def _recent(self, now: float) -> bool:
-        return self._lately > 0 and now - self._at < TOLD
+        return self._lately > 0 and now - self._at < RECENT

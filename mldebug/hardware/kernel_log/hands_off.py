@@ -1,4 +1,4 @@
-"""Which GPUs must be left alone, by what the kernel's log and NVML have told of them lately. Pure."""
+"""Which GPUs must be left alone because of recent Xids in the kernel's log or from NVML. Pure."""
 
 from collections.abc import Iterable, Iterator
 

@@ -47,7 +47,7 @@ class KernelEventKind(StrEnum):
 
 
 class Origin(StrEnum):
-    """Who told it."""
+    """Where an event comes from."""
 
     KERNEL = "kernel"  # the kernel itself, through its log
     USER_SPACE = "user_space"  # a program that wrote into the kernel's log: a drill, or a forgery
@@ -55,7 +55,7 @@ class Origin(StrEnum):
 
 
 class KernelEvent(Noun, frozen=True, kw_only=True):
-    """One thing that the kernel or the driver said. `text` is raw: whoever keeps it makes it safe."""
+    """One event of the kernel or the driver. `text` is raw: it must be made safe before it is shown or stored."""
 
     kind: KernelEventKind
     at: float  # unix

@@ -35,7 +35,7 @@ def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | 
     text = record.text[:MAX_LINE]
     if _ANY.search(text) is None:
         return None
-    found = _told(KernelText(text, record.facility == KERNEL_FACILITY))
+    found = _event_of(KernelText(text, record.facility == KERNEL_FACILITY))
     if found is None:
         return None
     at = record.seconds if at is None else at
@@ -43,7 +43,7 @@ def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | 
 
 
 @lru_cache(maxsize=128)
-def _told(line: KernelText) -> KernelEvent | None:
+def _event_of(line: KernelText) -> KernelEvent | None:
     """What a text tells, whenever it is said: a storm repeats few texts many times."""
     if _BY_NAME.match(line.text):
         return processes.crash(line)

@@ -124,7 +124,7 @@ class KernelClock:
         self._since = self._boot + self._earliest if self._earliest is not None else 0.0
 
     def drained(self, monotonic: float) -> None:
-        """The end of the log was seen by a round that began then: what comes next is newer."""
+        """A round that began at this monotonic time reached the end of the log: what comes next is newer."""
         self._earliest = monotonic
 
     def unix(self, seconds: float) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mldebug.hardware.kernel_log.attribution import PLAIN
 from mldebug.hardware.kernel_log.bursts import LATE, WINDOW
-from mldebug.hardware.kernel_log.counts import TOLD
+from mldebug.hardware.kernel_log.counts import RECENT
 from mldebug.hardware.kernel_log.model import KernelEventKind, is_gpu
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS, ORDER, Catalogue, Tier
 
@@ -43,7 +43,7 @@ TIERS = {
 def page(catalogue: Catalogue) -> str:
     """The page in Markdown."""
     return "\n".join(
-        (HEAD.format(window=WINDOW, late=LATE, told=TOLD / 60), *_kinds(), *_xids(catalogue))
+        (HEAD.format(window=WINDOW, late=LATE, told=RECENT / 60), *_kinds(), *_xids(catalogue))
     )
 
 

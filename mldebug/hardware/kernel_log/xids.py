@@ -141,7 +141,7 @@ def worse(one: Tier, other: Tier) -> Tier:
 
 
 def xid_of_nvml(event: GpuEvent) -> KernelEvent | None:
-    """The event, None where it is no Xid. Its time is that of the read that found it: NVML tells no other."""
+    """An Xid from NVML as a kernel event; None for another event. Its time is that of the read that found it: NVML gives no other."""
     if event.kind != "xid" or event.xid is None:
         return None
     return KernelEvent(

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from gpusigns import CARDS, H200, Card, Told, during, moments, played, without
 from mldebug.hardware.gpu.baseline import Load
-from mldebug.hardware.gpu.fingerprint import MAX_GPUS, GpuFingerprint, GpuState, RunLevels, tell
+from mldebug.hardware.gpu.fingerprint import (
+    MAX_GPUS,
+    GpuFingerprint,
+    GpuState,
+    RunLevels,
+    fingerprint_of,
+)
 from mldebug.hardware.gpu.readings import GpuActivity, GpuWatch
 from mldebug.hardware.gpu.samples import Average, GpuSign, RankSign, sign_of
 from mldebug.hardware.gpu.sentences import sentence
@@ -486,7 +492,7 @@ def test_the_looks_of_two_nodes_are_told_together() -> None:
             )
             for node in (0, 1)
         ]
-        both = tell(moment.at, [gpu for one in own for gpu in one.gpus], 2)
+        both = fingerprint_of(moment.at, [gpu for one in own for gpu in one.gpus], 2)
         told.append((own, both))
     own, both = told[-1]
 

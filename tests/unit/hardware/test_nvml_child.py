@@ -69,7 +69,7 @@ class Bench:
 
 
 @pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.table"))
     with Spawner({NAME: server.serve}) as spawner:
         it = Bench(tmp_path, spawner)

@@ -99,7 +99,7 @@ class GpuController:
         return Released(seconds=seconds, closed=closed)
 
     def let_go_for_reset(self) -> bool:
-        """The agent itself thinks that it is in the way. Waits for nothing; False where it was told otherwise lately."""
+        """Release the GPUs because the agent itself is in the way of a reset. Waits for nothing; False where they were taken up again lately."""
         if self._gpus is None or time.monotonic() < self._not_before:
             return False
         self._let_go(FOR_RESET, BY_ITSELF)

@@ -67,7 +67,7 @@ class GpuMonitor:
         self._before = news.full
 
     def failed(self, *, full: bool) -> None:
-        """A read did not go well: what was read before is told no longer."""
+        """A read has failed: forget what was read before."""
         if full:
             self.full, self.count, self.health = None, None, ()
         else:
@@ -83,7 +83,7 @@ class GpuMonitor:
         return all(one.rank in sure for one in job.ranks)
 
     def events(self) -> tuple[GpuEvent, ...]:
-        """What the driver told at the last watch read."""
+        """Events that came with the last watch read."""
         return self.watch.events if self.watch else ()
 
     def lost(self) -> tuple[LostGpu, ...]:

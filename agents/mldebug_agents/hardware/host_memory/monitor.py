@@ -42,7 +42,7 @@ class MemoryBoard:
             self.worker.order(MemoryOrder(jobs=jobs, horizon=settings.alarm, pss=settings.pss))
 
     def told(self, result: Result) -> None:
-        """The worker has answered, or failed: what is old is not told."""
+        """Take the worker's result; after a failure the old reading is dropped."""
         self._told = result.value if isinstance(result.value, NodeMemory) else None
         if self._told is None:
             return

@@ -40,7 +40,7 @@ class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryWatch:
-    """Remembers what it has seen. `least`: seconds to watch before anything is foretold."""
+    """Reads memory and keeps the trends. `least`: seconds of readings before there is a forecast."""
 
     def __init__(self, host: Host, reader: Paths, clock: Callable[[], float] = time.monotonic, *, least: float = LEAST, spacing: float = SPACING) -> None:  # fmt: skip
         self._host = host

@@ -37,7 +37,7 @@ class LineReader(NamedTuple):
 
 
 def event(line: KernelText, kind: KernelEventKind, **more: Any) -> KernelEvent:
-    """Build the event; whoever knows the record adds when it was said."""
+    """Build the event of one line, without its time: the caller has the record and adds it."""
     return KernelEvent(
         kind=kind,
         at=0.0,

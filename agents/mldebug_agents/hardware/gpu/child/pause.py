@@ -1,4 +1,4 @@
-"""When GPUs are not to be asked, and why: after a failure for a while, and as long as somebody wants them left alone."""
+"""When GPUs are not read, and why: for a while after a failure, while a release lasts, and when the child dies too often."""
 
 import contextlib
 from collections import deque
@@ -12,7 +12,7 @@ CRASHES, WINDOW = 3, 600.0  # so many in so many seconds, and it is left alone a
 
 
 class ReadPause:
-    """Any thread may wish and look; all else is for whoever may ask the child just now. `clock` counts seconds."""
+    """Any thread may call `wish` and the properties; the rest only the thread that holds the reader's lock. `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""A child that does not answer: where it sits, whether it may be ended, and how that is told."""
+"""A child that does not answer: where it sits, whether it may be ended, and the error that says so; children that were let go until they are gone."""
 
 import time
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ DIES_WITHIN = 0.5  # seconds in which one that was killed outside the kernel is 
 
 
 def state_of(host: Host, worker: ForkedWorker) -> str:
-    """D while it sits in the kernel (it has one thread); "" where that cannot be told."""
+    """The state letter of its one thread: D while it sits in the kernel; "" where it cannot be read."""
     stat = host.brief(worker.pid) if worker.pid else None
     return stat.state if stat else ""
 

@@ -32,7 +32,7 @@ class Absent:
         self._at: dict[int, str] = {}  # index -> uuid, as long as the driver is the same
 
     def note(self, device: Device) -> None:
-        """It has told who it is. One that was put aside under its address was another."""
+        """Remember uuid and address of a GPU that answers. Another one that was put aside under its address is forgotten."""
         self._at[device.index] = device.uuid
         self._seen[device.uuid] = LostGpu(
             index=device.index,
@@ -58,7 +58,7 @@ class Absent:
         self._put_aside(index, reason, code, pause)
 
     def leave_alone(self, index: int, xid: int) -> None:
-        """Touch it no more for a while from now on, whatever was said of it before."""
+        """Do not touch this GPU for a while from now on, whatever its state was before."""
         before = self._lost.get(index)
         self._forbid(index, xid, max(PAUSE, before.pause if before else 0.0))
 

@@ -1,4 +1,4 @@
-"""What the driver tells by itself (Xids above all), taken without waiting at every watch read.
+"""Events that the driver reports by itself (Xids above all), taken without waiting at every watch read.
 
 It names the GPU and the Xid; process and text stand in the kernel log alone.
 """
@@ -44,7 +44,7 @@ class NvmlEvents:
                 self._register(device)
 
     def drain(self) -> tuple[GpuEvent, ...]:
-        """What was told since the last time; never waits."""
+        """Events since the last call; never waits."""
         found: list[GpuEvent] = []
         while self._set is not None and len(found) < MAX_EVENTS:
             try:

@@ -122,7 +122,7 @@ def _instance(ask: Ask, number: int) -> Any:
 
 
 def processes(ask: Ask) -> tuple[GpuProcess, ...] | None:
-    """Compute processes, by pid; None where they are not told. Pids of other containers may be missing."""
+    """Compute processes, by pid; None where the driver does not list them. Pids of other containers may be missing."""
     listed = ask("processes", "nvmlDeviceGetComputeRunningProcesses_v3")
     if listed is None:
         listed = ask("processes", "nvmlDeviceGetComputeRunningProcesses_v2")

@@ -74,7 +74,7 @@ class Library:
         return count
 
     def versions(self) -> tuple[str, str]:
-        """Driver and library version; "" where they are not told."""
+        """Versions of driver and library; "" for one that cannot be read."""
         return self._told("nvmlSystemGetDriverVersion"), self._told("nvmlSystemGetNVMLVersion")
 
     def device(self, index: int) -> Device:

@@ -40,7 +40,7 @@ def heat(ask: Ask, values: Values) -> dict[str, Any]:
         "temperature_celsius": ask("temperature", "nvmlDeviceGetTemperature", 0, to=bounds.celsius),
         "memory_temperature_celsius": ask.convert("memory_temperature", memory, bounds.celsius),
         **_margin(ask),
-        "temperature_limits_celsius": _known(
+        "temperature_limits_celsius": _without_none(
             {
                 name: ask.keep(
                     f"limit {name}", "nvmlDeviceGetTemperatureThreshold", number, to=bounds.celsius
@@ -65,7 +65,7 @@ def _margin(ask: Ask) -> dict[str, Any]:
 
 
 def power(ask: Ask, values: Values) -> dict[str, Any]:
-    """Watts. Where the averaged and the momentary power are not told apart, the one value is the average."""
+    """Power in watts. Where the GPU gives one value only, it counts as the average."""
 
     def field(number: int) -> float | None:
         return ask.convert("power", values.get((number, 0)), bounds.milliwatts)
@@ -107,11 +107,11 @@ def clocks(ask: Ask, values: Values) -> dict[str, Any]:
     }
     return {
         "performance_state": ask("performance_state", "nvmlDeviceGetPerformanceState", to=_state),
-        "clock_hertz": _known(now),
-        "clock_max_hertz": _known(most),
+        "clock_hertz": _without_none(now),
+        "clock_max_hertz": _without_none(most),
         "clock_events": _reasons(ask, "Current", kept=False),
         "clock_events_known": _reasons(ask, "Supported", kept=True) or (),
-        "clock_event_counters": _known(counters),
+        "clock_event_counters": _without_none(counters),
     }
 
 
@@ -132,5 +132,5 @@ def _state(value: Any) -> int:
     return int(value)
 
 
-def _known(values: dict[str, Any]) -> dict[str, Any]:
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}

@@ -57,7 +57,7 @@ def energy_if_cheap(ask: Ask, clock: Callable[[], float]) -> float | None:
 
 
 def fresh_energy(ask: Ask, clock: Callable[[], float]) -> float | None:
-    """For the full read: what the watch was told within the last minute; else ask now."""
+    """Joules for the full read: the watch's value where it is at most a minute old, else asked for now."""
     last: Energy | None = ask.device.kept.get(KEPT)
     fresh = last is not None and last.by_watch and 0 <= clock() - last.at <= FRESH
     if last is not None and fresh and last.joules is not None:

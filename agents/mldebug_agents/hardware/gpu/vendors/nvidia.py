@@ -92,7 +92,7 @@ class Nvidia:
         )
 
     def full(self) -> NodeGpus:
-        """Read everything. What the driver told by itself before it is told by the next look."""
+        """Read everything. Events that come meanwhile are given by the next `watch`."""
         started, cpu = self._clock(), time.process_time()
         found: list[GpuReading] = self._restarting(
             lambda: self._all(lambda ask: read_full(ask, self._gpm, self._clock))
