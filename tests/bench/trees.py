@@ -68,7 +68,7 @@ def change(folders: list[Path], until: float) -> None:
 def keep(keeper: DirSizeUpdater, until: float) -> None:
     """As the child does."""
     while time.monotonic() < until:
-        keeper.turn(0.25)
+        keeper.tick(0.25)
         time.sleep(min(max(0.1, keeper.due(time.monotonic())), 0.5))
 
 
@@ -81,7 +81,7 @@ def main(files: int, place: str) -> None:
         before, began = resident(), time.process_time()
         keeper = DirSizeUpdater(DirSizeRequest(path=str(root)))
         while keeper.state().inodes is None:
-            keeper.turn(1.0)
+            keeper.tick(1.0)
         counted = f"{time.process_time() - began:.2f} s, {resident() - before} MiB"
         rows.append(Row(f"trees: first count of {files} files, CPU", counted))
         began, until = time.process_time(), time.monotonic() + 20

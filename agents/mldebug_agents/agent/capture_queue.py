@@ -25,7 +25,7 @@ GLANCE = 1.0  # seconds that a capture watches: the run has been watched for lon
 REFUSED = Gap(what=WHAT, reason="too many captures waited, so it was put off to the next look")
 
 
-class Order(NamedTuple):
+class QueuedCapture(NamedTuple):
     """What is to be captured. `told`: the decision that asks, where one does; `again`: it has failed before."""
 
     job: Job
@@ -34,7 +34,7 @@ class Order(NamedTuple):
     again: bool = False
 
 
-def take(tools: CaptureTools, order: Order) -> tuple[str, NodeCapture]:
+def take(tools: CaptureTools, order: QueuedCapture) -> tuple[str, NodeCapture]:
     """In the worker: capture one job; returns its id, and the capture with the run's usual gap between steps."""
     job, found, decision = order.job, order.found, order.told
     capture = tools.capturer(GLANCE).capture(
@@ -47,13 +47,13 @@ def take(tools: CaptureTools, order: Order) -> tuple[str, NodeCapture]:
     return job.id, msgspec.structs.replace(capture, usual_gap_seconds=decision.usual_gap)
 
 
-class Orders:
+class CaptureQueue:
     """`put` hands an order to the worker, and is False where that takes none."""
 
-    def __init__(self, put: Callable[[Order], bool], incidents: IncidentManager) -> None:
+    def __init__(self, put: Callable[[QueuedCapture], bool], incidents: IncidentManager) -> None:
         self._put = put
         self._incidents = incidents
-        self._owed: dict[str, Order] = {}  # by job
+        self._owed: dict[str, QueuedCapture] = {}  # by job
         self._found = Discovery()
 
     def update(self, found: Discovery) -> None:
@@ -62,9 +62,9 @@ class Orders:
 
     def ask_now(self, run: Run) -> None:
         """Have a run captured without a decision: a rank has ended and others live on, or other nodes ask for it."""
-        self.ask(run, Order(run.job, self._found))
+        self.ask(run, QueuedCapture(run.job, self._found))
 
-    def ask(self, run: Run, order: Order) -> None:
+    def ask(self, run: Run, order: QueuedCapture) -> None:
         """Have it taken, now or after the next look."""
         if self._put(order):
             self._owed.pop(run.job.id, None)
@@ -79,7 +79,7 @@ class Orders:
             self.ask(run, owed._replace(job=run.job, found=found))
         self._incidents.await_capture(run)
 
-    def failed(self, run: Run | None, order: Order, error: Exception) -> None:
+    def failed(self, run: Run | None, order: QueuedCapture, error: Exception) -> None:
         """Try it once more; then it is a gap, and the incident is told without it. `run`: None where it is gone."""
         words = clean(f"{type(error).__name__}: {error}", 200)
         log.warning("%s: capture failed: %s", order.job.name, words)

@@ -21,9 +21,9 @@ from mldebug.stall.rules import StallSettings
 from mldebug.stall.sentences import stage_words
 from mldebug.stall.signals import Stage, StallDecision
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.agent.capture_queue import Order, Orders
-from mldebug_agents.agent.monitors import Monitors, Seen
-from mldebug_agents.agent.recovery import Past
+from mldebug_agents.agent.capture_queue import CaptureQueue, QueuedCapture
+from mldebug_agents.agent.monitors import LoopState, Monitors
+from mldebug_agents.agent.recovery import Recovery
 from mldebug_agents.cluster.peers.controller import PeersController
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
 from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
@@ -68,16 +68,16 @@ class LoopParts:
     workers: Mapping[str, Worker]
     monitors: Monitors
     incidents: IncidentManager
-    capture_queue: Orders
+    capture_queue: CaptureQueue
     failed_attempts: FailedAttempts
     exit_watch: ExitWatch
     exits: ExitTracker
-    recovery: Past
+    recovery: Recovery
     ras: RasWatch
     peers: PeersController | None
 
 
-class Node:
+class AgentLoop:
     """The agent of one node. `publish` receives every new snapshot."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Node:
         now = time.monotonic()
         if trouble := self._parts.context.spawner.trouble:
             raise MldebugError(trouble, "systemd does so by itself")
-        self._parts.recovery.turn(self.runs, self._stall_settings(), looked=bool(self._looks))
+        self._parts.recovery.tick(self.runs, self._stall_settings(), looked=bool(self._looks))
         if now >= self._due and not self._workers["watch"].busy:
             wanted, self._wanted = tuple(self._wanted), set()
             self._workers["watch"].order(wanted)
@@ -147,19 +147,19 @@ class Node:
             result = None
         if result is not None:
             self._handle(result)
-        self._parts.exits.turn()
+        self._parts.exits.tick()
         if self.config.capture.nccl_ras:
-            self._parts.ras.turn(self.runs)
+            self._parts.ras.tick(self.runs)
         if self.peers is not None:
-            self.peers.turn(self.runs)
-        self.monitors.turn(self._seen())
+            self.peers.tick(self.runs)
+        self.monitors.tick(self._seen())
         self._reread()
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
         self._tell()
 
-    def _seen(self) -> Seen:
-        return Seen(self.runs, self.found, self.config, bool(self._looks))
+    def _seen(self) -> LoopState:
+        return LoopState(self.runs, self.found, self.config, bool(self._looks))
 
     def _tell(self) -> None:
         """Whoever listens: systemd, and the server. Ready is who has looked once, or cannot after long trying."""
@@ -180,11 +180,11 @@ class Node:
         if result.worker == "config":
             self._reloaded(result)
         elif result.worker == "ras":
-            self._parts.ras.told(result)
-        elif self.monitors.told(result, self._seen()):
+            self._parts.ras.on_result(result)
+        elif self.monitors.on_result(result, self._seen()):
             pass  # it stands on a board now
         elif self.peers is not None and result.worker in self.peers.tells:
-            self.peers.told(result)
+            self.peers.on_result(result)
         elif result.error is not None and result.worker == "capture":
             run = self.runs.get(result.order.job.id)
             self._parts.capture_queue.failed(run, result.order, result.error)
@@ -203,7 +203,7 @@ class Node:
             self._parts.exits.exited(result.value)
             self._due = min(self._due, time.monotonic() + SOONEST)
         elif result.worker == "exits" and isinstance(result.value, AttemptExit):
-            self._parts.exits.told(self.monitors.ending(result.value))
+            self._parts.exits.on_attempt_exit(self.monitors.ending(result.value))
 
     # --- the configuration -------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Node:
             hold = self.peers is not None and self.peers.holds(run)
             self.incidents.open(run, decision, hold=hold)
         if decision.capture:
-            self._parts.capture_queue.ask(run, Order(run.job, self.found, decision))
+            self._parts.capture_queue.ask(run, QueuedCapture(run.job, self.found, decision))
         else:
             self._parts.capture_queue.look(run, self.found)
         over = decision.stage in (Stage.RECOVERED, Stage.ENDED)

@@ -25,7 +25,7 @@ from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
 
 
-class Seen(NamedTuple):
+class LoopState(NamedTuple):
     """What the loop knows in one turn; `looked`: has this agent seen the node at all?"""
 
     runs: Mapping[str, Run]
@@ -58,32 +58,34 @@ class Monitors:
         self.queues.reload(config)
         self.acting.reload(config)
 
-    def turn(self, seen: Seen) -> None:
+    def tick(self, seen: LoopState) -> None:
         """Once for each turn of the loop."""
-        self.hardware.turn(seen.runs, seen.config.stall.interval, looked=seen.looked)
-        self.notices.turn()
+        self.hardware.tick(seen.runs, seen.config.stall.interval, looked=seen.looked)
+        self.notices.tick()
         self.acting.captures.show(seen.jobs, seen.found)
-        self.acting.turn(seen.jobs)
+        self.acting.tick(seen.jobs)
         if seen.looked:
-            self.storage.turn(list(seen.jobs.values()), self.saves.places(seen.runs))
-        self.saves.turn(seen.runs, seen.found, seen.config.checkpoints)
-        self.memory.turn(seen.runs, seen.config.memory)
-        self.queues.turn()
-        self.probes.turn()
+            self.storage.tick(list(seen.jobs.values()), self.saves.places(seen.runs))
+        self.saves.tick(seen.runs, seen.found, seen.config.checkpoints)
+        self.memory.tick(seen.runs, seen.config.memory)
+        self.queues.tick()
+        self.probes.tick()
 
-    def told(self, result: Result, seen: Seen) -> bool:
+    def on_result(self, result: Result, seen: LoopState) -> bool:
         """Take what a worker found; false where it is nobody's here."""
         if result.worker in self.hardware.workers:
-            self.hardware.told(result, list(seen.jobs.values()), seen.found.children, seen.config)
+            self.hardware.on_result(
+                result, list(seen.jobs.values()), seen.found.children, seen.config
+            )
         elif result.worker in self.storage.workers:
-            self.storage.told(result)
+            self.storage.on_result(result)
         elif result.worker == self.saves.worker.name:
-            self.saves.told(result, seen.runs)
+            self.saves.on_result(result, seen.runs)
         elif result.worker == self.memory.worker.name:
-            self.memory.told(result)
+            self.memory.on_result(result)
         else:
             tellers = (self.notices, self.acting, self.queues, self.probes)
-            return any(one.told(result) for one in tellers)
+            return any(one.on_result(result) for one in tellers)
         return True
 
     def complete(self, look: JobLook) -> JobLook:

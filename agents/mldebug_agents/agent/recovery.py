@@ -28,7 +28,7 @@ BOOT = "boot"  # the memo of which boot of the node all that is stored is of
 EVERY = 10.0  # seconds between two times that all is stored, and the state dir looked at
 
 
-class Past:
+class Recovery:
     """`capture` asks for a capture of a run; `leftovers` are the children that could not be ended."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Past:
         )
         self._stored_at = time.monotonic()
 
-    def turn(self, runs: Mapping[str, Run], settings: StallSettings, *, looked: bool) -> None:
+    def tick(self, runs: Mapping[str, Run], settings: StallSettings, *, looked: bool) -> None:
         """Take up what the state dir gives: at once, or late where it hangs. Raises where it is another agent's.
 
         `looked`: all runs that live are among `runs`.

@@ -16,10 +16,10 @@ from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, NodeCapture
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent import loop as agent_loop
-from mldebug_agents.agent.capture_queue import Orders, take
-from mldebug_agents.agent.loop import Inbox, LoopParts, Node
+from mldebug_agents.agent.capture_queue import CaptureQueue, take
+from mldebug_agents.agent.loop import AgentLoop, Inbox, LoopParts
 from mldebug_agents.agent.monitors import Monitors
-from mldebug_agents.agent.recovery import Past
+from mldebug_agents.agent.recovery import Recovery
 from mldebug_agents.alerts.action_runner.alertmanager import AlertReceiver
 from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
 from mldebug_agents.alerts.action_runner.runner import ActionRunner
@@ -141,7 +141,7 @@ def build_loop(
     notifier: SystemdNotifier | None = None,
     read_config: Callable[[], Config] | None = None,
     joined: PeerSetup | None = None,
-) -> Node:
+) -> AgentLoop:
     """The loop of an agent with all its parts.
 
     `publish` gets each new snapshot; `read_config` reads the config file again; `joined`: how other agents are reached.
@@ -157,7 +157,7 @@ def build_loop(
         renamed=notices.renamed,
         keep_failures=joined is not None,
     )
-    capture_queue = Orders(workers["capture"].order, incidents)
+    capture_queue = CaptureQueue(workers["capture"].order, incidents)
     failed_attempts = FailedAttempts(incidents, capture_queue.ask_now, store.forget)
     exit_watch = ExitWatch(context.host, lambda gone: inbox.put(Result("exit", None, gone, None)))
     witness = ExitEvidence(tools.capture)
@@ -176,7 +176,7 @@ def build_loop(
         queues=SchedulerMonitor(config, context, inbox),
         probes=ProbeHistoryMonitor(config.agent.state_dir, context.reader, inbox),
     )
-    recovery = Past(
+    recovery = Recovery(
         *(store, context, tools.leftovers, incidents, failed_attempts, exits), capture_queue.ask_now
     )
     parts = LoopParts(
@@ -196,10 +196,10 @@ def build_loop(
         ras=RasWatch(workers["ras"].order),
         peers=peers,
     )
-    return Node(config, parts, publish, current.replace, notifier, clock)
+    return AgentLoop(config, parts, publish, current.replace, notifier, clock)
 
 
-def serve_people(server: AgentServer, node: Node, joined: PeerSetup | None) -> None:
+def serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None) -> None:
     """What people and Alertmanager may ask of this agent over its own sockets."""
     captures = node.monitors.acting.captures
     own = member_verbs(node.peers, joined.talk if joined is not None else None)
@@ -208,7 +208,7 @@ def serve_people(server: AgentServer, node: Node, joined: PeerSetup | None) -> N
 
 
 def serve_peers(
-    server: AgentServer, node: Node, joined: PeerSetup, config: Config, store: StateStore
+    server: AgentServer, node: AgentLoop, joined: PeerSetup, config: Config, store: StateStore
 ) -> None:
     """What other agents may ask of this one, where they are configured."""
     if node.peers is None:
@@ -272,7 +272,7 @@ def _peers(
     context: Context,
     inbox: Inbox,
     incidents: IncidentManager,
-    capture_queue: Orders,
+    capture_queue: CaptureQueue,
     joined: PeerSetup | None,
 ) -> PeersController | None:
     """Other agents, where some are configured."""

@@ -126,7 +126,7 @@ class AlertNotifier:
 
     # --- the loop ----------------------------------------------------------------------------------
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Store what has changed, then send what waits: on disk an event comes before its message."""
         if not self._restored and self._state_store.opened:
             self._restored = True
@@ -164,7 +164,7 @@ class AlertNotifier:
             return True
         return now - self._unstored.setdefault(key, now) > STORED_WITHIN
 
-    def told(self, result: Result) -> bool:
+    def on_result(self, result: Result) -> bool:
         """A channel has answered; False where it was somebody else."""
         if not result.worker.startswith(WORKER):
             return False

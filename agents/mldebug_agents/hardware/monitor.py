@@ -116,7 +116,7 @@ class HardwareMonitor:
 
     # --- the loop ----------------------------------------------------------------------------------
 
-    def turn(self, runs: Mapping[str, Run], interval: float, *, looked: bool) -> None:
+    def tick(self, runs: Mapping[str, Run], interval: float, *, looked: bool) -> None:
         """Have read what is due."""
         now = time.monotonic()
         for _ in self.gpu_controller.grant(self._gpus.accept):
@@ -172,12 +172,12 @@ class HardwareMonitor:
         xids, self._untold = tuple(self._untold), []
         return xids
 
-    def told(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[RankChild, ...]], config: Config) -> None:  # fmt: skip
+    def on_result(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[RankChild, ...]], config: Config) -> None:  # fmt: skip
         """A worker has answered, or failed."""
         limits, wanted = config.health.thresholds, config.health.gpus
         self._unheard -= result.worker == "kernel" and self._unheard > 0
         if isinstance(result.value, GpuNews):
-            self._gpus.told(result.value, limits, wanted if isinstance(wanted, int) else None)
+            self._gpus.update(result.value, limits, wanted if isinstance(wanted, int) else None)
             self._release_for_reset(result.value.full, {job.id for job in jobs})
             if result.value.full is None:
                 found = map(xid_of_nvml, self._gpus.events())

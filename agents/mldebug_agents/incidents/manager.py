@@ -25,9 +25,9 @@ from mldebug.incidents.incident import (
 )
 from mldebug.incidents.report.build import State
 from mldebug.stall.signals import StallDecision
-from mldebug_agents.incidents.recent_failures import BadEnds
+from mldebug_agents.incidents.recent_failures import RecentFailures
+from mldebug_agents.incidents.remote import RemoteIncidents
 from mldebug_agents.incidents.report_writer import IncidentWriter, owner, versions
-from mldebug_agents.incidents.shared import RemoteIncidents
 from mldebug_agents.state.run_row import RunRow
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.clock import Clock
@@ -56,7 +56,7 @@ class IncidentManager:
     ) -> None:
         """`written`, `renamed`: see `IncidentWriter`. `keep_failures`: other nodes may ask for captures of bad ends here."""
         self._writer = IncidentWriter(store, clock or Clock(), written, renamed)
-        self.failures = BadEnds(self._writer.clock, wanted=keep_failures)
+        self.failures = RecentFailures(self._writer.clock, wanted=keep_failures)
         self.remote = RemoteIncidents(self._writer, self.failures)
 
     @property

@@ -17,7 +17,7 @@ from mldebug_agents.watch.runs import Run
 MOST, KEPT = 16, 3600.0  # runs, seconds
 
 
-class BadEnd(NamedTuple):
+class FailedRun(NamedTuple):
     """`run`: as it was then. `at`: of the first exit, by `Clock.steady`."""
 
     run: Run
@@ -26,14 +26,14 @@ class BadEnd(NamedTuple):
     at: float
 
 
-class BadEnds:
+class RecentFailures:
     """By job."""
 
     def __init__(self, clock: Clock, *, wanted: bool = False) -> None:
         """`wanted`: by agents of other nodes. Nothing is kept else: captures are large."""
         self._clock = clock
         self._wanted = wanted
-        self._ends: dict[str, BadEnd] = {}
+        self._ends: dict[str, FailedRun] = {}
 
     def note(self, run: Run, ending: AttemptExit, incident: Incident, judgement: Judgement) -> None:
         """A run has lost ranks, or more of them."""
@@ -44,7 +44,7 @@ class BadEnds:
         first = min((one.at for one in ending.exits if one.at), default=self._clock.now())
         since = max(0.0, self._clock.now() - first)
         at = known.at if known else self._clock.steady() - since
-        new = BadEnd(Run(job, run.watch), incident, judgement.diagnosis, at)
+        new = FailedRun(Run(job, run.watch), incident, judgement.diagnosis, at)
         self._ends = dict(list(self.recent().items())[1 - MOST :]) | {run.job.id: new}
 
     def renamed(self, job_id: str, incident: Incident) -> None:
@@ -57,7 +57,7 @@ class BadEnds:
         found = (one.incident for one in self._ends.values())
         return next((one for one in found if one.id == incident_id), None)
 
-    def recent(self) -> Mapping[str, BadEnd]:
+    def recent(self) -> Mapping[str, FailedRun]:
         """Those of the last hour."""
         now = self._clock.steady()
         return {job: one for job, one in self._ends.items() if now - one.at < KEPT}

@@ -16,7 +16,7 @@ MAX_STORED = (
 )  # bytes of a case with the captures of all nodes: a larger one is known to this agent alone
 
 
-class Cases:
+class RemoteCases:
     """By the id of the incident."""
 
     def __init__(self, ledger: StateStore) -> None:

@@ -76,7 +76,7 @@ class SchedulerMonitor:
                 scheduler if scheduler is not None and same else PolledScheduler(*fresh)
             )
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Start what is due: questions to schedulers, the search for orphans."""
         for one in self._schedulers.values():
             one.tick()
@@ -88,7 +88,7 @@ class SchedulerMonitor:
             order = OrphanRequest(alive=self._alive(), gpus=self._gpus, grace=jobs.orphan_grace)
             self._worker.order(order)
 
-    def told(self, result: Result) -> bool:
+    def on_result(self, result: Result) -> bool:
         """Take a worker's result; False where it is not of a scheduler or the search for orphans."""
         if result.worker == ORPHANS:
             self._orphans = result.value

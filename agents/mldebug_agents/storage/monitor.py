@@ -132,7 +132,7 @@ class StorageMonitor:
         """The names under which results come."""
         return tuple(worker.name for worker in self._workers.values())
 
-    def turn(self, jobs: Sequence[Job], places: Mapping[str, Sequence[str]] = {}) -> None:
+    def tick(self, jobs: Sequence[Job], places: Mapping[str, Sequence[str]] = {}) -> None:
         """Order looks that are due, without waiting. `places`: by job, the folders of its checkpoints and its log, as its ranks see them."""
         self._recall()
         part = self._parts.get(FilesystemCollector.name)
@@ -144,7 +144,7 @@ class StorageMonitor:
                 self._due[name] = now + self._parts[name].interval
                 worker.order(_Order(time.time(), self._epoch + now, tuple(jobs)))
 
-    def told(self, result: Result) -> None:
+    def on_result(self, result: Result) -> None:
         """Take the result of a collector; an error is logged."""
         if result.error is not None:
             error = result.error

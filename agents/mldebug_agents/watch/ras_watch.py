@@ -59,7 +59,7 @@ class RasWatch:
         self._clock = clock
         self._runs: dict[str, _Memory] = {}
 
-    def turn(self, runs: Mapping[str, Run]) -> None:
+    def tick(self, runs: Mapping[str, Run]) -> None:
         """Ask whom it is time to ask."""
         now = self._clock()
         self._runs = {name: one for name, one in self._runs.items() if name in runs}
@@ -72,7 +72,7 @@ class RasWatch:
                 memory.asked = self._put(RunToAsk(run.job))
                 memory.due = now + pace
 
-    def told(self, result: Result) -> None:
+    def on_result(self, result: Result) -> None:
         """An answer, or why there is none."""
         memory = self._runs.get(result.order.job.id)
         if memory is None or memory.attempt != result.order.job.attempt:

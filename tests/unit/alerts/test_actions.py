@@ -109,23 +109,23 @@ class Stand:
         )  # fmt: skip
         self.registry.raise_(alarm, NOW, at_once=True)
 
-    def turn(self) -> None:
-        self.desk.turn(self.jobs)
+    def tick(self) -> None:
+        self.desk.tick(self.jobs)
         while not self.inbox.empty():
             result = self.inbox.get()
             assert result is not None
-            assert self.desk.told(result)
+            assert self.desk.on_result(result)
 
     def until(self, count: int) -> list[ActionDecision]:
         """The audit log, once it has so many lines."""
 
         def enough() -> bool:
-            self.turn()
+            self.tick()
             return len(self.log()) >= count
 
         wait_until(enough)
         for _ in range(3):
-            self.turn()
+            self.tick()
         return self.log()
 
     def log(self) -> list[ActionDecision]:
@@ -267,7 +267,7 @@ def test_what_is_over_is_not_harmed(tmp_path: Path, spawner: Spawner) -> None:
     stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path)))
     stand.memory.stored = False
     stand.stalls()
-    stand.turn()
+    stand.tick()
     stand.registry.clear("incident/R1", NOW + 1, "recovered")
     stand.memory.stored = True
     (line,) = stand.until(1)
@@ -322,7 +322,7 @@ def test_the_end_of_a_job_which_is_over_as_it_begins_has_its_chain(
     if ran:
         assert [one.outcome for one in stand.until(1)] == [ActionOutcome.RAN]
     for _ in range(5):
-        stand.turn()
+        stand.tick()
     assert counted(tmp_path) == ran
 
 
@@ -379,7 +379,7 @@ def test_a_thousand_events_at_once_run_no_more_often_than_they_may(
         stand.stalls(key=f"incident/{number}")
 
     def decided() -> bool:
-        stand.turn()
+        stand.tick()
         (state,) = stand.snapshot().events.actions
         return sum(state.counts.values()) == 1000
 
@@ -401,7 +401,7 @@ def test_it_is_on_disk_before_it_is_done_and_not_done_where_the_disk_never_answe
     stand.memory.stored = False
     stand.stalls()
     for _ in range(20):
-        stand.turn()
+        stand.tick()
     assert (counted(tmp_path), stand.log()) == (0, [])
     monkeypatch.setattr(desk, "STORED_WITHIN", 0.0)
     (line,) = stand.until(1)
@@ -414,7 +414,7 @@ def test_nothing_is_done_before_it_is_known_what_was_done(tmp_path: Path, spawne
     stand.memory.opened = False
     stand.stalls()
     for _ in range(20):
-        stand.turn()
+        stand.tick()
     assert counted(tmp_path) == 0
     assert "state dir" in stand.snapshot().events.actions_trouble
     stand.memory.opened = True
@@ -431,11 +431,11 @@ def test_an_agent_that_is_killed_does_nothing_twice(
     first.stalls()
     if moment == "before":
         first.memory.stored = False
-        first.turn()
-        first.turn()
+        first.tick()
+        first.tick()
     elif moment == "while":
-        first.desk.turn({})
-        first.desk.turn({})
+        first.desk.tick({})
+        first.desk.tick({})
         wait_until(lambda: counted(tmp_path) == 1)  # and nobody reads its inbox any more
     else:
         first.until(1)
@@ -532,10 +532,10 @@ def test_the_audit_log_is_bounded_and_closed_to_others(
     stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path), cooldown=0.0, hourly=1))
     for number in range(30):
         stand.stalls(key=f"incident/{number}")
-        stand.turn()
+        stand.tick()
 
     def rolled() -> bool:
-        stand.turn()
+        stand.tick()
         return (tmp_path / audit.BEFORE).exists() and not stand.desk.workers[1].busy
 
     wait_until(rolled)
@@ -550,7 +550,7 @@ def test_an_audit_log_that_cannot_be_written_is_told(tmp_path: Path, spawner: Sp
     stand.stalls()
 
     def told() -> bool:
-        stand.turn()
+        stand.tick()
         return "cannot be written" in stand.snapshot().events.actions_trouble
 
     wait_until(told)

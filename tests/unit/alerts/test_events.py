@@ -250,20 +250,20 @@ class Stand:
         self.desk = AlertNotifier(config, "node1", memory, self.inbox)  # type: ignore[arg-type]
         self.told_all = False
 
-    def turn(self, *, hear: bool = True) -> None:
-        self.desk.turn()
+    def tick(self, *, hear: bool = True) -> None:
+        self.desk.tick()
         if hear:
             try:
                 result = self.inbox.get(timeout=0.02)
             except queue.Empty:
                 return
             assert result is not None
-            assert self.desk.told(result)
+            assert self.desk.on_result(result)
 
     def until(self, sink: Sink, count: int) -> list[tuple[str, str]]:
         end = time.monotonic() + 30
         while (len(sink.got) < count or self.waiting()) and time.monotonic() < end:
-            self.turn()
+            self.tick()
         return [(one.key, one.state) for one in sink.got]
 
     def waiting(self) -> int:
@@ -292,8 +292,8 @@ def test_a_failing_channel_is_told_in_status(monkeypatch: pytest.MonkeyPatch) ->
     stand.desk.registry.raise_(alarm("a"), NOW, at_once=True)
     end = time.monotonic() + 30
     while sink.errors and time.monotonic() < end:
-        stand.turn()
-    stand.turn()
+        stand.tick()
+    stand.tick()
     told = stand.desk.show(snapshot()).events
     assert list(event_lines(told, ())) == [
         "critical: it hangs",
@@ -320,9 +320,9 @@ def test_an_agent_that_is_killed_loses_nothing_and_doubles_bear_the_same_id(
         sink.errors = [OSError("killed")]
     if killed == "after it all":
         first.until(sink, 1)
-        first.turn()
+        first.tick()
     else:
-        first.turn(hear=False)
+        first.tick(hear=False)
         sink.gate.set()
         assert first.inbox.get(timeout=30)  # which nobody reads any more
     before = len(sink.got)
@@ -362,7 +362,7 @@ def test_a_dead_mans_switch_that_fails_is_told_and_tried_again(
     troubles = set()
     end = time.monotonic() + 30
     while not sink.got and time.monotonic() < end:
-        stand.turn()
+        stand.tick()
         troubles.add(stand.desk.show(snapshot()).events.channels[0].trouble)
     assert "hc.example answers 500" in troubles
     assert len(sink.got) == 1
@@ -378,9 +378,9 @@ def test_the_configuration_that_is_read_again_loses_nothing(
     stand.desk.registry.raise_(alarm("a"), NOW, at_once=True)
     end = time.monotonic() + 30
     while sink.errors and time.monotonic() < end:
-        stand.turn()
+        stand.tick()
     stand.desk.reload(Config())
-    stand.turn()
+    stand.tick()
     assert stand.desk.show(snapshot()).events.channels == ()
     stand.desk.reload(Config(channels={"new": Plugin(kind="sink", options=None)}))
     assert stand.until(sink, 1) == [("a", "firing")]
@@ -393,7 +393,7 @@ def test_a_channel_that_never_answers_holds_nobody_up(monkeypatch: pytest.Monkey
     try:
         for number in range(200):
             stand.desk.registry.raise_(alarm(f"a{number}"), NOW + number, at_once=True)
-            stand.desk.turn()
+            stand.desk.tick()
         assert stand.waiting() == 200
     finally:
         sink.gate.set()
@@ -405,7 +405,7 @@ def test_rows_of_another_version_are_skipped(
     memory, sink = Memory(), Sink()
     memory.rows = {"event:x": b'{"alarm": 5}', "event:y": b"\xff"}
     stand = Stand(monkeypatch, memory, sink)
-    stand.desk.turn()
+    stand.desk.tick()
     assert (stand.desk.registry.all(), memory.rows) == ((), {})
 
 
@@ -466,7 +466,7 @@ def test_a_message_that_nobody_takes_holds_up_no_other(monkeypatch: pytest.Monke
         stand.desk.registry.raise_(alarm(key), NOW + number, at_once=True)
     end = time.monotonic() + 30
     while len(sink.got) < 2 and time.monotonic() < end:
-        stand.turn()
+        stand.tick()
     assert [one.key for one in sink.got] == ["b", "c"]
     assert stand.waiting() == 1
 
@@ -478,7 +478,7 @@ def test_a_message_waits_for_the_disk_but_not_for_ever(monkeypatch: pytest.Monke
     stand = Stand(monkeypatch, memory, sink)
     stand.desk.registry.raise_(alarm(), NOW, at_once=True)
     for _ in range(5):
-        stand.turn()
+        stand.tick()
     assert sink.got == []
     monkeypatch.setattr(notifier, "STORED_WITHIN", 0.0)
     assert stand.until(sink, 1) == [("a", "firing")]
@@ -571,7 +571,7 @@ def test_an_event_of_which_nobody_speaks_any_more_ends(monkeypatch: pytest.Monke
         first.desk.registry.raise_(alarm(key), NOW, at_once=True)
     first.until(sink, 3)
     second = Stand(monkeypatch, memory, sink)
-    second.desk.turn()
+    second.desk.tick()
     second.desk.look(snapshot(), {"open"})
     assert set(states(second.desk.registry).values()) == {"firing"}
     monkeypatch.setattr(notifier, "LOST", 0.0)
@@ -593,7 +593,7 @@ def test_a_job_that_has_failed_is_told_as_wrong_though_its_incident_is_closed_at
     for incident in (opened, close_incident(opened, "ended", time.time(), "the job is over")):
         stand.desk.incident(incident, judge(incident), 1000)
     assert stand.until(sink, 1) == [("incident/R1", "firing")]
-    stand.desk.turn()
+    stand.desk.tick()
     assert states(stand.desk.registry) == {"incident/R1": "firing"}
 
 

@@ -155,7 +155,7 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
         node.runs["j"].decision = StallDecision(stage=Stage.SUSPECT, sentence="")
         for count in (5, 6):
             server.serve = says(answer({0: {"AllReduce": count}}, pids={0: os.getpid()}))
-            node._parts.ras.turn(node.runs)
+            node._parts.ras.tick(node.runs)
             while (result := node._inbox.get(timeout=20)) is None or result.worker != "ras":
                 pass
             node._handle(result)

@@ -67,7 +67,7 @@ from mldebug_agents.cluster.peers.net.http_answer import HttpAnswer
 from mldebug_agents.cluster.peers.own_runs import RemoteProgress
 from mldebug_agents.cluster.peers.remote_orders import RemoteOrders
 from mldebug_agents.cluster.peers.routes import _packed
-from mldebug_agents.incidents.recent_failures import BadEnds
+from mldebug_agents.incidents.recent_failures import RecentFailures
 from mldebug_agents.incidents.report_writer import owner_of
 from mldebug_agents.system.child.structs import learn_structs
 from mldebug_agents.system.service.clock import Clock
@@ -94,7 +94,7 @@ class Books:
 
     def __init__(self) -> None:
         self.done: list[tuple[str, ...]] = []
-        self.failures = BadEnds(Clock(), wanted=True)
+        self.failures = RecentFailures(Clock(), wanted=True)
         self.remote = self
         self.cases: list[str] = []
 
@@ -110,7 +110,7 @@ class Books:
     def close(self, run: Run, state: str, why: str) -> None:
         self.done.append(("close", state))
 
-    def told(self, run: Run, whole: object) -> None:
+    def add_whole(self, run: Run, whole: object) -> None:
         self.done.append(("told",))
 
     def close_case(self, incident: str, state: str, why: str) -> None:
@@ -150,7 +150,7 @@ class Loop:
 
     def take(self, worker: str) -> None:
         while (found := self.inbox.get(timeout=10)) is not None:
-            self.members.told(found)
+            self.members.on_result(found)
             if found.worker == worker:
                 return
 
@@ -158,7 +158,7 @@ class Loop:
 @pytest.fixture
 def loop() -> Loop:
     made = Loop()
-    made.members.turn({JOB.id: made.run})
+    made.members.tick({JOB.id: made.run})
     made.take("members")  # nobody answers
     return made
 
@@ -213,7 +213,7 @@ def test_what_was_taken_while_it_was_held_back_is_not_lost(
     loop.run.capture = CAPTURE
     now = time.monotonic()
     monkeypatch.setattr("mldebug_agents.cluster.peers.controller.time.monotonic", lambda: now + 60)
-    loop.members.turn({JOB.id: loop.run})
+    loop.members.tick({JOB.id: loop.run})
     assert [one[0] for one in loop.books.done] == ["missed", "captured"]
     assert loop.ordered == 0
 
@@ -247,7 +247,9 @@ def test_nobody_answers_and_a_stall_is_not_held_back(loop: Loop) -> None:
 
 def welcomed(loop: Loop, *words: RunWord, agent: str = "other") -> None:
     found = FoundCoordinator(Peer("n2", 1), Welcome(node="n2", agent=agent, runs=words))
-    loop.members.told(Result("members", Announcement(node="n1", agent="", port=1), found, None))
+    loop.members.on_result(
+        Result("members", Announcement(node="n1", agent="", port=1), found, None)
+    )
 
 
 def test_a_stall_is_held_back_for_the_coordinator_and_not_for_ever(
@@ -259,7 +261,7 @@ def test_a_stall_is_held_back_for_the_coordinator_and_not_for_ever(
     assert loop.members.holding(loop.run)
     now = time.monotonic()
     monkeypatch.setattr("mldebug_agents.cluster.peers.controller.time.monotonic", lambda: now + 60)
-    loop.members.turn({JOB.id: loop.run})
+    loop.members.tick({JOB.id: loop.run})
     assert not loop.members.holding(loop.run)
     assert loop.ordered == 1
     assert "this is what one node has seen" in loop.books.done[0][1]
@@ -273,10 +275,10 @@ def test_who_is_held_back_by_the_coordinator_waits_as_long_as_he_does(
     welcomed(loop, RunWord(key=KEY, hold=26.0))
     now = time.monotonic()
     monkeypatch.setattr("mldebug_agents.cluster.peers.controller.time.monotonic", lambda: now + 35)
-    loop.members.turn({JOB.id: loop.run})
+    loop.members.tick({JOB.id: loop.run})
     assert loop.members.holding(loop.run)
     monkeypatch.setattr("mldebug_agents.cluster.peers.controller.time.monotonic", lambda: now + 37)
-    loop.members.turn({JOB.id: loop.run})
+    loop.members.tick({JOB.id: loop.run})
     assert not loop.members.holding(loop.run)
     assert loop.ordered == 1
 
@@ -289,7 +291,7 @@ def test_a_stall_that_recovers_while_it_is_held_back_waits_for_nothing(
     assert loop.members.release(loop.run)
     now = time.monotonic()
     monkeypatch.setattr("mldebug_agents.cluster.peers.controller.time.monotonic", lambda: now + 60)
-    loop.members.turn({JOB.id: loop.run})
+    loop.members.tick({JOB.id: loop.run})
     assert (loop.ordered, loop.books.done) == (0, [])
     assert not loop.members.release(loop.run)
 
@@ -373,7 +375,7 @@ def spoken_for(
     ours = believed(loop.members._announcement(circle, time.monotonic()))
     answer = leader.welcome(ours, "10.0.0.1", time.monotonic())
     believed_answer = believed_welcome(read(msgspec.json.encode(answer), Welcome))
-    loop.members.told(
+    loop.members.on_result(
         Result("members", ours, FoundCoordinator(Peer("n2", 1), believed_answer), None)
     )
     circle.heard_at -= later
@@ -392,7 +394,7 @@ def test_runs_that_are_not_announced_are_told_of_once(
 ) -> None:
     (circle,) = loop.members._circles
     runs = {str(one): loop._met(of_nodes(str(one), "n[1-2]")) for one in range(260)}
-    loop.members.turn(runs)
+    loop.members.tick(runs)
     for _ in range(2):
         assert len(loop.members._announcement(circle, time.monotonic()).runs) == 256
     told = [one.getMessage() for one in caplog.records if "not announced" in one.getMessage()]
@@ -445,10 +447,10 @@ def test_nodes_that_could_not_be_asked_at_all_are_told_of(loop: Loop) -> None:
     failed = Result(
         "other nodes", CaptureRound(call, (), answer), None, RuntimeError("can't start new thread")
     )
-    loop.members.told(failed)
+    loop.members.on_result(failed)
     with pytest.raises(MldebugError, match="can't start new thread"):
         answer.result(0)
-    loop.members.told(
+    loop.members.on_result(
         Result("other nodes", CaptureRound(call), None, RuntimeError("x"))
     )  # of an incident
 
@@ -642,11 +644,11 @@ def test_a_list_of_a_job_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = (of_nodes("a", "n[1-2000]"), of_nodes("b", "m[1-2049]", "n7:29500"))
     loop = Loop((), jobs)
     for _ in range(5):
-        loop.members.turn(loop.runs)
+        loop.members.tick(loop.runs)
     assert [one.id for one in asked] == ["a", "b"]
     assert [len(one.candidates) for one in loop.members._circles] == [2000, 1]  # too many are none
     loop.runs["a"].job = of_nodes("a", "n[1-3]")
-    loop.members.turn(loop.runs)
+    loop.members.tick(loop.runs)
     assert sorted(len(one.candidates) for one in loop.members._circles) == [1, 3]
 
 
@@ -658,7 +660,7 @@ def jobs_of(uid: int, count: int) -> tuple[Job, ...]:
 
 def circles_of(loop: Loop) -> dict[int, int]:
     """How many circles each user has."""
-    loop.members.turn(loop.runs)
+    loop.members.tick(loop.runs)
     found = loop.members._circles
     assert {one.uid for one in found} <= {run.job.uid for run in loop.runs.values()}
     return dict(Counter(one.uid for one in found))
@@ -705,7 +707,7 @@ def test_a_group_in_a_job_s_node_list_runs_no_program(monkeypatch: pytest.Monkey
 
 def test_two_jobs_of_a_node_have_a_coordinator_each() -> None:
     loop = Loop((), (of_nodes("a", "n[1-2]"), of_nodes("b", "n[2-3]"), of_nodes("c", "n[1-2]")))
-    loop.members.turn(loop.runs)
+    loop.members.tick(loop.runs)
     one, two = loop.members._circles
     assert [peer.host for peer in (*one.candidates, *two.candidates)] == ["n1", "n2", "n2", "n3"]
     assert [loop.members._circles.of(run) for run in loop.runs.values()] == [one, two, one]
@@ -713,13 +715,13 @@ def test_two_jobs_of_a_node_have_a_coordinator_each() -> None:
     assert ([run.name for run in told.runs], told.circle) == (["a.py", "c.py"], one.name)
 
     found = FoundCoordinator(Peer("n1", 9754), Welcome(node="n1", agent="other"))
-    loop.members.told(Result("members", told, found, None))
+    loop.members.on_result(Result("members", told, found, None))
     assert "n1 coordinates" in loop.members.sentence
     assert loop.members._circles.of(loop.runs["b"]) is two
     assert not loop.members.holds(loop.runs["b"])
     assert loop.members.holds(loop.runs["a"])
     del loop.runs["a"], loop.runs["c"]
-    loop.members.turn(loop.runs)
+    loop.members.tick(loop.runs)
     assert list(loop.members._circles) == [two]
 
 

@@ -108,17 +108,17 @@ class Board:
 
     def told_news(self, news: GpuNews) -> None:
         result = Result("gpus", GpuOrder({}), news, None)
-        self.hardware.told(result, [run.job for run in self.runs.values()], {}, self._config)
+        self.hardware.on_result(result, [run.job for run in self.runs.values()], {}, self._config)
 
     def kernel(self, news: KernelNews) -> None:
-        self.hardware.told(Result("kernel", None, news, None), [], {}, self._config)
+        self.hardware.on_result(Result("kernel", None, news, None), [], {}, self._config)
 
     def failed(self, error: Exception, *, full: bool = False) -> None:
         result = Result("gpus", GpuOrder({} if full else None), None, error)
-        self.hardware.told(result, [run.job for run in self.runs.values()], {}, self._config)
+        self.hardware.on_result(result, [run.job for run in self.runs.values()], {}, self._config)
 
-    def turn(self) -> None:
-        self.hardware.turn(self.runs, self.interval, looked=False)
+    def tick(self) -> None:
+        self.hardware.tick(self.runs, self.interval, looked=False)
 
     def shown(self) -> Snapshot:
         return self.hardware.show(Snapshot(node="n1", at=1.0, started_at=0.0))
@@ -190,11 +190,11 @@ def test_it_keeps_them_otherwise(board: Board, full: NodeGpus) -> None:
 
 def test_a_new_run_has_them_read_again_and_they_are_kept_for_a_while(board: Board) -> None:
     board.told(gpus())
-    board.turn()
+    board.tick()
     assert board.source.asked == [FOR_RESET], "the run was there before"
     board.runs[NEW] = Run()
-    board.turn()
-    board.turn()
+    board.tick()
+    board.tick()
     assert board.source.asked == [FOR_RESET, 0.0]
     board.told(gpus())
     assert board.source.asked == [FOR_RESET, 0.0]
@@ -205,7 +205,7 @@ def test_a_new_run_has_them_read_again_and_they_are_kept_for_a_while(board: Boar
 def test_what_somebody_asked_for_is_not_ended_by_a_run(board: Board) -> None:
     board.hardware.gpu_controller.release(60.0)
     board.runs[NEW] = Run()
-    board.turn()
+    board.tick()
     assert board.source.asked == [60.0]
     assert board.shown().gpus_released_why == "somebody asked for it"
 
@@ -242,8 +242,8 @@ def log(board: Board) -> Path:
 def go_on(board: Board) -> None:
     """As the main loop does: what workers say, then a turn."""
     with contextlib.suppress(queue.Empty):
-        board.hardware.told(board.inbox.get(timeout=0.2), [], {}, Config())
-    board.turn()
+        board.hardware.on_result(board.inbox.get(timeout=0.2), [], {}, Config())
+    board.tick()
 
 
 def asked(board: Board, reads: int = 2) -> list[list[tuple[str, int]]]:
@@ -298,6 +298,6 @@ def test_a_gpu_that_is_left_alone_is_a_gap_in_status_and_report(board: Board) ->
     capture = NodeCapture(
         node="n1", job=Job(id=HERE, name="train", launcher="torchrun"), taken_at=1.0
     )
-    board.hardware.told(Result("gpus", GpuOrder(), news, None), [], {}, Config())
+    board.hardware.on_result(Result("gpus", GpuOrder(), news, None), [], {}, Config())
     for told in (board.shown().gaps, board.hardware.capture(capture).gaps):
         assert [one.what for one in told] == ["GPU 1 (00000000:41:00.0)"]

@@ -166,8 +166,8 @@ def test_a_full_read_says_who_works_on_what() -> None:
 
 def test_what_could_not_be_read_is_not_told_any_longer() -> None:
     one = board()
-    one.told(read(Source(node(1.0, 0, 1))), LIMITS, None)
-    one.told(GpuNews(watch=NodeWatch(at=1.0)), LIMITS, None)
+    one.update(read(Source(node(1.0, 0, 1))), LIMITS, None)
+    one.update(GpuNews(watch=NodeWatch(at=1.0)), LIMITS, None)
     assert one.full is not None
     assert one.health
     one.failed(full=False)
@@ -179,9 +179,9 @@ def test_what_could_not_be_read_is_not_told_any_longer() -> None:
 
 def test_the_ranks_of_a_lost_gpu_are_those_that_it_had() -> None:
     one = board()
-    one.told(read(Source(node(1.0, 0, 1))), LIMITS, None)
+    one.update(read(Source(node(1.0, 0, 1))), LIMITS, None)
     assert one.knows(JOB)
-    one.told(read(Source(node(31.0, 0))), LIMITS, None)
+    one.update(read(Source(node(31.0, 0))), LIMITS, None)
     (fault,) = one.faults("job")
     assert (fault.kind, fault.rank, fault.uuid) == ("gpu_missing", 1, "GPU-1")
     assert one.concerning("job", one.faults("job")) == (fault,)
@@ -195,7 +195,7 @@ def test_a_rank_that_only_a_convention_puts_on_a_lost_gpu_is_probably_there() ->
     one, count = board(), Source(node(1.0, 0, 1), node(31.0, 0))
     known = RankGpu(rank=1, uuid="GPU-1", index=1, evidence=JoinEvidence.ENVIRONMENT)
     for full in (count.full(), count.full()):
-        one.told(GpuNews(full=full, joined={"job": RankGpuMap(ranks=(known,))}), LIMITS, None)
+        one.update(GpuNews(full=full, joined={"job": RankGpuMap(ranks=(known,))}), LIMITS, None)
     assert [(told.rank, told.by) for told in one.faults("job")] == [(1, "environment")]
 
 
@@ -210,7 +210,7 @@ def test_a_fault_of_another_gpu_that_a_rank_uses_is_its_runs() -> None:
     gone = msgspec.structs.replace(node(31.0, 0), gpus=(first,))
     reads = GpuReads(Source(full, gone), Holding())  # type: ignore[arg-type]
     for _ in range(2):
-        one.told(reads(GpuOrder(alone)), LIMITS, None)
+        one.update(reads(GpuOrder(alone)), LIMITS, None)
     (fault,) = one.faults("job")
     assert (fault.kind, fault.uuid, fault.rank) == ("gpu_missing", "GPU-1", None)
     assert one.concerning("job", (fault,)) == (fault,)
@@ -220,14 +220,14 @@ def test_a_fault_of_another_gpu_that_a_rank_uses_is_its_runs() -> None:
 
 def test_a_missing_gpu_is_missed_after_a_restart_of_the_agent_until_somebody_accepts_it() -> None:
     memory = Memory()
-    board(memory).told(read(Source(node(1.0, 0, 1))), LIMITS, None)
+    board(memory).update(read(Source(node(1.0, 0, 1))), LIMITS, None)
     assert memory.memo(EXPECTED)
     one = board(memory)
-    one.told(read(Source(node(500.0, 0))), LIMITS, None)
+    one.update(read(Source(node(500.0, 0))), LIMITS, None)
     assert one.count is not None
     assert [missing.gpu.uuid for missing in one.count.missing] == ["GPU-1"]
     one.accept()
-    one.told(read(Source(node(530.0, 0))), LIMITS, None)
+    one.update(read(Source(node(530.0, 0))), LIMITS, None)
     assert one.count.missing == ()
 
 
@@ -235,7 +235,7 @@ def test_what_another_version_remembered_is_no_reason_to_fail() -> None:
     memory = Memory()
     memory.remember(EXPECTED, b'{"known": 7}')
     one = board(memory)
-    one.told(read(Source(node(1.0, 0, 1))), LIMITS, None)
+    one.update(read(Source(node(1.0, 0, 1))), LIMITS, None)
     assert one.count is not None
     assert one.count.expected == 2
 
@@ -245,7 +245,7 @@ def read_on(one: GpuMonitor, *errors: int, only: int = 2) -> None:
     nodes = [node(1.0 + 30 * turn, *range(only), errors=count) for turn, count in enumerate(errors)]
     reads = GpuReads(Source(*nodes), Holding())  # type: ignore[arg-type]
     for _ in nodes:
-        one.told(reads(GpuOrder({"job": RANKS})), LIMITS, None)
+        one.update(reads(GpuOrder({"job": RANKS})), LIMITS, None)
 
 
 def ecc_state(one: GpuMonitor) -> set[HealthState]:
@@ -293,7 +293,7 @@ def test_one_read_that_is_garbage_condemns_no_gpu() -> None:
 def test_gpus_with_the_same_uuid_are_nobody_s_fault() -> None:
     one, twins = board(), GpuReads(Source(*map(same_uuid, range(6))), Holding())  # type: ignore[arg-type]
     for _ in range(6):
-        one.told(twins(GpuOrder({"job": RANKS})), LIMITS, None)
+        one.update(twins(GpuOrder({"job": RANKS})), LIMITS, None)
     assert one.faults("job") == ()
     assert one.health == ()
     assert one.count is not None
@@ -315,21 +315,21 @@ def test_a_link_that_was_up_before_the_restart_is_missed() -> None:
         gpu = msgspec.structs.replace(told.gpus[0], nvlinks=links)
         return GpuNews(full=msgspec.structs.replace(told, gpus=(gpu,), lost=()))
 
-    board(memory).told(linked(1.0, True), LIMITS, None)
+    board(memory).update(linked(1.0, True), LIMITS, None)
     again = board(memory)
     for at in (31.0, 61.0):
-        again.told(linked(at, False), LIMITS, None)
+        again.update(linked(at, False), LIMITS, None)
     (link,) = [told for told in again.health if told.component == "gpu_nvlink"]
     assert (link.state, link.reason) == (HealthState.UNHEALTHY, "1 of 2 NVLinks are down (1)")
 
 
 def test_a_rank_that_opens_its_gpu_later_is_not_known_before() -> None:
     one = board()
-    one.told(
+    one.update(
         GpuNews(full=node(1.0, 0, 1, processes=False), joined={"job": RankGpuMap()}), LIMITS, None
     )
     assert not one.knows(JOB)
-    one.told(read(Source(node(6.0, 0, 1))), LIMITS, None)
+    one.update(read(Source(node(6.0, 0, 1))), LIMITS, None)
     assert one.knows(JOB)
 
 
@@ -340,9 +340,9 @@ def test_a_gpu_that_a_convention_alone_gives_a_rank_is_read_again_soon() -> None
     early = GpuNews(
         full=node(1.0, 0, 1, processes=False), joined={"job": RankGpuMap(ranks=guessed)}
     )
-    one.told(early, LIMITS, None)
+    one.update(early, LIMITS, None)
     assert not one.knows(JOB)
-    one.told(read(Source(node(6.0, 0, 1))), LIMITS, None)
+    one.update(read(Source(node(6.0, 0, 1))), LIMITS, None)
     assert one.knows(JOB)
 
 

@@ -22,7 +22,7 @@ from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.agent import wiring
-from mldebug_agents.agent.capture_queue import Order, Orders
+from mldebug_agents.agent.capture_queue import CaptureQueue, QueuedCapture
 from mldebug_agents.agent.wiring import CurrentConfig, build_loop, open_tools
 from mldebug_agents.incidents import manager as module
 from mldebug_agents.incidents.manager import IncidentManager
@@ -183,20 +183,20 @@ class Bench:
 
     def __init__(self, room: int = 9) -> None:
         self.room = room
-        self.orders: list[Order] = []
+        self.orders: list[QueuedCapture] = []
 
-    def put(self, order: Order) -> bool:
+    def put(self, order: QueuedCapture) -> bool:
         if len(self.orders) >= self.room:
             return False
         self.orders.append(order)
         return True
 
 
-def asked(room: int = 9) -> tuple[Books, IncidentManager, Run, Orders, Bench]:
+def asked(room: int = 9) -> tuple[Books, IncidentManager, Run, CaptureQueue, Bench]:
     books, incidents, run = opened()
     bench = Bench(room)
-    orders = Orders(bench.put, incidents)
-    orders.ask(run, Order(run.job, Discovery(), BLAMED))
+    orders = CaptureQueue(bench.put, incidents)
+    orders.ask(run, QueuedCapture(run.job, Discovery(), BLAMED))
     return books, incidents, run, orders, bench
 
 
@@ -254,7 +254,7 @@ def test_an_order_that_is_refused_is_a_gap_and_tried_at_the_next_look() -> None:
     bench.room = 1
     now = Discovery(gaps=evidence().gaps)
     orders.look(run, now)
-    assert bench.orders == [Order(run.job, now, BLAMED)]
+    assert bench.orders == [QueuedCapture(run.job, now, BLAMED)]
     orders.look(run, now)
     assert len(bench.orders) == 1
     incidents.captured(run, evidence())
@@ -265,7 +265,7 @@ def test_what_failed_before_the_incident_is_told_in_it() -> None:
     books = Books()
     incidents = IncidentManager(books)  # type: ignore[arg-type]
     run, bench = Run(evidence().job, watch()), Bench(room=0)
-    Orders(bench.put, incidents).ask(run, Order(run.job, Discovery()))
+    CaptureQueue(bench.put, incidents).ask(run, QueuedCapture(run.job, Discovery()))
     assert books.kept == []
     incidents.open(run, BLAMED)
     incidents.close(run, "ended", "all ranks are gone")
@@ -284,9 +284,9 @@ def test_a_run_that_is_gone_is_not_captured_again() -> None:
 def test_the_node_tries_a_capture_that_raises_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tries: list[Order] = []
+    tries: list[QueuedCapture] = []
 
-    def fails(_: object, order: Order) -> None:
+    def fails(_: object, order: QueuedCapture) -> None:
         tries.append(order)
         raise OSError("no room")
 

@@ -22,7 +22,7 @@ from mldebug.incidents.incident import Incident
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.agent.recovery import Past
+from mldebug_agents.agent.recovery import Recovery
 from mldebug_agents.incidents.exits.attempt import GRACE, WatchedAttempt
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
 from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
@@ -389,7 +389,7 @@ def test_an_end_is_final_where_no_launcher_can_start_again(
     endings.follow(one, {})
     endings.over(one)
     exits = (msgspec.structs.replace(LEFT, status=9),)
-    endings.told(AttemptExit(job=one.job, identities=RANKS, exits=exits))
+    endings.on_attempt_exit(AttemptExit(job=one.job, identities=RANKS, exits=exits))
     assert told == [final]
 
 
@@ -478,7 +478,7 @@ def test_a_story_whose_launcher_is_gone_is_over() -> None:
     assert books.rows == {}
 
 
-def past_of(memos: dict[str, bytes], host: Host) -> Past:
+def past_of(memos: dict[str, bytes], host: Host) -> Recovery:
     """What is before an agent whose state dir holds these memos."""
     ledger: Any = SimpleNamespace(
         opened=True, refusal=None, leftovers=(), writer=SimpleNamespace(release=lambda: None),
@@ -487,8 +487,8 @@ def past_of(memos: dict[str, bytes], host: Host) -> Past:
     context: Any = SimpleNamespace(host=host, spawner=SimpleNamespace(inherit=lambda _: None))
     stories: Any = SimpleNamespace(recall=lambda *_: True)
     endings: Any = SimpleNamespace(expect=lambda _: None)
-    found = Past(ledger, context, tuple, SimpleNamespace(), stories, endings, lambda _: None)  # type: ignore[arg-type]
-    found.turn({}, StallSettings(), looked=False)
+    found = Recovery(ledger, context, tuple, SimpleNamespace(), stories, endings, lambda _: None)  # type: ignore[arg-type]
+    found.tick({}, StallSettings(), looked=False)
     return found
 
 

@@ -17,7 +17,7 @@ from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.manager import IncidentManager
-from mldebug_agents.incidents.remote_cases import Cases
+from mldebug_agents.incidents.remote_cases import RemoteCases
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.state.writer_thread import Work
 from mldebug_agents.watch.runs import Run
@@ -96,7 +96,7 @@ def test_who_coordinates_from_outside_goes_on_after_a_restart(all_nodes: MergedR
 
 
 def test_a_case_of_another_version_is_none() -> None:
-    assert tuple(Cases(Books({"case:x": b"{}"}))) == ()
+    assert tuple(RemoteCases(Books({"case:x": b"{}"}))) == ()
 
 
 def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: MergedRun) -> None:
@@ -212,13 +212,13 @@ def test_who_reported_alone_and_comes_back_says_what_all_have_come_to(all_nodes:
         None, "x", all_nodes.captures, all_nodes.asked, "captured 3 nodes"
     )
     three = msgspec.structs.replace(three, report="first", node="n1")
-    incidents.remote.told(run, three)
+    incidents.remote.add_whole(run, three)
     assert books.reports["first"].diagnosis.summary == three.diagnosis.summary != alone
     fewer = msgspec.structs.replace(three.diagnosis, summary="of nobody")
     assert run.incident is not None
     told = msgspec.structs.replace(run.incident, across=all_nodes.captures)
     run.incident = told
-    incidents.remote.told(run, msgspec.structs.replace(three, nodes=1, diagnosis=fewer))
+    incidents.remote.add_whole(run, msgspec.structs.replace(three, nodes=1, diagnosis=fewer))
     assert books.reports["first"].diagnosis.summary == three.diagnosis.summary
 
 

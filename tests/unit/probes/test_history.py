@@ -360,10 +360,10 @@ def test_a_board_forgets_what_it_cannot_read(tmp_path: Path, reader: Reader) -> 
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
     add_runs(tmp_path, [measured(1.0)])
     told = monitor.ProbeHistoryMonitor(tmp_path, reader, inbox)
-    told.turn()
+    told.tick()
     result = inbox.get(timeout=60)
     assert result is not None
-    assert told.told(result)
+    assert told.on_result(result)
     assert [one.runs for one in told.show(snapshot()).probes or ()] == [1]
     assert told.told(result._replace(value=None, error=EvidenceError("torn")))
     assert told.show(snapshot()).probes is None

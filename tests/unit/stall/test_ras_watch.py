@@ -74,7 +74,7 @@ class Desk:
         """Look twice a second; every question is answered before the next look, None: it is refused."""
         begun, self.asked = self.now, []
         for _ in range(2 * seconds):
-            self.watch.turn({"j": one})
+            self.watch.tick({"j": one})
             self.answer(count)
             self.now += 0.5
         return [at - begun for at in self.asked]
@@ -83,7 +83,7 @@ class Desk:
         """Answer what was asked."""
         while not self.orders.empty():
             reply = RasReply(error="refused") if count is None else RasReply(told=told(count))
-            self.watch.told(Result("ras", self.orders.get(), reply, None))
+            self.watch.on_result(Result("ras", self.orders.get(), reply, None))
 
     def signals(self, one: Any) -> tuple[Progress, ...]:
         """What the decision sees."""
@@ -114,7 +114,7 @@ def test_when_it_is_asked(one: Any, expected: list[float]) -> None:
 def test_one_question_at_a_time() -> None:
     desk = Desk()
     for _ in range(100):
-        desk.watch.turn({"j": run(Stage.SUSPECT)})
+        desk.watch.tick({"j": run(Stage.SUSPECT)})
         desk.now += 1.0
     assert len(desk.asked) == 1
 
@@ -150,7 +150,7 @@ def test_another_attempt_begins_anew() -> None:
     desk.play(3, one, 6)
     again = one._replace(job=msgspec.structs.replace(one.job, attempt=1))
     again = again._replace(seen=msgspec.structs.replace(one.seen, job=again.job))
-    desk.watch.turn({"j": again})
+    desk.watch.tick({"j": again})
     assert desk.signals(again) == ()
 
 

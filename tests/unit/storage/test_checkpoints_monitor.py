@@ -97,10 +97,10 @@ class Setting:
     def look(self, runs: dict[str, Any]) -> None:
         """Have the board look once, now."""
         self.board._due = self.board._store_due = 0.0
-        self.board.turn(runs, Discovery(), self.settings)
+        self.board.tick(runs, Discovery(), self.settings)
         result = self.inbox.get(timeout=30)
         assert result is not None
-        self.board.told(result, runs)
+        self.board.on_result(result, runs)
 
     @property
     def state(self) -> SeriesState:
@@ -159,13 +159,13 @@ def test_a_learned_place_survives_a_restart_of_the_agent(setting: Setting) -> No
 
 def test_the_same_job_that_comes_again_takes_up_what_was_known(setting: Setting) -> None:
     setting.look(setting.runs())
-    setting.board.turn({}, Discovery(), setting.settings)
+    setting.board.tick({}, Discovery(), setting.settings)
     assert setting.board.states() == ()
     stranger = setting.runs("r3")
     stranger["r3"].job = msgspec.structs.replace(stranger["r3"].job, name="other.py")
-    setting.board.turn(stranger, Discovery(), setting.settings)
+    setting.board.tick(stranger, Discovery(), setting.settings)
     assert setting.board.states() == ()
-    setting.board.turn(setting.runs("r2"), Discovery(), setting.settings)
+    setting.board.tick(setting.runs("r2"), Discovery(), setting.settings)
     assert (setting.state.run, setting.state.series) == ("r2", "step_#")
 
 

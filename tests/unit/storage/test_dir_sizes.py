@@ -43,7 +43,7 @@ def turn_until(keeper: DirSizeUpdater, wanted: Callable[[DirSize], bool], second
     deadline = time.monotonic() + seconds
     while not wanted(state := keeper.state()):
         assert time.monotonic() < deadline, state
-        keeper.turn(0.25)
+        keeper.tick(0.25)
         time.sleep(min(0.05, keeper.due(time.monotonic())))
     return state
 
@@ -116,7 +116,7 @@ def rampage(root: Path, keeper: DirSizeUpdater, seconds: float, seed: int) -> in
         for _ in range(dice.choice((50, 400, 1500))):
             chaos.step()
             if dice.random() < 0.02:
-                keeper.turn(0.02)
+                keeper.tick(0.02)
         if dice.random() < 0.3:
             lose_events(root)
         if not root.is_relative_to("/dev/shm"):  # it would wait for the writes of the whole machine
@@ -374,7 +374,7 @@ def desk_until(desk: DirSizeClient, wanted: Callable[[tuple[DirSize, ...]], bool
     deadline = time.monotonic() + 60
     while not wanted(desk.states):
         assert time.monotonic() < deadline, desk.states
-        desk.turn()
+        desk.tick()
         time.sleep(0.02)
     return desk.states
 
@@ -440,7 +440,7 @@ def test_the_child_of_an_earlier_agent_is_remembered(tmp_path: Path) -> None:
     hands.leftovers = (Leftover(1, 2, f"trees: {tmp_path}"),)
     desk = DirSizeClient(hands, [DirSizeRequest(path=str(tmp_path))])
     for _ in range(3):
-        desk.turn()
+        desk.tick()
     assert desk.states[0].how == STUCK
     assert not hands.started
 
@@ -450,7 +450,7 @@ def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
     hands.serve = lambda link: link.close()
     desk = DirSizeClient(hands, [DirSizeRequest(path=str(tmp_path))], clock=lambda: now[0])
     for _ in range(50):
-        desk.turn()
+        desk.tick()
         time.sleep(0.01)
     assert len(hands.started) == 1
     now[0] += 61

@@ -143,11 +143,11 @@ def test_the_desk_keeps_it_once_the_state_dir_is_open(tools: NodeTools) -> None:
     for opened in (False, True):
         drawer.opened_now = opened
         desk._due["filesystems"] = 0.0
-        desk.turn([job()])
+        desk.tick([job()])
         result = inbox.get(timeout=30)
         while desk._workers["filesystems"].busy:
             time.sleep(0.001)
-        desk.told(result)
+        desk.on_result(result)
         assert bool(drawer.told[MEMO]) == opened
     assert decode_histories(drawer.told[MEMO])
 
@@ -167,18 +167,18 @@ def test_the_desk_asks_nothing_of_a_part_that_looks_again(
     monkeypatch.setattr(part, "memory", lambda: b"told")
     desk = StorageMonitor([part], drawer, inbox)
     go.set()
-    desk.turn([])
+    desk.tick([])
     first = inbox.get(timeout=30)
     go.clear()
     desk._due["filesystems"] = 0.0
-    desk.turn([])
+    desk.tick([])
     assert first is not None
-    desk.told(first)
+    desk.on_result(first)
     assert drawer.told[MEMO] == b""
     go.set()
     second = inbox.get(timeout=30)
     assert second is not None
-    desk.told(second)
+    desk.on_result(second)
     assert drawer.told[MEMO] == b"told"
 
 
@@ -208,7 +208,7 @@ def test_a_clock_that_is_set_does_not_reach_the_parts(
     for step in (0.0, 1e6, -1e6):
         monkeypatch.setattr(time, "time", lambda step=step: real() + step)
         desk._due["filesystems"] = 0.0
-        desk.turn([])
+        desk.tick([])
         result = inbox.get(timeout=30)
         assert result is not None
         assert result.value.at == pytest.approx(real() + step, abs=60)

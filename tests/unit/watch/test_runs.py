@@ -13,8 +13,8 @@ from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RankLook, RunLook, Stage, StallDecision
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.agent.capture_queue import Order, take
-from mldebug_agents.agent.loop import Node
+from mldebug_agents.agent.capture_queue import QueuedCapture, take
+from mldebug_agents.agent.loop import AgentLoop
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run, no_training, run_state, unjudged
@@ -85,7 +85,7 @@ def test_the_last_frames_of_a_sample_are_shown_until_the_next_one() -> None:
     node: Any = SimpleNamespace(config=Config(), _decide=lambda *_: None)
     run = Run(one.job, StallWatch(StallSettings()))
     for look in (sampled, one):
-        Node._see(node, run, look)
+        AgentLoop._see(node, run, look)
     assert run_state(run, {}).frames == {0: "load (train.py:7)"}
 
 
@@ -103,8 +103,8 @@ def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
     decision = StallDecision(
         stage=Stage.CONFIRMED, sentence="", quiet=40.0, usual_gap=7.0, resumed=True
     )
-    _, told = take(tools, Order(job, Discovery(), decision))
+    _, told = take(tools, QueuedCapture(job, Discovery(), decision))
     assert (told.quiet_seconds, told.usual_gap_seconds) == (40.0, 7.0)
-    assert take(tools, Order(job, Discovery())) == ("j", taken)
+    assert take(tools, QueuedCapture(job, Discovery())) == ("j", taken)
     # what costs a job something is asked only where it stands still, and once over all agents
     assert stood_still == [(40.0, True), (None, False)]

@@ -39,13 +39,13 @@ class AuditLog:
         else:
             self._waiting.append(decision)
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Have written what waits."""
         if self._waiting and not self.worker.busy:
             lines, self._waiting = tuple(self._waiting), []
             self.worker.order(lines)
 
-    def told(self, result: Result) -> None:
+    def on_result(self, result: Result) -> None:
         """Lines were written, or not."""
         self._lost += len(result.order) if result.error is not None else 0
         self._failed = f"{FILE} cannot be written: {result.error}" if result.error else ""

@@ -108,9 +108,9 @@ class ActionRunner:
 
     # --- the loop ----------------------------------------------------------------------------------
 
-    def turn(self, jobs: Mapping[str, Job]) -> None:
+    def tick(self, jobs: Mapping[str, Job]) -> None:
         """Begin what is to be begun and go on with the rest; nothing before it is known what was done before a restart."""
-        self._audit.turn()
+        self._audit.tick()
         if not self._restored:
             if not self._state_store.opened:
                 return
@@ -127,10 +127,10 @@ class ActionRunner:
             if known_event is not None and not chain.over and key not in self._under_way:
                 self._advance(chain, known_event, jobs)
 
-    def told(self, result: Result) -> bool:
+    def on_result(self, result: Result) -> bool:
         """A worker has answered; False where it was none of ours."""
         if result.worker == self._audit.worker.name:
-            self._audit.told(result)
+            self._audit.on_result(result)
         elif result.worker == self._worker.name:
             step: ActionStep = result.order
             came: StepResult = result.value or StepResult(ActionOutcome.FAILED, str(result.error))

@@ -11,7 +11,7 @@ from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.hints import typed
 from mldebug.core.plugins import NoOptions
-from mldebug_agents.agent.loop import Node
+from mldebug_agents.agent.loop import AgentLoop
 from mldebug_agents.agent.wiring import (
     CurrentConfig,
     NodeTools,
@@ -163,7 +163,7 @@ def _end(tools: NodeTools, server: AgentServer, ledger: StateStore) -> None:
         log.warning("left behind: %s", _named(one))
 
 
-def _stuck(node: Node, tools: NodeTools) -> str:
+def _stuck(node: AgentLoop, tools: NodeTools) -> str:
     busy = [source.name for source in node.snapshot().sources if source.stuck or source.error]
     left = [_named(one) for one in tools.leftovers()]
     return "; ".join([*busy, *left]) or "threads do not come back"

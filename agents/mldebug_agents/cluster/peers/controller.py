@@ -119,10 +119,10 @@ class PeersController:
 
     # --- the loop ----------------------------------------------------------------------------------
 
-    def turn(self, runs: Mapping[str, Run]) -> None:
+    def tick(self, runs: Mapping[str, Run]) -> None:
         """Announce, ask, and report alone what was held back for too long."""
         now = time.monotonic()
-        self._ours.turn(runs)
+        self._ours.tick(runs)
         self._ordered.keep(runs.keys())
         self._groups.sort(self._ours.all, now)
         for group in self._groups:
@@ -133,10 +133,10 @@ class PeersController:
             dict.fromkeys(one.found.peer for one in self._groups if one.found is not None)
         )
         self._named = tuple(self._groups.coordinated_runs(runs, self._node))
-        self.leader.turn(now)
-        self._held.turn(runs, now)
+        self.leader.tick(now)
+        self._held.tick(runs, now)
 
-    def told(self, result: Result) -> None:
+    def on_result(self, result: Result) -> None:
         """Take a result of one of the workers in `tells`."""
         now = time.monotonic()
         if result.worker == "members":

@@ -32,7 +32,7 @@ class HeldStalls:
         self._groups, self._incidents, self._capture = groups, incidents, capture
         self._until: dict[str, float] = {}  # by job
 
-    def turn(self, runs: Mapping[str, Run], now: float) -> None:
+    def tick(self, runs: Mapping[str, Run], now: float) -> None:
         """Report alone what was held back for too long."""
         self._until = {job_id: until for job_id, until in self._until.items() if job_id in runs}
         for job_id in [one for one, until in self._until.items() if now >= until]:
@@ -122,7 +122,7 @@ class Follower:
                 self._incidents.remote.called(run, word.incident, "", caused=word.caused)
             return
         if word.whole is not None:
-            self._incidents.remote.told(run, word.whole)
+            self._incidents.remote.add_whole(run, word.whole)
         blamed = run.decision is not None and run.decision.stage is Stage.BLAMED
         if (
             word.over and not blamed and incident.kind == "stall"

@@ -89,7 +89,7 @@ class Leader:
             whose=lambda capture_round: user_of(capture_round.call.news.key),
         )
 
-    def turn(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Have what is due captured; let go what is over."""
         if now < self._due:
             return

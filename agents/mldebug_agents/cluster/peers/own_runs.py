@@ -13,7 +13,7 @@ from mldebug.cluster.run_identity import RunKey, job_key
 from mldebug.core.ranksets import fold_ranks
 from mldebug.incidents.incident import is_unreported
 from mldebug.stall.signals import STEPS, Progress, ProgressKind
-from mldebug_agents.incidents.recent_failures import BadEnd, BadEnds
+from mldebug_agents.incidents.recent_failures import FailedRun, RecentFailures
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
 
@@ -92,13 +92,13 @@ class RemoteProgress:
 class OwnRuns:
     """The runs of this node, with the progress that other nodes have announced of them."""
 
-    def __init__(self, node: str, bad_ends: BadEnds) -> None:
+    def __init__(self, node: str, bad_ends: RecentFailures) -> None:
         self.runs: Mapping[str, Run] = {}
         self._node, self._bad_ends = node, bad_ends
-        self._ended: Mapping[str, BadEnd] = {}  # of runs that are gone
+        self._ended: Mapping[str, FailedRun] = {}  # of runs that are gone
         self._far: dict[str, RemoteProgress] = {}
 
-    def turn(self, runs: Mapping[str, Run]) -> None:
+    def tick(self, runs: Mapping[str, Run]) -> None:
         """Forget all other runs, but for how they ended."""
         self.runs = runs
         for job_id in self._far.keys() - runs.keys():
@@ -142,7 +142,7 @@ class OwnRuns:
 
 
 def news_of(
-    run: Run, node: str, progress: RemoteProgress, bad: BadEnd | None, now: float
+    run: Run, node: str, progress: RemoteProgress, bad: FailedRun | None, now: float
 ) -> RunNews:
     """A run that has ranks here. `bad`: others of them have ended badly."""
     job, decision = run.job, run.decision
@@ -165,7 +165,7 @@ def news_of(
     )
 
 
-def gone(bad: BadEnd, node: str) -> RunNews:
+def gone(bad: FailedRun, node: str) -> RunNews:
     """A run of which no rank is left here."""
     job = bad.run.job
     return RunNews(
@@ -179,6 +179,6 @@ def gone(bad: BadEnd, node: str) -> RunNews:
     )
 
 
-def _end(bad: BadEnd) -> End:
+def _end(bad: FailedRun) -> End:
     age = max(0.0, time.monotonic() - bad.at)
     return End(incident=bad.incident.id, diagnosis=spoken(bad.diagnosis), age=age)

@@ -52,7 +52,7 @@ class GpuMonitor:
         self._errors: dict[str, ErrorCount] = {}  # of memory, by uuid
         self._faults: dict[str, list[Fault]] = {}  # of memory, by job
 
-    def told(self, news: GpuNews, limits: Thresholds, configured: int | None) -> None:
+    def update(self, news: GpuNews, limits: Thresholds, configured: int | None) -> None:
         """A read went well."""
         if news.full is None:
             self.watch = news.watch

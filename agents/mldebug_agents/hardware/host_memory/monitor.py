@@ -31,7 +31,7 @@ class MemoryBoard:
         self._told: NodeMemory | None = None
         self._alarmed: set[tuple[str, str]] = set()
 
-    def turn(self, runs: Mapping[str, Run], settings: MemoryConfig) -> None:
+    def tick(self, runs: Mapping[str, Run], settings: MemoryConfig) -> None:
         """Order what is due."""
         now = time.monotonic()
         if not settings.watch:
@@ -41,7 +41,7 @@ class MemoryBoard:
             jobs = tuple(run.job for run in runs.values())
             self.worker.order(MemoryOrder(jobs=jobs, horizon=settings.alarm, pss=settings.pss))
 
-    def told(self, result: Result) -> None:
+    def on_result(self, result: Result) -> None:
         """Take the worker's result; after a failure the old reading is dropped."""
         self._told = result.value if isinstance(result.value, NodeMemory) else None
         if self._told is None:

@@ -39,7 +39,7 @@ from mldebug_agents.incidents.exits.job_notes import (
     more_kills,
     owner_of,
 )
-from mldebug_agents.incidents.exits.kernel_deaths import KernelDeathLog, oom_counter, log_doubt
+from mldebug_agents.incidents.exits.kernel_deaths import KernelDeathLog, log_doubt, oom_counter
 from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
 from mldebug_agents.jobs.logs.pipes import UnreadPipes
 from mldebug_agents.jobs.logs.rights import ReadRights

@@ -152,7 +152,7 @@ class ExitTracker:
         else:
             one.over_at, one.collecting = time.monotonic(), False
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Collect evidence for those attempts whose time of grace is over."""
         now = time.monotonic()
         for one in list(self._jobs.values()):
@@ -164,7 +164,7 @@ class ExitTracker:
                 continue
             one.collecting = self._order(partial(self._collect, one.as_exit()))
 
-    def told(self, attempt: AttemptExit) -> None:
+    def on_attempt_exit(self, attempt: AttemptExit) -> None:
         """Judge an attempt from the evidence that the worker has collected."""
         one = self._jobs.get(attempt.job.id)
         if one is None:

@@ -58,14 +58,14 @@ class ProbeHistoryMonitor:
         self._due = 0.0
         self._told: tuple[JudgedSeries, ...] | None = None
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Order what is due."""
         now = time.monotonic()
         if now >= self._due and not self.worker.busy:
             self._due = now + EVERY
             self.worker.order(None)
 
-    def told(self, result: Result) -> bool:
+    def on_result(self, result: Result) -> bool:
         """The worker has answered, or failed: what is old is not told. False where it was somebody else."""
         if result.worker == WORKER:
             self._told = result.value

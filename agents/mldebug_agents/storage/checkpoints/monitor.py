@@ -86,7 +86,7 @@ class CheckpointMonitor:
 
     # --- the loop ------------------------------------------------------------------------------------
 
-    def turn(self, runs: Mapping[str, Run], found: Discovery, settings: CheckpointsConfig) -> None:
+    def tick(self, runs: Mapping[str, Run], found: Discovery, settings: CheckpointsConfig) -> None:
         """Order what is due, keep what is worth it."""
         now = time.monotonic()
         self._settings = settings
@@ -143,7 +143,7 @@ class CheckpointMonitor:
     def _moves(self, series: CheckpointSeries) -> bool:
         return bool(series.grown_at and time.time() - series.grown_at < 2 * self._settings.interval)
 
-    def told(self, result: Result, runs: Mapping[str, Run]) -> None:
+    def on_result(self, result: Result, runs: Mapping[str, Run]) -> None:
         """Take the readings of a finished look; an error is logged."""
         if not isinstance(result.value, CheckpointNews):
             log.warning("checkpoints could not be looked at: %s", result.error)

@@ -36,7 +36,7 @@ def serve(connection: socket.socket) -> None:
 
 def _work(link: ChildLink[DirSizeRequests], number: int, keeper: DirSizeUpdater) -> None:
     link.send(DirSizeUpdate(number=number))
-    keeper.turn(SLICE)
+    keeper.tick(SLICE)
     link.send(DirSizeUpdate(number=number, state=keeper.state()))
 
 

@@ -82,7 +82,7 @@ class DirSizeClient:
             self._worker.kill()
         self._worker = self._link = self._working = None
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Hear what there is to hear; start, or let go. Never waits."""
         self._forgive()
         if self._worker is None:

@@ -38,7 +38,7 @@ class DirSizeCollector:
                 for path in dict.fromkeys(trees.paths)
             ]
         )
-        self._desk.turn()
+        self._desk.tick()
 
     def samples(self) -> Sequence[Measure]:
         """Bytes, inodes, and how they are known."""

@@ -118,7 +118,7 @@ class DirSizeUpdater:
 
     # --- work --------------------------------------------------------------------------------------
 
-    def turn(self, seconds: float) -> None:
+    def tick(self, seconds: float) -> None:
         """Work for about so long."""
         now = time.monotonic()
         tree = self._tree

@@ -94,7 +94,7 @@ class Player:
 
     def _deliver(self, worker: str, order: object, value: object, error: Exception | None = None) -> None:  # fmt: skip
         jobs = [self._job(run) for run in self._status.runs]
-        self._hardware.told(Result(worker, order, value, error), jobs, {}, self._config)
+        self._hardware.on_result(Result(worker, order, value, error), jobs, {}, self._config)
 
     def _read_kernel(self) -> None:
         news = self._kernel.drain(self._kernel.read(self._hardware.take_xids()))

@@ -20,8 +20,8 @@ from mldebug.incidents.incident import (
     judge,
 )
 from mldebug.incidents.report.build import State
-from mldebug_agents.incidents.recent_failures import BadEnds
-from mldebug_agents.incidents.remote_cases import Cases
+from mldebug_agents.incidents.recent_failures import RecentFailures
+from mldebug_agents.incidents.remote_cases import RemoteCases
 from mldebug_agents.incidents.report_writer import IncidentWriter, owner_of, versions
 from mldebug_agents.watch.runs import Run
 
@@ -36,10 +36,10 @@ class RemoteIncidents:
     `cases` are incidents of runs that have no rank on this node, `failures` the ranks here that ended badly.
     """
 
-    def __init__(self, writer: IncidentWriter, failures: BadEnds) -> None:
+    def __init__(self, writer: IncidentWriter, failures: RecentFailures) -> None:
         self._writer = writer
         self._node = platform.node()
-        self.cases, self.failures = Cases(writer.store), failures
+        self.cases, self.failures = RemoteCases(writer.store), failures
 
     def called(self, run: Run, incident_id: str, sentence: str, *, caused: bool = False) -> None:
         """Another node has noticed a stall of this run: it is one incident, under one id.
@@ -126,7 +126,7 @@ class RemoteIncidents:
         )  # fmt: skip
         return self.cases.get(incident_id) or self.failures.incident(incident_id) or new
 
-    def told(self, run: Run, whole: Whole) -> None:
+    def add_whole(self, run: Run, whole: Whole) -> None:
         """What all nodes together have come to, where another one has put it together."""
         incident = run.incident
         if incident is None or incident.id != whole.report or whole.node == self._node:
