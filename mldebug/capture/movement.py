@@ -1,4 +1,4 @@
-"""Several samples of one process become one `Movement`: frozen, or going on."""
+"""Compares samples of one process: does it stand still, or go on? The result is a `Movement`."""
 
 from typing import NamedTuple
 

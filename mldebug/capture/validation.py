@@ -1,4 +1,4 @@
-"""Numbers in a capture that cannot be: a damaged file, or a node that lies."""
+"""Checks a capture for impossible numbers: from a damaged file, or a node that sends false ones."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -43,15 +43,15 @@ from mldebug.diagnosis.classify.unknown import unknown
 def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None) -> Judgement:
     """Conclude from the captures of one job, one per node; raises nothing and names nobody without evidence.
 
-    `asked`: all nodes that were asked for it, where that were more than the one that asks.
+    `asked`: the nodes that were asked for captures; None where this node judges its own.
     """
     captures = tuple(captures)
     job = merge_jobs([capture.job for capture in captures])
     ranks = classified(captures)
     ranks += missing_ranks(captures, (rank.rank for rank in ranks), job.world_size, asked)
     ranks.sort(key=lambda rank: rank.rank)
-    told = _flights(captures)
-    strange = _of_other_jobs(told, job.world_size)
+    records = _flight_records(captures)
+    foreign = _of_other_jobs(records, job.world_size)
     case = Case(
         job,
         tuple(ranks),
@@ -59,21 +59,24 @@ def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None)
         faults=tuple(_faults(captures)),
         taken_at=max(capture.taken_at for capture in captures),
         usual_gap=max(capture.usual_gap_seconds for capture in captures),
-        flights={rank: one for rank, one in told.items() if rank not in strange},
-        asked=asked,
+        flight_records={rank: one for rank, one in records.items() if rank not in foreign},
+        queried=asked,
     )
     frames = {rank.rank: position(rank)[0] for rank in case.ranks}
     groups, group_of = grouped(case, frames)
     devices = tuple(capture.devices for capture in captures if capture.devices)
-    saves = tuple(dict.fromkeys(capture.saves for capture in captures if capture.saves))[:1]
+    checkpoints = tuple(dict.fromkeys(capture.saves for capture in captures if capture.saves))[:1]
     ras = () if case.moved else ras_evidence(captures)
-    voices = () if case.moved else ras_statements(captures)
+    statements = () if case.moved else ras_statements(captures)
     apart = "" if case.moved else ras_apart(captures)
     nodes = node_evidence(case, captures)
     findings = _findings(case) or _apart(case, apart) or _held(case, captures)
     findings = findings or [unknown(case, _agreed(case, captures))]
     diagnosis = conclude(
-        case, findings, (*_strange(strange), *nodes, *ras, *devices, *saves), voices
+        case,
+        findings,
+        (*_foreign_records(foreign), *nodes, *ras, *devices, *checkpoints),
+        statements,
     )
     return Judgement(
         diagnosis=diagnosis,
@@ -86,8 +89,8 @@ def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None)
     )
 
 
-def _flights(captures: tuple[NodeCapture, ...]) -> dict[int, FlightRecord]:
-    """By rank; none at all where one of them shows that the job goes on."""
+def _flight_records(captures: tuple[NodeCapture, ...]) -> dict[int, FlightRecord]:
+    """The Flight Recorders by rank; none at all where one of them shows that the job goes on."""
     found = {
         rank.identity.rank: (rank.flight, capture.taken_at)
         for capture in captures
@@ -97,14 +100,14 @@ def _flights(captures: tuple[NodeCapture, ...]) -> dict[int, FlightRecord]:
     return {rank: one for rank, (one, _) in found.items()} if settled(found.values()) else {}
 
 
-def _of_other_jobs(told: Mapping[int, FlightRecord], world: int) -> dict[int, str]:
-    """By rank, whose records are of a job with other ranks than ours, the ranks of that. Who tells of none is believed."""
-    ours = fold_ranks(range(min(world, MAX_RANK + 1))) if told else ""
-    ranks = ((rank, everybody(one)) for rank, one in told.items())
+def _of_other_jobs(records: Mapping[int, FlightRecord], world: int) -> dict[int, str]:
+    """The ranks whose Flight Recorder is of a job with other ranks, each with the ranks of that job."""
+    ours = fold_ranks(range(min(world, MAX_RANK + 1))) if records else ""
+    ranks = ((rank, everybody(one)) for rank, one in records.items())
     return {rank: theirs for rank, theirs in ranks if theirs not in ("", ours)}
 
 
-def _strange(found: Mapping[int, str]) -> tuple[str, ...]:
+def _foreign_records(found: Mapping[int, str]) -> tuple[str, ...]:
     if not found:
         return ()
     theirs = shorten_ranks(found[min(found)])
@@ -121,7 +124,7 @@ def _faults(captures: tuple[NodeCapture, ...]) -> Iterator[Fault]:
 
 
 def merge_jobs(jobs: list[Job]) -> Job:
-    """Join what several nodes know of one job."""
+    """One job from what several nodes know of it."""
     first = jobs[0]
     return msgspec.structs.replace(
         first,
@@ -147,14 +150,14 @@ def conclude(
     case: Case,
     findings: list[Finding],
     beside: tuple[str, ...] = (),
-    voices: tuple[RasStatement, ...] = (),
+    statements: tuple[RasStatement, ...] = (),
 ) -> Diagnosis:
     """The most specific verdict wins; no finding is `unknown`, with the reason why nobody is named.
 
-    `beside`: what NCCL and the GPUs say, in sentences; evidence beside the rest. `voices`: whom NCCL RAS names.
+    `beside`: further evidence from NCCL and the GPUs, in sentences. `statements`: which ranks NCCL RAS names.
     """
     best = min(findings, key=_precedence, default=None) or unknown(case)
-    best = join(case, _within_sight(case, best), voices)
+    best = join(case, _within_sight(case, best), statements)
     return Diagnosis(
         verdict=best.verdict,
         culprits=best.culprits,
@@ -166,14 +169,14 @@ def conclude(
 
 
 def _within_sight(case: Case, finding: Finding) -> Finding:
-    """What was seen may follow from what was not: while ranks could not be looked at, nothing is sure."""
+    """The finding, at most `medium` where ranks were not captured: what the others do may follow from them."""
     if not case.unseen or finding.confidence is not Confidence.HIGH:
         return finding
     return msgspec.structs.replace(finding, confidence=Confidence.MEDIUM)
 
 
 def _apart(case: Case, words: str) -> list[Finding]:
-    """All wait, and NCCL tells that they have launched what never meets. Who took the wrong way it does not tell."""
+    """A finding where all ranks wait in collectives that do not match, by NCCL RAS, which does not show who is at fault."""
     if not words or case.suspects or not case.complete or FlightRecorders(case).alike:
         return []
     summary = f"{case.everybody()}, and what they have launched does not fit together: {words.removeprefix(OUT_OF_STEP)}"
@@ -182,7 +185,7 @@ def _apart(case: Case, words: str) -> list[Finding]:
 
 
 def _agreed(case: Case, captures: tuple[NodeCapture, ...]) -> tuple[str, ...]:
-    """In what all ranks are alike, beside their stacks."""
+    """What all ranks have in common beside their stacks, in phrases."""
     alike = "have launched the same number of collectives (NCCL RAS)" if ras_alike(captures) else ""
     spin = f"{all_of(len(case.ranks))} GPUs spin" if all_spin(case, captures) else ""
     return tuple(filter(None, (alike, spin)))

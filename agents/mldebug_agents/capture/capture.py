@@ -1,4 +1,4 @@
-"""One capture: everything this node can tell of one job at one moment, without stopping anybody.
+"""One capture: all evidence of one job on this node at one moment, with no process stopped.
 
 The ladder, per rank and child: /proc first, then `py-spy --nonblocking`, then further cheap samples while the watch
 lasts, and only then native stacks, for the few processes where they decide something and every thread can be
@@ -68,7 +68,7 @@ class AddFlightRecorders(Protocol):
 
 
 class CaptureSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a capture is taken; the `capture` section of the config says the same to people."""
+    """How a capture is taken; the `capture` section of the configuration."""
 
     watch: float = 2.0  # seconds over which further samples are taken; 0: one look only
     native: str = "auto"  # auto, never, always
@@ -121,8 +121,8 @@ class Capturer:
     ) -> NodeCapture:
         """Capture one job: all ranks and their children, in parallel, within the deadline.
 
-        `quiet`: it has stood still for so many seconds that a question may cost it something; None: nobody has seen that.
-        `resumed`: an earlier agent has seen it stand, and may have asked.
+        `quiet`: seconds for which the job has stood still, so that a question may cost it something; None: not known to stand.
+        `resumed`: an earlier agent knew that it stands, and may have asked.
         """
         taken_at, started = self.host.clock(), time.monotonic()
         session = _Session(self, job, children, started)
@@ -163,7 +163,7 @@ class Capturer:
 
 
 class _Session:
-    """One running capture: who is looked at, and what was seen, as values."""
+    """One running capture: its target processes, and what was read of them."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class _Session:
         self.flights = answers.flights
         self.gaps.extend(answers.gaps)
 
-    # --- what was seen, as values ------------------------------------------------------------------
+    # --- what was read, as values ------------------------------------------------------------------
 
     def node_capture(
         self, taken_at: float, quiet: float, remarks: tuple[Remark, ...], gaps: tuple[Gap, ...]
@@ -241,7 +241,7 @@ class _Session:
         )
 
     def _own(self, remarks: tuple[Remark, ...]) -> tuple[Remark, ...]:
-        """What is odd about this job, or about no process in particular."""
+        """The remarks on processes of this job, and those on no process in particular."""
         mine = set(self.sampling.states)
         return tuple(one for one in remarks if not one.pids or mine.intersection(one.pids))
 

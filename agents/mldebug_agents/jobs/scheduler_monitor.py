@@ -60,7 +60,7 @@ class SchedulerMonitor:
         self._worker = Worker(ORPHANS, finder.look, inbox, LOOK_DEADLINE)
         self._due = 0.0
         self._orphans: tuple[Orphan, ...] | None = None
-        self._gpus: dict[int, dict[str, int | None]] = {}  # as in `OrphanOrder`
+        self._gpus: dict[int, dict[str, int | None]] = {}  # as in `OrphanRequest`
         self.reload(config)
 
     def reload(self, config: Config) -> None:

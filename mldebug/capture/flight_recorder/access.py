@@ -1,4 +1,4 @@
-"""Which ways lead to the Flight Recorder of a rank, by its PyTorch, its backends and what its environment says.
+"""By which methods the Flight Recorder of a rank can be read, given its PyTorch version, backends and environment.
 
 Versions, names and defaults: PyTorch's `ProcessGroupNCCL.cpp`, `FlightRecorderDetail.hpp` and `FlightRecorder.cpp` of 2.7 to 2.15.
 The table in docs/flight-recorder-collection.md says the same to people.
@@ -30,14 +30,14 @@ NAMES = frozenset(
         *(MONITORING, *BLOCKING, USE_NCCL2, SOCKET, "HOME", "XDG_CACHE_HOME"),
     )
 )  # fmt: skip
-"""All that is read of a rank's environment."""
+"""The only variables that are read of a rank's environment."""
 
 TorchVersion = tuple[int, int]
 _FILES_OF = ((2, 7), (2, 10), (2, 13))  # versions that have other files than those before
 
 
 class AccessKind(StrEnum):
-    """The ways, the one that costs the rank least first."""
+    """The methods, the one that costs the rank least first."""
 
     HOOK = "hook"
     SERVER = "worker server"
@@ -46,7 +46,7 @@ class AccessKind(StrEnum):
 
 
 class RankFacts(Noun, frozen=True, kw_only=True):
-    """What is known of one rank. `backends` as its threads tell them: none where no thread does."""
+    """The facts of one rank that decide how its Flight Recorder can be read. `backends`: by the names of its threads."""
 
     rank: int
     torch: TorchVersion | None = None
@@ -58,14 +58,14 @@ class RankFacts(Noun, frozen=True, kw_only=True):
 
 
 class AccessMethod(NamedTuple):
-    """One way, and where it is: sockets, files that PyTorch may dump into, the FIFO."""
+    """One method, and its paths: sockets, files that PyTorch may dump into, or the FIFO."""
 
     kind: AccessKind
     places: tuple[str, ...] = ()
 
 
 class AccessPlan(NamedTuple):
-    """`ways` in order, `closed`: why the others are none, `better`: what setting would give a better one than the last."""
+    """`ways`: usable methods in order; `closed`: why each other one is not usable; `better`: the setting that would give a better method."""
 
     ways: tuple[AccessMethod, ...]
     closed: tuple[tuple[AccessKind, str], ...]
@@ -78,7 +78,7 @@ class AccessPlan(NamedTuple):
 
 
 def plan(means: RankFacts) -> AccessPlan:
-    """All ways of one rank."""
+    """All methods for one rank."""
     ways, closed = [], []
     if means.hooked:
         ways.append(AccessMethod(AccessKind.HOOK))
@@ -145,7 +145,7 @@ def _gloo_alone(means: RankFacts) -> bool:
 
 
 def records(means: RankFacts) -> bool:
-    """Does NCCL's recorder hold anything? From 2.11 on by itself, before that where the hook has switched it on."""
+    """Does NCCL's recorder record calls? From 2.11 on by default, before that where the hook or a setting has switched it on."""
     torch = means.torch or (0, 0)
     names = (SIZE, OLD_SIZE) if torch >= (2, 8) else (OLD_SIZE,)
     size = next((means.environ[name] for name in names if name in means.environ), None)
@@ -186,7 +186,7 @@ def _no_fifo(means: RankFacts) -> str:
 
 
 def _deaf(means: RankFacts, environ: Mapping[str, str], torch: TorchVersion) -> str:
-    """Why nobody would read a FIFO that was asked for."""
+    """Why PyTorch would not read a debug FIFO that the environment asks for; "" where it does."""
     if not environ[PIPE].startswith("/"):
         return f"{PIPE} is no absolute path"
     if torch < (2, 11) and _number(environ.get(OLD_SIZE, "0")) <= 0:

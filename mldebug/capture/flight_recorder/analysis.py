@@ -1,8 +1,8 @@
-"""What the Flight Recorders of a job prove: what kind of hang it is, and which rank the others wait for.
+"""Concludes from the Flight Recorders of a job what kind of hang it is, and which rank the others wait for.
 
-Direct evidence first: a call that a majority of its group made in another way. Else every pending call is followed to those
-it waits for, and on to those whom they wait for, until somebody waits for nobody. A tie is a split, and a circle is told as
-one; neither has a name.
+Direct evidence first: a call that a rank made differently from the majority of its group. Else every pending call is followed to the
+ranks that it waits for, and on from those, until a rank waits for nobody. A tie is a split and a cycle an order inversion; both name
+no culprit. Gloo records no members of its groups: the default group is all ranks, of another only callers are known.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ MAX_EVIDENCE = 8
 
 
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
-    """The conclusion. `group` and `seq` name the call that tells it; null where there is none."""
+    """The conclusion for people and scripts. `group` and `seq` name the call that shows it; null where there is none."""
 
     kind: str  # of KINDS
     culprits: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnalysisResult(NamedTuple):
-    """What the records prove. `claim`: the call that tells it, while ranks wait in it; `vote`: how its members made it."""
+    """The conclusion with its evidence. `claim`: the pending call that shows it; `vote`: how each member made that call."""
 
     kind: str  # of KINDS
     explanation: str
@@ -48,7 +48,7 @@ class AnalysisResult(NamedTuple):
 
 
 def analyse(records: Mapping[int, FlightRecord]) -> Conclusion:
-    """Judge the records of a job by rank; whose record is not there has no dump. What no record tells of a group is guessed."""
+    """Judge the records of a job, by rank; a rank without a record has no dump. Members missing in a record are inferred from the others."""
     analysis = Analysis(filled(records))
     found = analysis.found
     call = found.claim or found.vote
@@ -64,7 +64,7 @@ def analyse(records: Mapping[int, FlightRecord]) -> Conclusion:
 
 
 class Analysis:
-    """The records of a job by rank, in this order; nothing is guessed."""
+    """The records of a job by rank, in this order, taken as they are."""
 
     def __init__(self, records: Mapping[int, FlightRecord]) -> None:
         self._records = records
@@ -78,7 +78,7 @@ class Analysis:
 
     @cached_property
     def found(self) -> AnalysisResult:
-        """By the first rule that has something to say."""
+        """The result of the first rule that applies."""
         rules: tuple[Callable[[], AnalysisResult | None], ...] = (
             self._disagreement, self._sinks, self._circle, self._unfinished, self._absent, self._frozen, self._history,
         )  # fmt: skip
@@ -97,7 +97,7 @@ class Analysis:
         return _differs(first[1], first[0]) if first else None
 
     def _history(self) -> AnalysisResult | None:
-        """Nobody waits, and yet a call that all still remember was not the same for all."""
+        """Nobody waits, and yet a call that all records still hold was not the same for all."""
         for view in self._views:
             if len(view.by_rank) < 2:
                 continue
@@ -188,7 +188,7 @@ class Analysis:
         return None
 
     def _absent(self) -> AnalysisResult | None:
-        """Ranks wait, and of others nothing is known; one without a dump is named where little else is possible."""
+        """Ranks wait, and others have no dump; such a rank is named where little else is possible."""
         for claim in self._ends:
             if claim.forgot:
                 return AnalysisResult("unknown", sentences.forgotten(claim), claim)

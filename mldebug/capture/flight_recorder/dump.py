@@ -45,7 +45,7 @@ Raw = dict[str, Any]
 
 
 class DumpLimits(NamedTuple):
-    """What is taken from one dump. `world`: ranks of the job, where that is known; `keep`: calls of one group."""
+    """Bounds of what is read of one dump: `values` in all, `keep` calls of each group. `world`: ranks of the job, if known."""
 
     values: int = MAX_OBJECTS
     keep: int = KEEP
@@ -56,12 +56,12 @@ USUAL = DumpLimits()
 
 
 def limits_of_living_job(world: int) -> DumpLimits:
-    """Of a job that runs here, in the agent's own process: as much as the hook tells."""
+    """The bounds for a living job, whose dump the agent parses in its own process. `world`: its ranks."""
     return DumpLimits(MAX_LIVING, MAX_CALLS, world)
 
 
 def parse_dump(data: bytes, limits: DumpLimits = USUAL) -> FlightRecord:
-    """Take one dump apart, whatever spelling it has. Raises ValueError with the reason."""
+    """Parse a dump in any of its forms. Raises ValueError with the reason."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, more than {MAX_BYTES:,}")
     with suppress(ValueError):  # of what was left out; all of it may be whole
@@ -155,7 +155,7 @@ def _small(entries: list[Raw]) -> list[Raw]:
 
 
 def _group_infos(config: object, world: int | None) -> Iterable[tuple[str, GroupInfo]]:
-    """The groups whose members the dump tells. ValueError: they are those of another job."""
+    """The groups whose members the dump lists, by name. Raises ValueError where they are of another job."""
     sizes: dict[str, int] = {}
     for name, one in list(config.items())[:4096] if isinstance(config, dict) else ():
         if type(name) is str and len(name) <= 400 and isinstance(one, dict):
@@ -171,7 +171,7 @@ def _group_infos(config: object, world: int | None) -> Iterable[tuple[str, Group
 
 
 def _named(infos: dict[str, GroupInfo], kept: list[RawCall]) -> dict[str, GroupInfo]:
-    """Gloo gives its only group no name; where there are several it tells nothing."""
+    """Gives gloo's only group, which its config does not name, the name that the calls use."""
     nameless = infos.pop("", None)
     names = {one.process_group for one in kept}
     if nameless is None or infos or len(names) != 1 or not nameless.members:
@@ -206,7 +206,7 @@ def _folded(text: str) -> _Members:
 def _with_unused(
     infos: dict[str, GroupInfo], kept: list[RawCall], whole: bool
 ) -> dict[str, GroupInfo]:
-    """A group without an entry has called nothing, if the recorder has forgotten none."""
+    """Marks groups without a call as unused, where the recorder has dropped no call."""
     backends = {one.owner[1] for one in kept} or {NO_BACKEND}
     used = {one.process_group[0] for one in kept if not one.is_p2p}
     if not whole or len(backends) > 1:

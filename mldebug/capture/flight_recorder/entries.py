@@ -70,12 +70,12 @@ class RawCall(msgspec.Struct, frozen=True):
 
 
 class GroupInfo(NamedTuple):
-    """What is told of a group beside its calls."""
+    """What a dump says of a process group besides its calls."""
 
     description: str = ""
     members: str = ""  # global ranks, folded
-    calls: int = -1  # number of its last call; -1: not told
-    backend: str = ""  # that counts them; "": not told
+    calls: int = -1  # number of its last call; -1: not known
+    backend: str = ""  # that counts them; "": not known
 
     def is_unused(self, backend: str) -> bool:
         """Has it called nothing by this backend? What a recorder holds of its name is then of an older group."""
@@ -90,7 +90,7 @@ def make_record(
     keep: int = MAX_CALLS,
     silent: tuple[str, ...] = (),
 ) -> FlightRecord:
-    """What the recorders of one rank say together, of each group at most `keep` calls."""
+    """One record of all backends of a rank, with at most `keep` calls of each group."""
     current = [_current(entries) for entries in dumps]
     groups = [group for entries in current for group in _groups(entries, infos, keep)]
     sends = [one for entries in current for one in entries if one.is_p2p and not one.done]

@@ -30,7 +30,7 @@ _NAME = re.compile(
 
 
 class UnusableDump(msgspec.Struct, frozen=True):
-    """A file that tells nothing, and why."""
+    """A file that could not be used, and why."""
 
     file: str
     rank: int | None
@@ -38,7 +38,7 @@ class UnusableDump(msgspec.Struct, frozen=True):
 
 
 class FolderRecords(NamedTuple):
-    """What the dumps of a folder tell."""
+    """The records in a folder of dumps, by rank."""
 
     records: dict[int, FlightRecord]
     problems: tuple[UnusableDump, ...] = ()

@@ -45,7 +45,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def parse_file(data: bytes) -> FlightRecord:
-    """Take the file apart. Raises ValueError with the reason."""
+    """Parse the file. Raises ValueError with the reason."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data)} bytes, more than {MAX_BYTES}")
     try:
@@ -64,7 +64,7 @@ def _record(dumps: tuple[_Dump, ...], infos: dict[str, GroupInfo]) -> FlightReco
 
 
 def _silent(dumps: tuple[_Dump, ...], infos: dict[str, GroupInfo]) -> tuple[str, ...]:
-    """Whose recorder is switched off, or is none that the hook reaches."""
+    """Backends that have made calls and recorded none: their recorder is off, or out of the hook's reach."""
     recorded = {one.owner[1] for dump in dumps for one in dump.entries}
     counted = {short(one.backend) for one in infos.values() if one.calls > 0}
     return tuple(sorted(counted - recorded - {""}))[:MAX_GROUPS]

@@ -1,4 +1,4 @@
-"""Counts first: `pg_status` tells in three numbers for each process group how far a rank is, before any call of it is read.
+"""`pg_status`: three numbers for each process group that say how far a rank is, before any call of it is read.
 
 Ranks of the same groups that are equally far differ in nothing but what they wait in: where nobody waits in an older call, the whole
 recorder of one of them and the pending calls of the others tell the same as all recorders. The counts alone prove nothing (NCCL counts a send of the group in
@@ -32,7 +32,7 @@ class RankStatus(NamedTuple):
 
 
 def parse_status(data: bytes) -> RankStatus | None:
-    """That of a dump without its calls; None where it tells of no group."""
+    """Parse `pg_status` and `pg_config` of a dump without calls; None where they list no group."""
     try:
         raw = load_plain(data, MAX_LIVING)
         found = msgspec.convert(raw, _Dump, strict=False)

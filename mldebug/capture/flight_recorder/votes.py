@@ -62,7 +62,7 @@ class View:
         return self._calls[rank].get(sequence)
 
     def one_size(self, sequence: int) -> bool:
-        """Do all who tell a size and type of this call tell the same? The root of a scatter alone tells one."""
+        """Is the size and type of this call the same in all records that have one? Of a scatter only the root has."""
         calls = (self.call(rank, sequence) for rank in self.by_rank)
         shapes = {(one.elements, one.dtypes) for one in calls if one and one.elements is not None}
         return len(shapes) <= 1
@@ -76,7 +76,7 @@ class View:
 
 
 def oldest_pending(group: FlightGroup) -> Collective | None:
-    """The call of this group that a rank is in; None where all are done."""
+    """The oldest call of this group that is not done; None where all are."""
     return min((one for one in group.calls if not one.done), key=lambda c: c.sequence, default=None)
 
 
@@ -134,7 +134,7 @@ def majority(votes: Iterable[K], half: float) -> K | None:
 
 
 def last_call(record: FlightRecord) -> tuple[FlightGroup, Collective] | None:
-    """What a rank waits in, the oldest first; else what it called last; None before its first collective."""
+    """The oldest call that a rank waits in, else the last it made; None before its first collective."""
     calls = [(group, call) for group in record.groups for call in group.calls]
     pending = [one for one in calls if not one[1].done]
     if pending:
@@ -162,14 +162,14 @@ def settled(flights: Iterable[tuple[FlightRecord, float]]) -> bool:
 
 
 def newest_call(record: FlightRecord) -> float:
-    """When the last call of it was made, unix; -inf where it tells of none."""
+    """When its last call was made (unix); -inf where it holds none."""
     calls = (call.created_at for group in record.groups for call in group.calls)
     sends = (one.created_at for one in record.transfers)
     return max((*calls, *sends), default=float("-inf"))
 
 
 def everybody(record: FlightRecord) -> str:
-    """All ranks of its job as the record itself tells them, folded: the members of its default group; "" where it does not."""
+    """All ranks of its job, folded: the members of the default group; "" where the record does not list them."""
     default = (group.members for group in record.groups if group.description == "default_pg")
     return next(filter(None, default), "")
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, from the recorders alone: every pending call as a claim on the ranks that have to come."""
+"""Who waits for whom, by Flight Recorders alone: each pending call is a `Claim` on the ranks that have not joined it."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from mldebug.capture.flight_recorder.votes import View, members_of
 from mldebug.core.model import Collective, FlightGroup, FlightRecord, Frame, Transfer
 
 ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
-"""Whose members leave at different times: who still waits in an earlier one may be a victim."""
+"""Operations whose members leave at different times: a rank that still waits in an earlier one may be a victim."""
 
 
 class Claim(NamedTuple):
@@ -129,7 +129,7 @@ def _transfers(records: Mapping[int, FlightRecord]) -> Iterable[Claim]:
 def _transfer(
     rank: int, numbered: list[int], one: Transfer, records: Mapping[int, FlightRecord]
 ) -> Iterable[Claim]:
-    """None where the other side may have come, but has more under way than its record holds."""
+    """Yields no claim where the peer may have joined, but has more transfers pending than its record holds."""
     peer, own = numbered[one.peer], numbered.index(rank)
     theirs = records[peer].transfers if peer in records else ()
     wanted = "recv" if one.op == "send" else "send"
@@ -156,7 +156,7 @@ def _transfer(
 
 
 class WaitChains:
-    """All claims together: whom everybody waits for in the end."""
+    """All claims together: for each waiting rank, whom it waits for in the end."""
 
     def __init__(self, found: Iterable[Claim]) -> None:
         self.claims = tuple(found)

@@ -1,4 +1,4 @@
-"""The answer of NCCL RAS, in either form. A job may have written anything into it: bounded, cleaned, or refused.
+"""Parses an answer of NCCL RAS, JSON or text. A job may have written anything into it, so all is bounded, cleaned, or refused.
 
 JSON since NCCL 2.28.7, where 2.28.7 and 2.28.9 leave a comma out; text (`mldebug.capture.nccl_ras.text_form`) since 2.24. Fields are those of
 `src/ras/client_support.cc`.
@@ -89,7 +89,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def parse(data: bytes) -> NcclRas:
-    """Take an answer apart, whichever its form. Raises ValueError with the reason."""
+    """Parse an answer in either form. Raises ValueError with the reason."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
     if not data.strip():
@@ -151,10 +151,10 @@ def _absent(one: _Absent) -> NcclAbsent:
 
 
 def host(name: str) -> str:
-    """An address as it may be shown; NCCL says "unknown" where it has none."""
+    """A host's address, cleaned; "" for NCCL's "unknown"."""
     return "" if name == "unknown" else clean(name, MAX_NAME)
 
 
 def at_least(number: int, least: int = 0) -> int | None:
-    """NCCL says -1 where it does not know."""
+    """The number, None below `least`: NCCL writes -1 where it does not know."""
     return number if number >= least else None

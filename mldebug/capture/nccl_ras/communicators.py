@@ -1,4 +1,4 @@
-"""From rows of one communicator to what is kept of it: sums and levels of all ranks, and the few ranks that matter."""
+"""Reduces one communicator to sums and levels over all ranks, and the few ranks that are worth storing."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ MAX_ROWS = 4096  # ranks in evidence
 def communicator(
     key: str, size: int, ranks: Sequence[NcclRank], absent: Sequence[NcclAbsent]
 ) -> NcclCommunicator:
-    """All ranks of one communicator, whose counts are all told."""
+    """A communicator from the rows of its ranks, each with all its counts."""
     totals = [sum(rank.counts.values()) for rank in ranks]
     return NcclCommunicator(
         key=key,
@@ -41,7 +41,7 @@ def levels(ranks: Sequence[NcclRank]) -> Iterator[NcclLevel]:
 
 
 def few(answer: NcclRas, pids: Collection[int]) -> NcclRas:
-    """As it may be stored: of each communicator the processes with these pids, the last of each level, the absent ones.
+    """The answer reduced for storing: of each communicator the processes with these pids, those furthest behind, and absent ones.
 
     Communicators in which something is odd come first.
     """

@@ -1,4 +1,4 @@
-"""Which processes an answer of NCCL RAS speaks of: is it our job's, and which global ranks are they?
+"""Maps processes in an answer of NCCL RAS to ranks: is the answer of our job, and which process is which global rank?
 
 A rank is known by its host, an address, and its pid, a number of its own pid namespace: on the nodes of a job that runs in
 containers all pids may be the same, so the host counts.
@@ -13,9 +13,9 @@ ProcessPlace = tuple[str, int]  # host, pid
 
 
 def home(answer: NcclRas, pids: Collection[int]) -> str:
-    """The address under which the processes with these pids are told, "" where they are not, or nobody can say.
+    """The address under which the answer lists the processes with these pids; "" where it lists none of them, or that is not certain.
 
-    One of our own addresses; where none of those is told, the only host that has all these pids.
+    One of our own addresses; where none of those is listed, the only host that has all these pids.
     """
     by_host: dict[str, set[int]] = defaultdict(set)
     for host, pid in _places(answer):
@@ -30,7 +30,7 @@ def home(answer: NcclRas, pids: Collection[int]) -> str:
 
 
 def pids_at(answer: NcclRas, host: str) -> frozenset[int]:
-    """The processes of this host that an answer speaks of."""
+    """Pids of the processes of this host in an answer."""
     return frozenset(pid for place, pid in _places(answer) if place == host)
 
 
@@ -42,7 +42,7 @@ def _places(answer: NcclRas) -> Iterable[ProcessPlace]:
 
 
 class RasWorld(Noun, frozen=True, kw_only=True):
-    """The communicator of all ranks, as far as an answer tells."""
+    """The communicator of all ranks, as far as an answer shows it."""
 
     key: str
     size: int
@@ -82,7 +82,7 @@ def global_ranks(
 ) -> dict[ProcessPlace, int]:
     """Host and pid -> global rank, from the communicators of all ranks; empty where they contradict what is known.
 
-    `known` are ranks of which something else tells: none of them may differ, and at least one must agree.
+    `known_ranks`: ranks known from elsewhere; none of them may differ, and at least one must agree.
     """
     found: dict[ProcessPlace, int] = {}
     for one in answer.communicators:
@@ -96,7 +96,7 @@ def global_ranks(
 def world_places(
     one: NcclCommunicator, world_size: int, known_ranks: Mapping[ProcessPlace, int]
 ) -> dict[ProcessPlace, int]:
-    """Those of one communicator, whose own ranks are the global ones; empty where that cannot be shown."""
+    """Host and pid -> rank of one communicator whose ranks are the global ones; empty where that is not certain."""
     if one.size != world_size:
         return {}
     found: dict[ProcessPlace, int] = {}

@@ -19,7 +19,7 @@ class LaggingRanks(msgspec.Struct, frozen=True, kw_only=True):
     function: str  # the one in which they lack the most
     count: int
     most: int
-    ranks: tuple[NcclRank, ...]  # those that are told; `many` may be more
+    ranks: tuple[NcclRank, ...]  # those that the answer lists; `many` may be more
     many: int
 
 
@@ -46,7 +46,7 @@ def _comparable(old: NcclCommunicator, new: NcclCommunicator) -> bool:
 
 
 def behind(one: NcclCommunicator) -> LaggingRanks | None:
-    """Who is behind; None where nobody is, or where one rank lacks a call of this function and another of that."""
+    """The ranks that are behind; None where none is, or where different ranks lack calls of different functions."""
     last = lowest(one.levels)
     if not last or len(laggards := {_last(one, name) for name in last}) != 1:
         return None
@@ -98,12 +98,12 @@ def _highest(levels: tuple[NcclLevel, ...]) -> Iterator[NcclLevel]:
 
 
 def at_level(one: NcclCommunicator, level: NcclLevel) -> tuple[NcclRank, ...]:
-    """The ranks of this level that are told."""
+    """The ranks of this level that the answer lists."""
     return tuple(rank for rank in one.ranks if rank.counts.get(level.function, 0) == level.count)
 
 
 def brief(answer: NcclRas) -> NcclRas:
-    """All that `moved` needs."""
+    """The answer reduced to what `moved` needs."""
     return msgspec.structs.replace(
         answer,
         own=(),
@@ -117,7 +117,7 @@ def _last(one: NcclCommunicator, function: str) -> frozenset[int]:
 
 
 def _is_told(one: NcclCommunicator, function: str) -> bool:
-    """Are all the ranks that are last in it among those that are told?"""
+    """Does the answer list all ranks that have launched the fewest of this function?"""
     least = lowest(one.levels)[function]
     level = next(level for level in one.levels if _is(level, function, least))
     return len(_last(one, function)) == level.ranks

@@ -1,7 +1,6 @@
-"""The text form of NCCL RAS (`VERBOSE STATUS`, NCCL 2.24 to 2.28.3), made for people: it tells only what is out of order.
+"""The text form of NCCL RAS (`VERBOSE STATUS`, NCCL 2.24 to 2.28.3), made for people: it lists only what is out of order.
 
-So a communicator that is well has no hash here, and equal counts are not told: two answers in this form cannot show
-that a job moves.
+So a healthy communicator has no hash here, and equal counts are left out: two answers in this form cannot show that a job moves.
 """
 
 import re
@@ -80,7 +79,7 @@ class _Troubled(msgspec.Struct):
 
 
 class _Reader:
-    """Takes line after line; `part` reads those that belong to what was headed last."""
+    """Parses the text line by line; `_part` reads the lines below the last heading."""
 
     def __init__(self) -> None:
         self.version = ""
@@ -179,7 +178,7 @@ class _Reader:
 
 
 def parse_text(text: str) -> NcclRas:
-    """Take the text apart. Raises ValueError with the reason, also where its end is missing."""
+    """Parse the text. Raises ValueError with the reason, also where its end is missing."""
     reader = _Reader()
     for line in _lines(text):
         reader.take(line)

@@ -1,4 +1,4 @@
-"""The call tree of a ring: who called whom, how often and for how long, threads apart; what had not returned is marked."""
+"""The call tree of a ring, by thread: which function called which, how often and how long; open calls are marked."""
 
 from collections.abc import Iterable, Iterator
 
@@ -31,7 +31,7 @@ class CallNode:
 
 
 def call_tree(some: Iterable[CallEdge], end: int) -> CallNode:
-    """Of one thread; the place of the root is empty. `end`: the last moment of the ring."""
+    """The tree of one thread; its root is no function. `end`: the time of the ring's last record."""
     root = CallNode(TracedFunction(""))
     stack: list[tuple[CallNode, int]] = []
     for edge in some:

@@ -1,4 +1,4 @@
-"""The bytes of a trace ring, taken apart: header, names, heads of chunks, records. Pure, and nothing in them is believed.
+"""The bytes of a trace ring, parsed: header, names, heads of chunks, records. Pure; every value is checked.
 
 The layout stands in `mldebug_training.tracing.ring`, and a test holds both sides to it. Whoever can write the file can put anything
 into it: every offset and length is checked before it is used, every count has a limit, and each walk goes forward only.
@@ -73,7 +73,7 @@ class TraceRecord(NamedTuple):
 
 
 def parse_header(data: bytes) -> RingHeader:
-    """Take the first 4096 bytes apart. Raises ValueError with the reason where they are no header of a ring."""
+    """Parse the first 4096 bytes. Raises ValueError with the reason where they are not the header of a ring."""
     if len(data) < HEADER_SIZE:
         raise ValueError(f"it is no trace ring: it has {len(data)} bytes")
     if data[:8] == bytes(8):

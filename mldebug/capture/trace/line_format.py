@@ -113,7 +113,7 @@ def clock(nanoseconds: int) -> str:
 
 
 def is_source(path: str) -> bool:
-    """A Python file with a whole path: what else a ring names is nobody's source."""
+    """May source text be read from this path? Only of a Python file with a whole path: a ring may name any file."""
     return (
         path.startswith("/") and path.endswith(".py") and len(path) <= MAX_PATH and "\0" not in path
     )
@@ -144,7 +144,7 @@ def last_events(ring: Ring) -> list[TraceEvent]:
 
 
 def trace_tail(ring: Ring, now: float, path: str, source: Source) -> TraceTail | None:
-    """None of a ring in which nothing stands. `now`: unix time at which it was read."""
+    """The end of a ring for a report; None where it holds nothing. `now`: unix time at which it was read."""
     shown = last_events(ring)
     mine = training_thread(ring)
     own = [event for event in ring.events if event.thread == mine]

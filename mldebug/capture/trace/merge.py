@@ -1,4 +1,4 @@
-"""The rings of several ranks side by side: how far each got, and where they parted.
+"""Compares the call traces of several ranks: how far each got, and at which call they diverged.
 
 Steps are compared, not times: each rank's training thread makes a row of calls (lines, where no calls are traced) in each
 step, and in a job that is well those rows are the same on all ranks. A step counts only from where every ring still has
@@ -26,7 +26,7 @@ Stop = tuple[TracedFunction, int]  # a call, with its line where only lines are 
 
 
 class RankProgress(Noun, frozen=True, kw_only=True):
-    """How far one rank got. `silent_seconds`: since its last record, by the newest of all rings."""
+    """How far one rank got. `silent_seconds`: between its last record and the newest record of all rings."""
 
     rank: int
     pid: int
@@ -38,7 +38,7 @@ class RankProgress(Noun, frozen=True, kw_only=True):
 
 
 class TraceBranch(NamedTuple):
-    """Ranks that went on in the same way; `stop` is None for those whose row ends here."""
+    """Ranks that went on with the same call; `stop` is None for those that had not come further."""
 
     ranks: tuple[int, ...]
     stop: Stop | None
@@ -54,7 +54,7 @@ class Divergence(Noun, frozen=True, kw_only=True):
 
 
 class MergedRings(Noun, frozen=True, kw_only=True):
-    """All rings. `compared`: the steps that every ring has; `parting` of the newest of them where ranks differ."""
+    """The comparison of all rings. `compared`: the steps that every ring has; `parting`: of the newest step in which ranks differ."""
 
     standings: tuple[RankProgress, ...]
     compared: tuple[int | None, ...] = ()
@@ -159,7 +159,7 @@ def _common(rows: Mapping[int, Mapping[int | None, list[Stop]]]) -> tuple[int | 
 
 
 def _parting(step: int | None, rows: Mapping[int, Sequence[Stop]]) -> Divergence | None:
-    """None where nobody did anything else than the others, as far as they came, and all came as far."""
+    """Where ranks diverged in one step; None where all made the same calls and came equally far."""
     equal = _equal(list(rows.values()))
     ways: dict[Stop | None, list[int]] = defaultdict(list)
     for rank, row in rows.items():

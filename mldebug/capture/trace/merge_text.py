@@ -1,4 +1,4 @@
-"""What `trace merge` says: how far each rank got, where they parted, as lines and as JSON."""
+"""The output of `trace merge`: how far each rank got and where they diverged, as lines and as JSON."""
 
 from collections.abc import Iterator, Sequence
 
@@ -73,7 +73,7 @@ def _branch_words(branch: TraceBranch) -> str:
 
 
 def left_out(rings: Sequence[Ring], merged: MergedRings) -> Iterator[str]:
-    """Whose rings were not compared: two of one rank would be two ranks."""
+    """Which rings were not compared: of several rings of one rank only the newest is."""
     compared = {(one.node, one.pid) for one in merged.standings}
     for header in (ring.header for ring in rings):
         if (header.node, header.pid) not in compared:

@@ -52,7 +52,7 @@ class TraceEvent(NamedTuple):
 
 
 class RingHeader(Noun, frozen=True, kw_only=True):
-    """Who wrote the ring, as it says itself. Times are nanoseconds, `monotonic` ones of the writer's node."""
+    """The ring's own header: its layout, and the process that wrote it. Times are nanoseconds, monotonic ones of the writer's node."""
 
     size: int  # bytes of the file
     names_at: int
@@ -88,7 +88,7 @@ class RingHeader(Noun, frozen=True, kw_only=True):
 
     @property
     def stopped(self) -> str:
-        """Said behind its last record where the process went on untraced: that is not the last that it did."""
+        """Words for a process that went on untraced after its last record; "" where that record is the last it did."""
         if self.state not in ("ended", "stepped aside") or not self.why:
             return ""
         return f" (and then tracing {self.state}: {safe_line(self.why, 100)})"
@@ -140,7 +140,7 @@ class ListedEvents(tuple[TraceEvent, ...], TraceEvents):
 
 
 class Ring(Noun, frozen=True, kw_only=True):
-    """A ring at one moment. `broken`: chunks and names that are not believed, in words."""
+    """A ring at one moment. `broken`: which chunks and names are damaged, in words."""
 
     header: RingHeader
     events: TraceEvents = ListedEvents()

@@ -103,7 +103,7 @@ def _edges(events: TraceEvents, thread: int, first: int, end: int) -> Iterator[C
 
 
 def _open_before(events: Iterable[TraceEvent]) -> list[TracedFunction]:
-    """What is left in these events and was never seen to be entered, the innermost first."""
+    """Frames that are left in these events without being entered, the innermost first."""
     calls = _Thread()
     for event in events:
         calls.take(event)

@@ -1,7 +1,7 @@
-"""One sentence from what the Flight Recorders, the stacks and NCCL RAS say of the same ranks, and whether they agree.
+"""One sentence from what Flight Recorders, stacks and NCCL RAS show of the same ranks, and whether they agree.
 
 A finding names who does not wait. Where the recorders show that these very ranks have not called what the others wait in, the
-sentence says what they left, and what they do since. A source that says otherwise is told and lowers the confidence; none
+sentence says what they left, and what they do since. A source that contradicts is cited and lowers the confidence; none
 raises it: counts are launches by the host, and a recorder knows the calls of one process alone.
 """
 
@@ -20,8 +20,8 @@ OF_RANKS = ("rank", "worker")
 MAX_DOUBTS = 2
 
 
-def join(case: Case, finding: Finding, voices: Sequence[RasStatement]) -> Finding:
-    """The finding, with what other sources add to its sentence, or say against it."""
+def join(case: Case, finding: Finding, statements: Sequence[RasStatement]) -> Finding:
+    """The finding, with what other sources add to its sentence or contradict in it."""
     named = frozenset(one.rank for one in finding.culprits if one.rank is not None)
     if case.moved or not named or any(one.kind not in OF_RANKS for one in finding.culprits):
         return finding
@@ -29,7 +29,7 @@ def join(case: Case, finding: Finding, voices: Sequence[RasStatement]) -> Findin
     wait = _awaited(case, found, named)
     if wait is not None and finding.verdict is not Verdict.COLLECTIVE_MISMATCH:
         finding = msgspec.structs.replace(finding, summary=_sentence(case, wait, named))
-    doubts = (*_recorded(found, named), *_counted(case, wait, voices, named))[:MAX_DOUBTS]
+    doubts = (*_recorded(found, named), *_counted(case, wait, statements, named))[:MAX_DOUBTS]
     return _doubted(finding, doubts) if doubts else finding
 
 
@@ -45,15 +45,15 @@ def _doubted(finding: Finding, doubts: Sequence[str]) -> Finding:
 
 
 def _awaited(case: Case, found: Sequence[Claim], named: frozenset[int]) -> Claim | None:
-    """What most wait in, and only the named ranks have not called, or tell nothing of; all of these do the same."""
+    """The collective that most wait in and that only the named ranks have not called, or have no record of; these all do the same."""
     culprits = [rank for rank in case.ranks if rank.rank in named]
     alike = len({(rank.is_.doing, rank.is_.name) for rank in culprits}) == 1
-    fits = (wait for wait in found if (frozenset(wait.late) or _untold(wait)) == named)
+    fits = (wait for wait in found if (frozenset(wait.late) or _unrecorded(wait)) == named)
     return next(fits, None) if alike else None
 
 
-def _untold(wait: Claim) -> frozenset[int]:
-    """Members of whose calls in this group no record tells."""
+def _unrecorded(wait: Claim) -> frozenset[int]:
+    """Ranks of the group of whose calls there is no record."""
     return frozenset((*wait.absent, *wait.forgot))
 
 
@@ -62,20 +62,20 @@ def _sentence(case: Case, wait: Claim, named: frozenset[int]) -> str:
     others = [rank for rank in case.waiting if rank.rank not in (*wait.waiting, *named)]
     doing = sentence(culprits).removeprefix(f"{ranks_text(named)} ")
     left = _left(wait, min(named), many=len(named) > 1)
-    said = " ".join(filter(None, (ranks_text(named), left, doing)))
-    return "; ".join(filter(None, (said, _victims(case, wait), sentence(others))))
+    culprit = " ".join(filter(None, (ranks_text(named), left, doing)))
+    return "; ".join(filter(None, (culprit, _victims(case, wait), sentence(others))))
 
 
 def _left(wait: Claim, rank: int, *, many: bool) -> str:
-    """`left all_reduce 5 of group dp at step (train.py:210) and since then`; "" where nothing tells."""
+    """`left all_reduce 5 of group dp at step (train.py:210) and since then`; "" where it is unknown."""
     group = wait.view.by_rank.get(rank)
     if group is None:
         return ""
     last = max(group.calls, key=lambda call: call.sequence, default=None)
     if last is None and group.enqueued == 0:
         return f"{'have' if many else 'has'} called nothing of {wait.view.title} yet and"
-    told = f"{last.op} {last.sequence}" if last else f"collective {group.enqueued}"
-    return f"left {told} of {wait.view.title}{_at(last) if last else ''} and since then"
+    call = f"{last.op} {last.sequence}" if last else f"collective {group.enqueued}"
+    return f"left {call} of {wait.view.title}{_at(last) if last else ''} and since then"
 
 
 def _at(call: Collective | Claim) -> str:
@@ -115,12 +115,12 @@ def _recorded(found: Sequence[Claim], named: frozenset[int]) -> Iterator[str]:
 
 
 def _counted(
-    case: Case, wait: Claim | None, voices: Sequence[RasStatement], named: frozenset[int]
+    case: Case, wait: Claim | None, statements: Sequence[RasStatement], named: frozenset[int]
 ) -> Iterator[str]:
     """NCCL RAS names others alone, or nobody in a group of all ranks in which the recorders miss some."""
-    named_by = {voice.answer for voice in voices if named & voice.ranks}
+    named_by = {statement.answer for statement in statements if named & statement.ranks}
     whole = wait is not None and len(wait.view.members) == case.job.world_size
     on_nccl = wait is not None and wait.view.backend == "nccl"
-    for voice in voices:
-        if voice.answer not in named_by and (voice.ranks or (whole and on_nccl)):
-            yield f"NCCL RAS says that {voice.words}"
+    for statement in statements:
+        if statement.answer not in named_by and (statement.ranks or (whole and on_nccl)):
+            yield f"NCCL RAS says that {statement.words}"

@@ -1,4 +1,4 @@
-"""A rank that waits for its DataLoader: which worker is to blame, told from its idle siblings."""
+"""A rank that waits for its DataLoader: which worker is to blame, by comparison with its idle siblings."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,7 @@ Suspicion = tuple[ProcessCapture, Classification]
 
 
 def stalled_loader(
-    subject: ProcessFacts,
+    process: ProcessFacts,
     doing: str,
     capture: RankCapture,
     classify_child: Callable[[ProcessCapture], Classification],
@@ -23,25 +23,25 @@ def stalled_loader(
             name="dataloader",
             role=Role.INERT,
             doing=doing,
-            site=subject.at,
-            why=(*facts, *activity(subject)),
+            site=process.at,
+            why=(*facts, *activity(process)),
         )
     child, found = guilty[0]
     if found.role is Role.BUSY:
         doing = f"{doing}: worker {child.pid} {found.doing}"
         return Classification(
-            name="dataloader_busy", role=Role.BUSY, doing=doing, site=subject.at, why=facts
+            name="dataloader_busy", role=Role.BUSY, doing=doing, site=process.at, why=facts
         )
     return Classification(
         name="dataloader",
         role=Role.INERT,
         doing=f"{doing}: worker {child.pid} {found.doing}",
-        site=subject.at,
+        site=process.at,
         direct=found.direct,
         mount=found.mount,
         path=found.path,
         worker_pid=child.pid,
-        why=(*facts, *activity(subject)),
+        why=(*facts, *activity(process)),
     )
 
 

@@ -70,8 +70,8 @@ class Case:
         faults: tuple[Fault, ...] = (),
         taken_at: float = 0.0,
         usual_gap: float = 0.0,
-        flights: Mapping[int, FlightRecord] | None = None,
-        asked: QueriedNodes | None = None,
+        flight_records: Mapping[int, FlightRecord] | None = None,
+        queried: QueriedNodes | None = None,
     ) -> None:
         self.job = job
         self.ranks = ranks
@@ -79,8 +79,10 @@ class Case:
         self.faults = faults
         self.taken_at = taken_at
         self.usual_gap = usual_gap
-        self.flights = flights or {}  # by rank
-        self.asked = asked  # None: one node tells what it has seen
+        self.flight_records = flight_records or {}  # by rank
+        self.queried = (
+            queried  # the nodes that were asked for captures; None: one node judges its own
+        )
 
     @cached_property
     def alive(self) -> tuple[ClassifiedRank, ...]:
@@ -99,9 +101,9 @@ class Case:
 
     @cached_property
     def analysis(self) -> Analysis:
-        """What the Flight Recorders prove; one that holds no group at all may be switched off, and tells nothing."""
-        told = {rank: one for rank, one in sorted(self.flights.items()) if one.groups}
-        return Analysis(told)
+        """What the Flight Recorders prove; one without any group may be switched off, and is left out."""
+        records = {rank: one for rank, one in sorted(self.flight_records.items()) if one.groups}
+        return Analysis(records)
 
     @cached_property
     def process_groups(self) -> int:
@@ -111,19 +113,19 @@ class Case:
 
     @cached_property
     def complete(self) -> bool:
-        """True where every rank of the job was seen, or is known to be gone."""
+        """True where every rank of the job was captured, or is known to be gone."""
         return len({r.rank for r in self.ranks}) >= self.job.world_size
 
     @cached_property
     def unseen(self) -> bool:
         """True where all nodes were asked, and ranks may live on those of which there is no capture."""
-        return self.asked is not None and bool(self.asked.absent) and not self.complete
+        return self.queried is not None and bool(self.queried.absent) and not self.complete
 
     @cached_property
     def elsewhere(self) -> tuple[int, ...]:
-        """Ranks of the job that nobody has seen and nobody knows to be gone."""
-        seen = {rank.rank for rank in self.ranks}
-        return tuple(rank for rank in range(self.job.world_size) if rank not in seen)
+        """Ranks of the job that were not captured and are not known to be gone."""
+        here = {rank.rank for rank in self.ranks}
+        return tuple(rank for rank in range(self.job.world_size) if rank not in here)
 
     @cached_property
     def starting(self) -> bool:
@@ -207,7 +209,7 @@ _PLURALS = {"is": "are", "does": "do", "has": "have", "was": "were"}
 
 
 def plural(doing: str) -> str:
-    """What one rank does, as said of several."""
+    """What one rank does, in the words for several ranks."""
     first, _, rest = doing.partition(" ")
     verb = _PLURALS.get(first, first.removesuffix("s"))
     return f"{verb} {rest}".replace(" its ", " their ")
@@ -249,7 +251,7 @@ def blame(
         return _several(case, verdict, (*culprits, *rivals), tuple(next_steps))
     if case.unseen and any(_is_soft(rank) or _is_busy(rank) for rank in culprits):
         return _beside_unseen(case, verdict, culprits, tuple(next_steps))
-    said = (lead or sentence(culprits)) + _where(case, culprits)
+    summary = (lead or sentence(culprits)) + _where(case, culprits)
     victims = case.victims()
     proved = all(_proved(case, rank) for rank in culprits)
     sure = proved and bool(case.waiting or case.job.world_size == 1)
@@ -262,7 +264,7 @@ def blame(
         verdict=verdict,
         culprits=tuple(rank_culprit(rank) for rank in culprits),
         confidence=confidence,
-        summary=f"{said}; {victims}" if victims else said,
+        summary=f"{summary}; {victims}" if victims else summary,
         evidence=evidence_of(case, culprits),
         next_steps=tuple(next_steps),
     )
@@ -327,7 +329,7 @@ def _several(
 def _beside_unseen(
     case: Case, verdict: Verdict, suspects: tuple[ClassifiedRank, ...], next_steps: tuple[str, ...]
 ) -> Finding:
-    """They do not wait as far as it is seen, but a rank that nobody saw may be what they wait for: `low` at most."""
+    """The ranks do not seem to wait, but may wait for a rank that was not captured: `low` at most."""
     doubtful = any(r.is_.name in FOR_OTHERS or r.is_.role is Role.UNCLEAR for r in suspects)
     count = len(case.elsewhere)
     unseen = f"{count:,} rank{'s' if count > 1 else ''} could not be looked at"
@@ -345,7 +347,7 @@ def _beside_unseen(
 def _where(case: Case, ranks: Iterable[ClassifiedRank]) -> str:
     """` (on node017)`, in a job whose nodes were all asked."""
     nodes = {rank.node for rank in ranks} - {""}
-    return f" (on {fold_nodes(nodes)})" if case.asked is not None and nodes else ""
+    return f" (on {fold_nodes(nodes)})" if case.queried is not None and nodes else ""
 
 
 def _proved(case: Case, rank: ClassifiedRank) -> bool:

@@ -2,7 +2,7 @@
 
 What they prove is for `mldebug.capture.flight_recorder.analysis` to say; here it is held against the stacks. Named is only whom a majority of its own
 process group proves to be out of step, and not who waits in something that no recorder holds (a receive on gloo, the store,
-the start of a group): such a rank may be a victim itself. Then the waits are told as they are, as a circle where they are one.
+the start of a group): such a rank may be a victim itself. Then the finding lists the waits, as a circle where they are one.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -59,7 +59,7 @@ class FlightRecorders:
         return found.claim if found.kind == "frozen" and _is_whole(found.claim) else None
 
     def judge(self) -> Finding | None:
-        """Name who is out of step; None where the recorders do not tell, or somebody does not even wait."""
+        """The ranks that are out of step; None where the recorders do not show any, or a rank does not even wait."""
         if self._case.moved or not all(map(self._waits, self._case.ranks)):
             return None
         found = self._case.analysis.found
@@ -72,12 +72,12 @@ class FlightRecorders:
         return self._nobody(found, claim) if _is_told(found, claim) else None
 
     def _waits(self, rank: ClassifiedRank) -> bool:
-        """By its stack, or by its Flight Recorder where the stack does not tell."""
+        """By its stack, else by its Flight Recorder."""
         role = rank.is_.role
         return role is Role.WAITING or (role is Role.UNCLEAR and self._pends(rank.rank))
 
     def _pends(self, rank: int) -> bool:
-        record = self._case.flights.get(rank, FlightRecord())
+        record = self._case.flight_records.get(rank, FlightRecord())
         return any(oldest_pending(group) is not None for group in record.groups)
 
     def _agrees(self, rank: ClassifiedRank) -> bool:
@@ -95,7 +95,7 @@ class FlightRecorders:
                     yield self._late(claim, rank)
 
     def _may_be_named(self, claim: Claim, rank: int) -> bool:
-        return self._explained(claim, rank) and not self._case.flights[rank].sends
+        return self._explained(claim, rank) and not self._case.flight_records[rank].sends
 
     def _explained(self, claim: Claim, number: int) -> bool:
         """Is it known in what a rank that is behind waits? What runs on its GPU is all in the recorder of NCCL."""
@@ -151,7 +151,9 @@ class FlightRecorders:
         them waits in a recorded call by its stack, too. Not those in a file: another job may write one of its name."""
         watched = all(one.capture and one.capture.process.movement for one in odd)
         members = self._case.complete and not (claim.absent or claim.forgot)
-        filed = any(self._case.flights[rank].way in FROM_FILES for rank in claim.view.by_rank)
+        filed = any(
+            self._case.flight_records[rank].way in FROM_FILES for rank in claim.view.by_rank
+        )
         proved = watched and members and not filed and all(map(self._agrees, self._case.ranks))
         return Confidence.HIGH if proved else Confidence.MEDIUM
 
@@ -160,8 +162,8 @@ class FlightRecorders:
         alike: dict[OutOfStepRank, list[int]] = {}
         for one in found:
             alike.setdefault(self._placed(one), []).append(one.rank)
-        told = [_sentence(one, ranks) for one, ranks in alike.items()]
-        return "; ".join(told[:MAX_LINES])
+        sentences = [_sentence(one, ranks) for one, ranks in alike.items()]
+        return "; ".join(sentences[:MAX_LINES])
 
     def _placed(self, one: OutOfStepRank) -> OutOfStepRank:
         """With its place in the code, and without its number."""
@@ -175,10 +177,10 @@ class FlightRecorders:
 
     def _nobody(self, found: AnalysisResult, claim: Claim) -> Finding:
         """Who waits for whom; a circle is sure to be one, but not where it began."""
-        told = "; ".join(map(self._wait_words, self._claims[:MAX_LINES]))
-        told = told if found.vote is None else _split_words(found.vote)
+        waits = "; ".join(map(self._wait_words, self._claims[:MAX_LINES]))
+        waits = waits if found.vote is None else _split_words(found.vote)
         head = "ranks wait for each other in a circle" if found.circle else "all ranks wait"
-        summary = f"{head}: {told}; no majority tells who left the common path"
+        summary = f"{head}: {waits}; no majority tells who left the common path"
         unknown = () if found.circle or found.vote else self._unexplained(found, claim)
         confidence = Confidence.MEDIUM if found.circle else Confidence.LOW
         finding = blame(self._case, Verdict.COLLECTIVE_MISMATCH, (), (), confidence=confidence)
@@ -190,7 +192,7 @@ class FlightRecorders:
 
     def _unexplained(self, found: AnalysisResult, claim: Claim) -> tuple[str, ...]:
         """Who is behind, in a wait that no recorder holds: more likely a victim than not."""
-        ranks = (rank for rank in found.culprits if not self._case.flights[rank].sends)
+        ranks = (rank for rank in found.culprits if not self._case.flight_records[rank].sends)
         return tuple(self._unexplained_words(claim, rank) for rank in ranks)[:MAX_LINES]
 
     def _unexplained_words(self, claim: Claim, number: int) -> str:
@@ -202,16 +204,16 @@ class FlightRecorders:
 
     def evidence(self) -> tuple[str, ...]:
         """Who waits in what, and for whom: a few sentences for any verdict."""
-        told = [f"{SOURCE}: {self._wait_words(one)}" for one in self._claims[:MAX_LINES]]
-        return (*told, *self._ways())
+        lines = [f"{SOURCE}: {self._wait_words(one)}" for one in self._claims[:MAX_LINES]]
+        return (*lines, *self._access_methods())
 
-    def _ways(self) -> Iterator[str]:
-        """How those were had that the hook did not tell."""
-        by_way: dict[str, list[int]] = {}
-        for rank, record in self._case.flights.items():
+    def _access_methods(self) -> Iterator[str]:
+        """How the records were read that did not come from the hook."""
+        by_method: dict[str, list[int]] = {}
+        for rank, record in self._case.flight_records.items():
             if record.way:
-                by_way.setdefault(record.way, []).append(rank)
-        for way, ranks in by_way.items():
+                by_method.setdefault(record.way, []).append(rank)
+        for way, ranks in by_method.items():
             yield f"{SOURCE} of {ranks_text(ranks)}: by the {way}"
 
     def _wait_words(self, claim: Claim) -> str:
@@ -251,7 +253,7 @@ def _is_whole(claim: Claim | None) -> bool:
 
 
 def _is_told(found: AnalysisResult, claim: Claim) -> bool:
-    """Do the recorders show that somebody is out of step, though they do not tell who?"""
+    """Whether the recorders show that some rank is out of step, without showing which."""
     return bool(found.vote or found.circle or (claim.most and claim.on))
 
 
@@ -267,16 +269,16 @@ def _verb(ranks: Sequence[int], one: str, many: str) -> str:
     return one if len(ranks) == 1 else many
 
 
-def _other_calls(told: Vote, claim: Claim) -> Iterator[OutOfStepRank]:
-    waiting, title = _others(claim, told.differs), told.view.title
+def _other_calls(vote: Vote, claim: Claim) -> Iterator[OutOfStepRank]:
+    waiting, title = _others(claim, vote.differs), vote.view.title
     others = f"{ranks_text(waiting)} {_verb(waiting, 'calls', 'call')}"
-    for rank, call in sorted(told.differs.items()):
-        assert told.model is not None  # noqa: S101 - they differ from it
+    for rank, call in sorted(vote.differs.items()):
+        assert vote.model is not None  # noqa: S101 - they differ from it
         reason = f"calls {_numbered(call)} of {title} with {_size(call)}"
-        rest = f"{others} it with {_size(told.model)}"
-        if call.op != told.model.op:
+        rest = f"{others} it with {_size(vote.model)}"
+        if call.op != vote.model.op:
             reason = f"calls {call.op} as collective {call.sequence} of {title}"
-            rest = f"{others} {told.model.op}"
+            rest = f"{others} {vote.model.op}"
         yield OutOfStepRank(rank, reason, "", rest)
 
 
@@ -292,19 +294,19 @@ def _collectives(count: int) -> str:
     return "one collective" if count == 1 else f"{count} collectives"
 
 
-def _split_words(told: Vote) -> str:
+def _split_words(vote: Vote) -> str:
     by_call: dict[str, list[int]] = {}
-    for rank, call in told.calls.items():
+    for rank, call in vote.calls.items():
         by_call.setdefault(f"{call.op} of {_size(call)}", []).append(rank)
     sides = ", ".join(f"{ranks_text(ranks)} {words}" for words, ranks in by_call.items())
-    return f"collective {told.sequence} of {told.view.title} is not the same for all ({sides})"
+    return f"collective {vote.sequence} of {vote.view.title} is not the same for all ({sides})"
 
 
 _MANY = {"is": "are", "has": "have", "does": "do"}
 
 
 def _many(phrase: str) -> str:
-    """The phrase as said of several ranks."""
+    """The phrase for several ranks."""
     if phrase.startswith("it "):
         return f"they {_many(phrase.removeprefix('it '))}"
     verb, _, rest = phrase.partition(" ")

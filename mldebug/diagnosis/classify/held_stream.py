@@ -33,7 +33,7 @@ ALL_SMS, NO_SMS = (
     0.1,
 )  # shares of the multiprocessors: no collective fills so many, a held stream none
 LATELY = 30.0  # seconds before a capture whose looks count, at most
-SETTLED = 3.0  # seconds after the last progress in which utilization may still tell of before
+SETTLED = 3.0  # seconds after the last progress in which utilization may still be that of before
 LOOKS, SPAN = 2, 1.5  # fewest looks, and seconds from the first to the last
 MANY_LOOKS, LONG_SPAN = 3, 5.0  # from which on they are no passing moment
 HELD, SPINNING = (
@@ -49,7 +49,7 @@ def held(case: Case, captures: Sequence[NodeCapture]) -> Finding | None:
     if case.suspects or case.moved or not case.complete or len(case.ranks) < 2:
         return None
     if len(captures) > 1 and any(one.quiet_seconds <= 0 for one in captures):
-        return None  # nothing tells whether they are of one moment
+        return None  # perhaps they are of different moments
     devices = dict(_devices(captures))
     if not all(_may_be_judged(one, devices) for one in case.ranks) or not _apart(devices):
         return None
@@ -77,15 +77,15 @@ def all_spin(case: Case, captures: Sequence[NodeCapture]) -> bool:
 
 
 def _alike(case: Case, captures: Sequence[NodeCapture]) -> str:
-    """Who says that all have launched as many; "" where NCCL RAS does not, or somebody says otherwise."""
+    """The sources that show all ranks to have launched as many collectives; "" where NCCL RAS does not, or one contradicts."""
     if not ras_alike(captures):
         return ""
-    if not any(one.groups for one in case.flights.values()):
+    if not any(one.groups for one in case.flight_records.values()):
         return "NCCL RAS"
     claim = FlightRecorders(case).alike
     whole = claim is not None and len(claim.members) == len(case.ranks)
     sizes = claim is not None and claim.view.one_size(claim.sequence)
-    pairs = any(one.transfers or one.sends for one in case.flights.values())
+    pairs = any(one.transfers or one.sends for one in case.flight_records.values())
     return "the Flight Recorder and NCCL RAS" if whole and sizes and not pairs else ""
 
 
@@ -96,9 +96,9 @@ def _devices(captures: Sequence[NodeCapture]) -> Iterator[tuple[int, RankDevice]
     """By rank, with the looks that tell of now, in seconds from the last progress on, which all nodes hear of: their clocks are never compared."""
     for capture in captures:
         here = {one.identity.rank for one in capture.ranks}
-        told = Counter(one.rank for one in capture.gpus)
+        devices = Counter(one.rank for one in capture.gpus)
         for one in capture.gpus:
-            if one.rank in here and told[one.rank] == 1:
+            if one.rank in here and devices[one.rank] == 1:
                 yield one.rank, _now(one, capture)
 
 
@@ -139,7 +139,7 @@ def _span(one: RankDevice) -> float:
 
 
 def _does(one: RankDevice, busy: tuple[float, float], states: tuple[str, ...], sms: float) -> bool:
-    """Was it so busy at each look, without memory traffic, and does nothing that is told of it speak against that?"""
+    """Whether it was that busy in each sample, without memory traffic, and no other figure speaks against that."""
     fits = one.state in states and (one.sm_active_ratio or 0.0) < sms and _rests(one)
     return fits and all(_is_so(look, *busy) for look in one.samples)
 
@@ -153,7 +153,7 @@ def _is_so(look: GpuSample, least: float, most: float) -> bool:
 
 
 def _rests(one: RankDevice) -> bool:
-    """Far from the power of its work, where both are told: a GPU that waits takes little."""
+    """Whether its power is far below that of its usual work, where both are known: a GPU that waits takes little."""
     usual = one.usual_watts or 0.0
     return usual <= 0.0 or all((look.power_watts or 0.0) <= AT_REST * usual for look in one.samples)
 

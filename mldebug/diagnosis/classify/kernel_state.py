@@ -1,4 +1,4 @@
-"""The kernel's word: process states and wait channels that name what a rank is blocked on, whatever its stack says."""
+"""Process states and wait channels of the kernel that name what a rank is blocked on, whatever its stack shows."""
 
 import re
 
@@ -17,8 +17,8 @@ COMPILED = re.compile(
 )  # how a compiler marks its copies of a function
 
 
-def gone(subject: ProcessFacts) -> Classification | None:
-    state = subject.capture.state
+def gone(process: ProcessFacts) -> Classification | None:
+    state = process.capture.state
     if state is None or state.state not in ("Z", "X"):
         return None
     return Classification(
@@ -26,16 +26,16 @@ def gone(subject: ProcessFacts) -> Classification | None:
     )
 
 
-def stopped(subject: ProcessFacts) -> Classification | None:
-    state = subject.capture.state
+def stopped(process: ProcessFacts) -> Classification | None:
+    state = process.capture.state
     if state is None or state.state not in ("T", "t"):
         return None
     if held_by_profiler(state):
         return None
     if state.state == "t" or state.tracer_pid:
-        doing = f"is held by {tracer_words(state)} in {subject.at}"
-        return inert(subject, "traced", doing, f"state {state.state}, TracerPid {state.tracer_pid}")
-    return inert(subject, "stopped", f"is stopped by a signal in {subject.at}", "state T (stopped)")
+        doing = f"is held by {tracer_words(state)} in {process.at}"
+        return inert(process, "traced", doing, f"state {state.state}, TracerPid {state.tracer_pid}")
+    return inert(process, "stopped", f"is stopped by a signal in {process.at}", "state T (stopped)")
 
 
 def held_by_profiler(state: ProcessState) -> bool:
@@ -51,49 +51,49 @@ def tracer_words(state: ProcessState) -> str:
     return f"{f'the tracer {name}' if name else 'a debugger or tracer'} (pid {state.tracer_pid})"
 
 
-def storage_wait(subject: ProcessFacts) -> Classification | None:
-    thread = subject.thread
+def storage_wait(process: ProcessFacts) -> Classification | None:
+    thread = process.thread
     blocked = thread.state == "D" or frame_table.STORAGE_WAITS.fullmatch(thread.wchan)
-    if not blocked or not subject.asleep:
+    if not blocked or not process.asleep:
         return None
     storage = bool(frame_table.STORAGE_WAITS.fullmatch(thread.wchan))
     fact = f"state {thread.state}, wait channel {thread.wchan or 'unknown'}"
-    target = subject.capture.blocked_on
+    target = process.capture.blocked_on
     name = "storage" if storage else "uninterruptible"
-    doing = f"is blocked in {_call(thread)}{_on(target)} at {subject.at}"
-    return inert(subject, name, doing, fact, target)
+    doing = f"is blocked in {_call(thread)}{_on(target)} at {process.at}"
+    return inert(process, name, doing, fact, target)
 
 
-def stdin_wait(subject: ProcessFacts) -> Classification | None:
-    thread = subject.thread
+def stdin_wait(process: ProcessFacts) -> Classification | None:
+    thread = process.thread
     reading = thread.syscall in READ_CALLS and thread.syscall_args[:1] == (0,)
-    if not reading or not subject.asleep:
+    if not reading or not process.asleep:
         return None
     if any(
         call.file.fullmatch(f.file)
-        for f in inner(subject.frames)
+        for f in inner(process.frames)
         for call in frame_table.PYTHON[:1]
     ):
         return inert(
-            subject, "debugger", f"stands in a debugger in {subject.at}", "reads standard input"
+            process, "debugger", f"stands in a debugger in {process.at}", "reads standard input"
         )
-    return inert(subject, "stdin", f"waits for input on stdin in {subject.at}", "read() on fd 0")
+    return inert(process, "stdin", f"waits for input on stdin in {process.at}", "read() on fd 0")
 
 
-def by_wait_channel(subject: ProcessFacts) -> Classification | None:
+def by_wait_channel(process: ProcessFacts) -> Classification | None:
     """The wait channel names the cause, if the thread stayed in that one wait; who wakes up and sleeps again, polls."""
-    if subject.movement and not subject.movement.same_frames:
+    if process.movement and not process.movement.same_frames:
         return None
-    wchan = wait_channel(subject.thread)
-    if _receives(subject, wchan):
+    wchan = wait_channel(process.thread)
+    if _receives(process, wchan):
         wchan = "sk_wait_data"
     for row in frame_table.WAIT_CHANNELS:
         if row.pattern.fullmatch(wchan):
-            fact = f"wait channel {subject.thread.wchan}"
+            fact = f"wait channel {process.thread.wchan}"
             return (
-                from_sign(subject, row, fact, direct=True)
-                if subject.asleep
-                else _polls(subject, fact)
+                from_sign(process, row, fact, direct=True)
+                if process.asleep
+                else _polls(process, fact)
             )
     return None
 
@@ -103,50 +103,50 @@ def wait_channel(thread: ThreadState) -> str:
     return COMPILED.sub("", thread.wchan)
 
 
-def _receives(subject: ProcessFacts, wchan: str) -> bool:
+def _receives(process: ProcessFacts, wchan: str) -> bool:
     """TCP waits in a function that terminals use as well: the system call and its file tell."""
-    target = subject.capture.blocked_on
+    target = process.capture.blocked_on
     is_socket = target is not None and target.target.startswith("socket:")
-    return wchan == "wait_woken" and subject.thread.syscall in RECEIVE_CALLS and is_socket
+    return wchan == "wait_woken" and process.thread.syscall in RECEIVE_CALLS and is_socket
 
 
-def _polls(subject: ProcessFacts, fact: str) -> Classification | None:
+def _polls(process: ProcessFacts, fact: str) -> Classification | None:
     """It waits again and again: for whom, nobody can tell; where I/O or CPU time go on meanwhile it works."""
-    if subject.computes or subject.transfers:
+    if process.computes or process.transfers:
         return None
-    doing = f"polls (it sleeps, looks and sleeps again) in {subject.at}"
+    doing = f"polls (it sleeps, looks and sleeps again) in {process.at}"
     return Classification(
-        name="poll", role=Role.INERT, doing=doing, site=subject.at, why=(fact, *activity(subject))
+        name="poll", role=Role.INERT, doing=doing, site=process.at, why=(fact, *activity(process))
     )
 
 
-def from_sign(subject: ProcessFacts, row: NameSign, fact: str, *, direct: bool) -> Classification:
-    target = subject.capture.blocked_on
+def from_sign(process: ProcessFacts, row: NameSign, fact: str, *, direct: bool) -> Classification:
+    target = process.capture.blocked_on
     return Classification(
         name=row.name,
         role=row.role,
         operation=row.operation,
-        doing=row.phrase.format(site=subject.at, on=_named(target)),
-        site=subject.at,
+        doing=row.phrase.format(site=process.at, on=_named(target)),
+        site=process.at,
         direct=direct,
         mount=target.mount if target else "",
         path=target.target if target else "",
-        why=(fact, *activity(subject)),
+        why=(fact, *activity(process)),
     )
 
 
 def inert(
-    subject: ProcessFacts, name: str, doing: str, fact: str, target: OpenFile | None = None
+    process: ProcessFacts, name: str, doing: str, fact: str, target: OpenFile | None = None
 ) -> Classification:
     return Classification(
         name=name,
         role=Role.INERT,
         doing=doing,
-        site=subject.at,
+        site=process.at,
         direct=True,
         mount=target.mount if target else "",
         path=target.target if target else "",
-        why=(fact, *activity(subject)),
+        why=(fact, *activity(process)),
     )
 
 

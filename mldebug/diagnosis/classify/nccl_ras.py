@@ -23,24 +23,24 @@ SOURCE = "NCCL RAS"
 OUT_OF_STEP = "calls do not fit together: "
 MAX_LINES = 4
 MAX_PLACES = 4
-MAX_ANSWERS = 2  # that contradict each other and are told
+MAX_ANSWERS = 2  # that contradict each other and are cited
 _PAIRS = frozenset(("Send", "Recv"))
 
 
 def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
     """A few sentences; of several nodes' answers the fullest speaks, and where these contradict each other, each for itself."""
-    told = _fullest(captures)
+    answers = _fullest(captures)
     return tuple(
-        f"{SOURCE}{f' on {node}' if len(told) > 1 else ''}: {line}"
-        for node, ras, names in told
-        for line in [*dict.fromkeys(_lines(ras, names))][: MAX_LINES // len(told)]
+        f"{SOURCE}{f' on {node}' if len(answers) > 1 else ''}: {line}"
+        for node, ras, names in answers
+        for line in [*dict.fromkeys(_lines(ras, names))][: MAX_LINES // len(answers)]
     )
 
 
 def ras_apart(captures: Sequence[NodeCapture]) -> str:
-    """Calls that exclude each other: ranks that have launched these have left the common path. Empty: nothing says so."""
-    told = [_apart(ras, names) for _, ras, names in _fullest(captures)]
-    return told[0] if told and all(told) else ""
+    """Calls that exclude each other, in words: ranks that launched these have left the common path. "" where there are none."""
+    parts = [_apart(ras, names) for _, ras, names in _fullest(captures)]
+    return parts[0] if parts and all(parts) else ""
 
 
 def _apart(ras: NcclRas, names: "RasRankNames") -> str:
@@ -50,13 +50,13 @@ def _apart(ras: NcclRas, names: "RasRankNames") -> str:
 
 
 def ras_alike(captures: Sequence[NodeCapture]) -> bool | None:
-    """Have all ranks launched the same, in every communicator and by all answers? None: they do not tell, as where one was not asked.
+    """Whether all ranks have launched the same, in every communicator and by all answers; None where the answers do not show it.
 
     Stages of a pipeline send and receive, which is not counted everywhere and differs as it should: a communicator of
     some of the ranks, or a send, and equal counts prove nothing.
     """
-    told = {_alike(one.ras, RasRankNames.of(one, one.ras)) for one in captures if one.ras}
-    return False if False in told else (bool(told) and None not in told) or None
+    alike = {_alike(one.ras, RasRankNames.of(one, one.ras)) for one in captures if one.ras}
+    return False if False in alike else (bool(alike) and None not in alike) or None
 
 
 def _alike(ras: NcclRas, names: "RasRankNames") -> bool | None:
@@ -74,7 +74,7 @@ def _speaks_against(one: NcclCommunicator) -> bool:
 
 
 class RasStatement(msgspec.Struct, frozen=True):
-    """What it says of the communicator of all ranks: these are behind or do not answer; none: all are alike."""
+    """What one answer of NCCL RAS says of the communicator of all ranks: `ranks` are behind or do not answer; none: all are alike."""
 
     ranks: frozenset[int]
     words: str
@@ -84,9 +84,9 @@ class RasStatement(msgspec.Struct, frozen=True):
 def ras_statements(captures: Sequence[NodeCapture]) -> tuple[RasStatement, ...]:
     """For a comparison with other sources. Of a part of the ranks none: who is behind there may wait in another part."""
     return tuple(
-        msgspec.structs.replace(voice, answer=number)
+        msgspec.structs.replace(statement, answer=number)
         for number, (_, ras, names) in enumerate(_fullest(captures))
-        for voice in [*_of_world(ras, names)][:MAX_LINES]
+        for statement in [*_of_world(ras, names)][:MAX_LINES]
     )
 
 
@@ -98,17 +98,21 @@ def _of_world(ras: NcclRas, names: "RasRankNames") -> Iterator[RasStatement]:
 
 def _fullest(captures: Sequence[NodeCapture]) -> list[tuple[str, NcclRas, "RasRankNames"]]:
     """Of several nodes' answers that in which most processes have answered, with its node; two where such contradict each other."""
-    told = sorted(
+    ordered = sorted(
         ((-sum(row.answered for row in one.ras.communicators), one.node, one, one.ras)
         for one in captures if one.ras),
         key=lambda one: one[:2],
     )  # fmt: skip
-    fullest = {_said(ras): (one, ras) for many, _, one, ras in reversed(told) if many == told[0][0]}
+    fullest = {
+        _content(ras): (one, ras)
+        for many, _, one, ras in reversed(ordered)
+        if many == ordered[0][0]
+    }
     found = sorted(fullest.values(), key=lambda one: one[0].node)[:MAX_ANSWERS]
     return [(one.node, ras, RasRankNames.of(one, ras)) for one, ras in found]
 
 
-def _said(ras: NcclRas) -> frozenset[object]:
+def _content(ras: NcclRas) -> frozenset[object]:
     """Who is behind whom and who is absent: what answers of one moment have in common, whoever gave them."""
     return frozenset(
         (one.size, one.answered, one.absent_count, frozenset(one.levels), _behind(one))
@@ -129,14 +133,14 @@ class RasRankNames(msgspec.Struct, frozen=True):
     ranks: dict[ProcessPlace, int]  # that, and what follows for the others
 
     @classmethod
-    def of(cls, taken: NodeCapture, told: NcclRas) -> "RasRankNames":
+    def of(cls, capture: NodeCapture, ras: NcclRas) -> "RasRankNames":
         """The ranks of this node are known; those of others follow where a communicator is that of all."""
-        job, seen = taken.job, [one.identity for one in taken.ranks]
-        pids = {one.namespace_pid or one.pid: one.rank for one in seen}
+        job, ranks = capture.job, [one.identity for one in capture.ranks]
+        pids = {one.namespace_pid or one.pid: one.rank for one in ranks}
         pids |= {one.pid: one.rank for one in job.lost if one.pid is not None}
-        host = home(told, pids)
+        host = home(ras, pids)
         known = {(host, pid): rank for pid, rank in pids.items()} if host else {}
-        found = global_ranks(told, job.world_size, known)
+        found = global_ranks(ras, job.world_size, known)
         return cls(job.world_size, known, {**found, **known})
 
     def is_world(self, one: NcclCommunicator) -> bool:
@@ -165,11 +169,11 @@ def _place(row: NcclRank | NcclAbsent) -> str:
     return f"process {row.pid} on {row.host or 'an unknown host'}"
 
 
-def _lines(told: NcclRas, names: RasRankNames) -> Iterator[str]:
-    ordered = sorted(told.communicators, key=lambda one: -one.size)
+def _lines(ras: NcclRas, names: RasRankNames) -> Iterator[str]:
+    ordered = sorted(ras.communicators, key=lambda one: -one.size)
     for one in ordered:
         yield from _absent(one, one.absent, names)
-    yield from _absent(NcclCommunicator(key=""), told.absent, names)
+    yield from _absent(NcclCommunicator(key=""), ras.absent, names)
     for one in ordered:
         yield from _counts(one, names)
 

@@ -48,9 +48,9 @@ def _without_ranks(captures: Iterable[NodeCapture], asked: QueriedNodes) -> tupl
 
 def node_evidence(case: Case, captures: tuple[NodeCapture, ...]) -> tuple[str, ...]:
     """One sentence for each thing that the nodes tell; none where one node was asked about itself."""
-    if case.asked is None:
+    if case.queried is None:
         return ()
-    return tuple(_sentences(case, captures, case.asked))
+    return tuple(_sentences(case, captures, case.queried))
 
 
 def _sentences(case: Case, captures: tuple[NodeCapture, ...], asked: QueriedNodes) -> Iterator[str]:
@@ -77,8 +77,8 @@ def _shared(case: Case) -> Iterator[str]:
         return
     run, there = f"run on {fold_nodes(nodes)}", nodes
     if len(nodes) > 1:
-        place = _place(case.asked, nodes)
-        run, there = f"{run} in {place}", _nodes_at(case.asked, place)
+        place = _place(case.queried, nodes)
+        run, there = f"{run} in {place}", _nodes_at(case.queried, place)
         if not place or {rank.node for rank in case.ranks} <= there:
             return
     of_it = [rank for rank in case.ranks if rank.node in there]
@@ -100,7 +100,7 @@ def _nodes_at(asked: QueriedNodes | None, place: str) -> set[str]:
 def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:
     """The step before all others, if those are not for this node."""
     nodes = {one.node for one in finding.culprits if one.pid is not None} - {""}
-    if case.asked is None or not nodes:
+    if case.queried is None or not nodes:
         return ()
     return (f"ssh {min(nodes)}  # the next lines are for that node",)
 

@@ -1,4 +1,4 @@
-"""One process under examination: its capture, and the few facts that every sign asks for."""
+"""One process under examination: its capture, the facts that every sign needs, and its native frames in words."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ FUTEX_SWITCHES = 1
 
 
 class ProcessFacts:
-    """One process under examination: the capture and the few facts every sign asks for."""
+    """One process under examination: the capture and the few facts that every sign needs."""
 
     def __init__(self, capture: ProcessCapture) -> None:
         self.capture = capture
@@ -47,7 +47,7 @@ class ProcessFacts:
 
     @property
     def asleep(self) -> bool:
-        """True unless samples show that its thread left the one wait in which it was seen."""
+        """True unless samples show that its thread left the wait it was captured in."""
         move = self.movement
         return move is None or (
             move.same_frames and move.switches <= (FUTEX_SWITCHES if self.on_futex else 0)
@@ -78,7 +78,7 @@ class ProcessFacts:
 
     @property
     def computes(self) -> bool:
-        """True where CPU time (or, without samples, py-spy's word) says that it runs."""
+        """True where CPU time (or, without samples, py-spy) shows that it runs."""
         running = self.thread.state == "R"
         if self.movement is not None:
             cpu = max(self.movement.cpu_ratio, self.movement.process_cpu_ratio)
@@ -133,8 +133,8 @@ def _parts(frames: Iterable[Frame]) -> Iterator[str]:
         if function:
             yield from (function,) * many
         elif library not in _NOWHERE:
-            told = f"{many} frames without names" if many > 1 else "a frame without a name"
-            yield f"{library} ({told})"
+            nameless = f"{many} frames without names" if many > 1 else "a frame without a name"
+            yield f"{library} ({nameless})"
 
 
 def _named(frame: Frame) -> tuple[str, str]:

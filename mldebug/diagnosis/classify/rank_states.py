@@ -1,4 +1,4 @@
-"""What every rank does: by its own capture, and by those of the ranks that stand where it stands."""
+"""The class of every rank: from its own capture, and from those of ranks in the same position."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ from mldebug.diagnosis.classify.evidence import Case
 from mldebug.diagnosis.classify.rank_class import classify
 
 MIN_INFERRED = 3
-"""Fewest ranks at one line whose common, unexplained stand counts as a wait in native code."""
+"""Fewest ranks in one unexplained position that count as waiting in native code."""
 
 Position = tuple[tuple[str, ...], str, str]
 
@@ -68,7 +68,7 @@ def _lost_class(lost: LostRank) -> Classification:
 
 
 def position(rank: ClassifiedRank) -> Position:
-    """Where a rank stands: its Python stack, and how the kernel sees its main thread."""
+    """The position of a rank: its Python stack, and the state and wait channel of its main thread."""
     if rank.capture is None:
         return (), "", ""
     process = rank.capture.process
@@ -79,7 +79,7 @@ def position(rank: ClassifiedRank) -> Position:
 
 
 def _share_native(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
-    """What a native stack proved for one rank holds for those with the same stand that had none taken."""
+    """What a native stack proved for one rank holds for ranks in the same position without one."""
     proved = {
         position(rank): rank
         for rank in ranks
@@ -111,19 +111,19 @@ def _infer_native_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     says why, two in `broadcast`. It is never `direct`, so the verdict stays at medium.
     """
     unclear = [rank for rank in ranks if rank.is_.name == "native_code"]
-    stands = {position(rank) for rank in unclear}
+    positions = {position(rank) for rank in unclear}
     others = [rank for rank in ranks if rank.is_.name != "native_code"]
-    if len(unclear) < max(MIN_INFERRED, len(ranks) // 2 + 1) or len(stands) != 1:
+    if len(unclear) < max(MIN_INFERRED, len(ranks) // 2 + 1) or len(positions) != 1:
         return ranks
     if not others or any(rank.is_.role is not Role.WAITING for rank in others):
         return ranks
-    if any(rank.capture and _seen_alive(rank.capture) for rank in unclear):
+    if any(rank.capture and _may_compute(rank.capture) for rank in unclear):
         return ranks
     return [_as_wait(rank) if rank.is_.name == "native_code" else rank for rank in ranks]
 
 
-def _seen_alive(capture: RankCapture) -> bool:
-    """A native stack that shows no wait is an answer; a process that could be asked for one, and was not, may compute."""
+def _may_compute(capture: RankCapture) -> bool:
+    """Whether it may compute: its native stack shows no wait, or none was taken although its process was there."""
     return bool(capture.process.native) or capture.process.state is not None
 
 
@@ -154,11 +154,11 @@ def wants_native(capture: NodeCapture) -> tuple[int, ...]:
 
     Only ranks all of whose threads can be interrupted may be asked; that is for the caller to check.
     """
-    asked: dict[Position, int] = {}
+    sampled: dict[Position, int] = {}
     for rank in _captured((capture,)):
         if needs_native(rank.is_):
-            asked.setdefault(position(rank), rank.rank)
-    return tuple(sorted(asked.values()))
+            sampled.setdefault(position(rank), rank.rank)
+    return tuple(sorted(sampled.values()))
 
 
 def needs_native(found: Classification) -> bool:

@@ -1,4 +1,4 @@
-"""When nobody can be named: why, and what would tell the next time."""
+"""The finding where no rank can be named: why, and what would show it the next time."""
 
 from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import Confidence, Finding, Verdict
@@ -12,7 +12,7 @@ RUN = "mldebug run -- torchrun …  # next time: then ranks tell who is behind"
 
 
 def unknown(case: Case, agreed: tuple[str, ...] = ()) -> Finding:
-    """`agreed`: in what else all ranks are alike."""
+    """The verdict `unknown`, with the reason. `agreed`: phrases for what all ranks have in common."""
     summary, steps = _why_unknown(case, agreed)
     evidence = tuple(
         f"{ranks_text([rank.rank])}: {fact}" for rank in case.ranks[:4] for fact in rank.is_.why
@@ -40,8 +40,8 @@ def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, .
         return f"{sentence(case.suspects)} while {case.victims()}: the evidence names nobody", (
             "mldebug dump --native",
         )
-    if not case.complete and case.asked is not None:
-        return not_all_seen(case, case.asked)
+    if not case.complete and case.queried is not None:
+        return not_all_seen(case, case.queried)
     if not case.complete:
         elsewhere = case.job.world_size - len(case.ranks)
         return (
@@ -53,10 +53,10 @@ def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, .
         who = f"{all_of(len(alike.members))} members of {alike.view.title}"
         timing = () if alike.timed else (TIMING,)
         return f"{case.everybody()}; {who} have called {alike.what} {_likeness(alike)}", (look, *timing, again)  # fmt: skip
-    if case.flights:
+    if case.flight_records:
         return f"{case.everybody()}: who is behind the evidence does not tell", (look, again)
-    said = ", and ".join((", ".join((case.everybody(), *agreed[:-1])), *agreed[-1:]))
-    return f"{said}: without Flight Recorders nobody can be told apart", (look, RUN, again)
+    summary = ", and ".join((", ".join((case.everybody(), *agreed[:-1])), *agreed[-1:]))
+    return f"{summary}: without Flight Recorders nobody can be told apart", (look, RUN, again)
 
 
 def _likeness(claim: Claim) -> str:

@@ -1,6 +1,6 @@
 """All ranks wait, but not in the same collective: the few that took another branch are named by majority.
 
-Flight Recorder, where the ranks can be asked for it, tells sequence numbers, and its word is the last; else stacks vote.
+Flight Recorders have sequence numbers, and decide where the ranks can be asked for them; else stacks vote.
 """
 
 import re
@@ -21,7 +21,7 @@ FROM_ROOT = re.compile(r"broadcast\w*|scatter\w*")
 """Collectives with a root: who has sent, or passed on, leaves while others still wait for somebody who never came."""
 
 PARTIAL_MAJORITY = 0.75
-"""Share of the ranks seen that must agree where not all ranks of the job were seen."""
+"""Share of the captured ranks that must agree where not all ranks of the job were captured."""
 
 
 class CollectiveMismatch:
@@ -33,8 +33,8 @@ class CollectiveMismatch:
 
     def judge(self, case: Case) -> Finding | None:
         """Speak where everybody waits and a strict majority stands in one place, or in one collective."""
-        flights = FlightRecorders(case)
-        return flights.judge() or (None if flights.alike else self._by_stacks(case))
+        recorders = FlightRecorders(case)
+        return recorders.judge() or (None if recorders.alike else self._by_stacks(case))
 
     def _by_stacks(self, case: Case) -> Finding | None:
         voters = case.waiting

@@ -9,7 +9,7 @@ from mldebug.diagnosis.detectors import Detector
 
 
 class DataloaderStalled:
-    """Blames the worker process where one is told from its idle siblings, else the rank."""
+    """Blames the worker process that differs from its idle siblings, else the rank."""
 
     def judge(self, case: Case) -> Finding | None:
         """Speak where a rank stands in the data loader and waits."""

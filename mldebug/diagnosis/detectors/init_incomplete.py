@@ -30,9 +30,9 @@ class InitIncomplete:
 
 def _nowhere(case: Case) -> Finding | None:
     """Ranks that run on none of the nodes asked: they may never have come, or run where nobody asked."""
-    if case.asked is None or case.asked.absent or not case.elsewhere:
+    if case.queried is None or case.queried.absent or not case.elsewhere:
         return None
-    ranks, nodes = ranks_text(case.elsewhere), case.asked.named("answered")
+    ranks, nodes = ranks_text(case.elsewhere), case.queried.named("answered")
     verb = "has" if len(case.elsewhere) == 1 else "have"
     return Finding(
         verdict=Verdict.INIT_INCOMPLETE,

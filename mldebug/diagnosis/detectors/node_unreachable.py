@@ -1,4 +1,4 @@
-"""All ranks that were seen wait, and the node of the others does not answer."""
+"""All captured ranks wait, and the node of the others does not answer."""
 
 from mldebug.core.model import Confidence, Culprit, Finding, QueriedNode, Verdict
 from mldebug.core.plugins import NoOptions
@@ -10,19 +10,19 @@ MAX_NAMED = 64
 
 
 class NodeUnreachable:
-    """Names nodes, never ranks; medium where the scheduler says so, or it was heard of before and is no more.
+    """Names nodes, never ranks; medium where the scheduler reports the node down, or it answered before and no longer does.
 
     Of a node that was reached and could not capture nothing is known: then nobody is named.
     """
 
     def judge(self, case: Case) -> Finding | None:
         """Speak where the ranks that nobody saw can only be on nodes that are silent."""
-        if case.asked is None or not case.unseen or case.moved:
+        if case.queried is None or not case.unseen or case.moved:
             return None
-        gone = [node for node in case.asked.nodes if node.state in ("down", "silent")]
-        if case.suspects or not case.waiting or len(gone) != len(case.asked.absent):
+        gone = [node for node in case.queried.nodes if node.state in ("down", "silent")]
+        if case.suspects or not case.waiting or len(gone) != len(case.queried.absent):
             return None
-        if case.asked.by and 2 * len(gone) >= len(case.asked.nodes):
+        if case.queried.by and 2 * len(gone) >= len(case.queried.nodes):
             return None  # whoever asked may be the one that is cut off
         sure = all(node.state == "down" or node.last_seen is not None for node in gone)
         names = fold_nodes(node.name for node in gone)

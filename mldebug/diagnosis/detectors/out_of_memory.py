@@ -21,7 +21,7 @@ LAST_WORDS = 40  # lines of a rank's log
 
 
 class OutOfMemory:
-    """Blames the rank that the kernel killed, or that lost a worker so, or whose last words tell a lack of device memory."""
+    """Blames the rank that the kernel killed, or that lost a worker so, or whose last lines show a lack of device memory."""
 
     def judge(self, case: Case) -> Finding | None:
         """Speak where somebody waits, and memory is what a rank that does not wait ran out of."""
@@ -50,10 +50,10 @@ class OutOfMemory:
 
     def _device(self, case: Case) -> Finding | None:
         """A rank that does not wait and whose own log ends with a lack of device memory: it may hang while it cleans up."""
-        told = [(rank, memory) for rank in case.suspects if (memory := _last_words(case, rank))]
-        if len(told) != 1:
+        lacking = [(rank, memory) for rank in case.suspects if (memory := _last_words(case, rank))]
+        if len(lacking) != 1:
             return None
-        (rank, memory) = told[0]
+        (rank, memory) = lacking[0]
         words = memory_sentence(memory)
         finding = blame(
             case,
@@ -76,7 +76,7 @@ def _hit(victim: ClassifiedRank, fault: Fault) -> bool:
 def _last_words(case: Case, rank: ClassifiedRank) -> DeviceMemory | None:
     """The lack of memory that its own log ends with; not one that it caught: it went on, or made a step, after it."""
     lines = _own_lines(case, rank)[-LAST_WORDS:]
-    found = [(at, told) for at, line in enumerate(lines) if (told := device_memory(line))]
+    found = [(at, memory) for at, line in enumerate(lines) if (memory := device_memory(line))]
     if not found:
         return None
     after = lines[found[-1][0] + 1 :]

@@ -8,14 +8,14 @@ from mldebug.core.redact import safe_line
 from mldebug.diagnosis.classify.evidence import Case, blame
 from mldebug.diagnosis.detectors import Detector
 
-MOST_TOLD = 4  # ranks in the evidence
+MAX_LISTED = 4  # ranks in the evidence
 
 
 class StorageFault:
     """Blames the mount, not the rank: the rank is only the first to touch it."""
 
     def judge(self, case: Case) -> Finding | None:
-        """Speak where the kernel says that storage blocks a rank (or its DataLoader worker) on a known mount."""
+        """A finding where the kernel shows that storage blocks a rank (or its DataLoader worker) on a known mount."""
         blocked = tuple(
             r
             for r in case.named("storage", "uninterruptible", "dataloader")
@@ -31,8 +31,8 @@ class StorageFault:
         steps.append(f"cat /proc/{blocked[0].is_.worker_pid or blocked[0].pid}/stack")
         finding = blame(case, Verdict.STORAGE_FAULT, blocked, steps)
         culprits = tuple(_mount(mount, blocked) for mount in mounts)
-        told = tuple(_evidence(rank, case) for rank in blocked[:MOST_TOLD])
-        return msgspec.structs.replace(finding, culprits=culprits, evidence=(*told, *finding.evidence))  # fmt: skip
+        facts = tuple(_evidence(rank, case) for rank in blocked[:MAX_LISTED])
+        return msgspec.structs.replace(finding, culprits=culprits, evidence=(*facts, *finding.evidence))  # fmt: skip
 
 
 def _target(rank: ClassifiedRank) -> OpenFile | None:
@@ -57,14 +57,14 @@ def _evidence(rank: ClassifiedRank, case: Case) -> str:
     path = rank.is_.path or (target.target if target else "") or rank.is_.mount
     source = target.source if target and target.source else rank.is_.mount
     who = f"rank {rank.rank}" + (f"'s worker {rank.is_.worker_pid}" if rank.is_.worker_pid else "")
-    told = f"{who} waits in {call} {safe_line(path, 200)} on {safe_line(source, 120)}"
+    wait = f"{who} waits in {call} {safe_line(path, 200)} on {safe_line(source, 120)}"
     if target is not None and target.stuck_seconds > 0:
-        return f"{told}, which has not answered the agent for {target.stuck_seconds:.0f} s"
-    return f"{told}, stuck {case.quiet_seconds:.0f} s" if case.quiet_seconds else told
+        return f"{wait}, which has not answered the agent for {target.stuck_seconds:.0f} s"
+    return f"{wait}, stuck {case.quiet_seconds:.0f} s" if case.quiet_seconds else wait
 
 
 def _call(rank: ClassifiedRank) -> str:
-    """`read of`, or what can be said where the call is not known."""
+    """`read of`, or other words where the call is not known."""
     pid = rank.is_.worker_pid
     if rank.capture is None:
         return "access to"

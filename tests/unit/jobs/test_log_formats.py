@@ -53,8 +53,9 @@ OPTIONS = {
 def test_every_format_reads_its_example(name: str) -> None:
     assert name in EXAMPLES, f"give EXAMPLES a line that logs/{name}.py reads, and what is in it"
     line, expected = EXAMPLES[name]
-    module = load("logs", name)
-    record = module.create(module.Options(**OPTIONS.get(name, {}))).parse(line)
+    options = OPTIONS.get(name)
+    given = load("logs", name).Options(**options) if options else None
+    record = create("logs", name, given).parse(line)
     assert record is not None
     assert record.format == name
     assert (record.step, record.total, record.loss, record.step_seconds) == expected

@@ -11,7 +11,7 @@ from mldebug.config.schema import Config
 from mldebug.jobs.schedulers.status_lines import orphan_line, orphan_words
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.jobs import orphans
-from mldebug_agents.jobs.orphans import OrphanOrder, OrphanWatch
+from mldebug_agents.jobs.orphans import OrphanFinder, OrphanRequest
 
 JOB = "4094967001"
 
@@ -40,8 +40,8 @@ def test_a_process_that_outlived_its_job_is_told_after_the_grace_and_not_ended(
     tools: NodeTools, left: int
 ) -> None:
     now = 100.0
-    watch = OrphanWatch(tools.context.host, tools.context.reader, lambda: now)
-    order = OrphanOrder(alive=frozenset(), gpus={left: {"GPU-1": 3 << 30}}, grace=120.0)
+    watch = OrphanFinder(tools.context.host, tools.context.reader, lambda: now)
+    order = OrphanRequest(alive=frozenset(), gpus={left: {"GPU-1": 3 << 30}}, grace=120.0)
     assert [one for one in watch.look(order) if JOB in one.job] == []
     now += 119
     assert [one for one in watch.look(order) if JOB in one.job] == []
@@ -57,8 +57,8 @@ def test_a_process_that_outlived_its_job_is_told_after_the_grace_and_not_ended(
 
 def test_a_job_that_is_known_again_begins_anew(tools: NodeTools, left: int) -> None:
     now = 100.0
-    watch = OrphanWatch(tools.context.host, tools.context.reader, lambda: now)
-    gone, there = (OrphanOrder(alive=frozenset(alive), grace=120.0) for alive in ((), (JOB,)))
+    watch = OrphanFinder(tools.context.host, tools.context.reader, lambda: now)
+    gone, there = (OrphanRequest(alive=frozenset(alive), grace=120.0) for alive in ((), (JOB,)))
     for order in (gone, there, gone):
         assert [one for one in watch.look(order) if JOB in one.job] == []
         now += 121
@@ -68,5 +68,5 @@ def test_a_job_that_is_known_again_begins_anew(tools: NodeTools, left: int) -> N
 def test_without_slurm_nothing_is_known_of_its_jobs(tools: NodeTools, left: int) -> None:
     if any(stat.name == "slurmd" for stat in tools.context.host.briefs().values()):
         pytest.skip("a slurmd runs here, and would know the job")
-    watch = OrphanWatch(tools.context.host, tools.context.reader)
-    assert [one for one in watch.look(OrphanOrder(alive=None, grace=0)) if JOB in one.job] == []
+    watch = OrphanFinder(tools.context.host, tools.context.reader)
+    assert [one for one in watch.look(OrphanRequest(alive=None, grace=0)) if JOB in one.job] == []

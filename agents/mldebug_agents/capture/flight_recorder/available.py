@@ -1,4 +1,4 @@
-"""What is known of a rank before its Flight Recorder is asked for: its backends, by the names of its threads, and its worker servers.
+"""Gathers the facts that decide how a rank's Flight Recorder can be read: backends by thread names, and its worker servers.
 
 Its PyTorch and its settings are what discovery has found.
 """
@@ -32,7 +32,7 @@ def rank_facts(
     *,
     hooked: bool = False,
 ) -> RankFacts:
-    """All that is known of a rank now; `state` with its threads and files, None where it is gone."""
+    """The facts of a rank now; `state` with its threads and files, None where it is gone."""
     version = parse_version(installed.torch)
     threads = state.threads if state else ()
     return RankFacts(

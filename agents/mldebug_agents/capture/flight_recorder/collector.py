@@ -1,4 +1,4 @@
-"""The ways to a Flight Recorder beside the hook: who is met while it lives, what a capture adds, and what ranks leave behind."""
+"""Flight Recorders without the hook: notes the ranks while they live, adds records to a capture, reads dumps of ranks that have ended."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ MAX_KNOWN = 4096  # processes
 
 
 class FlightRecorderCollector:
-    """Keep one: it remembers what ranks were started with, and who still owes an answer. Any thread may ask."""
+    """One per agent: it remembers what ranks were started with, and which still owe an answer. Safe from any thread."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class FlightRecorderCollector:
         self._living: tuple[KnownRank, ...] = ()
 
     def update(self, found: Discovery) -> None:
-        """Note down what all ranks of this node run: of one that has ended nobody can tell. Opens no file."""
+        """Note what all ranks of this node run: after a rank has ended that cannot be found out. Opens no file."""
         met = tuple(
             KnownRank(rank, job.id, job.name, program, self._software(job.id, rank.pid, program))
             for job in found.jobs
@@ -94,7 +94,7 @@ class FlightRecorderCollector:
         return attempts.capture()
 
     def left_behind(self, ranks: Iterable[RankIdentity]) -> dict[int, FlightRecord]:
-        """By rank, what PyTorch dumped of ranks that have ended; they were met while they lived.
+        """By rank, the dumps that PyTorch wrote of ranks that have ended; only ranks that `update` noted while they lived.
 
         Nothing where no dump shows a call that had taken too long; where one does, all have dumped at about that time.
         """
@@ -118,7 +118,7 @@ class FlightRecorderCollector:
             return self._ranks.get((one.pid, one.start_ticks))
 
     def _means(self, job: str, one: RankCapture) -> RankFacts:
-        """All that is known of it; its version is read now where nobody has read it yet."""
+        """The facts of a rank; its PyTorch version is read now if it was not read yet."""
         entry, hooked = self._rank_record(one.identity), one.said is not None
         if entry is None:
             return RankFacts(rank=one.identity.rank, hooked=hooked)

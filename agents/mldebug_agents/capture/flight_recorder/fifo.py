@@ -42,7 +42,7 @@ FileStamps = tuple[FileStamp | None, ...]
 
 
 class FifoTarget(NamedTuple):
-    """One rank: its FIFO and the files that it dumps into, as they are found from here."""
+    """One rank with its FIFO and dump files, as paths from the agent's root."""
 
     identity: RankIdentity
     fifo: str
@@ -50,7 +50,7 @@ class FifoTarget(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it dumps into, as the rank names it."""
+        """The path of its first dump file, as the rank itself sees it."""
         path = next(iter(self.dumps), "")
         return path.partition(f"/{self.identity.pid}/root")[2] or path
 
@@ -61,7 +61,7 @@ class FifoTarget(NamedTuple):
 
 
 class _Question:
-    """One that was put: what its files were before, and how often an answer was read."""
+    """A rank that was asked: the stamps of its files before, and how often an answer was read."""
 
     def __init__(self, one: FifoTarget, before: FileStamps) -> None:
         self.one, self.before = one, before
@@ -71,7 +71,7 @@ class _Question:
 
 
 class Fifo:
-    """Keep one: it remembers who still owes an answer. Any thread may ask."""
+    """One per agent: it remembers which ranks still owe an answer. Safe from any thread."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Fifo:
         return results | {it.one.identity.rank: _late(it, timeout) for it in waiting}
 
     def wrote_over(self, one: FifoTarget) -> FileStamp | None:
-        """The dump of this rank that lay there when it was asked last, and that was no answer to us; told once."""
+        """The stamp of a dump that our question overwrote and that was not our own; returned once."""
         with self._lock:
             found = self._over.pop(one.key, ())
         return next((it for it in found if it.mtime >= one.identity.started_at), None)
@@ -131,7 +131,7 @@ class Fifo:
     def _inherit(
         self, reader: HangAwareReader, one: FifoTarget, since: float
     ) -> FoundDump | str | None:
-        """What a question of an earlier agent brought, or that it may still come. None: we know of one ourselves."""
+        """The dump that a question of an earlier agent caused, or words that it may still come. None: this agent asked itself."""
         with self._lock:
             if one.key in self._open:
                 return None
@@ -145,7 +145,7 @@ class Fifo:
     def _trigger(
         self, reader: HangAwareReader, one: FifoTarget, since: float, timeout: float
     ) -> _Question | FoundDump | str:
-        """A question, or what came late, or why it was not asked. A dump that has come late, and whole, closes its question."""
+        """Ask the rank; or return the dump of an earlier question that came late, or why it was not asked."""
         with self._lock:
             earlier = self._open.get(one.key)
             late = "" if earlier is None else _answer(reader, one, earlier)
@@ -168,7 +168,7 @@ class Fifo:
         return _Question(one, before)
 
     def _remember(self, one: FifoTarget, before: FileStamps) -> None:
-        """An answer is owed; of so many ranks only the last are remembered."""
+        """Remember that a rank owes an answer; at most `MAX_OPEN` ranks."""
         self._open[one.key] = before
         for memory in (self._open, self._answers, self._over):
             while len(memory) > MAX_OPEN:
@@ -195,7 +195,7 @@ class Fifo:
 
 
 def _answer(reader: HangAwareReader, one: FifoTarget, before: FileStamps) -> FoundDump | str:
-    """What was dumped since; a file that has not changed since the question is no answer."""
+    """The newest dump written since the question: only files whose stamp has changed count."""
     now = zip(one.dumps, before, _marks(reader, one), strict=True)
     changed = [path for path, then, mine in now if mine is not None and mine != then]
     return newest([read_dump(reader, path, one.identity) for path in changed])
@@ -213,7 +213,7 @@ def _late(it: _Question, seconds: float) -> str:
 
 
 def ranks_to_ask(lagging: bool, waiting: Sequence[int], alike: int = 8) -> tuple[int, ...]:
-    """Whose dump is worth its price: one that waits where stacks tell who lags, else all who wait, but at most `alike`."""
+    """Which waiting ranks to ask: one where stacks already show who lags, else all, but at most `alike`."""
     return tuple(waiting[: 1 if lagging else alike])
 
 

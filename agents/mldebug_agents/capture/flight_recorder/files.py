@@ -1,4 +1,4 @@
-"""Files into which PyTorch dumps a Flight Recorder: whose they are, how old, of which run, and whether they are complete.
+"""Reads the files into which PyTorch dumps Flight Recorders, and checks owner, age, run and completeness.
 
 A dump is written in place, over the one before. It is complete when its last byte is the STOP of a pickle and all of it parses.
 """
@@ -20,7 +20,7 @@ Answered = TypeVar("Answered", FilePiece, Tail, bytes, None)
 
 
 class HangAwareReader:
-    """The reader for one capture: after the first path that does not answer no other is tried, for most share its mount."""
+    """The reader for one capture: after the first path that does not answer no other is tried, since most share its mount."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -47,7 +47,7 @@ class HangAwareReader:
 
 
 class FileStamp(NamedTuple):
-    """What a file was at one moment: it is another one, or written anew, where these differ."""
+    """Identity, size and time of a file: where they differ it is another file, or was written since."""
 
     device: int
     inode: int

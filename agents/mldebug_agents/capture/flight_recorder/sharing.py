@@ -1,4 +1,4 @@
-"""Ranks of other jobs on this node that dump into the same file: nobody can tell then whose dump lies there."""
+"""Finds other ranks on this node that may dump into the same file: then it is not certain whose dump lies there."""
 
 from collections.abc import Iterable, Iterator
 from posixpath import basename
@@ -19,7 +19,7 @@ Key = tuple[int, int]  # pid, start
 
 
 class KnownRank(NamedTuple):
-    """A rank, as it was met while it lived."""
+    """A rank as it was noted while it lived."""
 
     identity: RankIdentity
     job: str  # id
@@ -34,7 +34,7 @@ class KnownRank(NamedTuple):
 
 
 class SharedDumps:
-    """Who else, among these living ranks, may write a file."""
+    """Finds which other of these living ranks may write a file."""
 
     def __init__(self, host: Host, living: Iterable[KnownRank]) -> None:
         self._host = host

@@ -1,4 +1,4 @@
-"""One capture: the ways are climbed for the ranks that the hook did not tell of, the one that costs the rank least first.
+"""Reads the Flight Recorders that a capture still lacks, by each method in turn, the one that costs the rank least first.
 
 The worker server, the dump of the job's own timeout, and last the debug FIFO, for a few ranks that wait. What was had tells by
 which way; what was not is a gap, with the reason and, once for a job, the setting that would have given a better way.
@@ -59,7 +59,7 @@ POORER = {
 
 
 class AccessTools(NamedTuple):
-    """What a climb works with; `reader` is of this capture alone, `servers` has children of their own asked."""
+    """What the attempts of one capture share; `reader` is for this capture only, `servers` starts a child for each worker server."""
 
     host: Host
     reader: HangAwareReader
@@ -70,7 +70,7 @@ class AccessTools(NamedTuple):
 
 
 class AccessAttempts:
-    """What is known of each rank so far."""
+    """The attempts of one capture, and the results of each rank so far."""
 
     def __init__(self, tools: AccessTools, taken: NodeCapture, left: Callable[[], float]) -> None:
         self._tools, self._taken, self._left = tools, taken, left
@@ -83,13 +83,13 @@ class AccessAttempts:
         self._lost: list[Gap] = []
 
     def add_rank(self, rank: int, its: RankFacts) -> None:
-        """Have this rank among those that are asked, unless its PyTorch is not known."""
+        """Include this rank, unless its PyTorch is not known."""
         if its.torch is not None:
             self._plans[rank] = plan(its)
             self._expected.update({rank} if expected(its) else ())
 
     def run(self, *, stalled: bool, resumed: bool = False) -> None:
-        """Every way, for the ranks that are still without an answer."""
+        """Try every method, each for the ranks that are still without a record."""
         self._by_servers()
         for rank, its in self._plans.items():
             for way in its.ways:
@@ -132,7 +132,7 @@ class AccessAttempts:
     # --- the FIFO ----------------------------------------------------------------------------------
 
     def _by_fifo(self, *, stalled: bool, resumed: bool) -> None:
-        """Few ranks that wait in a job that stands still, and only those that no other way has told of."""
+        """Ask by FIFO a few waiting ranks of a job that stands still, if no other method gave a record."""
         fifos = {
             rank: way.places[0]
             for rank, its in self._plans.items()
@@ -234,7 +234,7 @@ class AccessAttempts:
             self._why[rank].append(reason)
 
     def capture(self) -> NodeCapture:
-        """What was taken before, with all this."""
+        """The capture with the records, and gaps for what could not be read."""
         if not self._plans:
             return self._taken
         ranks = tuple(self._with(one) for one in self._taken.ranks)

@@ -31,7 +31,7 @@ AT_ONCE = 16
 
 
 class StatusComparison:
-    """Of `count` ranks out of a job of `world`. Whoever has not told how far it is by `until` (monotonic) is asked for everything."""
+    """Compares the status of `count` ranks out of a job of `world`. A rank without a status by `until` (monotonic) is asked for everything."""
 
     def __init__(self, count: int, until: float, world: int = 0) -> None:
         self._count, self._until, self._world = count, until, world
@@ -42,11 +42,11 @@ class StatusComparison:
 
     @property
     def several(self) -> bool:
-        """Is there anybody to be compared with? Not where ranks of other nodes may wait in what is done here."""
+        """Can statuses be compared? Only with several ranks, and not where ranks of other nodes may wait in a call that is done here."""
         return 1 < self._count >= self._world
 
     def speaker(self, rank: int, status: RankStatus | None) -> int | None:
-        """Who speaks for what this rank has done; None: it is asked itself. Waits for the others."""
+        """The rank whose full record also holds for this one; None: this rank is asked for everything. Waits for the other threads."""
         with self._changed:
             self._statuses[rank] = status
             self._changed.notify_all()
@@ -62,13 +62,13 @@ class StatusComparison:
         return self._speakers is not None or len(self._statuses) >= self._count
 
     def put(self, rank: int, answer: FlightRecord | str) -> None:
-        """All that this rank tells, for those for whom it speaks."""
+        """Hand in this rank's full record, for the ranks for which it also holds."""
         with self._changed:
             self._whole[rank] = answer if isinstance(answer, FlightRecord) else None
             self._changed.notify_all()
 
     def whole(self, rank: int, until: float) -> FlightRecord | None:
-        """What that rank has told, None where nothing has come in half of the time that is left: the other half is for asking without it."""
+        """That rank's full record; None where it has not come in half of the time left, as the other half is needed to ask without it."""
         with self._changed:
             left = max(0.0, until - time.monotonic())
             self._changed.wait_for(lambda: rank in self._whole, left / 2)
@@ -145,7 +145,7 @@ class WorkerServer:
         self._reader.take_back(self._own)
 
     def read(self, rank: int, agreed: StatusComparison) -> FlightRecord | str:
-        """All its calls; of a rank that is as far as another one, which tells all, only those that pend."""
+        """The record of all calls; where another rank's record holds for the done ones, only pending calls are asked for."""
         listed = self._ask(WorkerServerQuestion.HANDLERS, MAX_LIST)
         if isinstance(listed, Unreadable):
             return listed.reason

@@ -35,7 +35,7 @@ _ANOTHER = "another job answers there, and this one not"
 
 
 class RasOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom to ask. `network`: inode of the network namespace of `pid`, 0: ours."""
+    """A question about one job. `network`: inode of the network namespace of `pid`; 0: our own."""
 
     address: str  # `RankIdentity.nccl_ras`
     pids: tuple[int, ...]  # of the job's ranks here, in their own pid namespace
@@ -48,7 +48,7 @@ class RasOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RasReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What came, or why nothing did."""
+    """The answer, or why there is none."""
 
     answer: NcclRas | None = None
     world: RasWorld | None = None  # with the sums alone
@@ -114,7 +114,7 @@ def _ask(order: RasOrder, where: list[RasAddress], deadline: float) -> RasReply:
 
 
 def _try(order: RasOrder, place: RasAddress, deadline: float) -> tuple[RasReply, bool]:
-    """What came, and whether the same place may answer otherwise."""
+    """The reply of one address, and whether another try there may reach another process."""
     living = _living(order)
     shown: list[bool] = []
     try:

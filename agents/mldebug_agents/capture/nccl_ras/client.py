@@ -1,6 +1,6 @@
 """Asks NCCL RAS of the jobs on this node, each question in a child process with a deadline.
 
-During a capture the question runs in a background thread (`Beside`), so that stacks are taken meanwhile.
+During a capture the question runs in a background thread (`RasBackgroundQuery`), so that stacks are taken meanwhile.
 """
 
 import math
@@ -29,7 +29,7 @@ ELSEWHERE = Gap(what=WHAT, reason="of a job this large the node of rank 0 asks a
 
 
 class RasClient:
-    """Any thread may ask. Each question has a child of its own, which ends with it."""
+    """Asks NCCL RAS of jobs, each question in a child of its own. Safe from any thread."""
 
     def __init__(
         self, spawner: Spawner, host: Host, unanswered: FailureCounts | None = None
@@ -109,7 +109,7 @@ Ask = Callable[[Job, float], RasReply]
 
 
 class RasBackgroundQuery:
-    """Asks from now on, in a thread of its own; `ask` None: nobody is asked."""
+    """A question that runs in a background thread from construction on; with `ask` None nothing is asked."""
 
     def __init__(self, ask: Ask | None, job: Job, seconds: float) -> None:
         self._reply: RasReply | None = None

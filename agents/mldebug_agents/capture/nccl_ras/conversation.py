@@ -53,7 +53,7 @@ class RasConnection:
             ) from None
 
     def ask(self, max_bytes: int, check: Callable[[socket.socket], None]) -> bytes:
-        """The answer, in JSON where it can be had. `meet` looks at who is there, and may raise, before anything is asked."""
+        """The answer, in JSON where NCCL can give it. `check` verifies the connected process before anything is asked; it may raise."""
         try:
             self._greet()
             check(self.link)

@@ -1,4 +1,4 @@
-"""What the kernel says of the network namespace that we are in: its addresses, and whose process holds a connection."""
+"""Our network namespace by /proc/net: its addresses, and which user and socket own the other end of a local connection."""
 
 import ipaddress
 import itertools

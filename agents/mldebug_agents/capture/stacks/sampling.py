@@ -1,6 +1,6 @@
-"""The first rungs of a capture: /proc and the Python stacks of all its processes, once and then again for a while.
+"""The first steps of a capture: /proc and Python stacks of all its processes, once and then repeatedly for some seconds.
 
-Nobody is stopped: py-spy reads without blocking.
+No process is stopped: py-spy reads without blocking.
 """
 
 import time
@@ -36,7 +36,7 @@ Pending = tuple[CaptureTarget, float, ProcessState | None, "Future[Dump] | None"
 
 
 class Sampling:
-    """What one capture sees of its targets, by pid: `states` and `dumps` at first, `samples` each time."""
+    """Samples of all target processes, by pid: `states` and `dumps` of the first pass, `samples` of every pass."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Sampling:
         self._sample(pool, first=True)
 
     def _state(self, pid: int) -> ProcessState | None:
-        """Of a process in the hands of a tracer the kernel tells nothing else: most let it go in a moment."""
+        """Of a process that is being traced the kernel shows nothing else; waits, since most tracers let it go in a moment."""
         while True:
             state = self._host.process_state(pid, files=True, kernel_stacks=True)
             if state is None or state.state != "t" or not self._patience:

@@ -43,7 +43,7 @@ MAX_FILES = 16  # of one rank
 
 
 class TraceCollector:
-    """Keep one: it remembers where ranks had their rings, for when they are gone. Any thread may ask."""
+    """One per agent: it remembers where ranks had their rings, for when they are gone. Safe from any thread."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class TraceCollector:
         return msgspec.structs.replace(taken, ranks=ranks, gaps=(*taken.gaps, *gaps))
 
     def left_behind(self, ranks: Iterable[RankIdentity]) -> dict[int, TraceTail]:
-        """By rank, what those that have ended wrote last."""
+        """By rank, the last records of ranks that have ended."""
         found: dict[int, TraceTail] = {}
         for rank in list(ranks)[:MAX_DEAD]:
             tail, _ = self._tail(rank, self._dead(rank))
@@ -116,7 +116,7 @@ class TraceCollector:
         return None
 
     def _living(self, rank: RankIdentity) -> Iterator[RingLocation]:
-        """What it writes now, not what it wrote before it became another program. Few are traced: what it has mapped is read last."""
+        """The rings that it writes now, not those of before an exec. Few ranks are traced, so /proc/PID/maps is read last."""
         for place in living(self._host, rank):
             if begins_as_one(self._reader, place) and (place.open or self._maps(rank, place)):
                 yield place
@@ -182,7 +182,7 @@ def _key(rank: RankIdentity) -> Key:
 
 
 class SourceText:
-    """For one rank at one moment."""
+    """Reads source lines for one rank, with the rights of its user."""
 
     def __init__(self, host: Host, reader: Reader, rank: RankIdentity) -> None:
         self._reader = reader

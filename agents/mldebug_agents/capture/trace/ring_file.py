@@ -78,7 +78,7 @@ class StuckError(OSError):
 
 
 class RingReader:
-    """Reads pieces of one ring. Raises OSError with the reason, and ValueError where it is not believed."""
+    """Reads pieces of one ring. Raises OSError with the reason, and ValueError where it is not the rank's own ring."""
 
     def __init__(
         self, reader: Reader, place: RingLocation, rank: RankIdentity, boot_id: str
@@ -143,7 +143,7 @@ def absent(error: Exception) -> bool:
 
 
 def first_error(errors: Iterable[Exception]) -> str:
-    """What is worth telling of several failures: not that a file is absent."""
+    """The first of several failures that is worth reporting; an absent file is not."""
     reported = [error for error in errors if not absent(error)]
     error = next(iter(reported), None)
     return "" if error is None else str(error.strerror if isinstance(error, OSError) else error)
