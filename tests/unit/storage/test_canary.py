@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from mldebug.config.schema import CanaryConfig as Wanted
-from mldebug.config.schema import Config
+from mldebug.config.schema import Config, StorageConfig
 from mldebug.storage.filesystems.canary import CanaryWrite, sentence
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
-from mldebug_agents.storage.monitor import StorageConfig, all_collectors
+from mldebug_agents.storage.monitor import all_collectors
 from nodetools import with_config
 from unit.storage.test_filesystems import mount, mounted
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.config.schema import CanaryConfig, Config
+from mldebug.config.schema import CanaryConfig, Config, StorageConfig
 from mldebug.core.model import Job, RankIdentity
 from mldebug.status.storage_lines import storage_json
 from mldebug_agents.agent.wiring import NodeTools, open_tools
@@ -20,7 +20,7 @@ from mldebug_agents.storage.filesystems import collector as filesystems
 from mldebug_agents.storage.filesystems.canary import CanaryCollector as Writing
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.storage.filesystems.mounts import UsedMount, mount_table, used_mounts
-from mldebug_agents.storage.monitor import StorageConfig, look_once
+from mldebug_agents.storage.monitor import look_once
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import Mount, mount_of, parse_mountinfo
 from nodetools import with_config

@@ -18,7 +18,7 @@ from mldebug_agents.storage.child.messages import (
     QuotaOwners,
 )
 from mldebug_agents.storage.child.quota import parse_block, read_blocks
-from mldebug_agents.storage.filesystems.kernel_quotas import KEEPERS, KernelQuotaCollector
+from mldebug_agents.storage.filesystems.kernel_quotas import WITH_QUOTAS, KernelQuotaCollector
 from mldebug_agents.storage.filesystems.mounts import used_mounts
 from mldebug_agents.system.host import Host
 
@@ -56,7 +56,7 @@ def tools() -> Iterator[NodeTools]:
 
 def look(tools: NodeTools, probe: Answering) -> KernelQuotaCollector:
     desk = KernelQuotaCollector(tools.context, probe)  # type: ignore[arg-type]
-    if not any(one.mount.fstype in KEEPERS for one in used_mounts(Host(), [job()], ()).values()):
+    if not any(one.mount.fstype in WITH_QUOTAS for one in used_mounts(Host(), [job()], ()).values()):
         pytest.skip("no rank here is on a filesystem that can keep quotas")
     desk.look(1.0, [job()])
     return desk
