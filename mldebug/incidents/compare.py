@@ -1,4 +1,4 @@
-"""Two captures of one job, rank by rank: who stands where it stood, who works there, who has moved, gone or come. Pure.
+"""Compares two captures of one job, rank by rank: which ranks are in the same place, work there, moved, went or came. Pure.
 
 `compare` gives the data, `mldebug.incidents.report.changes` the words.
 """
@@ -85,5 +85,5 @@ def _places(old: tuple[Frame, ...], new: tuple[Frame, ...]) -> tuple[str, str]:
     """Where the job's own code stood and stands; the innermost frames where that is one line, else where they part."""
     outer = zip(reversed(old), reversed(new), strict=False)
     pairs = [(site(old), site(new)), (old[0], new[0]), *outer]
-    told = ((one.label, other.label) for one, other in pairs if one and other)
-    return next((pair for pair in told if pair[0] != pair[1]), (old[0].label, new[0].label))
+    labels = ((one.label, other.label) for one, other in pairs if one and other)
+    return next((pair for pair in labels if pair[0] != pair[1]), (old[0].label, new[0].label))

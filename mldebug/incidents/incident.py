@@ -203,7 +203,7 @@ def _judge_here(incident: Incident) -> Judgement:
 
 
 def _judge_exit(incident: Incident, attempt: AttemptExit) -> Judgement:
-    """An abnormal end, with the capture of those that outlived the first; a crash loop says how often."""
+    """An abnormal end, with the capture of those that outlived the first; of a crash loop with the number of attempts."""
     judgement = judgement_of(attempt, judge_exit(attempt), next(iter(incident.captures[-1:]), None))
     if len(incident.failed) < 2:
         return judgement

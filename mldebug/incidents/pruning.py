@@ -1,4 +1,4 @@
-"""Which reports go when there are too many: a pure choice, so that nobody can push out the reports of others.
+"""Which reports are deleted when there are too many; no user's reports can push out those of others. Pure.
 
 Too old ones go first. Then, as long as there are too many or too many bytes, whoever holds most gives up one: the oldest
 that was taken by hand, else the oldest.
@@ -24,7 +24,7 @@ class StoredReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_hand(self) -> bool:
-        """Was it asked for, and not the agent's own? The id tells: its owner cannot change it."""
+        """Whether it was taken by hand, which the id shows: its owner cannot change it."""
         return _BY_HAND.search(self.id) is not None
 
 
@@ -57,7 +57,7 @@ def _too_much(kept: Sequence[StoredReport], max_reports: int, max_bytes: int) ->
 
 
 def _of_the_heaviest(rest: Sequence[StoredReport], held: Counter[int]) -> StoredReport:
-    """Whoever holds most gives up the oldest one that was taken by hand, else the oldest."""
+    """The next report to delete: of the owner with most, the oldest taken by hand, else the oldest."""
     heaviest = max({one.owner for one in rest}, key=lambda owner: (held[owner], owner))
     mine = [one for one in rest if one.owner == heaviest]
     return next((one for one in mine if one.by_hand), mine[0])

@@ -1,4 +1,4 @@
-"""Where the reports are that a user may want to see."""
+"""The report stores that a user may want to read."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ from mldebug.incidents.report_store import ReportStore
 def report_stores_of(config: Path | None) -> tuple[ReportStore, ...]:
     """This user's own reports; where no config file says which, those of the node's service too."""
     own = load_config(config).agent.state_dir
-    places = [own] if config or own == SYSTEM_STATE_DIR else [own, SYSTEM_STATE_DIR]
-    return tuple(ReportStore(place, config=config) for place in places)
+    folders = [own] if config or own == SYSTEM_STATE_DIR else [own, SYSTEM_STATE_DIR]
+    return tuple(ReportStore(folder, config=config) for folder in folders)

@@ -1,4 +1,4 @@
-"""An incident of which no capture came: it is told all the same, with what the watch knew and nobody named. Pure."""
+"""The judgement of an incident without a capture: what the watch knew, and no rank named. Pure."""
 
 from mldebug.core.model import (
     Classification,
@@ -27,15 +27,15 @@ NOT_SEEN = Classification(
 
 
 def stand_in(job: Job, at: float, state: State, known: tuple[Gap, ...]) -> NodeCapture:
-    """What stands for the capture. `known`: why there is none, as far as somebody knows."""
+    """An empty capture with the reason why there is none. `known`: reasons that are known already."""
     node = next((rank.node for rank in job.ranks if rank.node), next(iter(job.nodes), ""))
     late = () if known and state == "open" else (Gap(what=WHAT, reason=BEFORE[state]),)
     return NodeCapture(node=node, taken_at=at, job=job, gaps=(*known, *late))
 
 
 def judge_uncaptured(bare: NodeCapture, sentence: str, lasted: str) -> Judgement:
-    """What the watch said, how long it went on, and that nobody saw more."""
-    told = sentence or "the job stalled"
+    """The verdict `unknown` with the watch's sentence and how long the stall lasted."""
+    summary = sentence or "the job stalled"
     evidence = (lasted, *(f"{gap.what}: {gap.reason}" for gap in bare.gaps))
     ranks = tuple(
         ClassifiedRank(rank=one.rank, node=one.node, pid=one.pid, is_=NOT_SEEN)
@@ -46,7 +46,7 @@ def judge_uncaptured(bare: NodeCapture, sentence: str, lasted: str) -> Judgement
             verdict=Verdict.UNKNOWN,
             culprits=(),
             confidence=Confidence.LOW,
-            summary=f"{told[:1].upper()}{told[1:]}; no capture shows who is to blame",
+            summary=f"{summary[:1].upper()}{summary[1:]}; no capture shows who is to blame",
             evidence=tuple(line for line in evidence if line),
             next_steps=tuple(dict.fromkeys(gap.way_out for gap in bare.gaps if gap.way_out)),
         ),

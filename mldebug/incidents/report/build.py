@@ -112,35 +112,35 @@ def _job(
     captures: Sequence[NodeCapture], asked: QueriedNodes, ranks: Sequence[RankCapture]
 ) -> JobView:
     job = captures[0].job
-    said = [one.said for one in ranks if one.said is not None]
+    hooks = [one.said for one in ranks if one.said is not None]
     lived = any(one.process.state is not None for one in ranks)
     traced = any(one.trace is not None for one in ranks)  # so it is no untouched job
-    seen = [name for each in captures for name in (*each.job.nodes, each.node)]
-    seen += [node.name for node in asked.nodes] if asked.listed_by else asked.absent
+    names = [name for each in captures for name in (*each.job.nodes, each.node)]
+    names += [node.name for node in asked.nodes] if asked.listed_by else asked.absent
     return JobView(
         id=job.id,
         name=job.name,
         attempt=job.attempt,
         world_size=job.world_size,
         launcher=job.launcher,
-        nodes=tuple(_unique(seen)),
+        nodes=tuple(_unique(names)),
         user=job.user,
         started_at=rfc3339(job.started_at) if job.started_at else "",
-        step=_step(captures, said),
-        hooked=len(said) if said or (lived and not traced and not _unread(captures)) else None,
+        step=_step(captures, hooks),
+        hooked=len(hooks) if hooks or (lived and not traced and not _unread(captures)) else None,
     )
 
 
 def _unread(captures: Iterable[NodeCapture]) -> bool:
-    """Is there a record of a hook that gave nothing? Who has one is not untouched."""
+    """Whether any rank has a hook whose record could not be read: such a job is not an untouched one."""
     return any(gap.what == RECORD for each in captures for gap in each.gaps)
 
 
-def _step(captures: Iterable[NodeCapture], said: Iterable[HookState]) -> int | None:
-    """What the watch knew; where nobody watched, how far the first of the ranks is."""
+def _step(captures: Iterable[NodeCapture], hooks: Iterable[HookState]) -> int | None:
+    """The step that the watch knew, else that of the furthest rank by its hook; None where neither is known."""
     watched = [one.step for one in captures if one.step is not None]
-    told = [one.step for one in said if one.step is not None]
-    return max(watched or told, default=None)
+    hooked = [one.step for one in hooks if one.step is not None]
+    return max(watched or hooked, default=None)
 
 
 def _latest(captures: Iterable[NodeCapture]) -> list[NodeCapture]:
@@ -151,11 +151,11 @@ def _latest(captures: Iterable[NodeCapture]) -> list[NodeCapture]:
 
 
 def _nodes(captures: Sequence[NodeCapture], asked: QueriedNodes) -> Iterator[NodeView]:
-    """Those that were asked, or else those that told."""
-    told = {capture.node: capture for capture in _latest(captures)}
-    others = {node.name: node for node in asked.nodes if node.name not in told}
-    for name in sorted({*told, *others}):
-        yield _node_view(told[name]) if name in told else _silent_view(others[name])
+    """The nodes that were asked for captures, else those that sent one."""
+    by_node = {capture.node: capture for capture in _latest(captures)}
+    others = {node.name: node for node in asked.nodes if node.name not in by_node}
+    for name in sorted({*by_node, *others}):
+        yield _node_view(by_node[name]) if name in by_node else _silent_view(others[name])
 
 
 def _silent_view(node: QueriedNode) -> NodeView:

@@ -10,11 +10,11 @@ from mldebug.incidents.compare import RankChange, compare, is_active
 from mldebug.incidents.report.sanitize import tidy
 from mldebug.stall.sentences import seconds
 
-MAX_MOVES = 8  # from one place to another that are told apart; who is gone or came is always told
-MAX_SAID = 6  # kinds of change in the one sentence
+MAX_MOVES = 8  # from one place to another, listed singly; ranks that went or came are always listed
+MAX_PHRASES = 6  # kinds of change in the one sentence
 MAX_RANKS = 60  # characters of a set of ranks in words
 MAX_LABEL = 120
-BUSY = 0.5  # of the time: who computes is told apart from who wakes now and then
+BUSY = 0.5  # of the time: more is computing, less only wakes now and then
 ORDER = tuple(Change)
 
 _Key = tuple[Change, bool, str, str]
@@ -39,16 +39,16 @@ def comparison(first: NodeCapture, later: NodeCapture) -> Comparison:
     )
 
 
-def later_words(told: Comparison) -> str:
+def later_words(comparison_: Comparison) -> str:
     """`32 s later`."""
-    return f"{seconds(told.seconds)} later"
+    return f"{seconds(comparison_.seconds)} later"
 
 
-def change_lines(told: Comparison) -> tuple[str, ...]:
+def change_lines(comparison_: Comparison) -> tuple[str, ...]:
     """One line for each kind of change."""
-    if _nothing_moved(told.changes):
-        return (told.summary,)
-    return tuple(one.words for one in told.changes)
+    if _nothing_moved(comparison_.changes):
+        return (comparison_.summary,)
+    return tuple(one.words for one in comparison_.changes)
 
 
 def _key(one: RankChange) -> _Key:
@@ -129,9 +129,9 @@ def _summary(changes: Sequence[ChangeView]) -> str:
     """`nothing moved`; `ranks 0-1,3 unchanged; rank 2 moved from strike (train.py:34) to backward (train.py:80)`."""
     if _nothing_moved(changes):
         return "nothing moved"
-    said = [one.words for one in changes[:MAX_SAID]]
-    left = sum(one.count for one in changes[MAX_SAID:])
-    return "; ".join([*said, f"{plural(left, 'more rank')} in other ways"] if left else said)
+    phrases = [one.words for one in changes[:MAX_PHRASES]]
+    left = sum(one.count for one in changes[MAX_PHRASES:])
+    return "; ".join([*phrases, f"{plural(left, 'more rank')} in other ways"] if left else phrases)
 
 
 def _nothing_moved(changes: Sequence[ChangeView]) -> bool:

@@ -1,4 +1,4 @@
-"""How a job ended, as text and HTML tell it: the first failing rank with its last lines, then every exit in order."""
+"""How a job ended, for the text and the HTML report: the first failing rank with its last lines, then every exit in order."""
 
 import re
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class ExitStory(NamedTuple):
 
 
 def is_end(report: Report) -> bool:
-    """Does it tell of an end, and not of a stall?"""
+    """Whether it is the report of an abnormal exit, not of a stall."""
     return report.kind == "abnormal_end"
 
 
@@ -60,8 +60,8 @@ def last_words(report: Report) -> RankView | None:
     if not is_end(report):
         return None
     named = {one.rank: place for place, one in enumerate(report.diagnosis.culprits)}
-    told = [one for one in report.ranks if one.culprit and one.log]
-    return min(told, key=lambda one: named.get(one.rank, len(named)), default=None)
+    culprits = [one for one in report.ranks if one.culprit and one.log]
+    return min(culprits, key=lambda one: named.get(one.rank, len(named)), default=None)
 
 
 def words_title(one: RankView) -> str:
@@ -72,7 +72,7 @@ def words_title(one: RankView) -> str:
 
 
 def story(report: Report) -> ExitStory:
-    """The timeline. An event that only repeats the summary says that the agent has judged."""
+    """The timeline as events; an event that only repeats the summary becomes the moment of the judgement."""
     exits = tuple(
         f"rank {one.rank} (pid {one.pid}):"
         for one in report.diagnosis.culprits

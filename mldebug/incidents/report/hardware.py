@@ -15,15 +15,15 @@ from mldebug.core.report_model import GpuView
 from mldebug.hardware.kernel_log.attribution import whose
 
 MAX_FAULT_LINES = 20
-NEAR = 900.0  # seconds before a capture in which what concerns nobody in particular is told, too
+NEAR = 900.0  # seconds before a capture in which faults of no rank in particular are listed, too
 
 
 def hardware_lines(captures: Sequence[NodeCapture], diagnosis: Diagnosis) -> tuple[str, ...]:
     """`05:34:06 UTC: Xid 31 (…) on GPU 0000:4b:00.0, rank 3`: the oldest first, the newest 20."""
-    told = " ".join((diagnosis.summary, *diagnosis.evidence))
+    cited = " ".join((diagnosis.summary, *diagnosis.evidence))
     found = {_said(fault): fault for capture in captures for fault in _near(capture)}
     every = sorted(found.values(), key=lambda one: one.at)
-    new = [fault for fault in every if fault.words not in told]
+    new = [fault for fault in every if fault.words not in cited]
     recent = max((one.taken_at for one in captures), default=0.0) - NEAR
     ranks = {fault.rank for fault in new if fault.at >= recent}
     frames = dict(pair for one in captures for pair in _frames(one, ranks))
@@ -35,10 +35,10 @@ def hardware_lines(captures: Sequence[NodeCapture], diagnosis: Diagnosis) -> tup
 def xid_catalogue(
     captures: Iterable[NodeCapture], diagnosis: Diagnosis, hardware: Iterable[str]
 ) -> str:
-    """Which version of the catalogue judged the Xids that are told; "" where none is. Of old evidence, the old one."""
-    told = "\n".join((diagnosis.summary, *diagnosis.evidence, *hardware))
+    """The version of the catalogue that judged the Xids in the report, of old evidence the old one; "" without Xids."""
+    cited = "\n".join((diagnosis.summary, *diagnosis.evidence, *hardware))
     every = (fault for capture in captures for fault in capture.faults)
-    found = {one.catalogue for one in every if one.catalogue and one.words in told}
+    found = {one.catalogue for one in every if one.catalogue and one.words in cited}
     return ", ".join(sorted(found))
 
 
@@ -48,7 +48,7 @@ def _near(capture: NodeCapture) -> Iterator[Fault]:
 
 
 def _said(fault: Fault) -> Fault:
-    """What a later capture knows better is the same fault."""
+    """The fault as a later capture may confirm it: the same fault."""
     return msgspec.structs.replace(fault, confirmed=True)
 
 

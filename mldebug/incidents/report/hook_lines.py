@@ -20,7 +20,7 @@ def job_words(job: JobView) -> str:
 
 
 def step_words(one: RankView) -> str:
-    """`41, in data_wait for 35 s`; "" where it says nothing."""
+    """`41, in data_wait for 35 s`; "" where neither is known."""
     phase = phase_words(one.phase, one.phase_age)
     if one.step is None:
         return f"none yet, {phase}" if phase else ""
@@ -40,14 +40,14 @@ def step_lines(ranks: Iterable[RankView]) -> tuple[str, ...]:
 
 
 def _step_line(alike: list[RankView]) -> str:
-    """Of the ages the longest: since then nobody of them has moved."""
+    """With the longest of their ages: since then none of them has moved."""
     first = alike[0]
     who = shorten_ranks(fold_ranks(one.rank for one in alike), 60)
     reached = span(max(one.step_age or 0.0 for one in alike))
     step = "no step yet" if first.step is None else f"step {first.step}, reached {reached} ago"
     words = phase_words(first.phase, max(one.phase_age or 0.0 for one in alike))
-    told = f"{step}, {words}" if words else step
-    return f"{'rank' if len(alike) == 1 else 'ranks'} {who}: {told}"
+    state = f"{step}, {words}" if words else step
+    return f"{'rank' if len(alike) == 1 else 'ranks'} {who}: {state}"
 
 
 def _hook(job: JobView) -> str:
@@ -63,8 +63,8 @@ def _hook(job: JobView) -> str:
 def traced_culprit(report: Report) -> RankView | None:
     """The first culprit that has a ring."""
     named = {one.rank: place for place, one in enumerate(report.diagnosis.culprits)}
-    told = [one for one in report.ranks if one.culprit and one.trace]
-    return min(told, key=lambda one: named.get(one.rank, len(named)), default=None)
+    culprits = [one for one in report.ranks if one.culprit and one.trace]
+    return min(culprits, key=lambda one: named.get(one.rank, len(named)), default=None)
 
 
 def trace_title(one: RankView) -> str:

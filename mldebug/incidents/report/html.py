@@ -124,7 +124,7 @@ def _view(report: Report) -> dict[str, Any]:
     legend = rank_map.kinds(report.ranks)
     large = len(report.ranks) > rank_map.MAX_CELLS
     culprits = [one.rank for one in report.ranks if one.culprit]
-    told, over = exit_story.last_words(report), exit_story.nobody_lives(report)
+    culprit, over = exit_story.last_words(report), exit_story.nobody_lives(report)
     return {
         "r": report,
         "home": "",
@@ -144,12 +144,14 @@ def _view(report: Report) -> dict[str, Any]:
         "rows": _rows(report.ranks, large),
         "bare": _bare_columns(report.ranks, over and len(legend) == 1),
         "detailed": [
-            one for one in report.ranks if one.threads or one.trace or (one.log and one is not told)
+            one
+            for one in report.ranks
+            if one.threads or one.trace or (one.log and one is not culprit)
         ],
         "ended": exit_story.is_end(report),
         "over": over,
-        "told": told,
-        "told_title": exit_story.words_title(told) if told else "",
+        "failed_rank": culprit,
+        "failed_title": exit_story.words_title(culprit) if culprit else "",
         "story": exit_story.story(report) if exit_story.is_end(report) else None,
         "mapped": not over or len(legend) > 1 or len({one.node for one in report.ranks}) > 1,
         "groups_title": "How the ranks ended" if over else "Who stands where",

@@ -1,4 +1,4 @@
-"""The ranks of a report: one small row each; threads and log only where somebody will read them."""
+"""The ranks of a report: one small row each; threads and log only of ranks that a reader will look at."""
 
 from collections.abc import Iterator
 
@@ -55,7 +55,7 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
     process = one.capture.process if one.capture else None
     moved = process.movement if process else None
     log = one.capture.log if one.capture and detailed else None
-    said = (one.capture.said if one.capture else None) or HookState()
+    hook = (one.capture.said if one.capture else None) or HookState()
     trace = one.capture.trace if one.capture else None
     return RankView(
         rank=one.rank,
@@ -73,10 +73,10 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
         threads=_threads(one, culprit) if detailed else (),
         log=log.lines[-MAX_LOG_LINES:] if log else (),
         log_source=log.path if log else "",
-        step=said.step,
-        step_age=None if said.step is None else said.step_age,
-        phase=said.phase,
-        phase_age=said.phase_age if said.phase else None,
+        step=hook.step,
+        step_age=None if hook.step is None else hook.step_age,
+        phase=hook.phase,
+        phase_age=hook.phase_age if hook.phase else None,
         last_call=trace.last if trace else "",
         last_call_age=trace.age if trace else None,
         trace=trace.lines[-MAX_TRACE_LINES:] if trace and detailed else (),

@@ -1,4 +1,4 @@
-"""The report as plain text: the verdict first, then who stands where, then what to do next."""
+"""The report as plain text: the verdict first, then where the ranks are, then what to do next."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from mldebug.incidents.report.hook_lines import (
     traced_culprit,
 )
 from mldebug.incidents.report.sanitize import tidy
-from mldebug.incidents.report.wording import ROLES, culprit_name, culprit_place, ending, title
+from mldebug.incidents.report.wording import ROLES, culprit_name, culprit_place, end_words, title
 
 MAX_CULPRITS = 8
 MAX_GROUPS = 8
@@ -89,7 +89,7 @@ def _lines(report: Report, width: int) -> Iterator[TextLine]:
 
 def _verdict(report: Report, width: int) -> Iterator[TextLine]:
     diagnosis = report.diagnosis
-    words = (title(diagnosis.verdict), f"confidence {diagnosis.confidence}", ending(report))
+    words = (title(diagnosis.verdict), f"confidence {diagnosis.confidence}", end_words(report))
     headline = " · ".join(word for word in words if word)
     yield from _wrap(headline, width, "", "", _headline_style(diagnosis))
     yield from _wrap(diagnosis.summary, width, style="bold")
@@ -105,8 +105,8 @@ def _verdict(report: Report, width: int) -> Iterator[TextLine]:
         yield from _wrap(
             f"{count - missed} of {plural(count, 'node')} answered", width, style="bold yellow"
         )
-    if told := job_words(job):
-        yield from _wrap(told, width, style="dim")
+    if progress := job_words(job):
+        yield from _wrap(progress, width, style="dim")
 
 
 def _headline_style(diagnosis: Diagnosis) -> str:
@@ -152,17 +152,17 @@ def _last_calls(report: Report, width: int) -> Iterator[TextLine]:
         yield from _wrap(tidy(line, MAX_SENTENCE), width, "  | ")
 
 
-def _story(told: ExitStory, width: int) -> Iterator[TextLine]:
-    if not told.first:
+def _story(story: ExitStory, width: int) -> Iterator[TextLine]:
+    if not story.first:
         return
     yield TextLine("")
-    heading = f"In order ({told.day}, UTC; in brackets: who says so)"
+    heading = f"In order ({story.day}, UTC; in brackets: who says so)"
     yield from _wrap(heading, width, style="underline")
-    for event in told.first:
+    for event in story.first:
         yield from _event(event, width)
-    if told.middle:
-        yield TextLine(f"  … {plural(len(told.middle), 'more event')} in the full report", "dim")
-    for event in told.last:
+    if story.middle:
+        yield TextLine(f"  … {plural(len(story.middle), 'more event')} in the full report", "dim")
+    for event in story.last:
         yield from _event(event, width)
 
 

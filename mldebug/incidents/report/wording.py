@@ -67,13 +67,13 @@ def culprit_place(culprit: Culprit) -> str:
     return f"{pid} on {culprit.node}" if culprit.node else pid
 
 
-def ending(report: Report) -> str:
+def end_words(report: Report) -> str:
     """Return how the incident ended, or the empty string while it is open."""
     return {"open": "", "recovered": "recovered by itself", "ended": "job ended"}[report.state]
 
 
 def standing(report: Report) -> str:
-    """The same, and of one that is open when that was seen; nothing of what somebody has asked for by hand."""
+    """How the incident ended; of a stall that is still open the time of the report; empty for a report taken by hand."""
     if report.state == "open" and report.kind == "stall":
         return f"still open at {moment(report.reported_at)}"
-    return ending(report)
+    return end_words(report)

@@ -26,7 +26,7 @@ from mldebug.core.model import (
     TraceTail,
 )
 from mldebug.core.plugins import NoOptions
-from mldebug.diagnosis.exits.judgement import _with_words
+from mldebug.diagnosis.exits.judgement import _capture_of
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
@@ -313,7 +313,7 @@ def test_a_rank_that_ended_brings_its_last_calls_into_the_report() -> None:
         exits=(RankExit(rank=1, pid=10, status=9),),
         traces={1: traced("line 7 of train:7 slow", 1.0)},
     )
-    kept = _with_words(rank, None, None, ending)
+    kept = _capture_of(rank, None, None, ending)
     assert kept is not None
     assert kept.trace is not None
     assert kept.trace.step == 41
