@@ -1,1 +1,1 @@
-"""What figures of a probe mean: formulas, statistics, judgement. Pure."""
+"""What the figures of probes mean: formulas, statistics, verdicts. Pure."""

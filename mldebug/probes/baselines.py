@@ -1,4 +1,4 @@
-"""What a GPU model should reach: `baselines.yaml` beside this file, which names the source of each figure."""
+"""Published figures of GPU models, from `baselines.yaml` beside this file, which names the source of each."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ class PublishedFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelBaselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was published of one model."""
+    """The published figures of one GPU model."""
 
     match: str
     matmul_bf16: PublishedFigure | None = None
@@ -30,7 +30,7 @@ class ModelBaselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """The contents of the file; `share`: of a best figure that a GPU must reach."""
 
     share: float
     models: tuple[ModelBaselines, ...]
@@ -47,6 +47,6 @@ class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def shipped() -> Baselines:
-    """Those that come with mldebug."""
-    told: Any = yaml.safe_load(FILE.read_bytes())
-    return msgspec.convert(told, Baselines)
+    """The baselines that come with mldebug."""
+    content: Any = yaml.safe_load(FILE.read_bytes())
+    return msgspec.convert(content, Baselines)

@@ -1,4 +1,4 @@
-"""Whether a node may train: one check for each thing that was measured, one verdict, one line for the scheduler. Pure."""
+"""Whether a node is fit to train: a check for each thing that was measured, a verdict, a line for the scheduler. Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class Acceptance(Spoken, frozen=True, kw_only=True):
 
 
 def accept(node: str, checks: Sequence[NodeCheck], cut: str = "") -> Acceptance:
-    """Fit where nothing failed and nothing was `cut` short, which is no reason to drain it; what was skipped is named."""
+    """The verdict on a node: fit where no check failed. `cut`: why not all was checked; that is no reason to drain the node."""
     failed = [one for one in checks if one.state == "failed"]
     fine = [one.stage for one in checks if one.state == "fine"]
     skipped = list(dict.fromkeys(one.stage for one in checks if one.state == "skipped"))
@@ -71,7 +71,7 @@ def _more(failed: int) -> str:
 
 
 def below_others(rates: Mapping[str, float], models: Mapping[str, str], least: float) -> list[str]:
-    """Who stays at least that share below the median of its own model, with the words for it."""
+    """Sentences about GPUs at least that share below the median of their own model. `rates`, `models`: by GPU."""
     found = []
     for model in sorted({models[who] for who in rates}):
         some = {who: value for who, value in rates.items() if models[who] == model}
@@ -92,7 +92,7 @@ def rates_check(
     baselines: Baselines,
     seconds: float = 0.0,
 ) -> NodeCheck:
-    """One figure of all GPUs of a node, against each other and against what was published."""
+    """The check of one figure of all GPUs of a node, against each other and against published figures."""
     wrong = below_others(rates, models, SPREAD[figure])
     published = "matmul_bf16" if figure == "matmul" else figure
     for who, value in rates.items():
@@ -112,5 +112,5 @@ def rates_check(
 
 
 def amount(figure: str, value: float) -> str:
-    """`780 TFLOPS` or `52 GB/s`."""
+    """A figure per second in words: `780 TFLOPS` or `52 GB/s`."""
     return f"{value / 1e12:.3g} TFLOPS" if figure == "matmul" else rate_words(value)

@@ -81,8 +81,8 @@ def as_textfile(results: Iterable[CollectiveResult], at: float) -> str:
 
 
 def _lines(results: tuple[CollectiveResult, ...], at: float) -> Iterator[str]:
-    for name, told, value in _FAMILIES:
-        yield f"# HELP {name} {told}"
+    for name, help_text, value in _FAMILIES:
+        yield f"# HELP {name} {help_text}"
         yield f"# TYPE {name} gauge"
         for one in results:
             found = value(one)

@@ -27,7 +27,7 @@ OPS = tuple(FACTORS)
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Of some values, in their unit. `p99` is the nearest rank: the largest of fewer than 100."""
+    """Smallest, median and largest of some values, in their unit. `p99` by nearest rank: the largest of fewer than 100."""
 
     min: float
     median: float
@@ -36,7 +36,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank saw. In a collective all wait for the slowest, so the slow one is the one that waits least."""
+    """Times as one rank measured them. In a collective all wait for the slowest rank, which itself waits least."""
 
     rank: int
     time_seconds: Spread
@@ -44,7 +44,7 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One op with one payload. `correct` is None where there is no value to check (barrier)."""
+    """The result of one op with one payload. `correct` is None where there are no values to check (barrier)."""
 
     op: str
     bytes: int
@@ -59,7 +59,7 @@ class CollectiveResult(msgspec.Struct, frozen=True, kw_only=True):
 def collective_result(
     op: str, size: int, times: Sequence[Sequence[float]], wrong: Sequence[int | None]
 ) -> CollectiveResult:
-    """From seconds, one row a rank, and the wrong elements that each rank counted (None: nothing to check)."""
+    """The result from seconds (a row for each rank) and the wrong elements that each rank counted (None: nothing to check)."""
     ranks = len(times)
     whole = spread(slowest(times))
     return CollectiveResult(
@@ -104,5 +104,5 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def slowest(times: Sequence[Sequence[float]]) -> list[float]:
-    """Of each repetition the time of the rank that took longest: an operation is done when all are. One row a rank."""
+    """For each repetition the time of the slowest rank: an operation is done when all ranks are. `times`: a row for each rank."""
     return [max(one) for one in zip(*times, strict=True)]

@@ -1,4 +1,4 @@
-"""Is a series of probe runs still what it was? Judged against its own median and median absolute deviation (MAD). Pure.
+"""Whether a series of probe runs has become slower or faster, by its own median and median absolute deviation (MAD). Pure.
 
 One bad run is nothing: the last `LAST` runs must all lie beyond the band around the median of the runs before them. On each
 side the band is the widest of 5 % of the median, 4 standard deviations by the MAD, and 4 by the tail on that side, since
@@ -27,17 +27,17 @@ NORMAL = 1.4826  # standard deviations per MAD of a normal distribution
 TAIL = 0.1  # of the runs before lie further out; the outermost one is taken where they are few
 FEWEST_OF_TAIL = 20
 TAIL_NORMAL = 1 / 1.2816  # standard deviations per distance of that from the median
-RECENT = 30  # runs whose speeds are told
+RECENT = 30  # runs whose speeds are shown
 ACCEPTED = 30  # shifted runs in a row, after which they are the usual ones
 
 
 class SeriesTrend(StrEnum):
-    """What the last runs of a series are."""
+    """How the last runs of a series compare with those before."""
 
     FEW = "few_runs"  # too few to say
     STEADY = "steady"
-    SHIFTED = "shifted"  # slower, and lastingly so
-    IMPROVED = "improved"  # faster, and lastingly so
+    SHIFTED = "shifted"  # slower in all of the last runs
+    IMPROVED = "improved"  # faster in all of the last runs
 
 
 CHANGED = (SeriesTrend.SHIFTED, SeriesTrend.IMPROVED)
@@ -95,7 +95,7 @@ class JudgedSeries(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Usual(NamedTuple):
-    """What earlier speeds come to, in their unit; `low` and `high` end the band outside of which a run is odd."""
+    """Median, MAD and band of earlier speeds, in their unit; a speed below `low` or above `high` is odd."""
 
     median: float
     mad: float
@@ -103,7 +103,7 @@ class Usual(NamedTuple):
     high: float
 
     def standing(self, last: Sequence[float]) -> SeriesTrend:
-        """What the last speeds are against it."""
+        """How the last speeds compare with it."""
         if all(one < self.low for one in last):
             return SeriesTrend.SHIFTED
         return SeriesTrend.IMPROVED if all(one > self.high for one in last) else SeriesTrend.STEADY
@@ -126,7 +126,7 @@ def usual_of(speeds: Sequence[float]) -> Usual:
 
 
 class TrendDetector:
-    """A series, run by run."""
+    """Follows a series run by run, and detects lasting changes of speed."""
 
     def __init__(self) -> None:
         self.standing = SeriesTrend.FEW
@@ -135,8 +135,8 @@ class TrendDetector:
         self._odd: deque[float] = deque(maxlen=ACCEPTED)  # since a shift: no part of the usual ones
         self._last: deque[float] = deque(maxlen=LAST)
 
-    def take(self, speed: float) -> None:
-        """The next run."""
+    def add(self, speed: float) -> None:
+        """Add the speed of the next run."""
         if len(self._last) == LAST:
             self._leave(self._last[0])
         self._last.append(speed)
@@ -145,7 +145,7 @@ class TrendDetector:
             self.standing = self.usual.standing(self._last)
 
     def _leave(self, speed: float) -> None:
-        """A run is none of the last ones any more."""
+        """Move the speed of a run that is no longer among the last ones to those that it is compared with."""
         if self.standing not in CHANGED:
             self._odd.clear()
             self._before.append(speed)
@@ -157,16 +157,16 @@ class TrendDetector:
 
 
 def judge(series: ProbeSeries, runs: Sequence[ProbeRun]) -> JudgedSeries:
-    """From at least one run, the oldest first."""
+    """The series with its verdict, from at least one run, the oldest first."""
     last = tuple(runs[-LAST:])
-    walk = TrendDetector()
+    detector = TrendDetector()
     for one in runs:
-        walk.take(one.speed)
-    usual = walk.usual
+        detector.add(one.speed)
+    usual = detector.usual
     now = median(one.speed for one in last)
     return JudgedSeries(
         series=series,
-        standing=walk.standing,
+        standing=detector.standing,
         runs=len(runs),
         median=usual.median if usual else None,
         mad=usual.mad if usual else None,
@@ -178,22 +178,24 @@ def judge(series: ProbeSeries, runs: Sequence[ProbeRun]) -> JudgedSeries:
     )
 
 
-def judge_all(told: Iterable[tuple[ProbeSeries, Sequence[ProbeRun]]]) -> tuple[JudgedSeries, ...]:
-    """Shifted ones first, then those that were measured last."""
-    judged = [judge(series, runs) for series, runs in told if runs]
+def judge_all(
+    measured: Iterable[tuple[ProbeSeries, Sequence[ProbeRun]]],
+) -> tuple[JudgedSeries, ...]:
+    """All series with their verdicts: shifted ones first, then by time of the last run."""
+    judged = [judge(series, runs) for series, runs in measured if runs]
     return tuple(
         sorted(judged, key=lambda one: (one.standing != SeriesTrend.SHIFTED, -one.last[-1].at))
     )
 
 
 def current(judged: Iterable[JudgedSeries]) -> tuple[JudgedSeries, ...]:
-    """Without those of which another version of PyTorch or NCCL was measured later; the order stays."""
-    told = tuple(judged)
+    """The series without those that were measured again later with another version of PyTorch or NCCL; the order stays."""
+    every = tuple(judged)
     newest: dict[ProbeSeries, JudgedSeries] = {}
-    for one in sorted(told, key=lambda each: each.last[-1].at):
+    for one in sorted(every, key=lambda each: each.last[-1].at):
         newest[msgspec.structs.replace(one.series, torch="", nccl="")] = one
     kept = {one.series for one in newest.values()}
-    return tuple(one for one in told if one.series in kept)
+    return tuple(one for one in every if one.series in kept)
 
 
 def sentence(one: JudgedSeries) -> str:
@@ -225,7 +227,7 @@ def figures(one: JudgedSeries) -> str:
 def runs_of(
     results: Iterable[CollectiveResult], common: ProbeSeries, at: float
 ) -> tuple[tuple[ProbeSeries, ProbeRun], ...]:
-    """What a probe has measured as runs of its series; wrong values make no figure to compare with. `common`: all but op and size."""
+    """Results of a probe as runs of their series, without those with wrong values. `common`: the series but for op, bytes and ranks; `at`: unix time."""
     return tuple(
         (
             msgspec.structs.replace(common, op=one.op, bytes=one.bytes, ranks=one.ranks),

@@ -29,7 +29,7 @@ FEW = 2  # names in a small world; more of them mean that something else is the 
 
 
 class IsolationCulprit(Spoken, frozen=True, kw_only=True):
-    """Who is bad, and why that is known."""
+    """A member or link that is bad, with the evidence."""
 
     kind: Literal["member", "link"]
     members: tuple[str, ...]
@@ -55,7 +55,7 @@ def isolate(
 ) -> Isolation:
     """Name who is bad among `members`. `absent`: who never took part -> why."""
     all_ = list(trials)
-    told = [
+    culprits = [
         IsolationCulprit(kind="member", members=(name,), evidence=why)
         for name, why in absent.items()
     ]
@@ -63,27 +63,27 @@ def isolate(
     if len(alone) == len(members) > 1:  # what all have in common is the fault of none of them
         suspects = tuple(f"{one.members[0]}: {one.evidence}" for one in alone)
         return Isolation(outcome="unknown", sentence=_unknown(suspects), suspects=suspects)
-    told += alone
-    out = {name for one in told for name in one.members}
+    culprits += alone
+    out = {name for one in culprits for name in one.members}
     left = [name for name in members if name not in out]
     judged = judge_pairs([one for one in all_ if not out & set(one.members)], limits)
     named = _few(_members(left, judged), _links(left, judged), max(FEW, len(left) // 4))
     explained = _explained(judged, named)
     rest = sorted((one for one in judged.bad if one not in explained), key=sorted)
-    return _answer(left, judged, [*told, *named], rest, _together(all_, out))
+    return _answer(left, judged, [*culprits, *named], rest, _together(all_, out))
 
 
 def _few(
     members: list[IsolationCulprit], links: list[IsolationCulprit], most: int
 ) -> list[IsolationCulprit]:
-    """Names stand for single faults: many links at once are two racks, or noise; many members are a wrong comparison."""
+    """The names, if there are few: many bad links at once are two racks or noise, many bad members a wrong comparison."""
     if len(members) > most:
         return []
     return members + links if len(members) + len(links) <= most else members
 
 
 def _alone(trials: Iterable[Trial]) -> list[IsolationCulprit]:
-    """Who could not even work alone, in any of its tries; wrong values are never excused by another one."""
+    """Members that failed alone in all of their tries, or had wrong values in any of them."""
     tries: dict[str, list[Trial]] = {}
     singles = [one for one in trials if len(one.members) == 1]
     for one in singles:
@@ -104,7 +104,7 @@ def _cleared(judged: JudgedPairs) -> frozenset[str]:
 
 
 def _working(left: Sequence[str], judged: JudgedPairs) -> frozenset[str]:
-    """Who works with two others or more, however unsure it is how well."""
+    """Members that work with two others or more, however well."""
     some = judged.good | judged.unsure
     return frozenset(name for name in left if len(judged.of(name, some)) > 1)
 
@@ -119,15 +119,15 @@ def _members(left: Sequence[str], judged: JudgedPairs) -> list[IsolationCulprit]
         enough = len(bad) in range(min(ENOUGH, len(left) - 1), len(left))
         well = cleared | working if judged.plain.issuperset(bad) else cleared
         if enough and len(well.intersection(partners)) >= CLEARED:
-            told = (
+            evidence = (
                 f"all of its {len(bad)} pairs are bad: with {partners[0]} it {judged.why[bad[0]]}"
             )
-            found.append(IsolationCulprit(kind="member", members=(name,), evidence=told))
+            found.append(IsolationCulprit(kind="member", members=(name,), evidence=evidence))
     return found
 
 
 def _links(left: Sequence[str], judged: JudgedPairs) -> list[IsolationCulprit]:
-    """A pair that is bad while both ends do well with others; where it is plainly bad it is enough that they work with two others."""
+    """Bad pairs whose ends both do well with others; for a plainly bad pair it is enough that they work with two others."""
     order = {name: number for number, name in enumerate(left)}
     well, working = _cleared(judged), _working(left, judged)
     return [
@@ -153,7 +153,7 @@ def _explained(judged: JudgedPairs, named: Iterable[IsolationCulprit]) -> set[Pa
 
 
 def _together(trials: Iterable[Trial], out: set[str]) -> str:
-    """What is wrong with larger groups in which nobody took part who is named already."""
+    """How a larger group failed in which no named member took part; "" where none did."""
     for one in trials:
         if len(one.members) > 2 and one.outcome != "measured" and not out & set(one.members):
             return f"all {len(one.members)} together: it {outcome_words(one)}"
@@ -172,19 +172,19 @@ def _answer(
     uncleared = [] if named or suspects else sorted(set(left) - _cleared(judged), key=left.index)
     hidden = judged.noisy and all(judged.of(name, judged.unsure) for name in uncleared)
     unsure = [f"{_words(pair, left)} {judged.why[pair]}" for pair in _doubts(judged, named)]
-    told: Literal["fine", "found", "unknown"] = "fine"
+    outcome: Literal["fine", "found", "unknown"] = "fine"
     if named:
-        told, sentence = "found", _found(named, rest)
+        outcome, sentence = "found", _found(named, rest)
     elif suspects:
-        told, sentence = "unknown", _unknown(suspects)
+        outcome, sentence = "unknown", _unknown(suspects)
     elif (uncleared and not hidden) or not left:
         who = f"{', '.join(uncleared[:4])} did well with nobody" if left else "nobody took part"
-        told, sentence = "unknown", f"cannot tell who is bad: {who}"
+        outcome, sentence = "unknown", f"cannot tell who is bad: {who}"
     else:
         sentence = f"no fault found: {len(judged.good)} of {len(judged.why)} pairs do equally well"
         sentence += ", none is bad, and other work hides what is less" if uncleared else ""
     return Isolation(
-        outcome=told,
+        outcome=outcome,
         sentence=sentence,
         culprits=tuple(named),
         suspects=tuple(suspects),
@@ -220,21 +220,21 @@ MAX_LINES = 12
 
 
 def progress_lines(number: int, trials: Sequence[Trial]) -> Iterator[str]:
-    """What one step gave."""
+    """A line for each trial of a step."""
     for one in trials:
-        told = rate_words(one.bandwidth) if one.bandwidth is not None else one.outcome
-        outcome_words = "fine" if told == "measured" else told.replace("_", " ")
+        result = rate_words(one.bandwidth) if one.bandwidth is not None else one.outcome
+        how = "fine" if result == "measured" else result.replace("_", " ")
         reason = f" ({one.reason})" if one.reason else ""
         who = " - ".join(one.members) if len(one.members) < 3 else f"all {len(one.members)}"
-        yield f"step {number}: {who}: {outcome_words}{reason}"
+        yield f"step {number}: {who}: {how}{reason}"
 
 
 def isolation_lines(answer: Isolation) -> Iterator[str]:
-    """The sentence, the evidence, and what is not sure."""
+    """The answer of `probe isolate` in lines: the sentence, the evidence, and what is not sure."""
     yield answer.sentence
     for one in answer.culprits:
         yield f"  {' - '.join(one.members)}: {one.evidence}"
-    for head, some in (("cannot be told apart", answer.suspects), ("unsure", answer.unsure)):
+    for head, some in (("cannot be result apart", answer.suspects), ("unsure", answer.unsure)):
         for text in some[:MAX_LINES]:
             yield f"  {head}: {text}"
         if len(some) > MAX_LINES:

@@ -1,4 +1,4 @@
-"""Values of NCCL's variables that cannot be meant."""
+"""Invalid values of NCCL's environment variables."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ _NUMBER = re.compile(
 
 
 def invalid_settings(variables: Mapping[str, str]) -> Iterator[str]:
-    """One sentence for each variable whose value NCCL cannot obey."""
+    """A sentence for each variable whose value NCCL does not understand."""
     for name, value in variables.items():
         words = [one for one in re.split(r"[,;:]", value.lower().replace("^", "")) if one]
         legal = _CHOICES.get(name)

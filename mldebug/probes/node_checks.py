@@ -1,4 +1,4 @@
-"""What the stages of `probe node` measured, made into checks. Pure. Results by label, as `probes/inside/node.py` tells them."""
+"""Turns the results of the stages of `probe node` into checks. Pure. Results by label, as `verbs/inside/node.py` emits them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,9 +22,9 @@ def stage_checks(
     if broken or wrong:
         text = f"{stage}: {'; '.join([*wrong, *broken])}"
         yield NodeCheck(stage=stage, state="failed", sentence=text, seconds=seconds)
-    told = {who: one for who, one in results.items() if not _failure(one)}
-    if told:
-        yield from _FIGURES[stage](told, seconds, models, baselines, not (broken or wrong))
+    measured = {who: one for who, one in results.items() if not _failure(one)}
+    if measured:
+        yield from _FIGURES[stage](measured, seconds, models, baselines, not (broken or wrong))
 
 
 def _failure(result: Mapping[str, Any]) -> str:
@@ -34,7 +34,7 @@ def _failure(result: Mapping[str, Any]) -> str:
 
 
 def _wrong(stage: str, result: Mapping[str, Any]) -> str:
-    """Values that are not what they must be: the worst that a node can do."""
+    """Wrong values that were computed or copied, in words; "" where there are none."""
     if result.get("wrong"):
         return f"{result['wrong']} wrong {'products' if stage == 'matmul' else 'bytes'}"
     if result.get("differing"):
@@ -43,36 +43,36 @@ def _wrong(stage: str, result: Mapping[str, Any]) -> str:
 
 
 def _memory(
-    told: Results, seconds: float, models: Mapping[str, str], _: Baselines, whole: bool
+    measured: Results, seconds: float, models: Mapping[str, str], _: Baselines, whole: bool
 ) -> Iterator[NodeCheck]:
     held = [
         f"{who}: {(one['total'] - one['free']) / 2**30:.1f} of {one['total'] / 2**30:.1f} GiB are taken already"
-        for who, one in told.items()
+        for who, one in measured.items()
         if one["free"] < FREE * one["total"]
     ]
     if held:
         yield NodeCheck(stage="memory", state="failed", sentence=f"memory: {'; '.join(held)}", seconds=seconds)  # fmt: skip
     elif whole:
-        least = min(one["taken"] for one in told.values())
+        least = min(one["taken"] for one in measured.values())
         sentence = f"memory: {least / 2**30:.0f} GiB or more written and read back"
-        figures = {who: float(one["taken"]) for who, one in told.items()}
+        figures = {who: float(one["taken"]) for who, one in measured.items()}
         yield NodeCheck(stage="memory", state="fine", sentence=sentence, seconds=seconds, figures=figures)  # fmt: skip
 
 
 def _matmul(
-    told: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, _: bool
+    measured: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, _: bool
 ) -> Iterator[NodeCheck]:
-    yield from _unequal(told, models)
-    rates = {who: one["flops"] for who, one in told.items()}
+    yield from _unequal(measured, models)
+    rates = {who: one["flops"] for who, one in measured.items()}
     yield rates_check("matmul", "matmul", rates, models, baselines, seconds)
 
 
-def _unequal(told: Results, models: Mapping[str, str]) -> Iterator[NodeCheck]:
-    """The right product is one and the same on all; who has another than most of them is wrong."""
-    sums = [one["checksum"] for one in told.values()]
+def _unequal(measured: Results, models: Mapping[str, str]) -> Iterator[NodeCheck]:
+    """A failed check where GPUs have another product than most: the right one is the same on all."""
+    sums = [one["checksum"] for one in measured.values()]
     common = max(set(sums), key=sums.count)
     if 2 * sums.count(common) > len(sums) > sums.count(common):
-        odd = [who for who, one in told.items() if one["checksum"] != common]
+        odd = [who for who, one in measured.items() if one["checksum"] != common]
         sentence = f"matmul: {', '.join(odd)} has another product than the others"
         yield NodeCheck(stage="matmul", state="failed", sentence=sentence)
     elif sums.count(common) < len(sums):
@@ -82,17 +82,17 @@ def _unequal(told: Results, models: Mapping[str, str]) -> Iterator[NodeCheck]:
 
 
 def _copy(
-    told: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, _: bool
+    measured: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, _: bool
 ) -> Iterator[NodeCheck]:
     for figure in ("host_to_device", "device_to_host", "device_to_device"):
-        rates = {who: one[figure] for who, one in told.items()}
+        rates = {who: one[figure] for who, one in measured.items()}
         yield rates_check("copy", figure, rates, models, baselines, seconds)
 
 
 def _peers(
-    told: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, whole: bool
+    measured: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, whole: bool
 ) -> Iterator[NodeCheck]:
-    pairs = told["node"]["pairs"]
+    pairs = measured["node"]["pairs"]
     trials = [
         Trial(
             members=tuple(f"GPU {gpu}" for gpu in one["pair"]),
@@ -118,7 +118,7 @@ def _peers(
 
 
 def _kind(pair: Mapping[str, Any], models: Mapping[str, str]) -> str:
-    """Pairs are compared only where the way and the models are the same."""
+    """The kind of a pair: pairs are compared only where path and models are the same."""
     both = sorted(models.get(f"GPU {gpu}", "") for gpu in pair["pair"])
     return " ".join(("peer" if pair["access"] else "host", *both))
 
@@ -130,10 +130,10 @@ def _low(pair: str, value: float, models: Mapping[str, str], baselines: Baseline
 
 def _host(stage: str) -> Callable[..., Iterator[NodeCheck]]:
     def check(
-        told: Results, seconds: float, models: Mapping[str, str], _: Baselines, whole: bool
+        measured: Results, seconds: float, models: Mapping[str, str], _: Baselines, whole: bool
     ) -> Iterator[NodeCheck]:
-        speed = told["node"]["bandwidth"]
-        how = "" if told["node"].get("direct", True) else ", through the page cache and synced"
+        speed = measured["node"]["bandwidth"]
+        how = "" if measured["node"].get("direct", True) else ", through the page cache and synced"
         if whole:
             sentence = f"{stage}: {rate_words(speed)}{how}"
             yield NodeCheck(stage=stage, state="fine", sentence=sentence, seconds=seconds, figures={"node": speed})  # fmt: skip

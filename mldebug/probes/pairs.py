@@ -30,7 +30,7 @@ class Trial(Spoken, frozen=True, kw_only=True):
 
 
 def hurried(late: Trial, trials: Iterable[Trial]) -> bool:
-    """Whether tries of its kind that went well needed so much of the deadline that this one may have missed it by chance."""
+    """Whether a try that missed its deadline may have done so by chance: good tries of its kind came close to it, too."""
     longest = max(
         (
             one.seconds
@@ -57,7 +57,7 @@ USUAL = PairLimits()
 
 
 class JudgedPairs(msgspec.Struct, frozen=True, kw_only=True):
-    """Every pair, sorted. `why` says of each that is not good how it did."""
+    """All pairs by how they did; `why`: in words, for each pair; `best`: by path, bytes per second."""
 
     good: frozenset[Pair]
     bad: frozenset[Pair]
@@ -72,7 +72,7 @@ class JudgedPairs(msgspec.Struct, frozen=True, kw_only=True):
     )  # bad ones that no other work explains, in two tries or more
 
     def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
-        """Those of these pairs that it took part in, sorted."""
+        """Those of `pairs` in which the member took part, sorted."""
         return sorted((one for one in pairs if member in one), key=sorted)
 
 
@@ -137,7 +137,7 @@ def _unsteady(
     best: Mapping[tuple[str, bool], float],
     limits: PairLimits,
 ) -> bool:
-    """Does other work slow pairs as much as a fault would: one that is not bad in some try, or any of them in one try and not in another?"""
+    """Whether other work on the machine slows pairs as much as a fault would: a pair is slow in one try and not in another."""
     if any(
         _compared(one, best)[0] < limits.slow for pair in tries.keys() - bad for one in tries[pair]
     ):
@@ -151,7 +151,7 @@ def _unsteady(
 
 
 def rate_words(bandwidth: float) -> str:
-    """`12.3 GB/s`, in powers of ten as networks have it."""
+    """A bandwidth in bytes per second as `12.3 GB/s`, in powers of ten as usual for networks."""
     for unit, size in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if bandwidth >= size:
             return f"{bandwidth / size:.3g} {unit}"
@@ -159,6 +159,7 @@ def rate_words(bandwidth: float) -> str:
 
 
 def outcome_words(trial: Trial) -> str:
+    """How a trial went wrong, in words, with the reason."""
     return _WORDS[trial.outcome] + (f": {trial.reason}" if trial.reason else "")
 
 
@@ -174,14 +175,14 @@ def _sort(
     if wrong or len(failed) == len(tries):
         return "bad", outcome_words((wrong or failed)[0])
     share, speed, top = max(_compared(one, best) for one in tries)
-    told = f"has {rate_words(speed)}, the best {rate_words(top)}"
+    words = f"has {rate_words(speed)}, the best {rate_words(top)}"
     if limits.floor is not None and speed < limits.floor:
         return "bad", f"has {rate_words(speed)}, expected are {rate_words(limits.floor)}"
     if share < limits.slow:
-        return "bad", told
+        return "bad", words
     if failed:
         return "unsure", f"{_WORDS[failed[0].outcome]} in one try and worked in another"
-    return ("good" if share >= limits.fine else "unsure"), told
+    return ("good" if share >= limits.fine else "unsure"), words
 
 
 def _compared(trial: Trial, best: Mapping[tuple[str, bool], float]) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports as the kernel tells them, and whether they may be used. Pure."""
+"""InfiniBand and RoCE ports as the kernel shows them, and whether enough are usable. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_port(name: str, state: str, physical: str, speed: str) -> Port:
     """From the files `4: ACTIVE`, `5: LinkUp`, `400 Gb/sec (4X NDR)`."""
-    told = re.match(r"\s*([\d.]{1,8}) Gb/sec", speed)
+    match = re.match(r"\s*([\d.]{1,8}) Gb/sec", speed)
     return Port(
         name=name,
         state=state.partition(":")[2].strip(),
         physical=physical.partition(":")[2].strip(),
-        gigabits=float(told[1]) if told else None,
+        gigabits=float(match[1]) if match else None,
     )
 
 
@@ -50,11 +50,11 @@ def ports_check(ports: Sequence[Port], wanted: str | None = None) -> NodeCheck:
 
 
 def _wanted(text: str) -> tuple[int, float]:
-    """ValueError for what is no such thing."""
-    told = WANTED.fullmatch(text)
-    if told is None:
+    """The count, and the speed in Gb/s or 0; raises ValueError for other text."""
+    match = WANTED.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text[:20]!r} is not a count such as 8, or 8x400")
-    return int(told[1]), float(told[2] or 0)
+    return int(match[1]), float(match[2] or 0)
 
 
 def check_wanted(text: str) -> None:

@@ -1,1 +1,1 @@
-"""How a probe runs: in children of the training environment's Python, guarded, and with nothing left behind."""
+"""How a probe runs: in child processes of the training environment's Python, never beside a job, with nothing left behind."""

@@ -1,4 +1,4 @@
-"""One script of `probes/inside` in a child: its events are heard while it runs, and nothing of it is left afterwards."""
+"""Runs one script of `verbs/inside` in a child process; its events are passed on as they come, and no process is left afterwards."""
 
 import re
 import time
@@ -26,7 +26,7 @@ Event = dict[str, Any]
 
 
 class ProgramRunner(Protocol):
-    """Who starts programs and hears them: `spawn.Spawner`."""
+    """Runs programs and passes on their output: `spawn.Spawner`."""
 
     def run(
         self,
@@ -42,11 +42,11 @@ class ProgramRunner(Protocol):
 
 
 class ChildExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a child ended: `reason` is one sentence, "" only for "done"."""
+    """How a child ended. `reason`: one sentence; "" only for "done"."""
 
     outcome: str  # done, failed, late (its time is over), cancelled (the node is wanted for something else)
     reason: str = ""
-    events: tuple[Event, ...] = ()  # what was said of failures
+    events: tuple[Event, ...] = ()  # its events about failures
     stderr: str = ""
 
 
@@ -141,7 +141,7 @@ class ProbeChild:
 
 
 def events(lines: Sequence[bytes]) -> list[Event]:
-    """Those of the lines that are events: a library may write to stdout, too."""
+    """The events among these lines (JSON objects with a field `event`); other lines are of libraries that write to stdout."""
     found = []
     for line in lines:
         try:
@@ -154,12 +154,12 @@ def events(lines: Sequence[bytes]) -> list[Event]:
 
 
 def inside(python: str, script: str, order: Mapping[str, Any]) -> list[str]:
-    """The words that run one of our scripts in that Python."""
+    """The command line that runs a script of `verbs/inside` with this order in that Python."""
     return [python, "-u", str(INSIDE), script, msgspec.json.encode(order).decode()]
 
 
 def failure_cause(failures: Sequence[Event]) -> str:
-    """Why ranks failed, "" where none did: a rank that was ended without a word is the cause, then one that says more than that a peer is gone."""
+    """Why ranks failed, in a sentence; "" where none did. A rank that died without an exception is the cause; else the first whose exception is not about a lost peer."""
     said = [one for one in failures if one["event"] == "failed"]
     talked = {one.get("rank") for one in said}
     silent = [one for one in failures if one["event"] == "died" and one.get("rank") not in talked]
@@ -182,5 +182,5 @@ def _why(failures: list[Event], completed: Completed) -> str:
 
 
 def exit_words(code: int) -> str:
-    """An exit code in words."""
+    """An exit code in words; a negative one is a signal."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,4 +1,4 @@
-"""What `mldebug probe collectives` is asked with: its options, and the lists in them."""
+"""The options of `mldebug probe collectives`, and the lists in them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,14 +40,14 @@ _OPTIONS = (
 
 
 def collective_options(command: _Command) -> _Command:
-    """Add them."""
+    """Add the options to the command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def chosen_ops(text: str) -> tuple[str, ...]:
-    """Each once; UsageError names the legal ones."""
+    """The ops in a comma-separated list, each once; raises UsageError for unknown ones."""
     chosen = tuple(dict.fromkeys(one.strip() for one in text.split(",") if one.strip()))
     unknown = [one for one in chosen if one not in OPS]
     if unknown or not chosen:

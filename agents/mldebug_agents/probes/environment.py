@@ -20,7 +20,7 @@ WAY_OUT = "name the training environment's: --python /path/to/env/bin/python"
 
 
 def find_python(named: str | None) -> str:
-    """The interpreter that was named, else ours if it has torch; UsageError or ToolError in words."""
+    """The path of the named interpreter, else of our own if it has torch; raises UsageError or ToolError."""
     if named is not None:
         found = shutil.which(named)
         if found is None:
@@ -41,7 +41,7 @@ RELEVANT = ("NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "U
 
 
 class ProbeEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """`kept` are those of the variables that change a measurement, `dropped` the names of those left out."""
+    """Environment variables of a child. `kept`: those that change a measurement; `dropped`: names of those left out."""
 
     variables: dict[str, str]
     kept: dict[str, str]
@@ -49,7 +49,7 @@ class ProbeEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def child_environment(own: Mapping[str, str]) -> ProbeEnvironment:
-    """Leave out what belongs to another job or to our own Python; name what stays and matters."""
+    """The environment for a child, from our own: without what belongs to a job or to our own Python."""
     dropped = {name for name in own if name.startswith(JOB) or name in OTHERS}
     variables = {name: value for name, value in own.items() if name not in dropped}
     settings = sorted(variables.keys() - set(NO_SETTING))
@@ -59,7 +59,7 @@ def child_environment(own: Mapping[str, str]) -> ProbeEnvironment:
 
 
 def checked_variables(own: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Those that change what is measured; UsageError for what NCCL cannot obey: it would say so in a riddle."""
+    """The variables that change a measurement; raises UsageError for values that NCCL does not understand."""
     kept = child_environment(os.environ if own is None else own).kept
     if problems := tuple(invalid_settings(kept)):
         raise UsageError("\n".join(problems), "unset it, or correct it")

@@ -1,4 +1,4 @@
-"""A probe must not touch a job: who computes on the GPUs, and which training jobs are here, before and while it runs."""
+"""Keeps probes away from jobs: finds processes on the GPUs and training jobs on this node, before a probe and while it runs."""
 
 import os
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class JobFinder(Protocol):
 
 
 class Guard:
-    """Keep one for each probe. `session` of `look`: the process session that is the probe's own."""
+    """One for each probe: refuses to start or to go on where anybody else computes on this node."""
 
     def __init__(
         self, gpus: GpuReader, finder: JobFinder, uses_gpus: bool, proc: Path = Path("/proc")
@@ -44,12 +44,12 @@ class Guard:
         self._failures = 0
 
     def refuse(self) -> None:
-        """Raise BusyError where anybody computes here, another MldebugError where that cannot be known."""
+        """Raise BusyError where anybody computes on this node, another MldebugError where that cannot be found out."""
         for reason in self._strangers(None):
             raise BusyError(reason, WAIT)
 
     def look(self, session: int | None) -> str:
-        """Who is there, so that the probe must end now; "" while it may go on. MldebugError: some reads in a row have failed."""
+        """Why the probe must end now, "" while it may go on. `session`: its own process session. Raises MldebugError after `PATIENCE` failed reads."""
         try:
             reason = next(self._strangers(session), "")
         except MldebugError:

@@ -10,7 +10,7 @@ from mldebug.core.errors import MldebugError
 
 
 class BusyError(MldebugError):
-    """Somebody computes here, or another probe measures."""
+    """The node is in use, by a job or by another probe: no fault of the node."""
 
 
 USUAL = "/tmp/mldebug-probe.lock"  # noqa: S108 - the one place that all users of a node share
@@ -21,7 +21,7 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def only_probe(path: Path = LOCK) -> Iterator[None]:
-    """Hold the lock; raises BusyError where another probe has it. The kernel lets go of it when we die."""
+    """Hold the lock of this node; raises BusyError where another probe has it. The kernel releases it when the process dies."""
     fd = _open(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

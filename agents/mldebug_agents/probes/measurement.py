@@ -1,4 +1,4 @@
-"""The collectives of one session: the order for its ranks, and what they say made into results as it comes."""
+"""One run of the collectives probe: makes the order for its ranks, and results from their events as they come."""
 
 import os
 import shlex
@@ -47,7 +47,7 @@ CELL_SECONDS = 5.0  # about, for all repetitions of one op with one payload
 
 
 class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured. `nproc` 0: one for each GPU, 2 on CPUs; no `sizes`: some usual ones.
+    """What is to be measured. `nproc` 0: one for each GPU, 2 on CPUs; no `sizes`: some usual ones.
 
     `memory`: bytes that each rank may take; None: a share of what is free.
     """
@@ -64,7 +64,7 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Callbacks(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is told what comes."""
+    """Functions that are called with results, skipped measurements and the description of the ranks, as they come."""
 
     result: Callable[[CollectiveResult], object] = id
     skipped: Callable[[str], object] = id
@@ -72,7 +72,7 @@ class Callbacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement:
-    """Keep one for each run: `results` grows while it runs."""
+    """One for each run; `results` grows while it runs."""
 
     def __init__(self, wish: CollectivesRequest, telling: Callbacks | None = None) -> None:
         self.wish, self._telling = wish, telling or Callbacks()
@@ -144,7 +144,7 @@ class Measurement:
     def order(
         self, device: str, ranks: list[int], world: int, address: str, port: int
     ) -> dict[str, Any]:
-        """What the ranks of one node get."""
+        """The order (see `inside/collectives.py`) for the ranks of one node."""
         wish = self.wish
         return {
             "ranks": ranks,
@@ -163,12 +163,12 @@ class Measurement:
         }
 
     def variables(self) -> dict[str, str]:
-        """What the network interface that was named comes to."""
+        """The environment variables that select the chosen network interface; empty where none was chosen."""
         chosen = self.wish.interface
         return {"GLOO_SOCKET_IFNAME": chosen, "NCCL_SOCKET_IFNAME": chosen} if chosen else {}
 
     def hear(self, event: Event) -> None:
-        """One line of a rank; EvidenceError for one that no rank of ours says."""
+        """Take one event of a rank; raises EvidenceError for one that is not valid."""
         if event["event"] == "joined":
             self.about = checked_event(event, MeasuredRanks)
             self._telling.joined(self.about)

@@ -33,7 +33,7 @@ Runner = Callable[[list[str], Hear], ChildExit]
 
 
 class ProbeNodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node told of itself. `compute`: pids that compute on its GPUs, None where that is not known; `training`: ranks."""
+    """What one node has. `compute`: pids that compute on its GPUs, None where that is not known; `training`: pids of ranks of jobs."""
 
     python: str = ""
     torch: str = ""
@@ -58,7 +58,7 @@ class Nodes:
         self._variables = variables
 
     def words(self, host: str, script: str, order: Mapping[str, Any]) -> list[str]:
-        """What we start to have that script run on that host."""
+        """The command line, started here, that runs a script on that host."""
         settings = [f"{name}={value}" for name, value in self._variables.items()]
         there = ["env", *settings, *inside(self._python, script, order)]
         if self._way == "srun":
@@ -66,7 +66,7 @@ class Nodes:
         return [*SSH, "--", host, shlex.join(there)]
 
     def ask(self, run: Runner, interface: str) -> dict[str, ProbeNodeFacts]:
-        """What each of them has; raises ToolError for one that does not tell."""
+        """What each host has; raises ToolError for one that cannot be asked."""
         told: dict[str, ProbeNodeFacts] = {}
 
         def hearer(host: str) -> Hear:
@@ -90,7 +90,7 @@ class Nodes:
         orders: Mapping[str, tuple[str, Mapping[str, Any]]],
         hear: Mapping[str, Hear],
     ) -> dict[str, ChildExit]:
-        """Run a script on each host at once, and wait for all."""
+        """Run a script with its order on each host at once, and wait for all; how each ended, by host."""
         ended: dict[str, ChildExit] = {}
 
         def follow(host: str) -> None:
@@ -108,7 +108,7 @@ class Nodes:
         return ended
 
     def _way_out(self, host: str, reason: str) -> str:
-        """What helps where the way to a node fails is other than what helps where the node does."""
+        """What to do about it: another thing where the way to the node fails than where the node itself does."""
         if self._way == "srun" and _OF_SRUN.search(reason):
             return f"inside an allocation that has {host} this must work: srun --overlap --nodelist={host} true"
         if self._way == "ssh" and _OF_SSH.search(reason):
@@ -124,7 +124,7 @@ _OF_SSH = re.compile(
 
 
 def first_cause(ended: Mapping[str, ChildExit]) -> ChildExit:
-    """The end that explains the others: a node that is wanted first, then one that says more than that a peer is gone."""
+    """The failure that explains the others: of a node that is in use, else the first that is not about a lost peer."""
     failed = [(host, one) for host, one in ended.items() if one.outcome != "done"]
     failed.sort(
         key=lambda pair: (pair[1].outcome != "cancelled", bool(OF_PEERS.search(pair[1].reason)))

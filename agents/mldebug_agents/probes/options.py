@@ -20,7 +20,7 @@ class Number(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Fails as a number out of the range does."""
+        """The number; `nan` fails as a number out of the range does."""
         found = float(super().convert(value, param, ctx))
         if math.isnan(found):
             self.fail(f"{value!r} is no number", param, ctx)
@@ -36,7 +36,7 @@ _OPTIONS = (
 
 
 def probe_options(command: _Command) -> _Command:
-    """Add them; the command gets them as keyword arguments, for `wanted`."""
+    """Add the options of every probe to a command, which gets them as keyword arguments for `probe_settings`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -45,14 +45,14 @@ def probe_options(command: _Command) -> _Command:
 def probe_settings(
     python: str | None, device: str, duration: str, beside_jobs: bool
 ) -> ProbeSettings:
-    """What was asked for; UsageError for a duration that is none."""
+    """The values of the options; raises UsageError for an invalid duration."""
     return ProbeSettings(
         python=python, device=device, duration=seconds(duration), beside_jobs=beside_jobs
     )
 
 
 def seconds(text: str, option: str = "--duration") -> float:
-    """A duration such as 10m, at most a day."""
+    """Seconds of a duration such as 10m, at most a day; raises UsageError."""
     try:
         found = parse_duration(text)
     except ValueError as error:
@@ -65,7 +65,7 @@ def seconds(text: str, option: str = "--duration") -> float:
 
 
 def size(text: str, option: str) -> int:
-    """A size such as 1MiB."""
+    """Bytes of a size such as 1MiB; raises UsageError."""
     try:
         return parse_size(text)
     except ValueError as error:

@@ -51,7 +51,7 @@ def callbacks(output: OutputFiles, kept: dict[str, str]) -> Callbacks:
 
 
 def write(measurement: Measurement, output: OutputFiles) -> None:
-    """Everything that is asked for but the table, which was printed row by row."""
+    """Write JSON and files as asked for; the table was printed row by row."""
     results = measurement.results
     if output.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
@@ -63,7 +63,7 @@ def write(measurement: Measurement, output: OutputFiles) -> None:
 def _files(
     measurement: Measurement, output: OutputFiles
 ) -> Iterator[tuple[Path, Callable[[Path], object]]]:
-    """Where something goes besides, and who puts it there. Where nothing was measured what stands there stays."""
+    """Paths of files to write, each with the function that writes it; none where nothing was measured, so that old files stay."""
     results = measurement.results
     if not results:
         return
@@ -100,7 +100,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def title(about: MeasuredRanks) -> str:
-    """What the figures are of."""
+    """A line that says what the figures are of: ranks, back end, GPU."""
     if not about.ranks:
         return ""
     gpu = f" on {about.gpu}, NCCL {about.nccl}" if about.gpu else ""
@@ -173,7 +173,7 @@ def plot(results: Sequence[CollectiveResult], path: Path, title: str) -> None:
 
 
 def _name_payloads(axes: Any, sizes: Sequence[int]) -> None:
-    """As the table does, and some of them where there are many."""
+    """Name payloads below the axis as the table does; only some of them where there are many."""
     axes.set_xscale("log", base=2)
     shown = sizes[:: -(-len(sizes) // MOST_NAMED)]
     axes.set_xticks(shown, [format_size(size) for size in shown])

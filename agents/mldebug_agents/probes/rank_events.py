@@ -1,4 +1,4 @@
-"""What ranks of the collectives probe say, checked: with `--read` it is a file that anybody may have written."""
+"""Events of the ranks of the collectives probe, validated: with `--read` they come from a file that anybody may have written."""
 
 from typing import Annotated, TypeVar
 
@@ -17,7 +17,7 @@ SHORTEST = 1e-10  # seconds
 
 
 class MeasuredRanks(msgspec.Struct, frozen=True, kw_only=True):
-    """`joined`: what the figures are of. No ranks: nothing was heard yet."""
+    """The event `joined`: what the ranks measure with. `ranks` 0: it has not come yet."""
 
     ranks: int = 0
     backend: str = ""
@@ -27,7 +27,7 @@ class MeasuredRanks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """`skipped`: one op and size that cannot be measured."""
+    """The event `skipped`: one op and size that cannot be measured."""
 
     op: str
     bytes: Bytes
@@ -35,7 +35,7 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """`failed`: what a rank has raised."""
+    """The event `failed`: the exception of a rank."""
 
     event: str
     rank: int
@@ -44,7 +44,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Died(msgspec.Struct, frozen=True, kw_only=True):
-    """`died`: a rank that ended without being done; a negative code is a signal."""
+    """The event `died`: a rank ended before it was done; a negative code is a signal."""
 
     event: str
     rank: int
@@ -55,7 +55,7 @@ FAILURES: dict[str, type[Failed | Died]] = {"failed": Failed, "died": Died}
 
 
 class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """`cell`: one op and size. A row of times for each rank, all of one length; `wrong` as `collective` wants it."""
+    """The event `cell`: times of one op and size, a row of seconds for each rank, and the wrong elements that each counted."""
 
     op: str
     bytes: Bytes
@@ -73,7 +73,7 @@ class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_event(event: Event, kind: type[T]) -> T:
-    """One event; EvidenceError where it is not what ranks say."""
+    """An event as a struct of that kind; raises EvidenceError where it is not valid."""
     try:
         return msgspec.convert(event, kind)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""A probe's frame: the lock, the guard, the training environment's Python and its facts, one child at a time.
+"""What every probe runs in: the lock, the guard, the Python of the training environment, one child process at a time.
 
 with open_session(wanted) as session:
     ended = session.run("collectives", order, hear=show)
@@ -31,7 +31,7 @@ SPARE = 5.0  # seconds in which a launcher that has its own deadline may end by 
 
 
 class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What every probe is asked with: see `options`."""
+    """The options of every probe: see `options`."""
 
     python: str | None = None
     device: str = "auto"  # auto, cuda, cpu
@@ -41,7 +41,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the Python has."""
+    """What the Python of the training environment has."""
 
     python: str = ""
     torch: str = ""
@@ -73,12 +73,12 @@ class Session:
 
     @property
     def spawner(self) -> Spawner:
-        """Who starts children; any thread may ask."""
+        """Starts child processes; may be used by any thread."""
         return self.tools.context.spawner
 
     @property
     def seconds_left(self) -> float:
-        """Of the duration that all may take."""
+        """Seconds that are left of `--duration`."""
         return max(0.0, self.until - time.monotonic())
 
     def run(
@@ -89,7 +89,7 @@ class Session:
         seconds: float | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ChildExit:
-        """Run a script of `probes/inside` to its end; it is cancelled at once when a job appears."""
+        """Run a script of `verbs/inside` to its end; it is cancelled at once when a job appears."""
         left = min(self.seconds_left, seconds or self.seconds_left)
         argv = inside(self.python, script, {**order, "seconds": left})
         return self.hear(argv, hear, left, env)
@@ -101,7 +101,7 @@ class Session:
         seconds: float,
         env: Mapping[str, str] | None = None,
     ) -> ChildExit:
-        """Run any program that says events as ours do."""
+        """Run any program that emits events as the scripts do; `hear` gets each."""
         variables = {**self.environment.variables, **(env or {})}
         watch = (lambda _: "") if self.wanted.beside_jobs else self._guard.look
         return ProbeChild(self.spawner, watch).run(
@@ -109,12 +109,12 @@ class Session:
         )
 
     def _ask_facts(self) -> TorchFacts:
-        told: list[Event] = []
+        found: list[Event] = []
         argv = inside(self.python, "facts", {})
         ended = ProbeChild(self.spawner).run(
-            argv, self.environment.variables, FACTS_SECONDS, told.append
+            argv, self.environment.variables, FACTS_SECONDS, found.append
         )
-        for event in told:
+        for event in found:
             if event["event"] == "facts":
                 return msgspec.convert(event, TorchFacts)
         raise ToolError(

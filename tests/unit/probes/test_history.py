@@ -67,7 +67,7 @@ def standings(speeds: list[float]) -> list[SeriesTrend]:
     """After each run."""
     walk, found = TrendDetector(), []
     for one in speeds:
-        walk.take(one)
+        walk.add(one)
         found.append(walk.standing)
     return found
 

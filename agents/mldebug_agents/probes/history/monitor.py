@@ -1,4 +1,4 @@
-"""The history of probes, as the main loop knows it: reads the file that probes write, where it has changed."""
+"""Keeps the history of probes for the main loop: reads the file that probes write when it has changed."""
 
 import errno
 import queue
@@ -25,20 +25,20 @@ class ProbeHistoryReader:
 
     def __init__(self, state_dir: Path, reader: Reader) -> None:
         self._path, self._reader = str(state_dir.absolute() / NAME), reader
-        self._seen: tuple[int, float] | None = None
+        self._version: tuple[int, float] | None = None
         self._judged: tuple[JudgedSeries, ...] = ()
 
     def look(self, _: object) -> tuple[JudgedSeries, ...]:
         """All series; none where nobody has probed. Raises EvidenceError where it cannot be read."""
         tail = self._reader.read_tail(self._path, max_bytes=1)
         if isinstance(tail, Unreadable):
-            self._seen = None
+            self._version = None
             if tail.errno == errno.ENOENT:
                 return ()
             raise EvidenceError(f"{NAME}: {tail.reason}")
-        if (tail.size, tail.mtime) != self._seen:
+        if (tail.size, tail.mtime) != self._version:
             self._judged = self._read()
-            self._seen = (tail.size, tail.mtime)
+            self._version = (tail.size, tail.mtime)
         return self._judged
 
     def _read(self) -> tuple[JudgedSeries, ...]:
@@ -49,29 +49,29 @@ class ProbeHistoryReader:
 
 
 class ProbeHistoryMonitor:
-    """Of this node."""
+    """The history of probes on this node. Belongs to the main loop's thread."""
 
     def __init__(
         self, state_dir: Path, reader: Reader, inbox: "queue.SimpleQueue[Result | None]"
     ) -> None:
         self.worker = Worker(WORKER, ProbeHistoryReader(state_dir, reader).look, inbox, DEADLINE)
         self._due = 0.0
-        self._told: tuple[JudgedSeries, ...] | None = None
+        self._series: tuple[JudgedSeries, ...] | None = None
 
     def tick(self) -> None:
-        """Order what is due."""
+        """Order a look when one is due."""
         now = time.monotonic()
         if now >= self._due and not self.worker.busy:
             self._due = now + EVERY
             self.worker.order(None)
 
     def on_result(self, result: Result) -> bool:
-        """The worker has answered, or failed: what is old is not told. False where it was somebody else."""
+        """Take the result of the worker; after an error nothing is shown. False where the result is of another worker."""
         if result.worker == WORKER:
-            self._told = result.value
+            self._series = result.value
         return result.worker == WORKER
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot with it."""
+        """The snapshot with the judged series, and the state of the worker."""
         sources = (*snapshot.sources, self.worker.state())
-        return msgspec.structs.replace(snapshot, probes=self._told, sources=sources)
+        return msgspec.structs.replace(snapshot, probes=self._series, sources=sources)

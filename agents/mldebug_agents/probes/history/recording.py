@@ -1,4 +1,4 @@
-"""A finished probe becomes part of the history of its node, and what has changed against it is told."""
+"""Adds a finished probe to the history of its node, and prints what has changed against it."""
 
 import socket
 import time
@@ -25,7 +25,7 @@ def record(
     state_dir: Path | None,
     say: Callable[[str], None],
 ) -> None:
-    """Keep the results and say what they changed. Never raises for what a disk does: the probe has its results.
+    """Store the results and print what has changed. Errors of the disk are printed, not raised: the probe has its results.
 
     `nodes`: where it ran, none for here; `kept`: the variables that change what is measured; no `state_dir`: this user's.
     """
@@ -44,7 +44,7 @@ def record(
 
 
 def line(one: JudgedSeries) -> str:
-    """What has changed, as a line; "" where nothing has."""
+    """A line on what has changed in a series; "" where nothing has."""
     told = sentence(one)
     return f"{one.standing}: {told}" if told else ""
 
@@ -52,7 +52,7 @@ def line(one: JudgedSeries) -> str:
 def series_of(
     measurement: Measurement, nodes: tuple[str, ...], variables: Mapping[str, str]
 ) -> ProbeSeries:
-    """All but op, size and ranks, which each result has."""
+    """What all results of a measurement have in common; op, bytes and ranks are empty."""
     about = measurement.about
     others = (
         f"{name}={value}"

@@ -44,9 +44,9 @@ Past = tuple[tuple[ProbeSeries, tuple[ProbeRun, ...]], ...]
 
 
 def add_runs(state_dir: Path, measured: Sequence[tuple[ProbeSeries, ProbeRun]]) -> Past:
-    """Add runs, all or none, and return all that is known then. AccessError or EvidenceError: nothing was kept."""
+    """Add runs, all or none, and return all stored runs by series. Raises AccessError or EvidenceError where nothing was stored."""
     path = state_dir / NAME
-    with _told(path):
+    with _as_our_errors(path):
         _make(path)
         try:
             return _add(path, measured)
@@ -60,9 +60,9 @@ def add_runs(state_dir: Path, measured: Sequence[tuple[ProbeSeries, ProbeRun]]) 
 
 
 def load(state_dir: Path) -> Past:
-    """All that is known; nothing where there is no file. AccessError or EvidenceError where it cannot be read."""
+    """All stored runs by series; empty without a file. Raises AccessError or EvidenceError where it cannot be read."""
     path = state_dir / NAME
-    with _told(path):
+    with _as_our_errors(path):
         try:
             _check(path)
         except FileNotFoundError:
@@ -72,8 +72,8 @@ def load(state_dir: Path) -> Past:
 
 
 def unpack(content: bytes) -> Past:
-    """From the bytes of the file; EvidenceError where they are damaged, or half a change was read."""
-    with _told(Path(NAME)), contextlib.closing(sqlite3.connect(":memory:")) as link:
+    """All runs by series from the bytes of the file; raises EvidenceError where they are damaged or a change was half written."""
+    with _as_our_errors(Path(NAME)), contextlib.closing(sqlite3.connect(":memory:")) as link:
         link.deserialize(content)
         return _read(link)
 
@@ -82,7 +82,7 @@ def unpack(content: bytes) -> Past:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _as_our_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
