@@ -242,8 +242,7 @@ class Stand:
     """An agent's desk with one channel, and the turns of its loop."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: Memory, sink: Sink) -> None:
-        module = type("M", (), {"create": staticmethod(lambda _: sink)})
-        monkeypatch.setattr(delivery, "load", lambda *_: module)
+        monkeypatch.setattr(delivery, "create", lambda *_: sink)
         monkeypatch.setattr(delivery, "PAUSE_FIRST", 0.01)
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         config = Config(channels={"ops": Plugin(kind="sink", options=None)})

@@ -471,8 +471,8 @@ def test_each_answer_is_counted_and_takes_the_place_of_the_last(
     record.signal = 63
     record.write()
     flight.armed(63)
-    flight.tell()
-    flight.tell()
+    flight.answer()
+    flight.answer()
     assert answers(record) == (61, 2)
     path = Path(record.path + ".flight")
     assert parse_file(path.read_bytes()).groups
@@ -488,13 +488,13 @@ def test_where_there_is_no_room_no_old_answer_is_left(
 ) -> None:
     torch(_dump_fr_trace_json=lambda: json.dumps(gloo(entry(1))).encode())
     flight = written.FlightFile(record)
-    flight.tell()
+    flight.answer()
 
     def refuse(*_: object) -> int:
         raise error
 
     monkeypatch.setattr(written, "reserve", refuse)
-    flight.tell()
+    flight.answer()
     assert answers(record)[1] == 2
     assert list(Path(record.path).parent.glob("*.flight*")) == []
     flight.close()
@@ -506,7 +506,7 @@ def test_a_recorder_that_fails_costs_only_this(
 ) -> None:
     torch(_dump_fr_trace_json=dump)
     flight = written.FlightFile(record)
-    flight.tell()
+    flight.answer()
     assert answers(record)[1] == 1
     flight.close()
 

@@ -90,7 +90,7 @@ def test_a_report_waits_for_nobody_who_is_slow(tools: NodeTools, tmp_path: Path)
         server.speak_for()
         wait_until(lambda: "pt_workerserver" in _waits(one.pid))
         job = job_when(tools.capture.finder, one.pid, lambda job: True)
-        tools.capture.flight_recorders.meet(tools.capture.finder.find())
+        tools.capture.flight_recorders.update(tools.capture.finder.find())
         began = time.monotonic()
         taken = tools.capture.capturer(GLANCE).capture(job, {})
         report = write_down(tools.capture, taken, time.time()).report

@@ -313,7 +313,7 @@ def test_who_follows_speaks_for_those_who_do_not_reach_the_coordinator(loop: Loo
     assert (answer.follows, answer.port) == ("n2", 1)
     assert [(one.key, one.incident) for one in answer.runs] == [(KEY, "first")]
 
-    (circle,) = loop.members._circles
+    (circle,) = loop.members._groups
     ours = loop.members._announcement(circle, time.monotonic())
     (relayed,) = believed(ours).relayed
     assert (relayed.node, relayed.port, relayed.address) == ("n3", 7, "10.0.0.2")
@@ -368,7 +368,7 @@ def spoken_for(
 ) -> RunWord:
     """What n3 is told by n1 of its run, after n1 has passed on what it says, and heard the answer."""
     news = RunNews(key=KEY, world_size=6, ranks="4-5", stage=stage, incident=incident)
-    (circle,) = loop.members._circles
+    (circle,) = loop.members._groups
     told = Announcement(node="n3", agent="c", port=7, circle=circle.name, runs=(news,))
     welcomed(loop)
     loop.ask(told)
@@ -392,7 +392,7 @@ def test_a_job_of_one_node_is_nobody_elses(loop: Loop) -> None:
 def test_runs_that_are_not_announced_are_told_of_once(
     loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (circle,) = loop.members._circles
+    (circle,) = loop.members._groups
     runs = {str(one): loop._met(of_nodes(str(one), "n[1-2]")) for one in range(260)}
     loop.members.tick(runs)
     for _ in range(2):
@@ -646,10 +646,10 @@ def test_a_list_of_a_job_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(5):
         loop.members.tick(loop.runs)
     assert [one.id for one in asked] == ["a", "b"]
-    assert [len(one.candidates) for one in loop.members._circles] == [2000, 1]  # too many are none
+    assert [len(one.candidates) for one in loop.members._groups] == [2000, 1]  # too many are none
     loop.runs["a"].job = of_nodes("a", "n[1-3]")
     loop.members.tick(loop.runs)
-    assert sorted(len(one.candidates) for one in loop.members._circles) == [1, 3]
+    assert sorted(len(one.candidates) for one in loop.members._groups) == [1, 3]
 
 
 def jobs_of(uid: int, count: int) -> tuple[Job, ...]:
@@ -661,7 +661,7 @@ def jobs_of(uid: int, count: int) -> tuple[Job, ...]:
 def circles_of(loop: Loop) -> dict[int, int]:
     """How many circles each user has."""
     loop.members.tick(loop.runs)
-    found = loop.members._circles
+    found = loop.members._groups
     assert {one.uid for one in found} <= {run.job.uid for run in loop.runs.values()}
     return dict(Counter(one.uid for one in found))
 
@@ -671,14 +671,14 @@ def test_one_user_s_many_jobs_keep_nobody_else_s_out(caplog: pytest.LogCaptureFi
     assert circles_of(loop) == circles_of(loop) == {1000: 64}
     told = [one.getMessage() for one in caplog.records if "without their other" in one.getMessage()]
     assert told == ["16 runs are watched without their other nodes: there are too many"]
-    before = set(loop.members._circles)
+    before = set(loop.members._groups)
     for run in map(loop._met, (*jobs_of(1001, 3), *jobs_of(1002, 40))):
         loop.runs[run.job.id] = run
     assert circles_of(loop) == {1000: 31, 1001: 3, 1002: 30}
-    kept = set(loop.members._circles)
+    kept = set(loop.members._groups)
     assert len(kept & before) == 31
     circles_of(loop)
-    assert set(loop.members._circles) == kept  # nothing moves by itself
+    assert set(loop.members._groups) == kept  # nothing moves by itself
     loop.runs = {job_id: run for job_id, run in loop.runs.items() if run.job.uid == 1000}
     assert circles_of(loop) == {1000: 64}
 
@@ -689,7 +689,7 @@ def test_two_users_on_the_same_nodes_have_a_circle_each() -> None:
     )
     loop = Loop((), (mine, theirs))
     assert circles_of(loop) == {1000: 1, 1001: 1}
-    one, other = loop.members._circles
+    one, other = loop.members._groups
     assert [run.name for run in loop.members._announcement(one, 0.0).runs] == ["j1000.py"]
     assert [run.name for run in loop.members._announcement(other, 0.0).runs] == ["j1001.py"]
 
@@ -708,21 +708,21 @@ def test_a_group_in_a_job_s_node_list_runs_no_program(monkeypatch: pytest.Monkey
 def test_two_jobs_of_a_node_have_a_coordinator_each() -> None:
     loop = Loop((), (of_nodes("a", "n[1-2]"), of_nodes("b", "n[2-3]"), of_nodes("c", "n[1-2]")))
     loop.members.tick(loop.runs)
-    one, two = loop.members._circles
+    one, two = loop.members._groups
     assert [peer.host for peer in (*one.candidates, *two.candidates)] == ["n1", "n2", "n2", "n3"]
-    assert [loop.members._circles.of(run) for run in loop.runs.values()] == [one, two, one]
+    assert [loop.members._groups.of(run) for run in loop.runs.values()] == [one, two, one]
     told = loop.members._announcement(one, 0.0)
     assert ([run.name for run in told.runs], told.circle) == (["a.py", "c.py"], one.name)
 
     found = FoundCoordinator(Peer("n1", 9754), Welcome(node="n1", agent="other"))
     loop.members.on_result(Result("members", told, found, None))
     assert "n1 coordinates" in loop.members.sentence
-    assert loop.members._circles.of(loop.runs["b"]) is two
+    assert loop.members._groups.of(loop.runs["b"]) is two
     assert not loop.members.holds(loop.runs["b"])
     assert loop.members.holds(loop.runs["a"])
     del loop.runs["a"], loop.runs["c"]
     loop.members.tick(loop.runs)
-    assert list(loop.members._circles) == [two]
+    assert list(loop.members._groups) == [two]
 
 
 def test_a_capture_that_fails_is_told_to_all_who_wait(loop: Loop) -> None:

@@ -325,7 +325,7 @@ def test_a_late_capture_of_an_earlier_attempt_makes_nobody_wait_for_an_answer(
 
 def test_a_worker_says_that_it_takes_no_more_and_gives_an_error_back_with_its_order() -> None:
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
-    idle = Worker("none", print, inbox, 1.0, hands=0)
+    idle = Worker("none", print, inbox, 1.0, threads=0)
     taken = [idle.order(number) for number in range(70)]
     assert taken == [True] * 64 + [False] * 6
     worker = Worker("capture", lambda order: 1 // order, inbox, 1.0)
@@ -348,7 +348,7 @@ def test_a_user_whose_orders_hang_keeps_nobody_else_s_out() -> None:
         if order[0] == "a":
             assert release.wait(30)
 
-    worker = Worker("members", work, inbox, 60.0, hands=4, whose=lambda order: order[0])
+    worker = Worker("members", work, inbox, 60.0, threads=4, whose=lambda order: order[0])
     assert all(worker.order(f"a{number}") for number in range(3))
     assert {begun.get(timeout=10) for _ in range(3)} == {"a0", "a1", "a2"}
     assert [worker.order(f"a{number}") for number in range(3, 68)] == [True] * 64 + [False]

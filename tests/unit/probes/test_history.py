@@ -365,9 +365,9 @@ def test_a_board_forgets_what_it_cannot_read(tmp_path: Path, reader: Reader) -> 
     assert result is not None
     assert told.on_result(result)
     assert [one.runs for one in told.show(snapshot()).probes or ()] == [1]
-    assert told.told(result._replace(value=None, error=EvidenceError("torn")))
+    assert told.on_result(result._replace(value=None, error=EvidenceError("torn")))
     assert told.show(snapshot()).probes is None
-    assert not told.told(result._replace(worker="memory"))
+    assert not told.on_result(result._replace(worker="memory"))
 
 
 def test_a_shift_is_a_metric_and_an_event_until_it_is_over() -> None:

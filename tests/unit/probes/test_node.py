@@ -159,12 +159,12 @@ def test_ways_between_gpus_are_of_a_kind_of_their_own_for_each_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedule, "import_module", lambda _: TwoModels())
-    assert schedule._read(3) == {
+    assert schedule._read_paths(3) == {
         "0,1": "peer access, NVIDIA H200 with NVIDIA H200",
         "0,2": "through the host, NVIDIA A10 with NVIDIA H200",
         "1,2": "through the host, NVIDIA A10 with NVIDIA H200",
     }
-    assert schedule._read(2) == {"0,1": "peer access"}
+    assert schedule._read_paths(2) == {"0,1": "peer access"}
 
 
 def test_copies_below_what_was_published() -> None:

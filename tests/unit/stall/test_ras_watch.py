@@ -82,7 +82,7 @@ class Desk:
     def answer(self, count: int | None) -> None:
         """Answer what was asked."""
         while not self.orders.empty():
-            reply = RasReply(error="refused") if count is None else RasReply(told=told(count))
+            reply = RasReply(error="refused") if count is None else RasReply(answer=told(count))
             self.watch.on_result(Result("ras", self.orders.get(), reply, None))
 
     def signals(self, one: Any) -> tuple[Progress, ...]:

@@ -384,14 +384,14 @@ def test_a_tree_that_does_not_answer_is_left_alone_and_the_others_go_on(
 ) -> None:
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()
-    hangs, turn = threading.Event(), DirSizeUpdater.turn
+    hangs, turn = threading.Event(), DirSizeUpdater.tick
 
     def hanging(self: DirSizeUpdater, seconds: float) -> None:
         if self._order.path.endswith("bad") and not hangs.wait(60):
             return
         turn(self, seconds)
 
-    monkeypatch.setattr(DirSizeUpdater, "turn", hanging)
+    monkeypatch.setattr(DirSizeUpdater, "tick", hanging)
     hands = Hands()
     orders = [DirSizeRequest(path=str(tmp_path / name)) for name in ("good", "bad")]
     desk = DirSizeClient(hands, orders, patience=1.0)

@@ -309,7 +309,10 @@ def test_below_another_root_a_link_means_what_it_means_on_the_node(tmp_path: Pat
         desk.look(1.0, [])
         assert kinds(desk, folder) == {"too_full"}
         assert not desk.gaps()
-        writing = Writing(there)
+        writing = Writing(
+            with_config(there.context, Config(storage=StorageConfig(**limited))),  # type: ignore[arg-type]
+            there.filesystem_probe,
+        )
         writing.look(1.0, [])
         assert [row["outcome"] for row in writing.status()["test_writes"]] == ["ok"]
 

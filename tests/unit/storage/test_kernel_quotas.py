@@ -56,7 +56,9 @@ def tools() -> Iterator[NodeTools]:
 
 def look(tools: NodeTools, probe: Answering) -> KernelQuotaCollector:
     desk = KernelQuotaCollector(tools.context, probe)  # type: ignore[arg-type]
-    if not any(one.mount.fstype in WITH_QUOTAS for one in used_mounts(Host(), [job()], ()).values()):
+    if not any(
+        one.mount.fstype in WITH_QUOTAS for one in used_mounts(Host(), [job()], ()).values()
+    ):
         pytest.skip("no rank here is on a filesystem that can keep quotas")
     desk.look(1.0, [job()])
     return desk
