@@ -11,7 +11,7 @@ from fieldvalues import allowed, default
 from fieldwords import comments
 from mldebug.config.schema import Config
 from mldebug.core.plugin_options import PluginKind
-from mldebug.core.plugins import summary
+from mldebug.core.plugins import options_of, summary
 from mldebug.core.scalars import unwrap
 from mldebug.hardware.health.thresholds import FILE, Thresholds
 
@@ -60,7 +60,7 @@ def _plugins(key: str, kind: Any) -> Iterator[str]:
     room = next(one for one in unwrap(kind)[1] if isinstance(one, PluginKind))
     singular = key.removesuffix("s")
     for name in room.kinds():
-        options = room.load(name).Options
+        options = options_of(room.load(name))
         yield f"### {singular} {name}\n\n{summary(PLUGIN_KINDS.get(key, key), name)}\n"
         if msgspec.structs.fields(options):
             yield from _table(options)

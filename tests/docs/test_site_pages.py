@@ -13,7 +13,7 @@ import yaml
 import commands_page
 import settings_page
 from mldebug.config.schema import Config, effective_yaml
-from mldebug.core.plugins import load, names
+from mldebug.core.plugins import load, names, options_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 MADE = {"settings.md": settings_page.page, "commands.md": commands_page.page}
@@ -73,7 +73,7 @@ def test_every_setting_stands_on_the_page() -> None:
     ("room", "name"), [(room, name) for room in PLUGINS for name in names(room)]
 )
 def test_every_setting_of_a_plugin_stands_on_the_page(room: str, name: str) -> None:
-    wanted = [field.name for field in msgspec.structs.fields(load(room, name).Options)]
+    wanted = [field.name for field in msgspec.structs.fields(options_of(load(room, name)))]
     assert list(settings()[f"{PLUGINS[room]} {name}"]) == wanted
 
 

@@ -13,7 +13,7 @@ from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.action_runner.runner import ActionRunner
 from mldebug_agents.alerts.notifier import AlertNotifier
-from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
+from mldebug_agents.hardware.host_memory.monitor import HostMemoryMonitor
 from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
@@ -48,7 +48,7 @@ class Monitors:
     acting: ActionRunner
     storage: StorageMonitor
     saves: CheckpointMonitor
-    memory: MemoryBoard
+    memory: HostMemoryMonitor
     queues: SchedulerMonitor
     probes: ProbeHistoryMonitor
 

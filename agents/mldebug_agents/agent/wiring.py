@@ -41,7 +41,7 @@ from mldebug_agents.hardware.gpu.child import messages as gpu_messages
 from mldebug_agents.hardware.gpu.child import server as gpu_server
 from mldebug_agents.hardware.gpu.controller import gpu_verbs
 from mldebug_agents.hardware.gpu.node_reader import NodeReader, node_reader
-from mldebug_agents.hardware.host_memory.monitor import MemoryBoard
+from mldebug_agents.hardware.host_memory.monitor import HostMemoryMonitor
 from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
@@ -172,7 +172,7 @@ def build_loop(
         acting=ActionRunner(config, context, capture, store, notices.registry, inbox),
         storage=StorageMonitor.of(context, tools.filesystem_probe, store, inbox),
         saves=CheckpointMonitor(context, store, inbox, config.checkpoints),
-        memory=MemoryBoard(context, inbox),
+        memory=HostMemoryMonitor(context, inbox),
         queues=SchedulerMonitor(config, context, inbox),
         probes=ProbeHistoryMonitor(config.agent.state_dir, context.reader, inbox),
     )

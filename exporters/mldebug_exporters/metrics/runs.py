@@ -17,7 +17,7 @@ from mldebug_exporters.exposition.families import (
 
 GONE = "when the run has ended or left this node: at the next scrape"
 LOG_EVENTS = ("records", "binary", "oversized", "rotations", "truncations", "failures")
-UNTOLD = "until a log or a hook of the run tells one, and when the run has ended"
+NOT_YET = "until a log or a hook of the run tells one, and when the run has ended"
 
 TABLE = FamilyTable(absent=GONE, importance=Importance.RUN)
 RUNS = TABLE.gauge(
@@ -64,19 +64,19 @@ STEP = TABLE.gauge(
     "run_step",
     "Last step that the run's log told; it falls with a new epoch. Without one the step of the furthest rank's hook.",
     "run",
-    absent=UNTOLD,
+    absent=NOT_YET,
 )
 LOSS = TABLE.gauge(
     "run_loss",
     "Last loss that the run's log told, else its hook; NaN and +Inf are what a log said.",
     "run",
-    absent=UNTOLD,
+    absent=NOT_YET,
 )
 PACE = TABLE.gauge(
     "run_last_step_duration_seconds",
     "Last duration of a step that the run's log told, else what its hooks measured.",
     "run",
-    absent=UNTOLD,
+    absent=NOT_YET,
 )
 TIMES = TABLE.histogram(
     "run_step_duration_seconds",

@@ -25,7 +25,7 @@ _SPINS = (
     "spins in a collective or in a kernel that does not end",
     "spin in a collective or in a kernel that does not end",
 )
-_UNTOLD = ("cannot be told", "cannot be told")
+_UNKNOWN_STATE = ("cannot be told", "cannot be told")
 _ORDER = tuple(_VERBS)
 _RATIO_WORDS = (Load.SPINNING, Load.POWERED)
 
@@ -58,7 +58,7 @@ def _say(node: str, group: Sequence[GpuFingerprint]) -> str:
     numbers = shorten_ranks(fold_ranks(one.index for one in group))
     where = f"{node}: " if node else ""
     first = group[0]
-    verbs = _SPINS if _is_either(first) else _VERBS.get(first.state, _UNTOLD)
+    verbs = _SPINS if _is_either(first) else _VERBS.get(first.state, _UNKNOWN_STATE)
     figures = _figures(group)
     words = f"{where}GPU{'s' if many else ''} {numbers} {verbs[many]}"
     return f"{words} ({figures})" if figures else words

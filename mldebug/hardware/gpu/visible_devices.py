@@ -86,7 +86,7 @@ def _fits(one: VisibleDevices, here: Collection[str]) -> bool:
 
 def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> VisibleDevices:
     """The GPUs that a process with this environment uses as 0, 1, 2 …; `gpus` are all that the agent sees."""
-    base, told_by = _in_container(environment.get(CONTAINER), gpus)
+    base, variable = _in_container(environment.get(CONTAINER), gpus)
     text = environment.get(CUDA)
     if text is None:
         problem = (
@@ -94,7 +94,7 @@ def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> Visib
             if base is not None
             else f"{_show(CONTAINER, environment[CONTAINER])} names GPUs that we cannot follow"
         )
-        return VisibleDevices(devices=base or (), source=told_by, problem=problem)
+        return VisibleDevices(devices=base or (), source=variable, problem=problem)
     words = [word.strip() for word in text.split(",")][:MAX_WORDS]
     found: list[VisibleDevice] = []
     problem = ""

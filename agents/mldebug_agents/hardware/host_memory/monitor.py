@@ -20,7 +20,7 @@ log = logging.getLogger("mldebug")
 DEADLINE = 10.0
 
 
-class MemoryBoard:
+class HostMemoryMonitor:
     """Of this node."""
 
     def __init__(self, context: Context, inbox: "queue.SimpleQueue[Result | None]") -> None:

@@ -15,7 +15,7 @@ from mldebug_agents.hardware.gpu.nvml.errors import (
 )
 
 T = TypeVar("T")
-MAX_TOLD = 64  # metrics that a reading says it could not read
+MAX_NOTES = 64  # metrics that a reading says it could not read
 TURN = 20  # full reads: every 10 minutes as shipped
 
 
@@ -104,13 +104,13 @@ class Ask:
 
     def note(self, metric: str, reason: str) -> None:
         """Say why a metric is missing."""
-        if len(self.unreadable) < MAX_TOLD:
+        if len(self.unreadable) < MAX_NOTES:
             self.unreadable[metric] = reason[:200]
 
     @property
     def unsupported(self) -> tuple[str, ...]:
         """Metrics that this GPU or driver does not know, sorted."""
-        return tuple(sorted(set(self.device.unsupported.values())))[:MAX_TOLD]
+        return tuple(sorted(set(self.device.unsupported.values())))[:MAX_NOTES]
 
     def _failed(self, metric: str, key: tuple[object, ...], code: int) -> None:
         if code in LOST:

@@ -75,7 +75,7 @@ class Library:
 
     def versions(self) -> tuple[str, str]:
         """Versions of driver and library; "" for one that cannot be read."""
-        return self._told("nvmlSystemGetDriverVersion"), self._told("nvmlSystemGetNVMLVersion")
+        return self._text("nvmlSystemGetDriverVersion"), self._text("nvmlSystemGetNVMLVersion")
 
     def device(self, index: int) -> Device:
         """The GPU by that number, with its handle; raises DeviceLostError or DriverGoneError."""
@@ -111,7 +111,7 @@ class Library:
         except ValueError as error:
             raise MissingLibraryError(f"{function}: {error}") from None
 
-    def _told(self, function: str) -> str:
+    def _text(self, function: str) -> str:
         with contextlib.suppress(self.nvml.NVMLError, ValueError, AttributeError):
             return bounds.words(getattr(self.nvml, function)())
         return ""

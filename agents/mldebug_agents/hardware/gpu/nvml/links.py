@@ -22,7 +22,7 @@ _BY_CALL = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3, "ecc_data"
 _OF_A_LINK = (*_BY_FIELD.values(), fields.NVLINK_SPEED)
 _MOVED = (fields.NVLINK_TRANSMIT, fields.NVLINK_RECEIVE)
 _NEARLY_ALL = 0.9  # of the bytes: links move on while they are asked
-_TOLD, _DEAR, _AT_ONCE = "link fields", "dear counters", "bytes of all links"
+_KEPT, _DEAR, _AT_ONCE = "link fields", "dear counters", "bytes of all links"
 
 
 def link_fields(ask: Ask) -> list[Key]:
@@ -60,7 +60,7 @@ def pcie(ask: Ask, values: Values) -> dict[str, Any]:
 def nvlink(ask: Ask, values: Values) -> dict[str, Any]:
     """Return the fields of a `GpuReading` about NVLink."""
     links = _links(ask)
-    kept = ask.device.kept.setdefault(_TOLD, {})
+    kept = ask.device.kept.setdefault(_KEPT, {})
     kept.update({key: value for key, value in values.items() if key[0] in _OF_A_LINK})
     return {
         "nvlinks": tuple(_link(ask, kept, link, _read(ask, values, link)) for link in links),
@@ -83,7 +83,7 @@ def _links(ask: Ask) -> list[int]:
 
 def _read(ask: Ask, values: Values, link: int) -> bool:
     """Are its errors those of this read? What failed at its turn is as old as before."""
-    kept = ask.device.kept[_TOLD]
+    kept = ask.device.kept[_KEPT]
     return _turn(ask, link) and all(
         (field, link) in values or (field, link) not in kept for field in _BY_FIELD.values()
     )
