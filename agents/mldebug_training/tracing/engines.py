@@ -107,10 +107,10 @@ class Engine:
         """What is decided about it; for the writers in Python."""
         if len(self.ids) >= MOST_CODES:
             self.ids.clear()
-        told = self.decide(code)
+        number = self.decide(code)
         if self.on:
-            self.ids[id(code)] = code, told
-        return told
+            self.ids[id(code)] = code, number
+        return number
 
     def function_number(self, code: CodeType) -> int:
         """The same, and quicker the second time."""

@@ -38,8 +38,8 @@ class NameTable:
         with self._lock:
             where = f"{path}\0{module}".encode("utf-8", "replace")
             file = self._entry(ring.NO_FILE, 0, where)
-            told = self._entry(max(file, 0), line, name.encode("utf-8", "replace"))
-            return told if told >= 0 else 1
+            number = self._entry(max(file, 0), line, name.encode("utf-8", "replace"))
+            return number if number >= 0 else 1
 
     def _entry(self, file: int, line: int, text: bytes) -> int:
         text = text[:4096]
@@ -53,14 +53,14 @@ class NameTable:
         return self._written(file, line, text, size)
 
     def _written(self, file: int, line: int, text: bytes, size: int) -> int:
-        view, at, told = self._mapping.view, self._at, len(self._ids)
+        view, at, number = self._mapping.view, self._at, len(self._ids)
         view[at + 16 : at + 16 + len(text)] = text
         ring.NAME.pack_into(view, at, 0, line & 0xFFFFFFFF, file, len(text))
-        _word.pack_into(view, at, told + 1)
-        ring.LOST.pack_into(view, 184, told + 1)
-        self._ids[(file, line, text)] = told
+        _word.pack_into(view, at, number + 1)
+        ring.LOST.pack_into(view, 184, number + 1)
+        self._ids[(file, line, text)] = number
         self._at += size
-        return told
+        return number
 
 
 class ThreadWriter:
@@ -135,11 +135,11 @@ class RingWriter:
         at = file.chunks + place * file.chunk_size
         _word.pack_into(view, at, 0)
         step, _ = ring.STEP.unpack_from(view, 144)
-        told = ring.CHUNK.pack(
+        header = ring.CHUNK.pack(
             *(0, own.number, own.ident, step, monotonic_ns(), before, own.main),
             own.name.encode("utf-8", "replace")[:24],
         )
-        view[at + 4 : at + ring.CHUNK_HEAD_SIZE] = told[4:]
+        view[at + 4 : at + ring.CHUNK_HEAD_SIZE] = header[4:]
         _word.pack_into(view, at, sequence)
         own.sequence, own.at = sequence, at + ring.CHUNK_HEAD_SIZE
         own.end = own.at + (file.chunk_size - ring.CHUNK_HEAD_SIZE) // 24 * 24

@@ -227,9 +227,9 @@ class trace:  # noqa: N801 - it is used as a function
                 closed(self._make)
         if self._writer is None:
             return UNTRACED
-        told = self._writer.names.function(known.path, known.module, known.name, known.line)
+        number = self._writer.names.function(known.path, known.module, known.name, known.line)
         self._engine.follow(code)
-        return told
+        return number
 
     def _make(self) -> None:
         """Make the ring, undisturbed by signals; where that fails tracing is off."""

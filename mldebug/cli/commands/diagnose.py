@@ -149,8 +149,8 @@ def _judge_stall(
 
 def _judge_end(attempt_exit: AttemptExit, captures: tuple[NodeCapture, ...]) -> RejudgedReport:
     """An end, with the capture of the ranks that lived on where there is one."""
-    known = [one.at for one in attempt_exit.exits] + [one.taken_at for one in captures]
-    at = max(known)
+    times = [one.at for one in attempt_exit.exits] + [one.taken_at for one in captures]
+    at = max(times)
     incident = Incident(
         id=make_id(at, attempt_exit.job.id),
         key=attempt_exit.job.id,

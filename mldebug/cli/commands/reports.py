@@ -113,8 +113,8 @@ def export(
     archive, report = _find(report_stores_of(config or given), report_id)
     content = exported(archive, report, suffix)
     _write(file, content, force)
-    told = {"id": report.id, "file": str(file), "bytes": len(content)}
-    click.echo(_pretty(told) if as_json else f"{clean(str(file), 400)}: {len(content):,} bytes")
+    written = {"id": report.id, "file": str(file), "bytes": len(content)}
+    click.echo(_pretty(written) if as_json else f"{clean(str(file), 400)}: {len(content):,} bytes")
 
 
 # --- where reports are -----------------------------------------------------------------------------

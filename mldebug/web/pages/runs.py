@@ -72,7 +72,7 @@ class RunsPage:
             rows=tuple(rows[:MOST]),
             more=max(0, len(rows) - MOST),
             open=sum(bool(run.incident) for run in snapshot.runs),
-            notes=tuple(sorted(_notes(snapshot), key=lambda said: not said.bad)),
+            notes=tuple(sorted(_notes(snapshot), key=lambda line: not line.bad)),
             over=_over(request),
         )
 

@@ -123,10 +123,10 @@ def play(
         server.serve_socket(door)
         log.info("replay of %s: ask %s", replay.words, typed("status", config))
         try:
-            told = replay.run()
+            summary = replay.run()
         finally:
             server.stop()
-    click.echo(told)
+    click.echo(summary)
     shutdown.leave()
 
 

@@ -21,8 +21,8 @@ def read_kernel_log(path: str, since: float, max_bytes: int = MAX_BYTES) -> byte
     kept: deque[bytes] = deque()
     size = 0
     for record in _records(path):
-        told = parse_record(record)
-        if told is None or told.seconds < since:
+        parsed = parse_record(record)
+        if parsed is None or parsed.seconds < since:
             continue
         kept.append(record)
         size += len(record)

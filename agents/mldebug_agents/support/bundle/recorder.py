@@ -44,19 +44,19 @@ class Recorder:
         """Fill the folder; the manifest is of what is in it before it is redacted."""
         began, memory = time.time(), self._memory()
         self._find_jobs()
-        seen = self._observe(inquire(self._config.agent.state_dir))
+        observations = self._observe(inquire(self._config.agent.state_dir))
         self._find_jobs()
         clocks = ClockPair(unix=time.time(), monotonic=time.monotonic())
-        self._gather(seen, memory, clocks)
-        self.folder.gaps += seen.gaps
+        self._gather(observations, memory, clocks)
+        self.folder.gaps += observations.gaps
         return Manifest(
             version=__version__,
             began_at=began,
             ended_at=time.time(),
             clocks=clocks,
             kernel_pids=sees_kernel_pids(self._tools.context.host),
-            read_by=seen.read_by,
-            counted=seen.read_by == "agent",
+            read_by=observations.read_by,
+            counted=observations.read_by == "agent",
             gaps=tuple(self.folder.gaps),
         )
 
@@ -77,34 +77,34 @@ class Recorder:
             ),
         )
 
-    def _observe(self, asked: AgentAnswer) -> Observations:
-        if asked.snapshot is not None:
-            return self._ask_agent(asked)
-        if asked.outcome in ("silent", "starting"):
-            self.folder.miss("GPUs and status", asked.trouble, WAY_OUT)
+    def _observe(self, answer: AgentAnswer) -> Observations:
+        if answer.snapshot is not None:
+            return self._ask_agent(answer)
+        if answer.outcome in ("silent", "starting"):
+            self.folder.miss("GPUs and status", answer.trouble, WAY_OUT)
             return Observations()
-        if asked.trouble:
-            self.folder.miss("the agent's status", asked.trouble, "ask as its user, or as root")
+        if answer.trouble:
+            self.folder.miss("the agent's status", answer.trouble, "ask as its user, or as root")
         return self._look_ourselves()
 
-    def _ask_agent(self, asked: AgentAnswer) -> Observations:
+    def _ask_agent(self, answer: AgentAnswer) -> Observations:
         """As often as it looks, and more."""
         eye, state_dir = AgentObserver(), self._config.agent.state_dir
         pace = min(LATEST, max(SOONEST, self._config.stall.interval / PER_LOOK))
         until = time.monotonic() + self._seconds
         silent = 0
         while True:
-            if asked.snapshot is not None:
-                eye.take(asked.snapshot)
+            if answer.snapshot is not None:
+                eye.take(answer.snapshot)
             else:
                 silent += 1
             if self._over(until, pace):
                 break
-            asked = inquire(state_dir)
+            answer = inquire(state_dir)
         if silent:
             self.folder.miss("the agent's status", f"it did not answer {silent} times", WAY_OUT)
-        if asked.snapshot is not None and asked.snapshot.hidden_runs:
-            hidden = f"the agent hides {asked.snapshot.hidden_runs} runs of other users"
+        if answer.snapshot is not None and answer.snapshot.hidden_runs:
+            hidden = f"the agent hides {answer.snapshot.hidden_runs} runs of other users"
             self.folder.miss("runs", hidden, "ask as root, or as a member of agent.group")
         return eye.finish()
 
@@ -139,38 +139,38 @@ class Recorder:
     # --- gathering ---------------------------------------------------------------------------------
 
     def _gather(
-        self, seen: Observations, memory: dict[str, msgspec.Raw], clocks: ClockPair
+        self, observations: Observations, memory: dict[str, msgspec.Raw], clocks: ClockPair
     ) -> None:
         folder, config = self.folder, self._config
-        last = seen.last
+        last = observations.last
         steps: dict[str, Callable[[], None]] = {
-            "the status": lambda: self._statuses(seen),
-            "the reads of the GPUs": lambda: self._reads(seen),
+            "the status": lambda: self._statuses(observations),
+            "the reads of the GPUs": lambda: self._reads(observations),
             "the jobs": lambda: folder.add_json(layout.JOBS, tuple(self._jobs.values())),
             "the memory": lambda: facts.add_memory(folder, memory),
             "the config": lambda: folder.add(layout.CONFIG, effective_yaml(config).encode()),
-            "the versions": lambda: facts.versions(folder, _driver(seen)),
+            "the versions": lambda: facts.versions(folder, _driver(observations)),
             "the doctor": self._doctor,
             "kernel log": lambda: self._kernel(clocks),
             "reports": lambda: facts.reports(folder, config),
             "/proc of the agent": lambda: facts.agent_proc(
                 folder,
                 self._tools.context.host,
-                last.pid if last and seen.read_by == "agent" else 0,
+                last.pid if last and observations.read_by == "agent" else 0,
             ),
         }
         for what, gather in steps.items():
             folder.attempt(what, gather)
 
-    def _statuses(self, seen: Observations) -> None:
-        self.folder.add_lines(layout.STATUSES, list(seen.statuses))
-        if seen.last is not None:
-            self.folder.add_json(layout.STATUS, seen.last)
+    def _statuses(self, observations: Observations) -> None:
+        self.folder.add_lines(layout.STATUSES, list(observations.statuses))
+        if observations.last is not None:
+            self.folder.add_json(layout.STATUS, observations.last)
 
-    def _reads(self, seen: Observations) -> None:
-        self.folder.add_lines(layout.WATCH, list(seen.watch))
-        self.folder.add_lines(layout.FULL, list(seen.full))
-        self.folder.add_lines(layout.FAILED, list(seen.failed))
+    def _reads(self, observations: Observations) -> None:
+        self.folder.add_lines(layout.WATCH, list(observations.watch))
+        self.folder.add_lines(layout.FULL, list(observations.full))
+        self.folder.add_lines(layout.FAILED, list(observations.failed))
 
     def _kernel(self, clocks: ClockPair) -> None:
         path = f"{self._tools.context.host.root}/dev/kmsg"
@@ -190,5 +190,5 @@ class Recorder:
         self.folder.add_json(layout.DOCTOR, {"uid": os.geteuid(), "checks": rows})
 
 
-def _driver(seen: Observations) -> str:
-    return seen.full[-1].driver_version if seen.full else ""
+def _driver(observations: Observations) -> str:
+    return observations.full[-1].driver_version if observations.full else ""
