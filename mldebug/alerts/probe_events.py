@@ -17,10 +17,10 @@ def of_probes(judged: Iterable[JudgedSeries] | None) -> Iterator[SubjectAlerts]:
     """Nothing where the history was not read."""
     if judged is not None:
         shifted = (one for one in judged if one.standing is SeriesTrend.SHIFTED)
-        yield SubjectAlerts(alerts=tuple(map(_alarm, shifted)), watched=(PROBES,))
+        yield SubjectAlerts(alerts=tuple(map(_alert, shifted)), watched=(PROBES,))
 
 
-def _alarm(one: JudgedSeries) -> Alert:
+def _alert(one: JudgedSeries) -> Alert:
     series = one.series
     labels = {
         "op": series.op,

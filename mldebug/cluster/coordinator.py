@@ -88,7 +88,7 @@ class Coordinator(PeerRoster):
         first = stall.incident
         if stall.cause is None and (cause := self._end(peer, news)):
             first, stall.cause, stall.again = cause.incident, cause, True
-        elif stall.cause is None and news.told and news.incident not in self._past:
+        elif stall.cause is None and news.published and news.incident not in self._past:
             first = min(stall.incident, news.incident)
         if first != stall.incident:
             self._renamed.append((stall.incident, first))

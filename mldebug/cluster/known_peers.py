@@ -69,7 +69,7 @@ class ClusterStall(msgspec.Struct):
 def aged(message: T, seconds: float) -> T:
     """The same message, as if it had been received `seconds` later."""
     signals = tuple(
-        msgspec.structs.replace(one, age=one.age + seconds, told=one.told + seconds)
+        msgspec.structs.replace(one, age=one.age + seconds, stale=one.stale + seconds)
         for one in message.signals
     )
     return msgspec.structs.replace(message, signals=signals)
@@ -93,8 +93,8 @@ def signals_of(others: list[tuple[KnownPeer, RunNews]], now: float) -> Iterator[
             if signal.kind not in kinds:
                 kinds.add(signal.kind)
                 since = now - peer.at
-                age, silence = max(0.0, signal.age) + since, max(0.0, signal.told) + since
-                yield msgspec.structs.replace(signal, age=age, told=silence)
+                age, silence = max(0.0, signal.age) + since, max(0.0, signal.stale) + since
+                yield msgspec.structs.replace(signal, age=age, stale=silence)
 
 
 def first_of_each_kind(shown: Iterable[tuple[KnownPeer, RunNews]]) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def merge(answers: NodeReplies, listed_by: str = "") -> MergedRuns:
         else:
             refused |= reasons
     found.sort(key=lambda run: (-_size(run), run.captures[0].job.id))
-    return MergedRuns(tuple(found), _asked(answers, refused, set(), listed_by))
+    return MergedRuns(tuple(found), _queried(answers, refused, set(), listed_by))
 
 
 def _size(run: MergedRun) -> int:
@@ -117,7 +117,7 @@ def _run(
     listed_by: str,
 ) -> MergedRun:
     captures = _joined(key, sorted(claims, key=lambda one: (_lowest(one.capture), one.name)))
-    queried = _asked(answers, refused, {one.name for one in claims}, listed_by)
+    queried = _queried(answers, refused, {one.name for one in claims}, listed_by)
     queried = msgspec.structs.replace(queried, hidden=_hiding(answers, captures[0].job.uid))
     first = captures[0]
     first = msgspec.structs.replace(
@@ -219,7 +219,7 @@ def _once_each_rank(claims: list[_Claim], refused: dict[str, str]) -> list[_Clai
 # --- what is told of the nodes ---------------------------------------------------------------------
 
 
-def _asked(
+def _queried(
     answers: NodeReplies, refused: Mapping[str, str], used: set[str], listed_by: str
 ) -> QueriedNodes:
     nodes = {name: QueriedNode(name=name) for name in answers.replies}

@@ -49,7 +49,9 @@ class Signal(Noun, frozen=True, kw_only=True):
     kind: str
     value: float
     age: float
-    told: float = 0.0  # seconds since its node has said so: of that time nothing is known
+    stale: float = msgspec.field(
+        default=0.0, name="told"
+    )  # seconds since its node announced it: of that time nothing is known
 
 
 class End(Noun, frozen=True, kw_only=True):
@@ -74,7 +76,9 @@ class RunNews(Noun, frozen=True, kw_only=True):
     sentence: str = ""
     signals: tuple[Signal, ...] = ()  # of its own
     incident: str = ""  # id of the stall that this node has noticed, or was told of
-    told: bool = False  # that id stands in a report, or other nodes know it
+    published: bool = msgspec.field(
+        default=False, name="told"
+    )  # that id stands in a report, or other nodes know it
     end: End | None = None  # ranks of it have ended badly here
     node_list: str = ""  # mldebug.core.model.Job
     gaps: tuple[Gap, ...] = ()  # what of this was left out

@@ -165,7 +165,9 @@ def build_loop(
         witness, exit_watch, workers["exits"].order, failed_attempts, store.keep_ends
     )
     peers = _peers(config, context, inbox, incidents, capture_queue, joined)
-    capture = requested_captures(tools, inbox, member_verbs(peers, joined.talk if joined else None))
+    capture = requested_captures(
+        tools, inbox, member_verbs(peers, joined.client if joined else None)
+    )
     monitors = Monitors(
         hardware=HardwareMonitor.of(context, store, inbox, tools.gpus),
         notices=notices,
@@ -202,7 +204,7 @@ def build_loop(
 def serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None) -> None:
     """What people and Alertmanager may ask of this agent over its own sockets."""
     captures = node.monitors.acting.captures
-    own = member_verbs(node.peers, joined.talk if joined is not None else None)
+    own = member_verbs(node.peers, joined.client if joined is not None else None)
     alerts = AlertReceiver(captures, node.node, partial(_runs_elsewhere, own))
     server.serve_verbs(gpu_verbs(node.monitors.hardware.gpu_controller), own, alerts.answer)
 
@@ -220,10 +222,10 @@ def serve_peers(
         lambda: node.found.gaps,
     )
     proof.server.sslobject_class = counting(proof, partial(_turned_away, refusals))
-    joined.talk.tell(refusals.count)
+    joined.client.on_turned_away(refusals.count)
     slow = partial(refusals.count, "slow", why="it takes too long to say what it wants")
     server.serve_peers(
-        door, joined.door, proof.server, partial(_admits, joined.talk, refusals), slow
+        door, joined.door, proof.server, partial(_admits, joined.client, refusals), slow
     )
 
 
@@ -279,7 +281,7 @@ def _peers(
     if joined is None:
         return None
     return PeersController(
-        *(context.node, joined.port, joined.talk, joined.candidates, joined.interval),
+        *(context.node, joined.port, joined.client, joined.candidates, joined.interval),
         *(inbox, incidents, capture_queue.ask_now),
         topology=config.cluster.topology,
     )

@@ -35,7 +35,7 @@ class ProgramRunner(Protocol):
         timeout: float,
         max_output: int = 16 << 20,
         env: Mapping[str, str] | None = None,
-        hear: OutputListener | None = None,
+        on_output: OutputListener | None = None,
     ) -> Completed:
         """Run a program to its end or its deadline."""
         ...
@@ -87,7 +87,9 @@ class ProbeChild:
                 return False
             return self._goes_on(pid)
 
-        completed = self._starter.run(argv, timeout=timeout, max_output=MOST, env=env, hear=listen)
+        completed = self._starter.run(
+            argv, timeout=timeout, max_output=MOST, env=env, on_output=listen
+        )
         if self._unheard:
             raise self._unheard
         return self._judge(completed, told or timeout)

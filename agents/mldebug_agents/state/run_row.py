@@ -68,12 +68,12 @@ def renamed(row: RunRow, job: Job) -> RunRow:
     memory = msgspec.structs.replace(row.memory, run=job.id, attempt=job.attempt)
     incident = row.incident
     if incident is not None:
-        ending = incident.exit
-        if ending is not None:
-            last_job = msgspec.structs.replace(ending.job, id=job.id)
-            ending = msgspec.structs.replace(ending, job=last_job)
+        exit_then = incident.exit
+        if exit_then is not None:
+            last_job = msgspec.structs.replace(exit_then.job, id=job.id)
+            exit_then = msgspec.structs.replace(exit_then, job=last_job)
         job_then = incident.job and msgspec.structs.replace(incident.job, id=job.id)
-        incident = msgspec.structs.replace(incident, job_id=job.id, job=job_then, exit=ending)
+        incident = msgspec.structs.replace(incident, job_id=job.id, job=job_then, exit=exit_then)
     return RunRow(memory=memory, incident=incident)
 
 

@@ -41,7 +41,7 @@ __all__ = [
 
 MAX_ABANDONED = 16
 GRACE = 0.5  # seconds in which a killed process should be dead
-HEARING = 0.2  # seconds at most between two calls of who hears a program
+HEARING = 0.2  # seconds at most between two calls of `on_output`
 WORKERS: Workers = {"reader": reader_child.serve}
 
 OutputListener = Callable[[int | None, bytes], bool]  # pid, what stdout has brought; False: enough
@@ -100,12 +100,12 @@ class Spawner:
         max_output: int = 16 << 20,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
-        hear: OutputListener | None = None,
+        on_output: OutputListener | None = None,
     ) -> Completed:
         """Run a program in a session of its own and in `/`, for at most `timeout` seconds.
 
         When it ends, is late or floods, its whole process group is killed. `max_output` bounds stdout and stderr each
-        (bytes). `env` replaces the environment. It reads `stdin`, whole at once, or nothing. `hear` gets the pid and what
+        (bytes). `env` replaces the environment. It reads `stdin`, whole at once, or nothing. `on_output` gets the pid and what
         stdout brings, at least every 0.2 s (then b""), in this thread; False ends the program. Never raises for a
         program that fails or cannot be started.
         """
@@ -130,7 +130,7 @@ class Spawner:
                 child = self._launch(request, (out.inlet, err.inlet, *source), words)
                 out.close_inlet()
                 err.close_inlet()
-                return self._supervise(child, (out, err), started, timeout, hear)
+                return self._supervise(child, (out, err), started, timeout, on_output)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             return Completed(argv=words, error=reason, seconds=time.monotonic() - started)
@@ -205,9 +205,9 @@ class Spawner:
         streams: tuple[OutputPipe, OutputPipe],
         started: float,
         timeout: float,
-        hear: OutputListener | None,
+        on_output: OutputListener | None,
     ) -> Completed:
-        unwanted = not self._listen(child, streams, started + timeout, hear)
+        unwanted = not self._listen(child, streams, started + timeout, on_output)
         truncated = unwanted or any(stream.flooded for stream in streams)
         timed_out = not child.over and not truncated and time.monotonic() >= started + timeout
         lost = child.wait_status is None and not child.errno and not timed_out and not truncated
@@ -235,20 +235,20 @@ class Spawner:
         child: ChildProcess,
         streams: tuple[OutputPipe, OutputPipe],
         deadline: float,
-        hear: OutputListener | None,
+        on_output: OutputListener | None,
     ) -> bool:
-        """Follow to the end or the deadline; False where the hearer wants it to end before."""
-        if hear is None:
+        """Follow to the end or the deadline; False where `on_output` wants it to end before."""
+        if on_output is None:
             self._follow(child, streams, deadline)
             return True
         while not child.over and time.monotonic() < deadline and self.trouble == "":
             self._follow(child, streams, min(deadline, time.monotonic() + HEARING), once=True)
-            if not hear(child.pid, streams[0].news()):
+            if not on_output(child.pid, streams[0].news()):
                 return False
             if any(stream.flooded for stream in streams):
                 return True
         streams[0].drain()
-        hear(child.pid, streams[0].news())
+        on_output(child.pid, streams[0].news())
         return True
 
     def _follow(

@@ -56,7 +56,7 @@ def three(
 ) -> list[CaptureCall]:
     for number, (stage, own) in enumerate(zip(stages, ids, strict=True), 1):
         ranks = f"{2 * number - 2}-{2 * number - 1}"
-        told = announced(f"n{number}", news(ranks, stage, own, told=told_of))
+        told = announced(f"n{number}", news(ranks, stage, own, published=told_of))
         coordinator.update(told, f"10.0.0.{number}", now)
     return list(coordinator.due(now))
 

@@ -337,7 +337,7 @@ def test_two_tasks_that_say_they_are_one_node_are_not_believed(spawner: Spawner)
     for task, name in said:
         for line in encode(sent[name]):
             collector.take(FanoutNews(line=f"{task}: {line.decode().strip()}"))
-    heard = collector.heard()
+    heard = collector.replies()
 
     assert sorted(heard.replies) == ["a1", "a4"]
     failed = {node.name: (node.state, node.reason) for node in heard.failed}

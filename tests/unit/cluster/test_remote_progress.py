@@ -96,12 +96,12 @@ def test_a_stall_is_suspected_all_the_same(nodes: int) -> None:
 
 def test_what_was_told_late_is_known_up_to_then() -> None:
     far = RemoteProgress()
-    far.take((Signal(kind="step", value=7.0, age=31.0, told=30.0),), 100.0)
+    far.take((Signal(kind="step", value=7.0, age=31.0, stale=30.0),), 100.0)
     (step,) = far.all(110.0)
-    assert (step.age, step.told) == (41.0, 40.0)
-    far.take((Signal(kind="step", value=7.0, age=45.0, told=4.0),), 114.0)  # nothing since
+    assert (step.age, step.stale) == (41.0, 40.0)
+    far.take((Signal(kind="step", value=7.0, age=45.0, stale=4.0),), 114.0)  # nothing since
     (step,) = far.all(114.0)
-    assert (step.age, step.told) == (45.0, 4.0)
+    assert (step.age, step.stale) == (45.0, 4.0)
 
 
 def test_what_is_seen_here_counts_to_the_end() -> None:

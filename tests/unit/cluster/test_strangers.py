@@ -213,7 +213,7 @@ def test_a_stranger_is_counted_and_hears_no_secret(
     ours: Identity, refusals: Refusals, caplog: pytest.LogCaptureFixture, first: bytes
 ) -> None:
     talk = PeerClient(ours)
-    talk.tell(refusals.count)
+    talk.on_turned_away(refusals.count)
     with answering(first) as (stranger, heard):
         for _ in range(2):
             with pytest.raises(StrangerError):
@@ -239,7 +239,7 @@ def test_who_has_another_key_is_counted_and_hears_no_secret(
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
     talk = PeerClient(ours)
-    talk.tell(refusals.count)
+    talk.on_turned_away(refusals.count)
     with closing(door), pytest.raises(StrangerError, match="does not have the same key"):
         talk.ask(Peer("127.0.0.1", door.getsockname()[1]), ANNOUNCE, TOLD, timeout=20.0, most=9)
     thread.join(30)
@@ -251,7 +251,7 @@ def test_an_address_out_of_our_networks_is_counted_and_never_asked(
     ours: Identity, refusals: Refusals
 ) -> None:
     talk = PeerClient(ours, [ipaddress.ip_network("10.1.0.0/16")])
-    talk.tell(refusals.count)
+    talk.on_turned_away(refusals.count)
     with answering(b"") as (elsewhere, heard), pytest.raises(RefusedError, match="no network"):
         talk.ask(elsewhere, ANNOUNCE, TOLD, timeout=20.0, most=9)
     assert refusals.counts["network"] == 1

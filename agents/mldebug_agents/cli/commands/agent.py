@@ -96,7 +96,7 @@ def serve(
     if joined is not None:
         serve_peers(server, node, joined, settings, ledger)
     serve_people(server, node, joined)
-    shutdown.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, tools))
+    shutdown.set_handlers(node.stop, node.ask_to_reload, lambda: _stuck(node, tools))
     try:
         ledger.start()
         node.run()
@@ -117,7 +117,7 @@ def play(
     replay = Replay(recording, settings, server.publish, speed=speed, loop=loop)
     shutdown = Shutdown()
     shutdown.begin()
-    shutdown.tell(replay.stop, lambda: None, lambda: "the replay")
+    shutdown.set_handlers(replay.stop, lambda: None, lambda: "the replay")
     with replay_state_dir(state_dir, settings) as (config, door):
         server.start()
         server.serve_socket(door)

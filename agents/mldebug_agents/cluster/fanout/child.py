@@ -109,14 +109,14 @@ class _Teller(EventHandler):  # type: ignore[misc]
         """One line, of either stream."""
         name = _name(worker, node)
         if sname == "stdout" and len(msg) <= 2 * MAX_LINE and read_line(msg) is not None:
-            self._tell(FanoutNews(node=name, line=msg.decode(errors="replace")))
+            self._send(FanoutNews(node=name, line=msg.decode(errors="replace")))
         elif sname != "stdout" and msg.strip():
             self._error(name, msg[:MAX_ERROR].decode(errors="replace"))
 
     def _error(self, name: str, line: str) -> None:
         self._errors += 1
         if not name and self._errors <= MAX_ERRORS:
-            self._tell(FanoutNews(error=line))
+            self._send(FanoutNews(error=line))
         elif name:
             self._last[name] = line
 
@@ -127,15 +127,15 @@ class _Teller(EventHandler):  # type: ignore[misc]
     def ev_hup(self, worker: Any, node: Any, rc: int) -> None:
         """It has ended on one node."""
         name = _name(worker, node)
-        self._tell(FanoutNews(node=name, code=rc, error=self._last.pop(name, "")))
+        self._send(FanoutNews(node=name, code=rc, error=self._last.pop(name, "")))
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
         """It has ended everywhere."""
         for node in worker.task.iter_keys_timeout() if timedout else ():
             name = _name(worker, node)
-            self._tell(FanoutNews(node=name, late=True, error=self._last.pop(name, "")))
+            self._send(FanoutNews(node=name, late=True, error=self._last.pop(name, "")))
 
-    def _tell(self, news: FanoutNews) -> None:
+    def _send(self, news: FanoutNews) -> None:
         with contextlib.suppress(OSError):  # `_Listener` sees it, too
             self._link.send(news)
 

@@ -121,7 +121,7 @@ class ReplyCollector:
             return QueriedNode(name=name, state="unable", reason=error.message)
         return QueriedNode(name=name, state="unable")  # not reached: it would have been opened
 
-    def heard(self) -> NodeReplies:
+    def replies(self) -> NodeReplies:
         """All of it, at the end."""
         reasons = self._transport.explain(self.plan, self._errors)
         for name in self.missing:
@@ -152,7 +152,7 @@ def ask_all(
                 break
     finally:
         _end(worker)
-    return collector.heard()
+    return collector.replies()
 
 
 def _news(

@@ -23,7 +23,7 @@ class Waiting:
         console = console or Console(stderr=True)
         shown = console.is_terminal and not quiet
         self._status = Status("asking the nodes", console=console) if shown else None
-        self._told = 0.0
+        self._shown = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -40,11 +40,11 @@ class Waiting:
     def __call__(self, answered: int, missing: tuple[str, ...]) -> None:
         """Tell how far it is."""
         now = time.monotonic()
-        if self._status is None or (missing and now - self._told < OFTEN):
+        if self._status is None or (missing and now - self._shown < OFTEN):
             return
-        if not self._told:
+        if not self._shown:
             self._status.start()
-        self._told = now
+        self._shown = now
         self._status.update(words(answered, missing))
 
 

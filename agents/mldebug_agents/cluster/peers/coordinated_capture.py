@@ -43,7 +43,7 @@ class CaptureRound(NamedTuple):
     others: tuple[NodeToAsk, ...] = ()
     answer: "Future[ClusterCapture] | None" = None  # of a person who waits; None: it is an incident
 
-    def asked(self) -> tuple[NodeToAsk, ...]:
+    def nodes(self) -> tuple[NodeToAsk, ...]:
         """All nodes that have to be captured."""
         known = tuple(
             NodeToAsk(
@@ -81,7 +81,7 @@ def ask_all(
     topology: Topology | None = None,
 ) -> ClusterCapture:
     """In a worker: order all captures at one moment, and merge them."""
-    call, nodes = capture_round.call, capture_round.asked()
+    call, nodes = capture_round.call, capture_round.nodes()
     order = CaptureOrder(
         key=call.news.key,
         attempt=call.news.attempt,

@@ -47,7 +47,7 @@ class RemoteProgress:
                 kind=str(one.kind),
                 value=one.value,
                 age=max(0.0, now - one.at),
-                told=max(0.0, now - (now if one.until is None else one.until)),
+                stale=max(0.0, now - (now if one.until is None else one.until)),
             )
             for one in self._far.values()
         )
@@ -61,7 +61,7 @@ class RemoteProgress:
                 continue
             kinds.add(kind)
             known = self._far.get(kind)
-            until = now - min(max(0.0, one.told), 1e9)
+            until = now - min(max(0.0, one.stale), 1e9)
             if known is not None and known.value == one.value:
                 until = max(until, known.until or until)
                 self._far[kind] = msgspec.structs.replace(known, until=until)
@@ -159,7 +159,7 @@ def news_of(
         sentence=decision.sentence if decision else "",
         signals=progress.own(now),
         incident=stall.id if stall else bad.incident.id if bad else "",
-        told=stall is not None and (stall.shared or not is_unreported(stall)),
+        published=stall is not None and (stall.shared or not is_unreported(stall)),
         end=_end(bad) if bad else None,
         node_list=job.node_list,
     )

@@ -24,7 +24,7 @@ class PeerSetup(NamedTuple):
 
     door: socket.socket
     identity: Identity
-    talk: PeerClient
+    client: PeerClient
     candidates: tuple[Peer, ...]
     port: int
     interval: float
@@ -48,7 +48,7 @@ def join(settings: ClusterConfig, make: Callable[[bytes], KeyPair]) -> PeerSetup
     return PeerSetup(
         door=door,
         identity=proof,
-        talk=PeerClient(proof, networks, newest),
+        client=PeerClient(proof, networks, newest),
         candidates=tuple(one for text in settings.peers for one in _peers(text, port)),
         port=port,
         interval=settings.interval,

@@ -101,9 +101,9 @@ class OutputPipe:
         except BlockingIOError:
             return False
         self.ended = not chunk
-        room = self._limit - len(self._data)
-        self.flooded = self.flooded or len(chunk) > room
-        self._data += chunk[:room]
+        space = self._limit - len(self._data)
+        self.flooded = self.flooded or len(chunk) > space
+        self._data += chunk[:space]
         return not self.ended
 
     def news(self) -> bytes:

@@ -26,7 +26,7 @@ class Shutdown:
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
-        self.asked = False
+        self.requested = False
         self._seconds = seconds
         self._stop: Callable[[], None] = _nothing
         self._reload: Callable[[], None] = _nothing
@@ -43,12 +43,12 @@ class Shutdown:
         """Start the guard; after the process starter has forked."""
         threading.Thread(target=self._guard, name="mldebug-ending", daemon=True).start()
 
-    def tell(
+    def set_handlers(
         self, stop: Callable[[], None], reload: Callable[[], None], stuck: Callable[[], str]
     ) -> None:
         """Set who is called to stop and to reload; `stuck` names in the last moment what kept the agent from ending."""
         self._stop, self._reload, self._stuck = stop, reload, stuck
-        if self.asked:
+        if self.requested:
             stop()
 
     def hurry(self, error: MldebugError) -> None:
@@ -64,7 +64,7 @@ class Shutdown:
             _out()
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.requested = True
         self._stop()
 
     def _guard(self) -> None:

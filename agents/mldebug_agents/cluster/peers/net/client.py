@@ -116,7 +116,7 @@ class PeerClient:
             raise
         return PeerConnection(sock, to.host, proof, until)
 
-    def tell(self, turned_away: Callable[[str, str, str], None]) -> None:
+    def on_turned_away(self, turned_away: Callable[[str, str, str], None]) -> None:
         """`turned_away` is called with the reason, the host and the words whenever a host was refused; from any thread."""
         self._turned_away = turned_away
 
