@@ -149,7 +149,7 @@ class StallWatch:
         pace = min(self._settings.interval, max(SOONEST, limit / 2 - quiet))
         return self._decision(
             stage,
-            self._quietly(rule, quiet),
+            self._quiet_words(rule, quiet),
             rule=rule,
             quiet=quiet,
             sample=self._sparse_sample_due(rule),
@@ -172,7 +172,7 @@ class StallWatch:
         writers = checkpoint_words(self._ranks.checkpoint_writers)
         return self._decision(
             Stage.SUSPECT,
-            f"{self._quietly(rule, quiet)}: {writers or 'looking closer'}",
+            f"{self._quiet_words(rule, quiet)}: {writers or 'looking closer'}",
             rule=rule,
             quiet=quiet,
             sample=self._sample_due(pace),
@@ -187,7 +187,7 @@ class StallWatch:
         wait = f"; blamed at {seconds(until)}" if blamed_later else ""
         return self._decision(
             Stage.CONFIRMED,
-            f"{self._quietly(rule, quiet)}; {standing_words(standing)}{wait}",
+            f"{self._quiet_words(rule, quiet)}; {standing_words(standing)}{wait}",
             rule=rule,
             quiet=quiet,
             capture=capture,
@@ -221,7 +221,7 @@ class StallWatch:
         words = standing_words(standing)
         return self._decision(
             Stage.BLAMED,
-            f"{already}{self._quietly(rule, quiet, some=bool(standing.busy))}; {words}",
+            f"{already}{self._quiet_words(rule, quiet, some=bool(standing.busy))}; {words}",
             rule=rule,
             quiet=quiet,
             suspects=standing.suspects,
@@ -270,7 +270,7 @@ class StallWatch:
 
     # --- words ---
 
-    def _quietly(self, rule: StallRule, quiet: float, some: bool = False) -> str:
+    def _quiet_words(self, rule: StallRule, quiet: float, some: bool = False) -> str:
         who = "some ranks have not" if some else "no rank has"
         return quiet_words(rule, quiet, self._clock.gaps.usual, who)
 

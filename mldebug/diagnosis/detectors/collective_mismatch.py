@@ -32,7 +32,7 @@ class CollectiveMismatch:
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """Speak where everybody waits and a strict majority stands in one place, or in one collective."""
+        """A finding where everybody waits and a strict majority stands in one place, or in one collective."""
         recorders = FlightRecorders(case)
         return recorders.judge() or (None if recorders.alike else self._by_stacks(case))
 

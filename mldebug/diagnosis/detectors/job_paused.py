@@ -10,7 +10,7 @@ class JobPaused:
     """Names nobody: a scheduler's suspend, a debugger or a person stopped them all."""
 
     def judge(self, case: Case) -> Finding | None:
-        """Speak where all living ranks, at least two, are in state T or t."""
+        """A finding where all living ranks, at least two, are in state T or t."""
         stopped = case.named("stopped", "traced")
         if len(stopped) < 2 or len(stopped) != len(case.alive):
             return None

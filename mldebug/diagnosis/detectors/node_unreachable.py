@@ -16,7 +16,7 @@ class NodeUnreachable:
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """Speak where the ranks that nobody saw can only be on nodes that are silent."""
+        """A finding where the ranks that nobody saw can only be on nodes that are silent."""
         if case.queried is None or not case.unseen or case.moved:
             return None
         gone = [node for node in case.queried.nodes if node.state in ("down", "silent")]

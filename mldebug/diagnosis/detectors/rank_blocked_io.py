@@ -14,7 +14,7 @@ class RankBlockedIo:
     """Blames ranks whose wait channel is I/O."""
 
     def judge(self, case: Case) -> Finding | None:
-        """Speak where the kernel names the I/O that blocks a rank."""
+        """A finding where the kernel names the I/O that blocks a rank."""
         blocked = case.named(*CLASSES)
         if (
             not blocked

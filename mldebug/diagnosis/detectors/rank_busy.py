@@ -10,7 +10,7 @@ class RankBusy:
     """Blames ranks on a CPU, or in native code that is no known wait. It may still end by itself: never `high`."""
 
     def judge(self, case: Case) -> Finding | None:
-        """Speak where somebody waits, and the ranks that do not wait are busy and the smaller part."""
+        """A finding where other ranks wait, and the ranks that do not wait are busy and the smaller part."""
         busy = tuple(
             r for r in case.suspects if r.is_.role is Role.BUSY or r.is_.name == "native_code"
         )

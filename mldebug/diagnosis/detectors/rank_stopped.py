@@ -10,7 +10,7 @@ class RankStopped:
     """Blames ranks in state T or t, unless all of them are: then somebody paused the job."""
 
     def judge(self, case: Case) -> Finding | None:
-        """Speak where some, not all, living ranks are stopped."""
+        """A finding where some, not all, living ranks are stopped."""
         stopped = case.named("stopped", "traced")
         if not stopped or len(stopped) == len(case.alive) > 1 or case.moved:
             return None

@@ -18,7 +18,7 @@ class RankWaiting:
     """Blames ranks that do nothing and that no other rank can wake."""
 
     def judge(self, case: Case) -> Finding | None:
-        """Speak where some rank is idle for a reason of its own and the job is stuck."""
+        """A finding where some rank is idle for a reason of its own and the job is stuck."""
         idle = case.named(*(CLASSES if case.waiting else CLASSES_ALONE))
         if not idle or not case.stuck:
             return None

@@ -80,7 +80,7 @@ class FailedAttempts:
         """The job ended in the middle of a stall: the stall's incident explains its exits."""
         self._explained.add(run.job.id)
 
-    # --- what `ExitTracker` reports ----------------------------------------------------------------------
+    # --- what `ExitTracker` reports -------------------------------------------------------------------
 
     def exited(self, run: Run, at: float, words: str) -> None:
         """An open incident lists who ended."""
