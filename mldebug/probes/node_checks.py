@@ -1,4 +1,4 @@
-"""Turns the results of the stages of `probe node` into checks. Pure. Results by label, as `verbs/inside/node.py` emits them."""
+"""Turns the results of the stages of `probe node` into checks. Pure. Results by label, as `probes/inside/node.py` emits them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -14,9 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).parents[2] / "agents" / "mldebug_agents" / "probes" / "verbs")
-)
+sys.path.insert(0, str(Path(__file__).parents[2] / "agents" / "mldebug_agents" / "probes"))
 
 from inside.collectives import CollectiveTimer  # type: ignore[import-not-found]
 from inside.ops import CollectiveOperation, elements  # type: ignore[import-not-found]

@@ -168,7 +168,7 @@ def everybody() -> list[int]:
 
 def inside(pid: int) -> bool:
     """Whether it runs a probe's script in the training environment's Python."""
-    return "/probes/verbs/inside" in read(f"/proc/{pid}/cmdline")
+    return "/probes/inside" in read(f"/proc/{pid}/cmdline")
 
 
 def parent(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""Runs one script of `verbs/inside` in a child process; its events are passed on as they come, and no process is left afterwards."""
+"""Runs one script of `probes/inside` in a child process; its events are passed on as they come, and no process is left afterwards."""
 
 import re
 import time
@@ -156,7 +156,7 @@ def events(lines: Sequence[bytes]) -> list[Event]:
 
 
 def inside(python: str, script: str, order: Mapping[str, Any]) -> list[str]:
-    """The command line that runs a script of `verbs/inside` with this order in that Python."""
+    """The command line that runs a script of `probes/inside` with this order in that Python."""
     return [python, "-u", str(INSIDE), script, msgspec.json.encode(order).decode()]
 
 

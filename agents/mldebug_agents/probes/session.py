@@ -89,7 +89,7 @@ class Session:
         seconds: float | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ChildExit:
-        """Run a script of `verbs/inside` to its end; it is cancelled at once when a job appears."""
+        """Run a script of `probes/inside` to its end; it is cancelled at once when a job appears."""
         left = min(self.seconds_left, seconds or self.seconds_left)
         argv = inside(self.python, script, {**order, "seconds": left})
         return self.hear(argv, hear, left, env)

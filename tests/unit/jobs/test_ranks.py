@@ -129,7 +129,7 @@ def test_a_torchrun_job(node: Node) -> None:
 
 
 def test_a_probe_is_no_job_but_for_another_probe(node: Node, tmp_path: Path) -> None:
-    inside = f"/opt/mldebug/lib/python3.11/site-packages{PROBES[0]}"
+    inside = f"/opt/mldebug/lib/python3.11/site-packages{PROBES}"
     words = ("python3", "-u", inside, "collectives", "{}")
     launcher = node.tree.add(300, 1, argv=words)
     node.tree.add(301, launcher, argv=words, forked_from=launcher)

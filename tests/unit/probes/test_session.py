@@ -397,5 +397,5 @@ def test_a_driver_that_stops_answering_ends_the_probe_after_some_looks() -> None
 
 
 def test_the_agent_knows_the_ranks_of_a_probe_by_this_folder() -> None:
-    assert str(INSIDE).endswith(PROBES[0])
+    assert str(INSIDE).endswith(PROBES)
     assert (INSIDE / "__main__.py").is_file()

@@ -35,8 +35,7 @@ _OF_TORCH = (
     "pt_data_worker",
 )  # names PyTorch gives to main threads
 _HELPERS = ("from multiprocessing.", "--multiprocessing-fork")
-PROBES = ("/mldebug_agents/probes/inside", "/mldebug_agents/probes/inside")
-"""The folder that the training environment's Python runs in a probe, and where earlier versions had it."""
+PROBES = "/mldebug_agents/probes/inside"  # the folder that the training environment's Python runs
 _GONE = (errno.ENOENT, errno.ESRCH)
 
 
