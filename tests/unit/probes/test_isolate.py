@@ -459,7 +459,7 @@ class Store:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (stand, forks):
-        monkeypatch.setattr(module, "say", lambda *_, **__: None)
+        monkeypatch.setattr(module, "emit", lambda *_, **__: None)
     monkeypatch.setattr(stand, "GRACE", 0.1)
     monkeypatch.setattr(stand, "KILLED", 0.1)
 
