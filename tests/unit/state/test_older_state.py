@@ -1,0 +1,53 @@
+"""An agent starts on the state folder of the version before: an open incident goes on, and ends, under its id."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import msgspec
+
+from hung import wait_until
+from mldebug.config.schema import AgentConfig, Config, StallConfig
+from mldebug.incidents.report_store import ReportStore
+from mldebug_agents.agent.wiring import CurrentConfig, build_loop, open_tools
+from mldebug_agents.state.store import StateStore
+from mldebug_agents.system.service.sd_notify import SystemdNotifier
+
+OLDER = Path(__file__).parents[2] / "fixtures/state-0.1.0"
+ID = "20261126T023237Z-7842990b"
+
+
+def test_what_an_older_agent_left_open_is_ended_under_its_id(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(OLDER, state)
+    state.chmod(0o711)
+    report = state / "reports" / ID / "report.json"
+    before = json.loads(report.read_bytes())
+    assert before["state"] == "open"
+    config = Config(agent=AgentConfig(state_dir=state, listen=""), stall=StallConfig(interval=0.5))
+    with open_tools(config) as tools:
+        store = StateStore(state, tools.context.spawner, retry=0.01)
+        store.start(5)
+        loop = build_loop(CurrentConfig(config), tools, store, lambda _: None, SystemdNotifier({}))
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        try:
+            wait_until(lambda: json.loads(report.read_bytes())["state"] == "ended")
+        finally:
+            loop.stop()
+            thread.join(10)
+            store.close(5)
+    after = json.loads(report.read_bytes())
+    assert after["timeline"][: len(before["timeline"])] == before["timeline"]
+    assert "gone when the agent came back" in after["timeline"][-1]["what"]
+    same = ("id", "kind", "diagnosis", "job", "ranks")
+    assert {key: after[key] for key in same} == {key: before[key] for key in same}
+
+
+def test_reports_and_evidence_of_an_older_agent_are_read(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(OLDER, state)
+    (entry,) = ReportStore(state).list()
+    assert (entry.id, entry.verdict) == (ID, "rank_waiting")
+    assert msgspec.json.decode((state / "reports" / ID / "report.json").read_bytes())["diagnosis"]["culprits"][0]["rank"] == 1  # fmt: skip
