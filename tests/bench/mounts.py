@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from tools.table import Row, show
-
+from bench.table import Row, show
 from hung import hung_mount
 from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.wiring import open_tools

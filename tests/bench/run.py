@@ -14,8 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tools.table import Row, show
-
+from bench.table import Row, show
 from builders import WAITER, process, rank, still
 from builders import capture as node_capture
 from mldebug.config.schema import AgentConfig, CaptureConfig, Config

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
-from tools.alone import alone
-from tools.table import Row, show
 
+from bench.alone import alone
+from bench.table import Row, show
 from hung import wait_until
 from mldebug.config.schema import AgentConfig, Config
 from mldebug_agents.agent.wiring import open_tools
