@@ -27,7 +27,7 @@ def wrong_time(at: float) -> str:
 
 def wrong_numbers(capture: NodeCapture) -> str:
     """What is wrong with the times and measures of a capture, as words that follow a name; "" where nothing is."""
-    began = (capture.job.started_at, *(one.started_at for one in capture.job.ranks))
+    began = (capture.job.started_at, *(rank.started_at for rank in capture.job.ranks))
     times = (capture.taken_at, *began, *(fault.at for fault in capture.faults))
     if wrong := next(filter(None, map(wrong_time, times)), ""):
         return wrong

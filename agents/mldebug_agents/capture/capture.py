@@ -243,7 +243,9 @@ class _Session:
     def _own(self, remarks: tuple[Remark, ...]) -> tuple[Remark, ...]:
         """The remarks on processes of this job, and those on no process in particular."""
         mine = set(self.sampling.states)
-        return tuple(one for one in remarks if not one.pids or mine.intersection(one.pids))
+        return tuple(
+            remark for remark in remarks if not remark.pids or mine.intersection(remark.pids)
+        )
 
     def _process(self, target: CaptureTarget) -> ProcessCapture:
         state, dump = self.sampling.states[target.pid], self.sampling.dumps.get(target.pid, Dump())

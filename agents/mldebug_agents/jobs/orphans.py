@@ -68,7 +68,9 @@ class OrphanFinder:
         paths = [f"{self._host.proc}/{pid}/cmdline" for pid in steps]
         answers = self._reader.read_many(paths, max_bytes=4096) if paths else {}
         titles = [
-            one.decode(errors="replace") for one in answers.values() if isinstance(one, bytes)
+            answer.decode(errors="replace")
+            for answer in answers.values()
+            if isinstance(answer, bytes)
         ]
         jobs = {step_job(title) for title in titles} - {""}
         # one that does not say whose it is could be anybody's: then nothing is concluded from steps
@@ -108,20 +110,20 @@ class OrphanFinder:
                     own = {name: everything[name][:200] for name in VARIABLES if name in everything}
                     self._environments[_key(paths[path])] = own
 
-    def _orphan(self, one: OrphanSuspect, gone: OrphanReason, order: OrphanRequest) -> Orphan:
-        uid = self._host.status(one.pid).uid
+    def _orphan(self, suspect: OrphanSuspect, gone: OrphanReason, order: OrphanRequest) -> Orphan:
+        uid = self._host.status(suspect.pid).uid
         return Orphan(
-            pid=one.pid,
-            start_ticks=one.start_ticks,
-            name=safe_line(one.name, 40),
+            pid=suspect.pid,
+            start_ticks=suspect.start_ticks,
+            name=safe_line(suspect.name, 40),
             uid=uid,
             user=self._host.user(uid),
             job=safe_line(gone.job, 80),
             why=gone.why,
             rank=gone.rank,
-            started_at=self._host.started_at(one.start_ticks),
-            since=self._since[one.pid, one.start_ticks][1],
-            gpu_bytes=order.gpus.get(one.pid, {}),
+            started_at=self._host.started_at(suspect.start_ticks),
+            since=self._since[suspect.pid, suspect.start_ticks][1],
+            gpu_bytes=order.gpus.get(suspect.pid, {}),
         )
 
 

@@ -104,20 +104,23 @@ class SchedulerMonitor:
         """A snapshot with all of it; who holds GPUs is taken from it for the next look."""
         self._gpus = _holders(snapshot.gpus)
         schedulers = self._schedulers.values()
-        workers = (*(one.worker.state() for one in schedulers if one.asks), self._worker.state())
+        workers = (
+            *(scheduler.worker.state() for scheduler in schedulers if scheduler.asks),
+            self._worker.state(),
+        )
         return msgspec.structs.replace(
             snapshot,
-            schedulers=tuple(one.state(self._config.jobs) for one in schedulers),
+            schedulers=tuple(scheduler.state(self._config.jobs) for scheduler in schedulers),
             orphans=self._orphans,
             sources=(*snapshot.sources, *workers),
         )
 
     def _alive(self) -> frozenset[str] | None:
         """Numbers of living jobs of all Slurms together; None where there is no Slurm, or one of them could not be asked."""
-        alive = [one.alive() for one in self._schedulers.values() if one.plugin.kind == "slurm" and one.asks]  # fmt: skip
-        if not alive or any(one is None for one in alive):
+        alive = [scheduler.alive() for scheduler in self._schedulers.values() if scheduler.plugin.kind == "slurm" and scheduler.asks]  # fmt: skip
+        if not alive or any(jobs is None for jobs in alive):
             return None
-        return frozenset(job for one in alive if one is not None for job in one)
+        return frozenset(job for jobs in alive if jobs is not None for job in jobs)
 
 
 def _holders(gpus: NodeGpus | None) -> dict[int, dict[str, int | None]]:
@@ -196,7 +199,7 @@ class PolledScheduler:
         if self._answer.only_of:
             return None
         jobs = self._answer.jobs
-        return frozenset(one.number for one in jobs if one.standing is not JobStanding.OVER)
+        return frozenset(job.number for job in jobs if job.standing is not JobStanding.OVER)
 
     def state(self, settings: JobsConfig) -> SchedulerState:
         """All of it, for snapshots; judged by the moment of the answer."""
@@ -241,5 +244,5 @@ def _of(expected: Mapping[str, ExpectedJob], scheduler: str) -> dict[str, Expect
     return {name: one for name, one in expected.items() if one.scheduler in ("", scheduler)}
 
 
-def _pattern(one: ExpectedJob) -> JobPattern:
-    return msgspec.convert(msgspec.structs.asdict(one), JobPattern)
+def _pattern(job: ExpectedJob) -> JobPattern:
+    return msgspec.convert(msgspec.structs.asdict(job), JobPattern)

@@ -77,31 +77,31 @@ class AccessPlan(NamedTuple):
         return next((way.places for way in self.ways if way.kind is AccessKind.DUMP), ())
 
 
-def plan(means: RankFacts) -> AccessPlan:
+def plan(facts: RankFacts) -> AccessPlan:
     """All methods for one rank."""
     ways, closed = [], []
-    if means.hooked:
+    if facts.hooked:
         ways.append(AccessMethod(AccessKind.HOOK))
-    if means.servers:
-        ways.append(AccessMethod(AccessKind.SERVER, means.servers))
+    if facts.servers:
+        ways.append(AccessMethod(AccessKind.SERVER, facts.servers))
     for kind, refusal, places in (
-        (AccessKind.DUMP, _no_dump(means), dump_files(means)),
-        (AccessKind.FIFO, _no_fifo(means), (f"{means.environ.get(PIPE, '')}{means.rank}.pipe",)),
+        (AccessKind.DUMP, _no_dump(facts), dump_files(facts)),
+        (AccessKind.FIFO, _no_fifo(facts), (f"{facts.environ.get(PIPE, '')}{facts.rank}.pipe",)),
     ):
         if refusal:
             closed.append((kind, refusal))
         else:
             ways.append(AccessMethod(kind, places))
-    return AccessPlan(tuple(ways), tuple(closed), _better(means, {way.kind for way in ways}))
+    return AccessPlan(tuple(ways), tuple(closed), _better(facts, {way.kind for way in ways}))
 
 
-def dump_files(means: RankFacts) -> tuple[str, ...]:
+def dump_files(facts: RankFacts) -> tuple[str, ...]:
     """Where PyTorch writes its dumps by itself: more than one path where releases of one version differ."""
-    environ, torch = means.environ, means.torch or (0, 0)
+    environ, torch = facts.environ, facts.torch or (0, 0)
     named = environ.get(PREFIX) if torch >= (2, 8) else None
     named = named or environ.get(OLD_PREFIX)
     prefixes = (named,) if named else tuple(_default_prefixes(environ, torch))
-    return tuple(f"{one}{means.rank}" for one in prefixes)
+    return tuple(f"{one}{facts.rank}" for one in prefixes)
 
 
 def _default_prefixes(environ: Mapping[str, str], torch: TorchVersion) -> Iterator[str]:
@@ -116,101 +116,101 @@ def _default_prefixes(environ: Mapping[str, str], torch: TorchVersion) -> Iterat
         yield f"{environ.get('HOME') or '/tmp'}/.cache/torch/comm_lib_trace_rank_"  # noqa: S108
 
 
-def possible_dumps(means: RankFacts) -> tuple[str, ...]:
+def possible_dumps(facts: RankFacts) -> tuple[str, ...]:
     """Where it may dump to: wherever any version would, while its own is not known."""
-    if means.torch is not None:
-        return plan(means).dumps
-    guesses = (msgspec.structs.replace(means, torch=version) for version in _FILES_OF)
+    if facts.torch is not None:
+        return plan(facts).dumps
+    guesses = (msgspec.structs.replace(facts, torch=version) for version in _FILES_OF)
     return tuple(dict.fromkeys(path for one in guesses for path in dump_files(one)))
 
 
-def is_nccl2(means: RankFacts) -> bool:
+def is_nccl2(facts: RankFacts) -> bool:
     """Is NCCL here the backend that began in 2.14 and is the usual one since 2.15?"""
-    if means.backends & {"nccl", "nccl2"}:
-        return "nccl" not in means.backends
-    chosen = means.environ.get(USE_NCCL2)
-    torch = means.torch or (0, 0)
+    if facts.backends & {"nccl", "nccl2"}:
+        return "nccl" not in facts.backends
+    chosen = facts.environ.get(USE_NCCL2)
+    torch = facts.torch or (0, 0)
     return torch >= (2, 14) and (_true(chosen) if chosen else torch >= (2, 15))
 
 
-def expected(means: RankFacts) -> bool:
+def expected(facts: RankFacts) -> bool:
     """Could a Flight Recorder have been had of it? Not of gloo alone, nor where no process group was ever made."""
-    if means.servers or means.hooked:
+    if facts.servers or facts.hooked:
         return True
-    return bool(means.backends & {"nccl", "nccl2"}) or (not means.backends and means.nccl)
+    return bool(facts.backends & {"nccl", "nccl2"}) or (not facts.backends and facts.nccl)
 
 
-def _gloo_alone(means: RankFacts) -> bool:
-    return means.backends == {"gloo"}
+def _gloo_alone(facts: RankFacts) -> bool:
+    return facts.backends == {"gloo"}
 
 
-def records(means: RankFacts) -> bool:
+def records(facts: RankFacts) -> bool:
     """Does NCCL's recorder record calls? From 2.11 on by default, before that where the hook or a setting has switched it on."""
-    torch = means.torch or (0, 0)
+    torch = facts.torch or (0, 0)
     names = (SIZE, OLD_SIZE) if torch >= (2, 8) else (OLD_SIZE,)
-    size = next((means.environ[name] for name in names if name in means.environ), None)
+    size = next((facts.environ[name] for name in names if name in facts.environ), None)
     if size is None:
-        return means.hooked or torch >= (2, 11)
+        return facts.hooked or torch >= (2, 11)
     return _number(size) > 0
 
 
-def _no_dump(means: RankFacts) -> str:
+def _no_dump(facts: RankFacts) -> str:
     """Why PyTorch dumps nothing when a collective has taken too long."""
-    if means.torch is None:
+    if facts.torch is None:
         return "its PyTorch is not known"
-    if _gloo_alone(means):
+    if _gloo_alone(facts):
         return "gloo never dumps by itself"
-    if not records(means):
+    if not records(facts):
         return "its recorder is off"
     for name in (ON_TIMEOUT, FR_ON_TIMEOUT, MONITORING):
-        if name in means.environ and not _true(means.environ[name]):
-            return f"with {name}={means.environ[name][:16]} it is never written"
-    if _true(means.environ.get(DYNAMIC)):
+        if name in facts.environ and not _true(facts.environ[name]):
+            return f"with {name}={facts.environ[name][:16]} it is never written"
+    if _true(facts.environ.get(DYNAMIC)):
         return f"{DYNAMIC} lets the job choose the file while it runs"
-    if not all(path.startswith("/") for path in dump_files(means)):
+    if not all(path.startswith("/") for path in dump_files(facts)):
         return "the job gave no absolute path for it"
     return ""
 
 
-def _no_fifo(means: RankFacts) -> str:
-    environ, torch = means.environ, means.torch
+def _no_fifo(facts: RankFacts) -> str:
+    environ, torch = facts.environ, facts.torch
     if torch is None:
         return "its PyTorch is not known"
-    if _gloo_alone(means):
+    if _gloo_alone(facts):
         return "gloo makes none"
-    if is_nccl2(means) and torch < (2, 16):
+    if is_nccl2(facts) and torch < (2, 16):
         return "nccl2 makes none before PyTorch 2.16"
     if not environ.get(PIPE):
         return f"{PIPE} is not set"
-    return _deaf(means, environ, torch)
+    return _deaf(facts, environ, torch)
 
 
-def _deaf(means: RankFacts, environ: Mapping[str, str], torch: TorchVersion) -> str:
+def _deaf(facts: RankFacts, environ: Mapping[str, str], torch: TorchVersion) -> str:
     """Why PyTorch would not read a debug FIFO that the environment asks for; "" where it does."""
     if not environ[PIPE].startswith("/"):
         return f"{PIPE} is no absolute path"
     if torch < (2, 11) and _number(environ.get(OLD_SIZE, "0")) <= 0:
         return f"PyTorch before 2.11 makes it only where {OLD_SIZE} is set, too"
-    if not records(means):
+    if not records(facts):
         return "its recorder is off"
     if any(_true(environ.get(name)) for name in BLOCKING):
         return f"with {BLOCKING[0]} nobody reads it"
-    return _no_dump(means)  # the same thread does both, into the same file
+    return _no_dump(facts)  # the same thread does both, into the same file
 
 
-def _better(means: RankFacts, have: set[AccessKind]) -> str:
+def _better(facts: RankFacts, have: set[AccessKind]) -> str:
     """One sentence on what to set the next time; "" where the best way is there, or nothing known would help."""
-    torch = means.torch
+    torch = facts.torch
     if AccessKind.HOOK in have or torch is None:
         return ""
-    if _gloo_alone(means) and torch < (2, 13):
+    if _gloo_alone(facts) and torch < (2, 13):
         return "gloo records its calls from PyTorch 2.13 on"
     start = "start the job with `mldebug run -- …`: its ranks then tell their Flight Recorder when they are asked"
-    if AccessKind.FIFO in have or AccessKind.SERVER in have or _gloo_alone(means):
+    if AccessKind.FIFO in have or AccessKind.SERVER in have or _gloo_alone(facts):
         return start
-    if is_nccl2(means) and torch < (2, 16):
+    if is_nccl2(facts) and torch < (2, 16):
         return start
-    size = f"{OLD_SIZE}=2000 " if torch < (2, 11) or not records(means) else ""
+    size = f"{OLD_SIZE}=2000 " if torch < (2, 11) or not records(facts) else ""
     return f"{start}; or set {size}{PIPE}=/tmp/fr_"
 
 

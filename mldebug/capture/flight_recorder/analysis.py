@@ -149,7 +149,7 @@ class Analysis:
     def _waits_only_for(self, rank: int, claim: Claim) -> bool:
         """Whatever group it waits in, for the members of this one alone: then it is no victim of others."""
         record = self._records[rank]
-        others = (one for one in record.groups if one.members != claim.view.folded)
+        others = (group for group in record.groups if group.members != claim.view.folded)
         return not record.sends and all(oldest_pending(one) is None for one in others)
 
     def _circle(self) -> AnalysisResult | None:

@@ -81,7 +81,7 @@ def _believed(raw: object, limits: DumpLimits) -> FlightRecord:
 
 def _record(raw: Raw, limits: DumpLimits) -> FlightRecord:
     entries = raw.get("entries") or []
-    if not isinstance(entries, list) or not all(type(one) is dict for one in entries):
+    if not isinstance(entries, list) or not all(type(call) is dict for call in entries):
         raise TypeError("its entries are no list of calls")
     kept = msgspec.convert(_small(_few(entries)), type=_ENTRIES, strict=False)
     infos = _named(dict(_group_infos(raw.get("pg_config"), limits.world)), kept)
@@ -139,7 +139,7 @@ def _settled(entries: list[Raw]) -> Iterable[tuple[Raw, bool]]:
 
 def _small(entries: list[Raw]) -> list[Raw]:
     """The fields that are read. A pickle may name one long list many times, so all of them together are bounded."""
-    if sum(len(one.get("input_sizes") or ()) for one in entries) > MAX_SIZES:
+    if sum(len(call.get("input_sizes") or ()) for call in entries) > MAX_SIZES:
         raise TypeError(f"its calls have more than {MAX_SIZES:,} tensors")
     found = []
     for one in entries:
@@ -173,7 +173,7 @@ def _group_infos(config: object, world: int | None) -> Iterable[tuple[str, Group
 def _named(infos: dict[str, GroupInfo], kept: list[RawCall]) -> dict[str, GroupInfo]:
     """Gives gloo's only group, which its config does not name, the name that the calls use."""
     nameless = infos.pop("", None)
-    names = {one.process_group for one in kept}
+    names = {call.process_group for call in kept}
     if nameless is None or infos or len(names) != 1 or not nameless.members:
         return infos
     ((name, description),) = names
@@ -191,7 +191,7 @@ class _Members(NamedTuple):
 def _members(ranks: object) -> _Members:
     """Of the text `[0, 1, 2, 3]`, or of such a list; nobody of anything else."""
     if isinstance(ranks, list) and len(ranks) <= MAX_RANK:
-        ranks = str(ranks) if all(type(one) is int for one in ranks) else ""
+        ranks = str(ranks) if all(type(rank) is int for rank in ranks) else ""
     return _folded(ranks) if isinstance(ranks, str) and len(ranks) < 8 * MAX_RANK else _Members()
 
 
@@ -207,8 +207,8 @@ def _with_unused(
     infos: dict[str, GroupInfo], kept: list[RawCall], whole: bool
 ) -> dict[str, GroupInfo]:
     """Marks groups without a call as unused, where the recorder has dropped no call."""
-    backends = {one.owner[1] for one in kept} or {NO_BACKEND}
-    used = {one.process_group[0] for one in kept if not one.is_p2p}
+    backends = {call.owner[1] for call in kept} or {NO_BACKEND}
+    used = {call.process_group[0] for call in kept if not call.is_p2p}
     if not whole or len(backends) > 1:
         return infos
     (backend,) = backends

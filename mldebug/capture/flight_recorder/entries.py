@@ -93,12 +93,12 @@ def make_record(
     """One record of all backends of a rank, with at most `keep` calls of each group."""
     current = [_current(entries) for entries in dumps]
     groups = [group for entries in current for group in _groups(entries, infos, keep)]
-    sends = [one for entries in current for one in entries if one.is_p2p and not one.done]
+    sends = [call for entries in current for call in entries if call.is_p2p and not call.done]
     return FlightRecord(
         version=clean(version)[:MAX_NAME],
         groups=tuple([*_unused(infos), *groups][-MAX_GROUPS:]),
         sends=tuple(map(_send, sends[:MAX_SENDS])),
-        transfers=tuple(found for one in sends[:MAX_SENDS] if (found := _transfer(one, infos))),
+        transfers=tuple(found for send in sends[:MAX_SENDS] if (found := _transfer(send, infos))),
         silent=silent,
     )
 
@@ -106,7 +106,7 @@ def make_record(
 def _current(entries: Sequence[RawCall]) -> list[RawCall]:
     """Without the calls of groups that were destroyed and made anew: those have the name, and count from 1 again."""
     newest: dict[tuple[str, str], int] = {}
-    owners = [one.owner for one in entries]
+    owners = [call.owner for call in entries]
     for owner, one in zip(owners, entries, strict=True):
         newest[owner] = max(newest.get(owner, -1), one.pg_id)
     pairs = zip(owners, entries, strict=True)
@@ -146,8 +146,8 @@ def _group(calls: list[RawCall], infos: Mapping[str, GroupInfo], keep: int) -> F
     last = calls[-1]
     name, description = last.process_group
     info = infos.get(name, GroupInfo(description))
-    newest = max(one.collective_seq_id for one in calls)
-    oldest = min((one.collective_seq_id for one in calls if not one.done), default=newest + 1)
+    newest = max(call.collective_seq_id for call in calls)
+    oldest = min((call.collective_seq_id for call in calls if not call.done), default=newest + 1)
     return FlightGroup(
         name=short(name),
         backend=short(last.owner[1]),
@@ -155,7 +155,7 @@ def _group(calls: list[RawCall], infos: Mapping[str, GroupInfo], keep: int) -> F
         members=info.members,
         enqueued=newest,
         completed=oldest - 1,
-        calls=_kept([_call(one) for one in calls], keep // 2),
+        calls=_kept([_call(call) for call in calls], keep // 2),
     )
 
 
@@ -186,7 +186,7 @@ def _what(
 
 def _kept(calls: list[Collective], half: int) -> tuple[Collective, ...]:
     """The oldest that are pending and the newest."""
-    pending = [one for one in calls[:-half] if not one.done]
+    pending = [call for call in calls[:-half] if not call.done]
     return (*pending[:half], *calls[-half:])
 
 

@@ -94,9 +94,9 @@ def _skim_json(data: bytes, keep: int, most: int) -> object | None:
         dump = msgspec.json.decode(data, type=_Dump)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    done = [one.retired if retired else one.state == "completed" for one in calls]
+    done = [call.retired if retired else call.state == "completed" for call in calls]
     pending = {n for n, one in enumerate(calls) if one.is_p2p or not done[n]}
-    numbers = _wanted([one.pg_id for one in calls], {0, *pending}, keep) if calls else ()
+    numbers = _wanted([call.pg_id for call in calls], {0, *pending}, keep) if calls else ()
     few = [msgspec.json.decode(dump.entries[number]) for number in numbers]
     return {"version": dump.version, "pg_config": dump.pg_config, "entries": few}
 

@@ -65,7 +65,7 @@ def read_folder(directory: Path) -> FolderRecords:
     if not records:
         raise _nothing(directory, problems)
     strange = _of_other_jobs(records)
-    problems += [_problem(one, strange[one.rank]) for one in chosen if one.rank in strange]
+    problems += [_problem(file, strange[file.rank]) for file in chosen if file.rank in strange]
     records = {rank: one for rank, one in records.items() if rank not in strange}
     problems.sort(key=lambda one: one.file)
     return FolderRecords(records, tuple(problems), len(names) - len(found))
@@ -134,8 +134,8 @@ def _one_each(found: list[_Named]) -> tuple[list[_Named], list[UnusableDump]]:
     return sorted(chosen.values(), key=lambda one: one.rank), problems
 
 
-def _problem(one: _Named, reason: str) -> UnusableDump:
-    return UnusableDump(clean(one.name, 120), one.rank if one.rank >= 0 else None, reason)
+def _problem(file: _Named, reason: str) -> UnusableDump:
+    return UnusableDump(clean(file.name, 120), file.rank if file.rank >= 0 else None, reason)
 
 
 def _reason(error: Exception, path: Path) -> str:

@@ -65,6 +65,6 @@ def _record(dumps: tuple[_Dump, ...], infos: dict[str, GroupInfo]) -> FlightReco
 
 def _silent(dumps: tuple[_Dump, ...], infos: dict[str, GroupInfo]) -> tuple[str, ...]:
     """Backends that have made calls and recorded none: their recorder is off, or out of the hook's reach."""
-    recorded = {one.owner[1] for dump in dumps for one in dump.entries}
+    recorded = {call.owner[1] for dump in dumps for call in dump.entries}
     counted = {short(one.backend) for one in infos.values() if one.calls > 0}
     return tuple(sorted(counted - recorded - {""}))[:MAX_GROUPS]

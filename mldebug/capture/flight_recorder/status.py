@@ -71,17 +71,17 @@ def spoken_for(statuses: Mapping[int, RankStatus]) -> dict[int, int]:
     return dict.fromkeys(others, first)
 
 
-def _waits_in_older(one: RankStatus, than: RankStatus) -> bool:
+def _waits_in_older(status: RankStatus, than: RankStatus) -> bool:
     """May it wait in a call that is done there? The numbers of groups are those of a process: they tell only where all groups are the same."""
-    if one.groups != than.groups:
-        return bool(_members(one) & _members(than))
+    if status.groups != than.groups:
+        return bool(_members(status) & _members(than))
     done = {number: completed for number, _, _, completed in than.counts}
-    return any(completed < done.get(number, -1) for number, _, _, completed in one.counts)
+    return any(completed < done.get(number, -1) for number, _, _, completed in status.counts)
 
 
-def _members(one: RankStatus) -> frozenset[str]:
+def _members(status: RankStatus) -> frozenset[str]:
     """The ranks of all its groups."""
-    return frozenset(rank for _, ranks in one.groups for rank in re.findall(r"\d+", ranks))
+    return frozenset(rank for _, ranks in status.groups for rank in re.findall(r"\d+", ranks))
 
 
 def beside(whole: FlightRecord, pending: FlightRecord) -> FlightRecord | None:
@@ -89,8 +89,12 @@ def beside(whole: FlightRecord, pending: FlightRecord) -> FlightRecord | None:
 
     Also where nothing pends: then only all calls tell what went wrong. What is done stands in `whole` alone. Other backends tell all.
     """
-    own = {_key(one): _pending(one) for one in pending.groups if one.backend == NCCL and one.calls}
-    groups = [one for one in pending.groups if one.backend != NCCL]
+    own = {
+        _key(group): _pending(group)
+        for group in pending.groups
+        if group.backend == NCCL and group.calls
+    }
+    groups = [group for group in pending.groups if group.backend != NCCL]
     for group in whole.groups:
         if group.backend != NCCL:
             continue
@@ -98,7 +102,7 @@ def beside(whole: FlightRecord, pending: FlightRecord) -> FlightRecord | None:
         if here.keys() != _pending(group).keys():
             return None
         groups.append(msgspec.structs.replace(group, calls=tuple(here.values())))
-    waits = any(one.calls for one in groups if one.backend == NCCL)
+    waits = any(group.calls for group in groups if group.backend == NCCL)
     if own or not waits or whole.sends or pending.sends:
         return None
     return msgspec.structs.replace(pending, groups=tuple(groups))

@@ -64,7 +64,9 @@ class View:
     def one_size(self, sequence: int) -> bool:
         """Is the size and type of this call the same in all records that have one? Of a scatter only the root has."""
         calls = (self.call(rank, sequence) for rank in self.by_rank)
-        shapes = {(one.elements, one.dtypes) for one in calls if one and one.elements is not None}
+        shapes = {
+            (call.elements, call.dtypes) for call in calls if call and call.elements is not None
+        }
         return len(shapes) <= 1
 
     @cached_property
@@ -77,7 +79,9 @@ class View:
 
 def oldest_pending(group: FlightGroup) -> Collective | None:
     """The oldest call of this group that is not done; None where all are."""
-    return min((one for one in group.calls if not one.done), key=lambda c: c.sequence, default=None)
+    return min(
+        (call for call in group.calls if not call.done), key=lambda c: c.sequence, default=None
+    )
 
 
 def views(records: Mapping[int, FlightRecord]) -> tuple[View, ...]:
@@ -136,7 +140,7 @@ def majority(votes: Iterable[K], half: float) -> K | None:
 def last_call(record: FlightRecord) -> tuple[FlightGroup, Collective] | None:
     """The oldest call that a rank waits in, else the last it made; None before its first collective."""
     calls = [(group, call) for group in record.groups for call in group.calls]
-    pending = [one for one in calls if not one[1].done]
+    pending = [call for call in calls if not call[1].done]
     if pending:
         return min(pending, key=lambda one: one[1].created_at)
     return max(calls, key=lambda one: one[1].created_at, default=None)
@@ -164,7 +168,7 @@ def settled(flights: Iterable[tuple[FlightRecord, float]]) -> bool:
 def newest_call(record: FlightRecord) -> float:
     """When its last call was made (unix); -inf where it holds none."""
     calls = (call.created_at for group in record.groups for call in group.calls)
-    sends = (one.created_at for one in record.transfers)
+    sends = (transfer.created_at for transfer in record.transfers)
     return max((*calls, *sends), default=float("-inf"))
 
 

@@ -106,7 +106,10 @@ def _parse_json(data: bytes) -> NcclRas:
         found = msgspec.json.decode(_NO_COMMA.sub(rb"\1,\2", data), type=_Answer)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"it is no answer of NCCL RAS: {clean(str(error), 200)}") from error
-    rows = sum(len(one.ranks) + len(one.missing_ranks) for one in found.communicators)
+    rows = sum(
+        len(communicator.ranks) + len(communicator.missing_ranks)
+        for communicator in found.communicators
+    )
     if len(found.communicators) > MAX_COMMUNICATORS or rows > MAX_RANKS:
         raise ValueError(f"it tells {len(found.communicators)} communicators and {rows} ranks")
     return NcclRas(
@@ -117,36 +120,36 @@ def _parse_json(data: bytes) -> NcclRas:
     )
 
 
-def _communicator(one: _Communicator) -> NcclCommunicator:
-    key = ":".join(part for part in (one.hash, one.secondary_hash) if part)
+def _communicator(raw: _Communicator) -> NcclCommunicator:
+    key = ":".join(part for part in (raw.hash, raw.secondary_hash) if part)
     return communicator(
         clean(key, 2 * MAX_NAME),
-        max(0, one.size),
-        [_rank(rank) for rank in one.ranks if rank.rank >= 0],
-        [_absent(rank) for rank in one.missing_ranks if rank.rank >= 0],
+        max(0, raw.size),
+        [_rank(rank) for rank in raw.ranks if rank.rank >= 0],
+        [_absent(rank) for rank in raw.missing_ranks if rank.rank >= 0],
     )
 
 
-def _rank(one: _Rank) -> NcclRank:
-    counts = {clean(name, MAX_NAME): many for name, many in one.collective_counts.items() if many}
+def _rank(raw: _Rank) -> NcclRank:
+    counts = {clean(name, MAX_NAME): many for name, many in raw.collective_counts.items() if many}
     return NcclRank(
-        rank=one.rank,
-        host=host(one.host),
-        pid=at_least(one.pid, least=1),
-        gpu=at_least(one.cuda_dev),
-        status=one.status.word,
+        rank=raw.rank,
+        host=host(raw.host),
+        pid=at_least(raw.pid, least=1),
+        gpu=at_least(raw.cuda_dev),
+        status=raw.status.word,
         counts=counts,
     )
 
 
-def _absent(one: _Absent) -> NcclAbsent:
+def _absent(raw: _Absent) -> NcclAbsent:
     return NcclAbsent(
-        rank=one.rank,
-        host=host(one.host),
-        pid=at_least(one.pid, least=1),
-        gpu=at_least(one.cuda_dev),
-        unresponsive=one.status.unresponsive,
-        dead=one.status.considered_dead,
+        rank=raw.rank,
+        host=host(raw.host),
+        pid=at_least(raw.pid, least=1),
+        gpu=at_least(raw.cuda_dev),
+        unresponsive=raw.status.unresponsive,
+        dead=raw.status.considered_dead,
     )
 
 

@@ -57,20 +57,26 @@ def few(answer: NcclRas, pids: Collection[int]) -> NcclRas:
     return msgspec.structs.replace(answer, communicators=tuple(kept), left_out=left_out)
 
 
-def _few_ranks(one: NcclCommunicator, pids: Collection[int], rows: int) -> NcclCommunicator:
-    wanted = {rank.rank for rank in one.ranks if rank.pid in pids} | _ends(one)
-    ranks = one.ranks if len(one.ranks) <= MAX_NAMED else [r for r in one.ranks if r.rank in wanted]
+def _few_ranks(
+    communicator: NcclCommunicator, pids: Collection[int], rows: int
+) -> NcclCommunicator:
+    wanted = {rank.rank for rank in communicator.ranks if rank.pid in pids} | _ends(communicator)
+    ranks = (
+        communicator.ranks
+        if len(communicator.ranks) <= MAX_NAMED
+        else [r for r in communicator.ranks if r.rank in wanted]
+    )
     return msgspec.structs.replace(
-        one, ranks=tuple(ranks)[: max(0, rows)], absent=one.absent[:MAX_NAMED]
+        communicator, ranks=tuple(ranks)[: max(0, rows)], absent=communicator.absent[:MAX_NAMED]
     )
 
 
-def _ends(one: NcclCommunicator) -> set[int]:
+def _ends(communicator: NcclCommunicator) -> set[int]:
     """Those with the fewest of a function."""
-    last = lowest(one.levels)
+    last = lowest(communicator.levels)
     named: set[int] = set()
     for function, count in last.items():
-        behind = (rank.rank for rank in one.ranks if rank.counts.get(function, 0) == count)
+        behind = (rank.rank for rank in communicator.ranks if rank.counts.get(function, 0) == count)
         named.update(list(behind)[:MAX_NAMED])
     return named
 

@@ -56,7 +56,11 @@ def world_of(answer: NcclRas, pids: Collection[int]) -> RasWorld | None:
     numbers are its own, or a process has several GPUs. Two such communicators must agree.
     """
     here, everybody = home(answer, pids), set(_places(answer))
-    wholes = [one for one in answer.communicators if {*_members(one)} == everybody]
+    wholes = [
+        communicator
+        for communicator in answer.communicators
+        if {*_members(communicator)} == everybody
+    ]
     found = [{row: rank for row, rank in _members(one).items() if row[0] == here} for one in wholes]
     foreign = bool(answer.own) and here not in answer.own
     if not here or foreign or answer.left_out or not found or any(one != found[0] for one in found):
@@ -68,8 +72,8 @@ def world_of(answer: NcclRas, pids: Collection[int]) -> RasWorld | None:
     return RasWorld(key=first.key, size=first.size, ranks=ranks)
 
 
-def _members(one: NcclCommunicator) -> dict[ProcessPlace, int]:
-    rows: tuple[NcclRank | NcclAbsent, ...] = (*one.ranks, *one.absent)
+def _members(communicator: NcclCommunicator) -> dict[ProcessPlace, int]:
+    rows: tuple[NcclRank | NcclAbsent, ...] = (*communicator.ranks, *communicator.absent)
     return {
         (row.host, row.pid): row.rank
         for row in rows
@@ -94,14 +98,14 @@ def global_ranks(
 
 
 def world_places(
-    one: NcclCommunicator, world_size: int, known_ranks: Mapping[ProcessPlace, int]
+    communicator: NcclCommunicator, world_size: int, known_ranks: Mapping[ProcessPlace, int]
 ) -> dict[ProcessPlace, int]:
     """Host and pid -> rank of one communicator whose ranks are the global ones; empty where that is not certain."""
-    if one.size != world_size:
+    if communicator.size != world_size:
         return {}
     found: dict[ProcessPlace, int] = {}
     twice: set[ProcessPlace] = set()
-    rows: tuple[NcclRank | NcclAbsent, ...] = (*one.ranks, *one.absent)
+    rows: tuple[NcclRank | NcclAbsent, ...] = (*communicator.ranks, *communicator.absent)
     for row in rows:
         if row.pid is not None and row.rank is not None:
             place = row.host, row.pid

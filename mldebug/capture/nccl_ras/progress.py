@@ -25,7 +25,7 @@ class LaggingRanks(msgspec.Struct, frozen=True, kw_only=True):
 
 def moved(before: NcclRas, after: NcclRas) -> bool | None:
     """Whether any rank has launched a collective in between; None where the answers cannot tell."""
-    earlier = {one.key: one for one in before.communicators}
+    earlier = {communicator.key: communicator for communicator in before.communicators}
     changes = [
         old.launched != new.launched
         for new in after.communicators
@@ -45,19 +45,19 @@ def _comparable(old: NcclCommunicator, new: NcclCommunicator) -> bool:
     return gone[0] == gone[1] and complete
 
 
-def behind(one: NcclCommunicator) -> LaggingRanks | None:
+def behind(communicator: NcclCommunicator) -> LaggingRanks | None:
     """The ranks that are behind; None where none is, or where different ranks lack calls of different functions."""
-    last = lowest(one.levels)
-    if not last or len(laggards := {_last(one, name) for name in last}) != 1:
+    last = lowest(communicator.levels)
+    if not last or len(laggards := {_last(communicator, name) for name in last}) != 1:
         return None
-    if len(last) > 1 and not all(_is_told(one, name) for name in last):
+    if len(last) > 1 and not all(_is_told(communicator, name) for name in last):
         return None
-    function = max(last, key=lambda name: _most(one, name) - last[name])
-    ranks = tuple(rank for rank in one.ranks if rank.rank in next(iter(laggards)))
-    level = next(level for level in one.levels if _is(level, function, last[function]))
-    if len(ranks) > level.ranks or level.ranks >= one.answered:
+    function = max(last, key=lambda name: _most(communicator, name) - last[name])
+    ranks = tuple(rank for rank in communicator.ranks if rank.rank in next(iter(laggards)))
+    level = next(level for level in communicator.levels if _is(level, function, last[function]))
+    if len(ranks) > level.ranks or level.ranks >= communicator.answered:
         return None
-    most = _most(one, function)
+    most = _most(communicator, function)
     return LaggingRanks(
         function=function, count=level.count, most=most, ranks=ranks, many=level.ranks
     )
@@ -68,7 +68,9 @@ def crossed(
 ) -> tuple[NcclCommunicator, NcclCommunicator] | None:
     """Two communicators of the same processes, in which each has left out what the other waits in; None where none are."""
     late = [
-        (one, found.ranks) for one in communicators if (found := behind(one)) and _are_told(found)
+        (communicator, found.ranks)
+        for communicator in communicators
+        if (found := behind(communicator)) and _are_told(found)
     ]
     for (one, lack), (other, lacks) in combinations(late, 2):
         first, second = _places(lack) - _places(lacks), _places(lacks) - _places(lack)
@@ -85,21 +87,25 @@ def _places(rows: Iterable[NcclRank]) -> set[tuple[str, int]]:
     return {(row.host, row.pid) for row in rows if row.pid is not None}
 
 
-def differs(one: NcclCommunicator) -> tuple[NcclLevel, ...]:
+def differs(communicator: NcclCommunicator) -> tuple[NcclLevel, ...]:
     """The highest level of each function in which ranks differ, where they lack different ones: calls out of step."""
-    if not one.levels or behind(one) is not None:
+    if not communicator.levels or behind(communicator) is not None:
         return ()
-    return tuple(_highest(one.levels))
+    return tuple(_highest(communicator.levels))
 
 
 def _highest(levels: tuple[NcclLevel, ...]) -> Iterator[NcclLevel]:
     for function in sorted({level.function for level in levels}):
-        yield max((one for one in levels if one.function == function), key=lambda one: one.count)
+        yield max(
+            (level for level in levels if level.function == function), key=lambda one: one.count
+        )
 
 
-def at_level(one: NcclCommunicator, level: NcclLevel) -> tuple[NcclRank, ...]:
+def at_level(communicator: NcclCommunicator, level: NcclLevel) -> tuple[NcclRank, ...]:
     """The ranks of this level that the answer lists."""
-    return tuple(rank for rank in one.ranks if rank.counts.get(level.function, 0) == level.count)
+    return tuple(
+        rank for rank in communicator.ranks if rank.counts.get(level.function, 0) == level.count
+    )
 
 
 def brief(answer: NcclRas) -> NcclRas:
@@ -107,24 +113,28 @@ def brief(answer: NcclRas) -> NcclRas:
     return msgspec.structs.replace(
         answer,
         own=(),
-        communicators=tuple(msgspec.structs.replace(one, ranks=()) for one in answer.communicators),
+        communicators=tuple(
+            msgspec.structs.replace(communicator, ranks=()) for communicator in answer.communicators
+        ),
     )
 
 
-def _last(one: NcclCommunicator, function: str) -> frozenset[int]:
-    least = lowest(one.levels)[function]
-    return frozenset(rank.rank for rank in one.ranks if rank.counts.get(function, 0) == least)
+def _last(communicator: NcclCommunicator, function: str) -> frozenset[int]:
+    least = lowest(communicator.levels)[function]
+    return frozenset(
+        rank.rank for rank in communicator.ranks if rank.counts.get(function, 0) == least
+    )
 
 
-def _is_told(one: NcclCommunicator, function: str) -> bool:
+def _is_told(communicator: NcclCommunicator, function: str) -> bool:
     """Does the answer list all ranks that have launched the fewest of this function?"""
-    least = lowest(one.levels)[function]
-    level = next(level for level in one.levels if _is(level, function, least))
-    return len(_last(one, function)) == level.ranks
+    least = lowest(communicator.levels)[function]
+    level = next(level for level in communicator.levels if _is(level, function, least))
+    return len(_last(communicator, function)) == level.ranks
 
 
-def _most(one: NcclCommunicator, function: str) -> int:
-    return max(level.count for level in one.levels if level.function == function)
+def _most(communicator: NcclCommunicator, function: str) -> int:
+    return max(level.count for level in communicator.levels if level.function == function)
 
 
 def _is(level: NcclLevel, function: str, count: int) -> bool:

@@ -29,8 +29,8 @@ def merged_lines(merged: MergedRings) -> Iterator[str]:
         yield "Nothing can be compared: no step is in all of these rings. Larger rings (--size) reach further back."
 
 
-def _behind(one: RankProgress) -> tuple[int, float, int]:
-    return (-1 if one.step is None else one.step), -one.silent_seconds, one.rank
+def _behind(progress: RankProgress) -> tuple[int, float, int]:
+    return (-1 if progress.step is None else progress.step), -progress.silent_seconds, progress.rank
 
 
 def _steps(merged: MergedRings) -> str:
@@ -90,15 +90,15 @@ def merged_object(merged: MergedRings) -> dict[str, object]:
     }
 
 
-def _standing_object(one: RankProgress) -> dict[str, object]:
+def _standing_object(progress: RankProgress) -> dict[str, object]:
     return {
-        "rank": one.rank,
-        "pid": one.pid,
-        "node": one.node,
-        "step": one.step,
-        "silent_seconds": one.silent_seconds,
-        "last": event_object(one.last) if one.last else None,
-        "stopped": one.stopped.strip(),
+        "rank": progress.rank,
+        "pid": progress.pid,
+        "node": progress.node,
+        "step": progress.step,
+        "silent_seconds": progress.silent_seconds,
+        "last": event_object(progress.last) if progress.last else None,
+        "stopped": progress.stopped.strip(),
     }
 
 

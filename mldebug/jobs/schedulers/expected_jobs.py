@@ -40,21 +40,21 @@ def watched_state(
 ) -> WatchedState:
     """The state of one expected job by one answer of its scheduler. `warn`: seconds before its time limit from which that is near."""
     jobs = sorted(filter(pattern.fits, queue.jobs), key=_order)
-    running = [one for one in jobs if one.standing is JobStanding.RUNNING]
-    queued = [one for one in jobs if one.standing is JobStanding.QUEUED]
-    present = [one for one in jobs if one.standing in PRESENT]
+    running = [job for job in jobs if job.standing is JobStanding.RUNNING]
+    queued = [job for job in jobs if job.standing is JobStanding.QUEUED]
+    present = [job for job in jobs if job.standing in PRESENT]
     hidden = not present and queue.only_of not in ("", pattern.user)
-    near = tuple(one for one in running if one.ends is not None and one.ends - now <= warn)
+    near = tuple(job for job in running if job.ends is not None and job.ends - now <= warn)
     return WatchedState(
         name=name,
         missing=not present and not hidden,
         hidden=hidden,
         jobs=tuple(jobs[:MOST]),
-        counts=dict(Counter(str(one.standing) for one in jobs)),
+        counts=dict(Counter(str(job.standing) for job in jobs)),
         near=near[:MOST],
-        blocked=tuple(one for one in queued if blocked(one.reason))[:MOST],
-        ends=min((one.ends for one in running if one.ends is not None), default=None),
-        waits_since=min((one.submitted for one in queued if one.submitted), default=None),
+        blocked=tuple(job for job in queued if blocked(job.reason))[:MOST],
+        ends=min((job.ends for job in running if job.ends is not None), default=None),
+        waits_since=min((job.submitted for job in queued if job.submitted), default=None),
         sentence=hidden_words(pattern, queue.only_of)
         if hidden
         else _sentence(pattern, jobs, present, now),

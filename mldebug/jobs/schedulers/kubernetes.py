@@ -61,7 +61,7 @@ def _job(plural: str, item: dict[str, Any]) -> QueueJob | None:
 
 def _child(meta: dict[str, Any]) -> bool:
     owners = meta.get("ownerReferences")
-    return any(_map(one).get("kind") in _PARENTS for one in owners) if isinstance(owners, list) else False  # fmt: skip
+    return any(_map(owner).get("kind") in _PARENTS for owner in owners) if isinstance(owners, list) else False  # fmt: skip
 
 
 def _phase(
@@ -92,9 +92,9 @@ def _kubeflow(conditions: dict[str, dict[str, Any]]) -> tuple[str, JobStanding, 
 
 def _by_pods(groups: list[dict[str, Any]]) -> tuple[str, JobStanding, str]:
     """`ready` is newer than `active`, and left out where it is 0 by some."""
-    active = sum(_number(one.get("active")) or 0 for one in groups)
-    ready = sum(_number(one.get("ready")) or 0 for one in groups)
-    has_ready = any("ready" in one for one in groups)
+    active = sum(_number(group.get("active")) or 0 for group in groups)
+    ready = sum(_number(group.get("ready")) or 0 for group in groups)
+    has_ready = any("ready" in group for group in groups)
     if ready or (active and not has_ready):
         return "RUNNING", JobStanding.RUNNING, ""
     return (
@@ -109,7 +109,7 @@ def _groups(plural: str, status: dict[str, Any]) -> list[dict[str, Any]]:
     if plural == "jobs":
         return [status]
     groups = status.get("replicatedJobsStatus" if plural == "jobsets" else "jobsStatus")
-    return [_map(one) for one in groups] if isinstance(groups, list) else []
+    return [_map(group) for group in groups] if isinstance(groups, list) else []
 
 
 def _conditions(status: dict[str, Any]) -> dict[str, dict[str, Any]]:

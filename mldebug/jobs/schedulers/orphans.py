@@ -55,18 +55,18 @@ def find_orphans(
     suspects: Collection[OrphanSuspect], living: LivingJobs
 ) -> Iterator[tuple[OrphanSuspect, OrphanReason]]:
     """The processes whose job is gone, each with the reason."""
-    launched = {_launch(one) for one in suspects if not _left(one)}
+    launched = {_launch(suspect) for suspect in suspects if not _left(suspect)}
     for one in suspects:
         gone = _of_slurm(one, living) if one.variables.get("SLURM_JOB_ID") else _of_launch(one, launched)  # fmt: skip
         if gone is not None:
             yield one, gone
 
 
-def _of_slurm(one: OrphanSuspect, living: LivingJobs) -> OrphanReason | None:
-    job = one.variables["SLURM_JOB_ID"]
-    if not job.isdecimal() or not (rank_of(one.variables) or one.holds_gpu):
+def _of_slurm(suspect: OrphanSuspect, living: LivingJobs) -> OrphanReason | None:
+    job = suspect.variables["SLURM_JOB_ID"]
+    if not job.isdecimal() or not (rank_of(suspect.variables) or suspect.holds_gpu):
         return None
-    if job in living.steps or any(name.startswith(SLURM_PARENTS) for name in one.ancestors):
+    if job in living.steps or any(name.startswith(SLURM_PARENTS) for name in suspect.ancestors):
         return None
     if living.alive is not None and job in living.alive:
         return None
@@ -77,16 +77,16 @@ def _of_slurm(one: OrphanSuspect, living: LivingJobs) -> OrphanReason | None:
         if living.alive is not None
         else "no slurmstepd of it is here"
     )
-    return OrphanReason(job=f"Slurm job {job}", why=why, rank=rank_of(one.variables))
+    return OrphanReason(job=f"Slurm job {job}", why=why, rank=rank_of(suspect.variables))
 
 
-def _of_launch(one: OrphanSuspect, launched: Collection[str]) -> OrphanReason | None:
+def _of_launch(suspect: OrphanSuspect, launched: Collection[str]) -> OrphanReason | None:
     """A rank of torchrun that process 1 has taken over, and none of its launch has a launcher any more."""
-    run = _launch(one)
-    if not run or not one.variables.get("RANK") or not _left(one) or run in launched:
+    run = _launch(suspect)
+    if not run or not suspect.variables.get("RANK") or not _left(suspect) or run in launched:
         return None
     why = "its launcher is gone, and so is that of all ranks of the launch here"
-    return OrphanReason(job=f"torchrun launch {run}", why=why, rank=one.variables["RANK"])
+    return OrphanReason(job=f"torchrun launch {run}", why=why, rank=suspect.variables["RANK"])
 
 
 def rank_of(variables: Mapping[str, str]) -> str:
@@ -94,10 +94,10 @@ def rank_of(variables: Mapping[str, str]) -> str:
     return next((variables[name] for name in RANKS if variables.get(name, "").isdecimal()), "")
 
 
-def _launch(one: OrphanSuspect) -> str:
-    return one.variables.get("TORCHELASTIC_RUN_ID", "")
+def _launch(suspect: OrphanSuspect) -> str:
+    return suspect.variables.get("TORCHELASTIC_RUN_ID", "")
 
 
-def _left(one: OrphanSuspect) -> bool:
+def _left(suspect: OrphanSuspect) -> bool:
     """Is its launcher gone, so that process 1 or the user's systemd is its parent?"""
-    return bool(one.ancestors) and all(name in _INITS for name in one.ancestors)
+    return bool(suspect.ancestors) and all(name in _INITS for name in suspect.ancestors)

@@ -91,33 +91,33 @@ def _decode(data: bytes, kind: type[Any]) -> Any:
         raise QueueError("unreadable", f"the JSON is not as expected: {error}") from None
 
 
-def _job(one: _Job) -> QueueJob | None:
-    job_id = number(one.job_id)
+def _job(raw: _Job) -> QueueJob | None:
+    job_id = number(raw.job_id)
     if job_id is None:
         return None
-    state, standing = standing_of(_words(one.job_state))
+    state, standing = standing_of(_words(raw.job_state))
     waits = standing is JobStanding.QUEUED
-    limited = number(one.time_limit) is not None
-    description, reason = _text(one.state_description), _text(one.state_reason)
+    limited = number(raw.time_limit) is not None
+    description, reason = _text(raw.state_description), _text(raw.state_reason)
     return QueueJob(
-        id=_array_id(one, int(job_id)),
+        id=_array_id(raw, int(job_id)),
         number=str(int(job_id)),
-        name=_text(one.name),
+        name=_text(raw.name),
         state=state,
         standing=standing,
-        user=_text(one.user_name),
+        user=_text(raw.user_name),
         reason=(f"{reason}: {description}" if description and reason not in ("", "None") else description or reason) if waits else "",
-        nodes="" if waits else _text(one.nodes),
-        partition=_text(one.partition),
-        submitted=moment(one.submit_time),
-        started=None if waits else moment(one.start_time),
-        starts=moment(one.start_time) if waits else None,
-        ends=moment(one.end_time) if standing is JobStanding.RUNNING and limited else None,
+        nodes="" if waits else _text(raw.nodes),
+        partition=_text(raw.partition),
+        submitted=moment(raw.submit_time),
+        started=None if waits else moment(raw.start_time),
+        starts=moment(raw.start_time) if waits else None,
+        ends=moment(raw.end_time) if standing is JobStanding.RUNNING and limited else None,
     )  # fmt: skip
 
 
-def _array_id(one: _Job, own: int) -> str:
-    array, task, waiting = number(one.array_job_id), number(one.array_task_id), _text(one.array_task_string)  # fmt: skip
+def _array_id(raw: _Job, own: int) -> str:
+    array, task, waiting = number(raw.array_job_id), number(raw.array_task_id), _text(raw.array_task_string)  # fmt: skip
     if not array:
         return str(own)
     if waiting:

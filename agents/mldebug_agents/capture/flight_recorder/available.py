@@ -25,7 +25,7 @@ _HERE = {
 
 def rank_facts(
     host: Host,
-    one: RankIdentity,
+    rank: RankIdentity,
     program: Program,
     installed: Software,
     state: ProcessState | None = None,
@@ -36,13 +36,13 @@ def rank_facts(
     version = parse_version(installed.torch)
     threads = state.threads if state else ()
     return RankFacts(
-        rank=one.rank,
+        rank=rank.rank,
         torch=version.release[:2] if version else None,
         nccl=bool(program.libraries.nccl),
         environ=dict(program.recorder),
         hooked=hooked,
         backends=frozenset(BACKENDS[t.name] for t in threads if t.name in BACKENDS),
-        servers=tuple(servers(host, one.pid, state, program.recorder)) if state else (),
+        servers=tuple(servers(host, rank.pid, state, program.recorder)) if state else (),
     )
 
 
@@ -84,5 +84,5 @@ def _inode(thread: ThreadState, files: Sequence[OpenFile]) -> str:
     """The socket that this thread waits on for connections, "" where it does not, or may not be seen."""
     if thread.syscall not in ("accept", "accept4") or not thread.syscall_args:
         return ""
-    target = next((one.target for one in files if one.fd == thread.syscall_args[0]), "")
+    target = next((file.target for file in files if file.fd == thread.syscall_args[0]), "")
     return target.removeprefix("socket:[").removesuffix("]") if target[:8] == "socket:[" else ""

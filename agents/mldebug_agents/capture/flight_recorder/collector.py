@@ -89,7 +89,7 @@ class FlightRecorderCollector:
         for one in taken.ranks:
             state = one.process.state
             if one.flight is None and state is not None and state.state not in ENDED:
-                attempts.add_rank(one.identity.rank, self._means(taken.job.id, one))
+                attempts.add_rank(one.identity.rank, self._facts(taken.job.id, one))
         attempts.run(stalled=stalled, resumed=resumed)
         return attempts.capture()
 
@@ -99,7 +99,7 @@ class FlightRecorderCollector:
         Nothing where no dump shows a call that had taken too long; where one does, all have dumped at about that time.
         """
         reader = HangAwareReader(self._reader)
-        found = [(one, self._left_by(reader, one)) for one in ranks]
+        found = [(rank, self._left_by(reader, rank)) for rank in ranks]
         dumps = [(one, dump) for one, dump in found if isinstance(dump, FoundDump)]
         late = [dump.at for _, dump in dumps if timed_out(dump)]
         return {
@@ -113,28 +113,28 @@ class FlightRecorderCollector:
     def _software(self, job: str, pid: int, program: Program, *, read: bool = False) -> Software:
         return self._installed.of(job, pid, program.libraries, read=read)
 
-    def _rank_record(self, one: RankIdentity) -> KnownRank | None:
+    def _rank_record(self, rank: RankIdentity) -> KnownRank | None:
         with self._lock:
-            return self._ranks.get((one.pid, one.start_ticks))
+            return self._ranks.get((rank.pid, rank.start_ticks))
 
-    def _means(self, job: str, one: RankCapture) -> RankFacts:
+    def _facts(self, job: str, rank: RankCapture) -> RankFacts:
         """The facts of a rank; its PyTorch version is read now if it was not read yet."""
-        entry, hooked = self._rank_record(one.identity), one.said is not None
+        entry, hooked = self._rank_record(rank.identity), rank.said is not None
         if entry is None:
-            return RankFacts(rank=one.identity.rank, hooked=hooked)
+            return RankFacts(rank=rank.identity.rank, hooked=hooked)
         software = entry.software
         if not software.torch:
-            software = self._software(job, one.identity.pid, entry.program, read=True)
+            software = self._software(job, rank.identity.pid, entry.program, read=True)
         return rank_facts(
-            *(self._host, one.identity, entry.program, software, one.process.state), hooked=hooked
+            *(self._host, rank.identity, entry.program, software, rank.process.state), hooked=hooked
         )
 
-    def _left_by(self, reader: HangAwareReader, one: RankIdentity) -> FoundDump | str:
+    def _left_by(self, reader: HangAwareReader, rank: RankIdentity) -> FoundDump | str:
         """Its dump, in its own root where that is still there, else in that of its launcher, or in ours."""
-        entry = self._rank_record(one)
+        entry = self._rank_record(rank)
         if entry is None:
             return ""
-        places = plan(rank_facts(self._host, one, entry.program, entry.software)).dumps
-        roots = [self._host.root_of(pid) for pid in (one.pid, one.launcher_pid) if pid]
+        places = plan(rank_facts(self._host, rank, entry.program, entry.software)).dumps
+        roots = [self._host.root_of(pid) for pid in (rank.pid, rank.launcher_pid) if pid]
         paths = [f"{root}{place}" for root in (*roots, "") for place in places]
-        return newest([read_dump(reader, path, one) for path in paths])
+        return newest([read_dump(reader, path, rank) for path in paths])

@@ -63,8 +63,8 @@ class FifoTarget(NamedTuple):
 class _Question:
     """A rank that was asked: the stamps of its files before, and how often an answer was read."""
 
-    def __init__(self, one: FifoTarget, before: FileStamps) -> None:
-        self.one, self.before = one, before
+    def __init__(self, target: FifoTarget, before: FileStamps) -> None:
+        self.one, self.before = target, before
         self.last = self.read = before
         self.tries = 0
         self.why = ""
@@ -117,16 +117,16 @@ class Fifo:
             waiting = [one for one in waiting if not self._look(reader, one, results)]
         return results | {it.one.identity.rank: _late(it, timeout) for it in waiting}
 
-    def wrote_over(self, one: FifoTarget) -> FileStamp | None:
+    def wrote_over(self, target: FifoTarget) -> FileStamp | None:
         """The stamp of a dump that our question overwrote and that was not our own; returned once."""
         with self._lock:
-            found = self._over.pop(one.key, ())
-        return next((it for it in found if it.mtime >= one.identity.started_at), None)
+            found = self._over.pop(target.key, ())
+        return next((it for it in found if it.mtime >= target.identity.started_at), None)
 
-    def owes(self, one: FifoTarget) -> bool:
+    def owes(self, target: FifoTarget) -> bool:
         """May its answer still come?"""
         with self._lock:
-            return one.key in self._open
+            return target.key in self._open
 
     def _inherit(
         self, reader: HangAwareReader, one: FifoTarget, since: float
@@ -167,9 +167,9 @@ class Fifo:
             self._remember(one, before)
         return _Question(one, before)
 
-    def _remember(self, one: FifoTarget, before: FileStamps) -> None:
+    def _remember(self, target: FifoTarget, before: FileStamps) -> None:
         """Remember that a rank owes an answer; at most `MAX_OPEN` ranks."""
-        self._open[one.key] = before
+        self._open[target.key] = before
         for memory in (self._open, self._answers, self._over):
             while len(memory) > MAX_OPEN:
                 del memory[next(iter(memory))]
@@ -194,15 +194,15 @@ class Fifo:
         return False
 
 
-def _answer(reader: HangAwareReader, one: FifoTarget, before: FileStamps) -> FoundDump | str:
+def _answer(reader: HangAwareReader, target: FifoTarget, before: FileStamps) -> FoundDump | str:
     """The newest dump written since the question: only files whose stamp has changed count."""
-    now = zip(one.dumps, before, _marks(reader, one), strict=True)
+    now = zip(target.dumps, before, _marks(reader, target), strict=True)
     changed = [path for path, then, mine in now if mine is not None and mine != then]
-    return newest([read_dump(reader, path, one.identity) for path in changed])
+    return newest([read_dump(reader, path, target.identity) for path in changed])
 
 
-def _marks(reader: HangAwareReader, one: FifoTarget) -> FileStamps:
-    return tuple(file_stamp(reader, path) for path in one.dumps)
+def _marks(reader: HangAwareReader, target: FifoTarget) -> FileStamps:
+    return tuple(file_stamp(reader, path) for path in target.dumps)
 
 
 def _late(it: _Question, seconds: float) -> str:

@@ -79,12 +79,12 @@ def _mark(piece: FilePiece) -> FileStamp:
     return FileStamp(piece.device, piece.inode, piece.size, piece.mtime)
 
 
-def read_dump(reader: HangAwareReader, path: str, one: RankIdentity) -> FoundDump | str:
+def read_dump(reader: HangAwareReader, path: str, rank: RankIdentity) -> FoundDump | str:
     """The dump of this rank, or why what lies there is none; "" where nothing does."""
     piece = reader.read_from(path, 1 << 62, max_bytes=0)
     if isinstance(piece, Unreadable):
         return "" if piece.errno in (2, 3, 20) else piece.reason
-    why = not_theirs(piece, one)
+    why = not_theirs(piece, rank)
     if why:
         return why
     if piece.size > MAX_DUMP:
@@ -95,7 +95,7 @@ def read_dump(reader: HangAwareReader, path: str, one: RankIdentity) -> FoundDum
     whole = reader.read_from(path, 0, max_bytes=MAX_DUMP + 1)
     if isinstance(whole, Unreadable):
         return whole.reason
-    return not_theirs(whole, one) or parsed(path, whole, one)
+    return not_theirs(whole, rank) or parsed(path, whole, rank)
 
 
 def not_theirs(piece: FilePiece, one: RankIdentity) -> str:
@@ -109,13 +109,13 @@ def not_theirs(piece: FilePiece, one: RankIdentity) -> str:
     return ""
 
 
-def parsed(path: str, piece: FilePiece, one: RankIdentity) -> FoundDump | str:
+def parsed(path: str, piece: FilePiece, rank: RankIdentity) -> FoundDump | str:
     """A dump, or why it is none of this run: jobs of one user may use the same file, on several nodes at once."""
     try:
-        record = parse_dump(piece.data, limits_of_living_job(one.world_size))
+        record = parse_dump(piece.data, limits_of_living_job(rank.world_size))
     except ValueError as error:
         return f"it is not believed: {error}"
-    if newest_call(record) < one.started_at:
+    if newest_call(record) < rank.started_at:
         return "it is of another run: nothing in it was called since the rank began"
     return FoundDump(record, piece.mtime, path, _mark(piece))
 

@@ -41,27 +41,27 @@ class SharedDumps:
         self._living = tuple(living)
 
     def other(
-        self, reader: HangAwareReader, one: RankIdentity, place: str, file: tuple[int, int] | None
+        self, reader: HangAwareReader, rank: RankIdentity, place: str, file: tuple[int, int] | None
     ) -> str:
         """`rank 0 of train.py (pid 7)`, "" where nobody does. `place`: as the rank names it; `file`: which one that is, if it exists."""
-        here = self._host.link(one.pid, "ns/mnt")
-        for count, (other, its) in enumerate(self._named_alike(one, place)):
+        here = self._host.link(rank.pid, "ns/mnt")
+        for count, (other, path) in enumerate(self._named_alike(rank, place)):
             same = (
-                its == place
+                path == place
                 and here != ""
                 and here == self._host.link(other.identity.pid, "ns/mnt")
             )
-            if count >= MAX_OTHERS or same or self._is(reader, other, its, file):
+            if count >= MAX_OTHERS or same or self._is(reader, other, path, file):
                 number, pid = other.identity.rank, other.identity.pid
                 return f"rank {number} of {clean(other.name, 60)} (pid {pid})"
         return ""
 
-    def _named_alike(self, one: RankIdentity, place: str) -> Iterator[tuple[KnownRank, str]]:
+    def _named_alike(self, rank: RankIdentity, place: str) -> Iterator[tuple[KnownRank, str]]:
         """Files of one name may be one file, over whatever mounts."""
         for other in self._living:
-            if other.key != (one.pid, one.start_ticks) and _may_dump(other):
-                its = rank_facts(self._host, other.identity, other.program, other.software)
-                for path in possible_dumps(its):
+            if other.key != (rank.pid, rank.start_ticks) and _may_dump(other):
+                facts = rank_facts(self._host, other.identity, other.program, other.software)
+                for path in possible_dumps(facts):
                     if basename(path) == basename(place):
                         yield other, path
 

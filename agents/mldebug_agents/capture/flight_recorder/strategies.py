@@ -74,7 +74,7 @@ class AccessAttempts:
 
     def __init__(self, tools: AccessTools, taken: NodeCapture, left: Callable[[], float]) -> None:
         self._tools, self._taken, self._left = tools, taken, left
-        self._ranks = {one.identity.rank: one for one in taken.ranks}
+        self._ranks = {rank.identity.rank: rank for rank in taken.ranks}
         self._plans: dict[int, AccessPlan] = {}
         self._expected: set[int] = set()  # of whom a reader misses a Flight Recorder
         self._had: dict[int, FlightRecord] = {}
@@ -82,17 +82,17 @@ class AccessAttempts:
         self._awaited: tuple[int, ...] = ()
         self._lost: list[Gap] = []
 
-    def add_rank(self, rank: int, its: RankFacts) -> None:
+    def add_rank(self, rank: int, facts: RankFacts) -> None:
         """Include this rank, unless its PyTorch is not known."""
-        if its.torch is not None:
-            self._plans[rank] = plan(its)
-            self._expected.update({rank} if expected(its) else ())
+        if facts.torch is not None:
+            self._plans[rank] = plan(facts)
+            self._expected.update({rank} if expected(facts) else ())
 
     def run(self, *, stalled: bool, resumed: bool = False) -> None:
         """Try every method, each for the ranks that are still without a record."""
         self._by_servers()
-        for rank, its in self._plans.items():
-            for way in its.ways:
+        for rank, rank_plan in self._plans.items():
+            for way in rank_plan.ways:
                 if way.kind is AccessKind.DUMP and rank not in self._had and self._left() > RESERVE:
                     self._note(rank, AccessKind.DUMP, self._recent(self._ranks[rank].identity, way))
         self._by_fifo(stalled=stalled, resumed=resumed)
@@ -100,19 +100,19 @@ class AccessAttempts:
     def _by_servers(self) -> None:
         places = {
             rank: way.places[:MAX_SERVERS]
-            for rank, its in self._plans.items()
-            for way in its.ways
+            for rank, rank_plan in self._plans.items()
+            for way in rank_plan.ways
             if way.kind is AccessKind.SERVER and not self._is_deaf(rank, DEAF)
         }
         world, limit = self._taken.job.world_size, min(SECONDS, self._left() - RESERVE)
         for rank, answer in ask_servers(self._tools.servers, places, world, limit).items():
             self._note(rank, AccessKind.SERVER, answer)
 
-    def _recent(self, one: RankIdentity, way: AccessMethod) -> FlightRecord | str:
+    def _recent(self, rank: RankIdentity, way: AccessMethod) -> FlightRecord | str:
         """The dump of its own timeout. A living rank has gone on since an old one, and since one that somebody asked for."""
-        root = self._tools.host.root_of(one.pid)
+        root = self._tools.host.root_of(rank.pid)
         reader = self._tools.reader
-        found = newest([read_dump(reader, f"{root}{place}", one) for place in way.places])
+        found = newest([read_dump(reader, f"{root}{place}", rank) for place in way.places])
         if isinstance(found, str):
             return f"its dump file: {found}" if found else ""
         age = self._taken.taken_at - found.at
@@ -120,7 +120,7 @@ class AccessAttempts:
             return f"its dump file is {age:.0f} s old, and it may have gone on since"
         if not timed_out(found):
             return "its dump file is none of a timeout: no call in it had taken too long"
-        return self._own(one, found)
+        return self._own(rank, found)
 
     def _own(self, one: RankIdentity, found: FoundDump) -> FlightRecord | str:
         """What a file says, unless somebody else may have written it."""
@@ -135,9 +135,9 @@ class AccessAttempts:
         """Ask by FIFO a few waiting ranks of a job that stands still, if no other method gave a record."""
         fifos = {
             rank: way.places[0]
-            for rank, its in self._plans.items()
-            for way in its.ways
-            if way.kind is AccessKind.FIFO and rank not in self._had and not _has_hook(its)
+            for rank, rank_plan in self._plans.items()
+            for way in rank_plan.ways
+            if way.kind is AccessKind.FIFO and rank not in self._had and not _has_hook(rank_plan)
         }
         waiting = still_waiting(self._taken) if fifos and stalled else None
         able = [
@@ -237,17 +237,19 @@ class AccessAttempts:
         """The capture with the records, and gaps for what could not be read."""
         if not self._plans:
             return self._taken
-        ranks = tuple(self._with(one) for one in self._taken.ranks)
+        ranks = tuple(self._with(rank) for rank in self._taken.ranks)
         gaps = (*self._taken.gaps, *self._gaps(), *self._lost)
         return msgspec.structs.replace(self._taken, ranks=ranks, gaps=gaps, awaited=self._awaited)
 
-    def _with(self, one: RankCapture) -> RankCapture:
-        record = self._had.get(one.identity.rank)
-        return one if record is None else msgspec.structs.replace(one, flight=record)
+    def _with(self, rank: RankCapture) -> RankCapture:
+        record = self._had.get(rank.identity.rank)
+        return rank if record is None else msgspec.structs.replace(rank, flight=record)
 
     def _gaps(self) -> Iterable[Gap]:
         """One for each reason, those that were had last; what to set the next time stands in the first alone."""
-        better = next((its.better for its in self._plans.values() if its.better), "")
+        better = next(
+            (rank_plan.better for rank_plan in self._plans.values() if rank_plan.better), ""
+        )
         reasons = {rank: self._reason(rank) for rank in self._plans}
         by_reason = _grouped({rank: why for rank, why in reasons.items() if why})
         for reason, ranks in sorted(by_reason.items(), key=lambda it: it[1][0] in self._had):
@@ -261,26 +263,28 @@ class AccessAttempts:
 
     def _reason(self, rank: int) -> str:
         """Why there is none, or by which way it came where another setting gives a better one; "" where all is well."""
-        its, record = self._plans[rank], self._had.get(rank)
+        rank_plan, record = self._plans[rank], self._had.get(rank)
         if record is not None:
             return (
-                f"had by the {record.way}, {POORER[AccessKind(record.way)]}" if its.better else ""
+                f"had by the {record.way}, {POORER[AccessKind(record.way)]}"
+                if rank_plan.better
+                else ""
             )
         if why := self._why.get(rank):
             return "; ".join(why)
-        if _has_hook(its) or rank not in self._expected:  # the hook's own gap says why
+        if _has_hook(rank_plan) or rank not in self._expected:  # the hook's own gap says why
             return ""
-        closed = "; ".join(f"{kind}: {reason}" for kind, reason in its.closed)
+        closed = "; ".join(f"{kind}: {reason}" for kind, reason in rank_plan.closed)
         return f"no way leads to it ({closed})" if closed else "no dump yet"
 
 
-def _has_hook(its: AccessPlan) -> bool:
-    return any(way.kind is AccessKind.HOOK for way in its.ways)
+def _has_hook(rank_plan: AccessPlan) -> bool:
+    return any(way.kind is AccessKind.HOOK for way in rank_plan.ways)
 
 
-def with_access_kind(record: FlightRecord, kind: AccessKind, one: RankIdentity) -> FlightRecord:
+def with_access_kind(record: FlightRecord, kind: AccessKind, rank: RankIdentity) -> FlightRecord:
     """Of gloo PyTorch tells no members of any group; those of the default group are all ranks."""
-    everybody = fold_ranks(range(min(one.world_size, MAX_RANK + 1)))
+    everybody = fold_ranks(range(min(rank.world_size, MAX_RANK + 1)))
     groups = tuple(
         msgspec.structs.replace(group, members=everybody)
         if not group.members and group.description == "default_pg"

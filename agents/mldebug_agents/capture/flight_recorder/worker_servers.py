@@ -53,7 +53,9 @@ class StatusComparison:
             left = max(0.0, self._until - time.monotonic())
             self._changed.wait_for(self._is_settled, left)
             if self._speakers is None:
-                statuses = {one: its for one, its in self._statuses.items() if its is not None}
+                statuses = {
+                    number: found for number, found in self._statuses.items() if found is not None
+                }
                 self._speakers = spoken_for(statuses) if len(statuses) >= self._count else {}
                 self._changed.notify_all()
             return self._speakers.get(rank)
@@ -168,18 +170,20 @@ class WorkerServer:
 
     def _all(self, questions: Sequence[WorkerServerQuestion]) -> FlightRecord | str:
         answers = [self._dump(question) for question in questions]
-        records = [one for one in answers if isinstance(one, FlightRecord)]
+        records = [answer for answer in answers if isinstance(answer, FlightRecord)]
         if records:
             return joined(records)
-        return next((one for one in answers if isinstance(one, str)), "it has no Flight Recorder")
+        return next(
+            (answer for answer in answers if isinstance(answer, str)), "it has no Flight Recorder"
+        )
 
     def _pending(
         self, questions: Sequence[WorkerServerQuestion], speaker: int, agreed: StatusComparison
     ) -> FlightRecord | None:
         """None where these do not fit to what the other one tells, which may be nothing."""
         needed = [
-            WorkerServerQuestion.PENDING if one is WorkerServerQuestion.NCCL else one
-            for one in questions
+            WorkerServerQuestion.PENDING if question is WorkerServerQuestion.NCCL else question
+            for question in questions
         ]
         pending, whole = self._all(needed), agreed.whole(speaker, self._until)
         if whole is None or isinstance(pending, str):
@@ -205,9 +209,9 @@ class WorkerServer:
 def joined(records: list[FlightRecord]) -> FlightRecord:
     """One record of all backends of a rank."""
     return FlightRecord(
-        version=next((one.version for one in records if one.version), ""),
-        groups=tuple(group for one in records for group in one.groups),
-        sends=tuple(send for one in records for send in one.sends),
-        transfers=tuple(it for one in records for it in one.transfers),
-        silent=tuple(sorted({name for one in records for name in one.silent})),
+        version=next((record.version for record in records if record.version), ""),
+        groups=tuple(group for record in records for group in record.groups),
+        sends=tuple(send for record in records for send in record.sends),
+        transfers=tuple(it for record in records for it in record.transfers),
+        silent=tuple(sorted({name for record in records for name in record.silent})),
     )

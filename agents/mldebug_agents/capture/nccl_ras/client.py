@@ -56,8 +56,8 @@ class RasClient:
         first = job.ranks[0]
         return RasOrder(
             address=first.nccl_ras,
-            pids=tuple(one.namespace_pid or one.pid for one in job.ranks),
-            host_pids=tuple(one.pid for one in job.ranks),
+            pids=tuple(rank.namespace_pid or rank.pid for rank in job.ranks),
+            host_pids=tuple(rank.pid for rank in job.ranks),
             uid=first.uid,
             seconds=seconds,
             pid=first.pid,

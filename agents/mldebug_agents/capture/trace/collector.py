@@ -74,7 +74,7 @@ class TraceCollector:
     def add(self, taken: NodeCapture, left: Callable[[], float]) -> NodeCapture:
         """The capture with the last records of every rank that is traced. Never raises for what a job does."""
         gaps: list[Gap] = []
-        ranks = tuple(self._with_trace(one, left, gaps) for one in taken.ranks)
+        ranks = tuple(self._with_trace(rank, left, gaps) for rank in taken.ranks)
         return msgspec.structs.replace(taken, ranks=ranks, gaps=(*taken.gaps, *gaps))
 
     def left_behind(self, ranks: Iterable[RankIdentity]) -> dict[int, TraceTail]:

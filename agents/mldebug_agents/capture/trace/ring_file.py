@@ -55,8 +55,10 @@ def maps_of(host: Host, pid: int) -> str:
 
 def _open_files(host: Host, pid: int) -> list[RingLocation]:
     state = host.process_state(pid, threads=False, files=True)
-    files = [one for one in state.files if one.mode == "rw"] if state else []
-    files = [one for one in files if one.kind in ("file", "deleted") and one.target.startswith("/")]
+    files = [file for file in state.files if file.mode == "rw"] if state else []
+    files = [
+        file for file in files if file.kind in ("file", "deleted") and file.target.startswith("/")
+    ]
     files.sort(key=lambda one: (PREFIX not in one.target, "ring" not in one.target, -one.fd))
     proc = f"{host.proc}/{pid}/fd"
     return [RingLocation(f"{proc}/{one.fd}", one.target) for one in files[:MAX_CANDIDATES]]

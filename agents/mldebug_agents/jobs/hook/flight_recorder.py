@@ -51,10 +51,10 @@ class HookFlightRecorder:
         """Ask all ranks at once; returns after `timeout` seconds at most."""
         with ExitStack() as stack:
             held = {
-                one.rank: stack.enter_context(self._asking.hold(one.pid))
-                for one in ranks[:MAX_ASKED]
+                rank.rank: stack.enter_context(self._asking.hold(rank.pid))
+                for rank in ranks[:MAX_ASKED]
             }
-            starts = {one.rank: one.start_ticks for one in ranks}
+            starts = {rank.rank: rank.start_ticks for rank in ranks}
             processes = {
                 rank: one for rank, one in held.items() if one and self._sent(one, starts[rank])
             }
@@ -72,13 +72,13 @@ class HookFlightRecorder:
         flights = {n: one for n, one in answers.items() if not isinstance(one, str)}
         return HookFlightRecords(flights, (*gaps, *_silent(flights)))
 
-    def _sent(self, one: SignalTarget, start_ticks: int) -> bool:
+    def _sent(self, process: SignalTarget, start_ticks: int) -> bool:
         """Send the request; False where the process cannot be asked, or its pid is another process by now."""
-        number = one.beat.flight_signal
-        if number is None or start_ticks not in (0, one.identity.start_ticks):
+        number = process.beat.flight_signal
+        if number is None or start_ticks not in (0, process.identity.start_ticks):
             return False
         try:
-            return self._asking.ask(one, number)
+            return self._asking.ask(process, number)
         except OSError:  # no right to signal it, or it is gone
             return False
 
@@ -94,13 +94,15 @@ class HookFlightRecorder:
                         answered.add(rank)
         return answered
 
-    def _read(self, one: SignalTarget) -> FlightRecord | str:
+    def _read(self, process: SignalTarget) -> FlightRecord | str:
         """Its answer, or why there is none."""
-        piece = self._reader.read_from(self._asking.path(one, FLIGHT), 0, max_bytes=MAX_BYTES + 1)
+        piece = self._reader.read_from(
+            self._asking.path(process, FLIGHT), 0, max_bytes=MAX_BYTES + 1
+        )
         if not isinstance(piece, FilePiece):
             return f"its process could not write it ({piece.reason})"
         try:
-            check_owner(piece, one.identity.uid)
+            check_owner(piece, process.identity.uid)
             return parse_file(piece.data)
         except ValueError as error:
             return f"its answer is not believed: {error}"

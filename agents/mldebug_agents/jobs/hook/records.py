@@ -50,10 +50,10 @@ class HeartbeatReader:
     def read(self, ranks: Iterable[RankIdentity]) -> dict[int, Heartbeat]:
         """Rank -> its record now; ranks without one are absent, and why one was not used is in `refused`."""
         ranks = tuple(ranks)
-        here = {(one.pid, one.start_ticks) for one in ranks}
+        here = {(rank.pid, rank.start_ticks) for rank in ranks}
         self._without = {key: at for key, at in self._without.items() if key in here}
         self.refused.clear()
-        found = {one.rank: self._one(one) for one in ranks}
+        found = {rank.rank: self._one(rank) for rank in ranks}
         return {rank: beat for rank, beat in found.items() if beat is not None}
 
     def _one(self, rank: RankIdentity) -> Heartbeat | None:
@@ -102,9 +102,9 @@ def read_hook_summaries(
     source = HeartbeatReader(host, reader)
     found = source.read(ranks)
     gaps = [
-        Gap(what=RECORD, reason=source.refused[one.pid], rank=one.rank, pid=one.pid)
-        for one in ranks
-        if one.pid in source.refused
+        Gap(what=RECORD, reason=source.refused[rank.pid], rank=rank.rank, pid=rank.pid)
+        for rank in ranks
+        if rank.pid in source.refused
     ]
     now = time.monotonic()
     return {rank: hook_summary(beat, now) for rank, beat in found.items()}, tuple(gaps)

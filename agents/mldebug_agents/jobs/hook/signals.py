@@ -97,13 +97,13 @@ class HookSignals:
             namespace_pid=inside if inside != pid else None,
         )
 
-    def ask(self, one: SignalTarget, number: int) -> bool:
+    def ask(self, process: SignalTarget, number: int) -> bool:
         """Send it this signal, if it catches it. Raises OSError where that is not allowed or it is gone."""
-        if not only_hook_takes_signals(self._host, one.pid, one.beat.signal or 0):
+        if not only_hook_takes_signals(self._host, process.pid, process.beat.signal or 0):
             return False
-        if not self._catches(one.pid, number, one.identity.start_ticks):
+        if not self._catches(process.pid, number, process.identity.start_ticks):
             return False
-        self._send(one.pidfd, number)
+        self._send(process.pidfd, number)
         return True
 
     def _catches(self, pid: int, number: int, start_ticks: int) -> bool:
@@ -117,23 +117,23 @@ class HookSignals:
         """Is this signal pending?"""
         return bool(self._host.status(pid).pending_signals >> (number - 1) & 1)
 
-    def stuck(self, one: SignalTarget) -> bool:
+    def stuck(self, process: SignalTarget) -> bool:
         """Does no thread of it run, so that no Python code can? Takes a second."""
-        return all_threads_sleep(self._host, one.pid)
+        return all_threads_sleep(self._host, process.pid)
 
-    def beat(self, one: SignalTarget) -> Heartbeat | None:
+    def beat(self, process: SignalTarget) -> Heartbeat | None:
         """Its record now; None where it has none that is valid."""
-        return self._beat(one.identity)
+        return self._beat(process.identity)
 
     def _beat(self, identity: RankIdentity) -> Heartbeat | None:
         return self._heartbeats.read([identity]).get(identity.rank)
 
-    def position(self, one: SignalTarget) -> int | None:
+    def position(self, process: SignalTarget) -> int | None:
         """How far it has written into the file of its stacks by now."""
         return (
             None
-            if one.beat.stacks_fd is None
-            else self._position(one.pid, one.beat.stacks_fd, one.name)
+            if process.beat.stacks_fd is None
+            else self._position(process.pid, process.beat.stacks_fd, process.name)
         )
 
     def _position(self, pid: int, fd: int, name: str) -> int | None:

@@ -50,24 +50,32 @@ class HookStacks:
             except OSError:  # no right to signal it, or it is gone
                 return ()
 
-    def _dump(self, one: SignalTarget, timeout: float) -> tuple[ThreadStack, ...]:
-        ask = one.beat.signal or 0
+    def _dump(self, process: SignalTarget, timeout: float) -> tuple[ThreadStack, ...]:
+        ask = process.beat.signal or 0
         for number in (ask, ask - 1):
-            if not self._asking.ask(one, number):
+            if not self._asking.ask(process, number):
                 return ()
-            text = self._by_force(one, timeout) if number != ask else self._answer(one, timeout)
+            text = (
+                self._by_force(process, timeout)
+                if number != ask
+                else self._answer(process, timeout)
+            )
             if text:
-                self._note(one.key, forced=number != ask)
-                return parse_faulthandler(text, one.pid, one.beat.main_thread)
-            if self._asking.pends(one.pid, ask) and one.key not in self._forced:
+                self._note(process.key, forced=number != ask)
+                return parse_faulthandler(text, process.pid, process.beat.main_thread)
+            if self._asking.pends(process.pid, ask) and process.key not in self._forced:
                 return ()  # not even taken: the machine is slow, or the process is; nothing is known to be stuck
-            if number == ask and not self._may_force(one):
+            if number == ask and not self._may_force(process):
                 return ()
         return ()
 
-    def _may_force(self, one: SignalTarget) -> bool:
-        room = one.position < MAX_TEXT
-        return room and self._asking.stuck(one) and self._asking.position(one) == one.position
+    def _may_force(self, process: SignalTarget) -> bool:
+        room = process.position < MAX_TEXT
+        return (
+            room
+            and self._asking.stuck(process)
+            and self._asking.position(process) == process.position
+        )
 
     def _note(self, key: tuple[int, int], *, forced: bool) -> None:
         """Whose listener still waits for the lock since an earlier question cannot take the next one."""
@@ -76,44 +84,44 @@ class HookStacks:
         elif not forced:
             self._forced.discard(key)
 
-    def _answer(self, one: SignalTarget, timeout: float) -> str:
+    def _answer(self, process: SignalTarget, timeout: float) -> str:
         """What it has written since the question, as soon as that is whole; "" where it never is."""
-        deadline, last = time.monotonic() + timeout, one.position
+        deadline, last = time.monotonic() + timeout, process.position
         while time.monotonic() < deadline:
             time.sleep(PAUSE)
-            now = self._position(one)
+            now = self._position(process)
             if now == last:
                 continue
-            text, last = whole_answer(self._text(one, now)), now
+            text, last = whole_answer(self._text(process, now)), now
             if text is not None:
                 return text
         return ""
 
-    def _by_force(self, one: SignalTarget, timeout: float) -> str:
+    def _by_force(self, process: SignalTarget, timeout: float) -> str:
         """The same of C code, which says no end: it is quiet then."""
-        before = one.position
+        before = process.position
         deadline, last, same = time.monotonic() + timeout, before, 0
         while time.monotonic() < deadline and same < QUIET:
             time.sleep(PAUSE)
-            now = self._position(one)
+            now = self._position(process)
             same = same + 1 if now == last != before else 0
             last = now
-        text = self._text(one, last) if last != before else ""
+        text = self._text(process, last) if last != before else ""
         return whole_answer(text) or text
 
-    def _position(self, one: SignalTarget) -> int:
-        now = self._asking.position(one)
-        return one.position if now is None else now
+    def _position(self, process: SignalTarget) -> int:
+        now = self._asking.position(process)
+        return process.position if now is None else now
 
-    def _text(self, one: SignalTarget, now: int) -> str:
+    def _text(self, process: SignalTarget, now: int) -> str:
         """What was written since the question: where it stands before that, it has begun at the front since."""
-        begin = one.position if now > one.position else 0
-        path = self._asking.path(one, STACKS)
+        begin = process.position if now > process.position else 0
+        path = self._asking.path(process, STACKS)
         piece = self._reader.read_from(path, begin, max_bytes=min(MAX_TEXT, now - begin))
         if not isinstance(piece, FilePiece):
             return ""
         try:
-            check_owner(piece, one.identity.uid)
+            check_owner(piece, process.identity.uid)
         except ValueError:
             return ""
         return piece.data.decode(errors="replace")

@@ -58,10 +58,10 @@ class LostRankFinder:
         ]
         return tuple(lost), gaps
 
-    def stranger(self, one: RankIdentity) -> bool:
+    def stranger(self, rank: RankIdentity) -> bool:
         """Does the process live on, as something that is no rank any more?"""
-        stat = self._tree.stats.get(one.pid)
-        return stat is not None and stat.start_ticks == one.start_ticks and stat.state not in "ZX"
+        stat = self._tree.stats.get(rank.pid)
+        return stat is not None and stat.start_ticks == rank.start_ticks and stat.state not in "ZX"
 
     def _young(self, rank_group: RankGroup) -> bool:
         newest = max(

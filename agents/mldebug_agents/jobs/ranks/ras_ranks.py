@@ -73,7 +73,7 @@ class RasRanks:
 
     def _ask_when_due(self, question: _Question, members: Sequence[ProcessInfo]) -> bool:
         """Ask about a group where a process is new or it is time to try again; returns whether NCCL RAS was asked."""
-        now, who = self._clock(), frozenset(one.key for one in members)
+        now, who = self._clock(), frozenset(process.key for process in members)
         if question.who.isdisjoint(who):
             question.tries, question.due = 0, now
         elif who <= question.who and question.tries > len(PAUSES):
@@ -99,15 +99,19 @@ class RasRanks:
                 )
 
 
-def _nameless(one: ProcessInfo) -> bool:
+def _nameless(process: ProcessInfo) -> bool:
     """Has it NCCL, and no environment that says which rank it is? A forked child can use no GPU of its parent's."""
-    alone = one.claim is not None and one.claim.launcher == "single" and not one.claim.problem
-    return alone and bool(one.libraries.nccl) and not one.forked and one.nccl_ras != OFF
+    alone = (
+        process.claim is not None
+        and process.claim.launcher == "single"
+        and not process.claim.problem
+    )
+    return alone and bool(process.libraries.nccl) and not process.forked and process.nccl_ras != OFF
 
 
-def _inside(one: ProcessInfo) -> int:
+def _inside(process: ProcessInfo) -> int:
     """Its pid as it knows it itself."""
-    return one.namespace_pid or one.stat.pid
+    return process.namespace_pid or process.stat.pid
 
 
 def _as_job(members: Sequence[ProcessInfo]) -> Job:

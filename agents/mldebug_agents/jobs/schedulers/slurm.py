@@ -89,7 +89,7 @@ class SlurmScheduler:
     def _only_of(self, queue: Queue, starter: ProgramStarter) -> str:
         """The user whose jobs alone squeue shows, which it does without a word; one foreign job shows that it is not so."""
         me = _user(os.geteuid())
-        if os.geteuid() == 0 or any(one.user not in ("", me) for one in queue.jobs):
+        if os.geteuid() == 0 or any(job.user not in ("", me) for job in queue.jobs):
             return ""
         if time.monotonic() >= self._private_due:
             self._private_due = time.monotonic() + CONFIG_AGAIN
