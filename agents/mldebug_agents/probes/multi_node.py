@@ -15,7 +15,7 @@ import msgspec
 from mldebug.core.errors import MldebugError, ToolError
 from mldebug.core.redact import clean
 from mldebug_agents.probes.child import OF_PEERS, ChildExit, Event, inside
-from mldebug_agents.probes.lock import BusyError
+from mldebug_agents.probes.guard import BusyError
 
 WAYS = ("ssh", "srun")
 SSH = (

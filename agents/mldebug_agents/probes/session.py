@@ -21,8 +21,7 @@ from mldebug_agents.probes.environment import (
     find_python,
     keep_rights_here,
 )
-from mldebug_agents.probes.guard import Guard
-from mldebug_agents.probes.lock import LOCK, only_probe
+from mldebug_agents.probes.guard import LOCK, Guard, only_probe
 from mldebug_agents.probes.tools import ProbeTools, open_probe_tools
 from mldebug_agents.system.spawn import Spawner
 

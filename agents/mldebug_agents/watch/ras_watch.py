@@ -39,7 +39,7 @@ class RunToAsk(NamedTuple):
     job: Job
 
 
-class _Memory:
+class _RasMemory:
     """What is known of one attempt of a run."""
 
     def __init__(self, attempt: int) -> None:
@@ -57,7 +57,7 @@ class RasWatch:
     ) -> None:
         self._put = put
         self._clock = clock
-        self._runs: dict[str, _Memory] = {}
+        self._runs: dict[str, _RasMemory] = {}
 
     def tick(self, runs: Mapping[str, Run]) -> None:
         """Ask whom it is time to ask."""
@@ -93,10 +93,10 @@ class RasWatch:
         look = msgspec.structs.replace(one.look, progress=(*one.look.progress, *found))
         return msgspec.structs.replace(one, look=look)
 
-    def _of(self, name: str, run: Run) -> _Memory:
+    def _of(self, name: str, run: Run) -> _RasMemory:
         known = self._runs.get(name)
         if known is None or known.attempt != run.job.attempt:
-            known = self._runs[name] = _Memory(run.job.attempt)
+            known = self._runs[name] = _RasMemory(run.job.attempt)
         return known
 
 

@@ -80,7 +80,7 @@ class _Calls(msgspec.Struct):
     entries: list[_Call]
 
 
-class _Dump(msgspec.Struct):
+class _SkimmedDump(msgspec.Struct):
     entries: list[msgspec.Raw]
     version: object = ""
     pg_config: object = None
@@ -91,7 +91,7 @@ def _skim_json(data: bytes, keep: int, most: int) -> object | None:
     retired = _gloo_alone(data)
     try:
         calls = msgspec.json.decode(data, type=_Calls).entries
-        dump = msgspec.json.decode(data, type=_Dump)
+        dump = msgspec.json.decode(data, type=_SkimmedDump)
     except (msgspec.MsgspecError, RecursionError):
         return None
     done = [call.retired if retired else call.state == "completed" for call in calls]

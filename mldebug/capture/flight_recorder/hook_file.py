@@ -22,7 +22,7 @@ __all__ = ["MAX_BYTES", "MAX_CALLS", "MAX_GROUPS", "parse_file"]
 MAX_BYTES = 1 << 20
 
 
-class _Dump(msgspec.Struct, frozen=True):
+class _HookDump(msgspec.Struct, frozen=True):
     version: Name = ""
     entries: tuple[RawCall, ...] = ()
 
@@ -41,7 +41,7 @@ class _Group(msgspec.Struct, frozen=True):
 class _File(msgspec.Struct, frozen=True):
     layout: int
     groups: dict[Name, _Group] = {}
-    dumps: tuple[_Dump, ...] = ()
+    dumps: tuple[_HookDump, ...] = ()
 
 
 def parse_file(data: bytes) -> FlightRecord:
@@ -57,13 +57,13 @@ def parse_file(data: bytes) -> FlightRecord:
     return _record(file.dumps, {name: group.info for name, group in file.groups.items()})
 
 
-def _record(dumps: tuple[_Dump, ...], infos: dict[str, GroupInfo]) -> FlightRecord:
+def _record(dumps: tuple[_HookDump, ...], infos: dict[str, GroupInfo]) -> FlightRecord:
     versions = [dump.version for dump in dumps if dump.entries] or [""]
     entries = [dump.entries for dump in dumps]
     return make_record(versions[0], entries, infos, silent=_silent(dumps, infos))
 
 
-def _silent(dumps: tuple[_Dump, ...], infos: dict[str, GroupInfo]) -> tuple[str, ...]:
+def _silent(dumps: tuple[_HookDump, ...], infos: dict[str, GroupInfo]) -> tuple[str, ...]:
     """Backends that have made calls and recorded none: their recorder is off, or out of the hook's reach."""
     recorded = {call.owner[1] for dump in dumps for call in dump.entries}
     counted = {short(one.backend) for one in infos.values() if one.calls > 0}

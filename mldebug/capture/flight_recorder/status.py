@@ -35,7 +35,7 @@ def parse_status(data: bytes) -> RankStatus | None:
     """Parse `pg_status` and `pg_config` of a dump without calls; None where they list no group."""
     try:
         raw = load_plain(data, MAX_LIVING)
-        found = msgspec.convert(raw, _Dump, strict=False)
+        found = msgspec.convert(raw, _StatusDump, strict=False)
     except (ValueError, RecursionError):
         return None
     groups = tuple(sorted((name, one.ranks) for name, one in found.pg_config.items()))
@@ -49,7 +49,7 @@ class _Config(msgspec.Struct, frozen=True):
     ranks: str = ""
 
 
-class _Dump(msgspec.Struct, frozen=True):
+class _StatusDump(msgspec.Struct, frozen=True):
     pg_config: dict[str, _Config] = {}
     pg_status: dict[str, dict[str, int]] = {}
 

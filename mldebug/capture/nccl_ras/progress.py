@@ -50,7 +50,7 @@ def behind(communicator: NcclCommunicator) -> LaggingRanks | None:
     last = lowest(communicator.levels)
     if not last or len(laggards := {_last(communicator, name) for name in last}) != 1:
         return None
-    if len(last) > 1 and not all(_is_told(communicator, name) for name in last):
+    if len(last) > 1 and not all(_is_reported(communicator, name) for name in last):
         return None
     function = max(last, key=lambda name: _most(communicator, name) - last[name])
     ranks = tuple(rank for rank in communicator.ranks if rank.rank in next(iter(laggards)))
@@ -70,7 +70,7 @@ def crossed(
     late = [
         (communicator, found.ranks)
         for communicator in communicators
-        if (found := behind(communicator)) and _are_told(found)
+        if (found := behind(communicator)) and _are_reported(found)
     ]
     for (one, lack), (other, lacks) in combinations(late, 2):
         first, second = _places(lack) - _places(lacks), _places(lacks) - _places(lack)
@@ -79,7 +79,7 @@ def crossed(
     return None
 
 
-def _are_told(found: LaggingRanks) -> bool:
+def _are_reported(found: LaggingRanks) -> bool:
     return len(found.ranks) == found.many
 
 
@@ -126,7 +126,7 @@ def _last(communicator: NcclCommunicator, function: str) -> frozenset[int]:
     )
 
 
-def _is_told(communicator: NcclCommunicator, function: str) -> bool:
+def _is_reported(communicator: NcclCommunicator, function: str) -> bool:
     """Does the answer list all ranks that have launched the fewest of this function?"""
     least = lowest(communicator.levels)[function]
     level = next(level for level in communicator.levels if _is(level, function, least))

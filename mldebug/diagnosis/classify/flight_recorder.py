@@ -69,7 +69,7 @@ class FlightRecorders:
         odd = tuple(self._odd(found, claim))
         if odd:
             return self._named(claim, odd, sure=found.kind != "stream_behind")
-        return self._nobody(found, claim) if _is_told(found, claim) else None
+        return self._nobody(found, claim) if _is_reported(found, claim) else None
 
     def _waits(self, rank: ClassifiedRank) -> bool:
         """By its stack, else by its Flight Recorder."""
@@ -252,7 +252,7 @@ def _is_whole(claim: Claim | None) -> bool:
     return claim is not None and not claim.transfer and set(claim.waiting) == claim.members
 
 
-def _is_told(found: AnalysisResult, claim: Claim) -> bool:
+def _is_reported(found: AnalysisResult, claim: Claim) -> bool:
     """Whether the recorders show that some rank is out of step, without showing which."""
     return bool(found.vote or found.circle or (claim.most and claim.on))
 

@@ -172,7 +172,7 @@ def tried(count: int, dice: random.Random, noise: str, fault: Fault = frozenset(
 
     first = [trial for groups in plan(count, 4096) for trial in step(groups)]
     more = [trial for groups in again(first, 0.8) for trial in step(groups)]
-    told = [msgspec.convert(trial.told(names(count)), Trial) for trial in (*first, *more)]
+    told = [msgspec.convert(trial.as_event(names(count)), Trial) for trial in (*first, *more)]
     return named(isolate(names(count), told))
 
 

@@ -20,8 +20,7 @@ from mldebug_agents.jobs.ranks.registry import PROBES
 from mldebug_agents.probes import child
 from mldebug_agents.probes.child import ChildExit, Event, ProbeChild, inside
 from mldebug_agents.probes.environment import INSIDE, child_environment, find_python
-from mldebug_agents.probes.guard import Guard
-from mldebug_agents.probes.lock import BusyError, only_probe
+from mldebug_agents.probes.guard import BusyError, Guard, only_probe
 from mldebug_agents.system.spawn import Spawner
 
 RANKS = """

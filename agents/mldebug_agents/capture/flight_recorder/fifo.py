@@ -60,7 +60,7 @@ class FifoTarget(NamedTuple):
         return self.identity.pid, self.identity.start_ticks
 
 
-class _Question:
+class _FifoQuestion:
     """A rank that was asked: the stamps of its files before, and how often an answer was read."""
 
     def __init__(self, target: FifoTarget, before: FileStamps) -> None:
@@ -102,11 +102,11 @@ class Fifo:
         timeout = min(timeout, LONGEST)
         deadline = self._clock() + timeout
         results: dict[int, FoundDump | str] = {}
-        waiting: list[_Question] = []
+        waiting: list[_FifoQuestion] = []
         for one in targets:
             inherited = self._inherit(reader, one, since) if resumed else None
             question = inherited or self._trigger(reader, one, since, timeout)
-            if isinstance(question, _Question):
+            if isinstance(question, _FifoQuestion):
                 waiting.append(question)
             else:
                 results[one.identity.rank] = question
@@ -144,7 +144,7 @@ class Fifo:
 
     def _trigger(
         self, reader: HangAwareReader, one: FifoTarget, since: float, timeout: float
-    ) -> _Question | FoundDump | str:
+    ) -> _FifoQuestion | FoundDump | str:
         """Ask the rank; or return the dump of an earlier question that came late, or why it was not asked."""
         with self._lock:
             earlier = self._open.get(one.key)
@@ -165,7 +165,7 @@ class Fifo:
             own = self._answers.get(one.key)
             self._over[one.key] = tuple(it for it in before if it is not None and it != own)
             self._remember(one, before)
-        return _Question(one, before)
+        return _FifoQuestion(one, before)
 
     def _remember(self, target: FifoTarget, before: FileStamps) -> None:
         """Remember that a rank owes an answer; at most `MAX_OPEN` ranks."""
@@ -175,7 +175,7 @@ class Fifo:
                 del memory[next(iter(memory))]
 
     def _look(
-        self, reader: HangAwareReader, it: _Question, results: dict[int, FoundDump | str]
+        self, reader: HangAwareReader, it: _FifoQuestion, results: dict[int, FoundDump | str]
     ) -> bool:
         """Has the answer come? A file is read only once it has changed, and then stayed as it was for one pause."""
         now = _marks(reader, it.one)
@@ -205,7 +205,7 @@ def _marks(reader: HangAwareReader, target: FifoTarget) -> FileStamps:
     return tuple(file_stamp(reader, path) for path in target.dumps)
 
 
-def _late(it: _Question, seconds: float) -> str:
+def _late(it: _FifoQuestion, seconds: float) -> str:
     why = f" ({it.why})" if it.why else ""
     return (
         f"no dump by its debug FIFO in {seconds:g} s{why}; it may still come, into {it.one.place}"

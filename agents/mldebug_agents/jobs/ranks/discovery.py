@@ -40,7 +40,7 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True):
     programs: dict[int, Program] = {}  # by pid of the rank
 
 
-class _Memory(msgspec.Struct, kw_only=True):
+class _RankMemory(msgspec.Struct, kw_only=True):
     """What earlier looks found of a job that still runs."""
 
     id: str
@@ -68,7 +68,7 @@ class RankFinder:
         self._ras = RasRanks(ask_ras, host.clock)
         self._node = node
         self._registry = Registry(host, reader, launchers, probes)
-        self._memory: dict[Key, _Memory] = {}
+        self._memory: dict[Key, _RankMemory] = {}
 
     def find(self) -> Discovery:
         """Look once at all processes of this node."""
@@ -100,8 +100,8 @@ class RankFinder:
             programs={pid: processes[pid].program for pid in claimed if pid in processes},
         )
 
-    def _recall(self, rank_group: RankGroup, tree: ProcessTree) -> _Memory:
-        memory = self._memory.get(rank_group.key) or _Memory(
+    def _recall(self, rank_group: RankGroup, tree: ProcessTree) -> _RankMemory:
+        memory = self._memory.get(rank_group.key) or _RankMemory(
             id=_job_id(self._node, rank_group, tree)
         )
         launcher = common_parent(rank_group, tree)

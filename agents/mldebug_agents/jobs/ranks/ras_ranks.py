@@ -25,7 +25,7 @@ Ident = tuple[int, int]  # pid, start
 Group = tuple[int, str, str, str]  # user, network and pid namespace, address
 
 
-class _Question(msgspec.Struct):
+class _RasQuestion(msgspec.Struct):
     """The questions asked about one group so far."""
 
     who: frozenset[Ident] = frozenset()
@@ -41,7 +41,7 @@ class RasRanks:
         self._ask = ask
         self._clock = clock
         self._claims: dict[Ident, RankClaim] = {}
-        self._questions: dict[Group, _Question] = {}
+        self._questions: dict[Group, _RasQuestion] = {}
 
     def complete(
         self, processes: Mapping[int, ProcessInfo], tree: ProcessTree
@@ -52,7 +52,7 @@ class RasRanks:
         groups = self._unknown(processes, tree)
         self._questions = {group: one for group, one in self._questions.items() if group in groups}
         for group, members in groups.items():
-            if self._ask_when_due(self._questions.setdefault(group, _Question()), members):
+            if self._ask_when_due(self._questions.setdefault(group, _RasQuestion()), members):
                 break  # the others in the next look: each may take two seconds
         return {pid: self._with_claim(process) for pid, process in processes.items()}
 
@@ -71,7 +71,7 @@ class RasRanks:
                 groups[one.uid, one.network, one.namespace, one.nccl_ras].append(one)
         return groups
 
-    def _ask_when_due(self, question: _Question, members: Sequence[ProcessInfo]) -> bool:
+    def _ask_when_due(self, question: _RasQuestion, members: Sequence[ProcessInfo]) -> bool:
         """Ask about a group where a process is new or it is time to try again; returns whether NCCL RAS was asked."""
         now, who = self._clock(), frozenset(process.key for process in members)
         if question.who.isdisjoint(who):

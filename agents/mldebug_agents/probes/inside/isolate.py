@@ -232,15 +232,15 @@ class TrialLeader:
         self._stand.tell(f"step/{number}", {"end": False, "groups": seats})
         self._stand.work(number, seats)
         nodes = sorted({seat[0] for group in seats for seat in group})
-        told = {node: self._told(number, node, until) for node in nodes}
+        told = {node: self._answered(number, node, until) for node in nodes}
         trials = [
             self._trial(group, [_of(told[node], place, position) for position, (node, _) in enumerate(seats[place])], len(groups) == 1)
             for place, group in enumerate(groups)
         ]  # fmt: skip
-        emit("step", number=number, trials=[one.told(self._names) for one in trials])
+        emit("step", number=number, trials=[one.as_event(self._names) for one in trials])
         return trials
 
-    def _told(self, number: int, node: int, until: float) -> Any:
+    def _answered(self, number: int, node: int, until: float) -> Any:
         """How a step went on that node; None where it says nothing. One that has said nothing before is not waited for as long."""
         if node in self._silent:
             until = min(until, time.monotonic() + GRACE)

@@ -24,7 +24,7 @@ class GroupTrial:
         self.bandwidth: float | None = None
         self.seconds = 0.0
 
-    def told(self, names: List[str]) -> Dict[str, Any]:
+    def as_event(self, names: List[str]) -> Dict[str, Any]:
         """As it is said, with the names of members."""
         return {
             "members": [names[one] for one in self.group],

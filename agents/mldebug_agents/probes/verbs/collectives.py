@@ -15,8 +15,8 @@ from mldebug.core.redact import clean
 from mldebug_agents.probes.child import ChildExit, Event, events, failure_cause
 from mldebug_agents.probes.collectives_options import chosen_ops, collective_options, payloads
 from mldebug_agents.probes.environment import checked_variables
+from mldebug_agents.probes.guard import BusyError, only_probe
 from mldebug_agents.probes.history.recording import record
-from mldebug_agents.probes.lock import BusyError, only_probe
 from mldebug_agents.probes.measurement import CollectivesRequest, Measurement
 from mldebug_agents.probes.multi_node import Nodes
 from mldebug_agents.probes.options import probe_options, probe_settings, size

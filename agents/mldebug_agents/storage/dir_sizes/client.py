@@ -112,7 +112,7 @@ class DirSizeClient:
     def _hear(self) -> None:
         try:
             for told in self._link.arrived() if self._link else ():
-                self._told(told)
+                self._on_message(told)
         except OSError as error:
             log.warning(
                 "trees: the child that counts them is gone, and is started again: %s", error
@@ -120,7 +120,7 @@ class DirSizeClient:
             self._states = {}
             self.close()
 
-    def _told(self, told: DirSizeUpdate) -> None:
+    def _on_message(self, told: DirSizeUpdate) -> None:
         if told.state is None:
             self._working = (told.number, self._clock())
         else:
