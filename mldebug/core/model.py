@@ -278,7 +278,7 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
     transfers: tuple[Transfer, ...] = ()  # the same, taken apart
     silent: tuple[str, ...] = ()  # backends that have made calls of which no recorder tells
     way: str = (
-        ""  # how it was had, a `mldebug.capture.flight_recorder.access.Kind`; "": by the hook
+        ""  # how it was had, a `mldebug.capture.flight_recorder.access.AccessKind`; "": by the hook
     )
 
 

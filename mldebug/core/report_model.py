@@ -90,7 +90,7 @@ class NodeView(Spoken, frozen=True, kw_only=True):
     ranks: str
     taken_at: str  # by its own clock, which is shown and never compared; "": no capture
     duration_seconds: float
-    state: str = "answered"  # down, silent, unable, refused: see mldebug.core.model.AskedNode
+    state: str = "answered"  # down, silent, unable, refused: see mldebug.core.model.QueriedNode
     reason: str = ""  # why there is no capture
     last_seen: str = ""  # when it was heard of before, by the clock of whoever asked
 
