@@ -167,7 +167,7 @@ class AgentLoop:
         if not (self._ready or self._looks or time.monotonic() - self._started > LOOK_DEADLINE):
             return
         snapshot = self.snapshot()
-        self.monitors.notices.look(
+        self.monitors.notifier.look(
             snapshot, {*self._parts.store.open_incidents(), *self.incidents.remote.cases}
         )
         self.publish(snapshot)
@@ -182,7 +182,7 @@ class AgentLoop:
         elif result.worker == "ras":
             self._parts.ras.on_result(result)
         elif self.monitors.on_result(result, self._seen()):
-            pass  # it stands on a board now
+            pass  # a monitor has taken it
         elif self.peers is not None and result.worker in self.peers.tells:
             self.peers.on_result(result)
         elif result.error is not None and result.worker == "capture":
@@ -203,7 +203,7 @@ class AgentLoop:
             self._parts.exits.exited(result.value)
             self._due = min(self._due, time.monotonic() + SOONEST)
         elif result.worker == "exits" and isinstance(result.value, AttemptExit):
-            self._parts.exits.on_attempt_exit(self.monitors.ending(result.value))
+            self._parts.exits.on_attempt_exit(self.monitors.complete_exit(result.value))
 
     # --- the configuration -------------------------------------------------------------------------
 

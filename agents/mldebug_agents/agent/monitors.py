@@ -1,6 +1,6 @@
-"""What one node knows beside the progress of its runs: hardware, storage, saves, memory, queues, probes; and who is told, and acts.
+"""The monitors of one node: what an agent knows beside the progress of runs, and who is notified and what is done about it.
 
-All of it belongs to the thread of the loop. Each board has workers of its own and puts what they found on its board.
+All of them belong to the thread of the main loop. Each has workers of its own, whose results it keeps.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from mldebug_agents.watch.runs import Run
 
 
 class LoopState(NamedTuple):
-    """What the loop knows in one turn; `looked`: has this agent seen the node at all?"""
+    """What the loop knows in one turn. `looked`: whether this agent has looked at the node at all."""
 
     runs: Mapping[str, Run]
     found: Discovery
@@ -41,76 +41,76 @@ class LoopState(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Monitors:
-    """The monitors of one agent, and who is told and what is done about it; in the order in which they are asked."""
+    """The monitors of one agent, with its notifier and its action runner."""
 
     hardware: HardwareMonitor
-    notices: AlertNotifier
-    acting: ActionRunner
+    notifier: AlertNotifier
+    actions: ActionRunner
     storage: StorageMonitor
-    saves: CheckpointMonitor
+    checkpoints: CheckpointMonitor
     memory: HostMemoryMonitor
-    queues: SchedulerMonitor
+    schedulers: SchedulerMonitor
     probes: ProbeHistoryMonitor
 
     def reload(self, config: Config) -> None:
         """Go on under another configuration."""
-        self.notices.reload(config)
-        self.queues.reload(config)
-        self.acting.reload(config)
+        self.notifier.reload(config)
+        self.schedulers.reload(config)
+        self.actions.reload(config)
 
-    def tick(self, seen: LoopState) -> None:
+    def tick(self, state: LoopState) -> None:
         """Once for each turn of the loop."""
-        self.hardware.tick(seen.runs, seen.config.stall.interval, looked=seen.looked)
-        self.notices.tick()
-        self.acting.captures.show(seen.jobs, seen.found)
-        self.acting.tick(seen.jobs)
-        if seen.looked:
-            self.storage.tick(list(seen.jobs.values()), self.saves.places(seen.runs))
-        self.saves.tick(seen.runs, seen.found, seen.config.checkpoints)
-        self.memory.tick(seen.runs, seen.config.memory)
-        self.queues.tick()
+        self.hardware.tick(state.runs, state.config.stall.interval, looked=state.looked)
+        self.notifier.tick()
+        self.actions.captures.show(state.jobs, state.found)
+        self.actions.tick(state.jobs)
+        if state.looked:
+            self.storage.tick(list(state.jobs.values()), self.checkpoints.places(state.runs))
+        self.checkpoints.tick(state.runs, state.found, state.config.checkpoints)
+        self.memory.tick(state.runs, state.config.memory)
+        self.schedulers.tick()
         self.probes.tick()
 
-    def on_result(self, result: Result, seen: LoopState) -> bool:
-        """Take what a worker found; false where it is nobody's here."""
+    def on_result(self, result: Result, state: LoopState) -> bool:
+        """Give the result of a worker to the monitor whose worker it is; False where none of them has it."""
         if result.worker in self.hardware.workers:
             self.hardware.on_result(
-                result, list(seen.jobs.values()), seen.found.children, seen.config
+                result, list(state.jobs.values()), state.found.children, state.config
             )
         elif result.worker in self.storage.workers:
             self.storage.on_result(result)
-        elif result.worker == self.saves.worker.name:
-            self.saves.on_result(result, seen.runs)
+        elif result.worker == self.checkpoints.worker.name:
+            self.checkpoints.on_result(result, state.runs)
         elif result.worker == self.memory.worker.name:
             self.memory.on_result(result)
         else:
-            tellers = (self.notices, self.acting, self.queues, self.probes)
-            return any(one.on_result(result) for one in tellers)
+            others = (self.notifier, self.actions, self.schedulers, self.probes)
+            return any(other.on_result(result) for other in others)
         return True
 
     def complete(self, look: JobLook) -> JobLook:
-        """A look at a job, with what GPUs and saves say of its progress."""
-        return self.saves.complete(self.hardware.complete(look))
+        """A look at a job, with what GPUs and checkpoints say of its progress."""
+        return self.checkpoints.complete(self.hardware.complete(look))
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
         """A capture, with what is known of the node's parts."""
-        return self.storage.capture(self.saves.capture(self.hardware.capture(capture)))
+        return self.storage.capture(self.checkpoints.capture(self.hardware.capture(capture)))
 
-    def ending(self, ending: AttemptExit) -> AttemptExit:
-        """An end of a job, with what the hardware said."""
-        return self.hardware.ending(ending)
+    def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
+        """The exit of an attempt, with what GPUs and kernel log say about it."""
+        return self.hardware.complete_exit(attempt)
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot, with all that stands on the boards."""
-        for one in (
-            self.saves,
+        """The snapshot, with what every monitor knows."""
+        for monitor in (
+            self.checkpoints,
             self.memory,
             self.hardware,
             self.storage,
-            self.queues,
+            self.schedulers,
             self.probes,
-            self.notices,
-            self.acting,
+            self.notifier,
+            self.actions,
         ):
-            snapshot = one.show(snapshot)
+            snapshot = monitor.show(snapshot)
         return snapshot

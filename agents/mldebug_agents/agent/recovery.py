@@ -33,23 +33,23 @@ class Recovery:
 
     def __init__(
         self,
-        ledger: StateStore,
+        store: StateStore,
         context: Context,
         leftovers: Callable[[], tuple[Leftover, ...]],
         incidents: IncidentManager,
-        stories: FailedAttempts,
-        endings: ExitTracker,
+        failed_attempts: FailedAttempts,
+        exits: ExitTracker,
         capture: Callable[[Run], None],
     ) -> None:
-        self._ledger = ledger
+        self._store = store
         self._context, self._leftovers = context, leftovers
         self._incidents = incidents
-        self._stories = stories
-        self._endings = endings
+        self._failed_attempts = failed_attempts
+        self._exits = exits
         self._capture = capture
         self._recalled = self._settled = False
         self._same_boot: bool | None = (
-            None  # as the one that the earlier agent knew; None: it has not told
+            None  # as the one that the earlier agent knew; None: it has not been read
         )
         self._stored_at = time.monotonic()
 
@@ -58,15 +58,15 @@ class Recovery:
 
         `looked`: all runs that live are among `runs`.
         """
-        if self._ledger.refusal is not None:
-            raise self._ledger.refusal
-        if not self._recalled and self._ledger.opened:
+        if self._store.refusal is not None:
+            raise self._store.refusal
+        if not self._recalled and self._store.opened:
             self._recalled = True
             self._compare_boots()
-            self._context.spawner.inherit(self._ledger.leftovers)
+            self._context.spawner.inherit(self._store.leftovers)
             for run in runs.values():
                 self._resume(run, settings)
-            self._ledger.writer.release()
+            self._store.writer.release()
         if self._recalled and not self._settled and looked:
             self._settled = True
             revived = self._revive(runs, settings)
@@ -77,32 +77,32 @@ class Recovery:
 
     def _compare_boots(self) -> None:
         if boot := self._context.host.boot_id():
-            before, now = self._ledger.memo(BOOT), msgspec.json.encode(boot)
+            before, now = self._store.memo(BOOT), msgspec.json.encode(boot)
             self._same_boot = before == now if before else None
-            self._ledger.remember(BOOT, now)
+            self._store.remember(BOOT, now)
 
     def meet(self, job: Job, settings: StallSettings) -> Run:
         """A run that is new to us, with what is known of it."""
-        self._ledger.adopt(job)
-        run = Run(job, StallWatch(settings, self._ledger.memory(job.id)))
+        self._store.adopt(job)
+        run = Run(job, StallWatch(settings, self._store.memory(job.id)))
         self._take_up(run)
         return run
 
     def store(self, runs: Mapping[str, Run]) -> None:
         """Have the newest of everything stored; the state dir is looked at then, and filled again where it was lost."""
-        lost = self._ledger.tend()
+        lost = self._store.tend()
         for run in runs.values():
-            self._ledger.keep(run.job.id, run.watch.memory(), run.incident)
+            self._store.keep(run.job.id, run.watch.memory(), run.incident)
             if lost and run.incident is not None:
                 self._incidents.write_again(run.incident)
         if lost:
-            self._stories.write_again()
-        self._ledger.leave(self._leftovers())
+            self._failed_attempts.write_again()
+        self._store.leave(self._leftovers())
 
     def _resume(self, run: Run, settings: StallSettings) -> None:
         """A run that was met before its memory could be read."""
-        self._ledger.adopt(run.job)
-        memory = self._ledger.earlier(run.job.id)
+        self._store.adopt(run.job)
+        memory = self._store.earlier(run.job.id)
         if memory is not None and run.incident is None:
             run.watch = StallWatch(settings, memory)
         self._take_up(run)
@@ -110,16 +110,16 @@ class Recovery:
     def _take_up(self, run: Run) -> None:
         """An agent that was killed between blame and evidence leaves an incident without a capture."""
         self._incidents.recall(run)
-        self._endings.recall(run, self._ledger.ends(run.job.id))
+        self._exits.recall(run, self._store.ends(run.job.id))
         if run.incident is not None and not run.incident.captures:
             self._capture(run)
 
     def _revive(self, runs: Mapping[str, Run], settings: StallSettings) -> set[str]:
         """Jobs that an earlier agent saw failing and that ended while nobody watched: they are judged now."""
-        gone = self._ledger.failing(runs)
+        gone = self._store.failing(runs)
         for ends in gone.values():
             if ends.failing is not None:
-                self._endings.revive(self._gone(ends, ends.failing, settings), ends)
+                self._exits.revive(self._gone(ends, ends.failing, settings), ends)
         return set(gone)
 
     def _gone(self, ends: KnownExits, job: Job, settings: StallSettings) -> Run:
@@ -135,7 +135,7 @@ class Recovery:
         ending = row.incident.exit if row.incident else None
         if ending is None or not launcher_lives(self._context.host, ending, self._same_boot):
             return False
-        if ending.launcher_pid is None or not self._stories.recall(job_id, row):
+        if ending.launcher_pid is None or not self._failed_attempts.recall(job_id, row):
             return False
-        self._endings.expect(ending.launcher_pid)
+        self._exits.expect(ending.launcher_pid)
         return True

@@ -138,7 +138,7 @@ def build_loop(
     tools: NodeTools,
     store: StateStore,
     publish: Callable[[Snapshot], None],
-    notifier: SystemdNotifier | None = None,
+    systemd: SystemdNotifier | None = None,
     read_config: Callable[[], Config] | None = None,
     joined: PeerSetup | None = None,
 ) -> AgentLoop:
@@ -149,12 +149,12 @@ def build_loop(
     config, context, inbox = current.read(), tools.context, Inbox()
     clock = Clock()
     workers = _workers(tools, inbox, read_config or current.read)
-    notices = AlertNotifier(config, context.node, store, inbox)
+    notifier = AlertNotifier(config, context.node, store, inbox)
     incidents = IncidentManager(
         store,
         clock,
-        written=notices.incident,
-        renamed=notices.renamed,
+        written=notifier.incident,
+        renamed=notifier.renamed,
         keep_failures=joined is not None,
     )
     capture_queue = CaptureQueue(workers["capture"].order, incidents)
@@ -170,12 +170,12 @@ def build_loop(
     )
     monitors = Monitors(
         hardware=HardwareMonitor.of(context, store, inbox, tools.gpus),
-        notices=notices,
-        acting=ActionRunner(config, context, capture, store, notices.registry, inbox),
+        notifier=notifier,
+        actions=ActionRunner(config, context, capture, store, notifier.registry, inbox),
         storage=StorageMonitor.of(context, tools.filesystem_probe, store, inbox),
-        saves=CheckpointMonitor(context, store, inbox, config.checkpoints),
+        checkpoints=CheckpointMonitor(context, store, inbox, config.checkpoints),
         memory=HostMemoryMonitor(context, inbox),
-        queues=SchedulerMonitor(config, context, inbox),
+        schedulers=SchedulerMonitor(config, context, inbox),
         probes=ProbeHistoryMonitor(config.agent.state_dir, context.reader, inbox),
     )
     recovery = Recovery(
@@ -198,12 +198,12 @@ def build_loop(
         ras=RasWatch(workers["ras"].order),
         peers=peers,
     )
-    return AgentLoop(config, parts, publish, current.replace, notifier, clock)
+    return AgentLoop(config, parts, publish, current.replace, systemd, clock)
 
 
 def serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None) -> None:
     """What people and Alertmanager may ask of this agent over its own sockets."""
-    captures = node.monitors.acting.captures
+    captures = node.monitors.actions.captures
     own = member_verbs(node.peers, joined.client if joined is not None else None)
     alerts = AlertReceiver(captures, node.node, partial(_runs_elsewhere, own))
     server.serve_verbs(gpu_verbs(node.monitors.hardware.gpu_controller), own, alerts.answer)

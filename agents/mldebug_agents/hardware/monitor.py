@@ -254,7 +254,7 @@ class HardwareMonitor:
         joined, full = self._gpus.joined(job_id), self._gpus.full
         return rank_devices(joined, self._gpus.samples, self._levels.states(job_id), full)
 
-    def ending(self, ending: AttemptExit) -> AttemptExit:
+    def complete_exit(self, ending: AttemptExit) -> AttemptExit:
         """An exit, with the faults of its ranks' GPUs and node."""
         return msgspec.structs.replace(ending, faults=self._faults(ending.job.id))
 
