@@ -20,7 +20,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     done = subprocess.run(
         [str(DEPLOY / "debian/build-deb"), str(folder)],
-        check=False, capture_output=True, text=True, timeout=300,
+        check=False, capture_output=True, text=True, timeout=700,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.splitlines()[-1])
