@@ -121,7 +121,7 @@ def test_prometheus_sees_a_run_move_stall_recover_and_end() -> None:
 def a_moving_run(agent: RunningAgent, job: RunningJob, server: Prometheus) -> str:
     """Up, with a step, a loss, step times and the agent's own cost."""
     job.wait_for_step(20)
-    state = wait_for("the agent sees steps", lambda: (agent.run_of(job) or agent).step, 60)
+    state = wait_for("the agent sees steps", lambda: getattr(agent.run_of(job), "step", None), 60)
     assert state
     seen = agent.run_of(job)
     assert seen is not None
