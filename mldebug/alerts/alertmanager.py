@@ -16,21 +16,21 @@ VERSION = "4"
 
 
 class AlertmanagerAlert(msgspec.Struct, frozen=True):
-    """One of them; all else in it is for others."""
+    """One alert of a notification; fields that are not needed here are ignored."""
 
     status: str
     labels: dict[str, str] = {}
 
 
 class AlertmanagerPayload(msgspec.Struct, frozen=True):
-    """One notification."""
+    """One notification: the body of Alertmanager's POST."""
 
     version: str
     alerts: tuple[AlertmanagerAlert, ...] = ()
 
 
 class RunLabels(NamedTuple):
-    """What an alert's labels say of a run; "": nothing."""
+    """The labels of an alert that name a run, its job and its node; "" for a label that the alert has not."""
 
     run: str
     job: str
@@ -38,13 +38,13 @@ class RunLabels(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For an answer."""
+        """The labels for a sentence: `run='train', node='n1'`, or that there are none."""
         named = (f"{name}={value!r}" for name, value in self._asdict().items() if value)
         return ", ".join(named) or "no label run, job or node"
 
 
 def wanted(body: bytes) -> tuple[RunLabels, ...]:
-    """What the alerts that fire ask for, each once; `UsageError` where this is no such payload."""
+    """Parse a notification and return the labels of its firing alerts, without doubles. `UsageError` where it is no such payload."""
     try:
         payload = msgspec.json.decode(body, type=AlertmanagerPayload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -56,7 +56,10 @@ def wanted(body: bytes) -> tuple[RunLabels, ...]:
 
 
 def chosen(jobs: Mapping[str, Job], one: RunLabels, node: str) -> Iterator[Job]:
-    """The runs of this node that it means. Prometheus calls its own scrape `job`: where that names no run here, `node` decides."""
+    """Those of this node's runs that an alert's labels mean: by `run`, else by `job`, else all runs if `node` is this node.
+
+    `job` may name no run, because Prometheus puts its own scrape job there; then `node` decides.
+    """
     if one.run:
         yield from (job for job in jobs.values() if one.run in (job.id, job.name))
         return
@@ -67,7 +70,7 @@ def chosen(jobs: Mapping[str, Job], one: RunLabels, node: str) -> Iterator[Job]:
 
 
 def sentence(unknown: Iterable[RunLabels], node: str, jobs: Mapping[str, Job]) -> str:
-    """Why nothing is captured of them."""
+    """The answer where alerts mean no run of this node: which labels they had, and which runs there are."""
     have = ", ".join(f"{job.id} ({job.name})" for job in list(jobs.values())[:4]) or "none"
     named = "; ".join(one.words for one in list(unknown)[:4])
     return f"no run here is meant by {named}; runs on {node}: {have}"

@@ -19,19 +19,23 @@ GRAVE = ("stuck", "read_only")
 
 
 class SubjectAlerts(msgspec.Struct, frozen=True, kw_only=True):
-    """The alerts of one subject at one moment, and which other events of it are over."""
+    """The alerts of one subject at one moment.
+
+    An event is resolved when its key begins with one of `watched` and is not among the alerts; not if the key begins with one
+    of `unsure`, which could not be looked at.
+    """
 
     alerts: tuple[Alert, ...] = ()
     watched: tuple[str, ...] = ()  # beginnings of keys: what is not among the alarms is over …
     unsure: tuple[str, ...] = ()  # … but for these, which nobody could see
 
     def is_over(self, key: str) -> bool:
-        """Is the event of that key, which no alert names, known to be over?"""
+        """Whether the event with this key, which is not among the alerts, is known to be resolved."""
         return key.startswith(self.watched) and not key.startswith(self.unsure)
 
 
 def together(words: Iterable[SubjectAlerts]) -> SubjectAlerts:
-    """The alerts of several subjects as one."""
+    """Merge the alerts of several subjects."""
     parts = tuple(words)
     return SubjectAlerts(
         alerts=tuple(one for word in parts for one in word.alerts),
@@ -41,7 +45,7 @@ def together(words: Iterable[SubjectAlerts]) -> SubjectAlerts:
 
 
 def of_storage(parts: Iterable[CollectorState]) -> Iterator[SubjectAlerts]:
-    """One for each part that has looked."""
+    """The alerts of each storage collector (filesystems, quotas, writers) that has looked; its gaps are `unsure`."""
     for part in parts:
         begin = f"{STORAGE}{part.name}/"
         alerts = tuple(
@@ -65,14 +69,17 @@ def of_storage(parts: Iterable[CollectorState]) -> Iterator[SubjectAlerts]:
 
 
 def of_memory(memory: NodeMemory | None) -> Iterator[SubjectAlerts]:
-    """Nothing where nobody has looked."""
+    """The alerts about memory of the host and of control groups; none where `memory` is None, not read yet."""
     if memory is not None:
         alerts = (_memory(one, memory) for one in memory.levels if one.alarm)
         yield SubjectAlerts(alerts=tuple(alerts), watched=(MEMORY,))
 
 
 def of_saves(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[SubjectAlerts]:
-    """An incomplete checkpoint is an alert as long as no newer one is there; `run` is "" for folders of the configuration."""
+    """Alerts about checkpoints of a run: one for each series whose newest checkpoint is incomplete.
+
+    `run`: its name, "" for folders named in the configuration. `uid`: the user who is told. A series that could not be read is `unsure`.
+    """
     begin = f"{SAVES}{_name(run)}/"
     for one in states:
         key = f"{begin}{_name(one.folder)}/{_name(one.series)}#"

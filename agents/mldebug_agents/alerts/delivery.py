@@ -23,7 +23,7 @@ WORKER = "channel:"
 
 
 class ChannelOrder(msgspec.Struct, frozen=True):
-    """One order to a channel."""
+    """One message that a channel's thread has to send."""
 
     message: EventMessage
     event: AlertEvent | None  # None: it only tells that the agent lives
@@ -31,7 +31,7 @@ class ChannelOrder(msgspec.Struct, frozen=True):
 
 
 class ChannelDelivery:
-    """One channel: what it is sent, and how that goes. Monotonic seconds."""
+    """One channel: which event it sends next, and what became of those it has sent. `now` is monotonic seconds everywhere."""
 
     def __init__(
         self, name: str, plugin: Plugin, inbox: "queue.SimpleQueue[Result | None]"
@@ -55,7 +55,7 @@ class ChannelDelivery:
         self._tries: dict[str, int] = {}  # key -> failures: one that nobody takes holds up no other
 
     def next(self, registry: EventRegistry, now: float) -> AlertEvent | None:
-        """What to send now: news first, then what is due to be repeated."""
+        """The event to send now: one that this channel has not sent yet, else one that is due to be repeated. None where there is nothing to do or the channel is busy or paused."""
         if self.every or self.under_way or now < self.not_before:
             return None
         if waiting := registry.unsent(self.name):
@@ -70,7 +70,7 @@ class ChannelDelivery:
         return next(due, None)
 
     def beats(self, now: float) -> bool:
-        """Is the message due that the agent lives?"""
+        """Whether a message that the agent is alive is due now; asking marks it as sent. Only for channels with `every`."""
         due = self.every and (not self._beat or now - self._beat >= self.every)
         if self.under_way or now < self.not_before or not due:
             return False
@@ -78,7 +78,7 @@ class ChannelDelivery:
         return True
 
     def done(self, key: str, now: float) -> None:
-        """It has arrived."""
+        """Note that the message with this event key was delivered."""
         self.sent += 1
         self.trouble, self._pause, self.not_before = "", PAUSE_FIRST, 0.0
         self.last_success = time.time()
@@ -86,14 +86,14 @@ class ChannelDelivery:
         self._tries.pop(key, None)
 
     def refusal(self, key: str, error: Exception) -> None:
-        """The other side does not want the message; `trouble` says so until it takes another one."""
+        """Note that the other side does not accept this message; it is not tried again. `trouble` says so until a message is delivered."""
         self.refused += 1
         self.trouble = f"refused: {safe_line(str(error), 200)}"
         self._tries.pop(key, None)
         log.error("channel %s: %s", self.name, self.trouble)
 
     def failure(self, key: str, error: Exception, now: float) -> None:
-        """It may not have arrived; the next try waits."""
+        """Note that the message may not have arrived. It is tried again after a pause, which doubles up to `PAUSE_MOST` seconds."""
         self.failed += 1
         self._tries[key] = self._tries.get(key, 0) + 1
         reason = safe_line(str(error) or type(error).__name__, 200)
@@ -104,6 +104,6 @@ class ChannelDelivery:
         self._pause = min(PAUSE_MOST, 2 * self._pause)
 
     def keep_only(self, keys: Collection[str]) -> None:
-        """Forget when others were sent, and how often."""
+        """Forget all event keys but these: when each was sent last, and how often it failed."""
         self._repeated = {key: at for key, at in self._repeated.items() if key in keys}
         self._tries = {key: count for key, count in self._tries.items() if key in keys}

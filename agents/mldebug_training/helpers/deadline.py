@@ -68,7 +68,7 @@ class TimeLimit:
             self._longest_before, self._longest = self._longest, 0.0
 
     def saved(self, length: float) -> None:
-        """Count a save that took `length` seconds; the longest counts."""
+        """Count a save that took `length` seconds. The longest save of the run is what `grace` reckons with."""
         self._save = max(self._save, length) if self._measured_save else length
         self._measured_save = True
 
@@ -88,7 +88,7 @@ class TimeLimit:
 
 
 def slurm_end(environ: Mapping[str, str]) -> float | None:
-    """The end of the Slurm job, unix time."""
+    """When the Slurm job's time limit ends, unix time, from `SLURM_JOB_END_TIME`; None where it is not set or there is no limit."""
     text = environ.get(SLURM_END, "")
     is_time = (
         text.isascii() and text.isdigit() and 9 <= len(text) <= 11
@@ -97,7 +97,7 @@ def slurm_end(environ: Mapping[str, str]) -> float | None:
 
 
 def seconds(duration: float | str) -> float:
-    """`90`, `"90m"`, `"1d12h"`; raises ValueError."""
+    """Parse a duration into seconds: a number (`90`) or a text (`"90m"`, `"1d12h"`). Raises ValueError for anything else."""
     if isinstance(duration, str):
         parts = _PART.findall(duration)
         if not parts or "".join(number + unit for number, unit in parts) != duration.replace(

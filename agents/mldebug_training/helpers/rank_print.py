@@ -27,7 +27,7 @@ WAIT = 1.0  # seconds
 
 
 def own_rank() -> int | None:
-    """As torch.distributed says it, else as the environment does; None where there is none."""
+    """This process's global rank: as torch.distributed says it, else from the environment; None where neither has one."""
     try:
         there = sys.modules["torch.distributed"]
         if there.is_available() and there.is_initialized():
@@ -62,7 +62,11 @@ def rank_print(
 
 
 def write_lines(text: str, *, rank: int | None, file: Any = None, wait: float = WAIT) -> bool:
-    """Write one or more lines as this rank's. Returns whether all of it was written; never raises."""
+    """Write the text with `[rank N] ` before each line, or without where `rank` is None. Returns whether all of it was written.
+
+    `file`: None for sys.stdout, or as in `rank_print`. `wait`: seconds to wait at most for a reader that is behind. Never
+    raises: what could not be written is counted by `dropped_lines`.
+    """
     prefix = "" if rank is None else f"[rank {rank}] "
     try:
         return _lines.write(text, prefix, sys.stdout if file is None else file, wait)
@@ -73,12 +77,15 @@ def write_lines(text: str, *, rank: int | None, file: Any = None, wait: float = 
 
 
 def dropped_lines() -> int:
-    """How many lines of this process could not be written."""
+    """How many lines this process could not write until now."""
     return _lines.dropped
 
 
 def pieces(text: str, prefix: str) -> Iterator[bytes]:
-    """The text as writes of at most PIPE_BUF bytes, whole lines in each. A longer line goes on in the next write."""
+    """Cut the text into writes of at most PIPE_BUF bytes, with `prefix` before each line.
+
+    Each piece holds whole lines; only a line longer than PIPE_BUF is cut, and each part of it is a line with a prefix.
+    """
     piece = b""
     for line in text.removesuffix("\n").split("\n"):
         for part in _parts(line.encode("utf-8", "backslashreplace"), prefix.encode()):

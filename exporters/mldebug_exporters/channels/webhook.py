@@ -13,7 +13,7 @@ from mldebug_exporters.channels._login import credentials, login_problems
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where to, and how to prove who sends it."""
+    """The address to POST to, and the credentials to send along."""
 
     url: str = ""  # must be set: https://…
     token_file: Path | None = None  # sent as "Authorization: Bearer …"
@@ -24,12 +24,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """What no type can say."""
+    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
     yield from login_problems(options)
 
 
 class WebhookChannel:
-    """The header Idempotency-Key is the message's id: a double has the same."""
+    """Sends each message as one HTTP POST. Its header Idempotency-Key is the message's id, so a receiver can drop one that comes twice."""
 
     repeat = 0.0
 
@@ -37,7 +37,7 @@ class WebhookChannel:
         self._options = options
 
     def send(self, message: EventMessage) -> None:
-        """Deliver it, or raise."""
+        """POST the message. Raises where it was not accepted (see `_http.request`)."""
         headers = {
             "Content-Type": "application/json",
             "Idempotency-Key": message.id,

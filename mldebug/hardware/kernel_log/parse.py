@@ -31,7 +31,10 @@ _ANY = re.compile("|".join(re.escape(sign.word) for sign in SIGNS))
 
 
 def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | None:
-    """The event that a record tells, None for most. `at`: unix time; without it, the kernel's own seconds."""
+    """The event that a record of the kernel log tells of, or None: most records tell of none.
+
+    `at`: unix time of the event; without it the event keeps the kernel's own time, seconds since boot.
+    """
     text = record.text[:MAX_LINE]
     if _ANY.search(text) is None:
         return None
@@ -54,6 +57,9 @@ def _event_of(line: KernelText) -> KernelEvent | None:
 
 
 def parse_line(line: str, boot_time: float = 0.0) -> KernelEvent | None:
-    """The event that one line of /dev/kmsg, dmesg or `journalctl -k` tells."""
+    """The event that one line of /dev/kmsg, dmesg or `journalctl -k` tells of, or None: most lines tell of none.
+
+    `boot_time`: unix time of the boot, which is added where the line has only seconds since then.
+    """
     record = parse_record(line) or parse_printed(line)
     return parse_event(record, record.unix(boot_time)) if record else None

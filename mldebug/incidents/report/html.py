@@ -45,7 +45,7 @@ LONG_SENTENCE = 170
 
 @dataclass(frozen=True, slots=True)
 class GroupCard:
-    """A group as it is shown; `index` is its number in the table."""
+    """One group of ranks as the page shows it. `index`: its number in the report. `look`: its role's colour and words. `ranks`: `"0-2,7"`, shortened."""
 
     index: int
     group: Group
@@ -55,32 +55,32 @@ class GroupCard:
 
 
 class GapRow(NamedTuple):
-    """Equal gaps of several ranks, folded."""
+    """One line of "what is missing": equal gaps of several ranks folded into one. `where`: the ranks or the pid, "" for neither."""
 
     gap: GapView
     where: str
 
 
 class ReportPage(NamedTuple):
-    """A report that the agent's pages serve."""
+    """A report as the agent's web server sends it."""
 
     html: str
     policy: str  # its Content-Security-Policy, for the header
 
 
 def render_html(report: Report) -> str:
-    """Return the whole file. Nothing in it is loaded from elsewhere and nothing a job wrote is markup."""
+    """The report as one HTML file. It loads nothing from elsewhere, and no text of the job can become markup."""
     return _template().render(_view(tidy_report(report)))
 
 
 def render_page(report: Report, home: str) -> ReportPage:
-    """The same with a way back to the page that lists it."""
+    """The report as `render_html` gives it, plus a link to `home`, the URL of the page that lists the reports."""
     shown = _view(tidy_report(report)) | {"home": home}
     return ReportPage(_template().render(shown), shown["policy"])
 
 
 def policy(style: str, script: str) -> str:
-    """Return the Content-Security-Policy that allows this style and this script, and nothing else."""
+    """The Content-Security-Policy that allows this style and this script (by SHA-256), data: images, and nothing else."""
     return (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -88,7 +88,7 @@ def policy(style: str, script: str) -> str:
 
 
 def embed(value: object) -> Markup:
-    """Encode data so that it cannot leave the script element that holds it."""
+    """Encode a value as JSON for a script element, with `<`, `>` and `&` escaped so that it cannot close the element."""
     text = msgspec.json.encode(value).decode()
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -234,7 +234,11 @@ def _where(gaps: list[GapView]) -> str:
 
 
 def rank_columns(ranks: Sequence[RankView], legend: Sequence[MapLegendEntry]) -> dict[str, Any]:
-    """Return plain data; words are stored once and columns of them as `[index, times, …]`."""
+    """The rank table as columns for the page's JavaScript: one list per column.
+
+    Texts stand once in `words`; columns of few different values are run-length coded as `[index, times, index, times, …]`.
+    `rank` is None for 0, 1, 2, …; `cpu` is percent, -1 where it is unknown.
+    """
     words: dict[str, int] = {}
     return {
         "pitch": PITCH,

@@ -23,9 +23,9 @@ _SERVER = re.compile(rb"SERVER PROTOCOL (\d{1,6})\s*", re.IGNORECASE)
 
 
 class RasConnectionError(Exception):
-    """It did not come to an answer; the message says why. `again`: another try may meet another process.
+    """RAS gave no answer; the message says why.
 
-    `silent`: nobody listens there.
+    `again`: another try may meet another process of the job, which may answer. `silent`: nothing listens at that address.
     """
 
     def __init__(self, why: str, *, again: bool = False, silent: bool = False) -> None:
@@ -34,7 +34,7 @@ class RasConnectionError(Exception):
 
 
 class RasConnection:
-    """One connection. `deadline` is monotonic, for all of it."""
+    """One TCP connection to NCCL RAS. `deadline`: time.monotonic() when all of it must be over. Raises `RasConnectionError`."""
 
     def __init__(self, place: RasAddress, deadline: float) -> None:
         self._deadline = deadline
@@ -53,7 +53,11 @@ class RasConnection:
             ) from None
 
     def ask(self, max_bytes: int, check: Callable[[socket.socket], None]) -> bytes:
-        """The answer, in JSON where NCCL can give it. `check` verifies the connected process before anything is asked; it may raise."""
+        """Ask RAS for its status and return the raw answer: JSON since NCCL 2.28.7, text before. Closes the connection.
+
+        `check` is called with the socket before the status is asked for; it verifies which process is connected, and what it raises
+        passes through. Raises `RasConnectionError`, also for an answer of more than `max_bytes`.
+        """
         try:
             self._greet()
             check(self.link)

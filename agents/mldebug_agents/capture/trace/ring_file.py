@@ -24,7 +24,7 @@ MAX_CANDIDATES = 16  # open files of one process that are looked into
 
 
 class RingLocation(NamedTuple):
-    """`path`: as it is opened from here. `path_in_rank`: as the rank sees it. `open`: does a living one have it open?"""
+    """Where a call-trace file may be. `path`: to open it from this process. `path_in_rank`: as the rank's own mounts name it. `open`: whether the rank has it open now."""
 
     path: str
     path_in_rank: str
@@ -32,14 +32,14 @@ class RingLocation(NamedTuple):
 
 
 def default_name(rank: RankIdentity) -> str:
-    """The file's name in the default folder; the pid as the process itself sees it."""
+    """The name of a rank's call-trace file in the default folder, with the pid that the rank sees itself as."""
     return f"{PREFIX}{rank.namespace_pid or rank.pid}-{rank.start_ticks}"
 
 
 def living(host: Host, rank: RankIdentity) -> list[RingLocation]:
-    """Where it may be: regular files that it has open to read and write, then the default place, where it may have closed that.
+    """Where the call trace of a rank that runs may be: the regular files that it has open to read and write, then the default path.
 
-    What lies there and is not open may also be of before an exec, which keeps pid and start: see `maps_of`.
+    A file at the default path that is not open may stem from before an exec, which keeps pid and start time: see `maps_of`.
     """
     found = _open_files(host, rank.pid)
     default = f"{FOLDER}/{default_name(rank)}"
@@ -49,7 +49,7 @@ def living(host: Host, rank: RankIdentity) -> list[RingLocation]:
 
 
 def maps_of(host: Host, pid: int) -> str:
-    """The file that tells what a process has mapped: a ring that it still writes is among it, and none of before an exec."""
+    """The path of /proc/PID/maps. A trace file that the process still writes is mapped there; one from before an exec is not."""
     return f"{host.proc}/{pid}/maps"
 
 
@@ -67,7 +67,10 @@ def _open_files(host: Host, pid: int) -> list[RingLocation]:
 def dead(
     host: Host, rank: RankIdentity, last: RingLocation | None, folders: Iterable[str]
 ) -> list[RingLocation]:
-    """Where it was, and the default name in each folder: as its launcher sees that path, and as we do."""
+    """Where the call trace of a rank that has ended may be: its last known path, and the default name in each folder.
+
+    Each path is tried below the root of the launcher (for a container), the rank and the host. Files need not exist.
+    """
     paths = [last.path_in_rank] if last is not None else []
     paths += [f"{folder}/{default_name(rank)}" for folder in (FOLDER, *folders)]
     roots = [host.root_of(rank.launcher_pid)] if rank.launcher_pid else []
@@ -76,11 +79,11 @@ def dead(
 
 
 class StuckError(OSError):
-    """The path did not answer."""
+    """The filesystem did not answer in time."""
 
 
 class RingReader:
-    """Reads pieces of one ring. Raises OSError with the reason, and ValueError where it is not the rank's own ring."""
+    """Reads parts of one rank's call-trace file. All methods raise OSError where it cannot be read, and ValueError where it is not this rank's."""
 
     def __init__(
         self, reader: Reader, place: RingLocation, rank: RankIdentity, boot_id: str
@@ -91,7 +94,7 @@ class RingReader:
         self._boot_id = boot_id
 
     def read(self, at: int, size: int) -> bytes:
-        """Bytes at an offset, of a file that is the rank's at this moment too."""
+        """Read `size` bytes at offset `at`, after a check that the file belongs to the rank's user."""
         piece = self._reader.read_from(self.place.path, at, max_bytes=size)
         if not isinstance(piece, FilePiece):
             raise _error(piece)
@@ -99,7 +102,7 @@ class RingReader:
         return piece.data
 
     def heads(self, header: RingHeader) -> bytes:
-        """The heads of all chunks."""
+        """Read the heads of all chunks: `HEAD_SIZE` bytes each, one after the other."""
         count = min(header.chunks, MAX_CHUNKS)
         where = (self.place.path, header.chunks_at, header.chunk_size)
         data = self._reader.read_heads(*where, count=count)
@@ -108,7 +111,7 @@ class RingReader:
         return data[: count * HEAD_SIZE]
 
     def check(self) -> RingHeader:
-        """Its header, if it is this very process's."""
+        """Read the header. ValueError where it names another process or an earlier boot."""
         header = read_header(self.read)
         inside = self._rank.namespace_pid or self._rank.pid
         if (header.pid, header.start_ticks) != (inside, self._rank.start_ticks):
@@ -118,19 +121,19 @@ class RingReader:
         return header
 
     def ends(self, last: int) -> Ring:
-        """What each thread did last."""
+        """Read what each thread did last: at least `last` records of the main thread, where there are so many."""
         self.check()
         return read_ends(self.read, last, self.heads)
 
     def written_ns(self) -> int | None:
-        """When its newest record was written, unix nanoseconds; None: nothing was."""
+        """When the newest record was written, unix time in nanoseconds; None where there is no record."""
         header = self.check()
         at = newest(self.read, header, self.heads(header))
         return None if at is None else at + header.offset_ns
 
 
 def begins_as_one(reader: Reader, place: RingLocation) -> bool:
-    """Is it worth a closer look?"""
+    """Whether the file begins with the magic bytes of a call trace."""
     piece = reader.read_from(place.path, 0, max_bytes=HEADER_SIZE)
     return isinstance(piece, FilePiece) and piece.data[:7] == b"mltrace"
 
@@ -140,12 +143,12 @@ def _error(why: Unreadable) -> OSError:
 
 
 def absent(error: Exception) -> bool:
-    """Is it only not there?"""
+    """Whether the error says that the file or the process does not exist."""
     return isinstance(error, OSError) and error.errno in ABSENT
 
 
 def first_error(errors: Iterable[Exception]) -> str:
-    """The first of several failures that is worth reporting; an absent file is not."""
+    """The first error that is worth reporting, as text; "" where there is none. A file that does not exist is none."""
     reported = [error for error in errors if not absent(error)]
     error = next(iter(reported), None)
     return "" if error is None else str(error.strerror if isinstance(error, OSError) else error)

@@ -33,13 +33,13 @@ ALL = ""  # the circle of all configured peers
 
 
 def leader_words(welcome: Welcome) -> str:
-    """Who coordinates, when that is another agent."""
+    """The sentence which other agent coordinates, "node1 coordinates" or "node1 coordinates, by way of node2"."""
     by = f", by way of {welcome.node}" if welcome.follows else ""
     return f"{welcome.follows or welcome.node} coordinates{by}"
 
 
 class CoordinatedRun(NamedTuple):
-    """A run as people name it, and who coordinates it."""
+    """A run that has a coordinator: the run's `id` and `name` as users know them, and `by`, the coordinating agent's address."""
 
     id: str
     name: str
@@ -47,7 +47,7 @@ class CoordinatedRun(NamedTuple):
 
 
 class CoordinatorGroup:
-    """One list of candidates, and which of them coordinates; `uid`: whose runs they are, where peers are not configured."""
+    """Nodes with one coordinator among them. `peers`: candidates for it. `uid`: the user whose run it is; 0 for the group of all configured peers. Times are monotonic seconds."""
 
     def __init__(
         self, name: str, peers: tuple[Peer, ...], client: PeerClient, now: float, uid: int = 0
@@ -62,11 +62,11 @@ class CoordinatorGroup:
         self._left_out = 0
 
     def led_by(self, agent: str) -> bool:
-        """Does that agent coordinate?"""
+        """Whether the agent with this id coordinates the group."""
         return self.found is not None and self.found.welcome.agent == agent
 
     def welcomed(self, found: FoundCoordinator, now: float, interval: float, us: str) -> None:
-        """Somebody coordinates, or `us`."""
+        """Note that a coordinator, which may be this agent itself, has answered. `interval`: seconds between two announcements. `us`: this agent's id."""
         if not self.led_by(found.welcome.agent):
             ours = found.welcome.agent == us
             log.info("%s", "this agent coordinates" if ours else leader_words(found.welcome))
@@ -78,13 +78,13 @@ class CoordinatorGroup:
         self._passed = found.passed or self._passed
 
     def left_out(self, runs: int) -> None:
-        """So many runs had no room in an announcement; logged when there are more than ever."""
+        """Log that this many runs had no room in an announcement, if it is more than ever before."""
         if runs > self._left_out:
             self._left_out = runs
             log.warning("%d runs of this node are not announced: there are too many", runs)
 
     def no_answer(self, error: Exception, now: float) -> None:
-        """Nobody has answered; after a while nobody coordinates."""
+        """Note that no candidate has answered. After `ALONE` seconds of it the group has no coordinator."""
         words = (
             error.message if isinstance(error, MldebugError) else f"{type(error).__name__}: {error}"
         )
@@ -96,7 +96,7 @@ class CoordinatorGroup:
 
 
 class CoordinatorGroups:
-    """All groups of this node. `peers`: the configured ones; without any, the nodes of each run form a group."""
+    """All groups of this node. `peers`: those of the configuration, which form one group; where there are none, the nodes of each run form one. `port`: of agents found by a run's nodes."""
 
     def __init__(
         self,
@@ -122,24 +122,24 @@ class CoordinatorGroups:
         return iter(tuple(self._groups.values()))
 
     def named(self, name: str) -> CoordinatorGroup | None:
-        """A group by its name; None: it is gone."""
+        """The group of this name; None where it no longer exists."""
         return self._groups.get(name)
 
     def of(self, run: Run | None) -> CoordinatorGroup | None:
-        """The group of a run; `None` stands for a run of other nodes."""
+        """The group that this run belongs to, None where it has none. `run` None: a run that has no rank on this node."""
         if run is None or self._all is not None:
             return self._all
         return self._groups.get(self._of.get(run.job.id, "none"))
 
     def coordinated_runs(self, runs: Mapping[str, Run], node: str) -> Iterator[CoordinatedRun]:
-        """The runs of which somebody coordinates."""
+        """Those of these runs that have a coordinator. `node`: this node's name."""
         for run in runs.values():
             group = self.of(run)
             if group is not None and group.found is not None:
                 yield CoordinatedRun(run_id(job_key(run.job, node)), run.job.name, group.found.peer)
 
     def sort(self, runs: Mapping[str, Run], now: float) -> None:
-        """Put each run into its group; drop groups without a run."""
+        """Put each of these runs into its group, make groups that are missing, and drop groups that have no run left. Does nothing where peers are configured."""
         if self._all is not None:
             return
         jobs = [one.job for one in runs.values()]
@@ -177,7 +177,7 @@ class CoordinatorGroups:
         return facts, name
 
     def announce(self, group: CoordinatorGroup, announcement: Announcement) -> None:
-        """Announce this node in a group; the answer goes into the main loop's inbox."""
+        """Send an announcement to the group's coordinator from a worker thread; the answer comes into the main loop's inbox."""
         group.busy = self.worker.order(announcement)
 
     def _user(self, announcement: Announcement) -> int:

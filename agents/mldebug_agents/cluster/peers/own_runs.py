@@ -24,14 +24,14 @@ _KINDS = {str(kind): kind for kind in STEPS}
 
 
 class RemoteProgress:
-    """Progress of one run: seen here, and announced by other nodes; what was seen here goes first."""
+    """Progress of one run (steps, log records, heartbeats): seen on this node, and announced by other nodes. For each kind, what this node saw takes precedence."""
 
     def __init__(self) -> None:
         self._own: tuple[Progress, ...] = ()
         self._far: dict[ProgressKind, Progress] = {}
 
     def own(self, now: float) -> tuple[Signal, ...]:
-        """Signs of progress seen here, to be announced."""
+        """The progress that this node saw, as messages for other nodes. `now`: monotonic seconds; a message holds its age instead."""
         return tuple(
             Signal(kind=str(one.kind), value=one.value, age=max(0.0, now - one.at))
             for one in self._own
@@ -39,7 +39,7 @@ class RemoteProgress:
         )
 
     def all(self, now: float) -> tuple[Signal, ...]:
-        """Signs of progress seen here or announced by others."""
+        """The progress by kind, seen on this node or else announced by other nodes. `now`: monotonic seconds."""
         here = self.own(now)
         kinds = {one.kind for one in here}
         far = (
@@ -54,7 +54,10 @@ class RemoteProgress:
         return (*here, *(one for one in far if one.kind not in kinds))
 
     def take(self, signals: Iterable[Signal], now: float) -> None:
-        """Take what other nodes announce; a value that has not changed keeps its time."""
+        """Replace what other nodes announced of this run. `now`: monotonic seconds.
+
+        A value that is announced again unchanged is not new progress: its time stays that of the first announcement.
+        """
         kinds = set()
         for one in signals:
             if (kind := _KINDS.get(one.kind)) is None:
@@ -75,11 +78,11 @@ class RemoteProgress:
         self._far = {kind: one for kind, one in self._far.items() if kind in kinds}
 
     def forget(self) -> None:
-        """Drop what other nodes announced: nobody announces it any more."""
+        """Drop what other nodes announced, since no node announces it any more."""
         self._far = {}
 
     def complete(self, one: JobLook) -> JobLook:
-        """The reading with the progress that other nodes announced, where nothing of that kind is seen here."""
+        """Add the progress announced by other nodes to what this node has read of the run, for each kind of which it saw nothing itself."""
         self._own = one.look.progress
         here = {each.kind for each in self._own}
         more = tuple(each for kind, each in self._far.items() if kind not in here)
@@ -90,7 +93,7 @@ class RemoteProgress:
 
 
 class OwnRuns:
-    """The runs of this node, with the progress that other nodes have announced of them."""
+    """The runs that have ranks on this node, with the progress that other nodes announced of them. `bad_ends`: runs that failed lately."""
 
     def __init__(self, node: str, bad_ends: RecentFailures) -> None:
         self.runs: Mapping[str, Run] = {}
@@ -99,7 +102,7 @@ class OwnRuns:
         self._far: dict[str, RemoteProgress] = {}
 
     def tick(self, runs: Mapping[str, Run]) -> None:
-        """Forget all other runs, but for how they ended."""
+        """Take over the runs of this moment, by job id. All others are forgotten, except how they failed."""
         self.runs = runs
         for job_id in self._far.keys() - runs.keys():
             del self._far[job_id]
@@ -108,28 +111,28 @@ class OwnRuns:
 
     @property
     def all(self) -> dict[str, Run]:
-        """With those that are gone."""
+        """The runs of this moment and those that failed lately, by job id."""
         return {**self.runs, **{job_id: one.run for job_id, one in self._ended.items()}}
 
     def find(self, key: RunKey, attempt: int | None = None) -> Run | None:
-        """The run of that key, in that attempt or in any."""
+        """The run with this key and this attempt (None: any attempt); None where this node has no such run."""
         for run in self.runs.values():
             if job_key(run.job, self._node) == key and attempt in (None, run.job.attempt):
                 return run
         return None
 
     def progress(self, job_id: str) -> RemoteProgress:
-        """The progress of that run, here and on other nodes."""
+        """The progress of the run with this job id, on this node and on others. Empty where nothing is known."""
         return self._far.setdefault(job_id, RemoteProgress())
 
     def forget_progress(self, belongs: Belongs) -> None:
-        """Drop what other nodes announced of these runs."""
+        """Drop what other nodes announced of all runs for which `belongs` is true."""
         for job_id, far in self._far.items():
             if job_id in self.runs and belongs(self.runs[job_id]):
                 far.forget()
 
     def news(self, belongs: Belongs, now: float) -> tuple[RunNews, ...]:
-        """What this node announces of these runs."""
+        """What this node announces to others: one message for each run for which `belongs` is true, those that failed lately included. `now`: monotonic seconds."""
         bad = self._bad_ends.recent()
         runs = tuple(
             news_of(run, self._node, self.progress(run.job.id), bad.get(run.job.id), now)
@@ -144,7 +147,7 @@ class OwnRuns:
 def news_of(
     run: Run, node: str, progress: RemoteProgress, bad: FailedRun | None, now: float
 ) -> RunNews:
-    """A run that has ranks here. `bad`: others of them have ended badly."""
+    """The message about a run that has ranks on this node. `bad`: how other ranks of it failed, if any did. `now`: monotonic seconds."""
     job, decision = run.job, run.decision
     stall = run.incident if run.incident and run.incident.kind == "stall" else None
     return RunNews(
@@ -166,7 +169,7 @@ def news_of(
 
 
 def gone(bad: FailedRun, node: str) -> RunNews:
-    """A run of which no rank is left here."""
+    """The message about a run that failed and of which this node has no rank left."""
     job = bad.run.job
     return RunNews(
         key=job_key(job, node),

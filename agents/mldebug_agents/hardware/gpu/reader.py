@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class VendorReader:
-    """All GPUs of one vendor. Any thread may call; calls take turns. `clock` counts seconds."""
+    """Reads all GPUs of one vendor on this node, by way of a child process. Any thread may call; calls take turns. `clock` counts seconds."""
 
     def __init__(
         self,
@@ -82,50 +82,53 @@ class VendorReader:
         self._rest = ReadPause(clock)
 
     def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        """Read what moves, and touch none of those. Raises one of the errors above; none of them lasts for ever."""
+        """A quick read of what changes often. `hands_off`: GPUs that are not to be touched.
+
+        Raises `GpuDriverError`, `GpuCrashedError`, `NoGpuLibraryError` or `GpuBlockedError`; a later call may work again.
+        """
         watch = _given(self._ask("watch", hands_off).watch)
         late, self._late = self._late, ()
         return msgspec.structs.replace(watch, events=(*late, *watch.events)) if late else watch
 
     def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """Read everything. Raises as `watch` does."""
+        """Read everything there is to read of the GPUs. `hands_off`: GPUs that are not to be touched. Raises the same errors as `watch`."""
         return _given(self._ask("full", hands_off).full)
 
     @property
     def blocked_seconds(self) -> float:
-        """How long the child has owed an answer beyond its deadline; 0.0 where it owes none."""
+        """For how many seconds the child has been late with an answer, counted from the question; 0.0 while it is within its deadline."""
         waited = self._waited()
         return waited if waited > self._patience() else 0.0
 
     @property
     def waits(self) -> bool:
-        """Is an answer owed?"""
+        """Whether the child was asked and has not answered yet."""
         return self._asked_at is not None
 
     @property
     def pid(self) -> int | None:
-        """The child's pid, while there is one."""
+        """The child's pid, None where there is no child."""
         worker = self._worker
         return worker.pid if worker else None
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """Children that do not come back: what a later agent must know of."""
+        """Children that hang and may outlive this agent, for a later agent to know of."""
         gone_astray = [*self._parting.astray()]
         if self._worker is not None and self.blocked_seconds:
             gone_astray.append(self._worker)
         return stuck.as_leftovers(self._host, gone_astray)
 
     def release(self, seconds: float) -> None:
-        """Close all handles for so long, so that a GPU can be reset; 0 ends it. Waits for nobody."""
+        """Close all handles on GPUs for `seconds`, so that somebody can reset a GPU; 0 takes it back. Returns at once."""
         self._leave(seconds)
 
     @property
     def released_seconds(self) -> float:
-        """How long the GPUs are still left alone because somebody asked for that; 0.0 where nobody did."""
+        """For how many seconds more the GPUs are left alone after `release`; 0.0 where they are not."""
         return self._rest.released_seconds
 
     def let_go(self) -> bool:
-        """Has every child ended, so that nothing of ours holds a GPU? Waits for nobody."""
+        """Whether all children have ended, so that this agent holds no GPU. Returns at once."""
         self._obey()
         if not self._lock.acquire(blocking=False):
             return False
@@ -136,7 +139,7 @@ class VendorReader:
             self._obey()
 
     def close(self) -> None:
-        """Let the child go; one that is blocked ends when it comes back."""
+        """End the child. One that hangs is left behind, and ends itself when its call comes back."""
         self._leave(math.inf)
 
     def _leave(self, seconds: float) -> None:

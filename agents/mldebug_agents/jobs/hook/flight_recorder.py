@@ -38,7 +38,7 @@ class HookFlightRecords(msgspec.Struct, frozen=True):
 
 
 class HookFlightRecorder:
-    """Asks ranks for their Flight Recorders. Never raises for what they do."""
+    """Has ranks that run the hook write their Flight Recorders, by a signal, and reads them. Never raises for what ranks do."""
 
     def __init__(
         self, asking: HookSignals, reader: Reader, unanswered: FailureCounts | None = None
@@ -48,7 +48,10 @@ class HookFlightRecorder:
         self.unanswered = unanswered or FailureCounts()
 
     def ask(self, ranks: Sequence[RankIdentity], timeout: float) -> HookFlightRecords:
-        """Ask all ranks at once; returns after `timeout` seconds at most."""
+        """Signal all ranks at once to write their Flight Recorders, wait for them, and read what they wrote.
+
+        `timeout`: seconds to wait at most. A rank that does not answer in time, or whose file is not believed, gives a gap.
+        """
         with ExitStack() as stack:
             held = {
                 rank.rank: stack.enter_context(self._asking.hold(rank.pid))

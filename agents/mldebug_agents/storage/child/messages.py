@@ -4,21 +4,21 @@ import msgspec
 
 
 class CanaryFile(msgspec.Struct, frozen=True):
-    """A small file that is to be written, synced and removed."""
+    """A small test file that the child is to write, sync and remove, to see whether a filesystem can be written."""
 
     name: str
     size: int  # bytes
 
 
 class QuotaOwners(msgspec.Struct, frozen=True):
-    """Whose quotas are asked for. Projects are found by the folders that lie on the same filesystem."""
+    """Whose quotas are to be read: users and groups by id, and the projects (XFS, ext4) of those folders that lie on the mount."""
 
     ids: tuple[tuple[int, int], ...]  # (user 0 or group 1, number)
     folders: tuple[bytes, ...] = ()
 
 
 class MountRequest(msgspec.Struct, frozen=True):
-    """One mount to be asked, by any path on it that the child may open. Without `trial` and `owners`: how full it is."""
+    """One request about one mount, named by any path on it that the child may open: `trial` writes a test file, `owners` reads quotas, with neither the free space is read."""
 
     mount: int  # its id; what is found at the path counts only where it has this id. 0: whatever is there, links are followed
     path: bytes
@@ -28,18 +28,18 @@ class MountRequest(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[int, str, bytes]:
-        """The key of calls that hang together: while one hangs no other with this key is made."""
+        """(mount id, kind of request, path). While a request hangs, no other one with the same key is made."""
         kind = "trial" if self.trial else "owners" if self.owners else "space"
         return self.mount, kind, self.path if self.trial or not self.mount else b""
 
     @property
     def whole(self) -> tuple[int, str, bytes]:
-        """The key of the request how full the same mount is: while that hangs, nothing else is asked of it."""
+        """The `key` of the free-space request for the same mount. While that one hangs, nothing else is asked of this mount."""
         return self.mount, "space", b""
 
 
 class MountRequests(msgspec.Struct, frozen=True):
-    """Requests to many mounts at once; `seconds`: how long the child may wait for all of them."""
+    """Requests about many mounts, handled at once. `number`: repeated in the answer. `seconds`: how long the child may wait for all of them."""
 
     number: int
     places: tuple[MountRequest, ...]
@@ -58,7 +58,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of writing the small file. `errno`: 0 where it went well; else what the filesystem says was left at that moment."""
+    """The result of writing the test file. `errno`: 0 for success, else the error, with the free bytes and inodes that statvfs named at that moment. `seconds`: how long it took."""
 
     errno: int = 0
     seconds: float = 0.0
@@ -68,7 +68,7 @@ class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel's quota of one user (kind 0), group (1) or project (2); sizes in bytes, limit 0: none."""
+    """The kernel's quota of one user (`kind` 0), group (1) or project (2) with this `id`. `used` and `limit` in bytes; a limit of 0 is none."""
 
     kind: int
     id: int
@@ -79,7 +79,7 @@ class KernelQuota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MountAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of one mount, or the reason why there is none. `stuck`: seconds for which a call there has not come back."""
+    """What was found out about one mount, or in `reason` why nothing was. `stuck`: for how many seconds an earlier call there has hung."""
 
     mount: int
     wrote: CanaryResult | None = None
@@ -90,7 +90,7 @@ class MountAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MountAnswers(msgspec.Struct, frozen=True):
-    """The answers of all mounts, in the order of the requests."""
+    """The answer to `MountRequests` of the same `number`: one for each mount, in the order of the requests."""
 
     number: int
     mounts: tuple[MountAnswer, ...]

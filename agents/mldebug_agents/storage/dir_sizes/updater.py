@@ -32,7 +32,7 @@ STORM = 10.0  # times as long as a count takes there is none again, however many
 
 
 class DirSizeUpdater:
-    """Keeps one tree. One thread; `turn` may block for ever where the filesystem does."""
+    """Keeps the size of one directory tree up to date. For one thread only; `tick` may block for ever where the filesystem hangs."""
 
     def __init__(self, order: DirSizeRequest) -> None:
         self._order = order
@@ -55,21 +55,21 @@ class DirSizeUpdater:
 
     @property
     def fd(self) -> int | None:
-        """Readable when something has happened."""
+        """The inotify descriptor, readable when something in the tree has changed; None where there is none."""
         return self._notices.fd if self._notices else None
 
     def due(self, now: float) -> float:
-        """Seconds until there is something to do, as far as is known; 0: now."""
+        """Seconds until `tick` has something to do even if no event comes; 0 for now. `now`: monotonic seconds."""
         return max(0.0, self._next() - now)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the inotify descriptor and forget the tree."""
         if self._notices is not None:
             self._notices.close()
         self._tree = self._notices = self._job = None
 
     def state(self) -> DirSize:
-        """What is known."""
+        """The tree's size as last counted, and how exact that is; only the path and the reason while nothing has been counted."""
         tree = self._tree
         if tree is None or not self._counted:
             return DirSize(path=self._order.path, why=self._problem)
@@ -119,7 +119,7 @@ class DirSizeUpdater:
     # --- work --------------------------------------------------------------------------------------
 
     def tick(self, seconds: float) -> None:
-        """Work for about so long."""
+        """Take in events and go on counting, for about `seconds`."""
         now = time.monotonic()
         tree = self._tree
         if tree is None and now >= self._retry_at:

@@ -22,7 +22,7 @@ MAX_MOUNTS = 4  # of one rank that are shown in metrics: the fastest
 
 
 class WriteRateCollector:
-    """Compares readings of all ranks of this node."""
+    """How fast the ranks of this node write, from two successive readings of /proc/PID/io and of their open files."""
 
     name = "writers"
     interval = INTERVAL
@@ -35,7 +35,7 @@ class WriteRateCollector:
         self.writers: dict[tuple[str, int], RankWriter] = {}
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Read all ranks and compare with the look before."""
+        """Read all ranks of these jobs and compare with the last call. A rank has a rate from its second reading on."""
         read = {(one.job, one.rank): one for one in self._readings.read(jobs)}
         known = self.writers
         self.writers = {
@@ -48,11 +48,11 @@ class WriteRateCollector:
         self._uids = {job.id: tuple({job.uid, *(rank.uid for rank in job.ranks)}) for job in jobs}
 
     def who_fills(self, device: str) -> str:
-        """Who writes most to the filesystem of that major:minor, as the end of an alert; "" where nobody does."""
+        """Which rank writes most to the filesystem with this device number (`"major:minor"`), as the last words of an alert's sentence; "" where no rank writes there."""
         return who_fills(self.writers.values(), device, self._names)
 
     def samples(self) -> Sequence[Measure]:
-        """Bytes of each rank, and how fast its open files grow by mount."""
+        """Values for Prometheus: bytes that each rank has written, and by how many bytes/s its open files grow on each mount."""
         return [
             one
             for writer in self.writers.values()
@@ -60,18 +60,18 @@ class WriteRateCollector:
         ]
 
     def status(self) -> dict[str, tuple[Row, ...]]:
-        """One row for each rank that writes, the fastest first."""
+        """The table "writers" of `mldebug status`: one row for each rank that writes, the fastest first. No table where no rank writes."""
         busy = [one for one in self.writers.values() if one.rate >= 1 or one.growing]
         busy.sort(key=lambda one: -max(one.rate, *by_mount(one).values(), 0.0))
         rows = tuple(self._row(one) for one in busy)
         return {"writers": rows} if rows else {}
 
     def alarms(self) -> Sequence[StorageAlert]:
-        """None: writing is no fault."""
+        """Always empty: writing is no fault."""
         return ()
 
     def gaps(self) -> Sequence[Gap]:
-        """None: ranks that the agent may not look at are reported by discovery."""
+        """Always empty: ranks that the agent may not look at are reported where jobs are discovered."""
         return ()
 
     def _row(self, one: RankWriter) -> Row:

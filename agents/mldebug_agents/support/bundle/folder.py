@@ -14,7 +14,7 @@ ASK_LESS = "record for a shorter time with --for"
 
 
 class BundleFolder:
-    """The files of a bundle by name, bounded in size, and the gaps: what is missing and why."""
+    """The files of a bundle by name, held in memory, and `gaps`: what is missing and why. `max_file` and `max_total` are bytes."""
 
     def __init__(self, max_file: int = MAX_FILE, max_total: int = MAX_TOTAL) -> None:
         self.files: dict[str, bytes] = {}
@@ -22,7 +22,7 @@ class BundleFolder:
         self._max_file, self._left = max_file, max_total
 
     def add(self, name: str, content: bytes, limit: int | None = None) -> None:
-        """Put a file in; of one that is too long the end stays, from a line's beginning on."""
+        """Add a file. One of more than `limit` bytes loses its beginning, up to the start of a line, and a gap says so."""
         most = min(limit or self._max_file, self._max_file, self._left)
         if len(content) > most:
             lost = len(content)
@@ -33,7 +33,7 @@ class BundleFolder:
         self.files[name] = content
 
     def add_json(self, name: str, value: Any) -> None:
-        """Put one value in; one that is too long is left out as a whole."""
+        """Add a value as an indented JSON file. One that is too large is left out, and a gap says so."""
         content = msgspec.json.format(msgspec.json.encode(value), indent=1)
         if len(content) > min(self._max_file, self._left):
             self.miss(name, f"it has {len(content):,} bytes", ASK_LESS)
@@ -41,15 +41,15 @@ class BundleFolder:
             self.add(name, content + b"\n")
 
     def add_lines(self, name: str, values: list[Any]) -> None:
-        """Put values in, one a line."""
+        """Add values as a JSON Lines file: one JSON text per line."""
         self.add(name, b"".join(msgspec.json.encode(one) + b"\n" for one in values))
 
     def miss(self, what: str, reason: str, way_out: str = "") -> None:
-        """Say what is not there, and why."""
+        """Add a gap: what is missing, why, and what would help."""
         self.gaps.append(Gap(what=what, reason=reason, way_out=way_out))
 
     def attempt(self, what: str, gather: Callable[[], None]) -> None:
-        """Gather something; whatever goes wrong costs only that."""
+        """Call `gather`. Whatever it raises becomes a gap about `what` instead."""
         try:
             gather()
         except MldebugError as error:

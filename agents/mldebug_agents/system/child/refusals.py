@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Refusal(IntEnum):
-    """Negative, so that it is never an errno."""
+    """Why the reader child did not do what it was asked, other than for an errno. Negative, so that it is never mistaken for one."""
 
     NOT_REGULAR = -1
     TOO_LARGE = -2
@@ -19,7 +19,7 @@ class Refusal(IntEnum):
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a defect
-    """Carries a `Refusal` out of an operation."""
+    """Raised inside the reader child to answer a request with a `Refusal`."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.name)

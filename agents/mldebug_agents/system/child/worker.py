@@ -7,7 +7,7 @@ from mldebug_agents.system.child.pipes import ChildProcess
 
 
 class ForkedWorker:
-    """A forked child that runs one of our own functions and talks through `socket` (a stream)."""
+    """A forked child process that runs a function of ours and talks through `socket` (a stream). `kill` has it killed by the spawn helper."""
 
     def __init__(
         self, child: ChildProcess, connection: socket.socket, kill: Callable[[ChildProcess], None]
@@ -18,32 +18,32 @@ class ForkedWorker:
 
     @property
     def pid(self) -> int | None:
-        """The worker's pid; None until the helper has reported it."""
+        """The worker's pid; None until the spawn helper has reported it."""
         self._child.update()
         return self._child.pid
 
     def gone(self) -> bool:
-        """Say whether it has ended; never waits."""
+        """Whether the worker has ended. Never waits."""
         self._child.update()
         return self._child.over
 
     def hang_up(self) -> None:
-        """Close the connection: an idle worker ends at once, a stuck one when it comes back."""
+        """Close the connection. An idle worker ends at once, one that hangs ends when its call returns."""
         self.socket.close()
 
     def let_go(self, words: str) -> ChildProcess:
-        """Hang up for good, and hand over the child, which has another name from now on."""
+        """Close the connection and return the child process, which is no longer used. `words` describe it from now on where processes left behind are listed."""
         self.socket.close()
         self._child.argv = (words,)
         return self._child
 
     def end(self) -> None:
-        """Hang up and have it killed; `gone` says whether that was done."""
+        """Close the connection and have the worker killed. Returns at once; `gone` says when it has ended."""
         self.socket.close()
         if not self.gone():
             self._kill(self._child)
 
     def kill(self) -> None:
-        """Hang up and kill it, without waiting for its death."""
+        """Close the connection, have the worker killed, and forget it without waiting for its end."""
         self.end()
         self._child.close()

@@ -31,7 +31,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Peer(NamedTuple):
-    """The address of another agent."""
+    """The address of another agent: host name or IP, TCP port, and the node's name where it is known."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ class Peer(NamedTuple):
 
 
 def peer(text: str, port: int) -> Peer:
-    """Parse `host`, `host:port` or `[::1]:port`; without a port, `port`."""
+    """Parse an address from the configuration: `host`, `host:port` or `[::1]:port`. `port` is taken where the text has none."""
     host, colon, port_text = text.rpartition(":")
     if not colon or not port_text.isdecimal() or (":" in host and not host.startswith("[")):
         return Peer(text.strip("[]"), port)
@@ -47,13 +47,16 @@ def peer(text: str, port: int) -> Peer:
 
 
 def plain_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An address without its scope; an IPv4 one that came by an IPv6 socket is an IPv4 one."""
+    """Parse an IP address, without its scope (`fe80::1%eth0`). An IPv4 address mapped into IPv6 (`::ffff:10.0.0.1`) becomes the IPv4 one.
+
+    Raises ValueError where the text is no address.
+    """
     ip = ipaddress.ip_address(address.partition("%")[0])
     return getattr(ip, "ipv4_mapped", None) or ip
 
 
 class PeerClient:
-    """Asks other agents. `networks`: where they may be; none: anywhere but link-local and multicast addresses."""
+    """Sends requests to other agents. `networks`: where these may be; empty: anywhere but link-local and multicast addresses."""
 
     def __init__(
         self,
@@ -61,13 +64,17 @@ class PeerClient:
         networks: Sequence[Network] = (),
         newest: Callable[[], Identity] | None = None,
     ) -> None:
-        """`newest`: the proof by now, where it is renewed."""
+        """`proof`: the certificate with which this agent identifies itself. `newest`: returns the current certificate, where it is renewed."""
         self._turned_away: Callable[[str, str, str], None] = lambda *_: None
         self._newest = newest or (lambda: proof)
         self._networks = tuple(networks)
 
     def ask(self, to: Peer, path: str, body: bytes, *, timeout: float, most: int) -> bytes:
-        """POST; SilentError or RefusedError in words. Resolving a name may take longer than `timeout`."""
+        """POST `body` to `path` of another agent and return the body of its answer, at most `most` bytes.
+
+        `timeout`: seconds for all of it, but resolving the host's name may take longer. Raises one of the errors in `errors.py` with
+        a sentence for people: `SilentError` where no answer came, `RefusedError` where there is no agent or it may not be asked.
+        """
         until = time.monotonic() + timeout
         with contextlib.closing(self.connect(to, until)) as line:
             line.timeout = timeout
@@ -75,9 +82,10 @@ class PeerClient:
             return line.answer(most)
 
     def connect(self, to: Peer, until: float, patience: float | None = None) -> "PeerConnection":
-        """Reach the first of its addresses that takes a connection, and prove each other; `until`: monotonic.
+        """Connect to the first address of the host that accepts, and check the certificates of both sides.
 
-        `patience`: seconds for the proof, where they are not `CONNECT`.
+        `until`: time.monotonic() when everything sent and received must be over. `patience`: seconds for the TLS handshake,
+        `CONNECT` by default. Raises as `ask`; also `StrangerError` for a wrong certificate, `SlowError` for a handshake that hangs.
         """
         proof = self._newest()
         addresses = self._addresses(to)
@@ -117,7 +125,7 @@ class PeerClient:
         return PeerConnection(sock, to.host, proof, until)
 
     def on_turned_away(self, turned_away: Callable[[str, str, str], None]) -> None:
-        """`turned_away` is called with the reason, the host and the words whenever a host was refused; from any thread."""
+        """Set a callback for hosts that were not talked to: `(reason, host, sentence)`, reason `"stranger"` (wrong certificate) or `"network"` (address not allowed). Called from any thread."""
         self._turned_away = turned_away
 
     def _addresses(self, to: Peer) -> tuple[str, ...]:
@@ -136,7 +144,7 @@ class PeerClient:
         return tuple(dict.fromkeys(allowed))[:MAX_ADDRESSES]
 
     def allows(self, address: str) -> bool:
-        """May an agent be there?"""
+        """Whether agents may be at this IP address: in one of `networks`, and no link-local, multicast or unspecified address."""
         ip = plain_ip(address)
         if ip.is_link_local or ip.is_multicast or ip.is_unspecified:
             return False
@@ -144,7 +152,7 @@ class PeerClient:
 
 
 class PeerConnection:
-    """A connection to an agent that has proved itself; everything sent or received must be done by `until` (monotonic)."""
+    """A TLS connection to an agent whose certificate was checked. `until`: time.monotonic() when all sending and receiving must be over."""
 
     def __init__(self, sock: ssl.SSLSocket, host: str, proof: Identity, until: float) -> None:
         self._sock, self._host, self._proof = sock, host, proof
@@ -152,11 +160,11 @@ class PeerConnection:
         self.timeout = max(0.0, until - time.monotonic())  # seconds, as it is told
 
     def fileno(self) -> int:
-        """For a selector."""
+        """The socket's file descriptor, so that a selector can wait for it."""
         return self._sock.fileno()
 
     def send(self, path: str, body: bytes) -> None:
-        """POST; whoever takes a byte a second does not keep us."""
+        """Send a POST request. Raises `SilentError` at the deadline, however slowly the other side reads, and `CutError` where it hung up."""
         data = memoryview(head(self._host, path, len(body)) + body)
         with self._in_words():
             while data:
@@ -164,7 +172,10 @@ class PeerConnection:
                 data = data[self._sock.send(data[:_CHUNK]) :]
 
     def answer(self, most: int) -> bytes:
-        """The body of the answer; whoever sends a byte a second does not keep us."""
+        """Wait for the answer and return its body, at most `most` bytes.
+
+        Raises `SilentError` at the deadline, however slowly the other side writes, and `CutError` where it hung up.
+        """
         answer, complete = HttpAnswer(most), False
         while not complete:
             with self._in_words():
@@ -174,7 +185,7 @@ class PeerConnection:
         return answer.body()
 
     def take(self, answer: HttpAnswer) -> bool:
-        """What has come by now, without waiting for more. Is it complete?"""
+        """Read what has arrived by now into `answer`, without waiting. Returns whether the answer is complete."""
         self._sock.setblocking(False)
         while True:
             try:
@@ -188,7 +199,7 @@ class PeerConnection:
                 return False
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._sock.close()
 
     def _received(self, answer: HttpAnswer) -> bytes:
@@ -233,7 +244,11 @@ class _NotYetError(Exception):
 
 @contextlib.contextmanager
 def in_words(timeout: float, proof: Identity) -> Iterator[None]:
-    """Errors of a connection as what they say of the other node, in one sentence."""
+    """Turn errors of sockets and of TLS into those of `errors.py`, each with one sentence about the other node. A context manager.
+
+    `timeout`: the seconds that the sentence names ("no answer in 3 s"). A connection reset becomes `CutError`, a wrong
+    certificate `StrangerError`, a refused one `RefusedError`, no descriptors left here `NoRoomError`, all else `SilentError`.
+    """
     try:
         yield
     except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:

@@ -4,24 +4,24 @@ from mldebug.core.errors import MldebugError
 
 
 class SilentError(MldebugError):
-    """Nothing came from there: it may be down, or cut off."""
+    """The other node did not answer at all: it may be down, or the network is cut."""
 
 
 class SlowError(SilentError):
-    """A connection was taken, and the proof did not come in time: a crowded node, or an agent that does not run."""
+    """The other node accepted the connection, but the TLS handshake was not done in time: it is overloaded, or its agent hangs."""
 
 
 class RefusedError(MldebugError):
-    """Somebody answered, and is no agent with our key, or will not do it."""
+    """Something answered, but it is no agent of this cluster, or it declined the request."""
 
 
 class StrangerError(RefusedError):
-    """Somebody is there who cannot prove to be one of us: nothing was sent."""
+    """The other side has no valid certificate of this cluster. Nothing was sent to it."""
 
 
 class CutError(RefusedError):
-    """The connection was taken, and cut before an answer: by the other side, or by what lies between."""
+    """The connection was accepted and then closed before an answer, by the other side or by something in between."""
 
 
 class NoRoomError(MldebugError):
-    """This node itself cannot open one more connection: that says nothing of the other."""
+    """This node has no descriptors or memory left for one more connection. Says nothing about the other node."""
