@@ -1,6 +1,6 @@
-"""An announcement that is small enough to be taken: long lists of nodes go first, then nodes that are spoken for, then runs.
+"""Shortens an announcement that is larger than other agents accept: drops long node lists of runs, then relayed nodes, then runs.
 
-Of what goes, those go first whose user has the most of it: one user's many jobs take nothing from another's. Pure.
+In each step the user who takes up most room loses first, so that one user's many jobs do not crowd out another's. Pure.
 """
 
 from collections import Counter
@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 def fitting(announcement: Announcement) -> Announcement:
-    """The same, if it fits; else as much of it as does. A run without its list says so by a gap."""
+    """The announcement, shortened where it is larger than other agents accept.
+
+    First the longest node lists of runs are dropped (a gap says so), then nodes whose announcements this one relays, then runs.
+    """
     announcement = msgspec.structs.replace(
         announcement, runs=_fewest(announcement.runs, len(announcement.runs) - MAX_RUNS, _one)
     )

@@ -230,7 +230,7 @@ def _how_long_ago(one: MemberView) -> float:
 
 
 def believed(announcement: Announcement) -> Announcement:
-    """The same with its words cleaned; EvidenceError where its names, numbers or ranks cannot be."""
+    """The announcement of another node with its texts cleaned and shortened. Raises EvidenceError where a name, a number or a rank is not valid."""
     if not _NODE.fullmatch(announcement.node) or not 0 < announcement.port < 65_536:
         raise EvidenceError(f"{clean(announcement.node, 60)!r}:{announcement.port} is no node")
     runs = tuple(map(_believed_run, announcement.runs[:MAX_RUNS]))
@@ -272,7 +272,7 @@ def _believed_run(news: RunNews) -> RunNews:
 
 
 def believed_welcome(welcome: Welcome) -> Welcome:
-    """The same with its words cleaned; EvidenceError where an id cannot be."""
+    """The answer of another node with its texts cleaned and shortened. Raises EvidenceError where an incident id or the port is not valid."""
     words = {name: clean(getattr(welcome, name), 100) for name in ("node", "agent", "follows")}
     if welcome.follows and not 0 < welcome.port < 65_536:
         raise EvidenceError("it follows nobody that can be asked")
@@ -302,7 +302,7 @@ def _believed_end(end: End) -> End:
 
 
 def spoken(diagnosis: Diagnosis) -> Diagnosis:
-    """What another node concludes, as it may be shown: words cleaned, and not too many."""
+    """The conclusion of another node with its texts cleaned, shortened and limited in number, so that it can be shown."""
     culprits = tuple(
         msgspec.structs.replace(one, node=clean(one.node, 100), reason=clean(one.reason, 500))
         for one in diagnosis.culprits[:MAX_LINES]
@@ -317,7 +317,7 @@ def spoken(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def check_incident(incident: str) -> None:
-    """An id becomes the name of a folder; EvidenceError where it is none."""
+    """Raise EvidenceError where this is no valid incident id; ids become names of folders. "" is allowed."""
     if incident and not _INCIDENT.fullmatch(incident):
         raise EvidenceError(f"{clean(incident, 60)!r} is no id of an incident")
 

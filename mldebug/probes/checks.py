@@ -15,7 +15,7 @@ LONGEST_REASON = 100
 
 
 class NodeCheck(Spoken, frozen=True, kw_only=True):
-    """One thing that was looked at. `figures`: what was measured, by `GPU 0` and the like, per second."""
+    """The result of one check of a node. `figures`: what was measured, by GPU ("GPU 0"): FLOP/s for matmul, else bytes/s. `seconds`: how long the check took."""
 
     stage: str
     state: CheckState
@@ -25,7 +25,7 @@ class NodeCheck(Spoken, frozen=True, kw_only=True):
 
 
 class Acceptance(Spoken, frozen=True, kw_only=True):
-    """All checks of one node."""
+    """The verdict on a node, with all its checks."""
 
     node: str
     fit: bool
@@ -35,7 +35,10 @@ class Acceptance(Spoken, frozen=True, kw_only=True):
 
 
 def accept(node: str, checks: Sequence[NodeCheck], cut: str = "") -> Acceptance:
-    """The verdict on a node: fit where no check failed. `cut`: why not all was checked; that is no reason to drain the node."""
+    """The verdict on a node: fit where no check failed and none was cut off.
+
+    `cut`: why not all was checked. Then the node is not fit, but that is no reason to drain it.
+    """
     failed = [one for one in checks if one.state == "failed"]
     fine = [one.stage for one in checks if one.state == "fine"]
     skipped = list(dict.fromkeys(one.stage for one in checks if one.state == "skipped"))
@@ -56,7 +59,7 @@ def accept(node: str, checks: Sequence[NodeCheck], cut: str = "") -> Acceptance:
 
 
 def drain_reason(failed: Sequence[NodeCheck]) -> str:
-    """One line of at most 100 characters without quotes, as `scontrol update reason=` takes it."""
+    """Why to drain a node, for `scontrol update reason=`: one line of at most 100 characters without quotes; "" where no check failed."""
     if not failed:
         return ""
     more = _more(len(failed))
@@ -71,7 +74,7 @@ def _more(failed: int) -> str:
 
 
 def below_others(rates: Mapping[str, float], models: Mapping[str, str], least: float) -> list[str]:
-    """Sentences about GPUs at least that share below the median of their own model. `rates`, `models`: by GPU."""
+    """Sentences about GPUs whose rate is below the median of all GPUs of their model by the share `least` (0.05: 5 %) or more. `rates` and `models` are by GPU."""
     found = []
     for model in sorted({models[who] for who in rates}):
         some = {who: value for who, value in rates.items() if models[who] == model}
@@ -92,7 +95,7 @@ def rates_check(
     baselines: Baselines,
     seconds: float = 0.0,
 ) -> NodeCheck:
-    """The check of one figure of all GPUs of a node, against each other and against published figures."""
+    """Check one figure of all GPUs of a node against each other (`SPREAD`) and against published figures (`baselines`)."""
     wrong = below_others(rates, models, SPREAD[figure])
     published = "matmul_bf16" if figure == "matmul" else figure
     for who, value in rates.items():
@@ -112,5 +115,5 @@ def rates_check(
 
 
 def amount(figure: str, value: float) -> str:
-    """A figure per second in words: `780 TFLOPS` or `52 GB/s`."""
+    """A rate in words: `780 TFLOPS` for matmul (`value` in FLOP/s), else `52 GB/s` (bytes/s)."""
     return f"{value / 1e12:.3g} TFLOPS" if figure == "matmul" else rate_words(value)

@@ -50,7 +50,7 @@ ON_STORAGE = frozenset(("storage", "uninterruptible"))  # where fsync stands
 
 
 class Condition(StrEnum):
-    """What a rank has done for a whole window."""
+    """What a rank did during a whole window of time."""
 
     WAITING = "waiting"  # frozen in a wait that only others can end
     BLIND = "blind"  # spins in such a wait without a switch; its device cannot be read
@@ -68,7 +68,7 @@ class ActivitySum(msgspec.Struct):
     children_bytes: float = 0.0
 
     def add(self, look: RankLook, span: float) -> None:
-        """Take one look; `span` is the time since the one before."""
+        """Add one reading; `span`: seconds since the reading before."""
         self.main += look.cpu_ratio * span
         self.process += look.process_cpu_ratio * span
         self.children += look.children_cpu_ratio * span
@@ -76,14 +76,14 @@ class ActivitySum(msgspec.Struct):
 
 
 class RankActivity(msgspec.Struct, kw_only=True):
-    """The looks at one rank, as the time since when each kind of movement has been absent.
+    """What is known of one rank's movement: since when each kind of it has been absent.
 
     All `…_since` and `…_at` are seconds of the caller's clock.
     """
 
     last: RankLook
     unchanged_since: float  # the same frames, no compiler, no device progress
-    frames_unchanged_since: float  # the same frames and no compiler, whatever its device does
+    frames_unchanged_since: float  # as `unchanged_since`, but device progress is ignored
     no_switches_since: float  # at most a few context switches of its main thread
     cpu_idle_since: float  # the same, and no CPU time of its main thread
     asleep_since: float  # not a single context switch
@@ -105,7 +105,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
     checkpoint_grew_at: float = -math.inf  # when its bytes last grew as fast as a checkpoint's
 
     def update(self, look: RankLook, now: float) -> None:
-        """Take one more look."""
+        """Take one more reading of the rank."""
         self.used.add(look, max(0.0, now - self.looked_at))
         grew = look.written_bytes > self.last.written_bytes
         if (self.write_rate.take(now, look.written_bytes) or 0.0) >= FAST and grew:
@@ -124,7 +124,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
             self._compare_counters(look, now)
 
     def forget(self, now: float) -> None:
-        """The job moved: what came before counts for no later stall."""
+        """Note that the job made progress: what the rank did before counts for no later stall."""
         self.unchanged_since = self.frames_unchanged_since = self.sampled_at = now
         self.no_switches_since = self.cpu_idle_since = self.asleep_since = (
             self.others_idle_since
@@ -134,9 +134,9 @@ class RankActivity(msgspec.Struct, kw_only=True):
         self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
 
     def checkpoint_moved_at(self, now: float, window: float) -> float:
-        """When this rank last wrote like a checkpoint, on the caller's clock; -inf where it did not since the last step.
+        """When this rank last wrote as fast as a checkpoint is written, on the caller's clock; -inf where it has not since the last step.
 
-        Bytes that it writes while its main thread stands where nobody waits for them do not count.
+        What other threads of it write does not count while its main thread stands where nobody waits for that.
         """
         class_name = self.classified.class_name if self.classified else ""
         rests = class_name in ITS_OWN - ON_STORAGE and now - self.idle_since >= window
@@ -150,7 +150,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes that it has written since the job last moved, where it writes as fast as a checkpoint; else 0."""
+        """Bytes that the rank has written since the job last made progress, if it wrote as fast as a checkpoint is written; else 0."""
         return (
             self.last.written_bytes - self.written_before
             if self.checkpoint_grew_at > -math.inf
@@ -159,7 +159,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def frozen_since(self) -> float:
-        """Since when it has been where it is now."""
+        """Since when the rank has shown no movement at all, on the caller's clock."""
         if self.role is Role.WAITING and self.polls:
             return self.same_frames_since
         spins = self.role is Role.WAITING and self.device_moves is False
@@ -167,7 +167,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def idle_since(self) -> float:
-        """Since when neither it nor any thread or child that it may wait for did anything."""
+        """Since when neither the main thread nor any thread or child that it may wait for has worked, on the caller's clock."""
         alone = self.classified is not None and self.classified.class_name in ITS_OWN
         alone = alone or self.last.state in STOPPED
         return max(
@@ -177,7 +177,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def same_frames_since(self) -> float:
-        """Since when it shows the same frames; before the second sample its counters decide."""
+        """Since when the rank has shown the same stack, on the caller's clock. Before the second stack sample, since when it has not switched."""
         return max(
             self.unchanged_since,
             min(self.frames_first_at, self.no_switches_since)
@@ -187,12 +187,12 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def polls(self) -> bool:
-        """Whether its wait for the others wakes up by itself to look again: context switches prove nothing then."""
+        """Whether the rank's wait for others wakes up regularly to look again; then context switches prove no movement."""
         return self.classified is not None and self.classified.class_name in POLLS
 
     @property
     def unmoved_since(self) -> float:
-        """Since when no cheap sign shows movement. CPU time is no such sign: a waiter may spin."""
+        """Since when context switches and the device show no movement, on the caller's clock. CPU time is not counted: a rank that waits may spin."""
         return (
             self.unchanged_since
             if self.device_moves is False
@@ -200,7 +200,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         )
 
     def condition(self, now: float, window: float, *, devices: bool = True) -> Condition:
-        """What this rank has done in the last `window` seconds; without `devices`, as if its own could not be read."""
+        """What the rank did in the last `window` seconds. `devices` False: as if its device could not be read."""
         if self.role in (Role.EXITED, Role.MISSING):
             return Condition.GONE
         steady = self.unchanged_since if devices else self.frames_unchanged_since
@@ -260,7 +260,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
 
 def new_activity(look: RankLook, now: float) -> RankActivity:
-    """The activity of a rank after the first look at it, which counts as having moved just now."""
+    """The activity of a rank after the first reading, which counts as movement."""
     activity = RankActivity(
         last=look,
         unchanged_since=now,

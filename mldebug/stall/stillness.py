@@ -9,7 +9,7 @@ from mldebug.stall.signals import RunLook
 
 
 class StillnessSummary(msgspec.Struct, frozen=True):
-    """The ranks of one run by condition, each with its activity, sorted by rank."""
+    """The ranks of one run by `Condition`, each with its activity, sorted by rank. `gone`: exited ranks; `missing`: ranks that never came."""
 
     waiting: tuple[RankActivity, ...] = ()
     blind: tuple[RankActivity, ...] = ()
@@ -20,28 +20,32 @@ class StillnessSummary(msgspec.Struct, frozen=True):
 
     @property
     def frozen(self) -> bool:
-        """Whether no rank moves. Blind waiters count as frozen only beside a rank that does not wait."""
+        """Whether no rank moves.
+
+        Ranks that spin in a wait on a device that cannot be read (`blind`) may be computing: they count as frozen only if another
+        rank does something else than wait.
+        """
         if self.busy or not (self.waiting or self.blind or self.inert):
             return False
         return not self.blind or bool(self.inert or self.gone or self.missing)
 
     @property
     def only_waits(self) -> bool:
-        """Whether all ranks are frozen, each in a wait for others."""
+        """Whether no rank moves and all of them wait for others."""
         return self.frozen and not (self.inert or self.gone or self.missing)
 
     @property
     def somebody_stands(self) -> bool:
-        """Whether any rank waits or does nothing."""
+        """Whether any rank waits or does nothing, whatever the others do."""
         return bool(self.waiting or self.blind or self.inert)
 
     @property
     def stood(self) -> tuple[int, ...]:
-        """Ranks that do not move."""
+        """The numbers of the ranks that do not move."""
         return tuple(activity.last.rank for activity in (*self.waiting, *self.blind, *self.inert))
 
     def stood_for(self, now: float) -> float:
-        """Seconds since the last rank froze; where other ranks work, since the first did."""
+        """Seconds since the last rank froze or, while others still work, since the first did. `now`: the caller's clock."""
         standing = (*self.waiting, *self.blind, *self.inert)
         spans = [
             now - (activity.unchanged_since if activity in self.blind else activity.frozen_since)
@@ -51,13 +55,13 @@ class StillnessSummary(msgspec.Struct, frozen=True):
 
     @property
     def suspects(self) -> tuple[int, ...]:
-        """Ranks that do not wait."""
+        """The numbers of the ranks that do not wait for others: inert, busy, gone or missing."""
         ranks = [activity.last.rank for activity in (*self.inert, *self.busy)]
         return tuple(sorted((*ranks, *self.gone, *self.missing)))
 
 
 class RunActivity:
-    """The activity of all ranks of one attempt."""
+    """The activity of all ranks of one attempt of a run. All times are seconds of the caller's clock."""
 
     def __init__(self) -> None:
         self._by_rank: dict[int, RankActivity] = {}
@@ -66,7 +70,7 @@ class RunActivity:
         self._checkpoint_grew_at = -math.inf
 
     def update(self, run_look: RunLook, now: float) -> None:
-        """Take one look at every rank; a rank that is no longer listed is forgotten."""
+        """Take one reading of every rank. A rank that is not in it is forgotten."""
         before, self._exited, self._missing = self._by_rank, run_look.exited, run_look.missing
         if run_look.checkpoint_grew_at is not None:
             age = max(0.0, run_look.at - run_look.checkpoint_grew_at)
@@ -81,41 +85,41 @@ class RunActivity:
             self._by_rank[look.rank] = activity
 
     def forget(self, now: float) -> None:
-        """The job moved."""
+        """Note that the job made progress: what ranks did before counts for no later stall."""
         for activity in self._by_rank.values():
             activity.forget(now)
 
     def unmoved_for(self, now: float) -> tuple[float, float]:
-        """Seconds for which all ranks, and for which some rank, showed no cheap sign of movement."""
+        """Seconds for which all ranks, and for which at least one rank, showed no sign of movement other than CPU time."""
         spans = [now - activity.unmoved_since for activity in self._by_rank.values()]
         return min(spans, default=0.0), max(spans, default=0.0)
 
     def steady_for(self, now: float) -> float:
-        """Seconds for which every rank showed the same frames, counters aside."""
+        """Seconds for which every rank has shown the same stack, whatever its counters say."""
         return min(
             (now - activity.same_frames_since for activity in self._by_rank.values()), default=0.0
         )
 
     def checkpoint_moved_at(self, now: float, window: float) -> float:
-        """When a growing checkpoint last moved the job; -inf where none has since the last step."""
+        """When a growing checkpoint last counted as movement of the job; -inf where none has since the last step."""
         activities = self._by_rank.values()
         by_rank = (activity.checkpoint_moved_at(now, window) for activity in activities)
         return max((self._checkpoint_grew_at, *by_rank))
 
     @property
     def checkpoint_writers(self) -> tuple[RankActivity, ...]:
-        """Ranks that have written as one writes a checkpoint since the job last moved."""
+        """Ranks that have written as fast as a checkpoint is written since the job last made progress."""
         return tuple(
             activity for _, activity in sorted(self._by_rank.items()) if activity.checkpoint_bytes
         )
 
     @property
     def changed(self) -> bool:
-        """Whether the last sample showed a rank in other frames than the one before."""
+        """Whether the last stack sample showed any rank in other frames than the sample before."""
         return any(activity.changed for activity in self._by_rank.values())
 
     def moved_since(self, ranks: tuple[int, ...], moment: float) -> bool:
-        """Whether the frames of one of these ranks have changed after `moment`."""
+        """Whether the stack of any of these ranks has changed after `moment`."""
         return any(
             activity.unchanged_since > moment
             for rank in ranks
@@ -123,7 +127,7 @@ class RunActivity:
         )
 
     def stillness(self, now: float, window: float, *, devices: bool = True) -> StillnessSummary:
-        """Sort the ranks by what they did in the last `window` seconds; without `devices`, whatever those do."""
+        """Sort the ranks by what they did in the last `window` seconds. `devices` False: ignore progress of GPUs."""
         found: dict[Condition, list[RankActivity]] = {condition: [] for condition in Condition}
         for _, activity in sorted(self._by_rank.items()):
             found[activity.condition(now, window, devices=devices)].append(activity)

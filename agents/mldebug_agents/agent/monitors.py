@@ -26,7 +26,7 @@ from mldebug_agents.watch.runs import Run
 
 
 class LoopState(NamedTuple):
-    """What the loop knows in one turn. `looked`: whether this agent has looked at the node at all."""
+    """What the main loop knows in one turn. `looked`: whether this agent has searched the node for jobs yet."""
 
     runs: Mapping[str, Run]
     found: Discovery
@@ -35,7 +35,7 @@ class LoopState(NamedTuple):
 
     @property
     def jobs(self) -> dict[str, Job]:
-        """The jobs by the ids of their runs."""
+        """The jobs by their ids."""
         return {id: run.job for id, run in self.runs.items()}
 
 
@@ -53,13 +53,13 @@ class Monitors:
     probes: ProbeHistoryMonitor
 
     def reload(self, config: Config) -> None:
-        """Go on under another configuration."""
+        """Take over a new configuration."""
         self.notifier.reload(config)
         self.schedulers.reload(config)
         self.actions.reload(config)
 
     def tick(self, state: LoopState) -> None:
-        """Once for each turn of the loop."""
+        """Do what is due; called once in each turn of the main loop."""
         self.hardware.tick(state.runs, state.config.stall.interval, looked=state.looked)
         self.notifier.tick()
         self.actions.captures.show(state.jobs, state.found)
@@ -89,15 +89,15 @@ class Monitors:
         return True
 
     def complete(self, look: JobLook) -> JobLook:
-        """A look at a job, with what GPUs and checkpoints say of its progress."""
+        """Add to a reading of a job the progress that GPUs and checkpoints show."""
         return self.checkpoints.complete(self.hardware.complete(look))
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """A capture, with what is known of the node's parts."""
+        """Add to a capture what the monitors know: GPUs and kernel log, checkpoints, filesystems."""
         return self.storage.capture(self.checkpoints.capture(self.hardware.capture(capture)))
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
-        """The exit of an attempt, with what GPUs and kernel log say about it."""
+        """Add to the exit of an attempt what GPUs and kernel log say about it."""
         return self.hardware.complete_exit(attempt)
 
     def show(self, snapshot: Snapshot) -> Snapshot:

@@ -57,9 +57,10 @@ FLIGHT_TIMEOUT = 2.0  # seconds for the Flight Recorders of all ranks
 
 
 class AddFlightRecorders(Protocol):
-    """Adds Flight Recorders to a capture; `left` says the seconds until its deadline, `stalled` that the job stands still.
+    """Adds Flight Recorders to a capture.
 
-    `resumed`: it did so under an earlier agent, too, which may have asked.
+    `left()` returns the seconds until the capture's deadline. `stalled`: the job is known to stand still, so costly ways are allowed.
+    `resumed`: it already did so under an earlier agent, which may have asked the ranks before.
     """
 
     def __call__(
@@ -97,7 +98,10 @@ class Capturer:
             capture
         ),
     ) -> None:
-        """`flights` asks ranks for their Flight Recorders, `ras` a job's NCCL RAS, for so many seconds at most; `more_flights` tries other ways."""
+        """`flights` asks these ranks for their Flight Recorders by the hook, `ras` asks NCCL RAS about a job; both take a limit in seconds.
+
+        `more_flights` tries other ways to get Flight Recorders, `traces` adds call traces; both return the capture with more in it.
+        """
         self.host = host
         self.reader = reader
         self.pyspy = pyspy

@@ -26,7 +26,7 @@ Event = dict[str, Any]
 
 
 class ProgramRunner(Protocol):
-    """Runs programs and passes on their output: `spawn.Spawner`."""
+    """Runs programs and passes on their output; implemented by `spawn.Spawner`."""
 
     def run(
         self,
@@ -37,12 +37,12 @@ class ProgramRunner(Protocol):
         env: Mapping[str, str] | None = None,
         on_output: OutputListener | None = None,
     ) -> Completed:
-        """Run a program to its end or its deadline."""
+        """Run a program to its end or for `timeout` seconds."""
         ...
 
 
 class ChildExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a child ended. `reason`: one sentence; "" only for "done"."""
+    """How a child ended. `reason`: one sentence, "" only for "done"."""
 
     outcome: str  # done, failed, late (its time is over), cancelled (the node is wanted for something else)
     reason: str = ""
@@ -51,7 +51,11 @@ class ChildExit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeChild:
-    """Call `run` once. `may_go_on` gets the process session each second and says why it must end, or ""; MldebugError: it cannot tell."""
+    """Runs one program; call `run` once.
+
+    `may_go_on` is called each second with the child's process session. It returns why the child must end, "" to let it go on; an
+    MldebugError from it, because it cannot tell, ends the child too.
+    """
 
     def __init__(
         self, starter: ProgramRunner, may_go_on: Callable[[int | None], str] = lambda _: ""
@@ -70,11 +74,12 @@ class ProbeChild:
         env: Mapping[str, str],
         timeout: float,
         hear: Callable[[Event], None],
-        told: float | None = None,
+        shown_limit: float | None = None,
     ) -> ChildExit:
-        """Run the program `argv` for at most `timeout` seconds; `hear` gets each of its events as it comes.
+        """Run the program `argv` for at most `timeout` seconds; `hear` is called with each of its events as it comes.
 
-        `told`: the seconds of which a person is told where it is late. What `hear` raises of OSError is raised when the program has ended.
+        `shown_limit`: the seconds that the sentence about a late child names, `timeout` by default. An OSError raised by `hear` ends the
+        child and is raised after that.
         """
 
         def listen(pid: int | None, chunk: bytes) -> bool:
@@ -92,7 +97,7 @@ class ProbeChild:
         )
         if self._unheard:
             raise self._unheard
-        return self._judge(completed, told or timeout)
+        return self._judge(completed, shown_limit or timeout)
 
     def _events(self, chunk: bytes) -> list[Event]:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
@@ -143,7 +148,7 @@ class ProbeChild:
 
 
 def events(lines: Sequence[bytes]) -> list[Event]:
-    """The events among these lines (JSON objects with a field `event`); other lines are of libraries that write to stdout."""
+    """The events among these lines: JSON objects with a field `event`. All other lines are ignored; libraries write them to stdout."""
     found = []
     for line in lines:
         try:
@@ -156,12 +161,15 @@ def events(lines: Sequence[bytes]) -> list[Event]:
 
 
 def inside(python: str, script: str, order: Mapping[str, Any]) -> list[str]:
-    """The command line that runs a script of `probes/inside` with this order in that Python."""
+    """The command line that runs a script of `probes/inside` with this Python; `order` is passed as JSON."""
     return [python, "-u", str(INSIDE), script, msgspec.json.encode(order).decode()]
 
 
 def failure_cause(failures: Sequence[Event]) -> str:
-    """Why ranks failed, in a sentence; "" where none did. A rank that died without an exception is the cause; else the first whose exception is not about a lost peer."""
+    """Why ranks failed, in a sentence; "" where none did.
+
+    A rank that died without an exception is named first; else the first whose exception is not about a connection to another rank.
+    """
     said = [one for one in failures if one["event"] == "failed"]
     talked = {one.get("rank") for one in said}
     silent = [one for one in failures if one["event"] == "died" and one.get("rank") not in talked]
@@ -184,5 +192,5 @@ def _why(failures: list[Event], completed: Completed) -> str:
 
 
 def exit_words(code: int) -> str:
-    """An exit code in words; a negative one is a signal."""
+    """An exit code in words, "ended with exit code 1"; a negative one is a signal, "was killed by signal 9"."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

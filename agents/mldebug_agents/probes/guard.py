@@ -19,7 +19,7 @@ TELL = "mldebug doctor --gpus"
 
 
 class GpuReader(Protocol):
-    """Who reads GPUs: `sources.gpus.Gpus`."""
+    """Reads the GPUs of this node; implemented by `NodeReader`."""
 
     def full(self) -> NodeGpus:
         """Read everything."""

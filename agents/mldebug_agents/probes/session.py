@@ -30,7 +30,7 @@ SPARE = 5.0  # seconds in which a launcher that has its own deadline may end by 
 
 
 class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of every probe: see `options`."""
+    """The options that all commands of `mldebug probe` share. `python`: of the training environment, None to search for it. `lock`: a file that keeps a second probe off this node."""
 
     python: str | None = None
     device: str = "auto"  # auto, cuda, cpu
@@ -40,7 +40,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the Python of the training environment has."""
+    """What the Python of the training environment has: versions ("" for none), number of GPUs that PyTorch sees, backends."""
 
     python: str = ""
     torch: str = ""
@@ -52,7 +52,7 @@ class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """Made by `open_session`. `device` is "cuda" or "cpu"; `tools` the tools that look at this node."""
+    """What a probe runs in, made by `open_session`. `device` is "cuda" or "cpu"; `tools` look at this node; `facts` say what its PyTorch can."""
 
     def __init__(
         self, wanted: ProbeSettings, tools: ProbeTools, python: str, environment: ProbeEnvironment
@@ -72,12 +72,12 @@ class Session:
 
     @property
     def spawner(self) -> Spawner:
-        """Starts child processes; may be used by any thread."""
+        """Starts child processes. May be used from any thread."""
         return self.tools.context.spawner
 
     @property
     def seconds_left(self) -> float:
-        """Seconds that are left of `--duration`."""
+        """Seconds left of the option `--duration`."""
         return max(0.0, self.until - time.monotonic())
 
     def run(
@@ -88,7 +88,11 @@ class Session:
         seconds: float | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ChildExit:
-        """Run a script of `probes/inside` to its end; it is cancelled at once when a job appears."""
+        """Run a script of `probes/inside` to its end, and cancel it as soon as a training job appears on this node.
+
+        `script`: its name. `order`: what it has to do, JSON. `hear`: called with each event that it writes. `seconds`: its limit; None:
+        all that is left. `env`: variables to add. It does not raise for a script that fails: `ChildExit` says how it ended.
+        """
         left = min(self.seconds_left, seconds or self.seconds_left)
         argv = inside(self.python, script, {**order, "seconds": left})
         return self.hear(argv, hear, left, env)
@@ -100,11 +104,11 @@ class Session:
         seconds: float,
         env: Mapping[str, str] | None = None,
     ) -> ChildExit:
-        """Run any program that emits events as the scripts do; `hear` gets each."""
+        """Run any program that writes events as the scripts do, otherwise as `run`. `hear`: called with each event."""
         variables = {**self.environment.variables, **(env or {})}
         watch = (lambda _: "") if self.wanted.beside_jobs else self._guard.look
         return ProbeChild(self.spawner, watch).run(
-            argv, variables, seconds + SPARE, hear, told=self.wanted.duration
+            argv, variables, seconds + SPARE, hear, shown_limit=self.wanted.duration
         )
 
     def _ask_facts(self) -> TorchFacts:
@@ -124,7 +128,10 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(wanted: ProbeSettings) -> Iterator[Session]:
-    """Everything that a probe needs; on leaving, however that comes, no process of it is left."""
+    """Prepare all that a probe needs: the Python, the lock, the checks that this node is idle. On leaving, no process is left.
+
+    Raises MldebugError where another probe or a job is running, and ToolError where PyTorch does not work.
+    """
     python, environment = find_python(wanted.python), child_environment(os.environ)
     keep_rights_here()  # before the process starter is forked, which hands on what it has
     with open_probe_tools(probes=True) as tools, only_probe(wanted.lock):
@@ -148,7 +155,7 @@ def _no_gpu(facts: TorchFacts) -> str:
 
 
 def check_ranks(session: Session, ranks: int) -> None:
-    """Raise MldebugError where this node has not so many GPUs, or PyTorch no back end for them."""
+    """Raise MldebugError where this node has fewer GPUs than `ranks`, and ToolError where PyTorch lacks NCCL (or gloo for CPUs)."""
     if session.device == "cuda" and ranks > session.facts.gpus:
         gpus = f"{session.facts.gpus} GPU{'s' if session.facts.gpus > 1 else ''}"
         raise MldebugError(

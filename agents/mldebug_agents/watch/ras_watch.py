@@ -34,7 +34,7 @@ CALM = (Stage.WATCHING, Stage.RECOVERED, Stage.ENDED)
 
 
 class RunToAsk(NamedTuple):
-    """Which run is to be asked."""
+    """An order to the worker: ask NCCL RAS about this job."""
 
     job: Job
 
@@ -50,7 +50,7 @@ class _RasMemory:
 
 
 class RasWatch:
-    """`put` hands an order to the worker, and is False where that takes none."""
+    """Decides when NCCL RAS is asked about which run. `put` gives an order to the worker, and returns False where it takes none now."""
 
     def __init__(
         self, put: Callable[[RunToAsk], bool], clock: Callable[[], float] = time.monotonic
@@ -60,7 +60,7 @@ class RasWatch:
         self._runs: dict[str, _RasMemory] = {}
 
     def tick(self, runs: Mapping[str, Run]) -> None:
-        """Ask whom it is time to ask."""
+        """Order a query for each run for which one is due."""
         now = self._clock()
         self._runs = {name: one for name, one in self._runs.items() if name in runs}
         for name, run in runs.items():
@@ -73,7 +73,7 @@ class RasWatch:
                 memory.due = now + pace
 
     def on_result(self, result: Result) -> None:
-        """An answer, or why there is none."""
+        """Take the worker's result: RAS's answer, or the reason why there is none, after which the run is left alone for a minute."""
         memory = self._runs.get(result.order.job.id)
         if memory is None or memory.attempt != result.order.job.attempt:
             return
@@ -85,7 +85,7 @@ class RasWatch:
             memory.progress.take(reply.answer, self._clock())
 
     def complete(self, one: JobLook) -> JobLook:
-        """The look with this sign of progress among the others."""
+        """Add the progress that RAS showed to a reading of the job; unchanged where RAS showed none."""
         memory = self._runs.get(one.job.id)
         found = memory.progress.signals(one.look) if memory else ()
         if not found or memory is None or memory.attempt != one.job.attempt:

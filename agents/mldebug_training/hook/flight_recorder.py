@@ -46,7 +46,7 @@ FIELDS = (
 
 
 class FlightFile:
-    """The file of one process. Nothing here raises."""
+    """The file with the Flight Recorder of this process. Its methods never raise."""
 
     def __init__(self, record: HookRecord) -> None:
         self._record = record
@@ -55,13 +55,13 @@ class FlightFile:
         self._signal = self._answers = 0
 
     def armed(self, ask: int) -> None:
-        """The hook listens: tell the signal."""
+        """Write into the hook's record which signal asks for this file: two below `ask`, the one that asks the hook for stacks (0: none)."""
         if ask:
             self._signal = ask - 2
             self._record.write_flight(self._signal, 0)
 
     def answer(self) -> None:
-        """Write the file anew, and count that in the record, also where it could not be written."""
+        """Write the file anew and count the answer in the hook's record, even if the file could not be written."""
         try:
             self._write(recorded_json(self._record.rank))
         except Exception:  # a full /dev/shm, another PyTorch than those we know
@@ -70,7 +70,7 @@ class FlightFile:
         self._record.write_flight(self._signal, self._answers)
 
     def close(self, *, unlink: bool = True) -> None:
-        """Take the file away; a forked child does not take its parent's."""
+        """Close the file and, with `unlink`, remove it. A forked child must leave the file of its parent."""
         self._file.close()
         if unlink:
             remove(self._path)
@@ -91,7 +91,10 @@ class FlightFile:
 
 
 def recorded_json(rank: int) -> bytes:
-    """The content of the file; `rank` as the environment says it, -1 where it says nothing. Raises whatever PyTorch does."""
+    """The file's content, JSON. `rank`: the global rank from the environment, -1 where it has none.
+
+    Raises ValueError for more than 1 MiB, and whatever PyTorch raises.
+    """
     import json
 
     groups, its_rank = membership()
@@ -108,7 +111,10 @@ def recorded_json(rank: int) -> bytes:
 
 
 def membership() -> tuple[dict[str, dict[str, Any]], int]:
-    """The process groups of this process, and its global rank; none and -1 before there are any."""
+    """The process groups that this process belongs to, and its global rank; `({}, -1)` while torch.distributed is not initialised.
+
+    The groups are by name: `{NAME: {"desc": str, "ranks": [int], "calls": int, "backend": str}}`, see the module.
+    """
     module = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(module, "_world", None)
     if world is None:
@@ -129,7 +135,7 @@ def membership() -> tuple[dict[str, dict[str, Any]], int]:
 
 
 def collective_timeout(group: Any = None) -> float:
-    """Seconds after which a collective is ended by its group's backends; None: of all ranks. 0 where that is not known."""
+    """Seconds after which the backends of `group` (None: all ranks) abort a collective; 0 where that is not known."""
     try:
         group = group or sys.modules["torch.distributed.distributed_c10d"]._world.default_pg
         backends = [group._get_backend(device) for device in group._device_types]
@@ -166,7 +172,7 @@ def _dumps() -> Iterable[bytes]:
 
 
 def condensed(dump: dict[str, Any]) -> dict[str, Any]:
-    """What is needed of one recorder's answer: a few calls of each group, a few facts of each call."""
+    """The part of one recorder's dump that is written: a few calls of each group, with `FIELDS` of each."""
     by_group: dict[Any, list[dict[str, Any]]] = {}
     for entry in _settled(dump.get("entries") or []):
         by_group.setdefault((entry.get("pg_id"), bool(entry.get("is_p2p"))), []).append(entry)

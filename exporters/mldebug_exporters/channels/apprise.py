@@ -14,19 +14,19 @@ MOST = 64 * 1024  # bytes of the file of addresses
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Addresses hold secrets: they stand in a file, one in a line, `#` begins a remark."""
+    """The file with Apprise's addresses, one per line; `#` begins a comment. They are not in the configuration because they hold secrets."""
 
     urls_file: Path | None = None  # must be set: a file of addresses, one in a line
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """What no type can say."""
+    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
     if options.urls_file is None:
         yield "urls_file", "is missing: name a file with Apprise's addresses, one in a line"
 
 
 class Apprise:
-    """All addresses of the file get it; one that fails has the message sent to all again."""
+    """Sends each message to all addresses of the file. If one fails, the message is sent to all of them again."""
 
     repeat = 0.0
 
@@ -34,7 +34,7 @@ class Apprise:
         self._options = options
 
     def send(self, message: EventMessage) -> None:
-        """Deliver it, or raise."""
+        """Send the message to all addresses. Raises OSError where one of them failed."""
         receivers = _receivers(_addresses(self._options.urls_file))
         if not receivers.notify(
             body=plain_text(message), title=message.subject, body_format="text"

@@ -123,7 +123,7 @@ def _frame(place: TracedFunction) -> dict[str, object]:
 
 
 def speedscope(rings: Sequence[Ring], name: str = "mldebug trace") -> Iterator[bytes]:
-    """The file in pieces. What has not returned is closed at the end: the format wants that."""
+    """The traces as one JSON file for speedscope.app, in pieces of bytes. Calls that have not returned are closed at the end, as its format demands."""
     frames = _Frames()
     head = {
         "$schema": SCHEMA,

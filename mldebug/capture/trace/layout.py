@@ -188,7 +188,7 @@ def parse_head(data: bytes, number: int) -> ChunkHead | None:
 
 
 def last_chunks(heads: bytes) -> list[tuple[int, int]]:
-    """Of heads one after the other, (number, sequence) of each thread's last chunk, the newest first: cheap, for a look every few seconds."""
+    """The last chunk of each thread as (chunk number, sequence number), the newest first. `heads`: the heads of all chunks, one after the other."""
     found: dict[int, tuple[int, int]] = {}
     whole = len(heads) // HEAD_SIZE * HEAD_SIZE
     for number, (sequence, thread) in enumerate(_OWNER.iter_unpack(heads[:whole])):
@@ -198,7 +198,7 @@ def last_chunks(heads: bytes) -> list[tuple[int, int]]:
 
 
 def newest_time(data: bytes, sequence: int) -> int | None:
-    """When the newest of a chunk's own records was written; None: it has none."""
+    """When the newest record of this chunk was written, nanoseconds of the writer's monotonic clock; None where it has none. `sequence`: the chunk's, by which leftovers of an earlier use are told apart."""
     whole = HEAD_SIZE + (len(data) - HEAD_SIZE) // RECORD_SIZE * RECORD_SIZE
     if whole <= HEAD_SIZE:
         return None
@@ -211,7 +211,7 @@ def newest_time(data: bytes, sequence: int) -> int | None:
 
 
 def count_events(data: bytes, sequence: int) -> int:
-    """How many of a chunk's own records are events; quick, and steps do not count."""
+    """The number of events in this chunk; step records do not count. Faster than parsing them."""
     if sys.byteorder != "little":
         return sum(one.kind is not None for one in parse_records(data, sequence))
     whole = max(0, len(data) - HEAD_SIZE) // RECORD_SIZE * RECORD_SIZE
@@ -221,7 +221,7 @@ def count_events(data: bytes, sequence: int) -> int:
 
 
 def parse_records(data: bytes, sequence: int) -> Iterator[TraceRecord]:
-    """Those records of one chunk, its head included in `data`, that are whole and its own."""
+    """The complete records of one chunk (`data` begins with its head), without leftovers of an earlier use, which have another `sequence`."""
     whole = HEAD_SIZE + (len(data) - HEAD_SIZE) // RECORD_SIZE * RECORD_SIZE
     for at, name, line, depth, kind, _, mark in _RECORD.iter_unpack(data[HEAD_SIZE:whole]):
         if mark != sequence or at > MAX_NS:

@@ -49,7 +49,7 @@ _OPEN = 1 << 63  # later than any time
 
 
 def chunk_bytes(read: Read, header: RingHeader, head: ChunkHead) -> bytes:
-    """The whole chunk; empty where it is another one's by now."""
+    """The bytes of a whole chunk, its head included; empty where the chunk was overwritten meanwhile."""
     at = header.chunks_at + head.number * header.chunk_size
     data = read(at, header.chunk_size)
     after = parse_head(read(at, HEAD_SIZE), head.number)
@@ -59,7 +59,7 @@ def chunk_bytes(read: Read, header: RingHeader, head: ChunkHead) -> bytes:
 def timed_records(
     chunks: Iterable[tuple[ChunkHead, Iterable[TraceRecord]]],
 ) -> Iterator[TimedRecord]:
-    """Records of one thread stay in their order, and time never goes back; None is the beginning of a chunk."""
+    """The records of one thread's chunks, in order, with times that never go back. A record of None marks the beginning of a chunk."""
     at = 0
     for head, records in chunks:
         at = max(at, head.began)
@@ -72,7 +72,7 @@ def timed_records(
 def by_time(
     threads: Sequence[Iterator[TimedRecord]], names: Mapping[int, TracedFunction]
 ) -> Iterator[TraceEvent]:
-    """By time, each with the step that the process had reached by then."""
+    """Merge the records of several threads by time. Each event has the training step that the process had reached by then. `names`: functions by number."""
     step: int | None = None
     for at, _, _, head, record in heapq.merge(*threads):
         if record is None:
@@ -85,7 +85,7 @@ def by_time(
 
 
 class StreamedEvents(TraceEvents):
-    """Read and decoded as one goes through them: one chunk of each thread is in memory."""
+    """The events of a ring file, read and decoded while they are iterated: only one chunk of each thread is in memory."""
 
     def __init__(
         self,
@@ -109,12 +109,12 @@ class StreamedEvents(TraceEvents):
         )
 
     def of(self, thread: int) -> Iterator[TraceEvent]:
-        """Those of one thread; each with the step of this thread's own records."""
+        """The events of one thread. Their steps are those of this thread's own records."""
         return by_time([self._moments(self._chunks.get(thread, []))], self._names)
 
     @property
     def newest(self) -> int | None:
-        """Of all threads."""
+        """When the last event of any thread happened, nanoseconds of the writer's monotonic clock; None where there is none."""
         times = (
             newest_time(chunk_bytes(self._read, self._header, h), h.sequence) for h in self._heads
         )
@@ -140,12 +140,12 @@ Taken = list[tuple[ChunkHead, list[TraceRecord]]]
 
 
 def read_header(read: Read) -> RingHeader:
-    """Raises ValueError where it is no ring."""
+    """Read and parse the ring's header. Raises ValueError where the file is no ring."""
     return parse_header(read(0, HEADER_SIZE))
 
 
 def read_last(read: Read, last: int) -> Ring:
-    """The `last` records. Raises ValueError where it is no ring."""
+    """Read the last `last` records of all threads. Raises ValueError where the file is no ring."""
     header = read_header(read)
     chunks = _chunks(read_heads(read, header))
     taken, cut = _read_last(read, header, chunks, last)
@@ -159,7 +159,7 @@ def read_last(read: Read, last: int) -> Ring:
 
 
 def read_whole(read: Read) -> Ring:
-    """All records, read when they are asked for: `read` has to work for as long. Raises ValueError where it is no ring."""
+    """Open a ring with all its records, which are read only when they are iterated: `read` has to work until then. Raises ValueError where the file is no ring."""
     header = read_header(read)
     heads = read_heads(read, header)
     names, broken = parse_names(read(header.names_at, header.names_size))
@@ -172,7 +172,10 @@ def read_whole(read: Read) -> Ring:
 
 
 def read_ends(read: Read, last: int, heads: Heads) -> Ring:
-    """Of each thread what it did last, of the main thread at least so many records, by as few reads as can be."""
+    """Read the last chunk of each thread, and as many more of the main thread as hold `last` records, with few reads. Raises ValueError where the file is no ring.
+
+    `heads` returns the heads of all chunks, for files where one read gets them all.
+    """
     header = read_header(read)
     chunks = _chunks(read_heads(read, header, heads))
     return _ring(read, header, chunks, _read_ends(read, header, chunks, last), cut=True)
@@ -191,7 +194,7 @@ def _ring(
 
 
 def read_heads(read: Read, header: RingHeader, heads: Heads | None = None) -> list[ChunkHead]:
-    """Of all chunks that are in use, by their sequence; a sequence that came before is nobody's."""
+    """The heads of all chunks in use, by ascending sequence number. Of two with the same number, one is damaged: the first is taken."""
     if heads is not None:
         data = heads(header)
         pieces: Iterable[bytes] = (
@@ -211,7 +214,7 @@ def read_heads(read: Read, header: RingHeader, heads: Heads | None = None) -> li
 
 
 def newest(read: Read, header: RingHeader, heads: bytes) -> int | None:
-    """When the last record was written, of all threads; None: nothing was."""
+    """When the last record of any thread was written, nanoseconds of the writer's monotonic clock; None where there is none. `heads`: those of all chunks."""
     times: list[int] = []
     for number, sequence in last_chunks(heads)[:MAX_THREADS]:
         data = read(header.chunks_at + number * header.chunk_size, header.chunk_size)

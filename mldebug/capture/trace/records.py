@@ -11,7 +11,7 @@ from mldebug.core.redact import safe_line
 
 
 class TraceEventKind(StrEnum):
-    """What happened. A generator that yields leaves its frame, and comes back by `resume`."""
+    """What happened to a call. A generator that yields leaves its frame by YIELD and comes back by RESUME."""
 
     CALL = "call"
     RETURN = "return"
@@ -26,7 +26,7 @@ LEAVES = frozenset({TraceEventKind.RETURN, TraceEventKind.UNWIND, TraceEventKind
 
 
 class TracedFunction(NamedTuple):
-    """A function as the tracer names it; `line` is its first one, 0 where it is not known."""
+    """A function as the tracer names it. `line`: its first line, 0 where that is not known."""
 
     function: str
     path: str = ""
@@ -40,7 +40,7 @@ class TracedFunction(NamedTuple):
 
 
 class TraceEvent(NamedTuple):
-    """`at`: nanoseconds of the writer's monotonic clock. `line` is where it happened, 0: not told."""
+    """One event of a thread. `at`: nanoseconds of the writer's monotonic clock. `line`: where it happened, 0 where that is not known. `step`: the training step."""
 
     at: int
     thread: int  # as the kernel numbers it
@@ -95,7 +95,7 @@ class RingHeader(Noun, frozen=True, kw_only=True):
 
 
 class TracedThread(NamedTuple):
-    """`cut`: older records of it were overwritten, or left out."""
+    """A thread of the traced process. `cut`: its older records were overwritten or left out."""
 
     name: str
     main: bool
@@ -103,7 +103,7 @@ class TracedThread(NamedTuple):
 
 
 class TraceEvents(ABC):
-    """What happened, by time. It may be gone through again and again, and need not be in memory."""
+    """The events of a ring, by time. Can be iterated any number of times; they need not be in memory."""
 
     __slots__ = ()
 
@@ -112,35 +112,35 @@ class TraceEvents(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many there are; of a ring that is still written, about."""
+        """The number of events; approximate while the ring is still written."""
 
     @abstractmethod
     def of(self, thread: int) -> Iterator[TraceEvent]:
-        """Those of one thread; the step may be missing."""
+        """The events of one thread. Their steps may be missing."""
 
     @property
     @abstractmethod
     def newest(self) -> int | None:
-        """When the last one happened, by the writer's monotonic clock; None: nothing was written."""
+        """When the last event happened, nanoseconds of the writer's monotonic clock; None where there is none."""
 
 
 class ListedEvents(tuple[TraceEvent, ...], TraceEvents):
-    """A few, in memory."""
+    """Events of a ring that are all in memory."""
 
     __slots__ = ()
 
     def of(self, thread: int) -> Iterator[TraceEvent]:
-        """Those of one thread."""
+        """The events of one thread."""
         return (event for event in self if event.thread == thread)
 
     @property
     def newest(self) -> int | None:
-        """Of the last one."""
+        """When the last event happened, nanoseconds of the writer's monotonic clock; None where there is none."""
         return self[-1].at if self else None
 
 
 class Ring(Noun, frozen=True, kw_only=True):
-    """A ring at one moment. `broken`: which chunks and names are damaged, in words."""
+    """The content of a call-trace file at one moment. `threads`: by the kernel's thread id. `broken`: sentences about damaged chunks and names."""
 
     header: RingHeader
     events: TraceEvents = ListedEvents()
@@ -149,17 +149,17 @@ class Ring(Noun, frozen=True, kw_only=True):
 
     @property
     def newest(self) -> int | None:
-        """When the last event happened, by the writer's monotonic clock; None: nothing was written."""
+        """When the last event happened, nanoseconds of the writer's monotonic clock; None where there is none."""
         return self.events.newest
 
     def name(self, thread: int) -> str:
-        """`MainThread`; "" where nothing is known of it."""
+        """The thread's name, for example `MainThread`; "" where it is not known."""
         found = self.threads.get(thread)
         return found.name if found else ""
 
 
 def training_thread(ring: Ring) -> int | None:
-    """The main thread, else the one with most records; None of an empty ring."""
+    """The id of the main thread if it has events, else of the thread with most of them; None for an empty ring."""
     main = next((number for number, one in ring.threads.items() if one.main), None)
     if main is not None and next(ring.events.of(main), None) is not None:
         return main

@@ -9,7 +9,7 @@ from mldebug.hardware.kernel_log.xids import ORDER, Tier, tier_of, xid_row
 
 
 def follows(event: KernelEvent) -> bool:
-    """Is it a consequence of something else? An SXid's number is none of an Xid."""
+    """Whether the line is an Xid that only another error brings about. SXids (of NVSwitches) are numbered differently and never count."""
     return (
         event.kind is KernelEventKind.XID and event.xid is not None and xid_row(event.xid).follows
     )
@@ -34,7 +34,7 @@ def source_of(event: KernelEvent) -> str:
 
 
 def adds_to(event: KernelEvent, root: KernelEvent) -> bool:
-    """Is it another line about the very same thing, with something that the root does not know?"""
+    """Whether the line is about the same error as `root` and has something that `root` lacks: a pid, a GPU, or the details of an OOM kill."""
     if event.kind is KernelEventKind.OOM_KILL:
         return True
     if event.xid is None or event.xid != root.xid:
@@ -44,7 +44,7 @@ def adds_to(event: KernelEvent, root: KernelEvent) -> bool:
 
 
 def completed(one: KernelEvent, other: KernelEvent) -> KernelEvent:
-    """Two lines about one thing: of a kill one knows the cgroup, the other the memory; NVML knows no process."""
+    """Two lines about the same error made into one event: of an OOM kill one has the cgroup, the other the memory; of an Xid NVML has no process."""
     if one.kind is not KernelEventKind.OOM_KILL:
         fuller = one if one.pid is not None or other.origin is Origin.NVML else other
         return msgspec.structs.replace(fuller, at=one.at, uuid=one.uuid or other.uuid)
@@ -59,7 +59,7 @@ def completed(one: KernelEvent, other: KernelEvent) -> KernelEvent:
 
 
 class Worst(Noun, frozen=True, kw_only=True):
-    """The error of a burst that counts most: the first of the worst tier. Its date is not that of the root."""
+    """The worst error of a burst of lines: the first one of the worst tier. `at`: its own unix time, not that of the burst's root."""
 
     xid: int
     tier: Tier
@@ -68,7 +68,7 @@ class Worst(Noun, frozen=True, kw_only=True):
 
 
 def worst_of(worst: Worst | None, event: KernelEvent, xid: int) -> Worst:
-    """The worse of what is known and one more line; where both are as bad, the kernel's word goes before a program's."""
+    """The worse of `worst` and one more line. Of two equally bad ones, a line of the kernel counts more than one that a program wrote."""
     trusted = event.origin is not Origin.USER_SPACE
     one = Worst(xid=xid, tier=tier_of(event), at=event.at, trusted=trusted)
     if worst is None or _weight(one) > _weight(worst):

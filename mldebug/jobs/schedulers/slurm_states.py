@@ -36,7 +36,11 @@ _WORD = re.compile(r"[A-Z_]{1,40}")
 
 
 def standing_of(states: Iterable[str]) -> tuple[str, JobStanding]:
-    """The word to show, and what it means. Ending wins over running, any other word over "over"."""
+    """Sum up several Slurm states (of array tasks or flags) as the one to show and what it means.
+
+    COMPLETING wins, then PENDING, then the first other state of a job that still exists; only states of finished jobs left: the
+    first of them, OVER. A word that is not known counts as QUEUED.
+    """
     words = [one.upper() for one in states if _WORD.fullmatch(one.upper())]
     matches = [(word, _STANDINGS[word]) for word in words if word in _STANDINGS]
     if matches:
@@ -51,7 +55,7 @@ def standing_of(states: Iterable[str]) -> tuple[str, JobStanding]:
 
 
 def node_trouble(states: Iterable[str]) -> str:
-    """Why a node takes no jobs, in sinfo's words; "" where it does."""
+    """Why a node takes no jobs, from its states as sinfo names them: `drained`, `down`, …; "" where it takes jobs."""
     words = {part for one in states for part in re.split(r"[+, ]", one.lower().strip("*~#!%$@^-"))}
     if words & {"drain", "drained", "draining"}:
         busy = words & {"allocated", "mixed", "completing", "draining", "alloc", "mix"}
@@ -62,5 +66,5 @@ def node_trouble(states: Iterable[str]) -> str:
 
 
 def blocked(reason: str) -> bool:
-    """Does a job with this reason wait for a person?"""
+    """Whether a job that is pending for this reason needs somebody to do something before it can start."""
     return reason.partition(" ")[0].strip("(),:") in BLOCKED

@@ -33,7 +33,7 @@ class Fullness(Noun, frozen=True, kw_only=True):
 def fullness(
     size: int, free: int, available: int, inodes: int, inodes_left: int, usable: float
 ) -> Fullness:
-    """From the figures of statvfs in bytes, counted as df does: without root's reserve. `usable`: the share at which writes fail."""
+    """Fullness from the figures of statvfs: bytes, without what is reserved for root, as `df` counts. `usable`: the share of the size (0 to 1) at which writes fail."""
     used = max(0, size - free)
     can = (used + available) * usable
     left = min(available, max(0.0, can - used))
@@ -47,7 +47,11 @@ def fullness_alerts(
     ahead: tuple[Forecast, Forecast],
     early: tuple[float, int],
 ) -> Iterator[StorageAlert]:
-    """The alerts about one filesystem. `limits`: of bytes and inodes; `ahead`: forecasts of both; `early`: (seconds, checkpoints) left below which to alert."""
+    """The alerts about one filesystem.
+
+    `title`: its name in sentences. `limits`: for bytes, and the share of inodes. `ahead`: forecasts of bytes and of inodes. `early`:
+    seconds and checkpoints left, below which to alert.
+    """
     if now.size and limits[0].passed(now.share, now.left):
         yield StorageAlert(
             kind="too_full",
@@ -70,7 +74,7 @@ def fullness_alerts(
 
 
 def is_soon(ahead: Forecast, early: tuple[float, int]) -> bool:
-    """Whether it will be full so soon (seconds or checkpoints left) that an alert is due."""
+    """Whether the forecast is so near that an alert is due. `early`: seconds and checkpoints left, below which it is."""
     if ahead.saves_left is not None:
         return ahead.saves_left <= early[1] or (
             ahead.trusted and (ahead.seconds_left or 0.0) <= early[0]
@@ -79,7 +83,7 @@ def is_soon(ahead: Forecast, early: tuple[float, int]) -> bool:
 
 
 def forecast_words(ahead: Forecast) -> str:
-    """The forecast in words: `412 GiB every 28m: full in 3 saves, 1h24m`; "" without a forecast."""
+    """The forecast in words: `412 GiB every 28m: full in 3 saves, 1h24m`; "" where there is none."""
     if ahead.seconds_left is None:
         return ""
     left = duration_words(ahead.seconds_left)
@@ -92,7 +96,7 @@ def forecast_words(ahead: Forecast) -> str:
 
 
 def size_words(count: float) -> str:
-    """A size in bytes with three digits and a binary unit."""
+    """Bytes in words, with three digits and a binary unit: `412 GiB`."""
     unit = 0
     while abs(count) >= 1000 and unit < len(_UNITS) - 1:
         count, unit = count / 1024, unit + 1
@@ -100,5 +104,5 @@ def size_words(count: float) -> str:
 
 
 def duration_words(seconds: float) -> str:
-    """A duration, rounded to seconds below a minute, else to minutes."""
+    """Seconds in words, rounded to seconds below a minute, else to minutes: `1h24m`."""
     return format_duration(float(round(seconds) if seconds < 60 else round(seconds / 60) * 60))

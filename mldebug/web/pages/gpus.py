@@ -30,7 +30,7 @@ DOING = {one.value: state_words(one) for one in GpuState if state_words(one)}
 
 
 class GpuEventRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What kernel or driver said."""
+    """One event of the kernel log or the driver, as texts for the page. `mood`: CSS class, `"bad"` or `"quiet"`."""
 
     moment: str
     ago: str
@@ -40,7 +40,7 @@ class GpuEventRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpusPageData(msgspec.Struct, frozen=True, kw_only=True):
-    """The page."""
+    """What the template of the page "GPUs" shows."""
 
     lead: str
     bad: bool
@@ -63,7 +63,7 @@ class GpusPage:
     reports = False
 
     def build(self, request: PageRequest) -> GpusPageData:
-        """From the agent's last reads."""
+        """The page's data, from the last reading of the GPUs in the agent's snapshot."""
         snapshot = request.snapshot
         overview = of_agent(snapshot)
         found = gpu_cards(overview, _doing(snapshot) if fresh(snapshot) else {})

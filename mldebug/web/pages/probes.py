@@ -25,7 +25,7 @@ NAMER = "mldebug probe isolate"
 
 
 class Sparkline(msgspec.Struct, frozen=True, kw_only=True):
-    """A small drawing, in units of its own: the line, the band of the usual, the last run."""
+    """A small drawing of the last speeds, in SVG units: the line, the band of usual values, the last run. `words`: for those who cannot see it."""
 
     line: str  # "x,y x,y …"
     last: tuple[float, float]
@@ -34,7 +34,7 @@ class Sparkline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One series."""
+    """One series of measurements as texts for the page. `mood`: CSS class."""
 
     op: str
     size: str
@@ -49,14 +49,14 @@ class SeriesRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Series that have all but op and size in common."""
+    """Series that differ only in op and size."""
 
     title: str
     rows: tuple[SeriesRow, ...]
 
 
 class ProbesPageData(msgspec.Struct, frozen=True, kw_only=True):
-    """The page."""
+    """What the template of the page "Probes" shows."""
 
     lead: str
     bad: bool
@@ -76,7 +76,7 @@ class ProbesPage:
     reports = False
 
     def build(self, request: PageRequest) -> ProbesPageData:
-        """From what the agent has read of its history."""
+        """The page's data, from the probe history in the agent's snapshot."""
         snapshot = request.snapshot
         judged = snapshot.probes or ()
         shifted = sum(one.standing is SeriesTrend.SHIFTED for one in judged)

@@ -29,7 +29,7 @@ ELSEWHERE = Gap(what=WHAT, reason="of a job this large the node of rank 0 asks a
 
 
 class RasClient:
-    """Asks NCCL RAS of jobs, each question in a child of its own. Safe from any thread."""
+    """Asks NCCL RAS about jobs, for each question in a new child process. Safe from any thread."""
 
     def __init__(
         self, spawner: Spawner, host: Host, unanswered: FailureCounts | None = None
@@ -39,7 +39,7 @@ class RasClient:
         self.unanswered = unanswered or FailureCounts()
 
     def ask(self, job: Job, *, whole: bool = True, seconds: float = DEADLINE) -> RasReply:
-        """What a process of this job answers; the reason where none does. Never raises."""
+        """Ask RAS about this job for at most `seconds`. The reply has the answer or, in `error`, the reason why there is none. Never raises."""
         if not job.ranks:
             return RasReply(error="no rank of the job lives here")
         if switched_off(job):
@@ -86,22 +86,22 @@ class RasClient:
 
 
 def switched_off(job: Job) -> bool:
-    """Has the job no NCCL RAS at all?"""
+    """Whether all ranks of the job here run with NCCL_RAS_ENABLE=0."""
     return all(rank.nccl_ras == OFF for rank in job.ranks)
 
 
 def nodes_of(job: Job) -> int:
-    """How many nodes it has, as far as this one can tell."""
+    """How many nodes the job has, reckoned from the world size and the number of ranks on this node."""
     return math.ceil(job.world_size / max(1, len(job.ranks) + len(job.lost)))
 
 
 def is_ours_to_ask(job: Job) -> bool:
-    """One question collects the answers of all processes: of a large job only one node asks for the whole."""
+    """Whether this node asks RAS about the job. One answer covers all processes, so for jobs of more than `MAX_NODES` nodes only the node of rank 0 asks."""
     return nodes_of(job) <= MAX_NODES or any(rank.rank == 0 for rank in job.ranks)
 
 
 def gap(reply: RasReply) -> Gap | None:
-    """Why there is no answer; None where there is one."""
+    """The gap that says why RAS gave no answer; None where it gave one."""
     return None if reply.answer else Gap(what=WHAT, reason=reply.error, way_out=reply.way_out)
 
 
@@ -109,7 +109,7 @@ Ask = Callable[[Job, float], RasReply]
 
 
 class RasBackgroundQuery:
-    """A question that runs in a background thread from construction on; with `ask` None nothing is asked."""
+    """A query that runs in a background thread from the moment it is made. `ask` None: nothing is asked."""
 
     def __init__(self, ask: Ask | None, job: Job, seconds: float) -> None:
         self._reply: RasReply | None = None
@@ -122,7 +122,7 @@ class RasBackgroundQuery:
             work.start()
 
     def take(self, left: float, uses_gpus: bool) -> tuple[NcclRas | None, tuple[Gap, ...]]:
-        """The answer, waited for as long as is `left`; a job without GPUs owes none."""
+        """Wait up to `left` seconds for the answer; return it and the gap that says why there is none. A job without GPUs gets no gap where RAS does not listen."""
         if self._thread is None:
             return None, (ELSEWHERE,) if self._elsewhere and uses_gpus else ()
         self._thread.join(max(0.0, min(left, self._until - time.monotonic())))

@@ -17,25 +17,25 @@ T = TypeVar("T")
 
 
 def give(answer: "Future[T]", value: T) -> None:
-    """Set the result, unless whoever waited has given up: then a future cannot be set any more."""
+    """Set the future's result, unless it was cancelled because nobody waits for it any more."""
     if answer.set_running_or_notify_cancel():
         answer.set_result(value)
 
 
 def refuse(answer: "Future[T]", error: MldebugError) -> None:
-    """Set the error, unless whoever waited has given up."""
+    """Set the future's exception, unless it was cancelled because nobody waits for it any more."""
     if answer.set_running_or_notify_cancel():
         answer.set_exception(error)
 
 
 class TimedCapture(NamedTuple):
-    """A capture, and when it came (monotonic): a wall clock may be set in between."""
+    """A capture, and `came`: the monotonic time when it was done, since the wall clock may be set in between."""
 
     capture: NodeCapture
     came: float
 
     def age(self, now: float) -> float:
-        """Seconds since it was begun."""
+        """Seconds since the capture was begun. `now`: monotonic seconds."""
         return max(0.0, now - self.came) + self.capture.duration_seconds
 
 
@@ -43,7 +43,7 @@ CaptureFuture = Future[TimedCapture | None]
 
 
 class RemoteOrders:
-    """`capture` has a run captured soon; its capture comes back by `captured`."""
+    """Captures that other nodes ordered. `capture` is called to have a run captured soon; the result comes back through `captured` or `failed`."""
 
     def __init__(self, capture: Callable[[Run], None]) -> None:
         self._capture = capture
@@ -52,13 +52,17 @@ class RemoteOrders:
         self._reasons: dict[str, set[str]] = {}  # job -> the incidents that its last capture serves
 
     def keep(self, jobs: Collection[str]) -> None:
-        """Forget all other jobs."""
+        """Forget all jobs but those with these ids."""
         for known in (self._waiting, self._taken, self._reasons):
             for job_id in known.keys() - jobs:
                 del known[job_id]
 
     def order(self, run: Run, incident: str, answer: CaptureFuture, now: float) -> None:
-        """Somebody wants it; what was taken for another reason shows another moment than those of the other nodes."""
+        """Order a capture of the run for an incident of another node; `answer` receives it.
+
+        A capture for the same incident of less than `AGAIN` seconds ago serves again, one for another incident only within `MOMENT`: it
+        would show another moment than the captures of the other nodes. `now`: monotonic seconds.
+        """
         job_id = run.job.id
         age = now - self._taken.get(job_id, -AGAIN)
         reasons = self._reasons.setdefault(job_id, set())
@@ -75,13 +79,13 @@ class RemoteOrders:
         reasons.add(incident)
 
     def captured(self, job_id: str, capture: NodeCapture, now: float) -> None:
-        """It has come: who waits for it gets it."""
+        """Hand the finished capture to all who ordered it."""
         self._taken[job_id] = now
         for waiting in self._waiting.pop(job_id, ()):
             give(waiting, TimedCapture(capture, now))
 
     def failed(self, job_id: str, error: Exception) -> None:
-        """The capture failed: everybody who waits for it gets the reason."""
+        """Hand the reason why the capture failed to all who ordered it, as an MldebugError."""
         why = clean(f"its capture failed: {type(error).__name__}: {error}", 200)
         for waiting in self._waiting.pop(job_id, ()):
             refuse(waiting, MldebugError(why))

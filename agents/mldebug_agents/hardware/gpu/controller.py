@@ -17,7 +17,9 @@ from mldebug.core.units import format_duration
 
 LONGEST = 4 * 3600.0  # seconds that the GPUs may be left unwatched by one request
 FOR_RESET = 300.0  # seconds for which the agent lets go by itself, and then looks again
-HOLD = 600.0  # seconds after a take-up in which it does not: a job that starts has no context on a GPU yet
+# seconds after `take_up` in which the agent does not let go by itself: a job that is just starting has no context on a GPU yet,
+# so the GPU looks unused
+HOLD = 600.0
 CLOSED_WITHIN = 3.0  # seconds in which an idle reader has ended
 ACCEPTED_WITHIN = 5.0
 BY_HAND = "somebody asked for it"
@@ -27,31 +29,31 @@ RELEASE, ACCEPT = "/api/v1/gpus/release", "/api/v1/gpus/accept"
 
 @runtime_checkable
 class ReleasableGpus(Protocol):
-    """A source of GPU readings that holds them open: `sources.gpus.Gpus`."""
+    """A source of GPU readings that keeps GPUs open and can close them: `NodeReader`."""
 
     @property
     def released_seconds(self) -> float:
-        """For how long they are left alone."""
+        """For how many seconds more the GPUs are not touched; 0.0 where they are read as usual."""
         ...
 
     def release(self, seconds: float) -> None:
-        """Leave them alone for so long; 0: no longer."""
+        """Close all handles on GPUs for `seconds`; 0 opens them again."""
         ...
 
     def let_go(self) -> bool:
-        """Is none of them held any more?"""
+        """Whether this agent holds no GPU any more."""
         ...
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a release. `closed`: nothing of the agent's holds a GPU now."""
+    """The answer to a release. `closed`: whether the agent holds no GPU by now. `seconds`: for how long."""
 
     seconds: float
     closed: bool
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of accepting: so many GPUs are expected from now on."""
+    """The answer to accepting the GPUs that are there: how many are expected from now on."""
 
     expected: int
 
@@ -65,7 +67,7 @@ class _AcceptRequest:
 
 
 class GpuController:
-    """Takes requests. `gpus` may be a recording, which holds nothing."""
+    """Carries out what users ask about the agent's GPUs. `gpus`: the source of readings; one that holds nothing open (a recording) may be released too."""
 
     def __init__(self, gpus: object, clock: Callable[[], float] = time.time) -> None:
         self._gpus = gpus if isinstance(gpus, ReleasableGpus) else None
@@ -76,12 +78,12 @@ class GpuController:
 
     @property
     def released_until(self) -> float | None:
-        """Unix time; None where they are not released."""
+        """Until when the GPUs are released, unix time; None where they are not."""
         left = self._gpus.released_seconds if self._gpus else 0.0
         return self._clock() + left if 0 < left < math.inf else None
 
     def release(self, seconds: float, why: str = BY_HAND) -> Released:
-        """Close all handles for so long and wait a little until they are closed; 0 takes the GPUs up again."""
+        """Close all handles on GPUs for `seconds`, and wait up to `CLOSED_WITHIN` for it; 0 has the GPUs read again. UsageError for more than `LONGEST`."""
         if not 0 <= seconds <= LONGEST:  # so NaN is none
             raise UsageError(
                 "the GPUs cannot be released for so long",
@@ -99,14 +101,14 @@ class GpuController:
         return Released(seconds=seconds, closed=closed)
 
     def let_go_for_reset(self) -> bool:
-        """Release the GPUs because the agent itself is in the way of a reset. Waits for nothing; False where they were taken up again lately."""
+        """Release the GPUs because the driver wants a reset and this agent is in its way. Returns at once; False where they cannot be released, or were read again by request less than `HOLD` seconds ago."""
         if self._gpus is None or time.monotonic() < self._not_before:
             return False
         self._let_go(FOR_RESET, BY_ITSELF)
         return True
 
     def take_up(self) -> None:
-        """Have the GPUs read again."""
+        """Have the GPUs read again, and not released by the agent itself for `HOLD` seconds."""
         self._not_before = time.monotonic() + HOLD
         self._let_go(0.0, "")
 
@@ -116,7 +118,10 @@ class GpuController:
             self._gpus.release(seconds)
 
     def accept(self, timeout: float = ACCEPTED_WITHIN) -> Accepted:
-        """What is there now is what there should be; MldebugError where that cannot be read now."""
+        """Take the GPUs that are there now as all that should be there. Waits up to `timeout` seconds for the main loop.
+
+        Raises MldebugError where the loop does not come to it, or the GPUs cannot be read now.
+        """
         wish = _AcceptRequest()
         self._wishes.put(wish)
         if not wish.done.wait(timeout):
@@ -129,7 +134,10 @@ class GpuController:
         return Accepted(expected=wish.expected)
 
     def grant(self, accept: Callable[[], int | None]) -> Iterator[int]:
-        """Carry out what was wished since the last turn; yields how many GPUs were accepted. The main loop's alone."""
+        """Carry out waiting calls of `accept`, and yield how many GPUs each accepted. For the main loop only.
+
+        `accept`: takes what is there as expected and returns the number of GPUs, None where they cannot be read.
+        """
         while True:
             try:
                 wish = self._wishes.get_nowait()
@@ -142,7 +150,7 @@ class GpuController:
 
 
 def gpu_verbs(controller: GpuController) -> dict[str, Callable[[Mapping[str, str]], object]]:
-    """Path -> what it does. `release?seconds=600`; 0 takes the GPUs up again."""
+    """The paths of the agent's API about GPUs, and the functions that answer them: `release?seconds=600` and `accept`."""
     return {
         RELEASE: lambda query: controller.release(_seconds(query)),
         ACCEPT: lambda _: controller.accept(),

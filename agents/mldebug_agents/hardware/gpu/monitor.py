@@ -36,7 +36,7 @@ MAX_FAULTS = 64
 
 
 class GpuMonitor:
-    """Takes the news of the GPU worker."""
+    """Keeps the newest readings of the GPUs, what is wrong with them, and which rank uses which. `watch`: the last quick reading; `full`: the last full one; None where it failed."""
 
     def __init__(self, memory: KeyValueStore, node: str) -> None:
         self._memory = memory
@@ -53,7 +53,7 @@ class GpuMonitor:
         self._faults: dict[str, list[Fault]] = {}  # of memory, by job
 
     def update(self, news: GpuNews, limits: Thresholds, configured: int | None) -> None:
-        """A read went well."""
+        """Take a successful reading. `limits`: of the health rules. `configured`: how many GPUs the configuration expects, None to learn it."""
         if news.full is None:
             self.watch = news.watch
             self.samples = with_looks(self.samples, news.watch)
@@ -67,40 +67,37 @@ class GpuMonitor:
         self._before = news.full
 
     def failed(self, *, full: bool) -> None:
-        """A read has failed: forget what was read before."""
+        """Note that a reading failed, and drop the reading before it. `full`: it was a full one."""
         if full:
             self.full, self.count, self.health = None, None, ()
         else:
             self.watch, self.samples = None, {}
 
     def joined(self, job_id: str) -> RankGpuMap:
-        """Who works on which GPU."""
+        """Which rank of the job uses which GPU; empty where nothing is known."""
         return self._joined.get(job_id) or RankGpuMap()
 
     def knows(self, job: Job) -> bool:
-        """Is the GPU of each of its ranks known by more than a convention? A rank that starts has no process on it yet."""
+        """Whether the GPU of every rank of the job is known from a process on it, not only guessed by convention (local rank = index)."""
         sure = {one.rank for one in self.joined(job.id).ranks if one.sure}
         return all(one.rank in sure for one in job.ranks)
 
     def events(self) -> tuple[GpuEvent, ...]:
-        """Events that came with the last watch read."""
+        """Events that came with the last quick reading."""
         return self.watch.events if self.watch else ()
 
     def lost(self) -> tuple[LostGpu, ...]:
-        """GPUs that did not answer at the last read."""
+        """GPUs that did not answer at the last reading."""
         newest = self.watch or self.full
         return newest.lost if newest else ()
 
     def faults(self, job_id: str) -> tuple[Fault, ...]:
-        """GPUs that are missing, and memory that failed, under the ranks of a run."""
+        """Faults of GPUs that ranks of the job use: missing ones, and memory errors."""
         missing = faults_of_count(self.count, self._ranks(job_id), self._node) if self.count else ()
         return as_sure((*self._faults.get(job_id, ()), *missing), self.joined(job_id).guessed())
 
     def concerning(self, job_id: str, faults: Iterable[Fault]) -> tuple[Fault, ...]:
-        """Leave out GPUs on which none of a run's ranks works, where it is known on which they do.
-
-        One on which the driver counts a rank's process stays, though the rank's own is another.
-        """
+        """Those of the faults that may concern the job: faults of GPUs that none of its ranks uses are left out, if it is known which they use."""
         joined = self.joined(job_id)
         sure = bool(joined.ranks) and not joined.unknown
         also = {uuid for one in joined.ranks for uuid in one.also}
@@ -111,12 +108,12 @@ class GpuMonitor:
         )
 
     def keep_only(self, job_ids: set[str]) -> None:
-        """Forget all other runs."""
+        """Forget all jobs but those with these ids."""
         self._joined = {one: kept for one, kept in self._joined.items() if one in job_ids}
         self._faults = {one: kept for one, kept in self._faults.items() if one in job_ids}
 
     def accept(self) -> int | None:
-        """The GPUs that are there now are all that there should be: how many, or None where that is not known now."""
+        """Take the GPUs that are there now as all that should be there. Returns how many, None where that is not known now."""
         if self._expected is None or self.full is None or not self.full.gpus:
             return None
         self._expected.accept(self.full)

@@ -26,7 +26,7 @@ _SLOT = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class GpuSource(Protocol):
-    """Who reads GPUs: `sources.gpus.Gpus`, or a recording."""
+    """Reads the GPUs of this node; implemented by `NodeReader` and by recordings."""
 
     def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
         """Read what moves, and touch none of those."""

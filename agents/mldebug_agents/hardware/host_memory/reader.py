@@ -32,7 +32,7 @@ WAY_OUT = "let the agent's user read /sys/fs/cgroup"
 
 
 class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One look. `horizon`: seconds before the end at which an alarm is due."""
+    """What to read. `horizon`: alert so many seconds before memory is full. `pss`: also read each rank's proportional share, which is slow."""
 
     jobs: tuple[Job, ...] = ()
     horizon: float = 1800.0
@@ -40,7 +40,7 @@ class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryWatch:
-    """Reads memory and keeps the trends. `least`: seconds of readings before there is a forecast."""
+    """Reads memory of the host, of cgroups and of ranks, and keeps trends. `least`: seconds of readings that a forecast needs. `spacing`: seconds between two readings of a trend."""
 
     def __init__(self, host: Host, reader: Paths, clock: Callable[[], float] = time.monotonic, *, least: float = LEAST, spacing: float = SPACING) -> None:  # fmt: skip
         self._host = host
@@ -53,7 +53,7 @@ class MemoryWatch:
         self._pss_at = -PSS_EVERY
 
     def look(self, order: MemoryOrder) -> NodeMemory:
-        """Look once."""
+        """Read the memory of the host, the cgroups and the ranks of these jobs once, in bytes; what cannot be read is a gap."""
         now = self._clock()
         pids = [rank.pid for job in order.jobs for rank in job.ranks][:MAX_RANKS]
         self._share(pids, order, now)

@@ -26,7 +26,7 @@ MAX_LAUNCHES = 256  # of launches that still live
 
 
 class FailedAttempt(msgspec.Struct, kw_only=True):
-    """A launch with a failed attempt, and the incident of it."""
+    """The last failed attempt of a launch, and the incident that all its failed attempts of one kind share."""
 
     run: Run  # of the attempt that failed last
     incident: Incident
@@ -36,7 +36,10 @@ class FailedAttempt(msgspec.Struct, kw_only=True):
 
 
 class FailedAttempts:
-    """Makes incidents of failed attempts. `capture` asks for a capture of ranks that live on."""
+    """Opens, continues and closes incidents of failed attempts.
+
+    `capture`: has the ranks captured that still live. `forget`: drops what is stored of a job, by id.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class FailedAttempts:
         self._came: dict[str, tuple[float, int | None]] = {}  # job -> when, and at which step
 
     def recall(self, job_id: str, row: RunRow) -> bool:
-        """Take up the incident of a launch that lives on without its attempt, opened by an earlier agent. False where there is none."""
+        """Take over the incident that an earlier agent opened for a launch that still lives. False where the row holds no such incident."""
         incident = row.incident
         if incident is None or incident.exit is None or incident.kind != "abnormal_end":
             return False
@@ -71,23 +74,26 @@ class FailedAttempts:
         return True
 
     def write_again(self) -> None:
-        """Write the reports of all open incidents again: the state dir was lost."""
+        """Write the reports of all open incidents again, after the state directory was lost."""
         for failure in self._by_launch.values():
             if not failure.closed and failure.run.incident is None:
                 self._incidents.write_again(failure.incident)
 
     def explained(self, run: Run) -> None:
-        """The job ended in the middle of a stall: the stall's incident explains its exits."""
+        """Note that the job ended during a stall: the stall's incident explains its exits, so no other is opened."""
         self._explained.add(run.job.id)
 
     # --- what `ExitTracker` reports -------------------------------------------------------------------
 
     def exited(self, run: Run, at: float, words: str) -> None:
-        """An open incident lists who ended."""
+        """Note in the run's open incident that ranks exited. `at`: unix time. `words`: which ranks, and how."""
         self._incidents.note(run, at, words)
 
     def failed(self, run: Run, attempt: AttemptExit, outcome: ExitOutcome, *, final: bool) -> None:
-        """Open an incident, or go on with the one that is open."""
+        """Open an incident for a failed attempt, or continue the one of an earlier attempt that failed with the same signs.
+
+        `final`: no further attempt will come, so the incident is closed.
+        """
         if run.job.id in self._explained or (run.incident and run.incident.kind == "stall"):
             return
         key = self._key(run.job)
@@ -114,7 +120,7 @@ class FailedAttempts:
             self._close(self._by_launch[key], "ended", "incident closed: the job is over")
 
     def goes_on(self, run: Run) -> None:
-        """A later attempt that makes steps, or lives for long, closes the incident as recovered."""
+        """Close the launch's incident as recovered once a later attempt makes steps, or has lived for `PROVED` seconds."""
         failure = self._by_launch.get(self._key(run.job))
         if failure is None or failure.run is run or failure.closed:
             return
@@ -126,13 +132,13 @@ class FailedAttempts:
             self._incidents.shelve(failure.run, failure.incident)
 
     def launcher_ended(self, pid: int) -> None:
-        """The launcher has ended: no further attempt will come, so its incidents close."""
+        """Close the incidents of the launcher with this pid, since no further attempt will come."""
         for key, failure in list(self._by_launch.items()):
             if failure.run.job.launcher_pid == pid:
                 self._end(self._by_launch.pop(key), "the launcher has ended")
 
     def done(self, run: Run) -> None:
-        """Forget what was kept for a job that is over."""
+        """Forget what was kept about a job that is over."""
         self._explained.discard(run.job.id)
         self._came.pop(run.job.id, None)
         key = self._key(run.job)

@@ -18,7 +18,7 @@ _SAFE = re.compile(r"/(?!.*(?:^|/)\.\.(?:/|$)).*")
 
 
 class KernelDeathLog:
-    """Reads the kernel's log from now on, and never waits. `readable` is False where that is not allowed or there is none."""
+    """Deaths of processes that the kernel logs from now on (OOM kills, segfaults). Its methods never wait."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._deaths: deque[tuple[int, KernelDeath]] = deque(maxlen=KEPT)
@@ -37,21 +37,21 @@ class KernelDeathLog:
 
     @property
     def readable(self) -> bool:
-        """Whether it can be read."""
+        """Whether the kernel log can be read; False without the right to, or where a container has no such device."""
         return self._fd >= 0
 
     def mark(self) -> int:
-        """A place in the log: deaths that come later are `since` it."""
+        """A mark for the present end of the log, to pass to `since` and `whole` later."""
         self._read()
         return self._count
 
     def since(self, mark: int) -> tuple[KernelDeath, ...]:
-        """The deaths after a mark: an older one may be of another process with the same number."""
+        """The deaths logged after the mark was taken. Earlier ones may be about other processes that had the same pid."""
         self._read()
         return tuple(death for number, death in self._deaths if number >= mark)
 
     def whole(self, mark: int) -> bool:
-        """Whether all deaths since the mark are known: not where records were overwritten before they were read."""
+        """Whether `since` this mark knows all deaths: False where records were overwritten before they were read, or the log is not readable."""
         self._read()
         return self.readable and self._torn < mark
 
@@ -77,9 +77,9 @@ class KernelDeathLog:
 
 
 def log_doubt(log: KernelDeathLog, mark: int, *, kernel_pids: bool) -> str:
-    """Why the absence of kills in the log since a mark proves nothing; "" where it does.
+    """Why no death in the log since the mark does not prove that nobody was killed; "" where it does prove it.
 
-    `kernel_pids`: are pids here those that the kernel logs?
+    `kernel_pids`: whether pids here are those that the kernel logs, not those of a container.
     """
     if not log.readable:
         return "the kernel log may not be read, so an OOM kill is not seen: give CAP_SYSLOG"
@@ -94,7 +94,7 @@ def log_doubt(log: KernelDeathLog, mark: int, *, kernel_pids: bool) -> str:
 
 
 def oom_counter(host: Host, pid: int) -> str:
-    """The file that counts the OOM kills of a process's cgroup (version 1 or 2), "" where there is none."""
+    """The path of the file that counts OOM kills in a process's cgroup (version 1 or 2); "" where there is none."""
     for line in host.text(pid, "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -109,7 +109,7 @@ def oom_counter(host: Host, pid: int) -> str:
 
 
 def oom_kills(path: str) -> int | None:
-    """What that file counts now; None where it is gone or not for us."""
+    """The number of OOM kills in that file; None where it is gone or may not be read."""
     with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
         count = _COUNT.search(file.read(4096))
         return int(count["count"]) if count else None

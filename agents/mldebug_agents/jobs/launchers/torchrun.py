@@ -16,10 +16,10 @@ MODULES = (
 
 
 class TorchrunLauncher:
-    """Every rank gets TORCHELASTIC_RUN_ID and its place. In a pod the launcher itself has RANK, the pod's number."""
+    """Recognises ranks by TORCHELASTIC_RUN_ID and LOCAL_RANK. RANK alone would not do: in a pod the launcher has it too, with the pod's number."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
-        """Claim of a worker process."""
+        """Rank, world size, run id and attempt from a rank's environment; None where torchrun did not start the process."""
         if "TORCHELASTIC_RUN_ID" not in environ or "LOCAL_RANK" not in environ:
             return None
         return claim(
@@ -36,7 +36,7 @@ class TorchrunLauncher:
         )
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """The elastic agent; PyTorch names its main thread."""
+        """Whether the process is the elastic agent, by its command line or by the name that PyTorch gives its main thread."""
         return name in ("torchrun", "pt_elastic") or runs(
             argv, scripts=("torchrun",), modules=MODULES
         )

@@ -21,12 +21,12 @@ UNSUPPORTED = ("does not support", "not implemented", "not supported", "No backe
 
 
 def main(order: dict[str, Any]) -> None:
-    """Launch the ranks of this node."""
+    """Start this script once for each rank of this node."""
     launch(order, work)
 
 
 def work(order: dict[str, Any]) -> None:
-    """One rank: every op with every size."""
+    """What one rank does: time every op with every size. Rank 0 writes the events."""
     torch, device = join(order)
     bench = CollectiveTimer(torch, device, order)
     if rank() == 0:
@@ -38,7 +38,7 @@ def work(order: dict[str, Any]) -> None:
 
 
 def about(torch: Any, order: dict[str, Any], bench: CollectiveTimer) -> dict[str, Any]:
-    """What the figures depend on."""
+    """The content of the event `joined`: number of ranks, backend, GPU model, versions, and the bytes that a rank may use."""
     cuda = order["device"] == "cuda"
     return {
         "ranks": bench.world,
@@ -51,13 +51,13 @@ def about(torch: Any, order: dict[str, Any], bench: CollectiveTimer) -> dict[str
 
 
 def gpu_models(torch: Any) -> str:
-    """Of the GPUs that the ranks of this node have; all of them where they differ: the slowest sets the pace."""
+    """The model of this node's GPUs; several joined with " and ", because the slowest model limits all."""
     here = range(int(os.environ["LOCAL_WORLD_SIZE"]))
     return " and ".join(sorted({torch.cuda.get_device_name(gpu) for gpu in here}))
 
 
 class CollectiveTimer:
-    """What one rank needs to time."""
+    """Times collectives in one rank. `memory`: bytes that every rank may use for buffers."""
 
     def __init__(self, torch: Any, device: Any, order: dict[str, Any]) -> None:
         self._torch, self._device, self._order = torch, device, order
@@ -68,14 +68,14 @@ class CollectiveTimer:
         self.memory = int(self._agreed(float(self._free()), "MIN"))
 
     def payloads(self, op: str) -> list[int]:
-        """Those that are not the same once they are rounded down to whole elements."""
+        """The sizes of the order (bytes), without those that give the same number of elements as an earlier one."""
         found: dict[int, int] = {}
         for size in self._order["sizes"]:
             found.setdefault(elements(op, size, self._itemsize, self.world), size)
         return list(found.values())
 
     def cell(self, op: str, size: int) -> None:
-        """Time one op with one payload, check its values, and have rank 0 say what all saw."""
+        """Time one op with `size` bytes and check the result's values; rank 0 writes the event with the times of all ranks."""
         count = elements(op, size, self._itemsize, self.world)
         wanted = needed(op, count, self._itemsize, self.world) + 4 * BLOCK * self._itemsize
         if wanted > self.memory:
@@ -108,7 +108,7 @@ class CollectiveTimer:
         return times, operation.wrong(self._values)
 
     def timed(self, operation: CollectiveOperation, repeats: int) -> list[float]:
-        """Seconds of each repetition, one straight after the other, as this rank sees them."""
+        """Run the operation `repeats` times back to back and return the seconds that each took in this rank."""
         self._torch.distributed.barrier()
         if self._cuda and operation.op != "barrier":
             return self._by_events(operation, repeats)
@@ -172,7 +172,7 @@ class CollectiveTimer:
 
 
 def available() -> int:
-    """Bytes of host memory that can be had without pushing anybody out."""
+    """Bytes of host memory available without swapping (MemAvailable); 0 where that is not known."""
     with open("/proc/meminfo", encoding="ascii") as text:
         for line in text:
             if line.startswith("MemAvailable:"):

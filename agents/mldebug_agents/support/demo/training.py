@@ -40,7 +40,7 @@ def train(options: argparse.Namespace, rank: int) -> None:
 
 
 def forward_backward(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    """One batch of a task that can be learnt; the pause stands for a bigger model."""
+    """Train on one random batch, gradients not yet averaged, and return the loss (a scalar). The pause makes a step as long as a bigger model's."""
     inputs = torch.randn(64, 8)
     targets = inputs.sum(dim=1, keepdim=True)
     optimizer.zero_grad()
@@ -122,7 +122,7 @@ FAULTS: dict[str, Callable[[Path, torch.Tensor], None]] = {
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
+    """Write a small file so that readers see all of it or nothing."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(text)
     temporary.replace(path)

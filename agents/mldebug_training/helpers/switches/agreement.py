@@ -28,10 +28,10 @@ _made: dict[str, int] = {}  # agreements of this process, by the ranks that agre
 
 
 class RankAgreement:
-    """One rank's side of the agreement. Call `begin` and `finish` in turns, equally often in all ranks of the job or group."""
+    """Finds the element-wise maximum of a few numbers over all ranks. Call `begin` and `finish` in turns, equally often in all ranks of the job or group."""
 
     def __init__(self, group: Any = None, timeout: float = 5.0) -> None:
-        """`group`: a process group, whose ranks agree; None: all. `timeout`: seconds that a rank waits for the others."""
+        """`group`: the process group whose ranks agree; None: all ranks. `timeout`: seconds that a rank waits for the others."""
         self._group = group
         self._timeout = timeout
         self._name = _name(group)
@@ -45,16 +45,16 @@ class RankAgreement:
 
     @property
     def begun(self) -> bool:
-        """Has an agreement begun that is not finished?"""
+        """Whether `begin` was called and `finish` not yet."""
         return self._work is not None or self._alone is not None
 
     def size(self) -> int:
-        """How many ranks have to agree; 0: several, and no way to reach them yet; -1: this rank is not one of them."""
+        """How many ranks have to agree; 0: several, but torch.distributed is not initialised; -1: this rank is not in the group."""
         dist = _initialized()
         return int(dist.get_world_size(self._group)) if dist else size()
 
     def begin(self, numbers: Sequence[int]) -> None:
-        """Give this rank's numbers to the others; returns at once. Raises RuntimeError where the job's store cannot be used."""
+        """Publish this rank's numbers to the other ranks and return at once. Raises RuntimeError where the job's store is a file."""
         if self.size() == 1:
             self._alone = tuple(numbers)
             return
@@ -63,7 +63,10 @@ class RankAgreement:
         self._work.start()
 
     def finish(self, timeout: float | None = None) -> tuple[int, ...]:
-        """The highest of all ranks, number by number. Raises LateError after the timeout; what was begun goes on."""
+        """The maximum of each number over all ranks; `()` where nothing was begun.
+
+        `timeout`: seconds, by default that of the agreement. Raises LateError where a rank has not published its numbers by then.
+        """
         alone, self._alone = self._alone, None
         work, self._work = self._work, None
         if work is None:
@@ -71,15 +74,15 @@ class RankAgreement:
         return work.result(self._timeout if timeout is None else timeout)
 
     def meet(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds until all ranks have called this: either all return, or all raise LateError.
+        """Wait up to `timeout` seconds until all ranks have called this: either it returns in all ranks, or it raises LateError in all.
 
-        If it was interrupted, call it again: it returns or raises what came of it.
+        If it was interrupted, call it again: it then returns or raises what it would have.
         """
         if self.size() > 1:
             self._meet(timeout)
 
     def stay_away(self, why: str) -> None:
-        """Make the others stop waiting for this rank, with `why` as the reason; returns at once."""
+        """Make the other ranks stop waiting for this one, with `why` as the reason they see. Returns at once."""
         if self.size() < 2:
             return
         last = self._last
@@ -91,7 +94,7 @@ class RankAgreement:
             self._meeting.stay_away(why)
 
     def give_up(self, numbers: Sequence[int], why: str) -> None:
-        """Take part no more: the others neither wait for this rank now nor at the next agreement; returns at once."""
+        """Leave for good: the other ranks wait for this one neither now nor at the next agreement, where `numbers` are its last. Returns at once."""
         if self._last is not None:
             self._last.start()  # it may have been interrupted before
         self.stay_away(why)
@@ -99,7 +102,7 @@ class RankAgreement:
             self.begin(numbers)
 
     def shortest_timeout(self) -> float:
-        """Seconds after which the first collective of the job's groups is ended in this rank; 0 where that is not known."""
+        """The shortest collective timeout of all process groups of this rank, seconds; 0 where none is known."""
         try:
             groups = list(sys.modules["torch.distributed.distributed_c10d"]._world.pg_map)
         except Exception as error:  # no torch, another PyTorch than those we know
@@ -159,9 +162,9 @@ def _is_a_file(store: Any) -> bool:
 
 
 def clock() -> int:
-    """How many collectives the job has made in its main group: the same in all ranks at one step. 0: unknown.
+    """How many collectives the job has launched in its main group, which is the same in all ranks at one step; 0 where that is unknown.
 
-    By NCCL, which counts nothing else: gloo counts what two ranks send each other, too.
+    Only with NCCL: gloo's count includes point-to-point calls, which differ by rank.
     """
     dist = _initialized()
     try:
@@ -173,13 +176,16 @@ def clock() -> int:
 
 
 class CollectiveClocks:
-    """The collective counts of all ranks, compared from one agreement to the next."""
+    """Compares the collective counts of all ranks (see `clock`) from one agreement to the next."""
 
     def __init__(self) -> None:
         self._most = self._steady = self._parted = 0
 
     def have_parted(self, most: int, apart: int) -> bool:
-        """Do they differ for good, where they were the same in all ranks? Once may be an accident."""
+        """Whether the counts, equal in all ranks before, have differed in two agreements in a row.
+
+        `most`: the highest count of a rank. `apart`: 0 where all ranks have the same.
+        """
         self._parted = self._parted + 1 if apart else 0
         if self._parted and self._steady >= STEADY:
             return self._parted > 1
@@ -189,13 +195,13 @@ class CollectiveClocks:
 
 
 def rank() -> int:
-    """This rank; 0 where nobody knows."""
+    """This process's global rank, from torch.distributed or the environment; 0 where neither has one."""
     dist = _initialized()
     return int(dist.get_rank()) if dist else max(0, ranks.rank_and_size()[0])
 
 
 def size() -> int:
-    """How many ranks the job has; 0: several, and no way to reach them yet."""
+    """How many ranks the job has; 0: several, but torch.distributed is not initialised."""
     dist = _initialized()
     if dist:
         return int(dist.get_world_size())

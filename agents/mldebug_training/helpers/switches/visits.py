@@ -24,7 +24,7 @@ _running: set[StoreRequests] = set()
 
 
 class StoreRequests:
-    """Calls of one store. `size`: how many ranks call it, which sets the pause between two calls."""
+    """Calls of the job's store (torch.distributed.Store). `size`: the number of ranks that call it, which sets the pause between two calls."""
 
     def __init__(self, store: Any, size: int) -> None:
         self.store = store
@@ -43,12 +43,12 @@ class StoreRequests:
 
     @property
     def silent(self) -> float:
-        """Seconds that the store has not answered."""
+        """For how many seconds the store has owed an answer; 0.0 where it owes none."""
         asked = self._asked
         return time.monotonic() - asked if asked else 0.0
 
     def ask(self, name: str, *args: Any) -> Any:
-        """Call this method of the store. Raises what it does, and LateError where the rank ends."""
+        """Call a method of the store by name. Raises whatever that raises, and LateError once this process is ending."""
         if self._ends:
             raise LateError("this rank ends")
         self._asked = time.monotonic()
@@ -63,7 +63,7 @@ class StoreRequests:
         return [self.ask("get", one) for one in keys]
 
     def until(self, ask: Callable[[], T], longest: float = LONGEST) -> T:
-        """Call `ask` until it returns something true, and return that. Raises LateError where there is nothing after so many seconds."""
+        """Call `ask` again and again until it returns something true, and return that. Raises LateError after `longest` seconds."""
         deadline, pause = time.monotonic() + longest, FIRST_NAP
         while time.monotonic() < deadline:
             found = ask()
@@ -73,12 +73,12 @@ class StoreRequests:
         raise LateError(LATE)
 
     def hurry(self) -> None:
-        """Look again at once: somebody waits now."""
+        """End the present pause of `until`, because somebody waits for the result now."""
         if self._woken.locked():
             self._woken.release()
 
     def end(self) -> None:
-        """Ask no more."""
+        """Make all further calls raise LateError, since this process is ending."""
         self._ends = True
         self.hurry()
 

@@ -25,7 +25,7 @@ Clock = Callable[[], float]
 
 
 class NodeAnswer(NamedTuple):
-    """What came of one node: its answer, or why there is none; times are monotonic seconds of this node, None: never."""
+    """What came of one node: the body of its answer, or the error why there is none. Times are monotonic seconds of this node, None for never."""
 
     answer: bytes | MldebugError
     sent: float | None = None
@@ -38,7 +38,11 @@ class _OpenConnection(NamedTuple):
 
 
 class Broadcast:
-    """`body` to `path` of all of them; each may answer with `most` bytes, for `patience` seconds after the order was sent."""
+    """One POST to many nodes at the same moment: connects to all first, then sends to all.
+
+    `path`, `body`: of the request. `most`: bytes of an answer at most. `patience`: seconds that a node may take for it after the
+    request was sent.
+    """
 
     def __init__(
         self,
@@ -60,15 +64,14 @@ class Broadcast:
         self._answers: dict[int, bytes | MldebugError] = {}
         self._twice: set[int] = set()
         self._no_room: list[int] = []  # nodes that wait until another one is done
-        self._away: dict[
-            int, bool
-        ] = {}  # nodes that somebody has gone to; was nothing else open then?
+        # nodes that are being connected -> whether no other connection was open when that began
+        self._away: dict[int, bool] = {}
         self._slow: dict[int, MldebugError] = {}  # tried again as soon as the orders are sent
         self._fired = False
         self._first = self._last = clock()  # when somebody was reached
 
     def send_all(self) -> list[NodeAnswer]:
-        """Send to all of them; what came of each, in their order."""
+        """Send to all nodes, wait for the answers, and return one `NodeAnswer` per node, in the order of `to`. Does not raise for a node that fails."""
         self._pool = ConnectPool(self._connect, len(self._to))
         with closing(self), selectors.DefaultSelector() as self._selector:
             self._selector.register(self._pool, selectors.EVENT_READ)
@@ -79,7 +82,7 @@ class Broadcast:
         return [self._shot(number) for number in range(len(self._to))]
 
     def close(self) -> None:
-        """Hang up all that is open."""
+        """Close all connections and stop the pool."""
         self._pool.end()
         for line in (*self._ready.values(), *(one.line for one in self._open.values())):
             line.close()
@@ -230,5 +233,5 @@ def broadcast(
     patience: float,
     clock: Clock = time.monotonic,
 ) -> Iterator[NodeAnswer]:
-    """What came of each, in their order."""
+    """Send one POST to many nodes at the same moment and yield one `NodeAnswer` per node, in the order of `to`; see `Broadcast`."""
     yield from Broadcast(client, to, path, body, most, patience, clock).send_all()

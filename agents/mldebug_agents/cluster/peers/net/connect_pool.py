@@ -10,14 +10,18 @@ from mldebug.core.errors import MldebugError
 from mldebug_agents.cluster.peers.net.client import PeerConnection
 
 MOST = 192  # threads of one stall: four at once fit into the unit's TasksMax
-SPARE = 4  # where the system has no more of them, one of so many is given back
+SPARE = 4  # where the system has fewer threads than wanted, one of so many is left to others
 
 Reached = PeerConnection | MldebugError
 Connect = Callable[[int], PeerConnection]
 
 
 class ConnectPool:
-    """`connect` the n-th node, in some thread; where the system has no thread for us, in that of `came`."""
+    """Connects to many nodes at the same time with a bounded number of threads.
+
+    `connect(n)` connects to the n-th node; it runs in a thread of the pool or, where the system allows no thread, in the one that
+    calls `came`. `wanted`: number of nodes.
+    """
 
     def __init__(self, connect: Connect, wanted: int) -> None:
         self._connect = connect
@@ -25,23 +29,23 @@ class ConnectPool:
         self._came: queue.SimpleQueue[tuple[int, Reached]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._over = False
-        self.begun: set[int] = set()  # whoever somebody has gone to
+        self.begun: set[int] = set()  # nodes whose connection was started
         self._bell, self._ringer = socket.socketpair()
         for end in (self._bell, self._ringer):
             end.setblocking(False)
         self._threads = self._kept(sum(1 for _ in self._started(min(MOST, wanted))), wanted)
 
     def fileno(self) -> int:
-        """Readable when somebody has come; for a selector."""
+        """A descriptor that becomes readable when `came` has something, for a selector."""
         return self._bell.fileno()
 
     def go(self, number: int) -> None:
-        """Connect it as soon as a hand is free."""
+        """Queue the connection to the n-th node."""
         self._todo.put(number)
         self._ring()  # where no thread is, `came` does it
 
     def came(self) -> Iterator[tuple[int, Reached]]:
-        """Who was connected since, or why not."""
+        """What was reached since the last call: (n, connection), or (n, error) for a node that could not be connected."""
         with suppress(BlockingIOError):
             while self._bell.recv(4096):
                 pass
@@ -52,7 +56,7 @@ class ConnectPool:
                 yield self._came.get_nowait()
 
     def end(self) -> None:
-        """Nobody waits any more: what comes now is hung up."""
+        """Stop the pool. Connections that are still made are closed at once."""
         with self._lock:
             self._over = True
         for _ in range(self._threads):

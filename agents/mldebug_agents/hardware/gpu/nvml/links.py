@@ -26,14 +26,14 @@ _KEPT, _DEAR, _AT_ONCE = "link fields", "dear counters", "bytes of all links"
 
 
 def link_fields(ask: Ask) -> list[Key]:
-    """What is asked now: errors and speed of the links whose turn it is, and the bytes of all."""
+    """The NVML fields to query in this read, as (field, link): bytes of all links; errors and speed only of some links, which take turns because each query is slow."""
     links = _links(ask)
     own = [(field, link) for link in links if _turn(ask, link) for field in _OF_A_LINK]
     return own + [key for field in _MOVED if links for key in _bytes_fields(ask, field, links)]
 
 
 def pcie(ask: Ask, values: Values) -> dict[str, Any]:
-    """Return the fields of a `GpuReading` about PCIe; width and generation have no unit, bytes are counters of 32 bits."""
+    """The fields of a `GpuReading` about PCIe, by name: width (lanes), generation, error counts, bytes (counters of 32 bits). `values`: the NVML fields that were read."""
 
     def field(metric: str, number: int) -> int | None:
         return ask.convert(metric, values.get((number, 0)), bounds.count)
@@ -58,7 +58,7 @@ def pcie(ask: Ask, values: Values) -> dict[str, Any]:
 
 
 def nvlink(ask: Ask, values: Values) -> dict[str, Any]:
-    """Return the fields of a `GpuReading` about NVLink."""
+    """The fields of a `GpuReading` about NVLink, by name: state and errors of each link, bytes of all. `values`: the NVML fields that were read."""
     links = _links(ask)
     kept = ask.device.kept.setdefault(_KEPT, {})
     kept.update({key: value for key, value in values.items() if key[0] in _OF_A_LINK})
