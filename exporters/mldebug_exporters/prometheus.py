@@ -38,7 +38,7 @@ class Prometheus:
         )
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Take a newer snapshot; costs nothing while nobody scrapes."""
+        """Take over a newer snapshot. It costs nothing while nobody scrapes."""
         if self._snapshot is None:
             self._thread.start()
         self._snapshot = snapshot

@@ -51,7 +51,7 @@ class UnfitError(Exception):
 
 
 def facts_of(event: AlertEvent, node: str, link: str, version: str) -> ActionFacts:
-    """Of an event that fires."""
+    """What actions are told about an event that fires: its message, and the confidence and culprits of its verdict."""
     message, alert = message_of(event, node, link, version), event.alert
     return ActionFacts(
         **{name: getattr(message, name) for name in message.__struct_fields__},

@@ -49,7 +49,7 @@ class EventRegistry:
         self._fire(alert.key, now, 0.0 if at_once else self.pending)
 
     def clear(self, key: str, now: float, outcome: str = "cleared") -> None:
-        """It is over; what never fired is forgotten."""
+        """Resolve the event with this key; one that has not fired yet is forgotten. `now`: unix time."""
         known = self._events.get(key)
         if known is None or known.state is EventState.RESOLVED or known.ended is not None:
             return
@@ -75,7 +75,7 @@ class EventRegistry:
         return sorted(waiting, key=lambda one: one.ended or one.fired or 0.0)
 
     def firing(self) -> list[AlertEvent]:
-        """What is wrong now."""
+        """The events that fire now."""
         return [one for one in self._events.values() if one.state is EventState.FIRING]
 
     def keys(self, beginning: str) -> list[str]:
@@ -88,7 +88,7 @@ class EventRegistry:
         return self._events.get(key)
 
     def all(self) -> tuple[AlertEvent, ...]:
-        """All of them, the oldest first."""
+        """All events, resolved ones included, the oldest first."""
         return tuple(sorted(self._events.values(), key=lambda one: one.started))
 
     def tidy(self, channels: Collection[str], now: float) -> None:

@@ -42,5 +42,5 @@ def healthy_keys(components: Iterable[ComponentHealth]) -> Iterator[str]:
 
 
 def health_key(one: ComponentHealth) -> str:
-    """The same whatever is wrong with the component."""
+    """The key of a component's event; the same whatever is wrong with it."""
     return f"{HEALTH}{one.component}/{one.uuid}"

@@ -29,7 +29,7 @@ class EventState(StrEnum):
 
 
 class Alert(Noun, frozen=True, kw_only=True):
-    """What is wrong, raised again and again for as long as it is."""
+    """Something that is wrong. Raised again in every turn of the loop for as long as it lasts."""
 
     key: str  # stable, unique on this node: "health/gpu_ecc/GPU-1"
     kind: str  # short word for routes: stall, abnormal_end, gpu_ecc

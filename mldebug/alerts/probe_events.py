@@ -14,7 +14,7 @@ PROBES = "probe/"
 
 
 def of_probes(judged: Iterable[JudgedSeries] | None) -> Iterator[SubjectAlerts]:
-    """Nothing where the history was not read."""
+    """One alert for each series that has shifted. Yields nothing for None, which means that the history was not read."""
     if judged is not None:
         shifted = (one for one in judged if one.standing is SeriesTrend.SHIFTED)
         yield SubjectAlerts(alerts=tuple(map(_alert, shifted)), watched=(PROBES,))

@@ -32,7 +32,7 @@ class ActionRateLimits:
         return ""
 
     def note(self, step: str, subject: str, now: float, cooldown: float) -> None:
-        """It runs now."""
+        """Remember that this action runs now for this subject. `now` and `cooldown`: seconds."""
         longest = max(HOUR, cooldown)
         kept = [one for one in self.past if now - one.at < longest]
         self.past = (*kept, PastAction(step, subject, now))[-MOST:]

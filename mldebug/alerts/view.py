@@ -46,7 +46,7 @@ class ActionState(Noun, frozen=True, kw_only=True):
 
 
 class EventsView(Noun, frozen=True, kw_only=True):
-    """All of it."""
+    """All events, channels and actions, as status and pages show them."""
 
     events: tuple[
         EventView, ...
@@ -59,6 +59,6 @@ class EventsView(Noun, frozen=True, kw_only=True):
 
 
 def for_user(view: EventsView, uid: int | None) -> EventsView:
-    """What an ordinary user may see: the events of the node and of his own jobs, and no channel."""
+    """What the user with this uid may see: events of the node and of the user's own jobs, but no channels and no actions."""
     visible = tuple(one for one in view.events if one.uid in (-1, uid))
     return EventsView(events=visible, dropped=view.dropped)

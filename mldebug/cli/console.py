@@ -12,7 +12,7 @@ class Console(rich.console.Console):
     """Rich would end the program with 1, which is what a stall is told with; `mldebug.cli` knows better."""
 
     def on_broken_pipe(self) -> None:
-        """Nobody reads any more."""
+        """Raise BrokenPipeError where the reader of stdout is gone, instead of Rich's own exit."""
         raise BrokenPipeError
 
 

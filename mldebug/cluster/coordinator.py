@@ -152,7 +152,7 @@ class Coordinator(PeerRoster):
         )
 
     def captured(self, news: RunNews, whole: Whole) -> None:
-        """What came of a call."""
+        """Keep the result of capturing all nodes for the run's open stall, if there still is one."""
         stall = self._stalls.get((news.key, news.attempt))
         if stall is not None:
             stall.whole = whole

@@ -48,7 +48,7 @@ class CaptureCall(NamedTuple):
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """What is missing from this report because no node knows it."""
+        """The gaps of the run's announcement, where the list of the run's nodes is not known."""
         return () if self.node_list else self.news.gaps
 
 
@@ -67,7 +67,7 @@ class ClusterStall(msgspec.Struct):
 
 
 def aged(message: T, seconds: float) -> T:
-    """The same message, as if it had been received `seconds` later."""
+    """The message with all ages in it increased by `seconds`."""
     signals = tuple(
         msgspec.structs.replace(one, age=one.age + seconds, stale=one.stale + seconds)
         for one in message.signals
@@ -76,12 +76,12 @@ def aged(message: T, seconds: float) -> T:
 
 
 def lives(news: RunNews) -> bool:
-    """Is it of ranks that live, and not of their end alone?"""
+    """Whether the run has ranks on the announcing node, and the message is not only about its end."""
     return bool(news.ranks) or news.end is None
 
 
 def is_another_agent(known: KnownPeer, announcement: Announcement, address: str) -> bool:
-    """Not the same agent, nor one that was started in its place."""
+    """Whether the announcement is neither from the known agent nor from one that was started in its place at the same address."""
     return known.announcement.agent != announcement.agent and known.address != address
 
 

@@ -85,7 +85,7 @@ def _size(run: MergedRun) -> int:
 
 
 def renamed(capture: NodeCapture, name: str) -> NodeCapture:
-    """The same capture under the name by which its node was asked."""
+    """The capture with its node renamed everywhere to the name by which the node was asked."""
     job = msgspec.structs.replace(
         capture.job, nodes=(name,), ranks=tuple(_on(one, name) for one in capture.job.ranks)
     )

@@ -138,7 +138,7 @@ class PeerRoster:
         return known.at if known else None
 
     def is_relayed(self, node: str) -> bool:
-        """Does another node speak for it?"""
+        """Whether the node's announcements come by way of another node."""
         known = self._peers.get(node)
         return known is not None and bool(known.by)
 

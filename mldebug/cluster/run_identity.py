@@ -15,7 +15,7 @@ RunKey = tuple[str, ...]
 
 
 def is_specific(run_id: str) -> bool:
-    """Does this run id tell its run from others?"""
+    """Whether the run id is specific to one run, and no default such as "none"."""
     return run_id.lower() not in GENERIC_RUN_IDS
 
 
@@ -34,7 +34,7 @@ def port_of(master: str) -> str:
 
 
 def run_key(capture: NodeCapture) -> RunKey:
-    """The same on all nodes of one run."""
+    """The key of the capture's run, which is the same on all its nodes."""
     return job_key(capture.job, capture.node)
 
 
@@ -68,7 +68,7 @@ def run_id(key: RunKey) -> str:
 
 
 def user_of(key: RunKey) -> str:
-    """Whose run it is, in the words of its key; root's have none."""
+    """The part "uid N" of a run's key, "" where it has none (runs of root)."""
     return key[-1] if key and key[-1].startswith("uid ") else ""
 
 

@@ -65,7 +65,7 @@ class ReplyLine(msgspec.Struct, frozen=True):
 
 
 def encode(reply: NodeReply) -> Iterator[bytes]:
-    """Yield the lines of a reply, the ends of lines included."""
+    """Encode a reply as text lines, their ends included, that survive a terminal and banners."""
     text = base64.b64encode(pack(reply))
     parts = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)]
     token, node = secrets.token_hex(8), re.sub(r"[^A-Za-z0-9_.-]", "-", reply.node)[:253] or "-"
@@ -75,7 +75,7 @@ def encode(reply: NodeReply) -> Iterator[bytes]:
 
 
 def read_line(line: bytes) -> ReplyLine | None:
-    """One line of a reply, whatever stands before it; None for any other line."""
+    """Parse one line of a reply, whatever text stands before it; None for any other line."""
     found = _LINE.search(line) if len(line) <= 2 * MAX_LINE else None
     if found is None:
         return None
@@ -86,30 +86,30 @@ def read_line(line: bytes) -> ReplyLine | None:
 
 
 class ReplyLines:
-    """Collects the lines of one reply; of several from one node, the first counts."""
+    """Collects the lines of one node's reply. If the node sends several replies, the first one counts."""
 
     def __init__(self) -> None:
         self._first: ReplyLine | None = None
         self._parts: dict[int, bytes] = {}
 
     def add(self, piece: ReplyLine) -> None:
-        """Take one line; what does not belong to the first is left out."""
+        """Add one line. A line of another reply than the first is ignored."""
         first = self._first = self._first or piece
         if (piece.token, piece.count) == (first.token, first.count):
             self._parts.setdefault(piece.number, piece.text)
 
     @property
     def begun(self) -> bool:
-        """Has anything come?"""
+        """Whether any line was added."""
         return self._first is not None
 
     @property
     def complete(self) -> bool:
-        """Is it all there?"""
+        """Whether all lines of the reply were added."""
         return self._first is not None and len(self._parts) == self._first.count
 
     def reply(self) -> NodeReply:
-        """Put it together; EvidenceError says in words why it cannot be used."""
+        """Decode the reply. EvidenceError, with a sentence, where it is incomplete or damaged."""
         if not self.complete:
             count = self._first.count if self._first else 0
             raise EvidenceError(f"only {len(self._parts)} of {count} lines of its answer came")
@@ -117,7 +117,7 @@ class ReplyLines:
 
 
 def decode(text: bytes) -> NodeReply:
-    """Unpack the text of a reply; EvidenceError says in words why it cannot be used."""
+    """Decode a reply from base64 text. EvidenceError, with a sentence, where it is damaged."""
     try:
         return unpack(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError) as error:
@@ -125,12 +125,12 @@ def decode(text: bytes) -> NodeReply:
 
 
 def pack(reply: NodeReply) -> bytes:
-    """A reply as it travels where all bytes do."""
+    """Encode a reply as compressed bytes, for connections that pass all bytes."""
     return zlib.compress(msgspec.json.encode(reply))
 
 
 def unpack(packed: bytes) -> NodeReply:
-    """Unpack a reply; EvidenceError says in words why it cannot be used."""
+    """Decode a reply from compressed bytes. EvidenceError, with a sentence, where it is damaged or of another schema."""
     data = _unpack(packed)
     try:
         _check_schema(msgspec.json.decode(data, type=_ReplyHead))

@@ -305,7 +305,7 @@ class NcclAbsent(Noun, frozen=True, kw_only=True):
 
 
 class NcclLevel(Noun, frozen=True, kw_only=True):
-    """So many ranks have launched so many of one function."""
+    """How many `ranks` of a communicator have launched `count` calls of `function`."""
 
     function: str  # AllReduce
     count: int
@@ -484,7 +484,7 @@ class QueriedNodes(Noun, frozen=True, kw_only=True):
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Those without a capture that could be used."""
+        """The names of the nodes that gave no capture: down, silent, unable or refused."""
         return self.named("down", "silent", "unable", "refused")
 
 

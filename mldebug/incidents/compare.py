@@ -35,7 +35,7 @@ def compare(first: NodeCapture, later: NodeCapture) -> tuple[RankChange, ...]:
 
 
 def is_active(counters: Movement | None) -> bool:
-    """Do the counters show more than a thread that waits?"""
+    """Whether a thread's counters show more than waiting: CPU time, many context switches, or I/O. False for None."""
     if counters is None:
         return False
     wakes = counters.switches > STILL_SWITCHES * max(1.0, counters.span_seconds)

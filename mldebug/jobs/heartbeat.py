@@ -58,7 +58,7 @@ class Heartbeat(Noun, frozen=True, kw_only=True):
 
 
 class TornError(ValueError):
-    """Somebody was writing: read again."""
+    """The record was being written while it was read. Reading it again helps."""
 
 
 def record_name(pid: int, start_ticks: int) -> str:

@@ -56,7 +56,7 @@ class SwitchState(Spoken, frozen=True, kw_only=True):
 
 
 def switch_text(until: float | None, by: str) -> bytes:
-    """What is written into a switch."""
+    """The JSON content of a switch file. `until`: unix time when it expires, None for never; `by`: who sets it."""
     content = {"by": clean(by)[:40], **({"until": until} if until is not None else {})}
     return json.dumps(content).encode()
 
@@ -90,7 +90,7 @@ def parse_announcement(data: bytes) -> str:
 
 
 def holds(switch: Switch | None, now: float) -> bool:
-    """Is it set, and not over?"""
+    """Whether the switch is set and has not expired. `now`: unix time."""
     return switch is not None and (switch.until is None or switch.until > now)
 
 

@@ -110,7 +110,7 @@ class Usual(NamedTuple):
 
 
 def usual_of(speeds: Sequence[float]) -> Usual:
-    """From at least `LEAST` speeds."""
+    """The usual range of speeds, from at least `LEAST` of them, in the unit of `speeds`."""
     ordered = sorted(speeds)
     middle = median(ordered)
     mad = median(abs(one - middle) for one in ordered)

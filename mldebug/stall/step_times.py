@@ -60,7 +60,7 @@ class StepTimer:
                 count.since, count.polled_at = (record.step, at), at
 
     def take(self, records: tuple[LogRecord, ...], log: object, now: float) -> None:
-        """Take what one poll of one log brought; `now` is monotonic."""
+        """Add the records that one poll of one log found. `now`: monotonic seconds."""
         for record in records:
             if record.step is not None:
                 self._take(record, record.step, (log, record.format, record.total), now)

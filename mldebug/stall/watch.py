@@ -56,7 +56,7 @@ class StallWatch:
         return copy.deepcopy(self._memory)
 
     def reload(self, settings: StallSettings) -> None:
-        """Take other settings; what was learned stays."""
+        """Use other settings from now on. The learned gaps between steps are kept."""
         self._settings = settings
         self._clock.look_every(settings.interval)
 
@@ -65,7 +65,7 @@ class StallWatch:
         self._memory.awaits = awaits
 
     def look(self, look: RunLook) -> StallDecision:
-        """Take one look and decide."""
+        """Take one reading of the run, and decide whether it is well, quiet, suspect or stalled."""
         interrupted = self._begin_attempt(look)
         pause = self._clock.update(look, learn=self._memory.opened is None)
         self._first_look_at = (

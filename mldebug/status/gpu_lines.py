@@ -60,7 +60,7 @@ def rank_lines(events: Iterable[RankEvent], run: RunState, now: float) -> Iterat
 
 
 def rank_sentences(events: Iterable[RankEvent], run: RunState) -> tuple[str, ...]:
-    """The same without how long ago, as the API gives it."""
+    """Sentences about events of GPUs under the run's ranks, without how long ago they were; for the API."""
     return tuple(_event_words(one, run) for one in _against(events, run)[-MAX_LINES:])
 
 

@@ -98,12 +98,12 @@ def _row(gpu: GpuReading, watch: GpuWatch | None, overview: GpuOverview) -> Row:
 
 
 def busy_of(gpu: GpuReading, watch: GpuWatch | None) -> float | None:
-    """Its utilization by the newest read, a ratio."""
+    """The GPU's utilization by the newest reading, 0 to 1; None where it is not known."""
     return (watch or gpu).utilization_ratio
 
 
 def power_of(gpu: GpuReading, watch: GpuWatch | None) -> float | None:
-    """What it draws by the newest read, watts."""
+    """The GPU's power draw by the newest reading, watts; None where it is not known."""
     power = watch.power_watts if watch else gpu.power_instant_watts
     return gpu.power_average_watts if power is None else power
 

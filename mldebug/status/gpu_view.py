@@ -117,7 +117,7 @@ def of_agent(snapshot: Snapshot) -> GpuOverview:
 
 
 def fresh(snapshot: Snapshot) -> bool:
-    """Does what the agent read of its GPUs say what they do now?"""
+    """Whether the agent's last quick reading of the GPUs is recent enough to say what they do now."""
     return snapshot.gpu_watch is not None and snapshot.at - snapshot.gpu_watch.at < FRESH
 
 

@@ -57,7 +57,7 @@ class CaptureQueue:
         self._found = Discovery()
 
     def update(self, found: Discovery) -> None:
-        """What is on this node by the newest look."""
+        """Take over what the newest search of this node has found."""
         self._found = found
 
     def ask_now(self, run: Run) -> None:

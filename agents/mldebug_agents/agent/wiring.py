@@ -108,7 +108,7 @@ class CurrentConfig:
         return self._config
 
     def replace(self, config: Config) -> None:
-        """From now on this one."""
+        """Use this configuration from now on."""
         self._config = config
 
 

@@ -93,7 +93,7 @@ class AlertNotifier:
         self.registry.raise_(cleaned(alert), self._now())
 
     def clear(self, key: str) -> None:
-        """It is over."""
+        """Resolve the event with this key."""
         self.registry.clear(key, self._now())
 
     def look(self, snapshot: Snapshot, incidents: Collection[str] = ()) -> None:

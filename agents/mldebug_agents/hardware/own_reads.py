@@ -17,7 +17,7 @@ from mldebug_agents.system.context import Context
 
 
 class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of reading the GPUs."""
+    """The readings of the GPUs that a command took itself, without an agent."""
 
     before: GpuNews = GpuNews()  # the full read before, where two were made
     full: GpuNews = GpuNews()
@@ -65,7 +65,7 @@ def read_gpus(
 
 
 def read_kernel(context: Context, until: float) -> KernelNews:
-    """All of the last hours, as far as the time goes."""
+    """Read the kernel log of the last hours, until `until` (monotonic seconds) at most."""
     source = KernelLogSource(f"{context.host.root}/dev/kmsg")
     try:
         news = source.read()

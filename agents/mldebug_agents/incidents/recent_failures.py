@@ -27,7 +27,7 @@ class FailedRun(NamedTuple):
 
 
 class RecentFailures:
-    """By job."""
+    """The runs that failed lately on this node, by job id."""
 
     def __init__(self, clock: Clock, *, wanted: bool = False) -> None:
         """`wanted`: by agents of other nodes. Nothing is kept else: captures are large."""
@@ -48,7 +48,7 @@ class RecentFailures:
         self._ends = dict(list(self.recent().items())[1 - MOST :]) | {run.job.id: new}
 
     def renamed(self, job_id: str, incident: Incident) -> None:
-        """Its incident has another id from now on."""
+        """Note that the job's incident is this one now, which has another id."""
         if (known := self._ends.get(job_id)) is not None:
             self._ends[job_id] = known._replace(incident=incident)
 
@@ -58,6 +58,6 @@ class RecentFailures:
         return next((one for one in found if one.id == incident_id), None)
 
     def recent(self) -> Mapping[str, FailedRun]:
-        """Those of the last hour."""
+        """The runs that failed within the last `KEPT` seconds, by job id."""
         now = self._clock.steady()
         return {job: one for job, one in self._ends.items() if now - one.at < KEPT}

@@ -17,7 +17,7 @@ MAX_STORED = (
 
 
 class RemoteCases:
-    """By the id of the incident."""
+    """Open incidents of runs on other nodes, by incident id."""
 
     def __init__(self, ledger: StateStore) -> None:
         self._ledger = ledger
@@ -38,7 +38,7 @@ class RemoteCases:
         self._ledger.remember(MEMO + incident.id, told if len(told) <= MAX_STORED else b"")
 
     def pop(self, incident_id: str) -> Incident | None:
-        """It is over, or has another id from now on."""
+        """Forget the incident, which is over or has another id now, and return it; None where it is not known."""
         self._ledger.remember(MEMO + incident_id, b"")
         return self._all().pop(incident_id, None)
 

@@ -111,13 +111,13 @@ def evidence_files(incident: Incident) -> dict[str, bytes]:
 
 
 def owner_of(captures: Sequence[NodeCapture]) -> int:
-    """Whose job it is; root's where they do not agree."""
+    """The uid of the captured job; 0 (root) where the captures do not agree."""
     owners = {one.job.uid for one in captures}
     return owners.pop() if len(owners) == 1 else 0
 
 
 def owner(incident: Incident) -> int:
-    """Whose job it was."""
+    """The uid of the incident's job; 0 (root) where it is not known."""
     if incident.captures:
         return incident.captures[0].job.uid
     job = incident.exit.job if incident.exit else incident.job
@@ -125,7 +125,7 @@ def owner(incident: Incident) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of what looked."""
+    """The versions of mldebug, Python and the kernel on this node, for a report."""
     return {
         "mldebug": __version__,
         "python": platform.python_version(),

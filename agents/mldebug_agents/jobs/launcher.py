@@ -74,7 +74,7 @@ class RankClaim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def specific(self) -> bool:
-        """Does the run id tell this run from others?"""
+        """Whether the run id is specific to one run, and no default such as "none"."""
         return is_specific(self.run_id)
 
     @property

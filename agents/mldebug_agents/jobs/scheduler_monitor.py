@@ -160,7 +160,7 @@ class PolledScheduler:
         self._under_way = False
 
     def tick(self) -> None:
-        """Ask the scheduler, if it is time."""
+        """Have the worker ask the scheduler, if the interval since the last time is over."""
         now = time.monotonic()
         if not self.asks or now < self._due or self._under_way:
             return
@@ -169,7 +169,7 @@ class PolledScheduler:
         self._count += 1
 
     def on_result(self, result: Result) -> None:
-        """Take the answer of the scheduler, or why there is none."""
+        """Take the scheduler's answer, or the error why there is none."""
         self._under_way = False
         if isinstance(result.value, Queue):
             self._take(result.value)
@@ -202,7 +202,7 @@ class PolledScheduler:
         return frozenset(job.number for job in jobs if job.standing is not JobStanding.OVER)
 
     def state(self, settings: JobsConfig) -> SchedulerState:
-        """All of it, for snapshots; judged by the moment of the answer."""
+        """What is known of the scheduler and its jobs, for snapshots."""
         return SchedulerState(
             name=self.name,
             kind=self.plugin.kind,

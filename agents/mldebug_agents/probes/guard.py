@@ -27,10 +27,10 @@ class GpuReader(Protocol):
 
 
 class JobFinder(Protocol):
-    """Who finds jobs: `sources.ranks.RankFinder`."""
+    """Finds the training jobs on this node."""
 
     def find(self) -> Discovery:
-        """Look once at all processes."""
+        """Search all processes of this node once."""
         ...
 
 

@@ -4,21 +4,21 @@ from typing import Protocol
 
 
 class KeyValueStore(Protocol):
-    """Small things by name, as JSON. Belongs to the main loop's thread."""
+    """Keeps small JSON values by name over restarts of the agent. For the main loop's thread only."""
 
     @property
     def opened(self) -> bool:
-        """Has what an earlier agent left been read?"""
+        """Whether the values of an earlier agent were read."""
         ...
 
     def memo(self, name: str) -> bytes:
-        """What is remembered under that name; empty where nothing is."""
+        """The value of this name; b"" where there is none."""
         ...
 
     def remember(self, name: str, data: bytes) -> None:
-        """Keep something under a name; nothing, where it is empty."""
+        """Keep a value under this name; b"" removes it."""
         ...
 
     def memos(self, beginning: str) -> tuple[str, ...]:
-        """The names that begin so."""
+        """The names that begin with `beginning`."""
         ...

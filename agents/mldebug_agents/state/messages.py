@@ -48,7 +48,7 @@ class StoredExits(msgspec.Struct, frozen=True, tag="KeepEnds"):
 
 
 class Memo(msgspec.Struct, frozen=True):
-    """What is remembered under a name, as JSON; empty: nothing."""
+    """A small value kept under a name, JSON; b"" removes it."""
 
     name: str
     data: bytes

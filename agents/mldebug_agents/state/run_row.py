@@ -21,13 +21,13 @@ class RunRow(msgspec.Struct):
 
 
 def stored(job_id: str, row: RunRow) -> StoreRun:
-    """As it is written."""
+    """The message that stores a run's row."""
     incident = msgspec.json.encode(row.incident) if row.incident else None
     return StoreRun(job_id, msgspec.json.encode(row.memory), incident)
 
 
 def stored_ends(job_id: str, ends: KnownExits) -> StoredExits:
-    """As they are written."""
+    """The message that stores the exits of a job's ranks."""
     return StoredExits(job_id, msgspec.json.encode(ends))
 
 
@@ -44,7 +44,7 @@ def rows_of(found: StoredState) -> dict[str, RunRow]:
 
 
 def ends_of_all(found: StoredState) -> dict[str, KnownExits]:
-    """The same for ends."""
+    """The stored exits by job id; those that cannot be decoded are left out."""
     ends = {}
     for one in found.ends:
         try:
@@ -64,7 +64,7 @@ def processes(incident: Incident | None, ends: KnownExits | None) -> set[Process
 
 
 def renamed(row: RunRow, job: Job) -> RunRow:
-    """The same run under another id."""
+    """The row under the id of `job`, to which the run belongs now."""
     memory = msgspec.structs.replace(row.memory, run=job.id, attempt=job.attempt)
     incident = row.incident
     if incident is not None:

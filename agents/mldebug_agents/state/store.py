@@ -134,7 +134,7 @@ class StateStore:
         return row.incident if row else None
 
     def earlier(self, job_id: str) -> StallMemory | None:
-        """As an earlier agent left it, and nobody has stored it since."""
+        """What an earlier agent stored about the run's stall; None where it stored nothing, or this agent has stored something newer."""
         row = self._found.get(job_id)
         return row.memory if row else None
 
@@ -180,7 +180,7 @@ class StateStore:
         self._put(job_id, row, last=incident is None)
 
     def ends(self, job_id: str) -> KnownExits | None:
-        """Who of that run has ended, as far as it is stored."""
+        """The stored exits of the job's ranks; None where there are none."""
         return self._ends.get(job_id)
 
     def keep_ends(self, job_id: str, ends: KnownExits) -> None:
@@ -211,7 +211,7 @@ class StateStore:
         return {one.id for one in incidents if one is not None and one.state == "open"}
 
     def memos(self, beginning: str) -> tuple[str, ...]:
-        """The names that begin so."""
+        """The names of kept values that begin with `beginning`."""
         return tuple(name for name in self._memos if name.startswith(beginning))
 
     def forget(self, job_id: str) -> None:

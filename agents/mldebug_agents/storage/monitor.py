@@ -43,32 +43,32 @@ DEADLINE = 20.0  # seconds after which a collector counts as stuck
 
 
 class StorageCollector(Protocol):
-    """Reads one thing about storage. All methods are called in the collector's worker, in this order."""
+    """Reads one subject of storage. `look` is called first, then the others; all of them in the collector's worker thread."""
 
     name: str  # of the worker, too: "filesystems"
 
     @property
     def interval(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two calls of `look`."""
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Look; `now` is unix time by a clock that nobody sets while the agent runs. What takes longer than a few seconds goes to a child."""
+        """Read. `now`: unix time by a clock that is not set while the agent runs. Calls that may take more than a few seconds belong into a child process."""
 
     def samples(self) -> Iterable[Measure]:
-        """Values for metrics; what is not known is left out."""
+        """Values for Prometheus; what is not known is left out."""
 
     def status(self) -> dict[str, tuple[Row, ...]]:
         """Rows by heading, for `mldebug status --storage`."""
 
     def alarms(self) -> Iterable[StorageAlert]:
-        """What a person should act on."""
+        """Alerts about what somebody should act on."""
 
     def gaps(self) -> Iterable[Gap]:
-        """What could not be had."""
+        """What could not be read, and why."""
 
 
 def all_collectors(context: Context, probe: MountClient) -> list[StorageCollector]:
-    """Every collector that only reads; the agent adds the one that writes (`CanaryCollector`)."""
+    """All collectors that only read; the agent adds the one that writes (`CanaryCollector`)."""
     filesystems, writers = FilesystemCollector(context, probe), WriteRateCollector(context)
     filesystems.who_fills = writers.who_fills  # of another thread: it reads one dictionary
     return [
@@ -81,7 +81,7 @@ def all_collectors(context: Context, probe: MountClient) -> list[StorageCollecto
 
 
 def look_once(context: Context, probe: MountClient, jobs: Sequence[Job]) -> StorageState:
-    """One look by all collectors, for a command without an agent. There is no forecast after one look."""
+    """Have all collectors read once, for a command that runs without an agent. One reading gives no forecast."""
     order = _Order(time.time(), time.time(), tuple(jobs))
     return StorageState(
         parts=tuple(_looking(part)(order) for part in all_collectors(context, probe))

@@ -18,11 +18,11 @@ class FailureCounts:
 
     @property
     def counts(self) -> dict[str, int]:
-        """By way, all of them."""
+        """The failures counted so far, by way of asking."""
         with self._lock:
             return dict(self._counts)
 
     def count(self, way: str, times: int = 1) -> None:
-        """So many more."""
+        """Add `times` failures of this way of asking."""
         with self._lock:
             self._counts[way] += times

@@ -16,7 +16,7 @@ class FakeReader(Reader):
         self.files = dict(files)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing, since there is no child."""
 
     @property
     def stuck(self) -> tuple[str, ...]:

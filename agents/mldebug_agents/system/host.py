@@ -137,7 +137,7 @@ class Host:
         return _read(f"{self.proc}/{pid}/{name}")
 
     def self_text(self, name: str) -> str:
-        """The same of whoever looks."""
+        """The text of /proc/self/NAME, about this process itself."""
         return _read(f"{self.proc}/self/{name}")
 
     def node_text(self, name: str) -> str:

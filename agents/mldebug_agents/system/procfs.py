@@ -230,7 +230,7 @@ def is_python(program: str) -> bool:
 
 
 def maps_torch(maps: bytes) -> bool:
-    """Has this process loaded PyTorch?"""
+    """Whether PyTorch's libraries are in this content of /proc/PID/maps."""
     return _TORCH.search(maps) is not None
 
 

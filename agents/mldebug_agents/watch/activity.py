@@ -96,7 +96,7 @@ def work_between(before: Mapping[Key, Work], after: Mapping[Key, Work]) -> Work:
 
 
 def rate(amount: float, span: float) -> float:
-    """So much a second; 0.0 where it shrank, or no time passed."""
+    """`amount` per second over `span` seconds; 0.0 where the amount is negative (a counter was reset) or no time has passed."""
     return max(0.0, amount) / span if span > 0 else 0.0
 
 

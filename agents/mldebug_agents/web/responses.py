@@ -22,7 +22,7 @@ LINKS = {"/runs": "All runs", "/incidents": "All incidents"}
 
 
 class Viewer(NamedTuple):
-    """Who looks; `uid` None: he may see everything."""
+    """The user who requests a page. `uid` None: may see everything."""
 
     uid: int | None
     leave: bool = False  # he has logged in, and may log out

@@ -55,7 +55,7 @@ def forged(headers: Mapping[str, str]) -> bool:
 
 
 def from_browser(headers: Mapping[str, str]) -> bool:
-    """Has a browser sent it? Each says one of these with a POST."""
+    """Whether a browser sent the request: with a POST each sends Origin or Sec-Fetch-Site."""
     return "origin" in headers or "sec-fetch-site" in headers
 
 

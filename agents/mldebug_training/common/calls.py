@@ -42,7 +42,7 @@ class BackgroundCall:
 
     @property
     def begun(self) -> bool:
-        """Has a thread begun to make it?"""
+        """Whether a thread has begun to make the call."""
         return self._claimed.locked()
 
     def start(self) -> BackgroundCall:

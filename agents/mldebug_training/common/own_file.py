@@ -20,11 +20,11 @@ class OwnFile:
         self._which, _ = _about(fd)
 
     def mine(self) -> bool:
-        """Is it still open, under its number?"""
+        """Whether the descriptor still belongs to this file, and was not closed and reused by the job."""
         return self.size() >= 0
 
     def size(self) -> int:
-        """Its bytes; -1 where it is no longer open under its number."""
+        """The file's size in bytes; -1 where its descriptor was closed or reused by the job."""
         if self.fd < 0:
             return -1
         which, size = _about(self.fd)

@@ -91,7 +91,7 @@ def family(ask: int) -> tuple[int, int, int]:
 
 
 def is_ours(number: int) -> bool:
-    """Has no Python code a handler for it?"""
+    """Whether no Python code of the job has a handler for this signal."""
     return _signal.getsignal(number) in _OURS
 
 
@@ -156,7 +156,7 @@ def _mask(path: str, *names: bytes) -> int:
 
 
 def taken(number: int) -> bool:
-    """Does this process catch or ignore it, by Python or by C code?"""
+    """Whether this process catches or ignores the signal, by Python or C code."""
     return bool(_taken() >> (number - 1) & 1)
 
 

@@ -143,7 +143,7 @@ class OwnProcess:
             pass_on(error)
 
     def close(self) -> None:
-        """Take the record away; what the agent has read it keeps."""
+        """Remove the hook's files. The agent keeps what it has read."""
         record, self._record = self._record, None
         flight, self._flight = self._flight, None
         self._tried = True

@@ -6,7 +6,7 @@ from contextlib import ContextDecorator
 
 
 class SilentPhase(ContextDecorator):
-    """In place of `mldebug_training.hook.phases.Phase`."""
+    """Stands in for `mldebug_training.hook.phases.Phase` and does nothing."""
 
     def __enter__(self) -> None:
         return

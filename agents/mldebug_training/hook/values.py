@@ -35,7 +35,7 @@ def of_scalars(values: dict[str, Any]) -> dict[str, float]:
 
 
 def is_number(value: object) -> bool:
-    """Is it one of those that are read?"""
+    """Whether the value is a number that the hook can report: of Python or numpy."""
     return isinstance(value, (int, float)) or any(
         kind.__module__ == "numpy" and kind.__name__ in _NUMPY for kind in type(value).__mro__
     )

@@ -94,7 +94,7 @@ class Engine:
             self.native.ask_again()
 
     def forked(self) -> None:
-        """In the child: nothing is known yet, and there is no ring."""
+        """Forget everything in a forked child, which has no ring of its own yet."""
         self.writer = None
         self.ids.clear()
         if self.native:
@@ -104,7 +104,7 @@ class Engine:
         """This code is followed."""
 
     def ask(self, code: CodeType) -> int:
-        """What is decided about it; for the writers in Python."""
+        """Decide anew whether the code object is traced, remember and return its number; for the writers in Python."""
         if len(self.ids) >= MOST_CODES:
             self.ids.clear()
         number = self.decide(code)
@@ -113,7 +113,7 @@ class Engine:
         return number
 
     def function_number(self, code: CodeType) -> int:
-        """The same, and quicker the second time."""
+        """The number of the code object as `ask` decides it, from memory where it was asked before."""
         found = self.ids.get(id(code))
         return found[1] if found is not None and found[0] is code else self.ask(code)
 
@@ -135,7 +135,7 @@ class Monitoring(Engine):
 
     @property
     def kind(self) -> str:
-        """By PEP 669."""
+        """The name of this engine, which uses sys.monitoring (PEP 669)."""
         return "monitoring"
 
     def begin(self) -> str:
@@ -164,12 +164,12 @@ class Monitoring(Engine):
             self.native.end()
 
     def again(self) -> None:
-        """What was not followed is asked for once more."""
+        """Decide anew about functions that were not followed so far."""
         super().again()
         self._monitoring.restart_events()
 
     def follow(self, code: CodeType) -> None:
-        """Its other events are of interest."""
+        """Have Python report the other events of this function: returns, yields and, if wanted, lines."""
         events = self._monitoring.events
         wanted = events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
         if self.lines:
@@ -239,7 +239,7 @@ class Profile(Engine):
 
     @property
     def kind(self) -> str:
-        """By the functions that debuggers and profilers use."""
+        """The name of this engine, which uses sys.settrace for lines, else sys.setprofile."""
         return "trace" if self.lines else "profile"
 
     def begin(self) -> str:

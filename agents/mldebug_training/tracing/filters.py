@@ -31,7 +31,7 @@ NEAR = 6  # frames between the question and the code that it is about
 
 
 class Code:
-    """What is known of a code object: its file, module and name."""
+    """The file, module and name of a code object."""
 
     def __init__(self, code: CodeType, names: dict[str, Any] | None) -> None:
         self.line = code.co_firstlineno
@@ -59,18 +59,18 @@ class CodeFilter:
         self._start = start
 
     def follows(self, code: Code) -> bool:
-        """Is it to be traced? Our own never is."""
+        """Whether the code is to be traced; mldebug's own never is."""
         if code.place.startswith(OURS):
             return False
         return any(test(code) for test in self._yes) and not any(test(code) for test in self._no)
 
     def begins(self, code: Code) -> bool:
-        """Is it the function that tracing starts with?"""
+        """Whether the code is the function with which tracing starts."""
         return is_called(self._start, code)
 
 
 def is_called(word: str, code: Code) -> bool:
-    """Is it this `function` or `module:function`, or inside it?"""
+    """Whether the code is the function named by `word` (`function` or `module:function`) or inside it."""
     module, colon, name = word.rpartition(":")
     return not (colon and not _below(code.module, module)) and _is_function(code, name)
 

@@ -154,7 +154,7 @@ def leave_behind() -> None:
 
 
 def is_ring(path: str) -> bool:
-    """Does a ring of any version lie there? Raises OSError."""
+    """Whether the file is a call trace of any version. Raises OSError."""
     with open(path, "rb") as file:
         return file.read(len(ring.MAGIC))[:-1] == ring.MAGIC[:-1]
 

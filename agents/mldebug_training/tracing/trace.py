@@ -93,7 +93,7 @@ class trace:  # noqa: N801 - it is used as a function
 
     @property
     def followed(self) -> str:
-        """What is to be followed, in words."""
+        """What is traced, in words: "include=mypkg exclude=- start=train_step"."""
         return self._followed.words
 
     @property

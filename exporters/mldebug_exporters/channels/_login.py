@@ -10,27 +10,27 @@ from mldebug_exporters.channels._secrets import secret
 
 
 class Login(Protocol):
-    """The part of a channel's options that this reads."""
+    """The options of a channel that name its address and credentials."""
 
     @property
     def url(self) -> str:
-        """Where to."""
+        """The address to send to."""
 
     @property
     def token_file(self) -> Path | None:
-        """A token, sent as "Authorization: Bearer …"."""
+        """A file with a token, sent as "Authorization: Bearer …"; None for no token."""
 
     @property
     def user(self) -> str:
-        """A name, with a password."""
+        """The user of HTTP basic authentication; "" for none."""
 
     @property
     def password_file(self) -> Path | None:
-        """Its password."""
+        """A file with the user's password."""
 
 
 def login_problems(options: Login) -> Iterator[tuple[str, str]]:
-    """What no type can say, as `problems` of a plugin has it."""
+    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
     if wrong := problem_of(options.url):
         yield "url", wrong
     if options.user and options.token_file:
@@ -38,7 +38,7 @@ def login_problems(options: Login) -> Iterator[tuple[str, str]]:
 
 
 def credentials(options: Login) -> dict[str, str]:
-    """The header for one request; OSError where a file cannot be read."""
+    """The Authorization header for one request; empty where no credentials are configured. OSError where a file cannot be read."""
     if options.token_file is not None:
         return {"Authorization": f"Bearer {secret(options.token_file)}"}
     if not options.user:

@@ -16,7 +16,7 @@ GRACE = 4  # repeats that may be missed before an alert ends by itself, as Prome
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where it is: name each of a cluster as a channel of its own."""
+    """The address of one Alertmanager, and the credentials to send along. For a cluster configure one channel per member."""
 
     url: str = ""  # http://alertmanager:9093, without /api
     repeat: Annotated[Duration, msgspec.Meta(ge=1, le=3600)] = 60.0  # while something is wrong
@@ -28,19 +28,19 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """What no type can say."""
+    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
     yield from login_problems(options)
 
 
 class Alertmanager:
-    """Sends an alert anew while it fires, with an end that it does not reach while we live."""
+    """Posts an alert, again every `repeat` seconds while it fires. Its `endsAt` lies a few repeats ahead, so it ends by itself if the agent dies."""
 
     def __init__(self, options: Options) -> None:
         self.repeat = options.repeat
         self._options = options
 
     def send(self, message: EventMessage) -> None:
-        """Deliver it, or raise."""
+        """POST the alert. Raises where it was not accepted (see `_http.request`)."""
         options = self._options
         url = f"{options.url.rstrip('/')}/api/v2/alerts"
         headers = {"Content-Type": "application/json", "User-Agent": "mldebug"}
@@ -49,7 +49,10 @@ class Alertmanager:
 
 
 def alert_of(message: EventMessage, repeat: float, now: datetime) -> dict[str, Any]:
-    """Labels say which alert it is and never change; what may be refined is an annotation."""
+    """The alert as Alertmanager's v2 API takes it. `repeat`: seconds between two posts.
+
+    Labels identify the alert and never change while it fires; texts that may change are annotations.
+    """
     words = "".join(part.capitalize() for part in message.kind.split("_"))
     labels = {
         **message.labels,

@@ -21,7 +21,7 @@ PERMANENT = (550, 551, 552, 553, 554)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which server, from whom and to whom."""
+    """The SMTP server, the sender and the receivers."""
 
     server: str = ""  # must be set: host name or address of the SMTP server
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 25  # often 587 with starttls
@@ -36,7 +36,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """What no type can say."""
+    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
     if not options.server:
         yield "server", "is missing: name the SMTP server"
     for name, addresses in (("sender", (options.sender,)), ("to", options.to or ("",))):
@@ -49,7 +49,7 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
 
 
 class Email:
-    """One mail for each message, with a Message-ID that a double shares."""
+    """Sends one mail per message. A message that is sent again has the same Message-ID."""
 
     repeat = 0.0
 
@@ -58,7 +58,10 @@ class Email:
         self._settled: tuple[str, frozenset[str]] = ("", frozenset())  # message, who needs no more
 
     def send(self, message: EventMessage) -> None:
-        """Deliver it, or raise. Who has it already, or does not want it, gets no double when it is tried again."""
+        """Send the mail. Called again after a failure, it leaves out receivers that have it already or refused it for good.
+
+        Raises OSError where a later try may succeed, MessageRefusedError where it may not.
+        """
         message_id, settled = self._settled
         to = [one for one in self._options.to if message_id != message.id or one not in settled]
         try:

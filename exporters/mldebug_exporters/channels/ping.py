@@ -13,7 +13,7 @@ from mldebug_exporters.channels._secrets import secret
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where to, like healthchecks.io; whoever has such an address may ping it, so it may stand in a file."""
+    """The address to request regularly, for example of healthchecks.io. It may be in a file, since whoever has it can ping."""
 
     url: str = ""  # this or url_file must be set
     url_file: Path | None = None  # or a file that holds it
@@ -24,7 +24,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """What no type can say."""
+    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
     if bool(options.url) == bool(options.url_file):
         yield "url", "give either url or url_file"
     elif options.url and (wrong := problem_of(options.url)):
@@ -32,7 +32,7 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
 
 
 class Ping:
-    """Gets no events: the other side tells somebody when nothing comes any more."""
+    """Requests an address every `every` seconds and gets no events: the other side alerts when the requests stop."""
 
     repeat = 0.0
 
@@ -41,7 +41,7 @@ class Ping:
         self._options = options
 
     def send(self, message: EventMessage) -> None:
-        """Tell that the agent lives, whatever the message, or raise."""
+        """Send one request, whatever the message says. Raises where it was not accepted (see `_http.request`)."""
         options = self._options
         url = options.url or secret(options.url_file)
         headers = {"User-Agent": "mldebug"}

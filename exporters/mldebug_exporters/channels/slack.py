@@ -16,7 +16,7 @@ MOST = 3500  # characters
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whoever has the address may write there: it stands in a file."""
+    """The file with the webhook's address, which is a secret: whoever has it may write to the channel."""
 
     url_file: Path | None = None  # must be set: a file that holds the address
     ca_file: Path | None = None  # of a private certificate authority
@@ -24,13 +24,13 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """What no type can say."""
+    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
     if options.url_file is None:
         yield "url_file", "is missing: name a file that holds the address of the incoming webhook"
 
 
 class Slack:
-    """Texts are escaped as Slack asks: a job's name mentions nobody and is no link."""
+    """Posts each message as text, escaped so that the name of a job can neither mention anybody nor become a link."""
 
     repeat = 0.0
 
@@ -38,7 +38,7 @@ class Slack:
         self._options = options
 
     def send(self, message: EventMessage) -> None:
-        """Deliver it, or raise."""
+        """Post the message. Raises where it was not accepted (see `_http.request`)."""
         text = f"*{escape(message.subject)}*\n{escape(plain_text(message))[:MOST]}"
         body = msgspec.json.encode({"text": text})
         headers = {"Content-Type": "application/json", "User-Agent": "mldebug"}
@@ -47,7 +47,7 @@ class Slack:
 
 
 def escape(text: str) -> str:
-    """Without mentions and links."""
+    """Escape a text as Slack demands, which also disables mentions and links."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -28,7 +28,7 @@ class ActionMetrics:
     families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """Of each action of the config."""
+        """How often each configured action ran, by outcome, and when it last succeeded."""
         for one in snapshot.events.actions:
             for outcome in ActionOutcome:
                 yield Sample(ACTIONS, (one.name, str(outcome)), one.counts.get(outcome, 0))

@@ -78,7 +78,7 @@ class AgentMetrics:
     families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """What is known of the agent."""
+        """The agent's version, start, CPU time, memory, children and workers."""
         yield Sample(BUILD, (snapshot.version,))
         if snapshot.replay:
             yield Sample(REPLAY, (snapshot.replay,))

@@ -105,7 +105,7 @@ class FilesystemMetrics:
     families = (*TABLE.families, *MEASURED.families)
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """Those of the last look."""
+        """The values that the storage collectors read last, and the number of alerts by kind."""
         if snapshot.storage is None:
             return
         by_name = {family.name: family for family in self.families}

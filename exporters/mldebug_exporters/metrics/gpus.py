@@ -57,7 +57,7 @@ class GpuMetrics:
     families = (*TABLE.families, *GPU_TABLE.families)
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """What is known of the GPUs of this node."""
+        """The last readings of the GPUs of this node. A GPU that is lost has only `up` 0."""
         node, watch = snapshot.gpus, snapshot.gpu_watch
         yield from _cost("full", node)
         yield from _cost("watch", watch)

@@ -42,7 +42,7 @@ class HookMetrics:
     families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """Nothing of an untouched job."""
+        """What the hook in the ranks of each run reports; none for runs without the hook."""
         for run in snapshot.runs:
             if run.said:
                 yield from _samples(run)

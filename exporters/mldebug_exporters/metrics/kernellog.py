@@ -57,7 +57,7 @@ class KernelMetrics:
     families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """What is known of the kernel's log."""
+        """The counts of kernel log events; none where the log cannot be read."""
         if snapshot.kernel is not None:
             yield from _samples(snapshot.kernel)
 

@@ -86,7 +86,7 @@ class MemoryMetrics:
     families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """What was read at the last look."""
+        """The memory of the host, of control groups and of ranks as read last."""
         if snapshot.memory is None:
             return
         yield Sample(UNREADABLE, ("rank",), snapshot.memory.unread)

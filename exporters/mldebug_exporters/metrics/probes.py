@@ -34,7 +34,7 @@ class ProbeMetrics:
     families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """As of the last time that the file had changed."""
+        """The last run of each series in the probe history."""
         for one in snapshot.probes or ():
             yield from _series(one)
 

@@ -21,7 +21,7 @@ class TraceMetrics:
     families = TABLE.families
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """Nothing of runs that are not traced."""
+        """The age of the newest record of each traced rank, seconds; none for runs that are not traced."""
         for run in snapshot.runs:
             for rank, written in sorted(run.traced.items()):
                 age = max(0.0, snapshot.at - written)

@@ -73,7 +73,7 @@ class Analysis:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """Who waits for whom, that of most ranks first."""
+        """The calls in which ranks wait that were found in the dumps, those of most ranks first."""
         return self._chains.claims
 
     @cached_property

@@ -60,7 +60,7 @@ class RawCall(msgspec.Struct, frozen=True):
 
     @property
     def done(self) -> bool:
-        """Has it ended?"""
+        """Whether the call has ended."""
         return self.retired or self.state == "completed"
 
     @property

@@ -63,7 +63,7 @@ def load_checked(data: bytes, most: int = MAX_OBJECTS) -> object:
 
 
 def is_json(data: bytes) -> bool:
-    """Does it begin as JSON does?"""
+    """Whether the data begins as a JSON object or array, so is no pickle."""
     return data[:256].lstrip()[:1] in (b"{", b"[")
 
 

@@ -55,7 +55,7 @@ def waits(claim: Claim) -> str:
 
 
 def missing(claim: Claim, found: tuple[int, ...]) -> str:
-    """Who has not called it, and what they called last."""
+    """The sentences for: ranks `found` have not called a collective in which others wait, and what they called last."""
     head = f"{ranks(found)} {_verb(found, 'has', 'have')} not called"
     if claim.transfer:
         head = f"{ranks(found)} {_verb(found, 'has', 'have')} not met"
@@ -88,7 +88,7 @@ def _minority(claim: Claim) -> Iterable[str]:
 
 
 def behind(claim: Claim, found: tuple[int, ...]) -> str:
-    """Who has called it, and whose GPU is not there."""
+    """The sentence for: ranks `found` have called the collective, but their GPUs have not come to it."""
     others = [rank for rank in claim.waiting if rank not in found]
     has = _verb(found, "has", "have")
     return _sentence(
@@ -98,7 +98,7 @@ def behind(claim: Claim, found: tuple[int, ...]) -> str:
 
 
 def unfinished(claim: Claim) -> str:
-    """It has ended on most."""
+    """The sentence for: some ranks are still in a collective that most have finished."""
     return _sentence(
         f"{ranks(claim.waiting)} {_verb(claim.waiting, 'is', 'are')} still in {_of(claim)}{_at(claim.frames)},"
         f" which {ranks(claim.finished)} {_verb(claim.finished, 'has', 'have')} finished"
@@ -114,7 +114,7 @@ def victim(claim: Claim, rank: int) -> str:
 
 
 def mismatch(result: Vote) -> str:
-    """Who called something else than most."""
+    """The sentence for: some ranks called another collective than most."""
     assert result.model is not None  # noqa: S101 - a vote with names has one
     alike = [rank for rank in result.calls if rank not in result.differs]
     odd = "; ".join(
@@ -198,14 +198,14 @@ def frozen(claim: Claim) -> str:
 
 
 def quiet_but(absent_: tuple[int, ...], count: int) -> str:
-    """Nobody waits, and dumps are missing."""
+    """The sentence for: nobody waits, but the dumps of ranks `absent_` are missing. `count`: number of dumps."""
     return _sentence(
         f"nobody waits in a collective in {_dumps(count)}; there is none of {ranks(absent_)}"
     )
 
 
 def healthy(views: Sequence[View], count: int) -> str:
-    """Nobody waits."""
+    """The sentence for: nobody waits, and all calls are done. `count`: number of dumps."""
     groups = "1 process group" if len(views) == 1 else f"{len(views)} process groups"
     blind = "; sends and receives of gloo are in no dump" if _has_gloo(views) else ""
     text = f"nobody waits in a collective: {_dumps(count)}, {groups}, all calls are done"

@@ -46,7 +46,7 @@ class Claim(NamedTuple):
 
     @property
     def most(self) -> bool:
-        """Does a majority of all members wait in it?"""
+        """Whether more than half of the group's members wait in this call."""
         return 2 * len(self.waiting) > len(self.members)
 
     @property

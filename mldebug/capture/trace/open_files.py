@@ -69,7 +69,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def is_ring(file: Path) -> bool:
-    """Does one lie there that this user may read?"""
+    """Whether the file is a call trace that this user may read."""
     try:
         with open_ring(file) as read:
             return read(0, len(MAGIC)) == MAGIC

@@ -204,7 +204,7 @@ class LinkErrors:
         self._asked: dict[tuple[str, int], _LinkErrorCounts] = {}
 
     def take(self, gpu: GpuReading, at: float, count: Count) -> Iterator[NvLink]:
-        """Its links with monotone errors, and what they grew by."""
+        """The GPU's NVLinks with error counts that never fall, and how much each count grew since it was read before. `at`: unix time of the reading."""
         for link in gpu.nvlinks:
             key = (gpu.uuid, link.link)
             before = self._asked.get(key)

@@ -24,7 +24,7 @@ NOT_LISTED = "the driver does not list it"
 
 
 class Absence(StrEnum):
-    """What is known of a GPU that is not there."""
+    """How a GPU is absent that was there before."""
 
     SILENT = "silent"
     UNLISTED = "unlisted"  # for one look: that proves nothing

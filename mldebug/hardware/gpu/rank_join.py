@@ -20,7 +20,7 @@ from mldebug.hardware.gpu.visible_devices import (
 
 
 class JoinEvidence(StrEnum):
-    """Who says that a rank uses a GPU, the strongest first."""
+    """How it is known that a rank uses a GPU, the strongest evidence first."""
 
     COMPUTE_PROCESS = "compute process"
     OPEN_DEVICE = "only open device"
@@ -28,7 +28,7 @@ class JoinEvidence(StrEnum):
 
 
 class RankProcess(Noun, frozen=True, kw_only=True):
-    """What is known of one rank's process on this node."""
+    """One rank's process on this node, as far as it shows which GPUs it uses."""
 
     rank: int
     pid: int  # as the agent counts

@@ -275,5 +275,5 @@ def nvlink_errors(reading: GpuReading, kind: str) -> int | None:
 
 
 def encode(value: NodeGpus | NodeWatch) -> bytes:
-    """As the child sends it and as a recording keeps it."""
+    """Encode a reading as JSON, for the pipe from the reader child and for recordings."""
     return msgspec.json.encode(value)

@@ -168,7 +168,7 @@ def _order_unknown(
 
 
 def in_pci_order(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> bool:
-    """Does a number mean the same to CUDA as to the driver?"""
+    """Whether CUDA numbers these GPUs as the driver does: by CUDA_DEVICE_ORDER=PCI_BUS_ID, or because all are of one model."""
     return environment.get(ORDER) == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) < 2
 
 

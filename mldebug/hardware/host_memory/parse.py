@@ -31,7 +31,7 @@ class RankMemory(Noun, frozen=True, kw_only=True):
 
     @property
     def own(self) -> int:
-        """What it holds and nobody can take back."""
+        """Bytes that the process holds and the kernel cannot drop: anonymous, shared and swapped memory."""
         return self.anon + self.shmem + self.swap
 
 

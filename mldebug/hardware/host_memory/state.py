@@ -23,7 +23,7 @@ class LevelState(Noun, frozen=True, kw_only=True):
 
 
 class NodeMemory(Noun, frozen=True, kw_only=True):
-    """All of it at one moment."""
+    """The memory of the host, its control groups and the ranks at one moment."""
 
     at: float = 0.0  # unix
     levels: tuple[LevelState, ...] = ()
@@ -52,7 +52,7 @@ def level_sentence(one: LevelState, ranks: Sequence[RankMemory]) -> str:
 
 
 def of_runs(memory: NodeMemory, runs: Collection[str]) -> NodeMemory:
-    """The same with the ranks of these runs alone."""
+    """The same memory state, with only those ranks that belong to these runs (ids)."""
     mine = tuple(one for one in memory.ranks if one.run in runs)
     return msgspec.structs.replace(memory, ranks=mine)
 

@@ -26,7 +26,7 @@ class Trend:
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, at: float, value: float) -> None:
-        """Take one reading."""
+        """Add a value read at time `at` (seconds); ignored where the last one is less than the spacing ago."""
         if self._seen and at - self._seen[-1][0] < self._spacing:
             return
         self._seen.append((at, value))

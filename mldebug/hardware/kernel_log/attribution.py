@@ -67,7 +67,7 @@ _OVER = {
 
 
 class RankOwner(Noun, frozen=True, kw_only=True):
-    """Whose a process or a GPU is."""
+    """The run and the rank that a process or a GPU belongs to."""
 
     run: str  # id
     rank: int

@@ -133,7 +133,7 @@ class LostRecords:
         self._at = 0.0
 
     def add(self, records: int, at: float) -> None:
-        """So many were lost; 0 for none."""
+        """Count `records` lost records; 0 is allowed."""
         if records > 0:
             self.all += records
             self._lately = records + (self._lately if self._recent(at) else 0)

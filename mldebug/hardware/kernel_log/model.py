@@ -79,7 +79,7 @@ class KernelEvent(Noun, frozen=True, kw_only=True):
 
 
 def is_gpu(kind: KernelEventKind) -> bool:
-    """Does a GPU or its fabric say so?"""
+    """Whether events of this kind come from a GPU or an NVSwitch."""
     return kind in (
         KernelEventKind.XID,
         KernelEventKind.GPU_LOST,

@@ -79,7 +79,7 @@ TRAFFIC = 0.01  # share of the time with memory traffic
 
 
 def gpu_views(captures: Sequence[NodeCapture]) -> tuple[GpuView, ...]:
-    """By rank; of several captures by one node the latest counts."""
+    """The GPUs for the report, by rank. Of several captures of one node the latest is taken."""
     latest = {one.node: one for one in sorted(captures, key=lambda each: each.taken_at)}
     found = (view for one in latest.values() for view in _of_node(one))
     return tuple(sorted(found, key=lambda one: one.rank))

@@ -46,7 +46,7 @@ class _Nodes(msgspec.Struct):
 
 
 def read_jobs(data: bytes) -> tuple[QueueJob, ...]:
-    """Of `squeue --json`; `QueueError` where that is no answer."""
+    """Parse the output of `squeue --json`. Raises `QueueError` where it cannot be parsed or holds nothing but errors."""
     answer = _decode(data, _Jobs)
     if answer.errors and not answer.jobs:
         raise QueueError("refused", f"squeue says: {_errors(answer.errors)}")

@@ -16,12 +16,12 @@ _UNLIMITED = ("", "UNLIMITED", "N/A", "NOT_SET", "INVALID", "Partition_Limit")
 
 
 def job_format(mark: str) -> str:
-    """Of `squeue --format`."""
+    """The value of `squeue --format`: fields separated by bars, each line beginning with `mark`."""
     return mark + "|".join(_JOB)
 
 
 def node_format(mark: str) -> str:
-    """Of `sinfo --Node --format`: names of nodes have no bars."""
+    """The value of `sinfo --Node --format`: fields separated by bars (node names have none), each line beginning with `mark`."""
     return mark + "|".join(_NODE)
 
 

@@ -42,7 +42,7 @@ def orphan_words(one: Orphan) -> str:
 
 
 def orphan_line(one: Orphan, now: float) -> str:
-    """The same with its age."""
+    """The sentence about an orphan, with how long it has been running. `now`: unix time."""
     return f"{orphan_words(one)}; it runs for {format_duration(float(max(0, int(now - one.started_at))))}"
 
 

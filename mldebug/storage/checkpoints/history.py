@@ -267,7 +267,7 @@ class CheckpointSeries:
         return self.of(Completeness.COMPLETE)
 
     def of(self, state: Completeness) -> tuple[KnownCheckpoint, ...]:
-        """Those that are there in that state, the oldest first."""
+        """The present checkpoints of this state, the oldest first."""
         return tuple(one for one in self.checkpoints if one.state is state)
 
     @property

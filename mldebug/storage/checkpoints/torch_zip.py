@@ -26,18 +26,18 @@ _OLD = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number of torch.save bef
 
 
 def wants(entry: FileEntry) -> Iterator[ByteRange]:
-    """Its first and its last bytes."""
+    """The byte ranges that the check needs: the beginning and the end of the file."""
     yield head(entry)
     yield tail(entry)
 
 
 def head(entry: FileEntry) -> ByteRange:
-    """Its first bytes."""
+    """The byte range at the beginning of the file."""
     return ByteRange(entry.path, 0, HEAD)
 
 
 def tail(entry: FileEntry) -> ByteRange:
-    """Its last bytes."""
+    """The byte range at the end of the file."""
     return ByteRange(entry.path, max(0, entry.size - TAIL), TAIL)
 
 

@@ -31,7 +31,7 @@ class CanaryWrite(Noun, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> str:
-        """One of `OUTCOMES`."""
+        """How the test write ended: `ok`, `stuck`, or the kind of error (one of `OUTCOMES`)."""
         if self.stuck:
             return "stuck"
         return _OUTCOMES.get(self.errno, "failed") if self.errno else "ok"

@@ -7,7 +7,7 @@ Row = dict[str, Cell]  # the key "line" holds what people read
 
 
 class Measure(Noun, frozen=True, kw_only=True):
-    """One value of the family of that name; the exporter declares the family."""
+    """One value of the metric with this name; the exporter declares the metric."""
 
     metric: str
     labels: tuple[str, ...] = ()
@@ -16,7 +16,7 @@ class Measure(Noun, frozen=True, kw_only=True):
 
 
 class StorageAlert(Noun, frozen=True, kw_only=True):
-    """Something that a person should act on before it is too late."""
+    """Something about storage that somebody should act on."""
 
     kind: str  # full_soon, too_full, inodes, stuck, read_only, quota …
     subject: str  # the mount, the quota, the checkpoint folder
@@ -26,12 +26,12 @@ class StorageAlert(Noun, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> str:
-        """The sentence, with who causes it where that is known."""
+        """The sentence, and who causes it where that is known."""
         return f"{self.sentence}; {self.aside}" if self.aside else self.sentence
 
 
 class CollectorState(Noun, frozen=True, kw_only=True):
-    """The result of a collector's last look, at unix time `at`."""
+    """The result of one collector's last reading, at unix time `at`."""
 
     name: str
     at: float
@@ -48,22 +48,22 @@ class StorageState(Noun, frozen=True, kw_only=True):
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """Those of all collectors."""
+        """The metric values of all collectors."""
         return tuple(one for part in self.parts for one in part.measures)
 
     @property
     def alarms(self) -> tuple[StorageAlert, ...]:
-        """Those of all collectors."""
+        """The alerts of all collectors."""
         return tuple(one for part in self.parts for one in part.alarms)
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Those of all collectors."""
+        """What could not be read, of all collectors."""
         return tuple(one for part in self.parts for one in part.gaps)
 
     @property
     def rows(self) -> dict[str, tuple[Row, ...]]:
-        """Those of all collectors, by heading."""
+        """The table rows of all collectors, by heading."""
         found: dict[str, tuple[Row, ...]] = {}
         for part in self.parts:
             for heading, rows in part.rows.items():

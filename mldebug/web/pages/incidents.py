@@ -18,7 +18,7 @@ class PendingIncident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentsPageData(msgspec.Struct, frozen=True, kw_only=True):
-    """The page."""
+    """What the template of the page of all incidents shows."""
 
     open: int
     rows: tuple[IncidentRow, ...]

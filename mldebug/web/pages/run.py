@@ -37,7 +37,7 @@ class QuietTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunPageData(msgspec.Struct, frozen=True, kw_only=True):
-    """The page."""
+    """What the template of one run's page shows."""
 
     id: str
     name: str

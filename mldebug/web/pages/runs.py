@@ -45,7 +45,7 @@ class RunListRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunsPageData(msgspec.Struct, frozen=True, kw_only=True):
-    """The page."""
+    """What the template of the page of all runs shows."""
 
     rows: tuple[RunListRow, ...]
     more: int
@@ -62,7 +62,7 @@ class RunsPage:
     reports = True
 
     def build(self, request: PageRequest) -> RunsPageData:
-        """Those with an incident first, then those that are quiet."""
+        """The page's data: runs with an incident first, then quiet ones, then the others."""
         snapshot = request.snapshot
         newest = {one.job_id: one for one in reversed(request.entries)}
         written = {one.id for one in request.entries}

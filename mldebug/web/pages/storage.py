@@ -62,7 +62,7 @@ class RankMemoryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoragePageData(msgspec.Struct, frozen=True, kw_only=True):
-    """The page."""
+    """What the template of the page "Storage" shows."""
 
     lead: str
     alarms: tuple[str, ...]

@@ -7,7 +7,7 @@ from mldebug.alerts.view import ActionState
 
 
 class ActionCounts:
-    """By the name of the action."""
+    """How often each action ran and how, by the action's name."""
 
     def __init__(self) -> None:
         self._known: dict[str, ActionState] = {}
@@ -28,7 +28,7 @@ class ActionCounts:
         )
 
     def state(self, name: str, kind: str) -> ActionState:
-        """Of one that the config names."""
+        """The counts of this action, zeros where it has not run yet."""
         return msgspec.structs.replace(
             self._known.get(name, ActionState(name=name, kind=kind)), kind=kind
         )

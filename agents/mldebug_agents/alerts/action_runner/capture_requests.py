@@ -57,7 +57,7 @@ class CaptureRequests:
         self.worker = Worker(WORKER, self._take, inbox, DEADLINE)
 
     def show(self, jobs: Mapping[str, Job], found: Discovery) -> None:
-        """What is here now."""
+        """Take over the jobs and processes that are on this node now."""
         self._jobs, self._found = jobs, found
 
     @property

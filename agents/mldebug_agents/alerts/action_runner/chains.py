@@ -25,7 +25,7 @@ class ActionChain(Noun, frozen=True, kw_only=True):
 
     @property
     def over(self) -> bool:
-        """Nothing is left to do."""
+        """Whether no step is left to do."""
         return self.at >= len(self.steps)
 
     @property
@@ -34,7 +34,7 @@ class ActionChain(Noun, frozen=True, kw_only=True):
         return self.steps[self.at]
 
     def begin(self) -> "ActionChain":
-        """It is going to be done: stored before it is."""
+        """The chain with its next step marked as begun. It is stored so before the step runs, for an agent that dies meanwhile."""
         return msgspec.structs.replace(self, begun=True)
 
     def next(self, *, failed: bool) -> "ActionChain":

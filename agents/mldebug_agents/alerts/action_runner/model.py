@@ -23,14 +23,14 @@ class ActionInput(NamedTuple):
 
 
 class ActionResult(NamedTuple):
-    """What came of it; the exit code where it has one."""
+    """What an action did, in words, and the exit code of its program; None where it ran none."""
 
     words: str
     code: int | None = None
 
 
 class ActionPlan(NamedTuple):
-    """What it would do, in words, and the deed."""
+    """What an action would do: in words, and as a function that does it."""
 
     words: str
     do: Callable[[], ActionResult]
@@ -54,7 +54,7 @@ class ProgramError(MldebugError):
 
 
 def judged(done: Completed, name: str) -> Completed:
-    """The same, where it has run to a good end."""
+    """Return `done` where the program ended with 0; otherwise raise ProgramError with the reason. `name`: the program's."""
     last_line = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
     if done.error:
         raise ProgramError(f"{name} cannot be started: {done.error}", None)

@@ -287,7 +287,7 @@ class ActionRunner:
 
 
 def carry_out(step: ActionStep) -> StepResult:
-    """In a worker: the one place that measures and catches."""
+    """Run one step of an action in a worker thread. Never raises: errors become its outcome."""
     began = time.monotonic()
     code = None
     try:

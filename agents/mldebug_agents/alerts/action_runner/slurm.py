@@ -50,7 +50,7 @@ def holding(raw: str, jobs: Iterable[Job], host: Host, starter: ProgramStarter) 
 
 
 def is_on(raw: str, node: str, starter: ProgramStarter) -> bool:
-    """Does Slurm say that the job has that node?"""
+    """Whether the Slurm job with id `raw` runs on that node, by squeue. Raises ProgramError."""
     done = ask(starter, "squeue", "--noheader", f"--jobs={raw}", f"--nodelist={node}", "--format=%A")  # fmt: skip
     return raw in done.stdout.decode("utf-8", "replace").split()
 
@@ -88,7 +88,7 @@ def node_of(name: str, starter: ProgramStarter) -> str:
 
 
 def ask(starter: ProgramStarter, program: str, *argv: str) -> Completed:
-    """One of Slurm's programs, to a good end."""
+    """Run one of Slurm's programs and return its output. Raises ProgramError where it does not end with 0."""
     kept = {name: os.environ[name] for name in ("PATH", "SLURM_CONF") if name in os.environ}
     done = starter.run(
         (program, *argv), timeout=TIMEOUT, max_output=MAX_OUTPUT, env=kept | {"LC_ALL": "C"}

@@ -6,12 +6,12 @@ from mldebug_agents.alerts.action_runner.model import Action, ActionInput, Actio
 
 
 class CaptureAction:
-    """It stops nobody: the captures of stalls are of the same kind."""
+    """Captures the run of the event. Harmless: it is the same capture that a stall causes."""
 
     harms = False
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """Of the event's run."""
+        """The capture of the event's run. Raises UnfitError where the event has no run on this node."""
         job = work.job
         if job is None:
             raise UnfitError("the event is of no run that is on this node now")

@@ -19,7 +19,7 @@ from mldebug_agents.alerts.action_runner.model import (
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The program, and how long and how much."""
+    """The program to run, and the limits of its time and output (bytes)."""
 
     argv: tuple[str, ...] = ()  # must be set: the program by its absolute path, and its arguments
     timeout: Annotated[Duration, msgspec.Meta(gt=0, le=600)] = 60.0  # then it is ended
@@ -28,7 +28,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """What no type can say."""
+    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
     if not options.argv or not options.argv[0].startswith("/"):
         yield (
             "argv",
@@ -39,7 +39,7 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
 
 
 class CommandAction:
-    """Nobody knows what a program does: it counts as one that may harm."""
+    """Runs a program of the configuration. It counts as an action that may do harm, since nobody knows what the program does."""
 
     harms = True
 
@@ -47,7 +47,7 @@ class CommandAction:
         self._options = options
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """Its words stand in the config: nothing of the event becomes part of them."""
+        """The program to run, as configured. Nothing of the event becomes part of its command line; it gets the event on stdin and in variables."""
         return ActionPlan(shlex.join(self._options.argv), lambda: self._run(work))
 
     def _run(self, work: ActionInput) -> ActionResult:

@@ -24,7 +24,7 @@ class ScancelAction:
         self._options = options
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """Of the event's run."""
+        """`scancel` of the event's job. Raises UnfitError where the event has no run here, or its verdict is not sure enough."""
         if work.job is None:
             raise UnfitError("the event is of no run that is on this node now")
         sure_enough(work.facts, self._options.confidence)

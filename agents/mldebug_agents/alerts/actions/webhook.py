@@ -13,7 +13,7 @@ from mldebug_agents.alerts.action_runner.model import Action, ActionInput, Actio
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As those of the channel `webhook`."""
+    """The address to POST to and the credentials; the same options as the channel `webhook`."""
 
     url: str = ""  # must be set: https://…
     token_file: Path | None = None  # sent as "Authorization: Bearer …"

@@ -56,7 +56,7 @@ class FifoTarget(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """What survives the reuse of a pid."""
+        """Pid and start time (clock ticks since boot), which together identify a process even if its pid is used again."""
         return self.identity.pid, self.identity.start_ticks
 
 

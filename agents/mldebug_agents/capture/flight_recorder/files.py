@@ -20,22 +20,22 @@ Answered = TypeVar("Answered", FilePiece, Tail, bytes, None)
 
 
 class HangAwareReader:
-    """The reader for one capture: after the first path that does not answer no other is tried, since most share its mount."""
+    """Reads files of one capture. After the first path that hangs it reads no other one, since most lie on the same mount."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._hung = False
 
     def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece | Unreadable:
-        """As that of the reader."""
+        """As `Reader.read_from`, or `Unreadable` after a path has hung."""
         return self._ask(lambda: self._reader.read_from(path, offset, max_bytes=max_bytes))
 
     def read_tail(self, path: str, *, max_bytes: int) -> Tail | Unreadable:
-        """As that of the reader."""
+        """As `Reader.read_tail`, or `Unreadable` after a path has hung."""
         return self._ask(lambda: self._reader.read_tail(path, max_bytes=max_bytes))
 
     def poke(self, path: str, uid: int) -> Unreadable | None:
-        """As that of the reader."""
+        """As `Reader.poke`, or `Unreadable` after a path has hung."""
         return self._ask(lambda: self._reader.poke(path, uid))
 
     def _ask(self, ask: Callable[[], Answered | Unreadable]) -> Answered | Unreadable:
@@ -47,7 +47,7 @@ class HangAwareReader:
 
 
 class FileStamp(NamedTuple):
-    """Identity, size and time of a file: where they differ it is another file, or was written since."""
+    """Identity, size (bytes) and modification time (unix) of a file. If two stamps differ, it is another file or was written meanwhile."""
 
     device: int
     inode: int
@@ -56,7 +56,7 @@ class FileStamp(NamedTuple):
 
     @property
     def file(self) -> tuple[int, int]:
-        """Which file it is, by whatever path."""
+        """Device and inode, which identify the file whatever its path."""
         return self.device, self.inode
 
 

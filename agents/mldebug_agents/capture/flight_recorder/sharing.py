@@ -29,7 +29,7 @@ class KnownRank(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What survives the reuse of a pid."""
+        """Pid and start time (clock ticks since boot), which together identify a process even if its pid is used again."""
         return self.identity.pid, self.identity.start_ticks
 
 

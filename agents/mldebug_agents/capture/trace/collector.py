@@ -78,7 +78,7 @@ class TraceCollector:
         return msgspec.structs.replace(taken, ranks=ranks, gaps=(*taken.gaps, *gaps))
 
     def left_behind(self, ranks: Iterable[RankIdentity]) -> dict[int, TraceTail]:
-        """By rank, the last records of ranks that have ended."""
+        """The last recorded calls of ranks that have ended, by rank; ranks without a trace are left out."""
         found: dict[int, TraceTail] = {}
         for rank in list(ranks)[:MAX_DEAD]:
             tail, _ = self._tail(rank, self._dead(rank))

@@ -44,7 +44,7 @@ class ReplyCollector:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Who has neither answered nor failed."""
+        """The names of nodes that have neither answered nor failed yet."""
         return tuple(self._waiting)
 
     @property
@@ -53,7 +53,7 @@ class ReplyCollector:
         return len(self._replies)
 
     def take(self, news: FanoutNews) -> None:
-        """Take one thing that came."""
+        """Take one event of the transport: a line of output, an error, or the end of one node's command."""
         if news.line:
             self._take_line(news)
         elif not news.node and news.error:
@@ -122,7 +122,7 @@ class ReplyCollector:
         return QueriedNode(name=name, state="unable")  # not reached: it would have been opened
 
     def replies(self) -> NodeReplies:
-        """All of it, at the end."""
+        """Close the collection: all replies, and for each other node the reason why there is none."""
         reasons = self._transport.explain(self.plan, self._errors)
         for name in self.missing:
             begun = self._pieces[name].begun

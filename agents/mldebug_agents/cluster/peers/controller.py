@@ -101,7 +101,7 @@ class PeersController:
 
     @property
     def sentence(self) -> str:
-        """Who coordinates, for status."""
+        """The sentence for `mldebug status` about which agents coordinate the runs of this node."""
         sentences = list(dict.fromkeys(self._who(one) for one in self._groups))
         return "; ".join(sentences[:MAX_SHOWN]) or "no run here has ranks on other nodes"
 
@@ -137,7 +137,7 @@ class PeersController:
         self._held.tick(runs, now)
 
     def on_result(self, result: Result) -> None:
-        """Take a result of one of the workers in `tells`."""
+        """Take the result of a worker that is named in `tells`."""
         now = time.monotonic()
         if result.worker == "members":
             self._follower.announced(result, now)
@@ -166,11 +166,11 @@ class PeersController:
         return self._held.holds(run)
 
     def holding(self, run: Run) -> bool:
-        """Does it wait for the coordinator?"""
+        """Whether the report of the run's stall is held back until the coordinator has captured all nodes."""
         return self._held.holding(run)
 
     def release(self, run: Run) -> bool:
-        """It moves again, or is over: nothing waits any more. Had it?"""
+        """Note that the run moves again or is over, and hold nothing back any more. Returns whether something was held back."""
         return self._held.release(run)
 
     def captured(self, run: Run, capture: NodeCapture) -> None:

@@ -54,7 +54,7 @@ def _master(job: Job) -> tuple[str, ...]:
 
 
 class FoundCoordinator(NamedTuple):
-    """Who coordinates, and its answer to our announcement."""
+    """The agent that coordinates, its answer to our announcement, and why earlier candidates do not coordinate."""
 
     peer: Peer
     welcome: Welcome

@@ -56,7 +56,7 @@ class HeldStalls:
             self._until[run.job.id] = max(self._until[run.job.id], until)
 
     def holding(self, run: Run) -> bool:
-        """Does it wait for the coordinator?"""
+        """Whether the report of the run's stall is held back until the coordinator has captured all nodes."""
         return run.job.id in self._until
 
     def release(self, run: Run) -> bool:

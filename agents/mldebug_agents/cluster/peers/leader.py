@@ -143,7 +143,7 @@ class Leader:
         )
 
     def relayed(self, group: CoordinatorGroup, now: float) -> tuple[Relayed, ...]:
-        """Of those that come to us although somebody else coordinates."""
+        """Announcements that this agent received although another one coordinates, to be passed on. `now`: monotonic seconds."""
         if group.found is None or group.led_by(self._agent):
             return ()
         return self._coordinator.relayed(group.name, self._node, now)

@@ -55,7 +55,7 @@ Judge = Callable[[ClusterCapture], bytes]
 
 
 class RequestingPeer(NamedTuple):
-    """Who asks: the host of the connection, and what it has proved."""
+    """The sender of a request: its address, and its checked certificate."""
 
     address: str
     certificate: Certificate

@@ -82,7 +82,7 @@ class SlurmTransport:
         }
 
     def ended(self, node: str, code: int, error: str) -> QueriedNode:
-        """Not by node: one srun speaks for all."""
+        """The node as one that could not answer, with this error. Its exit code says nothing, since one srun runs the commands of all nodes."""
         return QueriedNode(name=node, state="unable", reason=error)
 
 

@@ -73,11 +73,11 @@ class SshTransport:
         return str(self._options.tree)
 
     def explain(self, plan: FanoutPlan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
-        """Nothing runs here that speaks for all."""
+        """Empty: each node has its own ssh, so no error concerns several nodes."""
         return {}
 
     def ended(self, node: str, code: int, error: str) -> QueriedNode:
-        """By ssh's exit code, and its last line."""
+        """Why the node has not answered, from ssh's exit code and its last line on stderr."""
         if code == SSH_FAILED and _SILENT.search(error):
             return QueriedNode(name=node, state="silent", reason=_plain(error, node))
         return QueriedNode(

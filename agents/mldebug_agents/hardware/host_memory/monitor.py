@@ -21,7 +21,7 @@ DEADLINE = 10.0
 
 
 class HostMemoryMonitor:
-    """Of this node."""
+    """Keeps the last readings of this node's memory, and has a worker take new ones."""
 
     def __init__(self, context: Context, inbox: "queue.SimpleQueue[Result | None]") -> None:
         self.worker = Worker(

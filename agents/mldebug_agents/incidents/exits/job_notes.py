@@ -29,7 +29,7 @@ class RankErrorFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobNotes(msgspec.Struct, kw_only=True):
-    """What is remembered of one job."""
+    """What was read about a job while it ran, to explain its exit later."""
 
     logs: dict[tuple[int, str], JobLog] = {}
     error_files: dict[int, RankErrorFile] = {}  # by pid

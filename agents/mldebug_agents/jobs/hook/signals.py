@@ -39,7 +39,7 @@ class SignalTarget(NamedTuple):
 
     @property
     def pid(self) -> int:
-        """As the host sees it."""
+        """The process's pid as the host sees it, not its container."""
         return self.identity.pid
 
     @property
@@ -122,7 +122,7 @@ class HookSignals:
         return all_threads_sleep(self._host, process.pid)
 
     def beat(self, process: SignalTarget) -> Heartbeat | None:
-        """Its record now; None where it has none that is valid."""
+        """The process's heartbeat record now; None where it has no valid one."""
         return self._beat(process.identity)
 
     def _beat(self, identity: RankIdentity) -> Heartbeat | None:

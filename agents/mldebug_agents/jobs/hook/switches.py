@@ -48,7 +48,7 @@ MAX_ASKED = 8  # ranks of a job: rank 0 of the node is enough, if it lives
 
 
 class FolderOwner(msgspec.Struct, frozen=True):
-    """Whose rights to take."""
+    """The user and groups with whose rights a switch folder is read or written."""
 
     uid: int
     gid: int
@@ -68,7 +68,7 @@ class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SwitchReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found afterwards, or why nothing was done."""
+    """The switches of a folder afterwards, or the error. `denied`: for lack of rights."""
 
     found: SwitchState | None = None
     error: str = ""

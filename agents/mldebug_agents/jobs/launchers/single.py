@@ -17,7 +17,7 @@ class SingleLauncher:
         return RankClaim(launcher="single", priority=PRIORITY, needs_torch=not declared)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Nothing launches it."""
+        """Always False: a job of one process has no launcher."""
         return False
 
 

@@ -20,15 +20,15 @@ class FileOwnership(Protocol):
 
     @property
     def uid(self) -> int:
-        """Its owner."""
+        """The file's owner."""
 
     @property
     def gid(self) -> int:
-        """Its group."""
+        """The file's group."""
 
 
 class ReadRights(msgspec.Struct, frozen=True):
-    """Whose rights count: those of one process of the job."""
+    """The user and groups of one process of the job; a log is only read where these may read it."""
 
     uid: int
     groups: tuple[int, ...] = ()

@@ -42,7 +42,7 @@ class ProcessTree:
             yield from generation
 
     def lives(self, pid: int) -> bool:
-        """Is it there, and no zombie?"""
+        """Whether the process exists and is no zombie."""
         return pid in self.stats and self.stats[pid].state not in "ZX"
 
 

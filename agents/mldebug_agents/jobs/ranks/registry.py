@@ -68,7 +68,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[int, int]:
-        """What survives the reuse of a pid."""
+        """Pid and start time (clock ticks since boot), which together identify a process even if its pid is used again."""
         return self.stat.pid, self.stat.start_ticks
 
     @property
@@ -83,12 +83,12 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def problem(self) -> str:
-        """What is impossible about its claim, "" where nothing is."""
+        """What is impossible about the rank that the process claims to be; "" where nothing is."""
         return self.claim.problem if self.claim and not self.launcher else ""
 
     @property
     def program(self) -> Program:
-        """What it has loaded, and its settings."""
+        """The libraries that the process has loaded, and its settings."""
         return Program(libraries=self.libraries, settings=self.settings, recorder=self.recorder)
 
     @property

@@ -51,7 +51,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """What no type can say."""
+    """Check what the types of the options cannot: yields (option, what is wrong with it)."""
     if options.server and urlsplit(options.server).scheme not in ("http", "https"):
         yield "server", "is no http:// or https:// address"
     if options.server.startswith("http://") and urlsplit(options.server).hostname not in ("127.0.0.1", "localhost"):  # fmt: skip

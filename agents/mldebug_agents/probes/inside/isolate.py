@@ -134,7 +134,7 @@ class NodeParticipant:
         return json.loads(self.store.get(key))
 
     def follow(self) -> None:
-        """Do one step after the other until there are no more."""
+        """Do the steps that node 0 announces, one after another, until it announces the end. Raises TimeoutError where it is silent."""
         until = time.monotonic() + self._order["seconds"]
         self._order.update(self.heard("common", until) or {})
         number = 0

@@ -52,6 +52,6 @@ def join(order: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def leave(torch: Any) -> None:
-    """Take the process group apart."""
+    """Wait for all ranks and destroy the process group."""
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

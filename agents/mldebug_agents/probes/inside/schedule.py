@@ -25,7 +25,7 @@ class GroupTrial:
         self.seconds = 0.0
 
     def as_event(self, names: List[str]) -> Dict[str, Any]:
-        """As it is said, with the names of members."""
+        """The trial as part of an event: plain data, with `names` in place of the members' numbers."""
         return {
             "members": [names[one] for one in self.group],
             "outcome": self.outcome,

@@ -101,7 +101,7 @@ def strangers(computing: List[int]) -> Iterator[int]:
 
 
 def pids() -> List[int]:
-    """Of all processes that can be seen."""
+    """The pids of all processes that can be seen in /proc."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 

@@ -39,7 +39,7 @@ class Participation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IsolateProgress(msgspec.Struct):
-    """What was heard."""
+    """What the events of an isolation have told so far."""
 
     members: list[str]
     absent: list[int]
@@ -48,7 +48,7 @@ class IsolateProgress(msgspec.Struct):
     join: float = JOIN  # seconds in which nodes could come
 
     def hear(self, event: Event) -> None:
-        """Take one event."""
+        """Take one event, and print what it tells to stderr."""
         if event["event"] == "members":
             self.members, self.absent = event["names"], event["absent"]
             click.echo(clean(f"members: {', '.join(self.members)}", 2000), err=True)

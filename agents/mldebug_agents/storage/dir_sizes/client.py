@@ -66,7 +66,7 @@ class DirSizeClient:
 
     @property
     def states(self) -> tuple[DirSize, ...]:
-        """What is known of each, in the order of the configuration."""
+        """The size of each configured directory as far as it is known, in the order of the configuration."""
         return tuple(self._state(order.path) for order in self._orders)
 
     def obey(self, orders: Sequence[DirSizeRequest]) -> None:

@@ -51,7 +51,7 @@ class FolderEntries:
 
 
 class HasEntries(Protocol):
-    """Who has entries."""
+    """An object with the entries of a folder."""
 
     entries: FolderEntries
 

@@ -102,7 +102,7 @@ class FolderIndex:
         folder.blocks = blocks
 
     def blame(self, folder: TreeFolder, unread: int) -> None:
-        """So much of a folder could not be looked at."""
+        """Note how many entries of the folder could not be read."""
         self.unread += unread - folder.unread
         folder.unread = unread
 
@@ -167,7 +167,7 @@ class FolderIndex:
         self._limbo[folder.inode] = folder
 
     def clear_limbo(self) -> None:
-        """Who was not found elsewhere is gone, with all that is below."""
+        """Drop folders that were moved away and did not appear elsewhere, with all below them."""
         while self._limbo:
             _, lost = self._limbo.popitem()
             for folder in list(lost.below()):

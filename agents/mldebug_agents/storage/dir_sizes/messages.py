@@ -19,7 +19,7 @@ class DirSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirSizeRequests(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them: the first and only message to the child."""
+    """All requests, in the first and only message to the child."""
 
     orders: tuple[DirSizeRequest, ...]
 

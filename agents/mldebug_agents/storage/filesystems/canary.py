@@ -26,11 +26,11 @@ class CanaryCollector:
 
     @property
     def interval(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two test writes."""
         return self._context.config.storage.canary.interval
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Write to all folders at once. Raises OSError where the mount child is gone."""
+        """Write, sync and remove a test file in all configured folders at once. Raises OSError where the mount child has ended."""
         paths = self._context.config.storage.canary.paths
         trial = CanaryFile(self._file, self._size)
         root = os.fsencode(self._context.host.root)
@@ -41,7 +41,7 @@ class CanaryCollector:
         self._gaps = [_gap(path, one) for path, one in found if not one.wrote and not one.stuck]
 
     def samples(self) -> Iterator[Measure]:
-        """How long it took, and whether it went wrong."""
+        """For each folder: how many seconds the test write took, and 1 or 0 for failed or not."""
         for one in self._written:
             wrong = float(one.outcome != "ok")
             yield _measure("failed", one.path, wrong)
@@ -50,12 +50,12 @@ class CanaryCollector:
             yield _measure("failed", gap.what.removeprefix(_WHAT), 1.0)
 
     def status(self) -> dict[str, tuple[Row, ...]]:
-        """One row for each folder."""
+        """The table "test_writes": one row for each folder."""
         rows = tuple(self._row(one) for one in self._written)
         return {"test_writes": rows} if rows else {}
 
     def alarms(self) -> Iterator[StorageAlert]:
-        """Folders that cannot be written to."""
+        """Alerts about folders that cannot be written to."""
         for one in self._written:
             if one.outcome != "ok":
                 words = sentence(one, self._size)

@@ -71,7 +71,7 @@ class FilesystemCollector:
 
     @property
     def interval(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two calls of `look`."""
         return self._context.config.storage.interval
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:

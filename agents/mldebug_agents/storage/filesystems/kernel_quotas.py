@@ -84,7 +84,7 @@ class KernelQuotaCollector:
         return {"quotas": rows} if rows else {}
 
     def alarms(self) -> Iterator[StorageAlert]:
-        """Those that are nearly used up."""
+        """Alerts about quotas of which more is used than `storage.quota_limit`."""
         limit = self._context.config.storage.quota_limit
         for one in self._kept:
             if max(share or 0.0 for share in one.shares) >= limit:

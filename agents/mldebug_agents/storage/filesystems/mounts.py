@@ -62,17 +62,17 @@ class UsedMount(msgspec.Struct, kw_only=True):
 
     @property
     def uids(self) -> tuple[int, ...]:
-        """Who may see it; empty: everyone."""
+        """The users who may see the mount; empty for everyone."""
         return () if self.public else tuple(sorted(self.owners))
 
     @property
     def name(self) -> str:
-        """Its mount point, as text that may be shown."""
+        """The mount point as printable text."""
         return printable_path(self.mount.point)
 
     @property
     def title(self) -> str:
-        """With the server or device: "/data (nfs01:/data)"."""
+        """The mount point with its server or device: "/data (nfs01:/data)"."""
         return f"{self.name} ({printable_path(self.mount.source) or self.mount.fstype})"
 
 

@@ -18,7 +18,7 @@ WAY_OUT = "run it by hand as the agent's user, and compare with storage.quotas"
 
 
 class QuotaCollector:
-    """Runs the tool of each configured quota."""
+    """Runs the configured command of each quota and reads its output."""
 
     name = "quotas"
     interval = INTERVAL
@@ -30,7 +30,7 @@ class QuotaCollector:
         self._failed: dict[str, str] = {}
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Run the tools one after another; one that hangs costs its own timeout."""
+        """Run the commands one after another. One that hangs is ended at its own timeout."""
         self._wanted, self._quotas, self._failed = dict(self._context.config.storage.quotas), {}, {}
         for name, wanted in self._wanted.items():
             try:
@@ -39,7 +39,7 @@ class QuotaCollector:
                 self._failed[name] = str(error)
 
     def samples(self) -> Iterator[Measure]:
-        """Shares, and which tools failed."""
+        """For each quota the share that is used (0 to 1), and 1 or 0 for whether its command failed."""
         for name in self._wanted:
             failed = float(name in self._failed)
             yield Measure(metric="mldebug_quota_failed", labels=(name,), value=failed)
@@ -47,19 +47,19 @@ class QuotaCollector:
             yield Measure(metric="mldebug_quota_used_ratio", labels=(name,), value=quota.share)
 
     def status(self) -> dict[str, tuple[Row, ...]]:
-        """One row for each quota that was read."""
+        """The table "quotas": one row for each quota that was read."""
         rows = tuple(_row(name, quota) for name, quota in self._quotas.items())
         return {"quotas": rows} if rows else {}
 
     def alarms(self) -> Iterator[StorageAlert]:
-        """Those that are nearly used up."""
+        """Alerts about quotas of which more is used than their limit."""
         for name, quota in self._quotas.items():
             if quota.share >= self._wanted[name].limit:
                 words = f"quota {_line(name, quota)}"
                 yield StorageAlert(kind="quota", subject=name, sentence=words)
 
     def gaps(self) -> Iterator[Gap]:
-        """Quotas that could not be read."""
+        """Quotas whose command failed, and why."""
         for name, why in self._failed.items():
             yield Gap(what=f"quota {name}", reason=why, way_out=WAY_OUT)
 

@@ -62,7 +62,7 @@ def labels(used: UsedMount) -> tuple[str, ...]:
 
 
 def measures(reading: FilesystemReading) -> Iterator[Measure]:
-    """Its measures; what is not known is left out."""
+    """The metric values of one filesystem; what is not known is left out."""
     used = reading.used
     for name, value in _figures(reading):
         metric = f"mldebug_filesystem_{name}"
@@ -70,7 +70,7 @@ def measures(reading: FilesystemReading) -> Iterator[Measure]:
 
 
 def filesystem_row(reading: FilesystemReading) -> Row:
-    """Its row for `status --storage`."""
+    """The row of one filesystem in `mldebug status --storage`."""
     now = reading.now
     return {
         "mount": reading.used.name,

@@ -109,7 +109,7 @@ def net_bytes(io: bytes) -> int:
 
 
 def calls_of(io: bytes) -> IoCounters | None:
-    """Of /proc/PID/io; None where a kernel does not count them."""
+    """Parse /proc/PID/io; None where the kernel does not count these."""
     values = _values(io)
     if not {b"rchar", b"wchar"} <= values.keys():
         return None

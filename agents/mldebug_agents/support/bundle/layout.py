@@ -42,7 +42,7 @@ class ClockPair(Noun, frozen=True, kw_only=True):
 
 
 class Manifest(Spoken, frozen=True, kw_only=True):
-    """What is in the bundle, and what is not."""
+    """What a bundle holds, what is missing from it, and how it was taken."""
 
     schema: str = SCHEMA
     version: str = ""  # of mldebug

@@ -57,7 +57,7 @@ class AgentObserver:
         self.observations.last = snapshot
 
     def finish(self) -> Observations:
-        """All of it; the last snapshot is a status whenever it came."""
+        """Return all that was observed. The last snapshot is added to the statuses."""
         last, kept = self.observations.last, self.observations.statuses
         if last is not None and kept[-1].at < last.at:
             kept.append(slim(last))
@@ -127,7 +127,7 @@ class DirectObserver:
         self._read("watch", None, jobs)
 
     def finish(self) -> Observations:
-        """All of it."""
+        """Return all that was observed. If no GPU was read, a gap says why."""
         if (
             not self.observations.watch
             and not self.observations.full
@@ -171,7 +171,7 @@ class DirectObserver:
 
 
 def slim(snapshot: Snapshot) -> Snapshot:
-    """Without what is recorded elsewhere, or is made anew from it."""
+    """The snapshot without parts that the bundle records elsewhere or that can be computed from them."""
     return msgspec.structs.replace(
         snapshot, gpus=None, gpu_watch=None, kernel=None, kernel_events=(), health=()
     )

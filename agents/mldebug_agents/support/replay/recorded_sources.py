@@ -128,5 +128,5 @@ class RecordedStore:
             del self._memos[name]
 
     def memos(self, beginning: str) -> tuple[str, ...]:
-        """The names that begin so."""
+        """The names of recorded values that begin with `beginning`."""
         return tuple(name for name in self._memos if name.startswith(beginning))

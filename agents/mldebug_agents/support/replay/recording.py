@@ -41,7 +41,7 @@ WANTED = (
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """What was recorded, the oldest first."""
+    """The content of a bundle, ready to be replayed; readings are sorted, the oldest first."""
 
     manifest: Manifest
     statuses: tuple[Snapshot, ...] = ()

@@ -34,7 +34,7 @@ class ChildProcess:
         return os.waitstatus_to_exitcode(self.wait_status)
 
     def update(self) -> None:
-        """Take in what the pipe holds now."""
+        """Read the news about the child that its pipe holds now, without waiting."""
         while not self.over:
             try:
                 news = os.read(self.fd, NEWS.size * 8)

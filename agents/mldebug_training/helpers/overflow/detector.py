@@ -93,7 +93,7 @@ class OverflowDetector:
         self._findings.judge(self.batch, waiting, self._last)
 
     def close(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks from the model."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()

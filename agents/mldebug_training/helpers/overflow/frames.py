@@ -34,7 +34,7 @@ class ModuleCall(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As a report calls it."""
+        """The call as a report names it: `encoder.0 (Linear, call 2, backward)`."""
         again = f", call {self.call}" if self.call > 1 else ""
         return f"{self.name} ({self.kind}{again}{', backward' if self.backward else ''})"
 

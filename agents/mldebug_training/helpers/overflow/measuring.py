@@ -56,7 +56,7 @@ class Extremes:
         return "-inf" if self.low == -math.inf else ""
 
     def numbers(self, low: float, high: float, least: float) -> None:
-        """They have come."""
+        """Set the measured values, once the device has computed them."""
         self.low, self.high, self.least = low, high, least
 
 

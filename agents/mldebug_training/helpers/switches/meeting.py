@@ -44,7 +44,7 @@ class Meeting:
 
     @property
     def agreed(self) -> bool:
-        """Has this rank learned that all ranks have come?"""
+        """Whether this rank knows that all ranks have come."""
         return self._answer.startswith(_ALL)
 
     def come(self, timeout: float, nap: float) -> str:

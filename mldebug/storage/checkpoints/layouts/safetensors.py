@@ -29,7 +29,7 @@ class Safetensors:
         return any(name.endswith(".safetensors") for name in names)
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
-        """Nothing: single files are checked elsewhere."""
+        """Yields nothing: the format check of each file reads what it needs."""
         yield from ()
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:

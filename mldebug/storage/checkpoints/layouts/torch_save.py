@@ -31,7 +31,7 @@ class TorchSave:
         )
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
-        """Nothing: single files are checked elsewhere."""
+        """Yields nothing: the format check of each file reads what it needs."""
         yield from ()
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:

@@ -12,14 +12,14 @@ _END = b"\r\n\r\n"
 
 
 def head(host: str, path: str, length: int) -> bytes:
-    """What goes before the body of a POST."""
+    """The head of a POST request with a body of `length` bytes."""
     named = f"[{host}]" if ":" in host else host
     lines = f"POST {path} HTTP/1.1\r\nHost: {named}\r\nContent-Length: {length}\r\n\r\n"
     return lines.encode("ascii", errors="replace")
 
 
 class HttpAnswer:
-    """`most`: bytes of its body; RefusedError where it is larger, or no answer of an agent."""
+    """Parses an HTTP answer that arrives in pieces. `most`: bytes that its body may have."""
 
     def __init__(self, most: int) -> None:
         self.status = 0
@@ -29,11 +29,14 @@ class HttpAnswer:
 
     @property
     def begun(self) -> bool:
-        """Has anything come?"""
+        """Whether any byte has arrived."""
         return bool(self._got or self.status)
 
     def feed(self, data: bytes) -> bool:
-        """Take some more, b"" for the end of the connection. Is it complete?"""
+        """Add the bytes that arrived, b"" for the end of the connection. Returns whether the answer is complete.
+
+        Raises RefusedError where the body is larger than `most` or this is no answer of an agent, CutError where it ends too early.
+        """
         if data and not self._got and not self.status and not b"HTTP/1.".startswith(data[:7]):
             raise _strange()
         self._got += data
@@ -46,7 +49,7 @@ class HttpAnswer:
         return bool(self.status) and (not data or len(self._got) == self._length)
 
     def body(self) -> bytes:
-        """The body; RefusedError with the other side's words where its status is not 200."""
+        """The body of a complete answer. Where its status is not 200, RefusedError with the beginning of the body as message."""
         body = bytes(self._got)
         if self.status != 200:
             words = body[:300].decode(errors="replace")

@@ -26,7 +26,7 @@ class Refusals:
 
     @property
     def counts(self) -> dict[str, int]:
-        """By reason, all of them."""
+        """How many requests were refused, by reason."""
         with self._lock:
             return dict(self._counts)
 

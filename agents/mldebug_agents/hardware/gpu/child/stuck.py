@@ -71,7 +71,7 @@ def still_there(worker: ForkedWorker) -> GpuBlockedError:
 
 
 def as_leftovers(host: Host, workers: Iterable[ForkedWorker]) -> tuple[Leftover, ...]:
-    """Those of them that live, as a later agent must know them."""
+    """Those of the children that still exist, as records for a later agent."""
     found = [host.brief(one.pid) for one in workers if one.pid]
     return tuple(Leftover(one.pid, one.start_ticks, f"{NAME}: {one.name}") for one in found if one)
 
@@ -106,7 +106,7 @@ class ChildReaper:
             raise still_there(one)
 
     def astray(self) -> tuple[ForkedWorker, ...]:
-        """Those that do not come back."""
+        """Children that were given up and have not ended."""
         left = [one for one in self._let_go if not one.gone()]
         sitting = [one for one in left if sits(self._host, one)]
         return (*(one for one in self._ended if not one.gone()), *sitting)

@@ -48,7 +48,7 @@ class Absent:
         }
 
     def answers(self, index: int) -> None:
-        """It was read."""
+        """Note that the GPU with this index was read."""
         self._lost.pop(index, None)
 
     def lose(self, index: int, reason: str, code: str) -> None:
@@ -76,11 +76,11 @@ class Absent:
         return tuple(index for index, _ in found if index is not None)
 
     def rests(self, index: int) -> bool:
-        """Is it not to be asked now?"""
+        """Whether the GPU with this index must not be queried for now."""
         return self._left(index) > 0
 
     def forbidden(self, index: int) -> bool:
-        """Is it so because of an Xid?"""
+        """Whether the GPU with this index must not be queried because of an Xid."""
         lost = self._lost.get(index)
         return lost is not None and lost.gpu.code.startswith(CODE) and self.rests(index)
 

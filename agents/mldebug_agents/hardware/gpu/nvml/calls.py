@@ -95,7 +95,7 @@ class Ask:
         return kept
 
     def convert(self, metric: str, value: Any, to: Callable[[Any], T]) -> T | None:
-        """Take a part of an answer to base units."""
+        """Convert a value with `to`, for example to base units. None where there is none or it is impossible; the latter is noted under `metric`."""
         try:
             return None if value is None else to(value)
         except (ValueError, TypeError) as error:
