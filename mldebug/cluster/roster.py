@@ -37,7 +37,7 @@ SLOWEST = 20.0  # seconds between two announcements of one node
 
 
 class PeerRoster:
-    """Belongs to one thread."""
+    """The nodes that have announced themselves, with their runs. For one thread only."""
 
     def __init__(self) -> None:
         self.refused: dict[str, str] = {}  # address -> why
@@ -46,7 +46,7 @@ class PeerRoster:
         self._bad: dict[tuple[RunKey, int], set[str]] = {}  # nodes on which ranks ended badly
 
     def update(self, announcement: Announcement, address: str, now: float) -> None:
-        """Take an announcement; a second node of one name is not believed while the first is there."""
+        """Take a node's announcement from `address`. While it is fresh, another agent that uses the same node name is refused."""
         known = self._peers.get(announcement.node)
         if known and self._is_fresh(known, now) and is_another_agent(known, announcement, address):
             self.refused[address] = f"it calls itself {announcement.node}, as {known.address} does"
@@ -77,7 +77,7 @@ class PeerRoster:
         return new._replace(announcement=merged, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
 
     def update_relayed(self, announcement: Announcement, now: float) -> None:
-        """Take what a node announces on behalf of others; a node's own announcement goes first."""
+        """Take what a node passes on from other nodes. A node's own recent announcement takes precedence."""
         for one in announcement.relayed:
             known = self._peers.get(one.node)
             if known and not known.by and now - known.at < DIRECT + self.pace:
@@ -95,7 +95,7 @@ class PeerRoster:
             self._put(one.node, KnownPeer(own, one.address, now - one.age, by=announcement.node))
 
     def relayed(self, group: str, but: str, now: float) -> tuple[Relayed, ...]:
-        """What nodes of a group have announced to this agent, to be passed on to the coordinator of that group."""
+        """Announcements that nodes of this group made to this agent, to be passed on to the group's coordinator. `but`: a node to leave out."""
         fresh = (
             (one, one.parts[group])
             for name, one in sorted(self._peers.items())
@@ -114,7 +114,7 @@ class PeerRoster:
         )
 
     def others(self, call: CaptureCall, now: float) -> tuple[KnownPeer, ...]:
-        """Nodes that have announced themselves before, and not since: whoever has the run by now."""
+        """Nodes that announced themselves once but not lately, and so may have ranks of the run by now."""
         known = {one.announcement.node for one in call.peers}
         return tuple(
             one
@@ -123,7 +123,7 @@ class PeerRoster:
         )
 
     def idle(self, call: CaptureCall, hosts: Collection[str], now: float) -> tuple[KnownPeer, ...]:
-        """Nodes of these names that are here, and have shown no rank of the run."""
+        """Those of these hosts whose agents announce themselves, but no rank of the run."""
         known = {one.announcement.node for one in call.peers}
         short = {host.partition(".")[0] for host in hosts}
         return tuple(
@@ -144,20 +144,20 @@ class PeerRoster:
 
     @property
     def patience(self) -> float:
-        """Seconds for which an announcement holds."""
+        """For how many seconds an announcement is valid."""
         return FRESH + 2 * self.pace
 
     @property
     def pace(self) -> float:
-        """Seconds between two announcements of one node at least."""
+        """The least seconds between two announcements of one node; more nodes announce more rarely."""
         return min(SLOWEST, EACH * len(self._peers))
 
     def fresh(self, now: float) -> tuple[str, ...]:
-        """The nodes that announce themselves."""
+        """The names of nodes whose last announcement is still valid."""
         return tuple(name for name, one in sorted(self._peers.items()) if self._is_fresh(one, now))
 
     def view(self, node: str, peers: Iterable[str], now: float) -> ClusterView:
-        """All nodes: who has announced itself, and which of the configured ones never has."""
+        """All nodes for `mldebug status --cluster`: those that announced themselves, and configured ones (`peers`) that never did. `node`: the coordinator's name."""
         found = [
             MemberView(
                 node=name, address=one.address, version=one.announcement.version, seen=round(now - one.at, 1),

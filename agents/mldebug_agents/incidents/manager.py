@@ -66,13 +66,13 @@ class IncidentManager:
 
     @property
     def last_report(self) -> dict[str, str]:
-        """The newest report's id, by "kind/verdict"."""
+        """The id of the newest report of each kind, by "kind/verdict"."""
         return self._writer.last_report
 
     # --- restarts ------------------------------------------------------------------------------------
 
     def recall(self, run: Run) -> None:
-        """An incident that was open before our restart goes on under its id, whatever was told meanwhile."""
+        """Continue, under its id, the run's incident that was open when an earlier agent ended."""
         known = self._writer.store.earlier_incident(run.job.id)
         mine = run.incident
         if known is None or known.state != "open" or (mine is not None and mine.key != known.key):
@@ -107,23 +107,23 @@ class IncidentManager:
         self._writer.store.forget_others(present)
 
     def shelve(self, run: Run, incident: Incident) -> None:
-        """Keep an incident whose run is gone, as long as its launch may go on with it."""
+        """Keep an incident whose run is gone, for as long as its launcher may start another attempt."""
         self._writer.store.keep(run.job.id, run.watch.memory(), incident)
 
     def write_again(self, incident: Incident) -> None:
-        """The state dir was lost: what had been written is not there any more."""
+        """Write the incident's report again, after the state directory was lost."""
         self._writer.write(incident, judge(incident), owner(incident))
 
     # --- captures ----------------------------------------------------------------------------------
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
-        """A capture has come back; it is kept for an incident that opens later, too."""
+        """Take a finished capture of the run. It is kept also for an incident that opens later."""
         run.capture = capture
         if run.incident is not None and run.incident.state == "open":
             self._take(run, run.incident, capture)
 
     def missed(self, run: Run, gap: Gap) -> None:
-        """A capture could not be had; told with the incident that is open, or opens later."""
+        """Note that a capture could not be taken. The gap goes into the incident that is open or opens later."""
         if run.incident is None:
             run.missed = tuple(dict.fromkeys((*run.missed, gap)))
         elif run.incident.state == "open":
@@ -131,7 +131,7 @@ class IncidentManager:
             self._writer.keep(run)
 
     def await_capture(self, run: Run) -> None:
-        """An incident whose capture hangs is not told at its end alone."""
+        """Report the open incident without its capture, once that has been waited for `PATIENCE` seconds."""
         incident = run.incident
         waits = incident is not None and run.judgement is None
         if (
@@ -142,7 +142,7 @@ class IncidentManager:
             self.unseen(run)
 
     def unseen(self, run: Run) -> None:
-        """No capture will come soon: who reads the id of an open incident finds a report."""
+        """Write a report of the open incident without a capture, since none will come soon: whoever reads its id must find one."""
         if run.incident is None or has_evidence(run.incident):
             return
         first = run.judgement is None
@@ -153,7 +153,7 @@ class IncidentManager:
         self._writer.write(run.incident, run.judgement, run.job.uid)
 
     def close(self, run: Run, state: State, why: str) -> None:
-        """The stall is over: the job moves again, or has ended. Without a capture that is told as well."""
+        """Close the run's stall as recovered or ended, and report it even if there never was a capture."""
         if run.incident is None:
             return
         if run.capture is not None and not has_evidence(run.incident):
@@ -166,7 +166,7 @@ class IncidentManager:
         self._writer.keep(run)
 
     def note(self, run: Run, at: float, words: str) -> None:
-        """One more line in the timeline of an open incident; it is written with the next report."""
+        """Add a line to the timeline of the run's open incident; it is written with the next report. `at`: unix time by the wall clock."""
         if run.incident is not None:
             run.incident = add_timeline(run.incident, self._writer.clock.translate(at), words)
 
@@ -230,7 +230,7 @@ class IncidentManager:
             self.missed(run, gap)
 
     def withdraw(self, run: Run, why: str) -> None:
-        """It was held back for others, and moves again before anybody was told: no incident, and no capture of it is kept."""
+        """Drop a stall that was held back for other nodes and moved again before it was reported, with its capture."""
         if run.incident is None or run.incident.shared or not is_unreported(run.incident):
             self.close(run, "recovered", why)
             return

@@ -84,7 +84,7 @@ class IncidentWriter:
 def write_files(
     ledger: StateStore, incident: Incident, judgement: Judgement, reported_at: float, uid: int
 ) -> None:
-    """Hand it to the writer as work: a full or hung state dir costs reports, never the loop."""
+    """Have the state writer write the incident's report. It is a thread of its own, so a full or hung state directory cannot stop the main loop."""
 
     def work() -> None:
         report = write_report(incident, judgement, reported_at)
@@ -98,7 +98,10 @@ def write_files(
 
 
 def evidence_files(incident: Incident) -> dict[str, bytes]:
-    """The captures from which the same report can be made again; beside those of all nodes, what was seen here alone."""
+    """The files of captures beside a report, from which it can be made again, by name.
+
+    For an incident of several nodes the captures of all nodes are `capture-NODE.json`, and what only this node saw is `own-N-NODE.json`.
+    """
     beside = "own" if incident.across else "capture"
     files = {
         f"{beside}-{number}-{capture.node}.json": msgspec.json.encode(capture)

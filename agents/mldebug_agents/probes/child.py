@@ -130,21 +130,21 @@ class ProbeChild:
 
     def _judge(self, completed: Completed, timeout: float) -> ChildExit:
         stderr = clean(completed.stderr.decode(errors="replace")[-4000:], 4000)
-        told: dict[str, Any] = {"events": tuple(self._failures), "stderr": stderr}
+        details: dict[str, Any] = {"events": tuple(self._failures), "stderr": stderr}
         if self._cancelled:
-            return ChildExit(outcome="cancelled", reason=self._cancelled, **told)
+            return ChildExit(outcome="cancelled", reason=self._cancelled, **details)
         if self._broken:
-            return ChildExit(outcome="failed", reason=self._broken, **told)
+            return ChildExit(outcome="failed", reason=self._broken, **details)
         if completed.timed_out or any(one["event"] == "late" for one in self._failures):
             return ChildExit(
-                outcome="late", reason=f"it did not end within {timeout:.0f} s", **told
+                outcome="late", reason=f"it did not end within {timeout:.0f} s", **details
             )
         if completed.error or completed.truncated:
             reason = completed.error or "it wrote too much"
-            return ChildExit(outcome="failed", reason=f"it cannot be run: {reason}", **told)
+            return ChildExit(outcome="failed", reason=f"it cannot be run: {reason}", **details)
         if self._failures or completed.returncode:
-            return ChildExit(outcome="failed", reason=_why(self._failures, completed), **told)
-        return ChildExit(outcome="done", **told)
+            return ChildExit(outcome="failed", reason=_why(self._failures, completed), **details)
+        return ChildExit(outcome="done", **details)
 
 
 def events(lines: Sequence[bytes]) -> list[Event]:
@@ -185,8 +185,8 @@ def failure_cause(failures: Sequence[Event]) -> str:
 
 
 def _why(failures: list[Event], completed: Completed) -> str:
-    if told := failure_cause(failures):
-        return told
+    if cause := failure_cause(failures):
+        return cause
     last = completed.stderr.decode(errors="replace").strip().splitlines() or [""]
     return clean(f"it ended with code {completed.returncode}: {last[-1]}", 500)
 

@@ -49,7 +49,10 @@ class ProbeNodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Nodes:
-    """These hosts, reached that `way`; `variables` are set on each of them."""
+    """Several hosts on which scripts of a probe are run.
+
+    `way`: how to start them there, "srun" or "ssh". `python`: its path on each host. `variables`: environment variables set on each host.
+    """
 
     def __init__(
         self, hosts: Sequence[str], way: str, python: str, variables: Mapping[str, str]
@@ -58,7 +61,7 @@ class Nodes:
         self._variables = variables
 
     def words(self, host: str, script: str, order: Mapping[str, Any]) -> list[str]:
-        """The command line, started here, that runs a script on that host."""
+        """The command line that, started here, runs a script of `probes/inside` on that host."""
         settings = [f"{name}={value}" for name, value in self._variables.items()]
         there = ["env", *settings, *inside(self._python, script, order)]
         if self._way == "srun":
@@ -66,23 +69,23 @@ class Nodes:
         return [*SSH, "--", host, shlex.join(there)]
 
     def ask(self, run: Runner, interface: str) -> dict[str, ProbeNodeFacts]:
-        """What each host has; raises ToolError for one that cannot be asked."""
-        told: dict[str, ProbeNodeFacts] = {}
+        """Ask all hosts for GPUs, versions and jobs; the answers by host. `interface`: the network interface to use. Raises ToolError for a host that does not answer."""
+        facts: dict[str, ProbeNodeFacts] = {}
 
         def hearer(host: str) -> Hear:
             def hear(event: Event) -> None:
                 if event["event"] == "facts":
-                    told[host] = msgspec.convert(event, ProbeNodeFacts)
+                    facts[host] = msgspec.convert(event, ProbeNodeFacts)
 
             return hear
 
         orders = {host: ("facts", {"interface": interface}) for host in self.hosts}
         ended = self.run(run, orders, {host: hearer(host) for host in self.hosts})
         for host in self.hosts:
-            if host not in told:
+            if host not in facts:
                 why = ended[host].reason
                 raise ToolError(f"node {host} cannot measure: {why}", self._way_out(host, why))
-        return told
+        return facts
 
     def run(
         self,
@@ -90,7 +93,10 @@ class Nodes:
         orders: Mapping[str, tuple[str, Mapping[str, Any]]],
         hear: Mapping[str, Hear],
     ) -> dict[str, ChildExit]:
-        """Run a script with its order on each host at once, and wait for all; how each ended, by host."""
+        """Run one script per host on all hosts at the same time and wait for all. Returns how each ended, by host.
+
+        `orders`: (script, order) by host. `hear`: by host, called with each event of its script.
+        """
         ended: dict[str, ChildExit] = {}
 
         def follow(host: str) -> None:
@@ -124,7 +130,7 @@ _OF_SSH = re.compile(
 
 
 def first_cause(ended: Mapping[str, ChildExit]) -> ChildExit:
-    """The failure that explains the others: of a node that is in use, else the first that is not about a lost peer."""
+    """The failure that explains the others: of a node that is in use by a job, else the first that is not about a lost connection to another rank."""
     failed = [(host, one) for host, one in ended.items() if one.outcome != "done"]
     failed.sort(
         key=lambda pair: (pair[1].outcome != "cancelled", bool(OF_PEERS.search(pair[1].reason)))

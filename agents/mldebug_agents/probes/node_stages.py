@@ -31,7 +31,7 @@ Tell = Callable[[NodeCheck], None]
 
 
 class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node has to show."""
+    """Which stages to run, and what the node must have to pass."""
 
     stages: tuple[str, ...] = STAGES
     gpus: int | None = None  # so many at least
@@ -41,7 +41,10 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeProbe:
-    """Keep one for each run; `checks` grows meanwhile. `cut`: why not all could be checked, which is no fault of the node."""
+    """Runs the stages of `mldebug probe node`, once. Results are added to `checks` as they come.
+
+    `cut`: why not all stages could run, which does not count against the node; `way_out`: what to do about it.
+    """
 
     def __init__(self, wanted: NodeRequirements, baselines: Baselines, tell: Tell) -> None:
         self._wanted, self._baselines, self._tell = wanted, baselines, tell
@@ -54,7 +57,7 @@ class NodeProbe:
         self._lacking = ""
 
     def look(self, tools: ProbeTools) -> None:
-        """The stages that only look."""
+        """Run the stages that only read: driver and InfiniBand ports."""
         self.node = tools.context.node
         if "driver" in self._wanted.stages:
             self._driver(tools)
@@ -62,7 +65,7 @@ class NodeProbe:
             self._add(ports_check(list(read_ports(tools.context.host)), self._wanted.ports))
 
     def load(self, session: Session) -> None:
-        """The stages that load the node, in children."""
+        """Run the stages that put load on the node, in child processes."""
         gpus = session.facts.gpus if session.device == "cuda" else 0
         skipped = self._skipped(gpus)
         for stage, why in skipped.items():

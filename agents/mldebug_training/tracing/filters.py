@@ -134,8 +134,8 @@ def _below(module: str, word: str) -> bool:
 def _is_function(code: Code, name: str) -> bool:
     if sys.version_info < (3, 11):
         return bool(code.name == name.rpartition(".")[2])
-    told = code.name.replace(".<locals>", "")
-    return told == name or told.startswith(name + ".") or told.endswith("." + name)
+    qualified = code.name.replace(".<locals>", "")
+    return qualified == name or qualified.startswith(name + ".") or qualified.endswith("." + name)
 
 
 def _module(names: dict[str, Any]) -> str:

@@ -102,8 +102,8 @@ def _said(change: Change, before: str, after: str, some: Sequence[RankChange]) -
     if change is Change.REPLACED:
         return "came back as another process" if len(some) == 1 else "came back as other processes"
     if change is Change.UNSEEN:
-        told = f", {counters} in between" if counters else ""
-        return f"not to be compared: no stack in one of the captures{told}"
+        between = f", {counters} in between" if counters else ""
+        return f"not to be compared: no stack in one of the captures{between}"
     return change.value
 
 

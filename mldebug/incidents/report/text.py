@@ -234,10 +234,10 @@ def _listed(heading: str, bullet: str, items: tuple[str, ...], width: int) -> It
 
 def _moved(report: Report) -> tuple[str, str, tuple[str, ...]]:
     """Heading, bullet and lines of what the second capture says."""
-    told = report.comparison
-    if told is None:
+    comparison = report.comparison
+    if comparison is None:
         return "", "- ", ()
-    return f"What moved, {later_words(told)}", "- ", change_lines(told)
+    return f"What moved, {later_words(comparison)}", "- ", change_lines(comparison)
 
 
 def _gaps(report: Report, width: int) -> Iterator[TextLine]:

@@ -23,7 +23,7 @@ WATCH = 1.0  # seconds that a capture looks for movement
 
 
 class CaptureRequest(NamedTuple):
-    """One capture: of a run here, or of one by that name on other nodes alone."""
+    """An order to capture one run: `job` on this node, or, where that is None, the run of this `name` on other nodes."""
 
     name: str
     job: Job | None
@@ -31,14 +31,17 @@ class CaptureRequest(NamedTuple):
 
 
 class PendingReport(NamedTuple):
-    """The id of the report to come; `age` says whether the same capture was requested already."""
+    """The answer to a request for a capture: a future that gives the report's id, and the age of that request if the run was requested before."""
 
     report: "Future[str]"
     age: float  # seconds since the same was asked for; 0: it was asked for now
 
 
 class CaptureRequests:
-    """`write` makes a report of what this node has seen and `across` one of all nodes; both return its id, or raise."""
+    """Captures that users or actions request.
+
+    `write` makes a report of a capture of this node, `across` one of all nodes; both return the report's id, or raise.
+    """
 
     def __init__(
         self,
@@ -62,16 +65,16 @@ class CaptureRequests:
 
     @property
     def jobs(self) -> Mapping[str, Job]:
-        """The runs here, by id."""
+        """The jobs on this node, by id."""
         return self._jobs
 
     @property
     def used(self) -> tuple[Worker, ...]:
-        """For status: the worker, once somebody has asked lately."""
+        """The worker, for status; empty while nobody has requested anything lately."""
         return (self.worker,) if self._last else ()
 
     def ask(self, name: str, job: Job | None) -> PendingReport:
-        """Have it captured; MldebugError where too many wait."""
+        """Request a capture. If the same run was requested less than `PAUSE` seconds ago, that request is returned. MldebugError where too many captures wait."""
         key, now = job.id if job is not None else name, self._clock()
         with self._lock:
             self._last = {one: old for one, old in self._last.items() if now - old[0] < PAUSE}

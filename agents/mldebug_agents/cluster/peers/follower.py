@@ -24,7 +24,7 @@ WHAT = "the captures of other nodes"
 
 
 class HeldStalls:
-    """Stalls that wait for the coordinator's answer. `capture` has a run captured soon."""
+    """Stalls whose reports are held back until the coordinator has had all nodes captured. `capture`: has a run captured soon."""
 
     def __init__(
         self, groups: CoordinatorGroups, incidents: IncidentManager, capture: Callable[[Run], None]
@@ -33,13 +33,13 @@ class HeldStalls:
         self._until: dict[str, float] = {}  # by job
 
     def tick(self, runs: Mapping[str, Run], now: float) -> None:
-        """Report alone what was held back for too long."""
+        """Report those stalls as seen by this node alone that were held back for too long. `now`: monotonic seconds."""
         self._until = {job_id: until for job_id, until in self._until.items() if job_id in runs}
         for job_id in [one for one, until in self._until.items() if now >= until]:
             self._alone(runs[job_id])
 
     def holds(self, run: Run) -> bool:
-        """Must this stall be announced to the coordinator first? Then it is held back until the answer comes."""
+        """Whether the run's stall must be announced to the coordinator first. If so, it is held back from now on."""
         group = self._groups.of(run)
         if group is None or group.found is None or run.seen is None or not run.seen.look.elsewhere:
             return False
@@ -50,7 +50,7 @@ class HeldStalls:
         return True
 
     def wait(self, run: Run, seconds: float, now: float) -> None:
-        """The coordinator waits, too: another node moves."""
+        """Hold the run's stall back for up to `seconds` more, since the coordinator has seen ranks on another node move. `now`: monotonic seconds."""
         if run.job.id in self._until and seconds > 0:
             until = now + min(seconds, HOLD + SLOWEST) + ALONE
             self._until[run.job.id] = max(self._until[run.job.id], until)
@@ -60,7 +60,7 @@ class HeldStalls:
         return run.job.id in self._until
 
     def release(self, run: Run) -> bool:
-        """Hold it back no longer. True where it was held back."""
+        """Hold the run's stall back no longer. Returns whether it was held back."""
         return self._until.pop(run.job.id, None) is not None
 
     def _alone(self, run: Run) -> None:
@@ -77,7 +77,7 @@ class HeldStalls:
 
 
 class Follower:
-    """`agent`: this one, which may coordinate itself."""
+    """Applies what the coordinator answers to the runs of this node. `agent`: this agent's id, since it may coordinate itself. `interval`: seconds between two announcements."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Follower:
         self._leader, self._incidents, self._held = leader, incidents, held
 
     def announced(self, result: Result, now: float) -> None:
-        """An announcement was answered, or nobody has."""
+        """Take the result of an announcement: the coordinator's answer, or the error why there is none. `now`: monotonic seconds."""
         group = self._groups.named(result.order.circle)
         if group is None:
             return

@@ -32,32 +32,32 @@ class NodeReader:
         self._numbers = [0] * len(self._readers)  # that the GPUs of each have taken so far
 
     def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        """Read what changes all the time, and touch none of those. Errors: as `VendorReader.watch`, where no vendor was read."""
+        """A quick read of what changes often, of the GPUs of all vendors. `hands_off`: GPUs that are not to be touched. If no vendor could be read, raises as `VendorReader.watch`."""
         reads, gaps = self._each(lambda reader: reader.watch(hands_off))
         return reads[0] if len(reads) == 1 and not gaps else join_watches(reads, gaps)
 
     def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """Read everything, and touch none of those. Errors: as `watch`."""
+        """Read everything there is to read of the GPUs of all vendors. `hands_off` and errors: as `watch`."""
         reads, gaps = self._each(lambda reader: reader.full(hands_off))
         return reads[0] if len(reads) == 1 and not gaps else join_full_reads(reads, gaps)
 
     @property
     def released_seconds(self) -> float:
-        """How long the GPUs are still left alone because somebody asked for that; 0.0 where nobody did."""
+        """For how many seconds more the GPUs are left alone after `release`; 0.0 where they are not."""
         return max(one.released_seconds for one in self._readers)
 
     def release(self, seconds: float) -> None:
-        """Close all handles for so long, so that a GPU can be reset; 0 ends it. Waits for nobody."""
+        """Close all handles on GPUs for `seconds`, so that somebody can reset a GPU; 0 takes it back. Returns at once."""
         for one in self._readers:
             one.release(seconds)
 
     def let_go(self) -> bool:
-        """Has every child ended, so that nothing of ours holds a GPU? Waits for nobody."""
+        """Whether all children have ended, so that this agent holds no GPU. Returns at once."""
         gone = [one.let_go() for one in self._readers]  # each of them, whatever the others answer
         return all(gone)
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """Children that do not come back: what a later agent must know of."""
+        """Children that hang and may outlive this agent, for a later agent to know of."""
         return tuple(left for one in self._readers for left in one.leftovers())
 
     def close(self) -> None:

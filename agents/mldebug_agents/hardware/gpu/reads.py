@@ -29,23 +29,23 @@ class GpuSource(Protocol):
     """Reads the GPUs of this node; implemented by `NodeReader` and by recordings."""
 
     def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        """Read what moves, and touch none of those."""
+        """A quick read of what changes often. `hands_off`: GPUs that are not to be touched."""
         ...
 
     def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """Read everything, and touch none of those."""
+        """Read everything there is to read. `hands_off`: GPUs that are not to be touched."""
         ...
 
 
 class GpuOrder(NamedTuple):
-    """What to read; for a full read the ranks of each job that is here, by its id."""
+    """An order to the worker: a quick read, or with `ranks` (of each job on this node, by job id) a full one."""
 
     ranks: Mapping[str, tuple[RankIdentity, ...]] | None = None  # None: only what moves
     hands_off: tuple[HandsOff, ...] = ()  # GPUs that must not be asked now
 
 
 class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. All None: this node has no GPUs, or no driver."""
+    """The result of a read. All None: this node has no GPUs, or no driver."""
 
     watch: NodeWatch | None = None
     full: NodeGpus | None = None  # counters are monotone

@@ -59,7 +59,7 @@ class _StoredSeries(msgspec.Struct):
 
 
 class CheckpointMonitor:
-    """All series of checkpoints of this node."""
+    """Keeps what is known of all series of checkpoints on this node. For the main loop's thread only."""
 
     def __init__(self, context: Context, store: Store, inbox: "queue.SimpleQueue[Result | None]", settings: CheckpointsConfig) -> None:  # fmt: skip
         reader = context.reader.another()  # a slow listing keeps nobody else waiting
@@ -87,7 +87,7 @@ class CheckpointMonitor:
     # --- the loop ------------------------------------------------------------------------------------
 
     def tick(self, runs: Mapping[str, Run], found: Discovery, settings: CheckpointsConfig) -> None:
-        """Order what is due, keep what is worth it."""
+        """Have the worker read the checkpoints of these runs if that is due, and store the state from time to time."""
         now = time.monotonic()
         self._settings = settings
         if not settings.watch:
@@ -144,7 +144,7 @@ class CheckpointMonitor:
         return bool(series.grown_at and time.time() - series.grown_at < 2 * self._settings.interval)
 
     def on_result(self, result: Result, runs: Mapping[str, Run]) -> None:
-        """Take the readings of a finished look; an error is logged."""
+        """Take the worker's readings of checkpoints; an error is logged."""
         if not isinstance(result.value, CheckpointNews):
             log.warning("checkpoints could not be looked at: %s", result.error)
             return
@@ -178,7 +178,7 @@ class CheckpointMonitor:
         return look.trouble
 
     def places(self, runs: Mapping[str, Run]) -> dict[str, tuple[str, ...]]:
-        """By run: the folders of its checkpoints, and its log, as its ranks see them."""
+        """For each run the folders of its checkpoints and its log, as paths that its ranks see."""
         logs = {id: run.seen.log for id, run in runs.items() if run.seen}
         return {
             id: tuple({folder: None for of, folder, _ in self._series if of == id})
@@ -189,7 +189,7 @@ class CheckpointMonitor:
     # --- results -------------------------------------------------------------------------------
 
     def states(self) -> tuple[SeriesState, ...]:
-        """All series, as the snapshot has them."""
+        """The state of all series, for the snapshot."""
         now, found = time.time(), []
         for (run, folder, kind), series in self._series.items():
             look = self._looks.get((run, folder, kind))
@@ -199,7 +199,7 @@ class CheckpointMonitor:
         return tuple(found)
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with all series, the troubles so far, and the state of the worker."""
+        """Add to the snapshot all series, the errors counted so far, and the worker's state."""
         states = self.states()
         by_run = {
             run.id: tuple(one for one in states if one.run == run.id) for run in snapshot.runs
@@ -213,7 +213,7 @@ class CheckpointMonitor:
         )
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """The capture with a sentence on what would be lost."""
+        """Add to the capture a sentence about how much training would be lost if the run ended now."""
         return msgspec.structs.replace(capture, saves=self._sentence(capture.job.id))
 
     def _sentence(self, run: str) -> str:
@@ -223,7 +223,7 @@ class CheckpointMonitor:
         return newest.sentence if newest else next(iter(lines_of(states, run)), "")
 
     def complete(self, look: JobLook) -> JobLook:
-        """The look with the time at which a checkpoint of the job's own processes last grew on disk: that is progress."""
+        """Add to a reading of a job when one of its checkpoints last grew on disk, which counts as progress."""
         grown = [one.grown_at for key, one in self._series.items() if key[0] == look.job.id and one.grown_at]  # fmt: skip
         if not grown:
             return look
