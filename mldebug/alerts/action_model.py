@@ -61,12 +61,12 @@ def facts_of(event: AlertEvent, node: str, link: str, version: str) -> ActionFac
 
 
 def environment(facts: ActionFacts) -> dict[str, str]:
-    """For a program: one line each, cleaned, and never part of a command."""
+    """Environment variables (`MLDEBUG_…`) that tell a program about the event: cleaned texts of one line each."""
     return {f"MLDEBUG_{name}": value for name, value in _named(facts)}
 
 
 def sure_enough(facts: ActionFacts, wanted: Sure) -> None:
-    """Raise where the verdict is less sure than that."""
+    """Raise UnfitError where the confidence of the verdict is lower than `wanted`, or there is none."""
     known = SURE.index(facts.confidence) if facts.confidence in SURE else -1
     if known < SURE.index(wanted):
         confidence = facts.confidence or "unknown"

@@ -13,13 +13,16 @@ Shown = tuple[KnownPeer, RunNews]
 
 
 class QuietCheck:
-    """For how long a call is held back, by run and attempt."""
+    """Decides for how long the capture of a stall is put off because other nodes still see the run move. Runs are keyed by (run key, attempt)."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[RunKey, int], float] = {}
 
     def holds(self, noticed: Shown, others: Iterable[Shown], now: float, pace: float) -> float:
-        """Seconds for which the call waits at most: another node moved after the one that has noticed a stall stood still."""
+        """Seconds for which the capture is put off at most; 0.0 where no other node has seen the run move since `noticed` saw it stand still.
+
+        `now`: monotonic seconds. `pace`: seconds between two announcements of one node.
+        """
         run = (noticed[1].key, noticed[1].attempt)
         if not _moves(noticed, others):
             self._since.pop(run, None)
@@ -27,11 +30,11 @@ class QuietCheck:
         return max(0.0, self._since.setdefault(run, now) + HOLD + pace - now)
 
     def called(self, run: tuple[RunKey, int]) -> None:
-        """The next stall of it is another one."""
+        """Note that the run was captured, so that its next stall is put off anew."""
         self._since.pop(run, None)
 
     def keep(self, runs: Iterable[tuple[RunKey, int]]) -> None:
-        """Forget all others: nobody notices a stall of those."""
+        """Forget all runs but these, of which some node sees a stall now."""
         known = set(runs)
         self._since = {run: since for run, since in self._since.items() if run in known}
 

@@ -76,7 +76,7 @@ def script() -> str:
 
 @cache
 def version() -> str:
-    """Changes with style and script, so that a browser may keep both for ever."""
+    """A hash of style and script, for their URLs: browsers may cache them for ever."""
     return hashlib.sha256((style() + script()).encode()).hexdigest()[:12]
 
 

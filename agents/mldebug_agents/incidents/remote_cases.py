@@ -28,14 +28,14 @@ class RemoteCases:
         return iter(tuple(self._all()))
 
     def get(self, incident_id: str) -> Incident | None:
-        """One that is open."""
+        """The open incident with this id; None where there is none."""
         return self._all().get(incident_id)
 
     def put(self, incident: Incident) -> None:
-        """Open, or with more of it."""
+        """Keep a new open incident, or a newer state of one, also on disk if it is small enough."""
         self._all()[incident.id] = incident
-        told = msgspec.json.encode(incident)
-        self._ledger.remember(MEMO + incident.id, told if len(told) <= MAX_STORED else b"")
+        data = msgspec.json.encode(incident)
+        self._ledger.remember(MEMO + incident.id, data if len(data) <= MAX_STORED else b"")
 
     def pop(self, incident_id: str) -> Incident | None:
         """Forget the incident, which is over or has another id now, and return it; None where it is not known."""
@@ -52,8 +52,8 @@ class RemoteCases:
         return self._open
 
 
-def _read(told: bytes) -> Incident | None:
+def _read(data: bytes) -> Incident | None:
     try:
-        return msgspec.json.decode(told, type=Incident)
+        return msgspec.json.decode(data, type=Incident)
     except msgspec.MsgspecError:
         return None  # of another version

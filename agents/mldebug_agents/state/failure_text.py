@@ -18,7 +18,7 @@ _LOOK = "findmnt -T {0}; dmesg -T | tail"
 
 
 def why(error: Exception) -> str:
-    """`No space left on device (ENOSPC)`, and what the error adds."""
+    """The error as a phrase for the log: `No space left on device (ENOSPC)`, with details where the error has any."""
     if isinstance(error, MldebugError):
         return error.message
     if isinstance(error, OSError) and error.errno:
@@ -30,12 +30,12 @@ def why(error: Exception) -> str:
 
 
 def number(error: Exception) -> int:
-    """Groups troubles: the same disk trouble comes in several wordings."""
+    """The errno of an error, 0 where it has none. Groups errors that come in several wordings."""
     return (error.errno or errno.EIO) if isinstance(error, OSError) else 0
 
 
 def failing(place: Path, reason: str, kind: int, most_waiting: int) -> str:
-    """The state dir takes nothing; `most_waiting` reports may wait."""
+    """The log line for: the state directory `place` cannot be written. `kind`: the errno; `most_waiting`: how many reports are kept in memory."""
     look = _LOOKS.get(kind, _LOOK).format(shlex.quote(str(place)))
     return (
         f"the state dir {place} cannot be written: {reason}. Jobs are watched and metrics served as before;"
@@ -45,13 +45,13 @@ def failing(place: Path, reason: str, kind: int, most_waiting: int) -> str:
 
 
 def working(place: Path, lost: int) -> str:
-    """It takes everything again; `lost` reports were dropped meanwhile."""
+    """The log line for: the state directory can be written again. `lost`: how many reports were dropped meanwhile."""
     what = f"; {_reports(lost)} had to be dropped meanwhile" if lost else ""
     return f"the state dir {place} can be written again: what waited in memory goes there now{what}"
 
 
 def begun_anew(place: Path, how: str) -> str:
-    """The folder is another one than before."""
+    """The log line for: the state directory was removed or replaced while the agent ran (`how`), and was made anew."""
     return (
         f"the state dir {place} {how} while the agent ran: it was made and locked anew, and what is known of the runs"
         " and of open incidents is written there again. Earlier reports are not there any more"
@@ -59,7 +59,7 @@ def begun_anew(place: Path, how: str) -> str:
 
 
 def undone(place: Path, count: int, reason: str) -> str:
-    """The agent ends with reports that wait."""
+    """The log line for: the agent ends, and `count` reports could not be written."""
     return f"{_reports(count)} could not be written to {place} and {'is' if count == 1 else 'are'} lost: {reason}"
 
 

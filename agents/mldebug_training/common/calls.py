@@ -24,11 +24,11 @@ _running: set[BackgroundCall] = set()
 
 
 class LateError(RuntimeError):
-    """Who was waited for did not answer in time, or has said that it never will."""
+    """What was waited for did not come in time, or never will."""
 
 
 class BackgroundCall:
-    """One call, which begins with `start`."""
+    """Calls a function once, in a thread of its own that `start` begins."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function: Callable[[], Any] | None = (
@@ -46,7 +46,7 @@ class BackgroundCall:
         return self._claimed.locked()
 
     def start(self) -> BackgroundCall:
-        """Returns itself. Whoever was interrupted in it may start it again: it is made once. Raises RuntimeError without a thread."""
+        """Begin the call in a new thread and return this object. May be called again after an interruption: the call is made once. RuntimeError where no thread can be started."""
         if not self.begun:
             # before: the end of the process is not to miss a thread that has not come so far
             _running.add(self)
@@ -58,7 +58,7 @@ class BackgroundCall:
         return self
 
     def make(self) -> None:
-        """Make it in this thread, where no other one has begun to."""
+        """Make the call in this thread, unless another thread has begun to."""
         function = self._function
         if function is None or not self._claimed.acquire(blocking=False):
             return
@@ -71,7 +71,7 @@ class BackgroundCall:
         _running.discard(self)
 
     def wait(self, timeout: float) -> bool:
-        """Until it has come back, and no longer. Returns whether it has."""
+        """Wait up to `timeout` seconds for the call to return. Returns whether it has."""
         waits = not self._is_over  # a lock alone would stay taken where this is interrupted
         if waits and self._over.acquire(timeout=min(max(0.0, timeout), FOR_EVER)):
             self._over.release()  # others may wait, too

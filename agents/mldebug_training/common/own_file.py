@@ -46,9 +46,9 @@ class OwnFile:
 
 
 def shared(fd: int, size: int) -> memoryview:
-    """The file in memory, as long as the process lives. Raises OSError.
+    """Map the file into memory for as long as the process lives. Raises OSError.
 
-    Not by the module mmap: it keeps a second number of its own, which it closes unseen, whosever that is by then.
+    The module mmap is not used: it duplicates the descriptor and closes that later, when the number may belong to a file of the job.
     """
     import ctypes  # PyTorch has brought it
 

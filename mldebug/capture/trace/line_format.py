@@ -136,7 +136,7 @@ def event_words(event: TraceEvent) -> str:
 
 
 def last_events(ring: Ring) -> list[TraceEvent]:
-    """By time: what the training thread did last, and the newest records of others."""
+    """The last events of the training thread and the newest few of other threads, sorted by time."""
     mine = training_thread(ring)
     others = [event for event in ring.events if event.thread != mine][-OF_OTHERS:]
     own = [event for event in ring.events if event.thread == mine][len(others) - SHOWN :]

@@ -209,7 +209,7 @@ _PLURALS = {"is": "are", "does": "do", "has": "have", "was": "were"}
 
 
 def plural(doing: str) -> str:
-    """What one rank does, in the words for several ranks."""
+    """A phrase about one rank put into the plural: "sleeps in its loader" becomes "sleep in their loader"."""
     first, _, rest = doing.partition(" ")
     verb = _PLURALS.get(first, first.removesuffix("s"))
     return f"{verb} {rest}".replace(" its ", " their ")

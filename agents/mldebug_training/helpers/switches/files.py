@@ -74,7 +74,7 @@ def _meeting(environ: Mapping[str, str]) -> str:
 
 
 def make(folder: str) -> str:
-    """Create the folder that nobody named. Returns why it cannot be used, or ""."""
+    """Create the default folder of switches for this user alone. Returns "", or a sentence why it cannot be used."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         owner = os.stat(folder).st_uid
