@@ -17,7 +17,7 @@ def sentences() -> set[tuple[str, str]]:
     """(name of the check, its meaning), with holes for what is filled in."""
     return {
         (name, meaning)
-        for given, names in _calls(CHECKS, {"Check"})
+        for given, names in _calls(CHECKS, {"DoctorCheck"})
         if set(_texts(given["state"], names)) != {"ok"}
         for name in _texts(given["name"], names)
         for meaning in _texts(given["meaning"], names)

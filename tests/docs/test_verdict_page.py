@@ -253,7 +253,7 @@ def named_in_code() -> set[str]:
     """Classes that are given by code and not by a table."""
     text = "".join(file.read_text() for file in ROOT.glob("mldebug/diagnosis/classify/*.py"))
     plain = re.findall(r'\bname="([a-z_]+)"', text)
-    plain += re.findall(r'(?:_loosely|inert)\(\s*subject, "([a-z_]+)"', text)
+    plain += re.findall(r'(?:_loosely|inert)\(\s*process, "([a-z_]+)"', text)
     chosen = re.findall(r'name[ =]+"([a-z_]+)" if \w+ else "([a-z_]+)"', text)
     return {*plain, *(name for both in chosen for name in both)}
 

@@ -314,5 +314,5 @@ def test_where_it_is_switched_off_nobody_is_asked(tmp_path: Path) -> None:
         agent=AgentConfig(state_dir=tmp_path / "state"), capture=CaptureConfig(nccl_ras=False)
     )
     with open_tools(config) as plain, serving(says(ranks(2))) as server, two(tmp_path, server):
-        plain.finder.find()
+        plain.capture.finder.find()
         assert server.connections == 0

@@ -131,7 +131,7 @@ with Spawner() as spawner, Reader(spawner) as reader:
     print(look.whole, sorted(one.code for one in look.troubles), [one.reason for one in look.gaps])
 keeper = DirSizeUpdater(DirSizeRequest(path=folder))
 while keeper.state().inodes is None:
-    keeper.turn(1.0)
+    keeper.tick(1.0)
 print(keeper.state().inodes, keeper.state().unread, keeper.state().lower_bound)
 """
 
