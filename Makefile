@@ -24,7 +24,7 @@ test-all: $(STAMP) ## every test, all real jobs included
 
 test-long: $(STAMP) ## what takes minutes, in full: soak, kills, captures, networks (by hand or each night, as root)
 	CI=true MLDEBUG_SAFETY_ROUNDS=300 MLDEBUG_KILL_ROUNDS=200 $(RUN) -m pytest tests/processes/test_safety.py \
-		tests/processes/test_agent_life.py tests/processes/test_soak.py tests/unit/test_tracer.py $(ARGS)
+		tests/processes/test_agent_life.py tests/processes/test_soak.py tests/unit/training/test_tracer.py $(ARGS)
 	$(RUN) -m pytest -m long tests/system tests/processes $(ARGS)
 
 test-rest: $(STAMP) ## what test-all has more than test

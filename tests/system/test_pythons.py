@@ -13,7 +13,7 @@ from unit.training.test_hook import MORE
 
 pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(900)]
 SUITE, NEW = "sid", ("3.14", "3.15")
-TESTS = Path(__file__).parents[1] / "unit"
+TESTS = Path(__file__).parents[1] / "unit/training"
 WRAPPER = """#!/bin/sh
 root={root}
 libraries="$root/usr/lib/$(uname -m)-linux-gnu"
@@ -40,7 +40,7 @@ def pythons() -> Iterator[str]:
 
 @pytest.mark.parametrize("version", NEW)
 def test_the_hook_holds_in_a_newer_python(pythons: str, version: str) -> None:
-    repeat(pythons, ["training_hook", "training_counts"], f"{version} or newest")
+    repeat(pythons, ["hook", "counts"], f"{version} or newest")
 
 
 def test_the_tracer_holds_in_a_newer_python(pythons: str) -> None:
@@ -55,7 +55,7 @@ def repeat(pythons: str, names: list[str], chosen: str) -> None:
     env = {name: told for name, told in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run(
         [*argv, chosen], env={**env, MORE: pythons}, capture_output=True,
-        text=True, timeout=600, check=False, cwd=TESTS.parents[1],
+        text=True, timeout=600, check=False, cwd=TESTS.parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     assert "skipped" not in done.stdout
