@@ -125,7 +125,7 @@ def test_a_rank_in_a_container_is_found_by_what_it_sees_itself(
 
 ASK = """
 import json, sys
-from mldebug_agents.jobs.hook.signals import Asking
+from mldebug_agents.jobs.hook.signals import HookSignals
 from mldebug_agents.jobs.hook.stacks import HookStacks
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -134,7 +134,7 @@ if len(sys.argv) > 2:
     from processes.unattached import deny
     deny(sys.argv[2:])
 with Spawner() as spawner, Reader(spawner) as reader:
-    found = HookStacks(Asking(Host(), reader), reader).dump(int(sys.argv[1]))
+    found = HookStacks(HookSignals(Host(), reader), reader).dump(int(sys.argv[1]))
 print(json.dumps([frame.function for stack in found for frame in stack.frames]))
 """
 
