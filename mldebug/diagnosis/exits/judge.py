@@ -6,6 +6,8 @@
 | a signal asked them all to end, none failed before | outside: a line in the log, no incident |
 | one failed first, by its own error, a crash, SIGKILL or a line of the kernel | abnormal: that rank is named |
 | one failed first and does not say why | abnormal: named at medium; nobody, where others live or end alike |
+| the same, and the job's log ends with words about another rank | abnormal: nobody is named |
+| one failed first, and its error does not say whose failure it is | abnormal: named at low |
 | the same, and the job's log has one traceback | abnormal: that rank is named at medium |
 | all failed with the same error | abnormal: nobody is named |
 | all left with one exit code, and one says that a signal told it to stop | outside |
@@ -183,6 +185,11 @@ def _begun_by(
         )
     own = first.own or first.kind is ExitKind.KILLED
     explained = own or has_the_only_traceback(attempt, first, failing)
+    shared = attempt.shared_error
+    if not explained and first.error is None and shared is not None and shared.blames_peer:
+        return nobody(
+            attempt, exits, f"the job's log ends with words about another rank ({shared.error})"
+        )
     if not explained and attempt.living:
         words = f"rank {first.exit.rank} ({status_words(first)}) ended first and does not say why"
         return nobody(attempt, exits, f"{words}, while others live on")
@@ -201,7 +208,8 @@ def _begun_by(
     )
     weak = lost or doubtful or hinted or (textual and before)
     sure = own and first.proved and ordered and not weak
-    return abnormal(exits, (first,), Confidence.HIGH if sure else Confidence.MEDIUM, attempt)
+    doubt = Confidence.LOW if first.error and first.error.unclear else Confidence.MEDIUM
+    return abnormal(exits, (first,), Confidence.HIGH if sure else doubt, attempt)
 
 
 UNWATCHED = ("environment", "single", "nccl_ras")  # launchers that end nobody when one fails

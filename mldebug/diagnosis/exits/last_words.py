@@ -14,11 +14,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from mldebug.core.redact import safe_line
+from mldebug.diagnosis.exits.blame import Blame, blame_of
 from mldebug.diagnosis.exits.cuda_memory import device_memory
 from mldebug.diagnosis.exits.model import RankError
 from mldebug.diagnosis.exits.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
 
 _MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?")
+# Behind a time, a progress bar or what a container writes before each line
+_MARK_INSIDE = re.compile(r"\[rank(?P<number>\d{1,7})\]: ?")
+# The watchdog names its rank in the text, also where nothing marks the line (PyTorch 2.1 and older)
+_WATCHDOG = re.compile(
+    r"(?:ProcessGroupNCCL\.cpp:\d{1,5}\]|what\(\): ) ?\[(?:PG [^\]]{0,120}?)?Rank (?P<number>\d{1,7})\]"
+)
+MARKED_WITHIN = 400  # characters of a line in which a mark may stand
 _TAG = re.compile(
     r"\[(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?P<task>\d{1,7})\]<std(?:out|err|diag)>:(?(prte) ?)"
 )
@@ -26,6 +34,10 @@ _LABEL = re.compile(r" *(?P<task>\d{1,7}): ?")
 _FATAL = re.compile(
     r"^(?:Fatal Python error: .*|terminate called after throwing an instance of .*|\s*what\(\): +.*"
     r"|.{0,300}: Assertion [`'].{1,300}' failed\.)$"
+)
+_WATCHDOG_ENDS = re.compile(
+    r"Watchdog caught collective operation timeout|watchdog thread terminated with exception"
+    r"|ProcessGroupNCCL watchdog hang|watchdog got stuck for"
 )
 # Logged by a handler when the signal comes, and not where it is installed
 _STOPPED = re.compile(
@@ -37,23 +49,6 @@ _STOPPED = re.compile(
 # srun and its like write into the middle of a traceback
 _LAUNCHER = re.compile(
     r"(?:srun|slurmstepd\S{0,80}|(?:mpi|prte?)(?:run|exec)\S{0,20}): |\[mpiexec@"
-)
-_PEER = re.compile(
-    r"Connection closed by peer|Socket Timeout|Socket closed"
-    r"|Timed out waiting \d+ ?ms for (?:recv|send) operation|[Aa]pplication timeout caused pair closure"
-    r"|ncclRemoteError|remote process exit|Watchdog caught collective operation timeout"
-    r"|NCCL communicator was aborted|watchdog thread terminated with exception"
-    r"|failed to recv, got 0 bytes|Connection was likely closed|DistNetworkError|DistStoreError"
-    r"|recvValue failed|sendBytes failed|wait timeout after \d+ ?ms|TCPStore.{0,60}timed? ?out"
-    r"|by a remote worker|\[c10d\] The client socket has (?:failed|timed out)",
-)
-# What any socket may say, that of an object store too: a peer's only where torch's own words stand beside it
-_SOCKET = re.compile(r"Connection reset by peer|Broken pipe")
-_TORCH = re.compile(r"^(?:RuntimeError|torch\.)|gloo|c10d|nccl|Dist[A-Z]\w*Error", re.IGNORECASE)
-# The job's own word that the reason lies elsewhere: ranks that agree to stop
-_SECOND_HAND = re.compile(
-    r"\b(?:another|other|some|remote|failed) (?:rank|worker|process|peer)|\bon (?:an)?other rank",
-    re.IGNORECASE,
 )
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|^MemoryError|DefaultCPUAllocator: (?:can't|not enough memory)|Cannot allocate memory"
@@ -109,15 +104,17 @@ def _owner(
     tag = _TAG.match(line) or (label.match(line) if label else None)
     line = line[tag.end() :] if tag else line
     mark = _MARK.match(line)
+    inside = _MARK_INSIDE.search(line, 0, MARKED_WITHIN)
+    if inside and (mark is None or mark["role"] != "rank"):
+        return int(inside["number"]), line[inside.end() :]
     if mark is None:
-        return (int(tag["task"]) if tag and int(tag["task"]) in tasks else None), line
+        task = int(tag["task"]) if tag and int(tag["task"]) in tasks else None
+        watchdog = _WATCHDOG.search(line, 0, MARKED_WITHIN) if task is None else None
+        return (int(watchdog["number"]) if watchdog else task), line
     rest = line[mark.end() :]
     number = int(mark["number"])
     if mark["role"] == "rank":
         return number, rest
-    inner = _MARK.match(rest)  # [default3]:[rank3]: Traceback …
-    if inner and inner["role"] == "rank":
-        return int(inner["number"]), rest[inner.end() :]
     return ranks_of_local.get(number), rest
 
 
@@ -154,13 +151,15 @@ def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> Ra
 
 
 def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:
+    whole = "\n".join((found.error, *_rest_of_error(lines, found.end)))
     error = with_cause(safe_line(found.error, 300), lines, found.end)
     traceback = lines[max(found.start, found.end - MAX_LINES) : found.end + 1]
     return RankError(
         error=error,
         lines=tuple(safe_line(line, 400) for line in traceback),
         source=source,
-        blames_peer=blames_peer(error),
+        blames_peer=blames_peer(whole) or blames_peer(error),
+        unclear=blame_of(f"{whole}\n{error}") is Blame.UNCLEAR,
         # of the whole line, as the figures stand far behind
         memory=device_memory(lines[found.end]) or device_memory(error),
     )
@@ -170,7 +169,7 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
     """No traceback: a C++ exception, a fatal error of Python, or the watchdog of a collective."""
     for at in range(len(lines) - 1, -1, -1):
         line = lines[at]
-        if _FATAL.match(line) or "Watchdog caught collective operation timeout" in line:
+        if _FATAL.match(line) or _WATCHDOG_ENDS.search(line):
             text = with_cause(safe_line(line.strip(), 300), lines, at)
             before = tuple(safe_line(one, 400) for one in lines[max(0, at - 10) : at + 1])
             return RankError(
@@ -178,6 +177,7 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
                 lines=before,
                 source=source,
                 blames_peer=blames_peer(text),
+                unclear=blame_of(text) is Blame.UNCLEAR,
                 memory=device_memory(line) or device_memory(text),
             )
     return None
@@ -193,9 +193,7 @@ def stop_line(lines: Sequence[str]) -> str:
 
 def blames_peer(error: str) -> bool:
     """Whether a rank gets this error because another one is gone, does not come, or has asked it to stop."""
-    if _PEER.search(error) or _SECOND_HAND.search(error):
-        return True
-    return _SOCKET.search(error) is not None and _TORCH.search(error) is not None
+    return blame_of(error) is Blame.PEER
 
 
 def is_out_of_memory(error: str) -> bool:
@@ -209,7 +207,7 @@ def lost_worker(error: str) -> int | None:
     return int(match["pid"]) if match else None
 
 
-_UNHANDLED = re.compile(r"unhandled (?:cuda|hip) error", re.IGNORECASE)
+_UNHANDLED = re.compile(r"unhandled (?:cuda|hip|system) error|internal error", re.IGNORECASE)
 
 
 _FAILURE = re.compile(r"\b(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d{1,4} )?'[^'\n]{1,100}'")
@@ -224,14 +222,31 @@ BEFORE = 40  # lines before its exception in which NCCL says so
 AFTER = 4
 
 
+_NCCL_GOES_ON = re.compile(r"\s*(?:nccl\w{1,40}: |Last error:)")
+
+
 def with_cause(error: str, lines: Sequence[str], at: int) -> str:
     """An error of NCCL in `lines[at]` with the reason that stands near it; any other error unchanged."""
     if not _UNHANDLED.search(error) or _FAILURE.search(error):
         return error
-    after = _failures(lines[at + 1 : at + 1 + AFTER])
+    after = _failures(lines[at + 1 : at + 1 + AFTER]) or _last_error(lines, at)
     before = _failures(line for line in lines[max(0, at - BEFORE) : at] if _WARNED in line)
     causes = after[:1] or list(dict.fromkeys(before))
     return f"{error[:200]} … {causes[0]}" if len(causes) == 1 else error
+
+
+def _rest_of_error(lines: Sequence[str], at: int) -> list[str]:
+    """The lines that belong to an error of NCCL in `lines[at]`: its name, `Last error:`, and the reason below that."""
+    rest = lines[at + 1 : at + 1 + AFTER]
+    return list(rest) if rest and _NCCL_GOES_ON.match(rest[0]) else []
+
+
+def _last_error(lines: Sequence[str], at: int) -> list[str]:
+    """The text below `Last error:`, in one piece; empty where there is none."""
+    rest = _rest_of_error(lines, at)
+    where = next((i for i, line in enumerate(rest) if line.strip() == "Last error:"), len(rest))
+    text = " ".join(line.strip() for line in rest[where + 1 :] if line.strip())
+    return [safe_line(text, 240)] if text else []
 
 
 def _failures(lines: Iterable[str]) -> list[str]:

@@ -40,6 +40,7 @@ class RankError(Noun, frozen=True, kw_only=True):
     lines: tuple[str, ...] = ()
     source: str = ""  # "the job's log"
     blames_peer: bool = False  # it only means that another rank did not answer
+    unclear: bool = False  # it does not say whose failure it is
     memory: DeviceMemory | None = None  # the figures of a lack of device memory
     caught: bool = False  # the program wrote more after it: it may have lived on
     alone: bool = False  # the only traceback in that text

@@ -58,7 +58,9 @@ class ExplainedExit(msgspec.Struct, frozen=True, kw_only=True):
         """
         number = exit_signal(self.exit.status)
         crashed = number is not None and number not in (KILL, ABORT)
-        failed = self.error is not None and not (self.error.blames_peer or self.error.caught)
+        failed = self.error is not None and not (
+            self.error.blames_peer or self.error.unclear or self.error.caught
+        )
         return self.death is not None or failed or (crashed and self.error is None)
 
     def phrase(self) -> str:
