@@ -185,14 +185,14 @@ def _begun_by(
         )
     own = first.own or first.kind is ExitKind.KILLED
     explained = own or has_the_only_traceback(attempt, first, failing)
+    if not explained and attempt.living:
+        words = f"rank {first.exit.rank} ({status_words(first)}) ended first and does not say why"
+        return nobody(attempt, exits, f"{words}, while others live on")
     shared = attempt.shared_error
     if not explained and first.error is None and shared is not None and shared.blames_peer:
         return nobody(
             attempt, exits, f"the job's log ends with words about another rank ({shared.error})"
         )
-    if not explained and attempt.living:
-        words = f"rank {first.exit.rank} ({status_words(first)}) ended first and does not say why"
-        return nobody(attempt, exits, f"{words}, while others live on")
     if (
         not explained
         and len(exits) > 1
