@@ -58,7 +58,7 @@ def milliseconds(work: Callable[[], object]) -> float:
 def measure(full: Scraper, empty: Scraper) -> dict[str, list[float]]:
     """Alternate the sides, so that this machine's noise hits all alike."""
     seen = big(2000)
-    (teller,) = create_all("tellers")
+    (teller,) = create_all("expositions")
     sides: dict[str, Callable[[], object]] = {
         "ready": full,
         "http": empty,
