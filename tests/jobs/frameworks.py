@@ -72,13 +72,13 @@ def watched() -> Iterator[None]:
     if record is None:
         yield
         return
-    write = record.Record.write
+    write = record.HookRecord.write
 
     def noted(self: Any) -> None:
         write(self)
         SEEN.append((self.step, self.beats, self.phase.decode()))
 
-    record.Record.write = noted
+    record.HookRecord.write = noted
     yield
 
 
