@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-long test-rest test-scenarios test-system test-frameworks check bench bench-scale docs dist deb wheel-training wheel-native clean
+.PHONY: help demo test test-all test-long test-rest test-scenarios test-system test-frameworks field-cases check bench bench-scale docs dist deb wheel-training wheel-native clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test-system: $(STAMP) ## the unit, its rights, and the package on a booted Debia
 test-frameworks: $(STAMP) ## small trainings with transformers, Lightning, DeepSpeed, Megatron (installs them: 250 MB)
 	DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt --group frameworks
 	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest tests/processes/test_frameworks.py tests/processes/test_frameworks_ranks.py $(ARGS)
+
+field-cases: $(STAMP) ## judge all evidence of tests/fixtures/field and write docs/field-cases.md anew
+	$(RUN) -m pytest --quiet tests/docs/test_field_cases_page.py --update-golden
 
 check: $(STAMP) ## lint, format, types, import rules
 	$(RUN) -m ruff check .

@@ -1,0 +1,181 @@
+"""The cases of tests/fixtures/field: recorded evidence with its right answer, judged, and all of them as a table.
+
+Each folder tests/fixtures/field/KIND has a `cases.yaml`, a list of cases; README.md there says what a case holds.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from fieldexits import outcome_of
+from mldebug.capture.flight_recorder.analysis import analyse
+from mldebug.capture.flight_recorder.folder import read_folder
+from mldebug.capture.nccl_ras.answer import parse
+from mldebug.cli.commands.diagnose import judge, read_evidence
+from mldebug.core.errors import MldebugError
+from mldebug.core.ranksets import fold_ranks
+
+FIELD = Path(__file__).with_name("fixtures") / "field"
+HEAD = """# Cases from the field
+
+Evidence in the form in which other people posted it, with the right answer and ours. The inputs lie in `tests/fixtures/field`; numbers, hosts and
+paths in them are made up. *Nobody* is a right answer wherever the evidence does not tell: [a wrong name is a defect](verdicts.md), silence is not.
+A rank in brackets is named at `low`: one sign, and no proof.
+
+This page is made by `make field-cases`; a test holds it to what the code answers.
+"""
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One input and what is right about it."""
+
+    name: str
+    how: str  # of ANSWERS
+    input: str  # a file or folder beside cases.yaml
+    what: str  # the input in words
+    right: str  # the right answer in words
+    named: tuple[tuple[int, ...], ...] | None = None  # acceptable lists of ranks; [] is nobody
+    say: tuple[str, ...] = ()  # patterns that the answer's words must match
+    never: tuple[str, ...] = ()  # patterns that they must not
+    or_refuse: bool = False  # to refuse the input in one sentence is right, too
+    ranks: int | None = None  # how many ranks the answer must count
+    world: int = 4  # of `exit`: the job's ranks
+    source: str = "own"  # where such evidence was posted
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What we say: the verdict or kind, whom it names, how surely, in which words."""
+
+    verdict: str
+    named: tuple[int, ...] = ()
+    confidence: str = ""
+    words: str = ""
+    ranks: int | None = None
+    refused: bool = False
+
+
+class FieldCases(msgspec.Struct, frozen=True):
+    """The cases of one folder."""
+
+    folder: Path
+    cases: tuple[Case, ...]
+
+
+def all_cases() -> Iterator[FieldCases]:
+    """Every folder with its cases, by name."""
+    for file in sorted(FIELD.glob("*/cases.yaml")):
+        yield FieldCases(file.parent, msgspec.yaml.decode(file.read_bytes(), type=tuple[Case, ...]))
+
+
+# --- answers -----------------------------------------------------------------------------------------
+
+
+def answer(folder: Path, case: Case) -> Answer:
+    """Judge one case; a refusal is an answer, any other error is not."""
+    try:
+        return ANSWERS[case.how](folder / case.input, case)
+    except MldebugError as error:
+        return Answer(verdict="refused", words=str(error), refused=True)
+
+
+def _dumps(path: Path, case: Case) -> Answer:
+    """As `mldebug diagnose FOLDER` does."""
+    report = judge(read_evidence(path)).report
+    found = report.diagnosis
+    return Answer(
+        verdict=str(found.verdict),
+        named=_ranks(one.rank for one in found.culprits),
+        confidence=str(found.confidence),
+        words=" ".join((str(found.verdict), found.summary, *found.evidence, *report.remarks, *(one.reason for one in report.gaps))),
+        ranks=len(report.ranks),
+    )  # fmt: skip
+
+
+def _flight(path: Path, case: Case) -> Answer:
+    """As `mldebug flight-recorder FOLDER` does."""
+    folder = read_folder(path)
+    found = analyse(folder.records)
+    words = " ".join((found.kind, found.explanation, *found.evidence))
+    return Answer(verdict=found.kind, named=_ranks(found.culprits), words=words, ranks=len(folder.records))  # fmt: skip
+
+
+def _exit(path: Path, case: Case) -> Answer:
+    """As an agent judges the end of a job that ends by this plan."""
+    outcome = outcome_of(path, case.world)
+    found = outcome.finding
+    if found is None:
+        return Answer(verdict=outcome.kind, words=outcome.sentence)
+    return Answer(
+        verdict=str(found.verdict),
+        named=_ranks(one.rank for one in found.culprits),
+        confidence=str(found.confidence),
+        words=" ".join((str(found.verdict), found.summary, *found.evidence)),
+    )
+
+
+def _ras(path: Path, case: Case) -> Answer:
+    """An answer of NCCL RAS, which names nobody by itself."""
+    return Answer(verdict="parsed", words=str(msgspec.to_builtins(parse(path.read_bytes()))))
+
+
+ANSWERS: dict[str, Callable[[Path, Case], Answer]] = {
+    "dumps": _dumps,
+    "flight": _flight,
+    "exit": _exit,
+    "ras": _ras,
+}
+
+
+def _ranks(found: object) -> tuple[int, ...]:
+    return tuple(sorted({one for one in found if isinstance(one, int)}))  # type: ignore[attr-defined]
+
+
+def faults_of(case: Case, given: Answer) -> list[str]:
+    """What is wrong with an answer, a sentence each; none where it is right."""
+    if given.refused:
+        return [] if case.or_refuse else [f"refused: {given.words}"]
+    found = []
+    if case.named is not None and given.named not in case.named:
+        found.append(f"names {list(given.named)}, right is {' or '.join(str(list(one)) for one in case.named)}")  # fmt: skip
+    if case.ranks is not None and given.ranks != case.ranks:
+        found.append(f"counts {given.ranks} ranks in place of {case.ranks}")
+    found += [f"does not say {one!r}" for one in case.say if not re.search(one, given.words)]
+    found += [f"says {one!r}" for one in case.never if re.search(one, given.words)]
+    return found
+
+
+# --- the page ----------------------------------------------------------------------------------------
+
+
+def page() -> str:
+    """docs/field-cases.md."""
+    parts = [HEAD]
+    for some in all_cases():
+        rows = [_row(one, answer(some.folder, one)) for one in some.cases]
+        parts.append(f"\n## {some.folder.name.capitalize()}\n\n| input | what it is | right answer | ours | confidence | posted in |\n|---|---|---|---|---|---|\n")  # fmt: skip
+        parts += rows
+    return "".join(parts)
+
+
+def _row(case: Case, given: Answer) -> str:
+    who = f"ranks {fold_ranks(given.named)}" if len(given.named) > 1 else f"rank {given.named[0]}" if given.named else "nobody"  # fmt: skip
+    who = f"({who})" if given.named and given.confidence == "low" else who
+    ours = "refused, with the way out" if given.refused else f"`{given.verdict}`: {who}"
+    cells = (f"`{case.name}`", case.what, case.right, ours, given.confidence or "-", case.source)
+    return "| " + " | ".join(one.replace("|", "\\|") for one in cells) + " |\n"
+
+
+def main() -> None:
+    """Print every case that is not answered rightly, as JSON lines."""
+    for some in all_cases():
+        for case in some.cases:
+            faults = faults_of(case, answer(some.folder, case))
+            if faults:
+                print(json.dumps({"case": f"{some.folder.name}/{case.name}", "faults": faults}))
+
+
+if __name__ == "__main__":
+    main()
