@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mldebug.capture.stacks import labels, principal, python_frames
+from mldebug.capture.frames import labels, principal, python_frames
 from mldebug.core.model import Movement, ProcessState, ThreadStack, ThreadState
 
 

@@ -2,32 +2,18 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 
 import msgspec
 
+from mldebug.capture.frames import PACKAGES
 from mldebug.core.errors import EvidenceError
-from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack, TreeNode
+from mldebug.core.model import Frame, ThreadStack, TreeNode
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import clean
 
 MAX_THREADS = 512
 MAX_FRAMES = 150  # kept per thread: 100 innermost and 50 outermost
 MAX_NAME = 160
-
-_PACKAGES = re.compile(
-    r"/(?:site|dist)-packages/|/(?=mldebug_training/)"
-)  # the hook may lie anywhere
-_STDLIB = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<frozen |^<string>$")
-# py-spy shortens paths by sys.path, so recorded stacks may show a bare "threading.py".
-_STDLIB_SHORT = re.compile(
-    r"^(threading|queue|selectors|subprocess|socket|socketserver|ssl|bdb|pdb|cmd|codeop|code|runpy|contextlib|functools|"
-    r"tempfile|shutil|pathlib|pickle|json/\w+|logging/\w+|asyncio/\w+|multiprocessing/\w+|concurrent/futures/\w+|"
-    r"importlib/\w+|_pyrepl/\w+|http/\w+|urllib/\w+|email/\w+|weakref|copy|gzip|zipfile|tarfile|random|signal)\.py$"
-)
-_LIBRARY = re.compile(
-    r"^(torch|torchvision|triton|mldebug_training|filelock|portalocker|safetensors|deepspeed/comm|ipdb|pudb|debugpy)(/|\.py$)"
-)
 
 
 class _RawFrame(msgspec.Struct):
@@ -138,105 +124,13 @@ def _text_frame(match: re.Match[str]) -> Frame:
 def named_frame(path: str, line: str, function: str) -> Frame:
     """A Python frame as pystack and faulthandler name it: with the whole path of its file."""
     whole = clean(path, 512)
-    short = _PACKAGES.split(whole)[-1]
+    short = PACKAGES.split(whole)[-1]
     short = short if short != whole else re.sub(r"^.*/lib/python3\.\d+/", "", whole)
     file = short if not short.startswith("/") else short.rpartition("/")[2]
     return Frame(function=clean(function, MAX_NAME), file=file, line=int(line), path=whole)
 
 
-# --- what a frame belongs to -----------------------------------------------------------------------
-
-
-def is_user(frame: Frame) -> bool:
-    """True for code of the training job: neither native, nor the standard library, nor torch itself."""
-    return not frame.native and _is_user(frame.path, frame.file)
-
-
-@lru_cache(maxsize=4096)
-def _is_user(path: str, file: str) -> bool:
-    """Asked for every frame of every rank, which are of a few dozen files."""
-    if _STDLIB.search(path) or _STDLIB_SHORT.match(file) or file.startswith("<frozen"):
-        return False
-    inside = _PACKAGES.split(path)[-1] if path else file
-    return not _LIBRARY.match(inside) and not (inside.startswith("/") and _LIBRARY.match(file))
-
-
-def bare(frame: Frame) -> str:
-    """The name without its class: py-spy qualifies names from Python 3.11 on (`Queue.get`)."""
-    return frame.function.rpartition(".")[2]
-
-
-def python_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
-    """Drop native frames, so that a `--native` stack compares with a plain one."""
-    return tuple(frame for frame in frames if not frame.native)
-
-
-def site(frames: Iterable[Frame]) -> Frame | None:
-    """The innermost frame of the training job: the place in its own code."""
-    return next((frame for frame in frames if is_user(frame)), None)
-
-
-def inner(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The library frames inside the innermost user frame, innermost first: what the user's line called."""
-    for index, frame in enumerate(frames):
-        if is_user(frame):
-            return frames[:index]
-    return frames
-
-
-def principal(stacks: tuple[ThreadStack, ...], pid: int) -> ThreadStack | None:
-    """The thread whose stack speaks for the process: the main one, unless it only waits for a training thread."""
-    main = next((s for s in stacks if s.name == MAIN_THREAD), None)
-    main = main or next((s for s in stacks if s.tid == pid), None)
-    if main is not None and not _only_waits_for_threads(main):
-        return main
-    trainers = [stack for stack in stacks if stack is not main and _trains(stack)]
-    return trainers[0] if len(trainers) == 1 else main
-
-
-def last_frame(stacks: tuple[ThreadStack, ...], pid: int) -> str:
-    """Where that thread is in Python, in the job's own code if it is below any: `step (train.py:30)`; "" without a stack."""
-    stack = principal(stacks, pid)
-    frames = python_frames(stack.frames) if stack else ()
-    found = site(frames) or next(iter(frames), None)
-    return found.label if found else ""
-
-
-def _only_waits_for_threads(stack: ThreadStack) -> bool:
-    joins = {
-        "join",
-        "_wait_for_tstate_lock",
-        "wait",
-        "result",
-        "_shutdown",
-        "run_forever",
-        "select",
-        "get",
-    }
-    python = python_frames(stack.frames)
-    return bool(python) and bare(python[0]) in joins and not is_user(python[0])
-
-
-def _trains(stack: ThreadStack) -> bool:
-    """True where torch's distributed, autograd or CUDA code runs under a user frame in this thread."""
-    places = (
-        "torch/distributed/distributed_c10d.py",
-        "torch/autograd/",
-        "torch/cuda/__init__.py",
-        "torch/nn/modules/module.py",
-    )
-    return (
-        any(frame.file.startswith(places) for frame in stack.frames)
-        and site(stack.frames) is not None
-    )
-
-
 # --- merging ---------------------------------------------------------------------------------------
-
-
-def labels(frames: Iterable[Frame]) -> tuple[str, ...]:
-    """The frames as py-spy prints them, innermost first."""
-    return tuple(frame.label for frame in frames)
 
 
 def merge(stacks: Iterable[tuple[int, tuple[str, ...]]]) -> tuple[TreeNode, ...]:

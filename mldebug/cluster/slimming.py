@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from mldebug.capture.stacks import labels, principal, python_frames
+from mldebug.capture.frames import labels, principal, python_frames
 from mldebug.cluster.wire import MAX_BYTES, NodeReply
 from mldebug.core.model import (
     Classification,

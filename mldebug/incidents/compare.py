@@ -6,8 +6,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from mldebug.capture.frames import labels, principal, python_frames, site
 from mldebug.capture.movement import ProcessSample, movement
-from mldebug.capture.stacks import labels, principal, python_frames, site
 from mldebug.core.model import Frame, Movement, NodeCapture, ProcessCapture, RankCapture
 from mldebug.core.report_model import Change
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from mldebug.capture.frames import labels, last_frame, principal, python_frames
 from mldebug.capture.movement import ProcessSample, movement
-from mldebug.capture.stacks import labels, last_frame, principal, python_frames
 from mldebug.core.model import (
     Classification,
     Gap,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from mldebug.capture.flight_recorder.votes import View, Vote
 from mldebug.capture.flight_recorder.waits_for import Claim, where
-from mldebug.capture.stacks import site
+from mldebug.capture.frames import site
 from mldebug.core.model import Collective, Frame
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 

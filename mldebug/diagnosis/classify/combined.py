@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from mldebug.capture.flight_recorder.waits_for import Claim
-from mldebug.capture.stacks import site
+from mldebug.capture.frames import site
 from mldebug.core.model import ClassifiedRank, Collective, Confidence, Finding, Verdict
 from mldebug.diagnosis.classify.evidence import Case, ranks_text, sentence
 from mldebug.diagnosis.classify.nccl_ras import RasStatement

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from mldebug.capture.stacks import bare, is_user, principal, python_frames
+from mldebug.capture.frames import bare, is_user, principal, python_frames
 from mldebug.core.model import Classification, ProcessCapture, RankCapture, Role
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
 

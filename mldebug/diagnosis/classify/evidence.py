@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from mldebug.capture.flight_recorder.analysis import Analysis
-from mldebug.capture.stacks import principal, site
+from mldebug.capture.frames import principal, site
 from mldebug.core.model import (
     ClassifiedRank,
     Confidence,

@@ -2,7 +2,7 @@
 
 import re
 
-from mldebug.capture.stacks import inner
+from mldebug.capture.frames import inner
 from mldebug.core.model import Classification, OpenFile, ProcessState, Role, ThreadState
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.classify import frame_table

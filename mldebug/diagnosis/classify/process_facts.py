@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from mldebug.capture.stacks import principal, python_frames, site
+from mldebug.capture.frames import principal, python_frames, site
 from mldebug.core.model import Frame, ProcessCapture, ThreadStack, ThreadState
 from mldebug.diagnosis.classify.frame_table import FUTEX_WAITS
 

@@ -6,7 +6,7 @@ explain away, the Python frames, the native frames, the remaining wait channels,
 
 from functools import lru_cache
 
-from mldebug.capture.stacks import bare, inner, is_user, python_frames, site
+from mldebug.capture.frames import bare, inner, is_user, python_frames, site
 from mldebug.core.model import (
     Classification,
     Frame,

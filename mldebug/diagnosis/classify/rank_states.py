@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.capture.stacks import labels, principal, python_frames
+from mldebug.capture.frames import labels, principal, python_frames
 from mldebug.core.model import (
     Classification,
     ClassifiedRank,

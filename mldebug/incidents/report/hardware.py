@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from mldebug.capture.stacks import last_frame
+from mldebug.capture.frames import last_frame
 from mldebug.core.model import Diagnosis, Fault, NodeCapture, RankDevice
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.report_model import GpuView

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mldebug.capture.stacks import principal
+from mldebug.capture.frames import principal
 from mldebug_agents.capture.stacks.pystack import find_pystack, parse_pystack, second_opinion
 from mldebug_agents.system.child.programs import FakeSpawner
 from mldebug_agents.system.spawn import Completed, Spawner

@@ -8,18 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import frame, stack
+from mldebug.capture.frames import inner, is_user, last_frame, principal, site
 from mldebug.capture.stacks import (
     MAX_FRAMES,
-    inner,
-    is_user,
-    last_frame,
     merge,
     named_frame,
     parse_pyspy_json,
     parse_pyspy_text,
-    principal,
     short_function,
-    site,
 )
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import TreeNode

@@ -3,7 +3,7 @@
 import msgspec
 
 import samples
-from mldebug.capture.stacks import last_frame
+from mldebug.capture.frames import last_frame
 from mldebug.core.model import Fault, NodeCapture
 from mldebug.core.report_model import Report
 from mldebug.diagnosis.diagnose import diagnose

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mldebug.capture.stacks import principal, site
+from mldebug.capture.frames import principal, site
 from mldebug.core.model import OpenFile, ProcessState, ThreadStack, ThreadState
 from mldebug.core.redact import clean
 from mldebug_agents.system.host import Host
