@@ -71,7 +71,7 @@ static PyObject *disable, *threading_name, *active_name, *name_name, *key_name;
 
 /* CLOCK_MONOTONIC in ns. Where the kernel itself reads it off the time stamp counter, so does `now`: it asks the kernel every
  * few ms and counts on from there, which is wrong by less than a microsecond. */
-enum { TRUSTED_NS = 4000000, LEAST_NS = 1000000, MOST_NS = 1000000000, DOUBTS = 8 };
+enum { TRUSTED_NS = 4000000, LEAST_NS = 4000000, MOST_NS = 1000000000, DOUBTS = 8, ONE_MOMENT = 1000 /* ticks */ };
 
 static uint64_t kernel_now(void)
 {
@@ -123,8 +123,8 @@ static void rate_from(uint64_t ticks, uint64_t ns)
 static uint64_t asked(uint64_t ticks)
 {
     uint64_t ns = kernel_now();
-    if (__rdtsc() - ticks > 20000)
-        return ns; /* it was interrupted in between */
+    if (__rdtsc() - ticks > ONE_MOMENT)
+        return ns; /* it was interrupted in between: ticks and ns are not of one moment */
     rate_from(ticks, ns);
     C.ticks = ticks;
     C.ns = ns;
