@@ -8,10 +8,10 @@ import msgspec
 
 from mldebug.core.model import Confidence, Culprit, Finding, Verdict
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
-from mldebug.diagnosis.exits.last_words import is_out_of_memory
 from mldebug.diagnosis.exits.memory_text import memory_steps
 from mldebug.diagnosis.exits.model import AttemptExit, RankError, exit_signal, words_of_status
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit
+from mldebug.diagnosis.exits.words.last_words import is_out_of_memory
 
 MAX_FACTS = 12  # about ranks that are not named
 

@@ -4,7 +4,6 @@ from enum import StrEnum
 
 import msgspec
 
-from mldebug.diagnosis.exits.last_words import is_out_of_memory, lost_worker
 from mldebug.diagnosis.exits.memory_text import memory_sentence
 from mldebug.diagnosis.exits.model import (
     AttemptExit,
@@ -19,6 +18,7 @@ from mldebug.diagnosis.exits.model import (
     was_asked,
     words_of_status,
 )
+from mldebug.diagnosis.exits.words.last_words import is_out_of_memory, lost_worker
 
 KILL, ABORT = 9, 6
 

@@ -13,10 +13,10 @@ from mldebug.diagnosis.exits.cuda_memory import (
     device_memory,
 )
 from mldebug.diagnosis.exits.judge import judge_exit
-from mldebug.diagnosis.exits.last_words import is_out_of_memory, last_error
 from mldebug.diagnosis.exits.memory_text import memory_sentence, memory_steps
 from mldebug.diagnosis.exits.model import AttemptExit, RankError, RankExit, status_of_code
-from mldebug.diagnosis.exits.output import parse_error_file
+from mldebug.diagnosis.exits.words.last_words import is_out_of_memory, last_error
+from mldebug.diagnosis.exits.words.output import parse_error_file
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.diagnosis.exits.kernel_lines import kernel_deaths
-from mldebug.diagnosis.exits.last_words import (
+from mldebug.diagnosis.exits.words.last_words import (
     blames_peer,
     is_out_of_memory,
     last_error,
@@ -14,8 +14,8 @@ from mldebug.diagnosis.exits.last_words import (
     stop_line,
     take_apart,
 )
-from mldebug.diagnosis.exits.launcher_lines import launcher_words
-from mldebug.diagnosis.exits.output import (
+from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
+from mldebug.diagnosis.exits.words.output import (
     LogOutput,
     own_errors,
     own_lines,

@@ -7,8 +7,8 @@ import pytest
 from fieldcases import FIELD, Case, all_cases
 from fieldexits import outcome_of
 from mldebug.core.model import Confidence
-from mldebug.diagnosis.exits.blame import Blame, blame_of
 from mldebug.diagnosis.exits.outcome import ExitOutcome
+from mldebug.diagnosis.exits.words.blame import Blame, blame_of
 
 EXITS = FIELD / "exits"
 CASES: tuple[Case, ...] = next(some.cases for some in all_cases() if some.folder == EXITS)

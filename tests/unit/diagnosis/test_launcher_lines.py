@@ -8,9 +8,9 @@ import pytest
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.exits.judge import judge_exit
-from mldebug.diagnosis.exits.last_words import last_error
-from mldebug.diagnosis.exits.launcher_lines import launcher_words
 from mldebug.diagnosis.exits.model import AttemptExit, LauncherWords, RankError, RankExit
+from mldebug.diagnosis.exits.words.last_words import last_error
+from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
 from mldebug_agents.jobs.launchers import mpich, openmpi
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "endings"

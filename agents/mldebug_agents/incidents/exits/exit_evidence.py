@@ -10,15 +10,15 @@ import msgspec
 
 from mldebug.core.model import FlightRecord, Job, LogTail, RankIdentity
 from mldebug.core.redact import safe_line
-from mldebug.diagnosis.exits.last_words import (
+from mldebug.diagnosis.exits.model import AttemptExit, RankError
+from mldebug.diagnosis.exits.words.last_words import (
     before_launcher,
     last_error,
     stop_line,
     take_apart,
 )
-from mldebug.diagnosis.exits.launcher_lines import launcher_words
-from mldebug.diagnosis.exits.model import AttemptExit, RankError
-from mldebug.diagnosis.exits.output import (
+from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
+from mldebug.diagnosis.exits.words.output import (
     OWN,
     SHARED,
     LogOutput,

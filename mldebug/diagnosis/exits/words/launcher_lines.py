@@ -16,13 +16,13 @@ from collections.abc import Sequence
 
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.cuda_memory import device_memory
-from mldebug.diagnosis.exits.last_words import blames_peer
 from mldebug.diagnosis.exits.model import (
     LauncherFailure,
     LauncherWords,
     RankError,
     status_of_code,
 )
+from mldebug.diagnosis.exits.words.last_words import blames_peer
 
 _FAILED = re.compile(
     r"failed \(exitcode: (?P<code>-?\d{1,9})\) local_rank: (?P<local>\d{1,6}) \(pid: (?P<pid>\d{1,10})\)"

@@ -12,7 +12,8 @@ import msgspec
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.cuda_memory import device_memory
-from mldebug.diagnosis.exits.last_words import (
+from mldebug.diagnosis.exits.model import RankError
+from mldebug.diagnosis.exits.words.last_words import (
     MAX_LINES,
     LogWords,
     before_launcher,
@@ -20,7 +21,6 @@ from mldebug.diagnosis.exits.last_words import (
     last_error,
     with_cause,
 )
-from mldebug.diagnosis.exits.model import RankError
 
 TASKED = ("slurm", "openmpi", "mpich")  # launchers whose tasks are the ranks
 OWN, SHARED = "its own output", "the job's log"

@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from mldebug.core.redact import safe_line
-from mldebug.diagnosis.exits.blame import Blame, blame_of
 from mldebug.diagnosis.exits.cuda_memory import device_memory
 from mldebug.diagnosis.exits.model import RankError
-from mldebug.diagnosis.exits.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
+from mldebug.diagnosis.exits.words.blame import Blame, blame_of
+from mldebug.diagnosis.exits.words.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
 
 _MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?")
 # Behind a time, a progress bar or what a container writes before each line
