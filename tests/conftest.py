@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from patience import PATIENCE
+
 settings.register_profile("no deadline", deadline=None)  # a busy machine is no defect
 settings.load_profile("no deadline")
 GOLDEN = Path(__file__).with_name("golden")
@@ -31,6 +33,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what the tests get")
     once = "real jobs that two users run: each by one of them in turns; and a third of those that nobody may attach to"
     parser.addoption("--each-job-once", action="store_true", help=once)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Who waits longer may take longer."""
+    for item in items:
+        if PATIENCE > 1 and (limit := item.get_closest_marker("timeout")) and limit.args:
+            item.add_marker(pytest.mark.timeout(limit.args[0] * PATIENCE), append=False)
 
 
 def pytest_collection_finish() -> None:

@@ -12,10 +12,12 @@ from typing import NoReturn
 
 import pytest
 
+from patience import PATIENCE
+
 
 def wait_until(true: Callable[[], object], seconds: float = 20.0) -> None:
     """Poll a condition; fail the test if it does not come true in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while not true():
         assert time.monotonic() < deadline, "the expected event did not come"
         time.sleep(0.005)

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE
+
 JOBS = Path(__file__).parent.parent / "jobs"
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 MARK = "MLDEBUG_TEST_JOB"  # in the environment of everything that a test starts
@@ -77,10 +79,10 @@ def _environ(pid: int) -> list[bytes]:
 
 def wait_for(what: str, condition: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
     """Poll until `condition()` is true and return its value; fail with the sentence `what`."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:.0f} s in vain: {what}")
+            raise AssertionError(f"waited {seconds * PATIENCE:.0f} s in vain: {what}")
         time.sleep(0.05)
     return value
 
@@ -231,7 +233,7 @@ class RunningJob:
             self.wait_for_event("strike", self.plan.struck)
         still = 0
         before: Any = None
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS * PATIENCE
         while still < STILL_ROUNDS:
             now = {rank: self._motion(rank, pid, rank in busy) for rank, pid in self.ranks.items()}
             still = still + 1 if now == before else 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from processes.harness import (
     Answer,
     Plan,
@@ -91,12 +92,12 @@ def test_the_agent_names_the_struck_rank(name: str, outcomes: dict[str, Case]) -
     check(diagnosis, case)
     surest = LOW if LOW in case.scenario.expected.confidence else HIGH
     assert diagnosis["confidence"] in (*case.scenario.expected.confidence, surest)
-    assert case.late <= TOO_LATE
+    assert case.late <= TOO_LATE * PATIENCE
 
 
 def test_the_report_comes_in_time(outcomes: dict[str, Case]) -> None:
     late = [case.late for case in outcomes.values() if case.reports]
-    assert not late or statistics.median(late) <= LATE, sorted(late)
+    assert not late or statistics.median(late) <= LATE * PATIENCE, sorted(late)
 
 
 # --- those that need more than a table row --------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from mldebug.status.snapshot import RunState
+from patience import PATIENCE
 from processes.harness import (
     SCRIPTS,
     Plan,
@@ -161,7 +162,7 @@ def test_a_sleeper_is_named_whatever_its_threads_and_children_do(user: User) -> 
             assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]
             late = _moment(report["detected_at"]) - _struck_at(job) - 15.0
             print(f"{job.plan.fault}: {late:.1f} s after the timeout")
-            assert late <= TOO_LATE
+            assert late <= TOO_LATE * PATIENCE
 
 
 def _moment(text: str) -> float:

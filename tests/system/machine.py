@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
+
 SUITE = "bookworm"
 PACKAGES = "systemd,systemd-sysv,dbus,python3,procps,bindfs"
 NAME = "mldebug-test"
@@ -36,9 +38,9 @@ def need(*programs: str) -> None:
 
 def wait_for(what: str, condition: Callable[[], Any], seconds: float) -> Any:
     """Poll until `condition()` is true and return its value; fail with the sentence `what`."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
+        assert time.monotonic() < deadline, f"waited {seconds * PATIENCE:g} s in vain: {what}"
         time.sleep(0.1)
     return value
 

@@ -178,8 +178,8 @@ def test_many_gpus_are_bounded_and_counted() -> None:
     many = tuple(gpu(one, bus_id=f"{one:08x}:1B:00.0") for one in range(MOST + 3))
     told = quiet(gpus=NodeGpus(at=AT, gpus=many))
     page(told)
-    began = time.perf_counter()
+    began = time.process_time()
     html = page(told)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
     assert html.count("<article") == MOST
     assert "3 more GPUs" in html

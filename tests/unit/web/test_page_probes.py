@@ -144,6 +144,6 @@ def test_hostile_names_are_text() -> None:
 def test_as_many_series_as_the_agent_shows_are_fast() -> None:
     many = tuple(judge(*measured([1.0 + one] * 40, bytes=one + 1)) for one in range(200))
     page(quiet(probes=many))
-    began = time.perf_counter()
+    began = time.process_time()
     assert page(quiet(probes=many)).count("<polyline") == 200
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0

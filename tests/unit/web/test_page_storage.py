@@ -150,9 +150,9 @@ def test_a_ratio_that_cannot_be_breaks_nothing(ratio: float) -> None:
 def test_a_thousand_rows_are_fast_and_more_are_counted() -> None:
     told = storage(ranks=1500, writers=1500)
     page(told)
-    began = time.perf_counter()
+    began = time.process_time()
     html = page(told)
-    assert time.perf_counter() - began < 1.0  # measured 0.06 s; a busy machine is no defect
+    assert time.process_time() - began < 1.0  # measured 0.06 s; a busy machine is no defect
     assert html.count("<tr data-row") == MOST
     assert "476 more ranks" in html
     assert "476 more rows" in html
