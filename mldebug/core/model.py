@@ -236,6 +236,7 @@ class Collective(Noun, frozen=True, kw_only=True):
     op: str  # all_reduce
     sequence: int  # number of the call in its process group, from 1
     elements: int | None = None  # of all inputs; None: not told
+    outputs: int | None = None  # elements of all outputs; None: not told
     dtypes: str = ""  # "Float"
     done: bool = False
     created_at: float = 0.0  # unix, when it was called
@@ -269,6 +270,15 @@ class FlightGroup(Noun, frozen=True, kw_only=True):
     calls: tuple[Collective, ...] = ()  # oldest first: what is pending, and the newest
 
 
+class GroupCount(Noun, frozen=True, kw_only=True):
+    """How far a rank is in one process group by its `pg_status`, which a dump has also where it leaves out finished calls."""
+
+    number: int  # by which this rank's process knows the group
+    name: str = ""  # "": the dump holds no call of it, so it is not known
+    enqueued: int = 0
+    completed: int = 0
+
+
 class FlightRecord(Noun, frozen=True, kw_only=True):
     """What one rank's Flight Recorder says at one moment."""
 
@@ -277,6 +287,7 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
     sends: tuple[str, ...] = ()  # point-to-point calls that are not done: "recv 3<-2"
     transfers: tuple[Transfer, ...] = ()  # the same, taken apart
     silent: tuple[str, ...] = ()  # backends that have made calls of which no recorder tells
+    counts: tuple[GroupCount, ...] = ()  # of a dump that holds no finished call
     way: str = (
         ""  # how it was had, a `mldebug.capture.flight_recorder.access.AccessKind`; "": by the hook
     )

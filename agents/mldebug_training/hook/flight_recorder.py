@@ -41,8 +41,9 @@ KEEP = 4  # calls of a group that are not finished, and again as many of the new
 SOURCES = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 FIELDS = (
     "record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name",
-    "input_sizes", "input_dtypes", "state", "retired", "time_created_ns", "timeout_ms",
+    "input_sizes", "output_sizes", "input_dtypes", "state", "retired", "time_created_ns", "timeout_ms",
 )  # fmt: skip
+MAX_OUTPUTS = 64  # tensors; a list of more is left out: only the sizes of an exchange between parts are compared
 
 
 class FlightFile:
@@ -180,8 +181,12 @@ def condensed(dump: dict[str, Any]) -> dict[str, Any]:
     kept = [entry for calls in last_used[-MAX_GROUPS:] for entry in _few(calls)]
     return {
         "version": dump.get("version", ""),
-        "entries": [{name: one[name] for name in FIELDS if name in one} for one in kept],
+        "entries": [{name: one[name] for name in FIELDS if _is_written(one, name)} for one in kept],
     }
+
+
+def _is_written(entry: dict[str, Any], name: str) -> bool:
+    return name in entry and (name != "output_sizes" or len(entry[name]) <= MAX_OUTPUTS)
 
 
 def _settled(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.capture.flight_recorder import sentences
-from mldebug.capture.flight_recorder.dump import DEFAULT, NO_BACKEND
+from mldebug.capture.flight_recorder.dump import NO_BACKEND
+from mldebug.capture.flight_recorder.old_forms import DEFAULT
 from mldebug.capture.flight_recorder.votes import Vote, oldest_pending, views, vote
 from mldebug.capture.flight_recorder.waits_for import Claim, WaitChains, claims
 from mldebug.core.model import FlightGroup, FlightRecord
@@ -58,7 +59,7 @@ def analyse(records: Mapping[int, FlightRecord]) -> Conclusion:
         group=sentences.group(call.view) if call else None,
         seq=call.sequence if call else None,
         explanation=found.explanation,
-        evidence=tuple(map(sentences.waits, analysis.claims[:MAX_EVIDENCE])),
+        evidence=tuple(map(sentences.waits, analysis.telling[:MAX_EVIDENCE])),
         circle=found.circle,
     )
 
@@ -76,11 +77,32 @@ class Analysis:
         """The calls in which ranks wait that were found in the dumps, those of most ranks first."""
         return self._chains.claims
 
+    @property
+    def unfinished(self) -> Mapping[int, Claim]:
+        """By rank, the call in which it still is, and which has ended on half of its group or more."""
+        return self._chains.unfinished
+
+    @property
+    def telling(self) -> tuple[Claim, ...]:
+        """The same, those that the result rests on first and those behind an older call last."""
+        shown = [self.found.claim, *self._chains.unfinished.values()]
+        order = {True: 0, False: 1}
+        return tuple(
+            sorted(
+                self.claims,
+                key=lambda one: (
+                    order[any(one is each for each in shown)],
+                    bool(one.held) and not one.on,
+                ),
+            )
+        )
+
     @cached_property
     def found(self) -> AnalysisResult:
         """The result of the first rule that applies."""
         rules: tuple[Callable[[], AnalysisResult | None], ...] = (
-            self._disagreement, self._sinks, self._circle, self._unfinished, self._absent, self._frozen, self._history,
+            self._disagreement, self._sinks, self._unfinished, self._victims, self._circle, self._absent, self._frozen,
+            self._waits, self._history,
         )  # fmt: skip
         return next((found for rule in rules if (found := rule())), None) or self._quiet()
 
@@ -115,16 +137,24 @@ class Analysis:
 
     def _sinks(self) -> AnalysisResult | None:
         """The ranks for whom all others wait in the end."""
+        for kind in ("missing_rank", "stream_behind"):
+            if kind in self._by_kind:
+                return self._behind(kind, self._by_kind[kind])
+        return None
+
+    def _victims(self) -> AnalysisResult | None:
+        """A rank at the end of all chains that may be held up itself."""
+        for claim, rank in self._by_kind.get("unknown", ()):
+            return AnalysisResult("unknown", sentences.victim(claim, rank), claim)
+        return None
+
+    @cached_property
+    def _by_kind(self) -> dict[str, list[tuple[Claim, int]]]:
         kinds: dict[str, list[tuple[Claim, int]]] = {}
         for rank in self._chains.sinks:
             claim = self._chains.on(rank)[0]
             kinds.setdefault(self._kind(rank, claim), []).append((claim, rank))
-        for kind in ("missing_rank", "stream_behind"):
-            if kind in kinds:
-                return self._behind(kind, kinds[kind])
-        for claim, rank in kinds.get("unknown", ()):
-            return AnalysisResult("unknown", sentences.victim(claim, rank), claim)
-        return None
+        return kinds
 
     def _behind(self, kind: str, found: list[tuple[Claim, int]]) -> AnalysisResult:
         claim = max((one for one, _ in found), key=lambda one: len(one.waiting))
@@ -158,7 +188,7 @@ class Analysis:
             return None
         claim, odd = self._odd()
         links = [
-            (one, self._link(one, after))
+            (one, self._chains.link(one, after))
             for one, after in zip(circle, circle[1:] + circle[:1], strict=True)
         ]
         words = sentences.circle(links, odd)
@@ -167,25 +197,24 @@ class Analysis:
     def _odd(self) -> tuple[Claim | None, tuple[int, ...]]:
         """Who takes the groups in another order than a majority that has the same groups."""
         for claim in self.claims:
-            alone = (self._waits_only_for(rank, claim) for rank in claim.late)
-            if claim.most and claim.late and not claim.transfer and all(alone):
-                return claim, claim.late
+            others = claim.late or claim.held
+            alone = (self._waits_only_for(rank, claim) for rank in others)
+            there = len(claim.waiting) - len(claim.held)
+            if others and not claim.transfer and 2 * there > len(claim.members) and all(alone):
+                return claim, others
         return None, ()
-
-    def _link(self, rank: int, after: int) -> Claim:
-        return next(claim for claim in self._chains.of(rank) if after in claim.on)
 
     # --- nobody is behind ------------------------------------------------------------------------------
 
     def _unfinished(self) -> AnalysisResult | None:
-        """A call that has ended on most ranks of its group and not on all."""
-        for claim in self.claims:
-            most = 2 * len(claim.finished) > len(claim.members)
-            if most and not claim.rooted and not claim.transfer:
-                return AnalysisResult(
-                    "stream_behind", sentences.unfinished(claim), claim, claim.waiting
-                )
-        return None
+        """Calls that have ended on some ranks of their group and not on all: those who are still in them, where they are no majority."""
+        named = self._chains.unfinished
+        first = [claim for claim in self.claims if any(claim is one for one in named.values())]
+        few = first or [one for one in self._ends if one.ended_on_some]
+        if not few:
+            return None
+        words = " ".join(map(sentences.unfinished, few[:MAX_EVIDENCE]))
+        return AnalysisResult("stream_behind", words, few[0], tuple(sorted(named)))
 
     def _absent(self) -> AnalysisResult | None:
         """Ranks wait, and others have no dump; such a rank is named where little else is possible."""
@@ -202,6 +231,11 @@ class Analysis:
         claim = next(iter(self._ends), None)
         return AnalysisResult("frozen", sentences.frozen(claim), claim) if claim else None
 
+    def _waits(self) -> AnalysisResult | None:
+        """Ranks wait, and none of the rules above tells for whom."""
+        claim = next(iter(self.claims), None)
+        return AnalysisResult("unknown", sentences.unclear(claim), claim) if claim else None
+
     def _quiet(self) -> AnalysisResult:
         """Nobody waits in any call."""
         count = len(self._records)
@@ -214,7 +248,7 @@ class Analysis:
     @cached_property
     def _ends(self) -> tuple[Claim, ...]:
         """The claims that nobody with a dump surely holds up: the ends of all chains."""
-        return tuple(claim for claim in self.claims if not claim.on)
+        return tuple(claim for claim in self.claims if not claim.on and not claim.held)
 
     @cached_property
     def _missing(self) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """One rank's Flight Recorder as PyTorch dumps it: the pickle of NCCL, of gloo and of nccl2, and their JSON.
 
-Versions 2.4 (PyTorch 2.6), 2.9 (2.8) and 2.10 (2.9 and newer) have the fields that are read here. JSON has no frames, 0 for
-a missing time and text for the numbers of `pg_status`; a pickle of an idle process has no `entries`. `pg_config` of gloo names
-no group: then the members are not known (`filled` of `mldebug.capture.flight_recorder.folder` guesses them).
+Versions 2.4 (PyTorch 2.6), 2.9 (2.8) and 2.10 (2.9 and newer) have the fields that are read here; older ones are brought into their form
+(`old_forms`). JSON has no frames, 0 for a missing time and text for the numbers of `pg_status`; a pickle of an idle process has no `entries`.
+With `TORCH_INCLUDE_ONLY_ACTIVE=1` finished calls are left out: then `pg_status` alone says how far a rank is. `pg_config` of gloo names
+no group: then the members are not known (`filled` of `mldebug.capture.flight_recorder.analysis` guesses them).
 """
 
 import re
@@ -18,9 +19,11 @@ from mldebug.capture.flight_recorder.entries import (
     MAX_GROUPS,
     GroupInfo,
     RawCall,
+    group_counts,
     make_record,
 )
 from mldebug.capture.flight_recorder.fast_parse import parse_without_old_calls
+from mldebug.capture.flight_recorder.old_forms import DEFAULT, is_list_of_calls, modern
 from mldebug.capture.flight_recorder.safe_load import MAX_OBJECTS, load_plain
 from mldebug.core.model import FlightRecord
 from mldebug.core.ranksets import MAX_RANK, fold_ranks
@@ -36,7 +39,6 @@ KEEP = 128  # calls of one group: the oldest that are not finished, and the newe
 MAX_KEPT = 16_384  # entries of one dump that are looked at closely
 MAX_SIZES = 200_000  # tensors of all these entries
 MAX_FRAMES = 32
-DEFAULT = "default_pg"  # what PyTorch calls the group of all ranks
 NO_BACKEND = "?"  # of a process that has called nothing at all
 FIELDS = frozenset(RawCall.__struct_fields__)
 _ENTRIES = list[RawCall]
@@ -71,6 +73,8 @@ def parse_dump(data: bytes, limits: DumpLimits = USUAL) -> FlightRecord:
 
 
 def _believed(raw: object, limits: DumpLimits) -> FlightRecord:
+    if is_list_of_calls(raw):
+        raw = {"version": "1.0", "entries": raw}
     if not isinstance(raw, dict) or not raw.keys() & {"entries", "pg_status", "pg_config"}:
         raise ValueError("it is no dump of a Flight Recorder: no entries, no pg_status")
     try:
@@ -83,11 +87,16 @@ def _record(raw: Raw, limits: DumpLimits) -> FlightRecord:
     entries = raw.get("entries") or []
     if not isinstance(entries, list) or not all(type(call) is dict for call in entries):
         raise TypeError("its entries are no list of calls")
-    kept = msgspec.convert(_small(_few(entries)), type=_ENTRIES, strict=False)
+    kept = msgspec.convert(_small(_few(modern(entries))), type=_ENTRIES, strict=False)
     infos = _named(dict(_group_infos(raw.get("pg_config"), limits.world)), kept)
-    whole = not entries or entries[0].get("record_id") == 0
+    counts = group_counts(raw.get("pg_status"), kept)
+    whole = not counts and (not entries or entries[0].get("record_id") == 0)
     return make_record(
-        str(raw.get("version", ""))[:64], [kept], _with_unused(infos, kept, whole), keep=limits.keep
+        str(raw.get("version", ""))[:64],
+        [kept],
+        _with_unused(infos, kept, whole),
+        keep=limits.keep,
+        counts=counts,
     )
 
 
@@ -139,12 +148,14 @@ def _settled(entries: list[Raw]) -> Iterable[tuple[Raw, bool]]:
 
 def _small(entries: list[Raw]) -> list[Raw]:
     """The fields that are read. A pickle may name one long list many times, so all of them together are bounded."""
-    if sum(len(call.get("input_sizes") or ()) for call in entries) > MAX_SIZES:
+    sides = ("input_sizes", "output_sizes")
+    if sum(len(call.get(side) or ()) for call in entries for side in sides) > MAX_SIZES:
         raise TypeError(f"its calls have more than {MAX_SIZES:,} tensors")
     found = []
     for one in entries:
         small = {name: one[name] for name in FIELDS & one.keys() if one[name] is not None}
-        small["input_sizes"] = [size[:MAX_FRAMES] for size in small.get("input_sizes", ())]
+        for side in sides:
+            small[side] = [size[:MAX_FRAMES] for size in small.get(side, ())]
         small["input_dtypes"] = small.get("input_dtypes", ())[:8]
         small["frames"] = small.get("frames", ())[:MAX_FRAMES]
         found.append(small)

@@ -13,7 +13,14 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from mldebug.capture.stacks import named_frame
-from mldebug.core.model import Collective, FlightGroup, FlightRecord, Frame, Transfer
+from mldebug.core.model import (
+    Collective,
+    FlightGroup,
+    FlightRecord,
+    Frame,
+    GroupCount,
+    Transfer,
+)
 from mldebug.core.ranksets import MAX_RANK
 from mldebug.core.redact import clean
 
@@ -51,6 +58,7 @@ class RawCall(msgspec.Struct, frozen=True):
     is_p2p: bool = False
     profiling_name: Name = ""
     input_sizes: tuple[tuple[Size, ...], ...] = ()
+    output_sizes: tuple[tuple[Size, ...], ...] = ()
     input_dtypes: tuple[Name, ...] = ()
     state: Name | None = None
     retired: bool = False
@@ -89,6 +97,7 @@ def make_record(
     *,
     keep: int = MAX_CALLS,
     silent: tuple[str, ...] = (),
+    counts: tuple[GroupCount, ...] = (),
 ) -> FlightRecord:
     """One record of all backends of a rank, with at most `keep` calls of each group."""
     current = [_current(entries) for entries in dumps]
@@ -100,7 +109,32 @@ def make_record(
         sends=tuple(map(_send, sends[:MAX_SENDS])),
         transfers=tuple(found for send in sends[:MAX_SENDS] if (found := _transfer(send, infos))),
         silent=silent,
+        counts=counts,
     )
+
+
+def group_counts(status: object, entries: Sequence[RawCall]) -> tuple[GroupCount, ...]:
+    """How far the rank is in each group, by its `pg_status`; nothing where a finished call says so, or none was ever made."""
+    if not isinstance(status, dict) or any(call.done for call in entries):
+        return ()
+    names = {call.pg_id: call.process_group[0] for call in entries}
+    found = []
+    for number, one in list(status.items())[:MAX_GROUPS]:
+        enqueued, completed = (
+            _count(one, f"last_{what}_collective") for what in ("enqueued", "completed")
+        )
+        if type(number) is str and number.isdecimal() and len(number) < 10 and enqueued > 0:
+            name = short(names.get(int(number), ""))
+            found.append(GroupCount(number=int(number), name=name, enqueued=enqueued, completed=completed))  # fmt: skip
+    return tuple(found) if any(one.completed > 0 for one in found) else ()
+
+
+def _count(status: object, name: str) -> int:
+    """A number, which JSON spells as text; 0 for none yet."""
+    value = status.get(name) if isinstance(status, dict) else None
+    if isinstance(value, str) and len(value) < 16 and value.isascii() and value.isdigit():
+        value = int(value)
+    return value if type(value) is int and 0 < value < 2**53 else 0
 
 
 def _current(entries: Sequence[RawCall]) -> list[RawCall]:
@@ -165,6 +199,7 @@ def _call(entry: RawCall) -> Collective:
         op=op,
         sequence=entry.collective_seq_id,
         elements=elements,
+        outputs=_elements(entry.output_sizes),
         dtypes=dtypes,
         done=entry.done,
         created_at=_bounded(entry.time_created_ns, 1e9),

@@ -84,6 +84,7 @@ class _SkimmedDump(msgspec.Struct):
     entries: list[msgspec.Raw]
     version: object = ""
     pg_config: object = None
+    pg_status: object = None
 
 
 def _skim_json(data: bytes, keep: int, most: int) -> object | None:
@@ -98,7 +99,8 @@ def _skim_json(data: bytes, keep: int, most: int) -> object | None:
     pending = {n for n, one in enumerate(calls) if one.is_p2p or not done[n]}
     numbers = _wanted([call.pg_id for call in calls], {0, *pending}, keep) if calls else ()
     few = [msgspec.json.decode(dump.entries[number]) for number in numbers]
-    return {"version": dump.version, "pg_config": dump.pg_config, "entries": few}
+    head = {"version": dump.version, "pg_config": dump.pg_config, "pg_status": dump.pg_status}
+    return {**head, "entries": few}
 
 
 # --- pickles -------------------------------------------------------------------------------------

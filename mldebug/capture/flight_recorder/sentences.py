@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from mldebug.capture.flight_recorder.votes import View, Vote
+from mldebug.capture.flight_recorder.votes import GATHERS, SCATTERS, TO_ALL, View, Vote
 from mldebug.capture.flight_recorder.waits_for import Claim, where
 from mldebug.capture.frames import site
 from mldebug.core.model import Collective, Frame
@@ -51,6 +51,10 @@ def waits(claim: Claim) -> str:
     others = [rank for rank in claim.on if rank not in claim.waiting]
     if others:
         return f"{head}, for {ranks(others)}"
+    if claim.ended_on_some:
+        return f"{head}, which has ended on {ranks(claim.finished)}"
+    if claim.held:
+        return f"{head}; {ranks(claim.held)} behind an older call elsewhere"
     return f"{head}; no dump of {ranks(claim.absent)}" if claim.absent else head
 
 
@@ -138,15 +142,18 @@ def split(result: Vote) -> str:
 
 def _sides(calls: dict[int, Collective]) -> list[tuple[str, list[int]]]:
     """By what they called; the place is that of the first."""
-    found: dict[tuple[str, int | None, str], list[int]] = {}
+    found: dict[tuple[object, ...], list[int]] = {}
     for rank, call in sorted(calls.items()):
-        found.setdefault((call.op, call.elements, call.dtypes), []).append(rank)
+        sizes = call.elements, call.outputs if call.op in TO_ALL | GATHERS | SCATTERS else None
+        found.setdefault((call.op, *sizes, call.dtypes), []).append(rank)
     some = sorted(found.values())[:MAX_SIDES]
     return [(_call(calls[one[0]]), one) for one in some]
 
 
 def _call(call: Collective) -> str:
     size = "" if call.elements is None else f" of {call.elements:,} elements"
+    if call.op in TO_ALL | GATHERS | SCATTERS and call.outputs is not None:
+        size += f" into {call.outputs:,}"
     dtype = f" of {call.dtypes}" if call.dtypes else ""
     return f"{call.op}{size}{dtype}{_at(call.frames)}"
 
@@ -194,6 +201,13 @@ def frozen(claim: Claim) -> str:
     return _sentence(
         f"{who} {'are' if len(claim.members) > 1 else 'is'} in {_of(claim)}{_at(claim.frames)}, all have called it alike,"
         " and it does not end: look at the GPUs and the network"
+    )
+
+
+def unclear(claim: Claim) -> str:
+    """Somebody waits, and nothing tells for whom."""
+    return _sentence(
+        f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}; whom they wait for in the end the dumps do not tell"
     )
 
 

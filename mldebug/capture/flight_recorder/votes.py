@@ -5,9 +5,11 @@ is a split and never a name. Ranks of different process groups are never compare
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from mldebug.core.errors import UsageError
 from mldebug.core.model import Collective, FlightGroup, FlightRecord
@@ -27,7 +29,15 @@ SAME_SIZE = frozenset(
 Gathers into one tensor and scatters of one (FSDP) have a name for each backend and PyTorch: NCCL's are `_all_gather_base` and
 `_reduce_scatter_base`. Gloo records a gather into one tensor as `all_gather`, which a list of tensors may be as well.
 """
+TO_ALL = frozenset(
+    ("all_to_all", "alltoall", "all_to_all_single", "all_to_all_v_single", "alltoall_base")
+)
+GATHERS = frozenset(("all_gather", "allgather", "all_gather_v", "ALLGATHER_coalesced"))
+SCATTERS = frozenset(("reduce_scatter", "reduce_scatter_v", "REDUCE_SCATTER_coalesced"))
+"""Operations whose members may have parts of different sizes, which have to fit together."""
+
 MAX_VIEWS = 4096
+NEAR = 1000  # calls by which members of one group may differ; numbers further apart are of different groups
 
 K = TypeVar("K", bound=Hashable)
 
@@ -92,8 +102,37 @@ def views(records: Mapping[int, FlightRecord]) -> tuple[View, ...]:
             key = group.backend, group.name, group.members
             if group.members and (key in found or len(found) < MAX_VIEWS):
                 found.setdefault(key, {})[rank] = group
+    for (_, name, folded), by_rank in found.items():
+        by_rank.update(_counted(name, members_of(folded), by_rank, records))
     all_of_them = (View(next(iter(by_rank.values())), by_rank) for by_rank in found.values())
     return tuple(view for view in all_of_them if view.by_rank.keys() <= view.members)
+
+
+def _counted(
+    name: str,
+    members: frozenset[int],
+    by_rank: Mapping[int, FlightGroup],
+    records: Mapping[int, FlightRecord],
+) -> dict[int, FlightGroup]:
+    """Members whose dumps leave out finished calls and hold none of this group: how far they are, by their `pg_status`.
+
+    It numbers groups as their process does, so only a number counts that all who name this group have in common, and not where it may be
+    that of a send or receive, which the status counts as well.
+    """
+    have = [records[rank] for rank in by_rank]
+    numbers = {count.number for one in have for count in one.counts if count.name == name}
+    if len(numbers) != 1 or any(one.group == name for record in have for one in record.transfers):
+        return {}
+    usual = next(iter(by_rank.values()))
+    found = {}
+    for rank in members & records.keys() - by_rank.keys():
+        for count in records[rank].counts:
+            near = abs(count.enqueued - usual.enqueued) <= NEAR
+            if count.number in numbers and not count.name and near:
+                found[rank] = msgspec.structs.replace(
+                    usual, enqueued=count.enqueued, completed=count.completed, calls=()
+                )
+    return found
 
 
 class Vote(NamedTuple):
@@ -104,31 +143,55 @@ class Vote(NamedTuple):
     calls: dict[int, Collective]
     model: Collective | None
     differs: dict[int, Collective]  # from the model
-
-    @property
-    def split(self) -> bool:
-        """Were there several, and none with a majority?"""
-        return self.model is None and len(set(map(_kind, self.calls.values()))) > 1
+    split: bool = False  # there were several, and none with a majority
 
 
 def vote(view: View, sequence: int) -> Vote:
     """Compare one call of all members that answered and still remember it."""
     made = {rank: view.call(rank, sequence) for rank in view.by_rank}
     calls = {rank: call for rank, call in made.items() if call is not None}
-    model = _model(calls, len(view.members) / 2)
-    differs = {rank: one for rank, one in calls.items() if model and _kind(one) != _kind(model)}
-    return Vote(view, sequence, calls, model, differs)
+    skewed = calls.keys() == view.members and not _fit(tuple(calls.values()))
+    compared = _Compared(
+        dtypes=all(call.dtypes for call in calls.values()),
+        elements=all(call.elements is not None for call in calls.values()),
+        parts=skewed,
+    )
+    kinds = {rank: compared.kind(call) for rank, call in calls.items()}
+    usual = majority(kinds.values(), len(view.members) / 2)
+    model = next((calls[rank] for rank, kind in kinds.items() if kind == usual), None)
+    differs = {rank: calls[rank] for rank, kind in kinds.items() if model and kind != usual}
+    several = len(set(kinds.values())) > 1 or skewed
+    return Vote(view, sequence, calls, model, differs, split=model is None and several)
 
 
-def _model(calls: Mapping[int, Collective], half: float) -> Collective | None:
-    """The call as most members made it."""
-    kind = majority(map(_kind, calls.values()), half)
-    return next((call for call in calls.values() if _kind(call) == kind), None)
+class _Compared(NamedTuple):
+    """What of a call is compared beside its operation: what all records tell. `parts`: also the sizes that may differ, which do not fit."""
+
+    dtypes: bool
+    elements: bool
+    parts: bool
+
+    def kind(self, call: Collective) -> tuple[object, ...]:
+        """Equal for calls that are alike."""
+        if self.parts:
+            return call.op, call.elements, call.outputs
+        same = call.op in SAME_SIZE
+        elements = call.elements if same and self.elements else None
+        return call.op, elements, call.dtypes if same and self.dtypes else ""
 
 
-def _kind(call: Collective) -> tuple[str, int | None, str]:
-    same = call.op in SAME_SIZE
-    return call.op, call.elements if same else None, call.dtypes if same else ""
+def _fit(calls: Sequence[Collective]) -> bool:
+    """Whether the parts that all members send are as large as those that they expect, where the recorders tell sizes."""
+    ops, dtypes = {call.op for call in calls}, {call.dtypes for call in calls}
+    sent = [call.elements for call in calls if call.elements is not None]
+    expected = [call.outputs for call in calls if call.outputs is not None]
+    if len(ops) != 1 or len(dtypes) != 1 or not len(sent) == len(expected) == len(calls):
+        return True
+    if ops <= TO_ALL:
+        return sum(sent) == sum(expected)
+    if ops <= GATHERS:
+        return set(expected) == {sum(sent)}
+    return not ops <= SCATTERS or set(sent) == {sum(expected)}
 
 
 def majority(votes: Iterable[K], half: float) -> K | None:

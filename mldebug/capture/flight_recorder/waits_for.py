@@ -1,6 +1,11 @@
-"""Who waits for whom, by Flight Recorders alone: each pending call is a `Claim` on the ranks that have not joined it."""
+"""Who waits for whom, by Flight Recorders alone: each pending call is a `Claim` on the ranks that have not joined it.
+
+A program enqueues calls long before they run, so that a rank may hold many that are pending, in several groups. What holds it up is the oldest of
+them: to a later call its GPU may not have come, though it has called it (`held`).
+"""
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from mldebug.capture.flight_recorder.entries import MAX_SENDS
@@ -16,6 +21,7 @@ class Claim(NamedTuple):
 
     `late`: members that have not called it. `slow`: members that have, but whose GPU is not as far. `absent`: members without a
     dump, of which nothing is known. `forgot`: members whose recorders hold no call of the group any more. `finished`: members for which it is done.
+    `held`: those who have called it, and wait in an older call elsewhere.
     """
 
     view: View
@@ -28,6 +34,9 @@ class Claim(NamedTuple):
     absent: tuple[int, ...] = ()
     forgot: tuple[int, ...] = ()
     finished: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
+    peer: int = -1  # of a transfer
+    met: bool = False  # has that peer the other half of it pending?
     created_at: float = 0.0
     frames: tuple[Frame, ...] = ()
     rooted: bool = False
@@ -45,6 +54,16 @@ class Claim(NamedTuple):
         return self.view.backend != "nccl" or "started" in states
 
     @property
+    def ended_on_some(self) -> bool:
+        """Is it done for members that leave it only when all have come? Then what holds it up is with those who are still in it."""
+        return bool(self.finished) and not self.rooted and not self.transfer
+
+    def called_at(self, rank: int) -> float:
+        """When this waiting rank has called it, unix."""
+        call = self.view.pending.get(rank)
+        return call.created_at if call else self.created_at
+
+    @property
     def most(self) -> bool:
         """Whether more than half of the group's members wait in this call."""
         return 2 * len(self.waiting) > len(self.members)
@@ -59,7 +78,27 @@ def claims(views: Iterable[View], records: Mapping[int, FlightRecord]) -> tuple[
     """All claims, that of most ranks first."""
     found = [claim for view in views for claim in _collectives(view, records)]
     found += _transfers(records)
+    found = list(_with_held(found))
     return tuple(sorted(found, key=lambda one: (-len(one.waiting), one.created_at, one.waiting)))
+
+
+def _with_held(found: list[Claim]) -> Iterable[Claim]:
+    """Each with who waits in an older call than this one; a transfer also where its peer does."""
+    oldest: dict[int, float] = {}
+    for claim in found:
+        for rank in claim.waiting:
+            oldest[rank] = min(claim.called_at(rank), oldest.get(rank, float("inf")))
+    reached = {
+        (rank, claim.peer)
+        for claim in found
+        for rank in claim.waiting
+        if claim.transfer and claim.called_at(rank) <= oldest[rank]
+    }
+    for claim in found:
+        held = {rank for rank in claim.waiting if claim.called_at(rank) > oldest[rank]}
+        if claim.met and (claim.peer, claim.waiting[0]) not in reached:
+            held.add(claim.peer)
+        yield claim._replace(held=tuple(sorted(held)))
 
 
 def _collectives(view: View, records: Mapping[int, FlightRecord]) -> Iterable[Claim]:
@@ -77,7 +116,7 @@ def _collective(view: View, waiting: tuple[int, ...], records: Mapping[int, Flig
     finished = tuple(rank for rank in view.by_rank if _has_finished(view, rank, call.sequence))
     joined = bool(finished) and not rooted  # it ends for nobody before all have come
     unheard = () if joined else sorted(view.members - view.by_rank.keys())
-    idle = [rank for rank in unheard if rank in records and not records[rank].groups]
+    idle = [rank for rank in unheard if rank in records and _has_called_nothing(records[rank])]
     late = [rank for rank, one in view.by_rank.items() if one.enqueued < call.sequence] + idle
     return Claim(
         view=view,
@@ -94,6 +133,10 @@ def _collective(view: View, waiting: tuple[int, ...], records: Mapping[int, Flig
         frames=call.frames,
         rooted=rooted,
     )
+
+
+def _has_called_nothing(record: FlightRecord) -> bool:
+    return not record.groups and not record.counts
 
 
 def _has_finished(view: View, rank: int, sequence: int) -> bool:
@@ -146,6 +189,8 @@ def _transfer(
         waiting=(rank,),
         late=(peer,) if peer in records and not met else (),
         absent=() if peer in records else (peer,),
+        peer=peer,
+        met=met,
         created_at=one.created_at,
         frames=one.frames,
         transfer=True,
@@ -164,27 +209,58 @@ class WaitChains:
         for claim in self.claims:
             for rank in claim.waiting:
                 self._of.setdefault(rank, []).append(claim)
+        self.unfinished = dict(self._unfinished())
+
+    def _unfinished(self) -> Iterable[tuple[int, Claim]]:
+        """By rank, the oldest call that has ended on half of its group or more, and not on this rank."""
+        for rank, own in sorted(self._of.items()):
+            ended = (
+                one for one in own if one.ended_on_some and 2 * len(one.waiting) <= len(one.members)
+            )
+            if first := min(ended, key=lambda one: one.called_at(rank), default=None):
+                yield rank, first
 
     def of(self, rank: int) -> list[Claim]:
         """The claims in which a rank waits."""
         return self._of.get(rank, [])
 
     def next(self, rank: int) -> frozenset[int]:
-        """For whom a rank surely waits."""
+        """For whom a rank surely waits; in the oldest of its calls also for who waits in an older one elsewhere."""
+        if rank in self.unfinished:
+            return frozenset()
         found: set[int] = set()
         for claim in self.of(rank):
             found.update(claim.late if rank in claim.slow else claim.on)
+            found.update(claim.held if rank not in claim.held else ())
         return frozenset(found - {rank})
+
+    def link(self, rank: int, after: int) -> Claim:
+        """The call in which a rank waits for another one."""
+        own = self.of(rank)
+        sure = (claim for claim in own if after in claim.on)
+        return next(sure, None) or next(
+            one for one in own if after in one.held and rank not in one.held
+        )
+
+    @cached_property
+    def _telling(self) -> tuple[Claim, ...]:
+        """The claims from which sinks follow: those to which the GPU of some rank has come; where there are none, all."""
+        come = [
+            claim
+            for claim in self.claims
+            if not set(claim.waiting) <= {*claim.held, *self.unfinished}
+        ]
+        return tuple(come) if come or self.unfinished else self.claims
 
     @property
     def sinks(self) -> tuple[int, ...]:
         """For whom others wait, and who surely wait for nobody."""
-        targets = {rank for claim in self.claims for rank in claim.on}
+        targets = {rank for claim in self._telling for rank in claim.on}
         return tuple(sorted(rank for rank in targets if not self.next(rank)))
 
     def on(self, rank: int) -> list[Claim]:
         """The claims that a rank holds up, that of most ranks first."""
-        return [claim for claim in self.claims if rank in claim.on]
+        return [claim for claim in self._telling if rank in claim.on]
 
     def circle(self) -> tuple[int, ...]:
         """Ranks of which each waits for the next and the last for the first; empty where nobody surely waits."""

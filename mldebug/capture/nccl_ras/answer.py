@@ -12,6 +12,7 @@ import msgspec
 from mldebug.capture.nccl_ras.communicators import communicator
 from mldebug.capture.nccl_ras.text_form import MAX_NAME, parse_text
 from mldebug.core.model import NcclAbsent, NcclCommunicator, NcclRank, NcclRas
+from mldebug.core.ranksets import MAX_RANK
 from mldebug.core.redact import clean
 
 MAX_BYTES = 32 << 20
@@ -125,8 +126,8 @@ def _communicator(raw: _Communicator) -> NcclCommunicator:
     return communicator(
         clean(key, 2 * MAX_NAME),
         max(0, raw.size),
-        [_rank(rank) for rank in raw.ranks if rank.rank >= 0],
-        [_absent(rank) for rank in raw.missing_ranks if rank.rank >= 0],
+        [_rank(rank) for rank in raw.ranks if 0 <= rank.rank <= MAX_RANK],
+        [_absent(rank) for rank in raw.missing_ranks if 0 <= rank.rank <= MAX_RANK],
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from mldebug.capture.nccl_ras.communicators import MAX_LEVELS
 from mldebug.core.model import NcclAbsent, NcclCommunicator, NcclLevel, NcclRank, NcclRas
+from mldebug.core.ranksets import MAX_RANK
 from mldebug.core.redact import clean
 
 MAX_LINES = 400_000
@@ -56,6 +57,11 @@ class _Troubled(msgspec.Struct):
     states: dict[int, str] = {}
     absent: dict[int, NcclAbsent] = {}
     levels: list[NcclLevel] = []
+
+    @property
+    def garbage(self) -> bool:
+        """Has it neither members nor ranks? NCCL 2.27 tells such of a process of which it has no data, with a wild number of ranks."""
+        return self.size == 0 and not (self.places or self.absent)
 
     def value(self) -> NcclCommunicator:
         ranks = tuple(self._rank(number) for number in sorted({*self.counts, *self.states}))
@@ -137,6 +143,8 @@ class _Reader:
             self._note_absent(int(match[1]), match[5], unresponsive=True)
 
     def _note_absent(self, rank: int, words: str, *, unresponsive: bool) -> None:
+        if rank > MAX_RANK:
+            return
         host, pid, gpu = _place(words)
         self._one.absent[rank] = NcclAbsent(
             rank=rank, host=host, pid=pid, gpu=gpu, unresponsive=unresponsive
@@ -160,6 +168,8 @@ class _Reader:
 
     def _rank(self, match: re.Match[str]) -> None:
         rank, words = int(match[1]), match[5]
+        if rank > MAX_RANK:
+            return
         if match[2] or match[3]:  # a level of one rank
             self._count = int(match[2] or 0)
             self._level(1)
@@ -189,7 +199,7 @@ def parse_text(text: str) -> NcclRas:
     return NcclRas(
         version=clean(reader.version, MAX_NAME),
         form="text",
-        communicators=tuple(one.value() for one in reader.found.values()),
+        communicators=tuple(one.value() for one in reader.found.values() if not one.garbage),
         absent=tuple(reader.absent),
         seconds=reader.seconds,
         timeouts=reader.timeouts,

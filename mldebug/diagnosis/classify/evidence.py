@@ -102,7 +102,11 @@ class Case:
     @cached_property
     def analysis(self) -> Analysis:
         """What the Flight Recorders prove; one without any group may be switched off, and is left out."""
-        records = {rank: one for rank, one in sorted(self.flight_records.items()) if one.groups}
+        records = {
+            rank: one
+            for rank, one in sorted(self.flight_records.items())
+            if one.groups or one.counts
+        }
         return Analysis(records)
 
     @cached_property

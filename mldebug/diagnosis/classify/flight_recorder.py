@@ -13,7 +13,7 @@ import msgspec
 
 from mldebug.capture.flight_recorder.access import AccessKind
 from mldebug.capture.flight_recorder.analysis import AnalysisResult
-from mldebug.capture.flight_recorder.votes import Vote, oldest_pending
+from mldebug.capture.flight_recorder.votes import TO_ALL, Vote, oldest_pending
 from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import (
     ClassifiedRank,
@@ -89,10 +89,20 @@ class FlightRecorders:
     def _odd(self, found: AnalysisResult, claim: Claim) -> Iterator[OutOfStepRank]:
         if found.vote is not None and 2 * len(_others(claim, ())) > len(claim.members):
             yield from _other_calls(found.vote, claim)
+        elif found.kind == "stream_behind" and claim.ended_on_some:
+            yield from map(self._unfinished, found.culprits)
         elif found.kind in OUT_OF_STEP and claim.most:
             for rank in found.culprits:
                 if rank in claim.on and self._may_be_named(claim, rank):
                     yield self._late(claim, rank)
+
+    def _unfinished(self, rank: int) -> OutOfStepRank:
+        """A call that has ended for half of its group or more: all have come, so those who are still in it hold it up."""
+        claim = self._case.analysis.unfinished[rank]
+        title, theirs = claim.view.title, ranks_text(claim.finished)
+        verb = _verb(claim.finished, "has", "have")
+        others = f"which {theirs} {verb} finished"
+        return OutOfStepRank(rank, f"is still in {claim.what} of {title}", "", others)
 
     def _may_be_named(self, claim: Claim, rank: int) -> bool:
         return self._explained(claim, rank) and not self._case.flight_records[rank].sends
@@ -131,7 +141,7 @@ class FlightRecorders:
     def _named(self, claim: Claim, found: tuple[OutOfStepRank, ...], *, sure: bool) -> Finding:
         reasons = {one.rank: one.reason for one in found}
         odd = tuple(self._rank(number) for number in reasons)
-        first = self._rank(_others(claim, reasons)[0])
+        first = self._rank((_others(claim, reasons) or claim.finished)[0])
         finding = blame(
             self._case,
             Verdict.COLLECTIVE_MISMATCH,
@@ -283,7 +293,8 @@ def _other_calls(vote: Vote, claim: Claim) -> Iterator[OutOfStepRank]:
 
 
 def _size(call: Collective) -> str:
-    return f"{call.elements} elements{f' of {call.dtypes}' if call.dtypes else ''}"
+    into = f" into {call.outputs}" if call.op in TO_ALL and call.outputs is not None else ""
+    return f"{call.elements} elements{f' of {call.dtypes}' if call.dtypes else ''}{into}"
 
 
 def _numbered(call: Collective) -> str:

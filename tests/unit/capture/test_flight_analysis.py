@@ -103,10 +103,11 @@ def test_who_did_not_answer_has_a_vote() -> None:
 
 
 def test_sizes_of_a_gather_may_differ() -> None:
+    parts = [[8], [9], [10], [11]]
     by_rank = {
-        rank: dump([*calls(3), made("all_gather", 4, size=8 + rank, state="started")])
+        rank: dump([*calls(3), made("all_gather", 4, size=8 + rank, output_sizes=parts, state="started")])
         for rank in range(4)
-    }
+    }  # fmt: skip
     assert judged(by_rank).kind == "frozen"
 
 

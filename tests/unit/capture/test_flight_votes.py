@@ -426,7 +426,6 @@ OFFLINE: dict[str, dict[int, Dump]] = {
 }
 LIVE = {  # who is named; None: whoever the command names
     "no dump": (),  # nobody could ask it: no evidence
-    "ended on most": (),  # the others may wait for something else
 }
 
 
