@@ -47,6 +47,7 @@ check: $(STAMP) ## lint, format, types, import rules
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(RUN) -m mypy --config-file tests/mypy.ini $$(git ls-files 'tests/*.py' | grep -v fixtures/)
 	MYPYPATH=deploy/grafana $(RUN) -m mypy deploy/grafana/*.py
 	MYPYPATH=deploy/site:agents:exporters $(RUN) -m mypy deploy/site/*.py
 	$(VENV)/bin/lint-imports

@@ -50,8 +50,9 @@ def _assigned(body: Iterable[ast.AST]) -> dict[str, list[ast.expr]]:
     for node in body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target, value = node.targets[0], node.value
-            both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
-            pairs = zip(target.elts, value.elts, strict=True) if both else [(target, value)]
+            pairs: Iterable[tuple[ast.expr, ast.expr]] = [(target, value)]
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = zip(target.elts, value.elts, strict=True)
             for one, given in pairs:
                 if isinstance(one, ast.Name):
                     found[one.id].append(given)

@@ -6,6 +6,7 @@ Loads: calls, text, torch. Tracers: see TRACERS. What a tracer saves at its end 
 import contextlib
 import datetime
 import json
+import linecache
 import os
 import re
 import sys
@@ -82,7 +83,7 @@ class Nicer(standard.Trace):
             name, line = frame.f_code.co_filename, frame.f_lineno
             self.counts[name, line] = self.counts.get((name, line), 0) + 1
             gone = str(datetime.timedelta(seconds=time.time() - BEGAN)).split(".")[0]
-            source = standard.linecache.getline(name, line)
+            source = linecache.getline(name, line)
             print(f"{gone} {os.path.basename(name)}:{line:>6}: {source}", end="")
         return self.localtrace
 

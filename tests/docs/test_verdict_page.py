@@ -242,7 +242,8 @@ def test_a_silent_node_that_nobody_has_given_up_is_one_sign() -> None:
 def test_every_class_stands_in_its_row() -> None:
     rows = PAGE.split("| role | classes |")[1].split("\n\n")[0].splitlines()[2:]
     told = {row.split("|")[1].strip(): set(re.findall(r"`([a-z_]+)`", row)) for row in rows}
-    by_table = {(sign.role.value, sign.name) for sign in (*frame_table.PYTHON, *frame_table.NATIVE, *frame_table.WAIT_CHANNELS, *frame_table.SOURCE, *frame_table.GPU_SOURCE, frame_table.BACKWARD)}  # fmt: skip
+    signs: list[Any] = [*frame_table.PYTHON, *frame_table.NATIVE, *frame_table.WAIT_CHANNELS, *frame_table.SOURCE, *frame_table.GPU_SOURCE, frame_table.BACKWARD]  # fmt: skip
+    by_table = {(sign.role.value, sign.name) for sign in signs}
 
     assert not [(role, name) for role, name in by_table if name not in told[role]]
     assert {name for names in told.values() for name in names} == named_in_code() | {name for _, name in by_table}  # fmt: skip

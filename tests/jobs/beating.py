@@ -21,7 +21,7 @@ def main() -> None:
     """Step, then hang."""
     import torch
 
-    library, optimizer = Path(sys.argv[1]), torch.optim.Optimizer()
+    library, optimizer = Path(sys.argv[1]), torch.optim.Optimizer()  # type: ignore[call-arg]
     with library.open("rb") as file:
         kept = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
     while not (library.parent / "hang").exists():

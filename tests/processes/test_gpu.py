@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -60,7 +61,8 @@ def gpu_job(folder: Path, fault: str) -> Iterator[GpuJob]:
     try:
         yield job
     finally:
-        for one in [*psutil.Process(launcher.pid).children(recursive=True), launcher]:
+        of_launcher: list[Any] = [*psutil.Process(launcher.pid).children(recursive=True), launcher]
+        for one in of_launcher:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
         launcher.wait(30)

@@ -62,7 +62,7 @@ def seen(agent: RunningAgent) -> Snapshot:
 def troubles(agent: RunningAgent) -> dict[str, str]:
     """By scheduler, and of the mail."""
     now = seen(agent)
-    told = {one.name: one.trouble for one in (*now.schedulers, *now.events.channels)}
+    told = {one.name: one.trouble for some in (now.schedulers, now.events.channels) for one in some}
     return {name: words for name, words in told.items() if words}
 
 

@@ -223,7 +223,7 @@ def test_a_hostile_message_costs_no_time() -> None:
     assert told.requested is None
 
 
-FIGURES = (
+MESSAGE = (
     "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 80.00 GiB of which {} is free. {}Of the"
     " allocated memory {} is allocated by PyTorch, and {} is reserved by PyTorch but unallocated."
 )
@@ -242,7 +242,7 @@ ITSELF = "Including non-PyTorch memory, this process has 79.00 GiB memory in use
 def test_a_full_device_is_not_fragmented_by_a_few_pieces(
     asked: str, free: str, allocated: str, pieces: str, cause: MemoryCause
 ) -> None:
-    told = device_memory(FIGURES.format(asked, free, ITSELF, allocated, pieces))
+    told = device_memory(MESSAGE.format(asked, free, ITSELF, allocated, pieces))
 
     assert told is not None
     assert told.cause is cause
@@ -259,7 +259,7 @@ def test_a_full_device_is_not_fragmented_by_a_few_pieces(
 def test_where_torch_holds_nothing_the_words_leave_it_out(
     own: str, pieces: str, words: str
 ) -> None:
-    told = device_memory(FIGURES.format("2.00 GiB", "1.00 GiB", own, "0 bytes", pieces))
+    told = device_memory(MESSAGE.format("2.00 GiB", "1.00 GiB", own, "0 bytes", pieces))
 
     assert told is not None
     assert words in memory_sentence(told)

@@ -233,7 +233,7 @@ def test_the_text_is_valid_whatever_a_job_calls_itself(
         ]  # fmt: skip
         keys = [(one.name, *sorted(one.labels.items())) for one in samples]
         assert len(set(keys)) == len(keys)
-        assert {name.partition("_")[0] for name, *_ in keys} == {"mldebug"}
+        assert {one.name.partition("_")[0] for one in samples} == {"mldebug"}
         (count,) = [one.value for one in samples if one.name == "mldebug_series"]
         assert count == len(samples)
         assert max(len(value) for one in samples for value in [*one.labels.values(), ""]) <= 200

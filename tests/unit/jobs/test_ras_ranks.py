@@ -85,7 +85,12 @@ def test_the_communicator_of_all_tells(
 
 
 def _all(answered: NcclRas) -> set[int | None]:
-    return {row.pid for one in answered.communicators for row in (*one.ranks, *one.absent)}
+    return {
+        row.pid
+        for one in answered.communicators
+        for rows in (one.ranks, one.absent)
+        for row in rows
+    }
 
 
 @pytest.mark.parametrize(
