@@ -8,7 +8,7 @@ import msgspec
 from mldebug.cluster.messages import Announcement, End, RunNews, RunWord, Signal, Whole
 from mldebug.cluster.run_identity import RunKey
 from mldebug.core.model import Gap
-from mldebug.core.ranksets import fold_ranks, unfold
+from mldebug.core.ranksets import count_ranks, join_intervals
 
 T = TypeVar("T", RunNews, RunWord)
 
@@ -108,7 +108,7 @@ def first_of_each_kind(shown: Iterable[tuple[KnownPeer, RunNews]]) -> tuple[str,
     return tuple(sorted({name for names in found.values() for name in names}))
 
 
-def ranks_of(peers: Iterable[KnownPeer], key: RunKey) -> str:
-    """The ranks that these nodes have shown, folded."""
+def shown_ranks(peers: Iterable[KnownPeer], key: RunKey) -> int:
+    """How many ranks these nodes have shown."""
     shown = (news.ranks for one in peers for news in one.announcement.runs if news.key == key)
-    return fold_ranks(rank for text in shown if text for rank in unfold(text))
+    return count_ranks(join_intervals(shown))

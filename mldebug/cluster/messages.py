@@ -17,7 +17,7 @@ from mldebug.cluster.run_identity import RunKey, is_of
 from mldebug.cluster.wire import another_mldebug
 from mldebug.core.errors import EvidenceError, UsageError
 from mldebug.core.model import Diagnosis, Gap, Noun
-from mldebug.core.ranksets import unfold
+from mldebug.core.ranksets import rank_intervals
 from mldebug.core.redact import clean
 
 SCHEMA = "mldebug.peer/1"
@@ -255,7 +255,7 @@ def _believed_relay(relayed: Relayed) -> Relayed:
 def _believed_run(news: RunNews) -> RunNews:
     check_incident(news.incident)
     try:
-        ranks = unfold(news.ranks) if news.ranks else ()
+        ranks = tuple(rank for span in rank_intervals(news.ranks) for rank in span)
     except UsageError as error:
         raise EvidenceError(error.message) from error
     if wrong := wrong_ranks(ranks, news.world_size):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from mldebug.cluster.messages import ClusterView, MemberView, RunNews
 from mldebug.cluster.run_identity import RunKey, run_id
-from mldebug.core.ranksets import fold_nodes, fold_ranks, shorten_ranks, unfold
+from mldebug.core.ranksets import fold_nodes, join_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.stall.sentences import seconds
 
@@ -48,7 +48,7 @@ def _runs(peers: Iterable[MemberView]) -> dict[tuple[RunKey, int], list[Shown]]:
 
 def _run_lines(shown: list[Shown]) -> Iterator[str]:
     worst = max((run for _, run in shown), key=lambda run: _rank_of(run.stage))
-    ranks = fold_ranks(rank for _, run in shown if run.ranks for rank in unfold(run.ranks))
+    ranks = join_ranks(run.ranks for _, run in shown)
     steps = [run.step for _, run in shown if run.step is not None]
     step = f", step {max(steps)}" if steps else ""
     nodes = _names(peer for peer, _ in shown)

@@ -22,6 +22,7 @@ from mldebug.stall.sentences import stage_words
 from mldebug.stall.signals import Stage, StallDecision
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent.capture_queue import CaptureQueue, QueuedCapture
+from mldebug_agents.agent.job_defects import JobDefects
 from mldebug_agents.agent.monitors import LoopState, Monitors
 from mldebug_agents.agent.recovery import Recovery
 from mldebug_agents.cluster.peers.controller import PeersController
@@ -102,6 +103,7 @@ class AgentLoop:
         self._parts, self._apply = parts, apply
         self._inbox, self._workers = parts.inbox, parts.workers
         self._usage = Usage(Host())
+        self._defects = JobDefects()
         self._wanted: set[str] = set()
         self._due = time.monotonic()
         self._started = time.monotonic()
@@ -198,7 +200,8 @@ class AgentLoop:
             self._looks += 1
             self._looked(result.value)
         elif result.worker == "capture":
-            self._captured(*result.value)
+            with self._defects.catching(result.order.job):
+                self._captured(*result.value)
         elif result.worker == "exit":
             self._parts.exits.exited(result.value)
             self._due = min(self._due, time.monotonic() + SOONEST)
@@ -251,14 +254,18 @@ class AgentLoop:
         self._parts.capture_queue.update(look.found)
         seen = {one.job.id: one for one in look.jobs}
         for one in look.jobs:
-            run = self.runs.get(one.job.id) or self._meet(one.job)
-            run.see(one)
-            self._parts.exits.follow(run, look.found.children)
-            one = self._parts.ras.complete(self._parts.exits.complete(one))
-            one = self.peers.complete(one) if self.peers is not None else one
-            self._see(run, self.monitors.complete(one))
+            with self._defects.catching(one.job):
+                run = self.runs.get(one.job.id) or self._meet(one.job)
+                run.see(one)
+                self._parts.exits.follow(run, look.found.children)
+                one = self._parts.ras.complete(self._parts.exits.complete(one))
+                one = self.peers.complete(one) if self.peers is not None else one
+                self._see(run, self.monitors.complete(one))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
-            self._ended(self.runs.pop(gone))
+            run = self.runs.pop(gone)
+            with self._defects.catching(run.job):
+                self._ended(run)
+        self._defects.keep(seen.keys())
 
     def _meet(self, job: Job) -> Run:
         log.info("run %s (%s): %d ranks found", job.id, job.name, len(job.ranks))
@@ -368,7 +375,7 @@ class AgentLoop:
                 *self.found.remarks,
                 *stuck_remarks(self._parts.leftovers()),
             ),
-            gaps=self.found.gaps,
+            gaps=(*self.found.gaps, *self._defects.gaps),
             unanswered=self._parts.failure_counts.counts,
             cpu_seconds=self._usage.cpu_seconds(),
             rss_bytes=self._usage.rss_bytes(),

@@ -11,6 +11,8 @@ from typing import Protocol
 import msgspec
 
 from mldebug.cluster.run_identity import is_loopback, is_specific
+from mldebug.core.errors import UsageError
+from mldebug.core.ranksets import check_nodes
 from mldebug.core.redact import clean
 
 MAX_PODS = 2048
@@ -71,6 +73,7 @@ class RankClaim(msgspec.Struct, frozen=True, kw_only=True):
         False  # a claim that programs make which are no training: believe it with PyTorch only
     )
     problem: str = ""
+    ignored: str = ""  # a sentence: what of it is not used, since it cannot be true
 
     @property
     def specific(self) -> bool:
@@ -126,16 +129,21 @@ class ClaimVariables:
         address, port = self.text("MASTER_ADDR"), self.text("MASTER_PORT")
         return f"{clean(address, 100)}:{clean(port, 10)}" if address else ""
 
-    def node_list(self, ranks: int, on_each: int) -> str:
+    def node_list(self, ranks: int, on_each: int) -> tuple[str, str]:
         """The scheduler's nodes, folded; "" where it says none that hold so many ranks, or more than can be believed.
 
-        A run may be one step on each of its nodes, whose list is that node alone.
+        Second, the sentence for the user where a list cannot be used. A run may be one step on each of its nodes, whose list is
+        that node alone.
         """
         name = next((name for name in NODE_LISTS if self._holds(name, ranks, on_each)), "")
         listed = clean(self._environ.get(name, ""), MAX_NODE_LIST + 1)
-        return (listed if len(listed) <= MAX_NODE_LIST else "") or pod_list(
-            self._environ, ranks // (on_each or 1)
-        )
+        listed = listed if len(listed) <= MAX_NODE_LIST else ""
+        try:
+            if listed:
+                check_nodes(listed)
+        except UsageError as error:
+            return "", f"{name} is not used: {error.message}"
+        return listed or pod_list(self._environ, ranks // (on_each or 1)), ""
 
     def _holds(self, name: str, ranks: int, on_each: int) -> bool:
         nodes = self._environ.get(NODE_LISTS[name], "")
@@ -172,6 +180,7 @@ def claim(
         tries = values.number(attempt) if attempt else None
     except ImpossibleClaimError as lie:
         return RankClaim(launcher=launcher, priority=priority, problem=str(lie))
+    nodes, ignored = values.node_list(world, local_world or 0)
     return RankClaim(
         launcher=launcher,
         priority=priority,
@@ -182,7 +191,8 @@ def claim(
         run_id=clean(run_id),
         attempt=tries or 0,
         master=values.master(),
-        node_list=values.node_list(world, local_world or 0),
+        node_list=nodes,
+        ignored=ignored,
         supervised=supervised,
         needs_torch=needs_torch,
     )

@@ -638,6 +638,16 @@ def test_a_lie_is_a_remark_and_no_rank(node: Node, lie: dict[str, object]) -> No
     assert len(remark.message) < 300
 
 
+@pytest.mark.parametrize("nodes", ["n[1-60000]x[1-60000]y[1-60000]z[1-60000]", "n[1-", "@all", "n[1-65000],m[1-65000]"])  # fmt: skip
+def test_a_node_list_that_cannot_be_is_a_remark_and_the_job_is_one(node: Node, nodes: str) -> None:
+    here = node.torchrun(100, 2, world=4, environ={"SLURM_JOB_NODELIST": nodes})
+    (job,), (remark,) = node.find().jobs, node.find().remarks
+    assert (pids(job), job.node_list) == (here, "")
+    assert (remark.kind, remark.pids) == ("impossible_environment", (here[0],))
+    assert remark.message.startswith("SLURM_JOB_NODELIST is not used: ")
+    assert "is not a list of nodes" in remark.message
+
+
 def test_names_from_the_job_cannot_break_anything(node: Node) -> None:
     argv = ("python3", "<script>\x1b[31m\n.py", "--api-key", "sk-0123456789abcdef0123", "x" * 5000)
     node.torchrun(100, 1, argv=argv, environ={"TORCHELASTIC_RUN_ID": "\x1b[2J\x00" + "i" * 100_000})

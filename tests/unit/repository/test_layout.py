@@ -56,6 +56,17 @@ def test_every_file_says_what_it_is_for(path: Path) -> None:
     assert ast.get_docstring(tree) or not tree.body
 
 
+def test_only_one_module_reads_lists_that_others_wrote() -> None:
+    """ClusterShell's parsers have no bound: `n[1-60000]x[1-60000]` of one job would end the agent."""
+    with_clustershell = {
+        str(path.relative_to(ROOT))
+        for root in ROOTS
+        for path in (ROOT / root).rglob("*.py")
+        if re.search(r"\b(NodeSet|RangeSet\w*)\b", path.read_text())
+    }
+    assert with_clustershell == {"mldebug/core/ranksets.py"}
+
+
 def test_every_direct_dependency_is_pinned_and_explained() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]

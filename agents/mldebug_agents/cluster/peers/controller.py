@@ -5,7 +5,9 @@ at one moment. Belongs to the main loop's thread; what talks to others is a work
 import logging
 import queue
 import secrets
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -36,7 +38,7 @@ from mldebug_agents.cluster.peers.leader import Leader
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.own_runs import OwnRuns
-from mldebug_agents.cluster.peers.remote_orders import RemoteOrders, TimedCapture, give
+from mldebug_agents.cluster.peers.remote_orders import RemoteOrders, TimedCapture, give, refuse
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
@@ -46,6 +48,7 @@ log = logging.getLogger("mldebug")
 
 MAX_SHOWN = 4  # circles in a sentence
 MAX_WAITING = 1024  # messages for the main loop: whoever comes then is told so, and comes again
+MAX_OF_ONE = 32  # of these from one address
 
 Asking = Announcement | CaptureOrder | DumpOrder | None
 
@@ -93,6 +96,8 @@ class PeersController:
             *(self.agent, interval, self._groups, self._ours, self.leader, incidents, self._held)
         )
         self._ordered = RemoteOrders(capture)
+        self._waiting: Counter[str] = Counter()  # questions by address, changed by several threads
+        self._counting = threading.Lock()
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -144,14 +149,23 @@ class PeersController:
         elif result.worker == "other nodes":
             self.leader.together(result)
         else:
-            self._answer(result.value, now)
+            try:
+                with self._counting:
+                    self._waiting[result.value.address] -= 1
+                    self._waiting += Counter()  # without those that have none
+                self._answer(result.value, now)
+            except Exception as error:
+                log.exception("a question of %s could not be answered", result.value.address)
+                refuse(result.value.answer, MldebugError(f"{type(error).__name__}: an error here"))
 
     def ask(self, what: Asking, address: str) -> "Future[Any]":
         """Put a question to the main loop; from any thread."""
         answer: Future[Any] = Future()
-        if self._inbox.qsize() >= MAX_WAITING:
-            answer.set_exception(MldebugError("too many others ask"))
-            return answer
+        with self._counting:
+            if self._inbox.qsize() >= MAX_WAITING or self._waiting[address] >= MAX_OF_ONE:
+                answer.set_exception(MldebugError("too many others ask"))
+                return answer
+            self._waiting[address] += 1
         self._inbox.put(Result("question", None, PeerQuestion(what, address, answer), None))
         return answer
 

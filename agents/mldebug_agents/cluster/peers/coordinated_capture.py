@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.cluster.known_peers import CaptureCall, ranks_of
+from mldebug.cluster.known_peers import CaptureCall, shown_ranks
 from mldebug.cluster.merge import MergedRun, NodeReplies, merge
 from mldebug.cluster.messages import CaptureOrder
 from mldebug.cluster.run_identity import RunKey, run_key
@@ -17,7 +17,6 @@ from mldebug.cluster.topology import Topology, placed
 from mldebug.cluster.wire import MAX_BYTES, NodeReply, unpack
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Gap, QueriedNode
-from mldebug.core.ranksets import unfold
 from mldebug.incidents.report.build import Trigger
 from mldebug_agents.cluster.peers.net.broadcast import NodeAnswer, broadcast
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
@@ -53,8 +52,8 @@ class CaptureRound(NamedTuple):
             )
             for one in self.call.peers
         )
-        shown = unfold(ranks_of(self.call.peers, self.call.news.key) or "0")
-        return known if len(shown) >= self.call.news.world_size else (*known, *self.others)
+        shown = shown_ranks(self.call.peers, self.call.news.key) or 1
+        return known if shown >= self.call.news.world_size else (*known, *self.others)
 
 
 class ClusterCapture(NamedTuple):

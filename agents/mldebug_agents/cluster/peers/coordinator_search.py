@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.cluster.messages import MAX_WELCOME, Announcement, Welcome, believed_welcome, read
+from mldebug.cluster.roster import MAX_MEMBERS
 from mldebug.cluster.run_identity import is_loopback
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.model import Job
@@ -33,15 +34,14 @@ def candidates(job: Job, port: int) -> tuple[Peer, ...]:
     """The same on all nodes of the run, in the same order; none for a run of this node alone. `port`: of all agents."""
     if job.world_size <= len(job.ranks) + len(job.lost):
         return ()
-    nodes = listed(job.node_list)
-    hosts = dict.fromkeys((*(nodes if len(nodes) <= MAX_LISTED else ()), *_master(job)))
+    hosts = dict.fromkeys((*listed(job.node_list, MAX_LISTED), *_master(job)))
     return tuple(Peer(host, port) for host in hosts)
 
 
-def listed(text: str) -> tuple[str, ...]:
-    """The nodes of a scheduler's list; none where it cannot be read."""
+def listed(text: str, most: int = MAX_MEMBERS) -> tuple[str, ...]:
+    """The nodes of a scheduler's list, which a job wrote; none where it cannot be read, or has more than `most`."""
     try:
-        return unfold_nodes(text, groups=False) if text else ()
+        return unfold_nodes(text, groups=False, most=most) if text else ()
     except UsageError:
         return ()
 

@@ -23,8 +23,8 @@ def give(answer: "Future[T]", value: T) -> None:
 
 
 def refuse(answer: "Future[T]", error: MldebugError) -> None:
-    """Set the future's exception, unless it was cancelled because nobody waits for it any more."""
-    if answer.set_running_or_notify_cancel():
+    """Set the future's exception, unless it was answered, or cancelled because nobody waits for it any more."""
+    if not answer.done() and answer.set_running_or_notify_cancel():
         answer.set_exception(error)
 
 

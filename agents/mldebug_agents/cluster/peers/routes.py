@@ -49,6 +49,7 @@ BODY = 20.0  # seconds in which a question has to be complete
 HANG_UP = {"connection": "close"}  # what is left of the question is not read
 JSON, PACKED, WORDS = "application/json", "application/octet-stream", "text/plain"
 KINDS = {ANNOUNCE: JSON, VIEW: JSON, CAPTURE: PACKED, DUMP: PACKED}
+QUICK = 32_768  # bytes of an announcement that is read at once, in a few milliseconds
 WRITTEN = 2.0  # seconds that an answer waits for the disk
 Ask = Callable[[Announcement | CaptureOrder | DumpOrder | None, str], "Future[Any]"]
 Judge = Callable[[ClusterCapture], bytes]
@@ -79,7 +80,10 @@ def app(
     refused = refusals or Refusals()
 
     async def announced(body: bytes, who: RequestingPeer) -> bytes:
-        announcement = believed(read(body, Announcement))
+        if len(body) > QUICK:  # the door stays open for others
+            announcement = await run_in_threadpool(_announcement, body)
+        else:
+            announcement = _announcement(body)
         try:
             if proof is not None:
                 proof.check(who.certificate, announcement.node)
@@ -115,6 +119,10 @@ def app(
         for path, do in routes.items()
     ]
     return Starlette(routes=[*doors, Route(OPENAPI, _document)])
+
+
+def _announcement(body: bytes) -> Announcement:
+    return believed(read(body, Announcement))
 
 
 def _document(request: Request) -> Response:

@@ -33,8 +33,12 @@ def impossible_environments(
 
 
 def oddities(rank_groups: Iterable[RankGroup]) -> Iterator[Remark]:
-    """Ranks claimed twice, and orphans whose job is gone."""
+    """Ranks claimed twice, what of an environment is not used, and orphans whose job is gone."""
     for rank_group in rank_groups:
+        if rank_group.claimants and (ignored := rank_group.first.claim.ignored):
+            yield Remark(
+                kind="impossible_environment", message=ignored, pids=(rank_group.first.pid,)
+            )
         for claimant in rank_group.duplicates:
             kept = rank_group.claimants[claimant.claim.rank]
             yield Remark(

@@ -1,0 +1,115 @@
+"""One user's jobs say the worst that they can; another user's job stalls meanwhile, and is named on time by a real agent as root."""
+
+import os
+import re
+import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from processes.harness import User, folder_for, free_port, wait_for
+from processes.light import LightJob, light_job
+from processes.watching import Report, RunningAgent, settings, watching
+
+pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[2]
+VICTIM, ATTACKER = 62_001, 62_002  # nobody's numbers: no account is made
+SOON = 45.0  # seconds from the stall to the report, on a machine that is busy with other things
+TIMEOUT = "{timeout: 6s, interval: 1s}"
+
+WORST = {
+    "product": "n[1-60000]x[1-60000]y[1-60000]z[1-60000]",
+    "sum": ",".join(f"n{one}a[1-65000]" for one in range(500)),
+    "number": "9" * 5000,
+    "digits": "\u0663" * 40,
+    "negative": "-1",
+    "brackets": "[" * 8000,
+    "long": "x" * 100_000,
+    "control": "\x1b]0;x\x07\x1b[2J\r\n<script>{{7*7}}",
+    "path": "/proc/self/root/" * 500,
+    "pattern": "(a+)+$" * 500,
+    "json": '{"a":' * 20_000,
+    "bytes": "\udcff\udcfe" * 500,
+}  # fmt: skip
+
+
+NUMBERS = re.compile(r"RANK|SIZE|PROC|TASK|LOCALID|ATTEMPT|RESTART_COUNT")
+"""Variables that have to be right, or the rest is not looked at."""
+
+
+def variables() -> frozenset[str]:
+    """Every name in capitals that the agent's code for jobs and captures mentions: whatever it may read of an environment."""
+    folders = ("agents/mldebug_agents/jobs", "agents/mldebug_agents/capture", "mldebug/jobs", "mldebug/capture")  # fmt: skip
+    texts = (file.read_text() for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    names = {name for text in texts for name in re.findall(r'"([A-Z][A-Z0-9]*_[A-Z0-9_]+)"', text)}
+    return frozenset(names - {"LD_PRELOAD", "LD_LIBRARY_PATH"})
+
+
+def as_user(uid: int) -> list[str]:
+    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where everybody may write."""
+    with folder_for(User()) as made:
+        made.chmod(0o777)
+        yield made
+
+
+def clustered(folder: Path) -> str:
+    """An agent that has a key, and asks the nodes of jobs who coordinates."""
+    key = folder / "key"
+    key.write_bytes(secrets.token_bytes(32).hex().encode())
+    key.chmod(0o600)
+    listen = f"listen: '127.0.0.1:{free_port()}'"
+    return (
+        settings(folder, stall=TIMEOUT)
+        + f"cluster: {{key_file: {key}, {listen}, networks: [127.0.0.0/8]}}\n"
+    )
+
+
+def report_of(agent: RunningAgent, job: LightJob) -> Report | None:
+    pids = set(job.ranks.values())
+    found = (one for one in agent.reports() if pids & {rank["pid"] for rank in one["ranks"]})
+    return next(found, None)
+
+
+def test_the_worst_of_every_variable_ends_nothing_and_delays_nobody(folder: Path) -> None:
+    names = variables()
+    assert {"SLURM_JOB_NODELIST", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"} <= names
+    with ExitStack() as stack:
+        agent = stack.enter_context(watching(folder, clustered(folder)))
+        victim = stack.enter_context(light_job(folder / "victim", prefix=as_user(VICTIM)))
+        wait_for("the victim is watched", lambda: _watched(agent, victim), 60)
+        for name, value in WORST.items():
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "8"}
+            believable = {one: value for one in names if not NUMBERS.search(one)} | place
+            for kind, words in (("all", dict.fromkeys(names, value)), ("ranks", believable)):
+                more = {key: text[:8000] for key, text in words.items()}
+                size = 2 if kind == "ranks" else 1
+                hostile = light_job(
+                    folder / f"{name}-{kind}", size=size, prefix=as_user(ATTACKER), more=more
+                )
+                stack.enter_context(hostile).hang()
+        wait_for("hostile jobs are found", lambda: agent.log.count("ranks found") > len(WORST), 60)
+        os.kill(victim.ranks[1], signal.SIGSTOP)
+        victim.hang()
+        report = wait_for("the victim's report", lambda: report_of(agent, victim), SOON)
+        assert agent.process.poll() is None
+        assert "internal error" not in agent.log
+        assert "Traceback" not in agent.log
+        snapshot = agent.snapshot()
+    assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]
+    assert snapshot is not None
+    assert any("is not used" in one.message for one in snapshot.remarks)
+
+
+def _watched(agent: RunningAgent, job: LightJob) -> bool:
+    pids, seen = set(job.ranks.values()), agent.snapshot()
+    runs = seen.runs if seen else ()
+    return any(pids & set(run.ranks.values()) and run.step for run in runs)
