@@ -43,7 +43,7 @@ class Alert(Noun, frozen=True, kw_only=True):
     confidence: str = ""  # high, medium, low; "": nobody has judged
     report: str = ""  # id of the report, where there is one
     uid: int = -1  # whose job it concerns; -1: the node's
-    since: float | None = None  # unix seconds, where the room knows it
+    since: float | None = None  # unix seconds, where whoever raised it knows
     # seconds for which it fires at least: what begins and ends in one moment would reach nobody
     stands: float = 0.0
 

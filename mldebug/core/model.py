@@ -153,7 +153,7 @@ class OpenFile(Noun, frozen=True, kw_only=True):
     mount: str = ""  # mount point that holds it, for kinds file, fifo, deleted
     fstype: str = ""
     source: str = ""  # what is mounted there: nfs01:/data
-    device: str = ""  # major:minor of the filesystem, by which the storage desk knows it
+    device: str = ""  # major:minor of the filesystem, by which the storage monitor knows it
     stuck_seconds: float = 0.0  # for so long the filesystem had not answered the agent itself
 
 

@@ -1,6 +1,6 @@
 """The incidents on disk: `ROOT/reports/<id>/{report.json,report.html,evidence/…}`, bounded by age, count and bytes.
 
-`mldebug.storage` reads and writes the bytes, safe against crashes and against what a folder's owner puts there.
+`mldebug.core.files` reads and writes the bytes, safe against crashes and against what a folder's owner puts there.
 """
 
 import contextlib

@@ -26,17 +26,17 @@ REFUSED = Gap(what=WHAT, reason="too many captures waited, so it was put off to 
 
 
 class QueuedCapture(NamedTuple):
-    """What is to be captured. `told`: the decision that asks, where one does; `again`: it has failed before."""
+    """What is to be captured. `decision`: the one that asks, where one does; `again`: it has failed before."""
 
     job: Job
     found: Discovery
-    told: StallDecision | None = None
+    decision: StallDecision | None = None
     again: bool = False
 
 
 def take(tools: CaptureTools, order: QueuedCapture) -> tuple[str, NodeCapture]:
     """In the worker: capture one job; returns its id, and the capture with the run's usual gap between steps."""
-    job, found, decision = order.job, order.found, order.told
+    job, found, decision = order.job, order.found, order.decision
     capture = tools.capturer(GLANCE).capture(
         *(job, found.children, found.remarks, found.gaps),
         quiet=decision.quiet if decision else None,

@@ -185,7 +185,7 @@ class AgentLoop:
             self._parts.ras.on_result(result)
         elif self.monitors.on_result(result, self._seen()):
             pass  # a monitor has taken it
-        elif self.peers is not None and result.worker in self.peers.tells:
+        elif self.peers is not None and result.worker in self.peers.worker_names:
             self.peers.on_result(result)
         elif result.error is not None and result.worker == "capture":
             run = self.runs.get(result.order.job.id)

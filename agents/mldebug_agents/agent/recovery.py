@@ -123,8 +123,8 @@ class Recovery:
         return set(gone)
 
     def _gone(self, ends: KnownExits, job: Job, settings: StallSettings) -> Run:
-        told = AttemptExit(job=job, identities=ends.identities, exits=ends.exits)
-        if not launcher_lives(self._context.host, told, self._same_boot):
+        last_attempt = AttemptExit(job=job, identities=ends.identities, exits=ends.exits)
+        if not launcher_lives(self._context.host, last_attempt, self._same_boot):
             job = msgspec.structs.replace(job, launcher_pid=None)
         run = Run(job, StallWatch(settings))
         run.seen = JobLook(job=job, look=RunLook(at=time.monotonic()))
@@ -132,10 +132,10 @@ class Recovery:
 
     def _goes_on(self, job_id: str, row: RunRow) -> bool:
         """An attempt has failed, and its launcher may start another one: they are one story."""
-        ending = row.incident.exit if row.incident else None
-        if ending is None or not launcher_lives(self._context.host, ending, self._same_boot):
+        failed = row.incident.exit if row.incident else None
+        if failed is None or not launcher_lives(self._context.host, failed, self._same_boot):
             return False
-        if ending.launcher_pid is None or not self._failed_attempts.recall(job_id, row):
+        if failed.launcher_pid is None or not self._failed_attempts.recall(job_id, row):
             return False
-        self._exits.expect(ending.launcher_pid)
+        self._exits.expect(failed.launcher_pid)
         return True

@@ -160,9 +160,9 @@ def build_loop(
     capture_queue = CaptureQueue(workers["capture"].order, incidents)
     failed_attempts = FailedAttempts(incidents, capture_queue.ask_now, store.forget)
     exit_watch = ExitWatch(context.host, lambda gone: inbox.put(Result("exit", None, gone, None)))
-    witness = ExitEvidence(tools.capture)
+    exit_evidence = ExitEvidence(tools.capture)
     exits = ExitTracker(
-        witness, exit_watch, workers["exits"].order, failed_attempts, store.keep_ends
+        exit_evidence, exit_watch, workers["exits"].order, failed_attempts, store.keep_ends
     )
     peers = _peers(config, context, inbox, incidents, capture_queue, joined)
     capture = requested_captures(
@@ -217,7 +217,7 @@ def serve_peers(
         return
     refusals, proof = node.peers.refusals, joined.identity
     judge = partial(_judged, config, node.node)
-    door = app(
+    peer_app = app(
         *(node.peers.ask, node.node, judge, lambda: store.waiting, proof, refusals, machine()),
         lambda: node.found.gaps,
     )
@@ -225,7 +225,7 @@ def serve_peers(
     joined.client.on_turned_away(refusals.count)
     slow = partial(refusals.count, "slow", why="it takes too long to say what it wants")
     server.serve_peers(
-        door, joined.door, proof.server, partial(_admits, joined.client, refusals), slow
+        peer_app, joined.door, proof.server, partial(_admits, joined.client, refusals), slow
     )
 
 
@@ -292,7 +292,7 @@ def _runs_elsewhere(verbs: dict[str, Verb], wanted: Iterable[str]) -> Iterator[s
     with suppress(MldebugError):
         view: Any = verbs[CLUSTER_PATH]({}, None)
         names = set(wanted)
-        shown = [news for member in view.members for news in member.runs if lives(news)]
+        shown = [news for peer in view.members for news in peer.runs if lives(news)]
         keys = {news.key for news in shown if names & {news.name, run_id(news.key)}}
         yield from map(run_id, keys)
 
@@ -309,12 +309,12 @@ def _turned_away(refusals: Refusals, reason: str, why: str) -> None:
     refusals.count(reason, "", why)
 
 
-def _judged(config: Config, node: str, told: ClusterCapture) -> bytes:
+def _judged(config: Config, node: str, merged: ClusterCapture) -> bytes:
     """A capture of all nodes as a report for a person; it is stored here."""
-    if told.run is None:
+    if merged.run is None:
         raise MldebugError("no node has sent a capture of it")
-    asked = msgspec.structs.replace(told.run.asked, by=node)
+    queried = msgspec.structs.replace(merged.run.asked, by=node)
     taken = write_case(
-        config.agent.state_dir, told.run.captures, time.time(), asked, node, told.trigger
+        config.agent.state_dir, merged.run.captures, time.time(), queried, node, merged.trigger
     )
     return msgspec.json.encode(taken.report)

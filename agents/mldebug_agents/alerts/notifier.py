@@ -1,7 +1,7 @@
-"""Events in the agent: rooms raise them, the ledger keeps them, and each channel is told of each state once.
+"""Alerts in the agent: monitors raise them, the state store keeps them, and each channel gets each state of each once.
 
-The acknowledgement stands in the event's own row: what a channel has not acknowledged when the agent is killed is sent again
-by the next one, under the same id. Belongs to the main loop's thread; channels block only in workers of their own.
+An event's row in the store says which channels have acknowledged it: what a channel has not acknowledged when the agent is
+killed is sent again by the next agent, under the same id. Belongs to the main loop's thread; channels block only in workers of their own.
 """
 
 import logging
@@ -65,7 +65,7 @@ class AlertNotifier:
         self._lines: dict[str, ChannelDelivery] = {}
         self._words_due = 0.0
         self._unstored: dict[str, float] = {}  # key -> since when it waits for the disk
-        self._spoken: dict[str, float] = {}  # key -> when a room spoke of it last
+        self._spoken: dict[str, float] = {}  # key -> when it was raised last
         self._configure(config.channels)
 
     def reload(self, config: Config) -> None:
@@ -73,7 +73,7 @@ class AlertNotifier:
         self.registry.pending, self._link = config.events.pending, config.events.link
         self._configure(config.channels)
 
-    # --- what rooms say ----------------------------------------------------------------------------
+    # --- what monitors raise -----------------------------------------------------------------------
 
     def incident(self, incident: Incident, judgement: Judgement, uid: int) -> None:
         """An incident was written down: it began, is known better, or is over."""

@@ -1,6 +1,6 @@
 """The monitor of GPUs and kernel log: readings and events, joined with the runs and their ranks. One for each agent.
 
-order --> workers "gpus" and "kernel" --news--> board --> looks, captures, ends, snapshot
+order --> workers "gpus" and "kernel" --news--> monitor --> job looks, captures, exits, snapshot
 
 Belongs to the main loop's thread.
 """
@@ -254,9 +254,9 @@ class HardwareMonitor:
         joined, full = self._gpus.joined(job_id), self._gpus.full
         return rank_devices(joined, self._gpus.samples, self._levels.states(job_id), full)
 
-    def complete_exit(self, ending: AttemptExit) -> AttemptExit:
+    def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
         """An exit, with the faults of its ranks' GPUs and node."""
-        return msgspec.structs.replace(ending, faults=self._faults(ending.job.id))
+        return msgspec.structs.replace(attempt, faults=self._faults(attempt.job.id))
 
     def _faults(self, job_id: str) -> tuple[Fault, ...]:
         full = self._gpus.full

@@ -99,10 +99,10 @@ class IncidentManager:
         for job_id, row in self._writer.store.found().items():
             if job_id in present or goes_on(job_id, row):
                 continue
-            told = row.incident
-            if told is not None and told.state == "open":
+            incident = row.incident
+            if incident is not None and incident.state == "open":
                 why = "the run was gone when the agent came back"
-                self._writer.end(told, "ended", why, owner(told))
+                self._writer.end(incident, "ended", why, owner(incident))
             self._writer.store.forget(job_id)
         self._writer.store.forget_others(present)
 
@@ -256,7 +256,7 @@ class IncidentManager:
     # --- abnormal ends -----------------------------------------------------------------------------
 
     def failed(
-        self, run: Run, ending: AttemptExit, outcome: ExitOutcome, before: Incident | None = None
+        self, run: Run, attempt: AttemptExit, outcome: ExitOutcome, before: Incident | None = None
     ) -> None:
         """An attempt ended badly, or lost a rank; `before` is the incident of which this is more."""
         now = self._writer.clock.now()
@@ -269,8 +269,8 @@ class IncidentManager:
             kind="abnormal_end",
             versions=versions(),
         )
-        ending = msgspec.structs.replace(ending, step=_step(run, ending), said=dict(run.said))
-        run.incident = add_exit(incident, ending, now, outcome.sentence)
+        attempt = msgspec.structs.replace(attempt, step=_step(run, attempt), said=dict(run.said))
+        run.incident = add_exit(incident, attempt, now, outcome.sentence)
         if before is None and run.capture is not None:
             run.incident = add_capture(run.incident, run.capture)  # of a suspicion just before
         self._writer.keep(run)
@@ -279,7 +279,7 @@ class IncidentManager:
             self._writer.count(run.incident, run.judgement)
         log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
         self._writer.write(run.incident, run.judgement, run.job.uid)
-        self.failures.note(run, ending, run.incident, run.judgement)
+        self.failures.note(run, attempt, run.incident, run.judgement)
 
     def close_story(self, run: Run, incident: Incident, state: State, why: str) -> Incident:
         """End an incident whose run may be gone. Returns it as it was written."""
@@ -292,7 +292,7 @@ class IncidentManager:
         return closed
 
 
-def _step(run: Run, ending: AttemptExit) -> int | None:
+def _step(run: Run, attempt: AttemptExit) -> int | None:
     """The last one that this attempt was seen at."""
     seen = run.seen
-    return seen.step if seen is not None and seen.job.attempt == ending.job.attempt else None
+    return seen.step if seen is not None and seen.job.attempt == attempt.job.attempt else None

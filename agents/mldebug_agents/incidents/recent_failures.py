@@ -35,13 +35,15 @@ class RecentFailures:
         self._wanted = wanted
         self._ends: dict[str, FailedRun] = {}
 
-    def note(self, run: Run, ending: AttemptExit, incident: Incident, judgement: Judgement) -> None:
+    def note(
+        self, run: Run, attempt: AttemptExit, incident: Incident, judgement: Judgement
+    ) -> None:
         """A run has lost ranks, or more of them."""
         if not self._wanted:
             return
         known = self._ends.pop(run.job.id, None)
-        job = msgspec.structs.replace(ending.job, ranks=ending.identities or ending.job.ranks)
-        first = min((one.at for one in ending.exits if one.at), default=self._clock.now())
+        job = msgspec.structs.replace(attempt.job, ranks=attempt.identities or attempt.job.ranks)
+        first = min((one.at for one in attempt.exits if one.at), default=self._clock.now())
         since = max(0.0, self._clock.now() - first)
         at = known.at if known else self._clock.steady() - since
         new = FailedRun(Run(job, run.watch), incident, judgement.diagnosis, at)

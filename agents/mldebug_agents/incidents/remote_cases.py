@@ -19,8 +19,8 @@ MAX_STORED = (
 class RemoteCases:
     """Open incidents of runs on other nodes, by incident id."""
 
-    def __init__(self, ledger: StateStore) -> None:
-        self._ledger = ledger
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
         self._open: dict[str, Incident] = {}
         self._recalled = False
 
@@ -35,19 +35,19 @@ class RemoteCases:
         """Keep a new open incident, or a newer state of one, also on disk if it is small enough."""
         self._all()[incident.id] = incident
         data = msgspec.json.encode(incident)
-        self._ledger.remember(MEMO + incident.id, data if len(data) <= MAX_STORED else b"")
+        self._store.remember(MEMO + incident.id, data if len(data) <= MAX_STORED else b"")
 
     def pop(self, incident_id: str) -> Incident | None:
         """Forget the incident, which is over or has another id now, and return it; None where it is not known."""
-        self._ledger.remember(MEMO + incident_id, b"")
+        self._store.remember(MEMO + incident_id, b"")
         return self._all().pop(incident_id, None)
 
     def _all(self) -> dict[str, Incident]:
         """With those of the agent before, as soon as the state dir can be read."""
-        if not self._recalled and self._ledger.opened:
+        if not self._recalled and self._store.opened:
             self._recalled = True
-            names = self._ledger.memos(MEMO)
-            found = (_read(self._ledger.memo(name)) for name in names)
+            names = self._store.memos(MEMO)
+            found = (_read(self._store.memo(name)) for name in names)
             self._open = {one.id: one for one in found if one is not None} | self._open
         return self._open
 

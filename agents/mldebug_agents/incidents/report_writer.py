@@ -82,7 +82,7 @@ class IncidentWriter:
 
 
 def write_files(
-    ledger: StateStore, incident: Incident, judgement: Judgement, reported_at: float, uid: int
+    store: StateStore, incident: Incident, judgement: Judgement, reported_at: float, uid: int
 ) -> None:
     """Have the state writer write the incident's report. It is a thread of its own, so a full or hung state directory cannot stop the main loop."""
 
@@ -91,10 +91,10 @@ def write_files(
         evidence = evidence_files(incident)
         if incident.exit is not None:
             evidence[f"ending-{report.node}.json"] = msgspec.json.encode(incident.exit)
-        ledger.archive.save(report, render_html(report), evidence, owner_uid=uid)
-        ledger.archive.prune()
+        store.archive.save(report, render_html(report), evidence, owner_uid=uid)
+        store.archive.prune()
 
-    ledger.report(incident.id, work)
+    store.report(incident.id, work)
 
 
 def evidence_files(incident: Incident) -> dict[str, bytes]:

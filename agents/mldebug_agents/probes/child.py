@@ -62,7 +62,7 @@ class ProbeChild:
     ) -> None:
         self._starter, self._may_go_on = starter, may_go_on
         self._rest = b""
-        self._heard = self._looked = time.monotonic()
+        self._last_event = self._looked = time.monotonic()
         self._cancelled = self._broken = ""
         self._failures: list[Event] = []
         self._unheard: OSError | None = None
@@ -106,7 +106,7 @@ class ProbeChild:
         return events(lines)
 
     def _note(self, event: Event) -> None:
-        self._heard = time.monotonic()
+        self._last_event = time.monotonic()
         if event["event"] in ("failed", "died", "late"):
             self._failures.append(event)
         if event["event"] == "stranger":
@@ -115,7 +115,7 @@ class ProbeChild:
 
     def _goes_on(self, pid: int | None) -> bool:
         now = time.monotonic()
-        if now - self._heard > SILENCE:
+        if now - self._last_event > SILENCE:
             self._broken = f"nothing was heard of it for {SILENCE:.0f} s"
         elif now - self._looked >= LOOK_EVERY:
             self._look(pid)
@@ -170,14 +170,14 @@ def failure_cause(failures: Sequence[Event]) -> str:
 
     A rank that died without an exception is named first; else the first whose exception is not about a connection to another rank.
     """
-    said = [one for one in failures if one["event"] == "failed"]
-    talked = {one.get("rank") for one in said}
+    failed = [one for one in failures if one["event"] == "failed"]
+    talked = {one.get("rank") for one in failed}
     silent = [one for one in failures if one["event"] == "died" and one.get("rank") not in talked]
     for one in silent:
         return (
             f"rank {one.get('rank')} {exit_words(one.get('code', 0))} before the others were done"
         )
-    for one in sorted(said, key=lambda one: bool(OF_PEERS.search(str(one.get("error"))))):
+    for one in sorted(failed, key=lambda one: bool(OF_PEERS.search(str(one.get("error"))))):
         who = f"rank {one.get('rank')}: " if one.get("rank", -1) >= 0 else ""
         first = str(one.get("error", "")).strip().splitlines() or [""]
         return clean(f"{who}{one.get('kind')}: {_PLACE.sub('', first[0])}", 500)

@@ -33,7 +33,7 @@ from mldebug_agents.system.spawn import ForkedWorker
 log = logging.getLogger("mldebug")
 
 NAME = "state"  # of the worker that the process starter forks
-GONE = "the state keeper is gone"
+GONE = "the state process is gone"
 _REPLIES = msgspec.msgpack.Decoder(StateReply)
 
 

@@ -118,7 +118,9 @@ class FolderLock:
         deadline = time.monotonic() + DYING
         while not self._try_lock(handle):
             pid, words = _holder(handle)
-            ours = pid == self.pid and self.held is not None  # a keeper of this agent, that dies
+            ours = (
+                pid == self.pid and self.held is not None
+            )  # a state process of this agent that is dying
             if _lives(pid) and not ours:
                 raise self._occupied(words)
             if time.monotonic() > deadline:

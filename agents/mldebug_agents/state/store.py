@@ -1,6 +1,6 @@
 """What must survive a restart: the rhythm of each run, its open incident, and what we left behind.
 
-Rows are in memory; the scribe has them written by the state keeper, a child. On disk an incident always comes before
+Rows are in memory; a thread (`WriterThread`) has a child process write them to disk. On disk an incident always comes before
 its report, and the end of an incident after its last report: whenever the agent is killed, the next one finds the id
 that the reports bear.
 """
@@ -269,7 +269,7 @@ class StateStore:
         left = self._left
         self.writer.put("leftovers", lambda: self._client.ask(StoreLeftovers(left)))
 
-    # --- in the scribe's thread ------------------------------------------------------------------------
+    # --- in the writer's thread ------------------------------------------------------------------------
 
     def _open_place(self) -> None:
         reply, door = self._client.open()

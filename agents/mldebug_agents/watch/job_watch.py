@@ -131,14 +131,14 @@ class JobWatch:
             backend="nccl" if self.logs.gpu else "gloo",
             collective_timeout=shortest_timeout(beats),
         )
-        told = self.progress
+        progress = self.progress
         return JobLook(
             job=job,
             look=look,
-            step=told.step if told.step is not None else last_step(beats),
-            loss=told.loss if told.loss is not None else scalars(beats).get("loss"),
-            step_seconds=told.step_seconds or told.hook_seconds,
-            step_times=told.step_times,
+            step=progress.step if progress.step is not None else last_step(beats),
+            loss=progress.loss if progress.loss is not None else scalars(beats).get("loss"),
+            step_seconds=progress.step_seconds or progress.hook_seconds,
+            step_times=progress.step_times,
             log=self.logs.sentence,
             log_counts=self.logs.counts,
             beats=beats,

@@ -108,5 +108,5 @@ def _pace(run: Run) -> float | None:
         return None
     if run.decision.stage not in CALM:
         return max(QUIET, nodes_of(run.job) / AT_MOST)
-    tells = any(one.kind in STEPS for one in run.seen.look.progress)
-    return None if tells or nodes_of(run.job) > MAX_NODES else HEALTHY
+    has_steps = any(one.kind in STEPS for one in run.seen.look.progress)
+    return None if has_steps or nodes_of(run.job) > MAX_NODES else HEALTHY

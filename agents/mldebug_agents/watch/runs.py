@@ -67,9 +67,9 @@ def no_training(seen: JobLook) -> str:
     script = next((rank.script for rank in job.ranks), "")
     if job.world_size == 1 and script in NO_TRAINING:
         return f"{script} is no training"
-    told = seen.step is not None and seen.log_counts.records >= STEPS
-    told = told or any(beat.beats >= STEPS for beat in seen.beats.values())
-    return "" if told or job.launcher != "single" else "one process that has told no steps"
+    has_steps = seen.step is not None and seen.log_counts.records >= STEPS
+    has_steps = has_steps or any(beat.beats >= STEPS for beat in seen.beats.values())
+    return "" if has_steps or job.launcher != "single" else "one process that has told no steps"
 
 
 def _serves(seen: JobLook) -> bool:

@@ -206,7 +206,7 @@ def test_a_capture_that_fails_is_tried_once_more(caplog: pytest.LogCaptureFixtur
         orders.failed(run, bench.orders[-1], EvidenceError("no\x1b[31m py-spy"))
     assert "capture failed: EvidenceError: no" in caplog.text
     assert [one.again for one in bench.orders] == [False, True]
-    assert bench.orders[-1].told is BLAMED
+    assert bench.orders[-1].decision is BLAMED
     assert books.reports == []
     incidents.captured(run, evidence())
     assert books.reports[-1].diagnosis.culprits[0].rank == 3

@@ -88,23 +88,21 @@ def serve(
     server = AgentServer(settings.agent)
     joined = join(settings.cluster, in_child(spawner))
     server.start()
-    ledger = StateStore(settings.agent.state_dir, spawner, server.serve_socket)
+    store = StateStore(settings.agent.state_dir, spawner, server.serve_socket)
     read_config = lambda: load_config(file)
-    node = build_loop(
-        current, tools, ledger, server.publish, read_config=read_config, joined=joined
-    )
+    node = build_loop(current, tools, store, server.publish, read_config=read_config, joined=joined)
     if joined is not None:
-        serve_peers(server, node, joined, settings, ledger)
+        serve_peers(server, node, joined, settings, store)
     serve_people(server, node, joined)
     shutdown.set_handlers(node.stop, node.ask_to_reload, lambda: _stuck(node, tools))
     try:
-        ledger.start()
+        store.start()
         node.run()
     except MldebugError as error:
         shutdown.hurry(error)
         raise
     finally:
-        _end(tools, server, ledger)
+        _end(tools, server, store)
 
 
 def play(
@@ -152,13 +150,13 @@ def _factor(speed: str) -> float:
     return factor
 
 
-def _end(tools: NodeTools, server: AgentServer, ledger: StateStore) -> None:
+def _end(tools: NodeTools, server: AgentServer, store: StateStore) -> None:
     """The children first: what waits for them comes back. Nothing here waits long."""
     tools.gpus.close()
     spawner = tools.context.spawner
-    ledger.leave((*spawner.clear(spare=ledger.worker), *tools.gpus.leftovers()))
+    store.leave((*spawner.clear(spare=store.worker), *tools.gpus.leftovers()))
     server.stop()
-    ledger.close(LAST_WRITES)
+    store.close(LAST_WRITES)
     for one in spawner.close():
         log.warning("left behind: %s", _named(one))
 

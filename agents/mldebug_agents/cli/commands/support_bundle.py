@@ -64,16 +64,16 @@ def command(out: Path | None, duration: str, log: Path | None, config: Path | No
 @contextmanager
 def interrupted() -> Iterator[Callable[[], bool]]:
     """Has somebody pressed Ctrl-C? A second one ends the command as usual."""
-    asked: list[int] = []
+    stop_signals: list[int] = []
     before = signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        stop_signals.append(number)
         signal.signal(signal.SIGINT, before)
 
     signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(stop_signals)
     finally:
         signal.signal(signal.SIGINT, before)
 

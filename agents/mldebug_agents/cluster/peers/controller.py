@@ -64,7 +64,7 @@ class PeerQuestion(NamedTuple):
 class PeersController:
     """`capture` has a run captured soon; its capture comes back by `captured`."""
 
-    tells = ("members", "other nodes", "question")  # whose results are for `told`
+    worker_names = ("members", "other nodes", "question")  # whose results `on_result` takes
 
     def __init__(
         self,

@@ -28,14 +28,14 @@ class HostMemoryMonitor:
             "memory", MemoryWatch(context.host, context.reader).look, inbox, DEADLINE
         )
         self._due = 0.0
-        self._told: NodeMemory | None = None
+        self._memory: NodeMemory | None = None
         self._alarmed: set[tuple[str, str]] = set()
 
     def tick(self, runs: Mapping[str, Run], settings: MemoryConfig) -> None:
         """Order what is due."""
         now = time.monotonic()
         if not settings.watch:
-            self._told = None
+            self._memory = None
         elif now >= self._due and not self.worker.busy:
             self._due = now + settings.interval
             jobs = tuple(run.job for run in runs.values())
@@ -43,16 +43,16 @@ class HostMemoryMonitor:
 
     def on_result(self, result: Result) -> None:
         """Take the worker's result; after a failure the old reading is dropped."""
-        self._told = result.value if isinstance(result.value, NodeMemory) else None
-        if self._told is None:
+        self._memory = result.value if isinstance(result.value, NodeMemory) else None
+        if self._memory is None:
             return
-        now = {(one.level.scope, one.level.name) for one in self._told.levels if one.alarm}
+        now = {(one.level.scope, one.level.name) for one in self._memory.levels if one.alarm}
         if now - self._alarmed:
-            for sentence in alarms(self._told):
+            for sentence in alarms(self._memory):
                 log.warning("%s", sentence)
         self._alarmed = now
 
     def show(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot with it."""
         sources = (*snapshot.sources, self.worker.state())
-        return msgspec.structs.replace(snapshot, memory=self._told, sources=sources)
+        return msgspec.structs.replace(snapshot, memory=self._memory, sources=sources)

@@ -39,14 +39,14 @@ def record(
         return
     mine = {series for series, _ in measured}
     for one in judge_all((series, runs) for series, runs in past if series in mine):
-        if told := line(one):
-            say(told)
+        if words := line(one):
+            say(words)
 
 
 def line(one: JudgedSeries) -> str:
     """A line on what has changed in a series; "" where nothing has."""
-    told = sentence(one)
-    return f"{one.standing}: {told}" if told else ""
+    words = sentence(one)
+    return f"{one.standing}: {words}" if words else ""
 
 
 def series_of(

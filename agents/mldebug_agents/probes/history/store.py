@@ -144,9 +144,9 @@ def _add(path: Path, measured: Sequence[tuple[ProbeSeries, ProbeRun]]) -> Past:
 
 
 def _insert(link: sqlite3.Connection, series: ProbeSeries, run: ProbeRun) -> None:
-    told = msgspec.json.encode(series)
-    link.execute("INSERT OR IGNORE INTO series (told) VALUES (?)", (told,))
-    ((number,),) = link.execute("SELECT id FROM series WHERE told = ?", (told,)).fetchall()
+    encoded = msgspec.json.encode(series)
+    link.execute("INSERT OR IGNORE INTO series (told) VALUES (?)", (encoded,))
+    ((number,),) = link.execute("SELECT id FROM series WHERE told = ?", (encoded,)).fetchall()
     link.execute("INSERT INTO runs VALUES (?, ?, ?, ?)", (number, run.at, run.seconds, run.busbw))
     link.execute(_FORGET[0], {"series": number, "most": MOST_RUNS})
 
@@ -155,11 +155,13 @@ def _read(link: sqlite3.Connection) -> Past:
     if not link.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchall():
         return ()
     found: dict[bytes, list[ProbeRun]] = {}
-    for told, *figures in link.execute(_ALL):
-        if isinstance(told, bytes) and all(_is_figure(one) for one in figures):
+    for encoded, *figures in link.execute(_ALL):
+        if isinstance(encoded, bytes) and all(_is_figure(one) for one in figures):
             at, seconds, busbw = figures
-            found.setdefault(told, []).append(ProbeRun(at=at, seconds=seconds, busbw=busbw))
-    return tuple((series, tuple(runs)) for told, runs in found.items() if (series := _series(told)))
+            found.setdefault(encoded, []).append(ProbeRun(at=at, seconds=seconds, busbw=busbw))
+    return tuple(
+        (series, tuple(runs)) for encoded, runs in found.items() if (series := _series(encoded))
+    )
 
 
 def _is_figure(value: object) -> bool:
@@ -167,9 +169,9 @@ def _is_figure(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value) and value >= 0
 
 
-def _series(told: bytes) -> ProbeSeries | None:
+def _series(encoded: bytes) -> ProbeSeries | None:
     """None for one of another version."""
     try:
-        return msgspec.json.decode(told, type=ProbeSeries)
+        return msgspec.json.decode(encoded, type=ProbeSeries)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None

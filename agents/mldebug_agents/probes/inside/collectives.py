@@ -157,9 +157,9 @@ class CollectiveTimer:
             emit("skipped", op=op, bytes=size, reason=reason)
 
     def _agreed(self, value: float, how: str) -> float:
-        told = self._torch.tensor([value], dtype=self._torch.float64, device=self._device)
-        self._torch.distributed.all_reduce(told, getattr(self._torch.distributed.ReduceOp, how))
-        return float(told.item())
+        tensor = self._torch.tensor([value], dtype=self._torch.float64, device=self._device)
+        self._torch.distributed.all_reduce(tensor, getattr(self._torch.distributed.ReduceOp, how))
+        return float(tensor.item())
 
     def _free(self) -> int:
         """Bytes that this rank may take, never more than its share of what is free."""

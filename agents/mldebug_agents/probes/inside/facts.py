@@ -68,7 +68,7 @@ def free_port() -> int:
 def compute() -> list[int] | None:
     """Pids that compute on the GPUs here; None where nvidia-smi does not tell."""
     try:
-        told = subprocess.run(SMI, capture_output=True, text=True, timeout=30, check=True)
-        return [int(line) for line in told.stdout.split()]
+        answer = subprocess.run(SMI, capture_output=True, text=True, timeout=30, check=True)
+        return [int(line) for line in answer.stdout.split()]
     except (OSError, ValueError, subprocess.SubprocessError):
         return None

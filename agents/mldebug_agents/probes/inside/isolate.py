@@ -46,10 +46,10 @@ def main(order: dict[str, Any]) -> None:
         check_address(order["address"])
         with beating():
             torch = import_module("torch")
-        keeper = ForkedTasks()
+        tasks = ForkedTasks()
         if order["node"] == 0:
             check_port(order["port"])
-            keeper.start("store", lambda: _keep_store(order))
+            tasks.start("store", lambda: _keep_store(order))
         stand = NodeParticipant(order, _store(torch, order, order["join"]))
         stand.arrive()
         if order["node"] == 0:

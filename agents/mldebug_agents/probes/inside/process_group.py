@@ -18,8 +18,10 @@ def check_interfaces(device: str) -> None:
     here = sorted(name for _, name in socket.if_nameindex())
     missing = (nccl_lacks if device == "cuda" else gloo_lacks)(wanted, here)
     if wanted and missing:
-        told = f"{socket.gethostname()} has no such interface: {missing} (it has {', '.join(here)})"
-        raise ValueError(f"{variable}={wanted}: {told}")
+        problem = (
+            f"{socket.gethostname()} has no such interface: {missing} (it has {', '.join(here)})"
+        )
+        raise ValueError(f"{variable}={wanted}: {problem}")
 
 
 def gloo_lacks(wanted: str, here: list[str]) -> str:

@@ -59,16 +59,16 @@ class Smi:
 
     def answer(self) -> List[int]:
         """The pids of an answer that has just come, else nothing."""
-        asked, now = self.asked, time.monotonic()
-        if asked is None:
+        process, now = self.asked, time.monotonic()
+        if process is None:
             if now >= self._next:
                 self.asked, self._next = start(), now + ASK_EVERY
             return []
-        if asked.poll() is None or asked.stdout is None:
+        if process.poll() is None or process.stdout is None:
             return []
         self.asked = None
-        with asked.stdout as told:
-            return [int(word) for word in told.read().split() if word.isdigit()]
+        with process.stdout as output:
+            return [int(word) for word in output.read().split() if word.isdigit()]
 
 
 def start() -> Optional[subprocess.Popen[str]]:

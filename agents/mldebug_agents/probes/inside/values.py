@@ -43,15 +43,17 @@ class Values:
     def fill(self, buffer: Any, rank: int, first: int = 0) -> None:
         """Give the buffer the values of that rank from element `first` on."""
         self._each(
-            buffer, Stretch(0, buffer.numel(), (rank,), first), lambda part, told: part.copy_(told)
+            buffer,
+            Stretch(0, buffer.numel(), (rank,), first),
+            lambda part, correct: part.copy_(correct),
         )
 
     def wrong(self, buffer: Any, stretches: list[Stretch]) -> int:
         """How many elements are not what they should be."""
         counts = [0]
 
-        def compare(part: Any, told: Any) -> None:
-            counts[0] += int((part != told).sum().item())
+        def compare(part: Any, correct: Any) -> None:
+            counts[0] += int((part != correct).sum().item())
 
         for one in stretches:
             self._each(buffer, one, compare)

@@ -67,7 +67,7 @@ def copies(gpu: int) -> dict[str, Any]:
     torch = _on(gpu)
     host = torch.empty(COPY, dtype=torch.uint8, pin_memory=True)
     here, there = (torch.empty(COPY, dtype=torch.uint8, device="cuda") for _ in "ab")
-    told: dict[str, Any] = {"name": torch.cuda.get_device_name()}
+    figures: dict[str, Any] = {"name": torch.cuda.get_device_name()}
     for figure, target, source, moved in (
         ("host_to_device", here, host, COPY),
         ("device_to_host", host, here, COPY),
@@ -75,8 +75,10 @@ def copies(gpu: int) -> dict[str, Any]:
     ):
         copy = _copying(target, source)
         _seconds(torch, copy, 2)
-        told[figure] = moved / statistics.median(_seconds(torch, copy, 4) for _ in range(REPEATS))
-    return told
+        figures[figure] = moved / statistics.median(
+            _seconds(torch, copy, 4) for _ in range(REPEATS)
+        )
+    return figures
 
 
 def peers(gpus: int) -> dict[str, Any]:

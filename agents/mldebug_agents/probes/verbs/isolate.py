@@ -137,19 +137,22 @@ def command(
     limits = PairLimits(slow=slow_below, floor=None if expect is None else size(expect, "--expect"))
     payload = None if size_ is None else size(size_, "--size")
     longest = None if step is None else seconds(step, "--step")
-    asked = probe_settings(python, device, duration, beside_jobs)
-    told = IsolateProgress([], [], [], join=min(JOIN, asked.duration / 2))
+    settings = probe_settings(python, device, duration, beside_jobs)
+    progress = IsolateProgress([], [], [], join=min(JOIN, settings.duration / 2))
     try:
-        ended = _run(asked, place, payload, longest, limits, told)
+        ended = _run(settings, place, payload, longest, limits, progress)
     except (KeyboardInterrupt, SystemExit):
-        if told.trials and not node:
+        if progress.trials and not node:
             _answer(
-                told, limits, ChildExit(outcome="cancelled", reason="it was interrupted"), as_json
+                progress,
+                limits,
+                ChildExit(outcome="cancelled", reason="it was interrupted"),
+                as_json,
             )
         raise
     if node:
         return _aside(ended)
-    return _answer(told, limits, ended, as_json)
+    return _answer(progress, limits, ended, as_json)
 
 
 def create(options: NoOptions) -> click.Command:
@@ -158,21 +161,21 @@ def create(options: NoOptions) -> click.Command:
 
 
 def _run(
-    asked: ProbeSettings, place: Participation, payload: int | None, longest: float | None, limits: PairLimits, told: IsolateProgress
+    settings: ProbeSettings, place: Participation, payload: int | None, longest: float | None, limits: PairLimits, progress: IsolateProgress
 ) -> ChildExit:  # fmt: skip
     for name, value in checked_variables().items():
         click.echo(clean(f"  {name}={value}", 200), err=True)
-    with open_session(asked) as session:
+    with open_session(settings) as session:
         seats = place.seats or (session.facts.gpus if session.device == "cuda" else 4)
         check_ranks(session, seats)
         order = _order(session, place, seats, limits)
-        order["join"] = told.join
+        order["join"] = progress.join
         order["bytes"] = SIZE[session.device] if payload is None else payload
         order["step"] = step = STEP[session.device] if longest is None else longest
-        if place.node == 0 and step >= asked.duration:
-            problem = f"--duration {asked.duration:g}s leaves no time for a try of {step:g} s"
+        if place.node == 0 and step >= settings.duration:
+            problem = f"--duration {settings.duration:g}s leaves no time for a try of {step:g} s"
             raise UsageError(problem, "a longer --duration, or --step 5s")
-        return session.run("isolate", order, told.hear)
+        return session.run("isolate", order, progress.hear)
 
 
 def _order(
@@ -207,24 +210,28 @@ def _aside(ended: ChildExit) -> int:
     return ExitCode.FINE
 
 
-def _answer(told: IsolateProgress, limits: PairLimits, ended: ChildExit, as_json: bool) -> int:
-    if not told.trials:
-        untried = told.untried and "--duration left no time for a try"
+def _answer(progress: IsolateProgress, limits: PairLimits, ended: ChildExit, as_json: bool) -> int:
+    if not progress.trials:
+        untried = progress.untried and "--duration left no time for a try"
         raise MldebugError(
             f"nothing was tried: {ended.reason or untried or 'no node came'}", _way_out(ended)
         )
-    absent = {f"node {one}": f"it did not come within {told.join:g} s" for one in told.absent}
+    absent = {
+        f"node {one}": f"it did not come within {progress.join:g} s" for one in progress.absent
+    }
     cut = ended.reason or (
-        f"--duration left no time for {told.untried} tries" if told.untried else ""
+        f"--duration left no time for {progress.untried} tries" if progress.untried else ""
     )
     if cut:  # nobody is called slow for a try that was not repeated: the job that ended this may have slowed it
         limits = msgspec.structs.replace(limits, slow=0.0, floor=None)
-    answer = isolate(told.members, told.trials, limits, absent)
+    answer = isolate(progress.members, progress.trials, limits, absent)
     if cut and not (answer.culprits or answer.suspects):
         sentence = f"not all was tried: {cut}"
         answer = msgspec.structs.replace(answer, outcome="unknown", sentence=sentence)
     if as_json:
-        whole = IsolateAnswer(members=told.members, answer=answer, ended=cut, trials=told.trials)
+        whole = IsolateAnswer(
+            members=progress.members, answer=answer, ended=cut, trials=progress.trials
+        )
         click.echo(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
     else:
         for line in isolation_lines(answer):

@@ -61,10 +61,10 @@ def command(
         probe.cut = "it was interrupted"
         _show(probe, as_json, drain_reason)
         raise
-    told = _show(probe, as_json, drain_reason)
+    acceptance = _show(probe, as_json, drain_reason)
     if probe.cut:
         raise MldebugError(probe.cut, probe.way_out)
-    return ExitCode.FINE if told.fit else ExitCode.FOUND
+    return ExitCode.FINE if acceptance.fit else ExitCode.FOUND
 
 
 def create(options: NoOptions) -> click.Command:
@@ -73,24 +73,24 @@ def create(options: NoOptions) -> click.Command:
 
 
 def _show(probe: NodeProbe, as_json: bool, drain_reason: bool) -> Acceptance:
-    told = accept(probe.node, probe.checks, probe.cut)
+    acceptance = accept(probe.node, probe.checks, probe.cut)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(acceptance), indent=2).decode())
     elif not drain_reason:
-        click.echo(clean(told.verdict, 500))
-    elif told.drain_reason:
-        click.echo(clean(told.drain_reason, 100))
-    return told
+        click.echo(clean(acceptance.verdict, 500))
+    elif acceptance.drain_reason:
+        click.echo(clean(acceptance.drain_reason, 100))
+    return acceptance
 
 
-def _probe(probe: NodeProbe, shown: Shown, asked: ProbeSettings) -> None:
+def _probe(probe: NodeProbe, shown: Shown, settings: ProbeSettings) -> None:
     """Do all stages."""
     if set(shown.stages) <= set(WITHOUT_TORCH):
         with open_probe_tools() as tools:
             probe.look(tools)
         return
     checked_variables()
-    with open_session(asked) as session:
+    with open_session(settings) as session:
         probe.look(session.tools)
         probe.load(session)
 

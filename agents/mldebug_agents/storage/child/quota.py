@@ -51,9 +51,9 @@ def _projects(mount: int, folders: tuple[bytes, ...]) -> list[int]:
 
 def _ask(mount: int, kind: int, number: int) -> KernelQuota | None:
     """One quota; None where the filesystem has none of that kind."""
-    room = ctypes.create_string_buffer(_BLOCK.size)
-    if _libc.syscall(_QUOTACTL_FD, mount, ctypes.c_uint32(_GET | kind), number, room) == 0:
-        return parse_block(room.raw, kind, number)
+    block = ctypes.create_string_buffer(_BLOCK.size)
+    if _libc.syscall(_QUOTACTL_FD, mount, ctypes.c_uint32(_GET | kind), number, block) == 0:
+        return parse_block(block.raw, kind, number)
     failed = ctypes.get_errno()
     if failed in _NOT_KEPT:
         return None

@@ -23,40 +23,40 @@ LONGEST = 5.0  # seconds without a word: what is told of an idle tree is no olde
 def serve(connection: socket.socket) -> None:
     """Keep the trees that are ordered; ends when the other side hangs up."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    keepers: list[DirSizeUpdater] = []
+    updaters: list[DirSizeUpdater] = []
     link = ChildLink(connection, msgspec.msgpack.Decoder(DirSizeRequests), max_body=MAX_BODY)
     with contextlib.suppress(OSError):
-        keepers += [DirSizeUpdater(order) for order in link.receive().orders]
+        updaters += [DirSizeUpdater(order) for order in link.receive().orders]
         while True:
-            for number in _wait(connection, keepers):
-                _work(link, number, keepers[number])
-    for keeper in keepers:
-        keeper.close()
+            for number in _wait(connection, updaters):
+                _work(link, number, updaters[number])
+    for updater in updaters:
+        updater.close()
 
 
-def _work(link: ChildLink[DirSizeRequests], number: int, keeper: DirSizeUpdater) -> None:
+def _work(link: ChildLink[DirSizeRequests], number: int, updater: DirSizeUpdater) -> None:
     link.send(DirSizeUpdate(number=number))
-    keeper.tick(SLICE)
-    link.send(DirSizeUpdate(number=number, state=keeper.state()))
+    updater.tick(SLICE)
+    link.send(DirSizeUpdate(number=number, state=updater.state()))
 
 
-def _wait(connection: socket.socket, keepers: list[DirSizeUpdater]) -> list[int]:
+def _wait(connection: socket.socket, updaters: list[DirSizeUpdater]) -> list[int]:
     """Sleep until one of them has something to do; their numbers. Raises ConnectionError when nobody listens."""
     now = time.monotonic()
-    dues = [keeper.due(now) for keeper in keepers]
+    dues = [updater.due(now) for updater in updaters]
     poll = select.poll()
     poll.register(connection, select.POLLIN)
-    fds = {keeper.fd: number for number, keeper in enumerate(keepers) if keeper.fd is not None}
+    fds = {updater.fd: number for number, updater in enumerate(updaters) if updater.fd is not None}
     for fd in fds:
         poll.register(fd, select.POLLIN)
     ready = [fd for fd, _ in poll.poll(1000 * min([LONGEST, *dues]) + 1 if min(dues) else 0)]
     if connection.fileno() in ready:
         raise ConnectionError("it hung up")
-    heard = {fds[fd] for fd in ready}
-    if heard:
+    readable = {fds[fd] for fd in ready}
+    if readable:
         time.sleep(GATHER)
     now = time.monotonic()
-    late = {number for number, keeper in enumerate(keepers) if not keeper.due(now)}
-    if not heard | late:  # a sign of life, and what is idle is fresh
-        return list(range(len(keepers)))
-    return sorted(heard | late)
+    late = {number for number, updater in enumerate(updaters) if not updater.due(now)}
+    if not readable | late:  # a sign of life, and what is idle is fresh
+        return list(range(len(updaters)))
+    return sorted(readable | late)

@@ -111,8 +111,8 @@ class DirSizeClient:
 
     def _hear(self) -> None:
         try:
-            for told in self._link.arrived() if self._link else ():
-                self._on_message(told)
+            for update in self._link.arrived() if self._link else ():
+                self._on_message(update)
         except OSError as error:
             log.warning(
                 "trees: the child that counts them is gone, and is started again: %s", error
@@ -120,12 +120,12 @@ class DirSizeClient:
             self._states = {}
             self.close()
 
-    def _on_message(self, told: DirSizeUpdate) -> None:
-        if told.state is None:
-            self._working = (told.number, self._clock())
+    def _on_message(self, update: DirSizeUpdate) -> None:
+        if update.state is None:
+            self._working = (update.number, self._clock())
         else:
             self._working = None
-            self._states[told.state.path] = told.state
+            self._states[update.state.path] = update.state
 
     def _let_go(self, path: str) -> None:
         log.warning("trees: %s does not answer: it is left alone until it does", path)

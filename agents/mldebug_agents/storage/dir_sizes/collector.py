@@ -1,4 +1,4 @@
-"""The part of the storage desk that tells the sizes of trees."""
+"""Sizes of the configured directories, for the storage monitor."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -21,12 +21,12 @@ class DirSizeCollector:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._desk = DirSizeClient(context.spawner, ())
+        self._client = DirSizeClient(context.spawner, ())
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Hear what the child says."""
         trees = self._context.config.trees
-        self._desk.obey(
+        self._client.obey(
             [
                 DirSizeRequest(
                     path=path,
@@ -38,22 +38,22 @@ class DirSizeCollector:
                 for path in dict.fromkeys(trees.paths)
             ]
         )
-        self._desk.tick()
+        self._client.tick()
 
     def samples(self) -> Sequence[Measure]:
         """Bytes, inodes, and how they are known."""
-        return [one for state in self._desk.states for one in _measures(state)]
+        return [one for state in self._client.states for one in _measures(state)]
 
     def status(self) -> dict[str, tuple[Row, ...]]:
         """One row for each tree."""
-        states = self._desk.states
+        states = self._client.states
         lines = dir_size_lines(states, time.time())
         rows = tuple(_row(one, line) for one, (line, _) in zip(states, lines, strict=True))
         return {"trees": rows} if rows else {}
 
     def alarms(self) -> Sequence[StorageAlert]:
         """Trees that do not answer."""
-        stuck = tuple(one for one in self._desk.states if one.how == STUCK)
+        stuck = tuple(one for one in self._client.states if one.how == STUCK)
         lines = dir_size_lines(stuck, time.time())
         return [
             StorageAlert(kind="stuck", subject=one.path, sentence=line)
@@ -64,7 +64,7 @@ class DirSizeCollector:
         """Trees of which not all, or nothing, could be looked at."""
         return [
             Gap(what=f"the size of {one.path}", reason=_reason(one))
-            for one in self._desk.states
+            for one in self._client.states
             if one.lower_bound or one.how == STUCK or (one.inodes is None and one.why)
         ]
 

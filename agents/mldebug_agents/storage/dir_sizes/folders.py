@@ -68,13 +68,13 @@ TRIED_AGAIN = 60.0  # seconds after which a kernel that had no watch left is ask
 class FolderIndex:
     """Owns the folders. `notices` is None where events would not tell what happens."""
 
-    def __init__(self, root: str, facts: os.stat_result, notices: InotifyQueue | None) -> None:
+    def __init__(self, root: str, facts: os.stat_result, inotify: InotifyQueue | None) -> None:
         self.device = facts.st_dev
         self.counts = TreeCounts()
         self.top = TreeFolder(facts.st_ino, root, None)
         self.top.blocks = facts.st_blocks
         self.counts.sum(1, facts.st_blocks, 0)
-        self._notices = notices
+        self._inotify = inotify
         self.by_watch: dict[int, TreeFolder] = {}
         self.by_inode: dict[int, TreeFolder] = {facts.st_ino: self.top}
         self._limbo: dict[
@@ -117,10 +117,10 @@ class FolderIndex:
 
     def watch(self, folder: TreeFolder, fd: int) -> None:
         """Have its changes told. Without a watch it has to be counted anew from time to time."""
-        if self._notices is None or time.monotonic() < self._not_before:
+        if self._inotify is None or time.monotonic() < self._not_before:
             return
         try:
-            folder.watch = self._notices.add(fd)
+            folder.watch = self._inotify.add(fd)
         except OSError as error:
             self.no_watch = error.strerror or str(error)
             if error.errno == errno.ENOSPC:
@@ -181,8 +181,8 @@ class FolderIndex:
         self.counts.sum(-1, -folder.blocks, 0)
         if self.by_inode.get(folder.inode) is folder:
             del self.by_inode[folder.inode]
-        if folder.watch and self._notices and self.by_watch.pop(folder.watch, None):
-            self._notices.remove(folder.watch)
+        if folder.watch and self._inotify and self.by_watch.pop(folder.watch, None):
+            self._inotify.remove(folder.watch)
 
 
 def _is_there(folder: TreeFolder) -> bool:

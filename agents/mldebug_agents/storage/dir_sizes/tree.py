@@ -24,11 +24,11 @@ LATE = 20_000  # such files remembered; of the others, their folders
 class DirTree:
     """Knows what of it has to be looked at, and looks. One thread."""
 
-    def __init__(self, shelf: FolderIndex, *, late: bool, most: int) -> None:
+    def __init__(self, index: FolderIndex, *, late: bool, most: int) -> None:
         """`late`: blocks are given some time after a write. `most`: inodes that are counted at most."""
-        self.shelf = shelf
-        self.top = shelf.top
-        self.counts = shelf.counts
+        self.index = index
+        self.top = index.top
+        self.counts = index.counts
         self._late: dict[tuple[TreeFolder, str], float] | None = (
             {} if late else None
         )  # the oldest first
@@ -58,7 +58,7 @@ class DirTree:
     def soil_all(self, *, unwatched: bool = False) -> None:
         """Everything, from the top, or all that no watch tells of."""
         if not unwatched:
-            self.shelf.forget_skipped()
+            self.index.forget_skipped()
         for folder in list(self.top.below()):
             if not (unwatched and folder.watch):
                 self.soil(folder)
@@ -84,7 +84,7 @@ class DirTree:
             yield from self._refresh(folder)
             while self._found:
                 yield from self._refresh(self._found.pop())
-        self.shelf.clear_limbo()
+        self.index.clear_limbo()
         self.counts.settle(folder.entries for folder in self.top.below())
         for folder in self.counts.holders(self.top.below()):
             self.soil(folder)
@@ -102,12 +102,12 @@ class DirTree:
             return
         try:
             own = os.fstat(fd)
-            if own.st_ino != folder.inode or own.st_dev != self.shelf.device:
+            if own.st_ino != folder.inode or own.st_dev != self.index.device:
                 self._displaced(folder, names)
                 return
-            self.shelf.resize(folder, own.st_blocks)
+            self.index.resize(folder, own.st_blocks)
             if folder.watch == 0:
-                self.shelf.watch(folder, fd)
+                self.index.watch(folder, fd)
             if whole:
                 yield from self._list(folder, fd)
             elif names:
@@ -121,7 +121,7 @@ class DirTree:
         if error.errno in _GONE:
             self._displaced(folder, names)
             return
-        self.shelf.blame(folder, max(1, folder.unread))
+        self.index.blame(folder, max(1, folder.unread))
         if folder is self.top:
             self.problem = error.strerror or str(error)
 
@@ -152,13 +152,13 @@ class DirTree:
                     if stat.S_ISDIR(facts.st_mode):
                         children.add(entry.name)
                         self._child(folder, entry.name, facts)
-                    elif facts.st_dev == self.shelf.device:
+                    elif facts.st_dev == self.index.device:
                         size = _length(facts)
                         blocks = add(facts.st_ino, facts.st_nlink, facts.st_blocks, size)
                         append(hash(entry.name), facts.st_ino, blocks, size)
                         fresher = fresher or facts.st_ctime > recent
                     else:
-                        self.shelf.skip(folder, entry.name)
+                        self.index.skip(folder, entry.name)
         except BaseException:
             self.counts.remove_all(fresh)
             raise
@@ -166,11 +166,11 @@ class DirTree:
         if self.counts.links:
             self.counts.lose(set(folder.entries.inodes) - set(fresh.inodes))
         folder.entries = fresh
-        self.shelf.blame(folder, missed)
+        self.index.blame(folder, missed)
         if fresher:
             self._remember(folder, "")
         for name in folder.children.keys() - children:
-            self.shelf.detach(folder.children[name])
+            self.index.detach(folder.children[name])
 
     def _look_at(self, folder: TreeFolder, fd: int, names: set[str]) -> Iterator[None]:
         """Some names of a folder."""
@@ -186,8 +186,8 @@ class DirTree:
             if facts is not None and is_folder:
                 self._child(folder, name, facts)
             elif known is not None:
-                self.shelf.detach(known)
-            here = facts is not None and not is_folder and facts.st_dev == self.shelf.device
+                self.index.detach(known)
+            here = facts is not None and not is_folder and facts.st_dev == self.index.device
             seen[key] = facts if here else None
             if here and facts is not None and facts.st_ctime > recent:
                 self._remember(folder, name)
@@ -222,21 +222,21 @@ class DirTree:
     def _child(self, folder: TreeFolder, name: str, facts: os.stat_result) -> None:
         """A folder was seen at a name: it is known there, has moved there, or is new."""
         known = folder.children.get(name)
-        if facts.st_dev != self.shelf.device:
-            self.shelf.skip(folder, name)
+        if facts.st_dev != self.index.device:
+            self.index.skip(folder, name)
             if known is not None:
-                self.shelf.detach(known)
+                self.index.detach(known)
             return
         if known is not None and known.inode == facts.st_ino:
             if known.unread:  # its rights may have changed
                 self.soil(known)
             return
         if known is not None:
-            self.shelf.detach(known)
+            self.index.detach(known)
         if self.counts.inodes >= self._most:
-            self.shelf.over = True
+            self.index.over = True
             return
-        found = self.shelf.attach(folder, name, facts)
+        found = self.index.attach(folder, name, facts)
         if found is not None:
             self._found.append(found)
 
@@ -251,7 +251,7 @@ class DirTree:
             return os.stat(name, dir_fd=fd, follow_symlinks=False)
         except OSError as error:
             if error.errno not in _GONE:
-                self.shelf.blame(folder, max(1, folder.unread))
+                self.index.blame(folder, max(1, folder.unread))
             return None
 
 

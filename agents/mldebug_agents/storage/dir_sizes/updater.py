@@ -37,7 +37,7 @@ class DirSizeUpdater:
     def __init__(self, order: DirSizeRequest) -> None:
         self._order = order
         self._tree: DirTree | None = None
-        self._notices: InotifyQueue | None = None
+        self._inotify: InotifyQueue | None = None
         self._retry_at = 0.0  # monotonic, as all that ends in `_at` or `_until`
         self._clear()
 
@@ -56,7 +56,7 @@ class DirSizeUpdater:
     @property
     def fd(self) -> int | None:
         """The inotify descriptor, readable when something in the tree has changed; None where there is none."""
-        return self._notices.fd if self._notices else None
+        return self._inotify.fd if self._inotify else None
 
     def due(self, now: float) -> float:
         """Seconds until `tick` has something to do even if no event comes; 0 for now. `now`: monotonic seconds."""
@@ -64,55 +64,55 @@ class DirSizeUpdater:
 
     def close(self) -> None:
         """Close the inotify descriptor and forget the tree."""
-        if self._notices is not None:
-            self._notices.close()
-        self._tree = self._notices = self._job = None
+        if self._inotify is not None:
+            self._inotify.close()
+        self._tree = self._inotify = self._job = None
 
     def state(self) -> DirSize:
         """The tree's size as last counted, and how exact that is; only the path and the reason while nothing has been counted."""
         tree = self._tree
         if tree is None or not self._counted:
             return DirSize(path=self._order.path, why=self._problem)
-        shelf, counts = tree.shelf, tree.counts
+        index, counts = tree.index, tree.counts
         return DirSize(
             path=self._order.path,
-            how=self._how(shelf),
-            why=self._explain(shelf),
+            how=self._how(index),
+            why=self._explain(index),
             inodes=counts.inodes,
             bytes=counts.blocks * 512,
             apparent_bytes=counts.size,
-            folders=len(shelf.by_inode),
+            folders=len(index.by_inode),
             at=self._as_of(tree),
-            unread=shelf.unread + shelf.over,
-            mounts=shelf.mounts,
+            unread=index.unread + index.over,
+            mounts=index.mounts,
             overflows=self._overflows,
             rescans=self._rescans,
             count_seconds=round(self._seconds, 3),
         )
 
-    def _how(self, shelf: FolderIndex) -> str:
+    def _how(self, index: FolderIndex) -> str:
         if self._lost or self._mending:
             return LOST
-        if not shelf.unwatched:
+        if not index.unwatched:
             return WATCHED
-        return PARTLY if shelf.by_watch else RESCANNED
+        return PARTLY if index.by_watch else RESCANNED
 
-    def _explain(self, shelf: FolderIndex) -> str:
+    def _explain(self, index: FolderIndex) -> str:
         every = format_duration(self._order.rescan)
-        said = []
-        if shelf.over:
-            said.append(
+        reasons = []
+        if index.over:
+            reasons.append(
                 f"it has more than {self._order.max_inodes} inodes, which are counted at most"
             )
-        if shelf.unwatched and shelf.by_watch:
-            some = f"{shelf.unwatched} of its {len(shelf.by_inode)} folders"
-            said.append(f"{shelf.no_watch}: {some} are counted anew every {every}")
-        elif shelf.unwatched:
-            said.append(f"{self._why or shelf.no_watch}: it is counted anew every {every}")
-        return "; ".join(said)
+        if index.unwatched and index.by_watch:
+            some = f"{index.unwatched} of its {len(index.by_inode)} folders"
+            reasons.append(f"{index.no_watch}: {some} are counted anew every {every}")
+        elif index.unwatched:
+            reasons.append(f"{self._why or index.no_watch}: it is counted anew every {every}")
+        return "; ".join(reasons)
 
     def _as_of(self, tree: DirTree) -> float:
-        if tree.shelf.unwatched or self._lost or self._mending:
+        if tree.index.unwatched or self._lost or self._mending:
             return self._fresh_round
         return time.time() if tree.idle and self._job is None else self._fresh
 
@@ -147,9 +147,9 @@ class DirSizeUpdater:
         except OSError as error:
             self._give_up(error.strerror or str(error))
             return None
-        self._notices = self._listen(kind)
-        shelf = FolderIndex(root, facts, self._notices)
-        return DirTree(shelf, late=kind not in AT_ONCE, most=self._order.max_inodes)
+        self._inotify = self._listen(kind)
+        index = FolderIndex(root, facts, self._inotify)
+        return DirTree(index, late=kind not in AT_ONCE, most=self._order.max_inodes)
 
     def _listen(self, kind: str) -> InotifyQueue | None:
         if is_shared(kind):
@@ -170,8 +170,8 @@ class DirSizeUpdater:
 
     def _hear(self, tree: DirTree) -> None:
         """Take in what has happened."""
-        by_watch, top = tree.shelf.by_watch, tree.top
-        for watch, mask, name in self._notices.read() if self._notices else ():
+        by_watch, top = tree.index.by_watch, tree.top
+        for watch, mask, name in self._inotify.read() if self._inotify else ():
             folder = by_watch.get(watch)
             if mask & OVERFLOW:
                 self._overflows += 1
@@ -179,7 +179,7 @@ class DirSizeUpdater:
             elif folder is None:
                 continue
             elif mask & IGNORED:
-                tree.shelf.unwatch(watch)
+                tree.index.unwatch(watch)
                 tree.soil(folder)
             elif name:
                 tree.soil(folder, os.fsdecode(name))
@@ -202,13 +202,13 @@ class DirSizeUpdater:
         except OSError as error:
             tree.problem = error.strerror or str(error)
             return
-        if (facts.st_ino, facts.st_dev) != (tree.top.inode, tree.shelf.device):
+        if (facts.st_ino, facts.st_dev) != (tree.top.inode, tree.index.device):
             tree.problem = "another directory stands in its place"
 
     def _begin(self, tree: DirTree, now: float) -> None:
         """Start the job that is due, if there is one."""
         tree.ripen()
-        unwatched = bool(tree.shelf.unwatched) and now >= self._round_at
+        unwatched = bool(tree.index.unwatched) and now >= self._round_at
         whole = now >= self._verify_at or (self._lost and now >= self._calm_at)
         if self._counted and (whole or unwatched):
             tree.soil_all(unwatched=not whole)
@@ -261,7 +261,7 @@ class DirSizeUpdater:
         if not self._counted:
             return 0.0
         times = [self._check_at, self._verify_at]
-        times += [self._round_at] if tree.shelf.unwatched else []
+        times += [self._round_at] if tree.index.unwatched else []
         times += [self._calm_at] if self._lost else []
         times += [] if tree.idle else [self._flush_at]
         times += [tree.ripens] if tree.ripens is not None else []

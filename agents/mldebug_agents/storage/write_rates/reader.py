@@ -30,9 +30,9 @@ class WriteReader:
         children = self._host.children(RECENT)
         for job in jobs:
             families = [self._family(rank, children) for rank in job.ranks]
-            told = self._counts({pid for pids in families for pid in pids})
+            contents = self._counts({pid for pids in families for pid in pids})
             for rank, pids in zip(job.ranks, families, strict=True):
-                yield self._rank(job, rank, pids, told)
+                yield self._rank(job, rank, pids, contents)
 
     def _family(self, rank: RankIdentity, children: Mapping[int, list[int]]) -> list[int]:
         return family(rank.pid, children)[:MAX_PROCESSES] if self._lives(rank) else []
@@ -40,18 +40,18 @@ class WriteReader:
     def _counts(self, pids: Iterable[int]) -> dict[int, bytes]:
         """/proc/PID/io of all ranks of a job by one request to the reader child."""
         paths = {f"{self._host.proc}/{pid}/io": pid for pid in pids}
-        told = self._reader.read_many(list(paths), max_bytes=4096)
-        return {paths[path]: data for path, data in told.items() if isinstance(data, bytes)}
+        contents = self._reader.read_many(list(paths), max_bytes=4096)
+        return {paths[path]: data for path, data in contents.items() if isinstance(data, bytes)}
 
     def _rank(
-        self, job: Job, rank: RankIdentity, pids: Sequence[int], told: Mapping[int, bytes]
+        self, job: Job, rank: RankIdentity, pids: Sequence[int], contents: Mapping[int, bytes]
     ) -> RankWrites:
         at = time.monotonic()
         sizes: dict[ProcessKey, int] = {}
         calls: dict[ProcessKey, IoCounters] = {}
         files: list[OpenOutput] = []
         for pid in pids:
-            data = told.get(pid)
+            data = contents.get(pid)
             stat = self._host.brief(pid)
             if stat is None or data is None:
                 continue
@@ -74,8 +74,8 @@ class WriteReader:
             path = self._host.link(pid, f"fd/{fd}") if self._host.writes_to(pid, fd) else ""
             if not procfs.is_stored(path):
                 continue
-            told = self._host.text(pid, f"fdinfo/{fd}")
-            mode, mount = procfs.parse_fdinfo(told)
+            contents = self._host.text(pid, f"fdinfo/{fd}")
+            mode, mount = procfs.parse_fdinfo(contents)
             if "w" not in mode:
                 continue
             if mounts is None:
@@ -86,10 +86,10 @@ class WriteReader:
                 start_ticks=start_ticks,
                 fd=fd,
                 path=path,
-                position=position(told),
+                position=position(contents),
                 mount=point,
                 device=device,
-                appends=appends(told),
+                appends=appends(contents),
                 reads="r" in mode,
             )
 
@@ -130,8 +130,10 @@ def position(fdinfo: str) -> int:
 def appends(fdinfo: str) -> bool:
     """Whether the file was opened with O_APPEND, by its fdinfo."""
     words = fdinfo.split()
-    told = words[words.index("flags:") + 1 :][:1] if "flags:" in words else []
-    return bool(told and re.fullmatch("[0-7]{1,20}", told[0]) and int(told[0], 8) & os.O_APPEND)
+    contents = words[words.index("flags:") + 1 :][:1] if "flags:" in words else []
+    return bool(
+        contents and re.fullmatch("[0-7]{1,20}", contents[0]) and int(contents[0], 8) & os.O_APPEND
+    )
 
 
 def mounts_of(mountinfo: str) -> dict[int, tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The folder of the switches, read and tidied. This docstring is the layout; `mldebug.switches` reads the same.
+"""The folder of the switches, read and tidied. This docstring is the layout; `mldebug.jobs.switches` reads the same.
 
     FOLDER/kill     set: stop. `touch` is enough; JSON in it may say {"until": unix time, "by": "who"}
     FOLDER/save     set: save once, and go on; taken away when it was obeyed
@@ -6,7 +6,7 @@
 
 Whoever may write the folder may stop the job, so one that everybody may write is not obeyed. A switch is a regular file:
 anything else of that name (a link, a FIFO, a folder) is none. No more than 4 KiB of it is read. Every call may take as
-long as a hung mount: only the thread of `switchwatch` makes them.
+long as a hung mount: only the thread of `SwitchWatch` makes them.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Nvidia:
         self._count = 0
         self._looks = 0
         self._absent = Absent(clock)
-        self._heard: list[GpuEvent] = []  # before a read, and not told yet
+        self._kept_events: list[GpuEvent] = []  # before a read, and not told yet
         self._forbidden: tuple[HandsOff, ...] = ()  # by the kernel's log
 
     @cached_property
@@ -81,7 +81,7 @@ class Nvidia:
         started, cpu = self._clock(), time.process_time()
         self._looks += 1
         found: list[GpuWatch] = self._restarting(lambda: self._all(self._read_watch))
-        events, self._heard = tuple(self._heard), []
+        events, self._kept_events = tuple(self._kept_events), []
         return NodeWatch(
             at=time.time(),
             gpus=tuple(found),
@@ -149,7 +149,7 @@ class Nvidia:
     def _listen(self) -> None:
         """Hear what was told since the last read, and before a GPU is touched whose driver or bus is in trouble."""
         events = self._events.drain()
-        self._heard = [*self._heard, *events][-MAX_HEARD:]
+        self._kept_events = [*self._kept_events, *events][-MAX_HEARD:]
         for event in events:
             if event.xid in XIDS:
                 self._absent.leave_alone(event.index, event.xid)
