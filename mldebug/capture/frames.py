@@ -1,38 +1,24 @@
 """What a frame belongs to (the job, a framework, the standard library) and which thread speaks for a process."""
 
-import re
 from collections.abc import Iterable
-from functools import lru_cache
 
+from mldebug.capture.packages import Owner, owner
 from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
 
-PACKAGES = re.compile(
-    r"/(?:site|dist)-packages/|/(?=mldebug_training/)"
-)  # the hook may lie anywhere
-_STDLIB = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<frozen |^<string>$")
-# py-spy shortens paths by sys.path, so recorded stacks may show a bare "threading.py".
-_STDLIB_SHORT = re.compile(
-    r"^(threading|queue|selectors|subprocess|socket|socketserver|ssl|bdb|pdb|cmd|codeop|code|runpy|contextlib|functools|"
-    r"tempfile|shutil|pathlib|pickle|json/\w+|logging/\w+|asyncio/\w+|multiprocessing/\w+|concurrent/futures/\w+|"
-    r"importlib/\w+|_pyrepl/\w+|http/\w+|urllib/\w+|email/\w+|weakref|copy|gzip|zipfile|tarfile|random|signal)\.py$"
-)
-_LIBRARY = re.compile(
-    r"^(torch|torchvision|triton|mldebug_training|filelock|portalocker|safetensors|deepspeed/comm|ipdb|pudb|debugpy)(/|\.py$)"
-)
+
+def owner_of(frame: Frame) -> Owner:
+    """Whose code a frame is; native code counts as a library's."""
+    return Owner.LIBRARY if frame.native else owner(frame.path, frame.file)
 
 
 def is_user(frame: Frame) -> bool:
-    """True for code of the training job: neither native, nor the standard library, nor torch itself."""
-    return not frame.native and _is_user(frame.path, frame.file)
+    """True for code of the job or of a package that it uses: neither native, nor the standard library, nor torch."""
+    return owner_of(frame) is not Owner.LIBRARY
 
 
-@lru_cache(maxsize=4096)
-def _is_user(path: str, file: str) -> bool:
-    """Asked for every frame of every rank, which are of a few dozen files."""
-    if _STDLIB.search(path) or _STDLIB_SHORT.match(file) or file.startswith("<frozen"):
-        return False
-    inside = PACKAGES.split(path)[-1] if path else file
-    return not _LIBRARY.match(inside) and not (inside.startswith("/") and _LIBRARY.match(file))
+def is_own(frame: Frame) -> bool:
+    """True for code of the training job itself."""
+    return owner_of(frame) is Owner.JOB
 
 
 def bare(frame: Frame) -> str:
@@ -46,25 +32,39 @@ def python_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
 
 
 def site(frames: Iterable[Frame]) -> Frame | None:
-    """The innermost frame of the training job: the place in its own code."""
-    return next((frame for frame in frames if is_user(frame)), None)
+    """The innermost frame of the job's own code; where it has none, of a package that it runs. None: libraries alone."""
+    best: Frame | None = None
+    nearest = Owner.LIBRARY
+    for frame in frames:  # thousands of ranks: most stacks are left at their first own frame
+        if (whose := owner_of(frame)) < nearest:
+            best, nearest = frame, whose
+        if nearest is Owner.JOB:
+            break
+    return best
+
+
+def own_path(frames: Iterable[Frame]) -> tuple[str, ...]:
+    """The job's own frames as py-spy prints them, innermost first: how it came to where it stands."""
+    return labels(filter(is_own, frames))
 
 
 def inner(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The library frames inside the innermost user frame, innermost first: what the user's line called."""
-    for index, frame in enumerate(frames):
-        if is_user(frame):
-            return frames[:index]
-    return frames
+    """The frames inside that place, innermost first: what the job's line called."""
+    place = site(frames)
+    return frames if place is None else frames[: frames.index(place)]
 
 
 def principal(stacks: tuple[ThreadStack, ...], pid: int) -> ThreadStack | None:
-    """The thread whose stack speaks for the process: the main one, unless it only waits for a training thread."""
+    """The thread whose stack speaks for the process: the main one, unless it only waits for the thread that trains."""
     main = next((s for s in stacks if s.name == MAIN_THREAD), None)
     main = main or next((s for s in stacks if s.tid == pid), None)
-    if main is not None and not _only_waits_for_threads(main):
+    if main is not None and not _parked(main):
         return main
-    trainers = [stack for stack in stacks if stack is not main and _trains(stack)]
+    others = [stack for stack in stacks if stack is not main and any(map(is_user, stack.frames))]
+    own = [stack for stack in others if any(map(is_own, stack.frames))]
+    trainers = list(filter(_trains, own)) or list(filter(_trains, others))
+    if not trainers and main is not None and _handed_over(main):
+        trainers = own
     return trainers[0] if len(trainers) == 1 else main
 
 
@@ -76,33 +76,37 @@ def last_frame(stacks: tuple[ThreadStack, ...], pid: int) -> str:
     return found.label if found else ""
 
 
-def _only_waits_for_threads(stack: ThreadStack) -> bool:
-    joins = {
-        "join",
-        "_wait_for_tstate_lock",
-        "wait",
-        "result",
-        "_shutdown",
-        "run_forever",
-        "select",
-        "get",
-    }
-    python = python_frames(stack.frames)
-    return bool(python) and bare(python[0]) in joins and not is_user(python[0])
+_JOINS = ("join", "_wait_for_tstate_lock", "_shutdown")
+_WAITS = (*_JOINS, "wait", "result", "run_forever", "select", "get")
+_SERVES = {("ray/_private/worker.py", "main_loop")}
+"""Where the main thread of a worker process stands while a thread does the work: file and function (read: Ray 2.x)."""
+_TRAINING = (
+    *("torch/distributed/", "torch/autograd/", "torch/cuda/", "torch/nn/modules/", "torch/optim/"),
+    *("torch/utils/data/dataloader.py", "deepspeed/", "accelerate/", "megatron/core/", "horovod/"),
+    *("lightning/", "lightning_fabric/", "pytorch_lightning/", "transformers/trainer.py", "jax/"),
+    *("ray/train/", "ray/air/"),
+)
+"""Code that runs in the thread that trains, and in no thread beside it."""
+
+
+def _parked(main: ThreadStack) -> bool:
+    """Whether the main thread waits in a library for others, or runs no line of the job at all."""
+    python = python_frames(main.frames)
+    if not python:
+        return False
+    waits = bare(python[0]) in _WAITS and owner_of(python[0]) is Owner.LIBRARY
+    return waits or not any(map(is_own, python))
+
+
+def _handed_over(main: ThreadStack) -> bool:
+    """Whether it waits for a thread to end, or serves a cluster's runtime: then its one other thread of the job does the work."""
+    top = python_frames(main.frames)[0]
+    return bare(top) in _JOINS or (top.file, bare(top)) in _SERVES
 
 
 def _trains(stack: ThreadStack) -> bool:
-    """True where torch's distributed, autograd or CUDA code runs under a user frame in this thread."""
-    places = (
-        "torch/distributed/distributed_c10d.py",
-        "torch/autograd/",
-        "torch/cuda/__init__.py",
-        "torch/nn/modules/module.py",
-    )
-    return (
-        any(frame.file.startswith(places) for frame in stack.frames)
-        and site(stack.frames) is not None
-    )
+    """True where code of a training framework runs in this thread."""
+    return any(frame.file.startswith(_TRAINING) for frame in stack.frames)
 
 
 def labels(frames: Iterable[Frame]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from mldebug.capture.frames import PACKAGES
+from mldebug.capture.packages import INSTALLED
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import Frame, ThreadStack, TreeNode
 from mldebug.core.ranksets import fold_ranks
@@ -124,7 +124,7 @@ def _text_frame(match: re.Match[str]) -> Frame:
 def named_frame(path: str, line: str, function: str) -> Frame:
     """A Python frame as pystack and faulthandler name it: with the whole path of its file."""
     whole = clean(path, 512)
-    short = PACKAGES.split(whole)[-1]
+    short = INSTALLED.split(whole)[-1]
     short = short if short != whole else re.sub(r"^.*/lib/python3\.\d+/", "", whole)
     file = short if not short.startswith("/") else short.rpartition("/")[2]
     return Frame(function=clean(function, MAX_NAME), file=file, line=int(line), path=whole)

@@ -47,7 +47,7 @@ class RankLook(Noun, frozen=True, kw_only=True):
 
     rank: int
     role: Role | None = None
-    class_name: str = ""  # mldebug.diagnosis.classify.frame_table: collective, init, sleep …
+    class_name: str = ""  # mldebug.diagnosis.classify.tables: collective, init, sleep …
     operation: str = ""  # what a waiting rank waits in: all_reduce
     doing: str = ""  # follows "rank 3 ": "sleeps in slow_data_loader (train.py:7)"
     frames_signature: str | None = None  # equal for equal Python frames of the main thread

@@ -1,6 +1,7 @@
 """The case before the detectors: every rank with its class, who waits, who does not, and whether anything moved."""
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
@@ -21,8 +22,8 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.core.ranksets import all_of, fold_nodes, fold_ranks
-from mldebug.diagnosis.classify.frame_table import FUTEX_WAITS
 from mldebug.diagnosis.classify.process_facts import FUTEX_SWITCHES
+from mldebug.diagnosis.classify.tables.kernel_waits import FUTEX_WAITS
 
 INIT_CLASSES = ("init", "store")
 SOFT_CLASSES = frozenset(
@@ -251,6 +252,8 @@ def blame(
     that it stayed so; else medium. A finding in which nobody waits is never more than medium.
     """
     rivals = _rivals(case, culprits)
+    if _larger_half(case, culprits):
+        return _nobody_of(case, verdict, culprits, tuple(next_steps))
     if rivals or _differ(culprits):
         return _several(case, verdict, (*culprits, *rivals), tuple(next_steps))
     if case.unseen and any(_is_soft(rank) or _is_busy(rank) for rank in culprits):
@@ -287,6 +290,45 @@ def _rivals(case: Case, culprits: tuple[ClassifiedRank, ...]) -> tuple[Classifie
     if any(map(_is_busy, culprits)):
         return tuple(filter(_is_soft, others))
     return ()
+
+
+def _larger_half(case: Case, culprits: tuple[ClassifiedRank, ...]) -> bool:
+    """Many that nothing direct accuses, beside fewer who wait elsewhere: as likely as not the many wait too, for the few.
+
+    Where the others all wait in one place a minority of unclear ranks may be named, at `low`; a half never.
+    """
+    if len(culprits) < 2 or not all(map(_is_faint, culprits)):
+        return False
+    places = Counter((rank.is_.operation, rank.is_.site) for rank in case.waiting)
+    fewer = len(places) > 1 and min(places.values()) <= len(culprits)
+    return fewer or 2 * len(culprits) >= len(case.alive)
+
+
+def _is_faint(rank: ClassifiedRank) -> bool:
+    """Named by no more than its place: outside of Python, or in one look at its stack that shows nothing it waits for."""
+    if rank.is_.direct or rank.capture is None:
+        return False
+    if rank.is_.role is Role.UNCLEAR:
+        return True
+    process = rank.capture.process
+    seen_once = process.state is None and process.movement is None
+    holds = any(stack.owns_gil for stack in process.stacks)
+    return seen_once and not holds and rank.is_.name in ("idle", "busy", "backward", "compile")
+
+
+def _nobody_of(
+    case: Case, verdict: Verdict, suspects: tuple[ClassifiedRank, ...], next_steps: tuple[str, ...]
+) -> Finding:
+    """Name nobody, and say where all stand."""
+    victims = f"; {case.victims()}" if case.waiting else ""
+    return Finding(
+        verdict=verdict,
+        culprits=(),
+        confidence=Confidence.LOW,
+        summary=f"{sentence(suspects)}, which may be a wait as well{victims}",
+        evidence=evidence_of(case, suspects),
+        next_steps=next_steps,
+    )
 
 
 def _is_busy(rank: ClassifiedRank) -> bool:

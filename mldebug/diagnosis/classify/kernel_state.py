@@ -5,9 +5,10 @@ import re
 from mldebug.capture.frames import inner
 from mldebug.core.model import Classification, OpenFile, ProcessState, Role, ThreadState
 from mldebug.core.redact import safe_line
-from mldebug.diagnosis.classify import frame_table
-from mldebug.diagnosis.classify.frame_table import NameSign
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
+from mldebug.diagnosis.classify.tables.kernel_waits import STORAGE_WAITS, WAIT_CHANNELS
+from mldebug.diagnosis.classify.tables.python_calls import PYTHON
+from mldebug.diagnosis.classify.tables.signs import NameSign
 
 READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
 RECEIVE_CALLS = READ_CALLS | {"recvfrom", "recvmsg", "recvmmsg"}
@@ -53,10 +54,10 @@ def tracer_words(state: ProcessState) -> str:
 
 def storage_wait(process: ProcessFacts) -> Classification | None:
     thread = process.thread
-    blocked = thread.state == "D" or frame_table.STORAGE_WAITS.fullmatch(thread.wchan)
+    blocked = thread.state == "D" or STORAGE_WAITS.fullmatch(thread.wchan)
     if not blocked or not process.asleep:
         return None
-    storage = bool(frame_table.STORAGE_WAITS.fullmatch(thread.wchan))
+    storage = bool(STORAGE_WAITS.fullmatch(thread.wchan))
     fact = f"state {thread.state}, wait channel {thread.wchan or 'unknown'}"
     target = process.capture.blocked_on
     name = "storage" if storage else "uninterruptible"
@@ -69,11 +70,7 @@ def stdin_wait(process: ProcessFacts) -> Classification | None:
     reading = thread.syscall in READ_CALLS and thread.syscall_args[:1] == (0,)
     if not reading or not process.asleep:
         return None
-    if any(
-        call.file.fullmatch(f.file)
-        for f in inner(process.frames)
-        for call in frame_table.PYTHON[:1]
-    ):
+    if any(call.file.fullmatch(f.file) for f in inner(process.frames) for call in PYTHON[:1]):
         return inert(
             process, "debugger", f"stands in a debugger in {process.at}", "reads standard input"
         )
@@ -87,7 +84,7 @@ def by_wait_channel(process: ProcessFacts) -> Classification | None:
     wchan = wait_channel(process.thread)
     if _receives(process, wchan):
         wchan = "sk_wait_data"
-    for row in frame_table.WAIT_CHANNELS:
+    for row in WAIT_CHANNELS:
         if row.pattern.fullmatch(wchan):
             fact = f"wait channel {process.thread.wchan}"
             return (

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from mldebug.capture.frames import principal, python_frames, site
 from mldebug.core.model import Frame, ProcessCapture, ThreadStack, ThreadState
-from mldebug.diagnosis.classify.frame_table import FUTEX_WAITS
+from mldebug.diagnosis.classify.tables.kernel_waits import FUTEX_WAITS
 
 BUSY_CPU = 0.1
 """Share of one core above which a process computes; on a crowded node a loop gets no more."""

@@ -15,23 +15,27 @@ from mldebug.core.model import (
     Role,
     ThreadStack,
 )
-from mldebug.diagnosis.classify import frame_table
 from mldebug.diagnosis.classify.dataloader import stalled_loader
-from mldebug.diagnosis.classify.frame_table import FrameSign, NameSign
 from mldebug.diagnosis.classify.kernel_state import (
     by_wait_channel,
     from_sign,
     gone,
     held_by_profiler,
-    inert,
     stdin_wait,
     stopped,
     storage_wait,
     tracer_words,
     wait_channel,
 )
-from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity, native_words
+from mldebug.diagnosis.classify.native_stack import by_native, gil, native_sign, own_wait
+from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
+from mldebug.diagnosis.classify.tables.kernel_waits import POLL_WAITS
+from mldebug.diagnosis.classify.tables.python_calls import BACKWARD, PYTHON
+from mldebug.diagnosis.classify.tables.signs import FrameSign
+from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE
 
+Match = tuple[FrameSign, str]  # the row, and the operation that is waited in
+_LOADS_ITSELF = "torch/utils/data/_utils/fetch.py"  # a DataLoader without workers
 OF_ITS_OWN = frozenset(
     ("sleep", "fifo", "terminal", "flock", "file_lock", "child_wait", "debugger", "pipe_write")
 )
@@ -46,7 +50,8 @@ def classify(capture: RankCapture) -> Classification:
             return found
     found = _by_calls(process, capture)
     if found is None:
-        found = _by_native(process) or by_wait_channel(process) or _by_source(process)
+        found = by_native(process) or own_wait(process)
+        found = found or by_wait_channel(process) or _by_source(process)
     found = found or _by_activity(process)
     if found.role is Role.WAITING or found.name in OF_ITS_OWN:
         return found
@@ -56,7 +61,7 @@ def classify(capture: RankCapture) -> Classification:
 def classify_process(capture: ProcessCapture) -> Classification:
     """Classify a child (a DataLoader worker): the same signs, without its own children."""
     process = ProcessFacts(capture)
-    for sign in (gone, stopped, storage_wait, stdin_wait, _by_native, by_wait_channel):
+    for sign in (gone, stopped, storage_wait, stdin_wait, by_native, by_wait_channel):
         if found := sign(process):
             return found
     if process.computes and not process.frames:
@@ -102,7 +107,8 @@ def _waits_in_thread(
 
 def _by_calls(process: ProcessFacts, capture: RankCapture) -> Classification | None:
     """Ask the table of Python calls; the kernel and the native stack then make it direct, or correct it."""
-    match = _match_calls(process.frames)
+    runs_python = bool(process.stack and process.stack.owns_gil)
+    match = _match_calls(process.frames, runs_python=runs_python)
     if match is None:
         return _backward(process)
     row, operation = match
@@ -122,7 +128,7 @@ def _by_calls(process: ProcessFacts, capture: RankCapture) -> Classification | N
         and not _busy_children(capture)
     ):
         return _frozen_work(process, doing)
-    native = _native_sign(process)
+    native = native_sign(process)
     return Classification(
         name=row.name,
         role=row.role,
@@ -146,15 +152,26 @@ def _other_threads(process: ProcessFacts) -> str:
     return f" ({'; '.join(threads[:3])})" if threads else ""
 
 
-def _match_calls(frames: tuple[Frame, ...]) -> tuple[FrameSign, str] | None:
-    """The first row that matches; the operation is the outermost matching call, as the user wrote it."""
+def _match_calls(frames: tuple[Frame, ...], *, runs_python: bool = False) -> Match | None:
+    """The first row that matches; the operation is the outermost matching call, as the user wrote it.
+
+    `runs_python`: the thread holds the interpreter's lock, so that the line it stands in does not block.
+    """
     region = inner(frames)
-    rows = [_rows_of(frame.file, bare(frame)) for frame in region]
-    first = min((index for found in rows for index in found), default=None)
+    rows = [_rows_of(_file(frame), bare(frame)) for frame in region]
+    first = min((r for n, found in enumerate(rows) for r in found if not PYTHON[r].top or (n == 0 and not runs_python)), default=None)  # fmt: skip
     if first is None:
         return None
     hits = [bare(frame) for frame, found in zip(region, rows, strict=True) if first in found]
-    return frame_table.PYTHON[first], hits[-1]
+    row = PYTHON[first]
+    if row.name == "dataloader" and any(frame.file.endswith(_LOADS_ITSELF) for frame in region):
+        return None
+    return row, row.operation or hits[0 if row.top else -1]
+
+
+def _file(frame: Frame) -> str:
+    """The file as far as it is known: a tool may show no more than its last part."""
+    return frame.file if "/" in frame.file else frame.path or frame.file
 
 
 @lru_cache(maxsize=4096)
@@ -162,7 +179,7 @@ def _rows_of(file: str, function: str) -> tuple[int, ...]:
     """The rows that this call fits; thousands of ranks stand in a few dozen calls."""
     return tuple(
         index
-        for index, row in enumerate(frame_table.PYTHON)
+        for index, row in enumerate(PYTHON)
         if row.file.fullmatch(file) and row.function.fullmatch(function)
     )
 
@@ -179,7 +196,7 @@ def _frozen_work(process: ProcessFacts, doing: str) -> Classification | None:
 
 def _backward(process: ProcessFacts) -> Classification | None:
     """`backward()` computes, or waits inside for other ranks: native frames decide, else whether it sleeps."""
-    row = frame_table.BACKWARD
+    row = BACKWARD
     hits = [
         f
         for f in inner(process.frames)
@@ -187,7 +204,7 @@ def _backward(process: ProcessFacts) -> Classification | None:
     ]
     if not hits:
         return None
-    if (native := _by_native(process)) is not None:
+    if (native := by_native(process)) is not None:
         return native
     facts = activity(process)
     if process.computes or not (process.still or process.rests):
@@ -208,42 +225,6 @@ def _backward(process: ProcessFacts) -> Classification | None:
         operation="backward",
         site=process.at,
         why=facts,
-    )
-
-
-def _native_sign(process: ProcessFacts) -> tuple[NameSign, str] | None:
-    """The innermost native frame that the table knows, below the innermost Python frame, and what it is called."""
-    if process.native is None:
-        return None
-    for frame in process.native.frames:
-        if not frame.native:
-            return None
-        for row in frame_table.NATIVE:
-            if row.pattern.fullmatch(frame.function):
-                return row, frame.function
-    return None
-
-
-def _by_native(process: ProcessFacts) -> Classification | None:
-    found = _native_sign(process)
-    if found is None or process.native is None:
-        return None
-    sign, function = found
-    if sign.name == "gil":
-        return _gil(process)
-    fact = f"native stack: {native_words(process.native.frames, function)}"
-    return from_sign(process, sign, fact, direct=True)
-
-
-def _gil(process: ProcessFacts) -> Classification:
-    holder = next(
-        (s for s in process.capture.stacks if s.owns_gil and s is not process.stack), None
-    )
-    where = site(holder.frames) if holder else None
-    who = f", held by its thread {holder.name or holder.tid}" if holder else ""
-    at = f" in {where.label}" if where else ""
-    return inert(
-        process, "gil", f"waits for the GIL in {process.at}{who}{at}", "native stack: take_gil"
     )
 
 
@@ -269,10 +250,10 @@ def _by_source(process: ProcessFacts) -> Classification | None:
         not line
         or (process.stack and process.stack.owns_gil)
         or not process.frames
-        or not is_user(process.frames[0])
+        or process.frames[0] is not process.place
     ):
         return None
-    rows = frame_table.SOURCE + (frame_table.GPU_SOURCE if process.has_gpu else ())
+    rows = SOURCE + (GPU_SOURCE if process.has_gpu else ())
     for row in rows:
         if row.pattern.fullmatch(line):
             return from_sign(process, row, f"source line: {line.strip()}", direct=False)
@@ -294,10 +275,10 @@ def _by_activity(process: ProcessFacts) -> Classification:
     if process.computes or not process.still:
         return _loosely(process, "busy", Role.BUSY, "runs")
     if holder is not None and holder is not process.stack:
-        return _gil(process)
+        return gil(process)
     if process.on_futex and is_user(process.frames[0]):
         return _loosely(process, "futex", Role.UNCLEAR, "waits for a lock, or for other ranks, in")
-    polls = frame_table.POLL_WAITS.fullmatch(wait_channel(process.thread))
+    polls = POLL_WAITS.fullmatch(wait_channel(process.thread))
     words = "waits for a descriptor (a socket, a pipe) in" if polls else "does nothing in"
     return _loosely(process, "idle", Role.INERT, words)
 

@@ -7,7 +7,7 @@ from mldebug.diagnosis.detectors import Detector
 
 CLASSES = (
     "sleep",
-    "poll", "lock", "gil", "debugger", "stdin", "terminal", "child_wait", "file_lock", "thread_join", "thread_exit", "future", "idle",
+    "poll", "lock", "gil", "debugger", "stdin", "terminal", "child_wait", "file_lock", "thread_join", "thread_exit", "native_lock", "future", "idle",
 )  # fmt: skip
 
 CLASSES_ALONE = ("lock", "gil", "debugger", "stdin", "terminal", "file_lock", "child_wait")

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from mldebug.core.model import Gap, NodeCapture, ProcessState, RankCapture
-from mldebug.diagnosis.classify.frame_table import STORAGE_WAITS
 from mldebug.diagnosis.classify.rank_states import wants_native
+from mldebug.diagnosis.classify.tables.kernel_waits import STORAGE_WAITS
 from mldebug_agents.capture.stacks.pyspy import Dump, PySpy
 from mldebug_agents.system.host import Host
 

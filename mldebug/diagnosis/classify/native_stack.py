@@ -1,0 +1,77 @@
+"""What the native frames of a rank's thread say: a communication library, the GPU, the interpreter's lock, or code of its own."""
+
+import re
+
+from mldebug.capture.frames import site
+from mldebug.core.model import Classification, Frame
+from mldebug.diagnosis.classify.kernel_state import from_sign, inert
+from mldebug.diagnosis.classify.process_facts import ProcessFacts, native_words
+from mldebug.diagnosis.classify.tables.native_calls import C_LIBRARY, MAY_WAIT_FOR_OTHERS, NATIVE
+from mldebug.diagnosis.classify.tables.signs import NameSign
+
+
+def native_sign(process: ProcessFacts) -> tuple[NameSign, str] | None:
+    """The innermost native frame that the table knows, below the innermost Python frame, and what it is called."""
+    if process.native is None:
+        return None
+    for frame in process.native.frames:
+        if not frame.native:
+            return None
+        for row in NATIVE:
+            if row.pattern.fullmatch(frame.function):
+                return row, frame.function
+    return None
+
+
+def by_native(process: ProcessFacts) -> Classification | None:
+    found = native_sign(process)
+    if found is None or process.native is None:
+        return None
+    sign, function = found
+    if sign.name == "gil":
+        return gil(process)
+    fact = f"native stack: {native_words(process.native.frames, function)}"
+    return from_sign(process, sign, fact, direct=True)
+
+
+def gil(process: ProcessFacts) -> Classification:
+    holder = next(
+        (s for s in process.capture.stacks if s.owns_gil and s is not process.stack), None
+    )
+    where = site(holder.frames) if holder else None
+    who = f", held by its thread {holder.name or holder.tid}" if holder else ""
+    at = f" in {where.label}" if where else ""
+    return inert(
+        process, "gil", f"waits for the GIL in {process.at}{who}{at}", "native stack: take_gil"
+    )
+
+
+def own_wait(process: ProcessFacts) -> Classification | None:
+    """A thread that sleeps on a futex below native code that belongs to no library of communication, GPU or runtime.
+
+    Who would wake it is not known, but it is nobody of the job's other ranks: an extension's own queue, lock or thread.
+    """
+    if process.native is None or not process.on_futex or process.computes or not process.asleep:
+        return None
+    frames = _below_python(process.native.frames)
+    if not frames or any(map(_may_wait_for_others, frames)):
+        return None
+    own = next((frame for frame in frames if not C_LIBRARY.fullmatch(frame.file)), None)
+    if own is None or own.function.startswith("0x"):
+        return None
+    words = f"waits in native code of its own ({own.function}, {own.file}) in {process.at}"
+    fact = f"native stack: {native_words(process.native.frames, own.function)}"
+    return inert(process, "native_lock", words, fact)
+
+
+def _below_python(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The native frames that the innermost Python frame has called; none where the stack ends before one."""
+    for index, frame in enumerate(frames):
+        if not frame.native:
+            return frames[:index]
+    return ()
+
+
+def _may_wait_for_others(frame: Frame) -> bool:
+    name = re.split(r"[/\\]", frame.file)[-1]
+    return bool(MAY_WAIT_FOR_OTHERS.match(frame.function) or MAY_WAIT_FOR_OTHERS.match(name))

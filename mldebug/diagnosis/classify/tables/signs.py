@@ -1,0 +1,42 @@
+"""The rows of the classification tables: a pattern, and the class of a rank that fits it."""
+
+import re
+from dataclasses import dataclass
+
+from mldebug.core.model import Role
+
+W, I, B = Role.WAITING, Role.INERT, Role.BUSY
+
+
+@dataclass(frozen=True)
+class FrameSign:
+    """One class as Python frames show it. Patterns match the whole name."""
+
+    name: str
+    role: Role
+    phrase: str  # follows "rank 3 "; {op} = the operation, {site} = the job's line
+    file: re.Pattern[str]
+    function: re.Pattern[str]
+    operation: str = ""  # "": the called function, by its name
+    top: bool = False  # it blocks in its own line: counts as the innermost Python frame alone
+
+
+@dataclass(frozen=True)
+class NameSign:
+    """One class as a single name shows it: a wait channel, a native function or the text of a source line."""
+
+    name: str
+    role: Role
+    phrase: str
+    pattern: re.Pattern[str]
+    operation: str = ""
+
+
+def calls(name: str, role: Role, phrase: str, file: str, function: str) -> FrameSign:
+    """A row for calls of functions in files whose paths end so."""
+    return FrameSign(name, role, phrase, re.compile(rf"(?:.*/)?(?:{file})"), re.compile(function))
+
+
+def sign(name: str, role: Role, phrase: str, pattern: str, operation: str = "") -> NameSign:
+    """A row for one name."""
+    return NameSign(name, role, phrase, re.compile(pattern), operation)

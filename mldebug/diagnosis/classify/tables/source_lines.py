@@ -1,0 +1,27 @@
+"""Source lines that say what a rank waits for where the wait leaves no Python frame of its own."""
+
+from mldebug.diagnosis.classify.tables.signs import I, NameSign, W, sign
+
+# The text of the innermost user line, for waits that leave no Python frame of their own.
+SOURCE: tuple[NameSign, ...] = (
+    sign(
+        "device_sync",
+        W,
+        "waits for its GPU in {site}",
+        r".*(\bcu(da)?\w*Synchronize|\.synchronize)\s*\(.*",
+    ),
+    sign(
+        "lock",
+        I,
+        "waits for a lock in {site}",
+        r".*\.acquire\s*\((?!.*(False|timeout|blocking)).*|\s*with\b.*[lL]ock\b.*:\s*(#.*)?",
+    ),
+)
+GPU_SOURCE: tuple[NameSign, ...] = (
+    sign(
+        "device_sync",
+        W,
+        "waits for its GPU in {site}",
+        r".*(\.item|\.cpu|\.tolist|\.numpy|clip_grad_norm_|\.to)\s*\(.*",
+    ),
+)
