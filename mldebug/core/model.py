@@ -434,6 +434,13 @@ class RankDevice(Noun, frozen=True, kw_only=True):
     )
     sm_since: float = 0.0  # unix: from when on
     sm_read_at: float = 0.0  # unix: until when
+    read_at: float = 0.0  # unix: of the last full read, which has all that follows
+    clock_ratio: float | None = None  # of the multiprocessors, as a share of the highest
+    slowed: tuple[str, ...] = ()  # reasons of the hardware for which clocks are cut, sorted
+    link_bytes_per_second: float | None = None  # over NVLink, both directions
+    sick: tuple[
+        str, ...
+    ] = ()  # what speaks against its health, in phrases: rows to be remapped, errors
     samples: tuple[GpuSample, ...] = ()  # oldest first
 
 

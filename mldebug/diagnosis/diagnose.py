@@ -26,7 +26,8 @@ from mldebug.core.ranksets import MAX_RANK, all_of, fold_ranks, shorten_ranks
 from mldebug.diagnosis.classify.combined import join
 from mldebug.diagnosis.classify.evidence import Case, ranks_text
 from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
-from mldebug.diagnosis.classify.held_stream import all_spin, held
+from mldebug.diagnosis.classify.gpus.held_stream import all_spin, held
+from mldebug.diagnosis.classify.gpus.odd_gpu import odd_gpu
 from mldebug.diagnosis.classify.nccl_ras import (
     OUT_OF_STEP,
     RasStatement,
@@ -70,7 +71,7 @@ def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None)
     statements = () if case.moved else ras_statements(captures)
     apart = "" if case.moved else ras_apart(captures)
     nodes = node_evidence(case, captures)
-    findings = _findings(case) or _apart(case, apart) or _held(case, captures)
+    findings = _findings(case) or _apart(case, apart) or _by_gpus(case, captures)
     findings = findings or [unknown(case, _agreed(case, captures))]
     diagnosis = conclude(
         case,
@@ -191,8 +192,9 @@ def _agreed(case: Case, captures: tuple[NodeCapture, ...]) -> tuple[str, ...]:
     return tuple(filter(None, (alike, spin)))
 
 
-def _held(case: Case, captures: tuple[NodeCapture, ...]) -> list[Finding]:
-    found = held(case, captures)
+def _by_gpus(case: Case, captures: tuple[NodeCapture, ...]) -> list[Finding]:
+    """Where all have called the same: the rank whose GPU runs nothing, or does what the others do not."""
+    found = held(case, captures) or odd_gpu(case, captures)
     return [] if found is None else [found]
 
 

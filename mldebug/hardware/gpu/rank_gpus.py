@@ -5,12 +5,22 @@ from collections.abc import Iterator, Mapping
 from mldebug.core.model import GpuSample, RankDevice
 from mldebug.hardware.gpu.fingerprint import Fingerprint, GpuFingerprint
 from mldebug.hardware.gpu.rank_join import RankGpu, RankGpuMap
-from mldebug.hardware.gpu.readings import GpuReading, GpuWatch, NodeGpus, NodeWatch
+from mldebug.hardware.gpu.readings import (
+    GpuActivity,
+    GpuReading,
+    GpuWatch,
+    NodeGpus,
+    NodeWatch,
+    ecc_count,
+)
 from mldebug.hardware.gpu.samples import ratio, watts
 
 KEPT = 12  # looks at one GPU …
 SPAN = 60.0  # … of the last seconds
 MAX_PIDS = 32
+MAX_RATE = 1e13  # bytes a second, more than any link has
+SLOWED = frozenset(("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"))
+"""Reasons for which the hardware itself cuts clocks; power caps and what an operator has set are no fault."""
 
 Samples = Mapping[str, tuple[GpuSample, ...]]  # by uuid, oldest first
 
@@ -78,5 +88,37 @@ def _device(
         sm_active_ratio=active,
         sm_since=at - activity.window_seconds if activity and active is not None else 0.0,
         sm_read_at=at if active is not None else 0.0,
+        read_at=at if read else 0.0,
+        clock_ratio=_clock(read) if read else None,
+        slowed=tuple(sorted(SLOWED & set(read.clock_events or ()))) if read else (),
+        link_bytes_per_second=_links(activity) if activity else None,
+        sick=tuple(_sick(read)) if read else (),
         samples=looks,
     )
+
+
+def _clock(read: GpuReading) -> float | None:
+    most = read.clock_max_hertz.get("sm")
+    now = read.clock_hertz.get("sm")
+    return ratio(now / most) if most and now is not None else None
+
+
+def _links(activity: GpuActivity) -> float | None:
+    both = activity.nvlink_receive_bytes_per_second, activity.nvlink_transmit_bytes_per_second
+    known = [one for one in both if one is not None and 0 <= one < MAX_RATE]
+    return sum(known) if len(known) == len(both) else None
+
+
+def _sick(read: GpuReading) -> Iterator[str]:
+    """What speaks against its health, in phrases."""
+    rows = read.remapped_rows
+    if rows and rows.failed:
+        yield "a row of its memory could not be replaced"
+    if rows and rows.pending:
+        yield "rows of its memory wait for a reset to be replaced"
+    if read.retired_pages_pending:
+        yield "pages of its memory wait for a reset to be retired"
+    if errors := ecc_count(read, "uncorrected", "total", "volatile"):
+        yield f"{errors:,} uncorrected memory errors since its last reset"
+    if read.recovery_action not in (None, "none", "unknown"):
+        yield f"the driver asks for a recovery ({read.recovery_action})"

@@ -1,0 +1,135 @@
+"""The looks at the GPUs of a job that stands still, and whether its ranks may be told apart by them. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from mldebug.core.model import ClassifiedRank, NodeCapture, RankDevice
+from mldebug.diagnosis.classify.evidence import Case
+from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
+from mldebug.diagnosis.classify.nccl_ras import ras_alike
+
+BUSY = 0.9  # share of the time with a kernel, from which on a GPU is always busy
+AT_REST = 0.6  # share of its usual power, above which a GPU does more than wait
+LATELY = 30.0  # seconds before a capture whose looks count, at most
+SETTLED = 3.0  # seconds after the last progress in which utilization may still be that of before
+LOOKS, SPAN = 2, 1.5  # fewest looks, and seconds from the first to the last
+MANY_LOOKS, LONG_SPAN = 3, 5.0  # from which on they are no passing moment
+FOR_ITS_GPU = "device_sync"
+FOR_OTHERS = frozenset((FOR_ITS_GPU, "collective", "backward_wait"))
+
+Devices = Mapping[int, RankDevice]  # by rank
+
+
+def judged_devices(case: Case, captures: Sequence[NodeCapture]) -> Devices:
+    """The GPU of every rank; empty where the ranks may not be told apart by them.
+
+    All wait, nobody moved, nobody is missing; each GPU is surely its rank's and nobody else's and was looked at often enough, at a time in
+    which all were.
+    """
+    if case.suspects or case.moved or not case.complete or len(case.ranks) < 2:
+        return {}
+    if len(captures) > 1 and any(one.quiet_seconds <= 0 for one in captures):
+        return {}  # perhaps they are of different moments
+    devices = devices_of(captures)
+    if not all(may_be_judged(one, devices) for one in case.ranks) or not _apart(devices):
+        return {}
+    found = {one.rank: devices[one.rank] for one in case.ranks}
+    return found if _at_once(found) else {}
+
+
+def called_alike(case: Case, captures: Sequence[NodeCapture]) -> str:
+    """The sources that show all ranks to have launched as many collectives; "" where NCCL RAS does not, or one contradicts."""
+    if not ras_alike(captures):
+        return ""
+    if not any(one.groups for one in case.flight_records.values()):
+        return "NCCL RAS"
+    return "the Flight Recorder and NCCL RAS" if recorded_alike(case) else ""
+
+
+def recorded_alike(case: Case) -> bool:
+    """Do the Flight Recorders show one collective of all ranks, called alike, and nothing else?"""
+    claim = FlightRecorders(case).alike
+    whole = claim is not None and len(claim.members) == len(case.ranks)
+    sizes = claim is not None and claim.view.one_size(claim.sequence)
+    pairs = any(one.transfers or one.sends for one in case.flight_records.values())
+    return whole and sizes and not pairs
+
+
+def devices_of(captures: Sequence[NodeCapture]) -> Devices:
+    """By rank, with the looks that tell of now, in seconds from the last progress on, which all nodes hear of: their clocks are never compared."""
+    return dict(_devices(captures))
+
+
+def _devices(captures: Sequence[NodeCapture]) -> Iterator[tuple[int, RankDevice]]:
+    for capture in captures:
+        here = {one.identity.rank for one in capture.ranks}
+        devices = Counter(one.rank for one in capture.gpus)
+        for one in capture.gpus:
+            if one.rank in here and devices[one.rank] == 1:
+                yield one.rank, _now(one, capture)
+
+
+def _now(one: RankDevice, capture: NodeCapture) -> RankDevice:
+    quiet = capture.quiet_seconds
+    back = min(LATELY, quiet - SETTLED) if quiet > 0 else LATELY
+    begin, end = capture.taken_at - back, capture.taken_at + max(LATELY, capture.duration_seconds)
+    looks = tuple(
+        replace(each, at=each.at - capture.taken_at + quiet)
+        for each in one.samples
+        if begin <= each.at <= end
+    )
+    active = one.sm_active_ratio if begin <= one.sm_since and one.sm_read_at <= end else None
+    clock = one.clock_ratio if begin <= one.read_at <= end else None
+    return replace(
+        one,
+        uuid=f"{capture.node}/{one.uuid}",
+        samples=looks,
+        sm_active_ratio=active,
+        clock_ratio=clock,
+        slowed=one.slowed if clock is not None else (),
+    )
+
+
+def may_be_judged(rank: ClassifiedRank, devices: Devices) -> bool:
+    """Its GPU is surely its own and nobody else's, was looked at often enough, and the rank waits for others."""
+    one = devices.get(rank.rank)
+    if one is None or rank.is_.name not in FOR_OTHERS or rank.is_.thread:
+        return False
+    own = one.sure and not one.sliced and not one.others and one.pids == (rank.pid,)
+    return own and len(one.samples) >= LOOKS and span(one) >= SPAN
+
+
+def _apart(devices: Devices) -> bool:
+    return len({one.uuid for one in devices.values()}) == len(devices)
+
+
+def _at_once(devices: Devices) -> bool:
+    """Is there a time in which all were looked at? What differs at different times is no difference."""
+    begins = max(one.samples[0].at for one in devices.values())
+    return begins < min(one.samples[-1].at for one in devices.values())
+
+
+def span(one: RankDevice) -> float:
+    """Seconds from the first look to the last."""
+    return one.samples[-1].at - one.samples[0].at
+
+
+def looked_at_for_long(devices: Devices) -> bool:
+    """Were all looked at so often that it is no passing moment?"""
+    return all(
+        len(one.samples) >= MANY_LOOKS and span(one) >= LONG_SPAN for one in devices.values()
+    )
+
+
+def rests(one: RankDevice) -> bool:
+    """Whether its power is far below that of its usual work, where both are known: a GPU that waits takes little."""
+    usual = one.usual_watts or 0.0
+    return usual <= 0.0 or all((look.power_watts or 0.0) <= AT_REST * usual for look in one.samples)
+
+
+def range_words(values: Sequence[float], scale: float) -> str:
+    """`121 to 129`, or `125` where they are the same."""
+    low, high = (f"{each * scale:.0f}" for each in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
