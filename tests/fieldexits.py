@@ -11,7 +11,8 @@ from mldebug.core.model import Job, RankIdentity
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
-from mldebug.diagnosis.exits.words.last_words import last_error, take_apart
+from mldebug.diagnosis.exits.words.last_words import last_error
+from mldebug.diagnosis.exits.words.marks import take_apart
 from mldebug.diagnosis.exits.words.output import SHARED, LogOutput, own_errors, shared_lines
 
 ENDED_BY_LAUNCHER = 500.0  # seconds: whoever only sleeps is ended when all others are gone

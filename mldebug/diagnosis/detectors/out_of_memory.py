@@ -11,7 +11,7 @@ from mldebug.diagnosis.classify.gpu_faults import fitting
 from mldebug.diagnosis.detectors import Detector
 from mldebug.diagnosis.exits.cuda_memory import DeviceMemory, device_memory
 from mldebug.diagnosis.exits.memory_text import memory_sentence, memory_steps
-from mldebug.diagnosis.exits.words.last_words import take_apart
+from mldebug.diagnosis.exits.words.marks import take_apart
 from mldebug.diagnosis.exits.words.output import ranks_of_tasks
 from mldebug.diagnosis.exits.words.tracebacks import went_on
 from mldebug.jobs.logs.parser import LogParser

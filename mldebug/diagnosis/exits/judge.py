@@ -26,13 +26,20 @@ from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal, w
 from mldebug.diagnosis.exits.other_evidence import with_flights, with_gpu_fault
 from mldebug.diagnosis.exits.outcome import ExitOutcome, abnormal, nobody, status_words
 from mldebug.diagnosis.exits.rank_exit import KILL, ExitKind, ExplainedExit, explain_exits, is_about
+from mldebug.diagnosis.exits.suspects import with_suspects
+from mldebug.diagnosis.exits.words.last_words import tells_of_closed
 
-SOON = 5.0  # seconds in which the peers of a rank that left must notice, for it to be sure
+SOON = (
+    5.0  # seconds in which the peers of a rank that left notice it, where nothing is in their way
+)
+BUSY = (
+    30.0  # the same, with the time that they need to write a traceback and to end on a busy machine
+)
 
 
 def judge_exit(attempt: AttemptExit) -> ExitOutcome:
     """How an attempt ended. A rank is named only where the order of exits, an error or its GPU singles it out."""
-    return with_flights(with_gpu_fault(_judge(attempt), attempt), attempt)
+    return with_flights(with_gpu_fault(with_suspects(_judge(attempt), attempt), attempt), attempt)
 
 
 def _judge(attempt: AttemptExit) -> ExitOutcome:
@@ -115,20 +122,43 @@ def _launcher_failed(attempt: AttemptExit) -> bool:
 def _only_peers(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> ExitOutcome:
     """All blame a peer: it is the rank that left before, where there is one."""
     first = next(one for one in exits if one.kind is ExitKind.PEER)
+    whole = len(attempt.identities) == attempt.job.world_size
+    closed = whole and first.error is not None and tells_of_closed(first.error)
     before = [
         one
         for one in exits
-        if one.kind in (ExitKind.LEFT, ExitKind.UNKNOWN) and _earlier(one, first)
+        if one.kind in (ExitKind.LEFT, ExitKind.UNKNOWN)
+        and not (one.error and one.error.blames_peer)
+        and (_earlier(one, first) or (closed and not _earlier(first, one)))
     ]
     if len(before) == 1:
-        gone = before[0]
-        sure = gone.kind is ExitKind.LEFT and first.exit.at - gone.exit.at <= SOON
-        sure = sure and not (first.error and first.error.caught)
-        return abnormal(exits, (gone,), Confidence.HIGH if sure else Confidence.MEDIUM)
+        return abnormal(exits, (before[0],), _sureness(before[0], first, exits, attempt))
     if before:
         return nobody(attempt, exits, "more than one rank left before the first failure")
     words = first.error.error if first.error else "an error about a peer"
     return nobody(attempt, exits, f"every rank that failed blames another one ({words})")
+
+
+def _sureness(
+    gone: ExplainedExit, first: ExplainedExit, exits: Sequence[ExplainedExit], attempt: AttemptExit
+) -> Confidence:
+    """How sure it is that the rank that left is the one that its peers lost.
+
+    A closed connection tells that its other end is gone: of two ranks that is the other one, however long the first took to say so;
+    of more it is the one that left within the time that processes need to end on a busy machine. A timeout may as well mean one of
+    those that say nothing, and on other nodes anybody.
+    """
+    error = first.error
+    whole = len(attempt.identities) == attempt.job.world_size
+    soon = first.exit.at - gone.exit.at <= SOON
+    silent = any(one.kind is ExitKind.ASKED and one.error is None for one in exits)
+    if not whole:
+        return Confidence.MEDIUM if soon else Confidence.LOW
+    if error is None or not tells_of_closed(error):
+        return Confidence.LOW if silent and not soon else Confidence.MEDIUM
+    sure = len(exits) == 2 or first.exit.at - gone.exit.at <= BUSY
+    sure = sure and gone.kind is ExitKind.LEFT and not error.caught
+    return Confidence.HIGH if sure else Confidence.MEDIUM
 
 
 def _named_by_launcher(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> ExitOutcome:

@@ -106,7 +106,8 @@ def _diagnosis(
     finding = outcome.finding or Finding(
         verdict=Verdict.UNKNOWN, culprits=(), confidence=Confidence.LOW, summary=outcome.sentence
     )
-    if not finding.culprits and trusted is not None and trusted.diagnosis.culprits:
+    suspected = finding.verdict is Verdict.UNKNOWN  # or nobody at all
+    if suspected and trusted is not None and trusted.diagnosis.culprits:
         earlier = trusted.diagnosis
         summary = f"{earlier.summary}; then {'the job' if ended else 'a rank'} ended"
         return msgspec.structs.replace(

@@ -33,6 +33,17 @@ class RankExit(Noun, frozen=True, kw_only=True):
     source: str = "exit unknown"  # where the status comes from
 
 
+class Accusation(Noun, frozen=True, kw_only=True):
+    """Whom the words of a victim name. Ranks are those of the process group that it speaks of, which may be a part of the job."""
+
+    ranks: tuple[int, ...] = ()
+    did: str = ""  # what they did, or did not: "did not come to the monitored barrier"
+    speaker: int | None = None  # the number by which it speaks of itself
+    calls: dict[int, str] = {}  # rank -> what it called, where the words tell this of both sides
+    pids: tuple[int, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+
 class RankError(Noun, frozen=True, kw_only=True):
     """The last error of a rank, from its output or its error file."""
 
@@ -45,6 +56,7 @@ class RankError(Noun, frozen=True, kw_only=True):
     caught: bool = False  # the program wrote more after it: it may have lived on
     alone: bool = False  # the only traceback in that text
     copies: int = 1  # lines of that text that end with the same error
+    accuses: Accusation | None = None  # whom it names, where it does
 
     @property
     def kind(self) -> str:

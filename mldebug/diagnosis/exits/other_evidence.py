@@ -32,7 +32,8 @@ def with_gpu_fault(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
         return outcome
     found = fitting(attempt.faults, min(times), max(times))
     fits = [fit for fit in found if _late_by(fit.fault, attempt) <= SLACK]
-    changed = _named(finding, fits) if finding.culprits else _unnamed(finding, fits)
+    suspected = finding.verdict is Verdict.UNKNOWN  # or nobody at all
+    changed = _unnamed(finding, fits) if suspected else _named(finding, fits)
     if changed is None:
         late = [fit.fault for fit in found if _late_by(fit.fault, attempt) > SLACK]
         return _remarked(outcome, finding, late, attempt)

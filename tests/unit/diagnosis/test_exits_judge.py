@@ -48,6 +48,11 @@ ONLY = RankError(error="TypeError: x", source="the job's log", alone=True)
 PEER = RankError(
     error="RuntimeError: Connection closed by peer", source="its own output", blames_peer=True
 )
+SLOW = RankError(
+    error="RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
+    source="its own output",
+    blames_peer=True,
+)
 TERM, INT, KILL, SEGV, ABRT = (
     signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
 )  # fmt: skip
@@ -96,6 +101,12 @@ def ending(
         launcher_pid=LAUNCHER,
     )
     return msgspec.structs.replace(told, **more)
+
+
+def on_two_nodes(attempt: AttemptExit) -> AttemptExit:
+    """The same where the job has as many ranks on another node."""
+    job = msgspec.structs.replace(attempt.job, world_size=2 * attempt.job.world_size)
+    return msgspec.structs.replace(attempt, job=job)
 
 
 ABNORMAL = [
@@ -149,7 +160,15 @@ ABNORMAL = [
     ("an exit nobody saw, then lost peers", ending(ONE, None, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "medium", "rank 1 ended"),
     ("all killed, and memory may be why", ending(KILL, KILL, order=(0, 0), launcher_gone=True, launcher_status=KILL), "unknown", [], "low", "order is not known"),
     ("one killed, the others live on", ending(KILL, size=3, kernel_readable=True), "rank_exited", [0], "high", "killed by SIGKILL"),
-    ("left with 0, and the peers notice much later", ending(ONE, 0, order=(9, 0), errors={0: PEER}), "rank_exited", [1], "medium", "left early"),
+    ("left with 0, and the only peer needs long to say so", ending(ONE, 0, order=(90, 0), errors={0: PEER}), "rank_exited", [1], "high", "left early"),
+    ("left with 0, and its peers need their time to end", ending(ONE, 0, ONE, order=(9, 0, 10), errors={0: PEER, 2: PEER}), "rank_exited", [1], "high", "left early"),
+    ("left with 0, and the peers notice much later", ending(ONE, 0, ONE, order=(90, 0, 91), errors={0: PEER, 2: PEER}), "rank_exited", [1], "medium", "left early"),
+    ("left with 0, seen at the same moment as its peer's end", ending(ONE, 0, order=(0, 0), errors={0: PEER}), "rank_exited", [1], "high", "left early"),
+    ("left with 0 after its peer had lost somebody", ending(ONE, 0, order=(0, 1), errors={0: PEER}), "unknown", [], "low", "blames another one"),
+    ("left with 0, and its peer only timed out", ending(ONE, 0, order=(9, 0), errors={0: SLOW}), "rank_exited", [1], "medium", "left early"),
+    ("left with 0, its peer timed out, and one that says nothing may hang", ending(ONE, 0, TERM, order=(9, 0, 10), errors={0: SLOW}), "rank_exited", [1], "low", "left early"),
+    ("left with 0 because it had lost a peer itself", ending(ONE, 0, order=(1, 0), errors={0: PEER, 1: PEER}), "unknown", [], "low", "blames another one"),
+    ("left with 0, and ranks of other nodes may be gone, too", on_two_nodes(ending(ONE, 0, order=(9, 0), errors={0: PEER})), "rank_exited", [1], "low", "left early"),
     ("a victim leaves, and who kept it waiting lives", ending(ONE, size=3), "unknown", [], "low", "while others live on"),
     ("the watchdog aborts a waiter, and who kept it waiting lives", ending(ABRT, size=2), "unknown", [], "low", "killed by SIGABRT"),
     ("the watchdog aborts a waiter without a word", ending(ABRT, TERM, order=(0, 1)), "rank_exited", [0], "medium", "SIGABRT"),

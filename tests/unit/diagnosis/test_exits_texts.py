@@ -12,9 +12,9 @@ from mldebug.diagnosis.exits.words.last_words import (
     last_error,
     lost_worker,
     stop_line,
-    take_apart,
 )
 from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
+from mldebug.diagnosis.exits.words.marks import take_apart
 from mldebug.diagnosis.exits.words.output import (
     LogOutput,
     own_errors,

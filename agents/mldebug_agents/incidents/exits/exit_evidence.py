@@ -15,9 +15,9 @@ from mldebug.diagnosis.exits.words.last_words import (
     before_launcher,
     last_error,
     stop_line,
-    take_apart,
 )
 from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
+from mldebug.diagnosis.exits.words.marks import take_apart
 from mldebug.diagnosis.exits.words.output import (
     OWN,
     SHARED,

@@ -1,43 +1,33 @@
-"""The last lines of ranks in a log: whose they are, which error they end with, and whether it only blames a peer. Pure.
-
-torch marks the lines of an uncaught exception with `[rank3]:`, `torchrun --tee` marks lines with `[default3]:` (the local
-rank), `srun -l` with `3: ` and `mpirun --tag-output` with `[1,3]<stdout>:` (the task). All other lines belong to nobody in
-particular, unless the log is one rank's own.
+"""The error that the last lines of a rank end with, its whole text, and whom it accuses. Pure.
 
 torch's exception about NCCL gives no reason on its first line: newer ones go on with `Last error:` and `Cuda failure 2 'out of
-memory'`; with `NCCL_DEBUG=WARN` the same stands in the log before it: `… NCCL WARN Cuda failure 'out of memory'`.
+memory'`; with `NCCL_DEBUG=WARN` the same stands in the log before it: `… NCCL WARN Cuda failure 'out of memory'`. Of a chain of
+exceptions the first one says whose failure it is, and the last one is what people look for.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.cuda_memory import device_memory
-from mldebug.diagnosis.exits.model import RankError
-from mldebug.diagnosis.exits.words.blame import Blame, blame_of
+from mldebug.diagnosis.exits.model import Accusation, RankError
+from mldebug.diagnosis.exits.words.accusations import accusation_of
+from mldebug.diagnosis.exits.words.blame import Blame, blame_of, blame_of_chain
 from mldebug.diagnosis.exits.words.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
 
-_MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?")
-# Behind a time, a progress bar or what a container writes before each line
-_MARK_INSIDE = re.compile(r"\[rank(?P<number>\d{1,7})\]: ?")
-# The watchdog names its rank in the text, also where nothing marks the line (PyTorch 2.1 and older)
-_WATCHDOG = re.compile(
-    r"(?:ProcessGroupNCCL\.cpp:\d{1,5}\]|what\(\): ) ?\[(?:PG [^\]]{0,120}?)?Rank (?P<number>\d{1,7})\]"
-)
-MARKED_WITHIN = 400  # characters of a line in which a mark may stand
-_TAG = re.compile(
-    r"\[(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?P<task>\d{1,7})\]<std(?:out|err|diag)>:(?(prte) ?)"
-)
-_LABEL = re.compile(r" *(?P<task>\d{1,7}): ?")
 _FATAL = re.compile(
     r"^(?:Fatal Python error: .*|terminate called after throwing an instance of .*|\s*what\(\): +.*"
     r"|.{0,300}: Assertion [`'].{1,300}' failed\.)$"
 )
-_WATCHDOG_ENDS = re.compile(
+# Words that no traceback ends with, and that end a process: of the watchdog, JAX, MPI, Horovod, UCX
+_LIBRARY_ENDS = re.compile(
     r"Watchdog caught collective operation timeout|watchdog thread terminated with exception"
     r"|ProcessGroupNCCL watchdog hang|watchdog got stuck for"
+    r"|Terminating process because the JAX distributed service|has been set to ERROR in coordination service"
+    r"|MPI_ABORT was invoked on rank|\*\*\* An error occurred in MPI_|Fatal error in (?:internal_|P?MPI_)"
+    r"|has lost communication with a remote daemon|Horovod has been shut down|Transport retry count exceeded on"
 )
 # Logged by a handler when the signal comes, and not where it is installed
 _STOPPED = re.compile(
@@ -53,69 +43,15 @@ _LAUNCHER = re.compile(
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|^MemoryError|DefaultCPUAllocator: (?:can't|not enough memory)|Cannot allocate memory"
 )
+_CLOSED = re.compile(
+    r"[Cc]losed by (?:remote )?peer|[Rr]eset by (?:remote )?peer|Broken pipe|remote process exit|ncclRemoteError|(?:got|sent) 0 bytes"
+)
 _WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? ?(?P<pid>\d{1,10})[\d, ]{0,200}\).{0,40}(?:killed by signal|exited unexpectedly)"
 )
 MAX_LINES = 30
 OTHERS_WRITE = 5  # lines that other ranks write into a log after one has failed
 STOPPED_WITHIN = 60  # last lines in which a handler's word counts
-
-
-class LogWords(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines of a log, divided among the ranks."""
-
-    by_rank: dict[int, tuple[str, ...]] = {}
-    shared: tuple[str, ...] = ()
-    every: tuple[str, ...] = ()  # in order, without marks
-
-
-def take_apart(
-    lines: Sequence[str], ranks_of_local: Mapping[int, int], tasks: Collection[int] = ()
-) -> LogWords:
-    """Give marked lines to their ranks; `ranks_of_local` turns local ranks into ranks, `tasks` are numbers of tasks
-    that are ranks."""
-    by_rank: dict[int, list[str]] = {}
-    shared: list[str] = []
-    every: list[str] = []
-    label = _LABEL if _labelled(lines) else None
-    for line in lines:
-        rank, text = _owner(line, ranks_of_local, tasks, label)
-        by_rank.setdefault(rank, []).append(text) if rank is not None else shared.append(text)
-        every.append(text)
-    own = {rank: tuple(some) for rank, some in by_rank.items()}
-    return LogWords(by_rank=own, shared=tuple(shared), every=tuple(every))
-
-
-def _labelled(lines: Sequence[str]) -> bool:
-    """Whether nearly each line begins with a task's number, of several tasks: a single task may be a whole node."""
-    written = [
-        line for line in lines if line.strip() and not line.startswith(("srun:", "slurmstepd:"))
-    ]
-    marks = [match["task"] for line in written if (match := _LABEL.match(line))]
-    return len(set(marks)) > 1 and len(marks) >= 0.9 * len(written)
-
-
-def _owner(
-    line: str,
-    ranks_of_local: Mapping[int, int],
-    tasks: Collection[int],
-    label: re.Pattern[str] | None,
-) -> tuple[int | None, str]:
-    tag = _TAG.match(line) or (label.match(line) if label else None)
-    line = line[tag.end() :] if tag else line
-    mark = _MARK.match(line)
-    inside = _MARK_INSIDE.search(line, 0, MARKED_WITHIN)
-    if inside and (mark is None or mark["role"] != "rank"):
-        return int(inside["number"]), line[inside.end() :]
-    if mark is None:
-        task = int(tag["task"]) if tag and int(tag["task"]) in tasks else None
-        watchdog = _WATCHDOG.search(line, 0, MARKED_WITHIN) if task is None else None
-        return (int(watchdog["number"]) if watchdog else task), line
-    rest = line[mark.end() :]
-    number = int(mark["number"])
-    if mark["role"] == "rank":
-        return number, rest
-    return ranks_of_local.get(number), rest
 
 
 def before_launcher(lines: Sequence[str]) -> Sequence[str]:
@@ -151,36 +87,80 @@ def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> Ra
 
 
 def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:
-    whole = "\n".join((found.error, *_rest_of_error(lines, found.end)))
     error = with_cause(safe_line(found.error, 300), lines, found.end)
+    texts = [(whole_error(lines, one.at, one.error), one.explicit) for one in found.causes]
+    blame, began = _began(texts, f"{whole_error(lines, found.end, found.error)}\n{error}")
+    if began is not None:
+        error = f"{error[:200]} … after {safe_line(found.causes[began].error, 200)}"
     traceback = lines[max(found.start, found.end - MAX_LINES) : found.end + 1]
+    accuser = texts[began][0] if began is not None else whole_error(lines, found.end, found.error)
     return RankError(
         error=error,
         lines=tuple(safe_line(line, 400) for line in traceback),
         source=source,
-        blames_peer=blames_peer(whole) or blames_peer(error),
-        unclear=blame_of(f"{whole}\n{error}") is Blame.UNCLEAR,
+        blames_peer=blame is Blame.PEER,
+        unclear=blame is Blame.UNCLEAR,
         # of the whole line, as the figures stand far behind
         memory=device_memory(lines[found.end]) or device_memory(error),
+        accuses=_accused(blame, accuser, lines, found.start),
     )
 
 
+def _began(causes: Sequence[tuple[str, bool]], last: str) -> tuple[Blame, int | None]:
+    """Whose failure a chain tells of, and which of `causes` (text, explicit) says so; None where it is the last exception."""
+    own = blame_of(last)
+    if not causes:
+        return own, None
+    blame, began = blame_of(causes[0][0]), 0
+    for at, (_, explicit) in enumerate(causes):
+        following = blame_of(causes[at + 1][0]) if at + 1 < len(causes) else own
+        blame = blame_of_chain(blame, following, explicit=explicit)
+    return blame, None if blame is own else began
+
+
+def _accused(blame: Blame, words: str, lines: Sequence[str], start: int) -> Accusation | None:
+    """Whom a victim names; where its error names nobody, what a library has written shortly before may."""
+    if blame is Blame.OWN:
+        return None
+    found = accusation_of(words)
+    if found is not None and (found.ranks or found.calls):
+        return found
+    before = accusation_of("\n".join(lines[max(0, start - BEFORE) : start]))
+    return before if before is not None and before.ranks else found
+
+
+def whole_error(lines: Sequence[str], at: int, error: str) -> str:
+    """The error of `lines[at]` with the lines that go on with it."""
+    return "\n".join((error, *_rest_of_error(lines, at)))[:MAX_ERROR]
+
+
 def _fatal(lines: Sequence[str], source: str) -> RankError | None:
-    """No traceback: a C++ exception, a fatal error of Python, or the watchdog of a collective."""
+    """No traceback: a C++ exception, a fatal error of Python, or a library that ends the process."""
     for at in range(len(lines) - 1, -1, -1):
         line = lines[at]
-        if _FATAL.match(line) or _WATCHDOG_ENDS.search(line):
+        if _FATAL.match(line) or _LIBRARY_ENDS.search(line):
             text = with_cause(safe_line(line.strip(), 300), lines, at)
             before = tuple(safe_line(one, 400) for one in lines[max(0, at - 10) : at + 1])
-            return RankError(
-                error=text,
-                lines=before,
-                source=source,
-                blames_peer=blames_peer(text),
-                unclear=blame_of(text) is Blame.UNCLEAR,
-                memory=device_memory(line) or device_memory(text),
+            return error_of(
+                f"{whole_error(lines, at, line)}\n{text}", text, before, source, lines[:at]
             )
     return None
+
+
+def error_of(
+    words: str, error: str, lines: tuple[str, ...], source: str, before: Sequence[str] = ()
+) -> RankError:
+    """An error, of which `words` is the whole text; `before`: what stands in the log before it."""
+    blame = blame_of(words)
+    return RankError(
+        error=error,
+        lines=lines,
+        source=source,
+        blames_peer=blame is Blame.PEER,
+        unclear=blame is Blame.UNCLEAR,
+        memory=device_memory(words) or device_memory(error),
+        accuses=_accused(blame, words, before, len(before)),
+    )
 
 
 def stop_line(lines: Sequence[str]) -> str:
@@ -189,6 +169,11 @@ def stop_line(lines: Sequence[str]) -> str:
         if _STOPPED.search(line):
             return safe_line(line.strip(), 200)
     return ""
+
+
+def tells_of_closed(error: RankError) -> bool:
+    """Whether a victim's words say that the other end of a connection is gone, and not only that it does not answer."""
+    return _CLOSED.search(error.error) is not None
 
 
 def blames_peer(error: str) -> bool:
@@ -220,9 +205,17 @@ BEFORE = 40  # lines before its exception in which NCCL says so
 
 
 AFTER = 4
+MAX_ERROR = 16 << 10  # characters of one error
 
 
 _NCCL_GOES_ON = re.compile(r"\s*(?:nccl\w{1,40}: |Last error:)")
+# Lines with which other libraries go on: c10d, gloo, Ray, JAX, accelerate, Horovod
+_GOES_ON = re.compile(
+    r"\s*(?:Original exception|\[\S{0,200}gloo/|/job:\w|The tasks? ha|# of tasks that reached|task at the barrier|[Tt]imed out task"
+    r"|class_name: |actor_id: |pid: |namespace: |name: |ip: |The actor is dead|- Process \d|Operation: |Input shapes|Missing ranks:"
+    r"|\d{1,7}!?: \[|- To our best|-? {0,4}\[[\d, ]{1,200}\] (?:joined|finished)|HNP daemon|Remote daemon|Collectives differ|\s*$)"
+)
+GOES_ON = 64  # lines at most
 
 
 def with_cause(error: str, lines: Sequence[str], at: int) -> str:
@@ -236,9 +229,12 @@ def with_cause(error: str, lines: Sequence[str], at: int) -> str:
 
 
 def _rest_of_error(lines: Sequence[str], at: int) -> list[str]:
-    """The lines that belong to an error of NCCL in `lines[at]`: its name, `Last error:`, and the reason below that."""
-    rest = lines[at + 1 : at + 1 + AFTER]
-    return list(rest) if rest and _NCCL_GOES_ON.match(rest[0]) else []
+    """The lines that belong to the error in `lines[at]`: of NCCL its name, `Last error:` and the reason below, of others what goes on."""
+    rest = lines[at + 1 : at + 1 + GOES_ON]
+    if rest and _NCCL_GOES_ON.match(rest[0]):
+        return list(rest[:AFTER])
+    end = next((i for i, line in enumerate(rest) if not _GOES_ON.match(line)), len(rest))
+    return list(rest[:end])
 
 
 def _last_error(lines: Sequence[str], at: int) -> list[str]:

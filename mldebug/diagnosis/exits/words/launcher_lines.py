@@ -15,14 +15,13 @@ import re
 from collections.abc import Sequence
 
 from mldebug.core.redact import safe_line
-from mldebug.diagnosis.exits.cuda_memory import device_memory
 from mldebug.diagnosis.exits.model import (
     LauncherFailure,
     LauncherWords,
     RankError,
     status_of_code,
 )
-from mldebug.diagnosis.exits.words.last_words import blames_peer
+from mldebug.diagnosis.exits.words.last_words import error_of
 
 _FAILED = re.compile(
     r"failed \(exitcode: (?P<code>-?\d{1,9})\) local_rank: (?P<local>\d{1,6}) \(pid: (?P<pid>\d{1,10})\)"
@@ -208,10 +207,5 @@ def _add_error(errors: dict[int, RankError], rank: int, traceback: list[str]) ->
     lines = [line.removeprefix("  ") for line in traceback]
     last = next((line for line in reversed(lines) if line and not line.startswith(" ")), "")
     if last:
-        errors[rank] = RankError(
-            error=safe_line(last, 300),
-            lines=tuple(safe_line(line, 400) for line in lines[-30:] if line.strip()),
-            source="torchrun's failure table",
-            blames_peer=blames_peer(last),
-            memory=device_memory(last),
-        )
+        shown = tuple(safe_line(line, 400) for line in lines[-30:] if line.strip())
+        errors[rank] = error_of(last, safe_line(last, 300), shown, "torchrun's failure table")

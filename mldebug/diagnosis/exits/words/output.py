@@ -11,16 +11,15 @@ import msgspec
 
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.redact import safe_line
-from mldebug.diagnosis.exits.cuda_memory import device_memory
 from mldebug.diagnosis.exits.model import RankError
 from mldebug.diagnosis.exits.words.last_words import (
     MAX_LINES,
-    LogWords,
     before_launcher,
-    blames_peer,
+    error_of,
     last_error,
     with_cause,
 )
+from mldebug.diagnosis.exits.words.marks import LogWords
 
 TASKED = ("slurm", "openmpi", "mpich")  # launchers whose tasks are the ranks
 OWN, SHARED = "its own output", "the job's log"
@@ -98,10 +97,5 @@ def parse_error_file(data: bytes) -> RankError | None:
     lines = stack.splitlines() if isinstance(stack, str) else []
     written = text.strip().splitlines()
     error = with_cause(safe_line(written[0], 300), written, 0)
-    return RankError(
-        error=error,
-        lines=tuple(safe_line(line, 400) for line in lines[-MAX_LINES:] if line.strip()),
-        source="its error file",
-        blames_peer=blames_peer(text),
-        memory=device_memory(text),
-    )
+    last = tuple(safe_line(line, 400) for line in lines[-MAX_LINES:] if line.strip())
+    return error_of(f"{text}\n{error}", error, last, "its error file")

@@ -7,7 +7,10 @@ from typing import NamedTuple
 _HEADER = re.compile(r"Traceback \(most recent call last\)(?::\s*$| ─)")
 _ERROR = re.compile(r"(?P<name>[A-Za-z_][\w.]{0,120})(?:: .*|:?)$")
 _INSIDE = tuple(" │╭╰")
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_HANDLING, _CAUSED = (
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+)
 _GROUP = "+ Exception Group "
 _NOT_OURS = ("ChildFailedError", "SignalException", "SystemExit", "KeyboardInterrupt")
 _WENT_ON = re.compile(
@@ -19,12 +22,21 @@ MAX_DEPTH = 400  # lines of one traceback
 MAX_AFTER = 200  # lines: what is further from the end is no last word, however long a buffer may be
 
 
+class Cause(NamedTuple):
+    """An earlier exception of a chain. `explicit`: the next one was raised from it, and not only while it was handled."""
+
+    at: int  # the line of its error
+    error: str
+    explicit: bool
+
+
 class Traceback(NamedTuple):
-    """Where it begins, where its error stands, and the error without what stands before it on its line."""
+    """Where it begins, where its error stands, the error without what stands before it on its line, and what came before."""
 
     start: int
     end: int
     error: str
+    causes: tuple[Cause, ...] = ()  # the first one first
 
 
 def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
@@ -37,8 +49,11 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
         one = _read(lines, start) if _HEADER.search(line) else None
         if one is None:
             continue
-        if found and _chained(lines[found[-1].end : start]):
-            found.pop()
+        explicit = _chained(lines[found[-1].end : start]) if found else None
+        if explicit is not None:
+            before = found.pop()
+            cause = Cause(before.end, before.error, explicit)
+            one = one._replace(causes=(*before.causes, cause))
         found.append(one)
     return found
 
@@ -90,5 +105,9 @@ def _shape(text: str) -> str:
     return re.sub(r"\d", "0", text)
 
 
-def _chained(between: Iterable[str]) -> bool:
-    return any(words in line for line in between for words in _CHAINED)
+def _chained(between: Iterable[str]) -> bool | None:
+    """Whether the next exception was raised from the one before; None where they are no chain."""
+    for line in between:
+        if _CAUSED in line or _HANDLING in line:
+            return _CAUSED in line
+    return None

@@ -1,0 +1,162 @@
+"""Whom the words of all victims together accuse, and what that adds to how an attempt ended. Pure.
+
+Each victim may be wrong: the rank that it names may itself wait. So more than half of those who name somebody must name the same
+rank, and it stays a suspect at low confidence. Where the words tell what each rank had called (fingerprints of DETAIL, parameters,
+shapes), the calls are compared as a Flight Recorder's are: who differs from more than half of all ranks is named at medium.
+
+Numbers in such words are those of a process group. They count only where every speaker's own number is its rank.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.core.model import Confidence, Culprit, Finding, Verdict
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
+from mldebug.diagnosis.exits.model import Accusation, AttemptExit
+from mldebug.diagnosis.exits.outcome import ExitOutcome
+from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit, explain_exits
+
+MOST = 4  # suspects; more are nobody
+
+
+class Suspects(NamedTuple):
+    """Ranks that are accused, of what, and by whom; `by` is empty where the job's log says so without a rank."""
+
+    ranks: tuple[int, ...]
+    did: str
+    by: tuple[int, ...]
+    verdict: Verdict = Verdict.UNKNOWN
+    confidence: Confidence = Confidence.LOW
+
+
+class _Speech(NamedTuple):
+    """An accusation, and the rank that wrote it, None where that is not known."""
+
+    rank: int | None
+    words: Accusation
+
+
+def with_suspects(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
+    """The outcome with those whom the victims accuse, where it names nobody; where it names another without proof, a doubt."""
+    finding = outcome.finding
+    exits = explain_exits(attempt)
+    suspects = suspects_of(attempt, exits) if finding is not None else None
+    if finding is None or suspects is None:
+        return outcome
+    words = _sentence(suspects)
+    if not finding.culprits:
+        changed = _suspected(finding, suspects, words, attempt)
+        return msgspec.structs.replace(outcome, finding=changed, sentence=changed.summary)
+    named = {one.rank for one in finding.culprits}
+    if named & set(suspects.ranks) or any(_proved(one) for one in exits if one.exit.rank in named):
+        return outcome
+    changed = msgspec.structs.replace(
+        finding,
+        confidence=Confidence.LOW,
+        summary=f"{finding.summary}; but {words}",
+        evidence=(*finding.evidence, words),
+    )
+    return msgspec.structs.replace(outcome, finding=changed, sentence=changed.summary)
+
+
+def _proved(one: ExplainedExit) -> bool:
+    return one.own or one.kind is ExitKind.KILLED
+
+
+def _sentence(suspects: Suspects) -> str:
+    """`by the words of ranks 0-1,3, rank 2 called something else`."""
+    who = _ranks(suspects.by) if suspects.by else "the job's log"
+    return f"by the words of {who}, {_ranks(suspects.ranks)} {suspects.did}"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    some = list(ranks)
+    return f"rank{'s' if len(some) > 1 else ''} {shorten_ranks(fold_ranks(some))}"
+
+
+def _suspected(finding: Finding, suspects: Suspects, words: str, attempt: AttemptExit) -> Finding:
+    homes = {one.rank: one for one in attempt.identities}
+    culprits = tuple(
+        Culprit(
+            kind="rank",
+            rank=rank,
+            node=homes[rank].node if rank in homes else "",
+            pid=homes[rank].pid if rank in homes else None,
+            reason=f"{suspects.did}, as others say",
+        )
+        for rank in suspects.ranks
+    )
+    return msgspec.structs.replace(
+        finding,
+        verdict=suspects.verdict,
+        culprits=culprits,
+        confidence=suspects.confidence,
+        summary=f"{words}; {finding.summary}",
+        evidence=(words, *finding.evidence),
+    )
+
+
+def suspects_of(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> Suspects | None:
+    """The ranks that most victims accuse; None where they name nobody, or disagree."""
+    speeches = list(_speeches(attempt, exits))
+    if any(_of_a_part(one) for one in speeches):
+        return None  # numbers of a smaller group
+    world = attempt.job.world_size
+    return _by_calls(speeches, world) or _by_votes(speeches, attempt)
+
+
+def _of_a_part(speech: _Speech) -> bool:
+    """Whether the speaker goes by another number than its rank: it speaks of a part of the job."""
+    return None not in (speech.rank, speech.words.speaker) and speech.rank != speech.words.speaker
+
+
+def _speeches(attempt: AttemptExit, exits: Iterable[ExplainedExit]) -> Iterator[_Speech]:
+    for one in exits:
+        if one.error is not None and one.error.accuses is not None:
+            yield _Speech(one.exit.rank, one.error.accuses)
+    shared = attempt.shared_error
+    if shared is not None and shared.accuses is not None:
+        yield _Speech(None, shared.accuses)
+
+
+def _by_calls(speeches: Sequence[_Speech], world: int) -> Suspects | None:
+    """Who differs from more than half of all ranks in what it called."""
+    told = [speech for speech in speeches if speech.words.calls]
+    calls: dict[int, str] = {}
+    for speech in told:
+        for rank, call in speech.words.calls.items():
+            if calls.setdefault(rank, call) != call:
+                return None  # of two moments, or of two groups
+    if not calls:
+        return None
+    usual, count = Counter(calls.values()).most_common(1)[0]
+    odd = tuple(sorted(rank for rank, call in calls.items() if call != usual))
+    if 2 * count <= world or not 0 < len(odd) <= MOST:
+        return None
+    by = tuple(sorted(one.rank for one in told if one.rank is not None and one.rank not in odd))
+    return Suspects(odd, told[0].words.did, by, Verdict.COLLECTIVE_MISMATCH, Confidence.MEDIUM)
+
+
+def _by_votes(speeches: Sequence[_Speech], attempt: AttemptExit) -> Suspects | None:
+    """Whom more than half of those accuse who name somebody else."""
+    by_pid = {one.pid: one.rank for one in attempt.identities}
+    named = [(speech, _named(speech, by_pid, attempt.job.world_size)) for speech in speeches]
+    named = [(speech, ranks) for speech, ranks in named if ranks]
+    votes = Counter(rank for _, ranks in named for rank in ranks)
+    most = tuple(sorted(rank for rank, count in votes.items() if 2 * count > len(named)))
+    if not 0 < len(most) <= MOST:
+        return None
+    sure = [speech for speech, ranks in named if set(most) & ranks]
+    by = tuple(sorted(one.rank for one in sure if one.rank is not None))
+    return Suspects(most, sure[0].words.did, by)
+
+
+def _named(speech: _Speech, by_pid: Mapping[int, int], world: int) -> set[int]:
+    """The ranks that these words name, but for their speaker."""
+    words, speaker = speech.words, speech.rank
+    speaker = words.speaker if speaker is None else speaker
+    ranks = {*words.ranks, *words.calls, *(by_pid[pid] for pid in words.pids if pid in by_pid)}
+    return {rank for rank in ranks if 0 <= rank < world} - {speaker}

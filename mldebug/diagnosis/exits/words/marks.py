@@ -1,0 +1,85 @@
+"""Whose a line of a log is: the mark of a rank, wherever it stands, and the line without it. Pure.
+
+torch marks the lines of an uncaught exception with `[rank3]:`, `torchrun --tee` marks lines with `[default3]:` (the local
+rank), `srun -l` with `3: ` and `mpirun --tag-output` with `[1,3]<stdout>:` (the task). All other lines belong to nobody in
+particular, unless the log is one rank's own.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+_MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?")
+# Behind a time, a progress bar, colours, or what a container writes before each line
+_MARK_INSIDE = re.compile(r"\[rank(?P<number>\d{1,7})\]: ?")
+_LOCAL_INSIDE = re.compile(r"\[default(?P<number>\d{1,7})\]: ?")
+_COLOUR = re.compile(r"\x1b\[[\d;?]{0,20}[A-Za-z]")
+# The watchdog names its rank in the text, also where nothing marks the line (PyTorch 2.1 and older)
+_WATCHDOG = re.compile(
+    r"(?:ProcessGroupNCCL\.cpp:\d{1,5}\]|what\(\): ) ?\[(?:PG [^\]]{0,120}?)?Rank (?P<number>\d{1,7})\]"
+)
+MARKED_WITHIN = 400  # characters of a line in which a mark may stand
+_TAG = re.compile(
+    r"\[(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?P<task>\d{1,7})\]<std(?:out|err|diag)>:(?(prte) ?)"
+)
+_LABEL = re.compile(r" *(?P<task>\d{1,7}): ?")
+
+
+class LogWords(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines of a log, divided among the ranks."""
+
+    by_rank: dict[int, tuple[str, ...]] = {}
+    shared: tuple[str, ...] = ()
+    every: tuple[str, ...] = ()  # in order, without marks
+
+
+def take_apart(
+    lines: Sequence[str], ranks_of_local: Mapping[int, int], tasks: Collection[int] = ()
+) -> LogWords:
+    """Give marked lines to their ranks; `ranks_of_local` turns local ranks into ranks, `tasks` are numbers of tasks
+    that are ranks."""
+    by_rank: dict[int, list[str]] = {}
+    shared: list[str] = []
+    every: list[str] = []
+    label = _LABEL if _labelled(lines) else None
+    for line in lines:
+        rank, text = _owner(line, ranks_of_local, tasks, label)
+        by_rank.setdefault(rank, []).append(text) if rank is not None else shared.append(text)
+        every.append(text)
+    own = {rank: tuple(some) for rank, some in by_rank.items()}
+    return LogWords(by_rank=own, shared=tuple(shared), every=tuple(every))
+
+
+def _labelled(lines: Sequence[str]) -> bool:
+    """Whether nearly each line begins with a task's number, of several tasks: a single task may be a whole node."""
+    written = [
+        line for line in lines if line.strip() and not line.startswith(("srun:", "slurmstepd:"))
+    ]
+    marks = [match["task"] for line in written if (match := _LABEL.match(line))]
+    return len(set(marks)) > 1 and len(marks) >= 0.9 * len(written)
+
+
+def _owner(
+    line: str,
+    ranks_of_local: Mapping[int, int],
+    tasks: Collection[int],
+    label: re.Pattern[str] | None,
+) -> tuple[int | None, str]:
+    line = _COLOUR.sub("", line) if "\x1b" in line else line
+    tag = _TAG.search(line, 0, MARKED_WITHIN) or (label.match(line) if label else None)
+    line = line[tag.end() :] if tag else line
+    mark = _MARK.match(line)
+    inside = _MARK_INSIDE.search(line, 0, MARKED_WITHIN)
+    if inside and (mark is None or mark["role"] != "rank"):
+        return int(inside["number"]), line[inside.end() :]
+    mark = mark or _LOCAL_INSIDE.search(line, 0, MARKED_WITHIN)
+    if mark is None:
+        task = int(tag["task"]) if tag and int(tag["task"]) in tasks else None
+        watchdog = _WATCHDOG.search(line, 0, MARKED_WITHIN) if task is None else None
+        return (int(watchdog["number"]) if watchdog else task), line
+    rest = line[mark.end() :]
+    number = int(mark["number"])
+    if mark.re is _MARK and mark["role"] == "rank":
+        return number, rest
+    return ranks_of_local.get(number), rest

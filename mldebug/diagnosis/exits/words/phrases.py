@@ -1,0 +1,111 @@
+"""Phrases by which libraries say whose failure an error is, as data: a family of software, and what it writes.
+
+Read from the libraries' sources, or from what people have posted; `tests/unit/diagnosis/test_whom_words_accuse.py` has for each family
+the texts and where they stand. `…` in a comment is what varies.
+"""
+
+from collections.abc import Mapping
+
+# A broken device, or a kernel of the rank's own that failed. The NCCL watchdog's thread passes these on.
+DEVICE: Mapping[str, tuple[str, ...]] = {
+    "CUDA": (
+        # not: the other GPU of a link, and what a process gets that is ending already
+        r"\b(?:CUDA|HIP) error:? (?!.{0,40}\bpeer\b|driver shutting down|context is destroyed|.{0,20}external entity|\(?run with|[\w/.-]+:\d)\S",
+        r"uncorrectable (?:ECC|NVLink) error",
+        r"device-side assert triggered",
+        r"CUDNN_STATUS_(?:EXECUTION|MAPPING)_FAILED",
+        r"\bXid\b",
+    ),
+}
+
+# Words about another rank, about "some rank", or about who serves them all: the speaker is a victim
+PEER: Mapping[str, tuple[str, ...]] = {
+    "NCCL": (
+        # src/misc/socket.cc, src/os, transport/net_ib.cc of 2.4 to 2.31: `Net :`, `socketProgress:`, `ncclOsSocket…:`
+        r"ncclRemoteError|remote process exit|by a remote worker",
+        r"Connection closed by (?:remote )?peer|Call to (?:connect|accept|recv|send)\w{0,8} (?:from|to|returned)",
+        r"(?:ncclOs|nccl)?[sS]ocket(?:StartConnect|PollConnect|Progress|ProgressOpt|FinalizeConnect|Connect|Accept)\w{0,12}(?::| to )",
+        r"[Cc]onnect to \S{1,80} (?:failed|returned)|Net ?work is unreachable|No route to host",
+        r"Got completion from peer|net_ib.{0,80}\b(?:timeout|error)\b|\[Service thread\] Error encountered progressing",
+        r"NCCL communicator was aborted|Comm 0x\w+ is in abort state|ncclTimeout\b",
+    ),
+    "watchdog": (
+        # ProcessGroupNCCL.cpp, from torch 1.8 on; TraceUtils.h
+        r"Watchdog caught collective operation timeout|watchdog thread terminated with exception",
+        r"caught collective operation timeout|ran for \d{1,9} milliseconds before timing out",
+        r"Some NCCL operations have failed or timed out|caused the desync are",
+        r"Received a (?:dump signal|global timeout) (?:due to a collective timeout )?from",
+        r"Timeout at NCCL work|WorkNCCL\(.{0,400}timed out in call to wait",
+    ),
+    "heartbeat monitor": (
+        r"ProcessGroupNCCL watchdog hang|ProcessGroupNCCL's watchdog got stuck|watchdog got stuck for \d+ ?s",
+        r"Heartbeat monitor timed out! Process|heartbeat monitor thread is terminating|no heartbeat of its watchdog",
+        r"watchdog detected a collective timeout and notified current rank",
+    ),
+    "gloo": (
+        # gloo/transport/tcp/{pair,buffer,unbound_buffer}.cc, transport/uv
+        r"Timed out waiting \d+ ?ms for (?:recv|send|connect)\w{0,8} operation|[Aa]pplication timeout caused pair closure",
+        r"(?:Connect|Read|Write) timeout \[|Socket (?:unexpectedly )?closed \[|timed out connecting: ",
+        r"enforce fail at .{0,200}gloo/|op\.preamble\.length|Gloo connectFullMesh failed",
+    ),
+    "store": (
+        # TCPStore.cpp, socket.cpp, FileStore.cpp, utils/data
+        r"DistNetworkError|DistStoreError|Socket Timeout|recvValue\w{0,12} failed|sendBytes failed",
+        r"[Ff]ailed to (?:recv|send), (?:got|sent) 0 bytes|Connection was likely closed",
+        r"[Ww]ait timeout (?:after \d+ ?ms|for key)|TCPStore.{0,60}timed? ?out|store->get\('.{1,40}'\) got error|Wait timeout\s*$",
+        r"client socket has (?:failed|timed out)|Timed out initializing process group|store based barrier",
+        r"shared seed from the distri|Timeout waiting for key: ",
+    ),
+    "rendezvous": (
+        r"Rendezvous(?:Timeout|Closed|Connection|GracefulExit|State)Error|rendezvous.{0,60}(?:timed? ?out|is closed)",
+        r"connection to (?:the C10d store|etcd) has failed|Error waiting on exit barrier",
+    ),
+    "debug checks": (
+        # ProcessGroupWrapper.cpp, ProcessGroupGloo.cpp, reducer, algorithms/join.py, accelerate
+        r"Detected mismatch between collectives on ranks|CollectiveFingerPrint|monitored ?[Bb]arrier",
+        r"DDP expects same model across all ranks|appears not to match (?:sizes|strides) of the same param in process",
+        r"Detected at least one rank that exhausted inputs|DistributedOperationException",
+    ),
+    "torchelastic": (
+        r"ChildFailedError|SignalException|closing signal SIG|[Rr]eceived \S{1,20} death signal",
+        r"ProcessExitedException: process \d{1,7} terminated",
+    ),
+    "DeepSpeed": (r"sigkill_handler\] Killing subprocess|exits with return code = -?\d",),
+    "Horovod": (
+        r"HorovodInternalError|Horovod has been shut down|tensors were submitted to be reduced, gathered or broadcasted by subset of ranks",
+        r"Mismatched (?:\w+ ){1,4}(?:types|shapes|operations?|ranks|factors|placement)\w{0,12}: ?One rank|One or more rank .{0,40}is stalled",
+        r"HostsUpdatedInterrupt|Stalled ranks|WorkersAvailableException",
+    ),
+    "MPI": (
+        r"has lost communication with|MPI_ABORT was invoked|MPI_ERR_(?:PROC_FAILED|REVOKED|TRUNCATE)\w{0,12}",
+        r"Communication error with rank|Fatal error in (?:internal_|P?MPI_)\w{2,40}: (?:Message truncated|Other MPI error|Unknown error|See the MPI)",
+        r"Connection reset by peer \(104\)|btl_tcp_endpoint|peer process .{0,40}(?:died|failed)",
+    ),
+    "Ray": (
+        r"ActorDiedError|RayActorError|The actor (?:died|is dead)|WorkerCrashedError|ActorUnavailableError|NodeDiedError|OwnerDiedError",
+        r"RayTaskError|A worker died or was killed while executing a task|Worker unexpectedly exits with a connection error",
+    ),
+    "JAX": (
+        # tsl/distributed_runtime/coordination, jax/_src/distributed.py
+        r"JAX distributed service detected fatal errors|CoordinationService\w{0,20}|[Cc]oordination service (?:has stopped|is shutting down|.{0,80}detected)",
+        r"coordination (?:agent|service).{0,120}(?:error|unavailable|heartbeat)|tasks? (?:are|is) unhealthy|heartbeat timeout",
+        r"DEADLINE_EXCEEDED: .{0,40}Barrier|Barrier (?:timed out|failed because)|[Ss]hutdown barrier has failed|Failed to connect to (?:distributed|coordination) (?:JAX )?(?:controller|service)",
+        r"DEADLINE_EXCEEDED: (?:GetKeyValue|Gloo|Failed to)|Gloo (?:all|context)\w{0,20}.{0,40}failed: .{0,80}(?:peer|[Tt]imed out)",
+    ),
+    "UCX": (
+        r"Endpoint timeout|Endpoint is not connected|Destination is unreachable|Transport retry count exceeded|transport retry counter exceeded",
+        r"Remote (?:access|operation) error.{0,40}mlx|Connection reset by remote peer|peer is not responding|failed: keepalive",
+    ),
+    "libfabric": (
+        r"NET/OFI .{0,60}completed with error|FI_E(?:CONN\w{1,8}|HOSTUNREACH|TIMEDOUT)|Unresponsive (?:receiver|remote)|UNDELIVERABLE",
+        r"Unable to insert remote address into address vector|Unexpected number of remote (?:control )?rails",
+    ),
+}
+
+# Each side of it says the same, or every rank of a node would: who is first to say so is chance
+UNCLEAR: tuple[str, ...] = (
+    r"disagreement between rank0 and rank\d|NVLink SHARP|Fabric Manager|CUDA error:? (?:802 )?.{0,2}system not yet initialized",
+    r"Duplicate GPU detected|Mismatched NCCL version|NCCL version mismatch|Bootstrap Root : ",
+    r"Could not acquire GIL within \d+ ms on exit",
+    r"Invalid access of peer GPU memory|external entity outside of CUDA|driver shutting down|context is destroyed",
+)
