@@ -30,7 +30,7 @@ class Prometheus:
         self._clock = clock
         self._snapshot: Snapshot | None = None
         self._ready: dict[bool, tuple[Snapshot, float, bytes]] = {}
-        self._asked: dict[bool, float] = {}
+        self._last_scrape: dict[bool, float] = {}
         self._news = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(
@@ -49,7 +49,7 @@ class Prometheus:
         snapshot, openmetrics, now = self._snapshot, prefers_openmetrics(accept), self._clock()
         if snapshot is None:
             return None
-        self._asked[openmetrics] = now
+        self._last_scrape[openmetrics] = now
         ready = self._ready.get(openmetrics)
         fresh = ready is not None and (ready[0] is snapshot or now - ready[1] < 2 * self._pace)
         text = ready[2] if ready and fresh else self._prepare(snapshot, openmetrics)
@@ -66,7 +66,7 @@ class Prometheus:
             self._news.wait()
             self._news.clear()
             now = self._clock()
-            for openmetrics, asked_at in list(self._asked.items()):
+            for openmetrics, asked_at in list(self._last_scrape.items()):
                 if now - asked_at < FORGOTTEN and self._snapshot is not None:
                     self._prepare(self._snapshot, openmetrics)
             time.sleep(self._pace)

@@ -256,7 +256,7 @@ class AgentLoop:
         for one in look.jobs:
             with self._defects.catching(one.job):
                 run = self.runs.get(one.job.id) or self._meet(one.job)
-                run.see(one)
+                run.update(one)
                 self._parts.exits.follow(run, look.found.children)
                 one = self._parts.ras.complete(self._parts.exits.complete(one))
                 one = self.peers.complete(one) if self.peers is not None else one
@@ -273,7 +273,7 @@ class AgentLoop:
         return run
 
     def _see(self, run: Run, one: JobLook) -> None:
-        run.see(one)
+        run.update(one)
         if one.classes:
             run.classes = {rank: found.name for rank, found in one.classes.items()}
             run.roles = {rank: found.role for rank, found in one.classes.items()}
@@ -327,7 +327,9 @@ class AgentLoop:
         if run is not None:
             if capture.job.attempt == run.job.attempt:
                 run.watch.await_answer(bool(capture.awaited))
-            capture = msgspec.structs.replace(capture, step=run.seen.step if run.seen else None)
+            capture = msgspec.structs.replace(
+                capture, step=run.last_look.step if run.last_look else None
+            )
             capture = self.monitors.capture(capture)
             if self.peers is not None and self.peers.holding(run):
                 run.capture = capture  # nobody knows yet under which id it is told

@@ -127,7 +127,7 @@ class Recovery:
         if not launcher_lives(self._context.host, last_attempt, self._same_boot):
             job = msgspec.structs.replace(job, launcher_pid=None)
         run = Run(job, StallWatch(settings))
-        run.seen = JobLook(job=job, look=RunLook(at=time.monotonic()))
+        run.last_look = JobLook(job=job, look=RunLook(at=time.monotonic()))
         return run
 
     def _goes_on(self, job_id: str, row: RunRow) -> bool:

@@ -36,7 +36,7 @@ from mldebug_agents.cluster.peers.net.identity import counting
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import PeerSetup
-from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, Verb, member_verbs
+from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, Verb, peer_verbs
 from mldebug_agents.hardware.gpu.child import messages as gpu_messages
 from mldebug_agents.hardware.gpu.child import server as gpu_server
 from mldebug_agents.hardware.gpu.controller import gpu_verbs
@@ -122,10 +122,8 @@ def open_tools(
     """
     current = config if isinstance(config, CurrentConfig) else CurrentConfig(config)
     with open_context(current.read, CHILDREN, root) as context:
-        gpus, filesystem_probe = (
-            node_reader(context.spawner, context.host, context.config.gpus),
-            MountClient(context.spawner),
-        )
+        gpus = node_reader(context.spawner, context.host, context.config.gpus)
+        filesystem_probe = MountClient(context.spawner)
         try:
             yield NodeTools(context, CaptureTools(context, probes=probes), gpus, filesystem_probe)
         finally:
@@ -146,8 +144,8 @@ def build_loop(
 
     `publish` gets each new snapshot; `read_config` reads the config file again; `joined`: how other agents are reached.
     """
-    config, context, inbox = current.read(), tools.context, Inbox()
-    clock = Clock()
+    config, context = current.read(), tools.context
+    inbox, clock = Inbox(), Clock()
     workers = _workers(tools, inbox, read_config or current.read)
     notifier = AlertNotifier(config, context.node, store, inbox)
     incidents = IncidentManager(
@@ -160,27 +158,12 @@ def build_loop(
     capture_queue = CaptureQueue(workers["capture"].order, incidents)
     failed_attempts = FailedAttempts(incidents, capture_queue.ask_now, store.forget)
     exit_watch = ExitWatch(context.host, lambda gone: inbox.put(Result("exit", None, gone, None)))
-    exit_evidence = ExitEvidence(tools.capture)
     exits = ExitTracker(
-        exit_evidence, exit_watch, workers["exits"].order, failed_attempts, store.keep_ends
+        *(ExitEvidence(tools.capture), exit_watch, workers["exits"].order),
+        *(failed_attempts, store.keep_ends),
     )
     peers = _peers(config, context, inbox, incidents, capture_queue, joined)
-    capture = requested_captures(
-        tools, inbox, member_verbs(peers, joined.client if joined else None)
-    )
-    monitors = Monitors(
-        hardware=HardwareMonitor.of(context, store, inbox, tools.gpus),
-        notifier=notifier,
-        actions=ActionRunner(config, context, capture, store, notifier.registry, inbox),
-        storage=StorageMonitor.of(context, tools.filesystem_probe, store, inbox),
-        checkpoints=CheckpointMonitor(context, store, inbox, config.checkpoints),
-        memory=HostMemoryMonitor(context, inbox),
-        schedulers=SchedulerMonitor(config, context, inbox),
-        probes=ProbeHistoryMonitor(config.agent.state_dir, context.reader, inbox),
-    )
-    recovery = Recovery(
-        *(store, context, tools.leftovers, incidents, failed_attempts, exits), capture_queue.ask_now
-    )
+    captures = requested_captures(tools, inbox, _peer_verbs(peers, joined))
     parts = LoopParts(
         context=context,
         leftovers=tools.leftovers,
@@ -188,23 +171,53 @@ def build_loop(
         store=store,
         inbox=inbox,
         workers=workers,
-        monitors=monitors,
+        monitors=_monitors(config, tools, store, inbox, notifier, captures),
         incidents=incidents,
         capture_queue=capture_queue,
         failed_attempts=failed_attempts,
         exit_watch=exit_watch,
         exits=exits,
-        recovery=recovery,
+        recovery=Recovery(
+            *(store, context, tools.leftovers, incidents, failed_attempts, exits),
+            capture_queue.ask_now,
+        ),
         ras=RasWatch(workers["ras"].order),
         peers=peers,
     )
     return AgentLoop(config, parts, publish, current.replace, systemd, clock)
 
 
+def _monitors(
+    config: Config,
+    tools: NodeTools,
+    store: StateStore,
+    inbox: Inbox,
+    notifier: AlertNotifier,
+    captures: CaptureRequests,
+) -> Monitors:
+    """What keeps the last readings of each subject of the node, and what acts on alerts."""
+    context = tools.context
+    return Monitors(
+        hardware=HardwareMonitor.of(context, store, inbox, tools.gpus),
+        notifier=notifier,
+        actions=ActionRunner(config, context, captures, store, notifier.registry, inbox),
+        storage=StorageMonitor.of(context, tools.filesystem_probe, store, inbox),
+        checkpoints=CheckpointMonitor(context, store, inbox, config.checkpoints),
+        memory=HostMemoryMonitor(context, inbox),
+        schedulers=SchedulerMonitor(config, context, inbox),
+        probes=ProbeHistoryMonitor(config.agent.state_dir, context.reader, inbox),
+    )
+
+
+def _peer_verbs(peers: PeersController | None, joined: PeerSetup | None) -> dict[str, Verb]:
+    """What people and alerts may ask of all agents that are joined."""
+    return peer_verbs(peers, joined.client if joined is not None else None)
+
+
 def serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None) -> None:
     """What people and Alertmanager may ask of this agent over its own sockets."""
     captures = node.monitors.actions.captures
-    own = member_verbs(node.peers, joined.client if joined is not None else None)
+    own = _peer_verbs(node.peers, joined)
     alerts = AlertReceiver(captures, node.node, partial(_runs_elsewhere, own))
     server.serve_verbs(gpu_verbs(node.monitors.hardware.gpu_controller), own, alerts.answer)
 

@@ -269,7 +269,9 @@ class IncidentManager:
             kind="abnormal_end",
             versions=versions(),
         )
-        attempt = msgspec.structs.replace(attempt, step=_step(run, attempt), said=dict(run.said))
+        attempt = msgspec.structs.replace(
+            attempt, step=_step(run, attempt), said=dict(run.hook_states)
+        )
         run.incident = add_exit(incident, attempt, now, outcome.sentence)
         if before is None and run.capture is not None:
             run.incident = add_capture(run.incident, run.capture)  # of a suspicion just before
@@ -294,5 +296,5 @@ class IncidentManager:
 
 def _step(run: Run, attempt: AttemptExit) -> int | None:
     """The last one that this attempt was seen at."""
-    seen = run.seen
-    return seen.step if seen is not None and seen.job.attempt == attempt.job.attempt else None
+    look = run.last_look
+    return look.step if look is not None and look.job.attempt == attempt.job.attempt else None

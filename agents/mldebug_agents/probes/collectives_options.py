@@ -30,7 +30,7 @@ _OPTIONS = (
     click.option("--through", type=click.Choice(WAYS), default="ssh", show_default=True, help="How --hosts are reached."),
     click.option("--print-commands", is_flag=True, help="Print a torchrun line for each of --hosts, to be typed there."),
     click.option("--if-idle", is_flag=True, help="That a node is busy is no failure then: exit code 0."),
-    click.option("--read", "told", type=click.File("r", errors="replace"), help="Show what such a line has printed (- for stdin)."),
+    click.option("--read", "stored", type=click.File("r", errors="replace"), help="Show what such a line has printed (- for stdin)."),
     click.option("--json", "as_json", is_flag=True, help="Print a list with an object for each op and size."),
     click.option("--csv", type=_FILE, help="Write a table there, too."),
     click.option("--plot", "picture", type=_FILE, help="Draw bus bandwidths there (needs matplotlib)."),

@@ -65,17 +65,17 @@ class Below:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._seen: dict[int, dict[Key, Work]] = {}  # pid of the rank -> its children
+        self._before: dict[int, dict[Key, Work]] = {}  # pid of the rank -> its children
 
     def work(self, rank: int, children: Iterable[int]) -> Work:
         """What the children of this rank did since the look before; nothing at the first look."""
-        before, now = self._seen.get(rank, {}), self._read(children)
-        self._seen[rank] = now
+        before, now = self._before.get(rank, {}), self._read(children)
+        self._before[rank] = now
         return work_between(before, now)
 
     def keep(self, ranks: Collection[int]) -> None:
         """Forget all other ranks."""
-        self._seen = {rank: seen for rank, seen in self._seen.items() if rank in ranks}
+        self._before = {rank: work for rank, work in self._before.items() if rank in ranks}
 
     def _read(self, pids: Iterable[int]) -> dict[Key, Work]:
         found = ((self._host.brief(pid), _io_bytes(self._host, pid)) for pid in pids)

@@ -46,7 +46,7 @@ class _RasMemory:
         self.attempt = attempt
         self.progress = CollectiveProgress()
         self.due = 0.0
-        self.asked = False
+        self.is_pending = False
 
 
 class RasWatch:
@@ -68,8 +68,8 @@ class RasWatch:
             pace = _pace(run)
             if pace is None:
                 memory.progress.forget()
-            elif not memory.asked and now >= memory.due:
-                memory.asked = self._put(RunToAsk(run.job))
+            elif not memory.is_pending and now >= memory.due:
+                memory.is_pending = self._put(RunToAsk(run.job))
                 memory.due = now + pace
 
     def on_result(self, result: Result) -> None:
@@ -77,7 +77,7 @@ class RasWatch:
         memory = self._runs.get(result.order.job.id)
         if memory is None or memory.attempt != result.order.job.attempt:
             return
-        memory.asked = False
+        memory.is_pending = False
         reply = result.value if isinstance(result.value, RasReply) else RasReply()
         if reply.answer is None:
             memory.due = self._clock() + REFUSED
@@ -102,11 +102,11 @@ class RasWatch:
 
 def _pace(run: Run) -> float | None:
     """Seconds between two questions; None: it is not asked now."""
-    if run.decision is None or run.seen is None or run.seen.look.backend != "nccl":
+    if run.decision is None or run.last_look is None or run.last_look.look.backend != "nccl":
         return None
     if run.unjudged or switched_off(run.job):
         return None
     if run.decision.stage not in CALM:
         return max(QUIET, nodes_of(run.job) / AT_MOST)
-    has_steps = any(one.kind in STEPS for one in run.seen.look.progress)
+    has_steps = any(one.kind in STEPS for one in run.last_look.look.progress)
     return None if has_steps or nodes_of(run.job) > MAX_NODES else HEALTHY

@@ -53,10 +53,12 @@ class Watch:
         started = self.clock()
         found = self.tools.finder.find()
         finder = LogFinder(self._host, self._unread)
-        asked = set(wanted)
+        to_sample = set(wanted)
         self._jobs = {job.id: self._jobs.get(job.id) or self._meet() for job in found.jobs}
         self._writers.keep([watch.logs for watch in self._jobs.values()])
-        looks = tuple(self._look(job, found, finder, sample=job.id in asked) for job in found.jobs)
+        looks = tuple(
+            self._look(job, found, finder, sample=job.id in to_sample) for job in found.jobs
+        )
         self.tools.known_issues.keep(self._jobs)
         looks = tuple(
             msgspec.structs.replace(one, traps=self._traps(one.job, found)) for one in looks

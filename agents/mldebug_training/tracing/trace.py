@@ -255,8 +255,8 @@ class trace:  # noqa: N801 - it is used as a function
             self._become_child()
         if place and self._child and "{pid}" not in (self._place or ""):
             place += f".{os.getpid()}"  # the name alone is the parent's, whoever comes first
-        told = self._followed.words
-        return ProcessRing(place, self._size, self._engine.name, self._mode, told, self._child)
+        words = self._followed.words
+        return ProcessRing(place, self._size, self._engine.name, self._mode, words, self._child)
 
     def _become_child(self) -> None:
         self._size = max(self._size // OF_CHILDREN, min(SMALLEST_OF_CHILDREN, self._size))

@@ -177,7 +177,7 @@ class _OpenBurst:
         return self._made
 
 
-class _Shelf:
+class _KindBursts:
     """The bursts of one kind."""
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class Folding:
     """Folds events into bursts. Belongs to one thread; `bursts` gives values that may go anywhere."""
 
     def __init__(self) -> None:
-        self._shelves: dict[KernelEventKind, _Shelf] = {}
+        self._by_kind: dict[KernelEventKind, _KindBursts] = {}
         self._sequence = -1  # the newest record that was taken in
 
     def add(self, event: KernelEvent) -> int:
@@ -222,15 +222,15 @@ class Folding:
             return 0
         self._sequence = max(self._sequence, event.sequence)
         family = _FAMILY.get(event.kind, event.kind)
-        shelf = self._shelves.get(family)
-        if shelf is None:
-            shelf = self._shelves[family] = _Shelf()
+        of_kind = self._by_kind.get(family)
+        if of_kind is None:
+            of_kind = self._by_kind[family] = _KindBursts()
         key = (event.device, event.pid if family in _OF_PROCESSES else None)
-        return shelf.burst_for(event, key).add(event)
+        return of_kind.burst_for(event, key).add(event)
 
     def bursts(self) -> tuple[Burst, ...]:
         """All bursts that are still known, at most `OPEN + KEPT` of each kind, the oldest first."""
-        found = (one.burst() for shelf in self._shelves.values() for one in shelf.bursts())
+        found = (one.burst() for of_kind in self._by_kind.values() for one in of_kind.bursts())
         return tuple(sorted(found, key=lambda burst: burst.first_at))
 
 

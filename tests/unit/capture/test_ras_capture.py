@@ -142,7 +142,7 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
         lambda _: None,
     )
     seen: list[JobLook] = []
-    monkeypatch.setattr(node, "_see", lambda run, one: (run.see(one), seen.append(one)))
+    monkeypatch.setattr(node, "_see", lambda run, one: (run.update(one), seen.append(one)))
     monkeypatch.setattr("mldebug_agents.watch.ras_watch.QUIET", 0.0)
     monkeypatch.setattr("mldebug_agents.watch.ras_watch.AT_MOST", float("inf"))
     with serving(half("")) as server:

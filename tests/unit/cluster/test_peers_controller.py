@@ -127,7 +127,7 @@ class Loop:
         self.books, self.ordered = Books(), 0
         self.run = Run(JOB, StallWatch(StallSettings()))
         look = RunLook(at=0.0, elsewhere=True)
-        self.run.seen = JobLook(job=JOB, look=look)
+        self.run.last_look = JobLook(job=JOB, look=look)
         self.members = PeersController(
             "n1", 9754, Silence(), peers, 1.0, self.inbox, self.books, self._capture  # type: ignore[arg-type]
         )  # fmt: skip
@@ -136,7 +136,7 @@ class Loop:
 
     def _met(self, job: Job) -> Run:
         run = Run(job, StallWatch(StallSettings()))
-        run.seen = JobLook(job=job, look=RunLook(at=0.0, elsewhere=True))
+        run.last_look = JobLook(job=job, look=RunLook(at=0.0, elsewhere=True))
         return run
 
     def _capture(self, run: Run) -> None:
@@ -385,7 +385,7 @@ def spoken_for(
 
 def test_a_job_of_one_node_is_nobody_elses(loop: Loop) -> None:
     welcomed(loop)
-    loop.run.seen = JobLook(job=JOB, look=RunLook(at=0.0))
+    loop.run.last_look = JobLook(job=JOB, look=RunLook(at=0.0))
     assert not loop.members.holds(loop.run)
 
 

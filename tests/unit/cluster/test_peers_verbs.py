@@ -12,7 +12,7 @@ from mldebug.status.cluster_lines import cluster_lines
 from mldebug_agents.cluster.peers.net.client import Peer
 from mldebug_agents.cluster.peers.net.errors import RefusedError, SilentError
 from mldebug_agents.cluster.peers.openapi import DUMP
-from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, member_verbs
+from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, peer_verbs
 
 
 class Coordinators:
@@ -35,7 +35,7 @@ class Coordinators:
         return self._answer(to.host)
 
     def verb(self, path: str, uid: int | None = None) -> Any:
-        return member_verbs(self, self)[path]({"job": "train"}, uid)  # type: ignore[arg-type]
+        return peer_verbs(self, self)[path]({"job": "train"}, uid)  # type: ignore[arg-type]
 
 
 def refuses(host: str) -> bytes:

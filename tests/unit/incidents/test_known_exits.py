@@ -385,7 +385,7 @@ def test_an_end_is_final_where_no_launcher_can_start_again(
     teller.stories.failed = lambda *_, final: told.append(final)  # type: ignore[method-assign,assignment,misc]
     endings = following(teller)
     one = Run(job(0, 1, 2, launcher=launcher), StallWatch(StallSettings()))
-    one.seen = JobLook(job=one.job, look=RunLook(at=0.0))
+    one.last_look = JobLook(job=one.job, look=RunLook(at=0.0))
     endings.follow(one, {})
     endings.over(one)
     exits = (msgspec.structs.replace(LEFT, status=9),)
@@ -404,7 +404,7 @@ def test_a_process_that_turns_out_to_be_a_rank_of_another_job_leaves_no_end_behi
         StallWatch(StallSettings()),
     )
     for one in (alone, whole):
-        one.seen = JobLook(job=one.job, look=RunLook(at=0.0))
+        one.last_look = JobLook(job=one.job, look=RunLook(at=0.0))
         endings.follow(one, {})
     endings.over(alone)
     assert "alone" not in endings._jobs

@@ -122,12 +122,12 @@ def look(attempt: int = 0, **beats: Heartbeat) -> JobLook:
 
 def test_the_last_words_of_a_rank_outlive_it_until_another_attempt_begins() -> None:
     run = Run(look().job, StallWatch(StallSettings()))
-    run.see(look(r0=beat(5, 1.0), r1=beat(5, 1.0)))
-    run.see(look(r1=beat(6, 2.0)))
-    assert {rank: one.step for rank, one in run.said.items()} == {0: 5, 1: 6}
+    run.update(look(r0=beat(5, 1.0), r1=beat(5, 1.0)))
+    run.update(look(r1=beat(6, 2.0)))
+    assert {rank: one.step for rank, one in run.hook_states.items()} == {0: 5, 1: 6}
     assert set(run_state(run, {}).said) == {1}  # of now
-    run.see(look(attempt=1, r1=beat(None, 3.0)))
-    assert {rank: one.step for rank, one in run.said.items()} == {1: None}
+    run.update(look(attempt=1, r1=beat(None, 3.0)))
+    assert {rank: one.step for rank, one in run.hook_states.items()} == {1: None}
 
 
 # --- step times ----------------------------------------------------------------------------------

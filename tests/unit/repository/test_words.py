@@ -34,6 +34,8 @@ RETIRED = {
     "witness",
     "witnesses",
     "told",
+    "ledger",
+    "shelf",
 }
 # room on a disk or in a queue is none of those rooms
 FINE = {"_make_room", "_check_room", "NoRoomError"}
@@ -110,6 +112,22 @@ def test_retired_words_name_nothing() -> None:
             if name not in FINE and words(name) & RETIRED
         ]
     assert sorted(set(found)) == []
+
+
+def test_no_variable_has_a_name_of_the_earlier_dialect() -> None:
+    # names on disk and on the wire are strings (`msgspec.field(name=...)`), and stay
+    hard = RETIRED - {"room", "rooms", "board", "boards", "told"}
+    found = []
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            name = node.arg if isinstance(node, ast.arg) else ""
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                name = node.id if isinstance(node, ast.Name) else node.attr
+            if name.isupper():
+                continue  # MAX_TOLD: how many are told
+            if words(name) & hard or name == "told":
+                found.append(f"{file.relative_to(ROOT)}:{node.lineno}: {name}")
+    assert found == []
 
 
 def test_a_subject_has_one_name_in_all_roots_and_in_the_tests() -> None:

@@ -35,7 +35,7 @@ class Watched(NamedTuple):
 
     job: Job
     decision: StallDecision | None
-    seen: JobLook
+    last_look: JobLook
     unjudged: str = ""
 
 
@@ -87,7 +87,7 @@ class Desk:
 
     def signals(self, one: Any) -> tuple[Progress, ...]:
         """What the decision sees."""
-        seen = one.seen
+        seen = one.last_look
         look = msgspec.structs.replace(seen.look, at=self.now)
         found = self.watch.complete(msgspec.structs.replace(seen, look=look))
         return found.look.progress[len(look.progress) :]
@@ -149,7 +149,7 @@ def test_another_attempt_begins_anew() -> None:
     desk.play(3, one, 5)
     desk.play(3, one, 6)
     again = one._replace(job=msgspec.structs.replace(one.job, attempt=1))
-    again = again._replace(seen=msgspec.structs.replace(one.seen, job=again.job))
+    again = again._replace(last_look=msgspec.structs.replace(one.last_look, job=again.job))
     desk.watch.tick({"j": again})
     assert desk.signals(again) == ()
 

@@ -92,7 +92,7 @@ class Setting:
             ranks=(rank,),
             started_at=time.time(),
         )
-        return {id: SimpleNamespace(job=job, seen=None)}
+        return {id: SimpleNamespace(job=job, last_look=None)}
 
     def look(self, runs: dict[str, Any]) -> None:
         """Have the board look once, now."""

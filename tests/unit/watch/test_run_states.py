@@ -27,7 +27,7 @@ JOB = Job(
 def run(decision: StallDecision | None, look_age: float = 0.0) -> Run:
     made = Run(JOB, StallWatch(StallSettings()))
     made.decision = decision
-    made.seen = JobLook(job=JOB, look=RunLook(at=time.monotonic() - look_age))
+    made.last_look = JobLook(job=JOB, look=RunLook(at=time.monotonic() - look_age))
     return made
 
 
@@ -62,8 +62,8 @@ def test_the_step_times_of_the_log_arrive() -> None:
     records = tuple(LogRecord(step=step, step_seconds=0.3, format="plain") for step in (1, 2))
     progress.take(records, 10, 1.0)
     one = run(decision())
-    assert one.seen is not None
-    one.seen = msgspec.structs.replace(one.seen, step_times=progress.step_times)
+    assert one.last_look is not None
+    one.last_look = msgspec.structs.replace(one.last_look, step_times=progress.step_times)
     found = run_state(one, {}).step_times
     assert found is not None
     assert sum(found.counts) == 2

@@ -41,7 +41,12 @@ class HeldStalls:
     def holds(self, run: Run) -> bool:
         """Whether the run's stall must be announced to the coordinator first. If so, it is held back from now on."""
         group = self._groups.of(run)
-        if group is None or group.found is None or run.seen is None or not run.seen.look.elsewhere:
+        if (
+            group is None
+            or group.found is None
+            or run.last_look is None
+            or not run.last_look.look.elsewhere
+        ):
             return False
         group.due = 0.0
         if run.incident is not None:

@@ -157,7 +157,7 @@ def news_of(
         world_size=job.world_size,
         age=max(0.0, time.time() - job.started_at) if job.started_at else 0.0,
         ranks=fold_ranks(rank.rank for rank in job.ranks),
-        step=run.seen.step if run.seen else None,
+        step=run.last_look.step if run.last_look else None,
         stage=str(decision.stage) if decision else "watching",
         sentence=decision.sentence if decision else "",
         signals=progress.own(now),

@@ -25,7 +25,7 @@ MAX_WHYS = 4  # in a sentence
 Verb = Callable[[Mapping[str, str], int | None], object]
 
 
-def member_verbs(peers: PeersController | None, client: PeerClient | None) -> dict[str, Verb]:
+def peer_verbs(peers: PeersController | None, client: PeerClient | None) -> dict[str, Verb]:
     """By path, each with the user of whose runs it is; None: of everybody's. Each runs in a thread of the server."""
 
     def coordinators() -> tuple[PeerClient, tuple[Peer, ...]]:

@@ -260,4 +260,4 @@ class ExitTracker:
 
 def _counts(run: Run) -> bool:
     """Whether an exit of this run makes an incident: not of a lone process that is no training."""
-    return run.seen is not None and not no_training(run.seen)
+    return run.last_look is not None and not no_training(run.last_look)

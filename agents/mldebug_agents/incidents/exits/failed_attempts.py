@@ -124,7 +124,7 @@ class FailedAttempts:
         failure = self._by_launch.get(self._key(run.job))
         if failure is None or failure.run is run or failure.closed:
             return
-        step = run.seen.step if run.seen else None
+        step = run.last_look.step if run.last_look else None
         since, first = self._came.setdefault(run.job.id, (time.monotonic(), step))
         stepped = step is not None and first is not None and step > first
         if stepped or time.monotonic() - since >= PROVED:

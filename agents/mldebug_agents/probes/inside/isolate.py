@@ -110,17 +110,17 @@ class NodeParticipant:
 
     def arrive(self) -> None:
         """Tell that this node is here."""
-        told = {"name": socket.gethostname(), "seats": self._order["seats"]}
-        told["device"] = self._order["device"]
+        facts = {"name": socket.gethostname(), "seats": self._order["seats"]}
+        facts["device"] = self._order["device"]
         if not self.node:
-            self.tell("common", {key: self._order[key] for key in COMMON})
-        self.tell(f"node/{self.node}", told)
+            self.publish("common", {key: self._order[key] for key in COMMON})
+        self.publish(f"node/{self.node}", facts)
 
-    def tell(self, key: str, value: Any) -> None:
+    def publish(self, key: str, value: Any) -> None:
         """Write into the store."""
         self.store.set(key, json.dumps(value))
 
-    def heard(self, key: str, until: float) -> Any:
+    def wait_for(self, key: str, until: float) -> Any:
         """What stands there; None where nothing does by then. Beats meanwhile."""
         beaten = time.monotonic()
         while not self.store.check([key]):
@@ -136,14 +136,14 @@ class NodeParticipant:
     def follow(self) -> None:
         """Do the steps that node 0 announces, one after another, until it announces the end. Raises TimeoutError where it is silent."""
         until = time.monotonic() + self._order["seconds"]
-        self._order.update(self.heard("common", until) or {})
+        self._order.update(self.wait_for("common", until) or {})
         number = 0
         while True:
-            step = self.heard(f"step/{number}", until)
+            step = self.wait_for(f"step/{number}", until)
             if step is None:
                 raise TimeoutError("node 0 said nothing more")
             if step["end"]:
-                self.tell(f"bye/{self.node}", True)
+                self.publish(f"bye/{self.node}", True)
                 return
             self.work(number, step["groups"])
             number += 1
@@ -157,7 +157,7 @@ class NodeParticipant:
                     wanted = {**self._order, "local": local, "world": len(seats)}
                     wanted.update(position=position, prefix=f"{number}/{place}")
                     crew.start(f"{place}.{position}", partial(run_seat, wanted))
-        self.tell(f"done/{number}/{self.node}", crew.wait(self._order["step"]))
+        self.publish(f"done/{number}/{self.node}", crew.wait(self._order["step"]))
 
 
 class TrialLeader:
@@ -182,30 +182,33 @@ class TrialLeader:
             tried += self._try(groups)
         for groups in (*alone_again(tried), *again(tried, self._order["fine"])):
             self._try(groups)
-        self._stand.tell(f"step/{self._step}", {"end": True})
+        self._stand.publish(f"step/{self._step}", {"end": True})
         until = time.monotonic() + GRACE
         for node in here:
             if node:
-                self._stand.heard(f"bye/{node}", until)
+                self._stand.wait_for(f"bye/{node}", until)
 
     def _gather(self) -> List[int]:
         """Wait for all nodes; those that come make the members. Returns their numbers."""
         until = time.monotonic() + self._order["join"]
-        told = {
-            node: self._stand.heard(f"node/{node}", until) for node in range(self._order["nodes"])
+        arrived = {
+            node: self._stand.wait_for(f"node/{node}", until)
+            for node in range(self._order["nodes"])
         }
-        here = [node for node, one in told.items() if one is not None]
+        here = [node for node, one in arrived.items() if one is not None]
         for node in here:
-            if told[node]["device"] != self._order["device"]:
-                ours, its = self._order["device"], told[node]["device"]
+            if arrived[node]["device"] != self._order["device"]:
+                ours, its = self._order["device"], arrived[node]["device"]
                 raise ValueError(
                     f"node {node} would measure {its}, and node 0 {ours}: name one --device on all"
                 )
-        hosts = [told[node]["name"] for node in here]
+        hosts = [arrived[node]["name"] for node in here]
         for node in here:
-            host = told[node]["name"] + (f"#{node}" if hosts.count(told[node]["name"]) > 1 else "")
-            self._add(node, host, told[node]["seats"], len(here) == 1)
-        absent = [node for node, one in told.items() if one is None]
+            host = arrived[node]["name"] + (
+                f"#{node}" if hosts.count(arrived[node]["name"]) > 1 else ""
+            )
+            self._add(node, host, arrived[node]["seats"], len(here) == 1)
+        absent = [node for node, one in arrived.items() if one is None]
         emit("members", names=self._names, absent=absent, hosts=hosts)
         return here
 
@@ -229,12 +232,12 @@ class TrialLeader:
         seats = [[seat for member in group for seat in self._seats[member]] for group in groups]
         # the deadline of the others, also where no seat of this node takes part: whoever is still in this step is late in the next one, too
         until = time.monotonic() + self._order["step"] + KILLED + GRACE
-        self._stand.tell(f"step/{number}", {"end": False, "groups": seats})
+        self._stand.publish(f"step/{number}", {"end": False, "groups": seats})
         self._stand.work(number, seats)
         nodes = sorted({seat[0] for group in seats for seat in group})
-        told = {node: self._answered(number, node, until) for node in nodes}
+        results = {node: self._answered(number, node, until) for node in nodes}
         trials = [
-            self._trial(group, [_of(told[node], place, position) for position, (node, _) in enumerate(seats[place])], len(groups) == 1)
+            self._trial(group, [_of(results[node], place, position) for position, (node, _) in enumerate(seats[place])], len(groups) == 1)
             for place, group in enumerate(groups)
         ]  # fmt: skip
         emit("step", number=number, trials=[one.as_event(self._names) for one in trials])
@@ -244,10 +247,10 @@ class TrialLeader:
         """How a step went on that node; None where it says nothing. One that has said nothing before is not waited for as long."""
         if node in self._silent:
             until = min(until, time.monotonic() + GRACE)
-        told = self._stand.heard(f"done/{number}/{node}", until)
-        if told is None:
+        result = self._stand.wait_for(f"done/{number}/{node}", until)
+        if result is None:
             self._silent.add(node)
-        return told
+        return result
 
     def _trial(self, group: Group, results: List[Result], alone: bool) -> GroupTrial:
         path = self._paths.get(",".join(map(str, sorted(group))), "")
@@ -258,7 +261,9 @@ class TrialLeader:
             made.outcome = "wrong"
         elif failed:
             late = all(one.get("late") for one in results if failure(one))
-            made.outcome, made.reason = ("timed_out", "") if late else ("failed", _telling(failed))
+            made.outcome, made.reason = (
+                ("timed_out", "") if late else ("failed", _first_cause(failed))
+            )
             made.seconds = self._order["step"] if late else 0.0
         else:
             made.seconds = max(one["seconds"] for one in results)
@@ -266,14 +271,14 @@ class TrialLeader:
         return made
 
 
-def _of(told: Any, place: int, position: int) -> Result:
-    if told is None:
+def _of(results: Any, place: int, position: int) -> Result:
+    if results is None:
         return {"late": True}
-    result: Result = told.get(f"{place}.{position}", {"late": True})
+    result: Result = results.get(f"{place}.{position}", {"late": True})
     return result
 
 
-def _telling(reasons: List[str]) -> str:
+def _first_cause(reasons: List[str]) -> str:
     """The reason that is no consequence of another's end."""
     for one in reasons:
         if not any(word in one for word in CONSEQUENCES):

@@ -30,7 +30,7 @@ class Strangers:
     def first_look(self) -> str:
         """As `look`, and waits for nvidia-smi: before anything is measured."""
         reason, until = self.look(), time.monotonic() + SMI_SECONDS
-        while self._smi and self._smi.asked and not reason and time.monotonic() < until:
+        while self._smi and self._smi.query and not reason and time.monotonic() < until:
             time.sleep(0.1)
             reason = self.look()
         return reason
@@ -54,19 +54,19 @@ class Smi:
     """nvidia-smi, asked again and again; one that hangs is waited for and never started twice."""
 
     def __init__(self) -> None:
-        self.asked: Optional[subprocess.Popen[str]] = None
+        self.query: Optional[subprocess.Popen[str]] = None
         self._next = 0.0
 
     def answer(self) -> List[int]:
         """The pids of an answer that has just come, else nothing."""
-        process, now = self.asked, time.monotonic()
+        process, now = self.query, time.monotonic()
         if process is None:
             if now >= self._next:
-                self.asked, self._next = start(), now + ASK_EVERY
+                self.query, self._next = start(), now + ASK_EVERY
             return []
         if process.poll() is None or process.stdout is None:
             return []
-        self.asked = None
+        self.query = None
         with process.stdout as output:
             return [int(word) for word in output.read().split() if word.isdigit()]
 

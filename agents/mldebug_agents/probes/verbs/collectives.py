@@ -45,7 +45,7 @@ def command(
     hosts: str | None,
     through: str,
     print_commands: bool,
-    told: TextIO | None,
+    stored: TextIO | None,
     as_json: bool,
     csv: Path | None,
     picture: Path | None,
@@ -81,8 +81,8 @@ def command(
     if print_commands:
         return _printed(wish, names, frame, kept)
     measurement = Measurement(wish, callbacks(output, kept))
-    if told is not None:
-        return _measured(measurement, output, kept, lambda: _read(measurement, told))
+    if stored is not None:
+        return _measured(measurement, output, kept, lambda: _read(measurement, stored))
 
     def keep() -> None:
         if not beside_jobs:  # else the figures are of two
@@ -154,11 +154,11 @@ def _printed(
     return int(ExitCode.FINE)
 
 
-def _read(measurement: Measurement, told: TextIO) -> ChildExit:
+def _read(measurement: Measurement, stored: TextIO) -> ChildExit:
     """What ranks have said elsewhere; one that failed there fails here, too."""
     failures: list[Event] = []
     done = False
-    for line in told:
+    for line in stored:
         for event in events([line.encode()]):
             measurement.hear(event)
             done = done or event["event"] == "done"
@@ -182,8 +182,8 @@ def _sentence(ended: ChildExit) -> str:
 def _way_out(ended: ChildExit, kept: Mapping[str, str]) -> str:
     if ended.outcome == "late":
         return "fewer --ops, smaller --sizes, or a longer --duration"
-    told = ", ".join(f"{name}={value}" for name, value in kept.items())
-    return f"is it one of these variables? {told}" if told else ""
+    variables = ", ".join(f"{name}={value}" for name, value in kept.items())
+    return f"is it one of these variables? {variables}" if variables else ""
 
 
 def create(options: NoOptions) -> click.Command:

@@ -113,13 +113,15 @@ class CheckpointMonitor:
     def _note(self, runs: Mapping[str, Run]) -> None:
         """Which runs have written much: a fast checkpoint is over before its files are seen open."""
         for id, run in runs.items():
-            written = sum(rank.written_bytes for rank in run.seen.look.ranks) if run.seen else 0
+            written = (
+                sum(rank.written_bytes for rank in run.last_look.look.ranks) if run.last_look else 0
+            )
             before = self._written.get(id)
             if before is None or written - before >= BURST or written < before:
                 self._burst |= {id} if id not in self._orders or before is None or written > before else set()  # fmt: skip
                 self._written[id] = written
                 self._due = min(self._due, time.monotonic() + 2.0) if before is not None and self._quiet(id) else self._due  # fmt: skip
-            self._steps[id] = run.seen.step if run.seen else None
+            self._steps[id] = run.last_look.step if run.last_look else None
             self._worlds[id] = run.job.world_size
         self._remember_ended(runs)
         for gone in self._written.keys() - runs.keys():
@@ -179,7 +181,7 @@ class CheckpointMonitor:
 
     def places(self, runs: Mapping[str, Run]) -> dict[str, tuple[str, ...]]:
         """For each run the folders of its checkpoints and its log, as paths that its ranks see."""
-        logs = {id: run.seen.log for id, run in runs.items() if run.seen}
+        logs = {id: run.last_look.log for id, run in runs.items() if run.last_look}
         return {
             id: tuple({folder: None for of, folder, _ in self._series if of == id})
             + tuple(one for one in [logs.get(id, "")] if one.startswith("/"))

@@ -28,13 +28,13 @@ class Absent:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lost: dict[int, _Lost] = {}
-        self._seen: dict[str, LostGpu] = {}  # uuid -> how it would be told, were it missing
+        self._last_known: dict[str, LostGpu] = {}  # uuid -> how it would be told, were it missing
         self._at: dict[int, str] = {}  # index -> uuid, as long as the driver is the same
 
     def note(self, device: Device) -> None:
         """Remember uuid and address of a GPU that answers. Another one that was put aside under its address is forgotten."""
         self._at[device.index] = device.uuid
-        self._seen[device.uuid] = LostGpu(
+        self._last_known[device.uuid] = LostGpu(
             index=device.index,
             uuid=device.uuid,
             bus_id=device.bus_id,
@@ -101,7 +101,7 @@ class Absent:
     def lost_gpus(self, count: int) -> tuple[LostGpu, ...]:
         """Those that did not answer at the last read, and those that were there before and are not listed now."""
         here = {self._at.get(index) for index in range(count)}
-        missing = [one for uuid, one in self._seen.items() if uuid not in here]
+        missing = [one for uuid, one in self._last_known.items() if uuid not in here]
         lost = [self._lost[index].gpu for index in sorted(self._lost)]
         if len(missing) == 1 and [one.uuid for one in lost] == [""]:  # it is that one
             unnamed = lost.pop()
@@ -119,7 +119,9 @@ class Absent:
     def _index(self, one: HandsOff, count: int) -> int | None:
         """Its number: as it told it itself, or, before it was ever asked, as it stands in the row of all."""
         numbers = {bus_id(lost.gpu.bus_id): index for index, lost in self._lost.items()}
-        numbers |= {bus_id(self._seen[uuid].bus_id): index for index, uuid in self._at.items()}
+        numbers |= {
+            bus_id(self._last_known[uuid].bus_id): index for index, uuid in self._at.items()
+        }
         numbers.pop("", None)
         if one.bus_id in numbers:
             return numbers[one.bus_id]
@@ -134,6 +136,6 @@ class Absent:
             aside.gpu = msgspec.structs.replace(aside.gpu, bus_id=as_nvml(address))
 
     def _put_aside(self, index: int, reason: str, code: str, pause: float) -> None:
-        before = self._seen.get(self._at.get(index, "")) or LostGpu(index=index, reason="")
+        before = self._last_known.get(self._at.get(index, "")) or LostGpu(index=index, reason="")
         gpu = msgspec.structs.replace(before, reason=reason, code=code)
         self._lost[index] = _Lost(gpu, self._clock() + pause, pause)
