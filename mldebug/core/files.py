@@ -7,9 +7,11 @@ A folder may belong to a user who puts anything there: reading follows no symlin
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
-import shutil
+import secrets
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -19,10 +21,15 @@ import msgspec
 from mldebug.core.errors import AccessError, EvidenceError
 
 MAX_FILE_BYTES = 64 << 20
+MAX_ENTRIES = 100_000  # that one removal goes through: what is left is for the next
+MAX_SECONDS = 3.0
+MAX_COUNTED = 20_000  # files and folders of one report; one of 1,024 nodes has 2,050
+HUGE = 1 << 50  # bytes: what is too much to be counted
 OLD = ".old"  # ends the name of a report that is being replaced where that takes two steps
 NOT_WHOLE = "it was cut off or changed after it was written: copy it again, or take another report"
 NOT_OURS = "mldebug did not write it like this: remove it, or look at another report"
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _T = TypeVar("_T")
 
@@ -134,12 +141,12 @@ def replace_folder(temporary: Path, target: Path) -> None:
     if not os.path.lexists(target):
         os.rename(temporary, target)
     elif _exchange(temporary, target):
-        _remove(temporary)
+        remove_tree(temporary)
     else:
         old = temporary.with_name(f"{temporary.name}{OLD}")
         os.rename(target, old)
         os.rename(temporary, target)
-        _remove(old)
+        remove_tree(old)
     _sync_folder(target.parent)
 
 
@@ -153,11 +160,60 @@ def _exchange(one: Path, other: Path) -> bool:
     return bool(done == 0)
 
 
-def _remove(path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+def remove_tree(path: Path, most: int = MAX_ENTRIES, seconds: float = MAX_SECONDS) -> bool:
+    """Remove a file, or a folder with so many entries in so many seconds; False where something is left. Never raises for what the disk does.
+
+    Its owner may have put anything there, ten thousand folders deep: what lies in a folder of the folder is moved up into it, so
+    that neither a call nor a path is ever deeper than two. No link is followed.
+    """
+    with contextlib.suppress(OSError):
+        os.unlink(path)  # a file, or a link
+        return True
+    with contextlib.suppress(OSError):
+        handle = os.open(path, _FOLDER)
+        try:
+            _empty(handle, most, time.monotonic() + seconds)
+        finally:
+            os.close(handle)
+        os.rmdir(path)
+    return not os.path.lexists(path)
+
+
+def _empty(top: int, left: int, until: float) -> None:
+    """Remove what is in the open folder, as long as entries are `left` and there is time; each is removed, or moved up once."""
+    moved, mark = 0, secrets.token_hex(6)  # a name that nobody can have taken
+    while left > 0 and (names := _names(top, left)):
+        left -= len(names)
+        for name in names:
+            if time.monotonic() > until:
+                return
+            if _unlink(name, top):
+                continue
+            with contextlib.suppress(OSError):
+                handle = os.open(name, _FOLDER, dir_fd=top)
+                try:
+                    inner = _names(handle, left)
+                    left -= len(inner)
+                    for each in inner:
+                        moved += 1
+                        if not _unlink(each, handle):
+                            os.rename(each, f".{mark}-{moved}", src_dir_fd=handle, dst_dir_fd=top)
+                finally:
+                    os.close(handle)
+                os.rmdir(name, dir_fd=top)
+
+
+def _names(folder: int, most: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [one.name for one in itertools.islice(entries, most)]
+
+
+def _unlink(name: str, folder: int) -> bool:
+    """Remove a file; False where it is none. (To try `rmdir` on a folder that is not empty costs as much as all below it.)"""
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=folder)
+        return True
+    return False
 
 
 def _sync_folder(folder: Path) -> None:
@@ -169,10 +225,17 @@ def _sync_folder(folder: Path) -> None:
 
 
 def folder_size(folder: Path) -> int:
-    """Return the bytes of all files below a folder, following no link."""
-    total = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(where, name)).st_size
+    """Return the bytes of all files below a folder, following no link; `HUGE` where it has more entries than any report."""
+    total, entries, folders = 0, 0, [os.fspath(folder)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:
+            for one in found:
+                entries += 1
+                if entries > MAX_COUNTED:
+                    return HUGE
+                facts = one.stat(follow_symlinks=False)
+                if stat.S_ISDIR(facts.st_mode):
+                    folders.append(one.path)
+                else:
+                    total += facts.st_size
     return total

@@ -6,7 +6,7 @@
 import contextlib
 import os
 import re
-import shutil
+import secrets
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +22,7 @@ from mldebug.core.files import (
     folder_size,
     give,
     read_struct,
+    remove_tree,
     replace_folder,
     write_files,
 )
@@ -37,6 +38,7 @@ MAX_AGE_DAYS = 90
 MAX_REPORTS = 500
 MAX_BYTES = 5 << 30
 
+PRUNE_SECONDS = 5.0  # of one pruning: what an owner piled up in his reports takes several
 TEMPORARY = ".tmp-"
 STALE_SECONDS = 3_600.0  # a temporary folder this old was left by a crash
 
@@ -116,13 +118,13 @@ class ReportStore:
             give(temporary, owner_uid)
             put(temporary, target)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_tree(temporary)
         return target
 
     def remove(self, report_id: str) -> None:
         """Remove one report, where it is there."""
         self._check_name(report_id)
-        shutil.rmtree(self.folder / report_id, ignore_errors=True)
+        remove_tree(self.folder / report_id)
 
     def list(self) -> tuple[ReportEntry, ...]:
         """Return all reports, newest first; one that cannot be read is listed as broken.
@@ -153,18 +155,23 @@ class ReportStore:
 
     def prune(self) -> tuple[str, ...]:
         """Remove what is too old or too much and return the ids; see `mldebug.incidents.pruning` for whose goes first."""
-        self._sweep_temporaries()
-        removed = self._excess()
-        for name in removed:
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-        return removed
+        until = time.monotonic() + PRUNE_SECONDS
+        self._sweep_temporaries(until)
+        removed = []
+        for name in self._excess():
+            if time.monotonic() > until:  # the next report is not to wait: the next pruning goes on
+                break
+            remove_tree(self.folder / name)
+            removed.append(name)
+        return tuple(removed)
 
     def _make_temporary(self, name: str) -> Path:
         temporary = self.folder / f"{TEMPORARY}{os.getpid()}-{name}"
         try:
             # owners pass through to their own report but cannot list the others
             self.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-            shutil.rmtree(temporary, ignore_errors=True)
+            if not remove_tree(temporary):  # more than one removal can take: the next sweep goes on
+                temporary.rename(self.folder / f"{TEMPORARY}{secrets.token_hex(8)}-{name}")
             temporary.mkdir(mode=0o700)
         except OSError as error:
             raise AccessError(
@@ -236,9 +243,11 @@ class ReportStore:
             max_bytes=self._max_bytes,
         )
 
-    def _sweep_temporaries(self) -> None:
+    def _sweep_temporaries(self, until: float) -> None:
         """Clear what a crash has left; a report that was half replaced then gets its name back."""
         for folder in self.folder.glob(f"{TEMPORARY}*"):
+            if time.monotonic() > until:
+                return
             with contextlib.suppress(OSError):
                 if folder.lstat().st_mtime >= self._clock() - STALE_SECONDS:
                     continue
@@ -247,7 +256,7 @@ class ReportStore:
                 if name.endswith(OLD) and not os.path.lexists(target):
                     os.rename(folder, target)
                 else:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_tree(folder)
 
 
 def _contents(report: Report, html: str, evidence: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -92,9 +92,9 @@ def write_files(
         if incident.exit is not None:
             evidence[f"ending-{report.node}.json"] = msgspec.json.encode(incident.exit)
         store.archive.save(report, render_html(report), evidence, owner_uid=uid)
-        store.archive.prune()
 
     store.report(incident.id, work)
+    store.prune()
 
 
 def evidence_files(incident: Incident) -> dict[str, bytes]:

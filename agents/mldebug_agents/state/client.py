@@ -148,11 +148,13 @@ class RemoteArchive:
 
 
 def _raise(reply: StateReply, door: socket.socket | None) -> None:
-    if reply.refusal is None and not reply.errno:
+    if reply.refusal is None and not reply.errno and not reply.defect:
         return
     if door is not None:
         with contextlib.suppress(OSError):
             door.close()
+    if reply.defect:
+        raise RuntimeError(f"a defect of mldebug: {reply.defect}")
     if reply.refusal is None:
         raise OSError(reply.errno, reply.error)
     message, way_out, code = reply.refusal

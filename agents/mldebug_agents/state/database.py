@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ CREATE TABLE IF NOT EXISTS ends (job_id TEXT PRIMARY KEY, told BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS memos (name TEXT PRIMARY KEY, told BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS leftovers (pid INTEGER, start_ticks INTEGER, words TEXT, PRIMARY KEY (pid, start_ticks));
 """
+VERSION = 1
+"""Of the schema, in `PRAGMA user_version`; 0 is that of release 0.1.0, which has the same tables."""
+_COLUMNS = {
+    "runs": ("job_id", "memory", "incident", "kept_at"),
+    "ends": ("job_id", "told"),
+    "memos": ("name", "told"),
+    "leftovers": ("pid", "start_ticks", "words"),
+}
 _ERRNOS = {
     "SQLITE_FULL": errno.ENOSPC,
     "SQLITE_READONLY": errno.EROFS,
@@ -31,11 +40,27 @@ _ERRNOS = {
 }
 
 
+_NONE = type(None)
+
+
+def _fitting(rows: list[Any], *kinds: tuple[type, ...]) -> Iterator[Any]:
+    """The rows whose values are of these kinds: SQLite stores anything in any column."""
+    return (
+        row
+        for row in rows
+        if all(isinstance(one, kind) for one, kind in zip(row, kinds, strict=True))
+    )
+
+
 def errno_of(error: sqlite3.Error) -> int:
     """The errno that fits what SQLite says of the disk; EIO where it says nothing."""
     name = str(getattr(error, "sqlite_errorname", ""))
     known = (number for begin, number in _ERRNOS.items() if name.startswith(begin))
     return next(known, errno.EIO)
+
+
+class ForeignSchemaError(sqlite3.DatabaseError):
+    """The file is a database, but not ours: other tables, or of a newer release."""
 
 
 class Database:
@@ -56,10 +81,11 @@ class Database:
             return False
 
     def load(self) -> StoredState:
-        """All that is stored; a damaged file is set aside."""
+        """All that is stored; a file that is damaged or of another schema is set aside, and rows that cannot be are left out."""
         if not self.path.exists():
             return StoredState()
         try:
+            self._check_schema()
             rows = self._do("SELECT job_id, CAST(memory AS BLOB), CAST(incident AS BLOB) FROM runs")
             ends = self._do("SELECT job_id, CAST(told AS BLOB) FROM ends")
             memos = self._do("SELECT name, CAST(told AS BLOB) FROM memos")
@@ -70,10 +96,10 @@ class Database:
             self._set_aside(error)
             return StoredState()
         return StoredState(
-            rows=tuple(StoredRow(*one) for one in rows),
-            ends=tuple(StoredExits(*one) for one in ends),
-            memos=tuple(Memo(*one) for one in memos),
-            leftovers=tuple(Leftover(*one) for one in left),
+            rows=tuple(StoredRow(*one) for one in _fitting(rows, (str,), (bytes,), (bytes, _NONE))),
+            ends=tuple(StoredExits(*one) for one in _fitting(ends, (str,), (bytes,))),
+            memos=tuple(Memo(*one) for one in _fitting(memos, (str,), (bytes,))),
+            leftovers=tuple(Leftover(*one) for one in _fitting(left, (int,), (int,), (str,))),
         )
 
     def keep(self, order: StoreRun) -> None:
@@ -125,10 +151,33 @@ class Database:
                 # with an exclusive lock WAL needs no shared memory, which network file systems do not have
                 link.execute("PRAGMA locking_mode=EXCLUSIVE")
                 link.execute("PRAGMA journal_mode=WAL")
-                link.executescript(_SCHEMA)
+                self._make_tables(link)
                 undo.pop_all()
             self._link = link
         return self._link
+
+    def _make_tables(self, link: sqlite3.Connection) -> None:
+        """In a new file. An older one may lack a table; one that has others is left as it is."""
+        version = link.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            raise ForeignSchemaError(f"its schema is {version}, and this mldebug knows {VERSION}")
+        if version == VERSION:
+            return
+        try:
+            link.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {VERSION};COMMIT;")
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR":  # no trouble of the disk
+                raise ForeignSchemaError(str(error)) from error
+            raise
+
+    def _check_schema(self) -> None:
+        kinds = dict(self._do("SELECT name, type FROM sqlite_master"))
+        for table, columns in _COLUMNS.items():
+            if kinds.get(table) != "table":
+                raise ForeignSchemaError(f"{table} is no table")
+            there = tuple(one[1] for one in self._do(f"PRAGMA table_info({table})"))
+            if there != columns:
+                raise ForeignSchemaError(f"table {table} has the columns {', '.join(there)}"[:200])
 
     def _do(self, statement: str, *values: object) -> list[Any]:
         try:
@@ -138,9 +187,11 @@ class Database:
             raise
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        what = "of another schema" if isinstance(error, ForeignSchemaError) else "damaged"
         aside = self.path.with_name(self.path.name + ".broken")
         logging.getLogger("mldebug").error(
-            "%s is damaged (%s): kept as %s, begun anew", self.path, error, aside.name
+            "%s is %s (%s): kept as %s, begun anew",
+            *(self.path, what, error, aside.name),
         )
         self.disconnect()
         for tail in ("-wal", "-shm"):

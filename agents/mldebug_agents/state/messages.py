@@ -131,9 +131,10 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class StateReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How it went. An error is an errno and its words, or a refusal: a sentence, its way out, its exit code."""
+    """How it went. An error is an errno and its words, or a refusal: a sentence, its way out, its exit code; or a defect of ours."""
 
     errno: int = 0
+    defect: str = ""  # it would fail again: it is not tried again
     error: str = ""
     refusal: tuple[str, str, int] | None = None
     occupied: bool = False  # the refusal: another agent holds the state dir

@@ -58,7 +58,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def answer(keeping: "StateServer", order: StateOrder) -> Answer:
-    """Carry out one order; never raises for what the disk does."""
+    """Carry out one order; never raises, for what the disk does or for a defect of ours: the next order is another one."""
     try:
         return keeping.execute(order)
     except MldebugError as error:
@@ -72,6 +72,8 @@ def answer(keeping: "StateServer", order: StateOrder) -> Answer:
     except sqlite3.Error as error:
         number = errno_of(error)
         return StateReply(errno=number, error=f"{os.strerror(number)} (SQLite: {error})"), None
+    except Exception as error:  # noqa: BLE001 - a child that ends here would end at every try
+        return StateReply(defect=f"{type(error).__name__}: {error}"[:300]), None
 
 
 def _failed(error: OSError) -> StateReply:

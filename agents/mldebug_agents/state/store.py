@@ -235,6 +235,16 @@ class StateStore:
         self.withdraw(report_id)
         self.writer.put(f"drop:{report_id}", lambda: self.archive.remove(report_id))
 
+    def prune(self) -> None:
+        """Have reports removed that are too old or too many, after all that waits; where that fails, after the next report."""
+        self.writer.put("prune", self._prune)
+
+    def _prune(self) -> None:
+        try:
+            self.archive.prune()
+        except (OSError, MldebugError) as error:
+            log.warning("no report was removed from %s: %s", self.state_dir, error)
+
     def leave(self, leftovers: tuple[Leftover, ...]) -> None:
         """Remember processes that could not be ended; only a change is written."""
         if leftovers != self._left:

@@ -1,0 +1,267 @@
+"""What a report's owner puts into it, and what may stand in the database: the state server goes on, and so do all other reports."""
+
+import os
+import signal
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hung import wait_until
+from mldebug.core.files import HUGE, folder_size, remove_tree
+from mldebug.core.report_model import Report
+from mldebug.incidents.report.build import make_id
+from mldebug.incidents.report_store import ReportStore
+from mldebug.stall.progress_clock import StallMemory
+from mldebug_agents.state import server
+from mldebug_agents.state.messages import PruneReports
+from mldebug_agents.state.server import StateServer, answer
+from mldebug_agents.system.spawn import Spawner
+from samples import report, sleeping
+from unit.state.test_store import SPAWNERS, ledger
+
+DEEP = 1_500  # folders in each other: more than Python's frames, and than a path has characters
+
+
+@pytest.fixture(autouse=True)
+def starter() -> Iterator[None]:
+    """What forks the state servers of a test."""
+    with Spawner({"state": server.serve}) as one:
+        SPAWNERS.append(one)
+        yield
+        SPAWNERS.remove(one)
+
+
+@pytest.fixture
+def quick() -> Iterator[Path]:
+    """A folder in memory: a disk may take seconds for a thousand folders, and removals are bounded in time."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def named(report_id: str) -> Report:
+    return msgspec.structs.replace(report(sleeping()), id=report_id)
+
+
+def deep(folder: Path, depth: int = DEEP) -> None:
+    """Folders in each other, as `mkdir d; cd d` makes them, with a file at the end."""
+    handle = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=handle)
+        inner = os.open("d", os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(os.open("end", os.O_WRONLY | os.O_CREAT, dir_fd=handle))
+    os.close(handle)
+
+
+def test_a_deep_tree_goes_and_nothing_beside_it(quick: Path) -> None:
+    outside = quick / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    tree = quick / "tree"
+    tree.mkdir()
+    (tree / "link").symlink_to(outside)
+    (tree / "wide").mkdir()
+    for number in range(50):
+        (tree / "wide" / f"{number}").mkdir()
+        (tree / "wide" / f"{number}" / ("n" * 255)).mkdir()
+    deep(tree)
+    assert remove_tree(tree)
+    assert not tree.exists()
+    assert (outside / "kept").read_text() == "x"
+
+
+def test_a_link_in_place_of_a_folder_is_what_goes(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    assert remove_tree(tmp_path / "link")
+    assert (tmp_path / "target").is_dir()
+    assert remove_tree(tmp_path / "nothing")
+
+
+def test_a_removal_is_bounded_and_the_next_goes_on(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for number in range(500):
+        (tree / f"{number}").touch()
+    assert not remove_tree(tree, most=100)
+    assert len(list(tree.iterdir())) == 400
+    while not remove_tree(tree, most=100):
+        assert tree.exists()
+
+
+def test_the_size_of_a_deep_or_endless_folder_is_bounded(quick: Path) -> None:
+    deep(quick, 1_500)
+    assert 0 <= folder_size(quick) < HUGE
+    many = quick / "many"
+    many.mkdir()
+    for number in range(20_001):
+        os.link(quick / "one", many / f"{number}") if number else (quick / "one").touch()
+    assert folder_size(many) < HUGE
+    (many / "more").touch()
+    (many / "yet more").touch()
+    assert folder_size(many) == HUGE
+    assert remove_tree(quick / "d")
+
+
+def test_one_owner_s_deep_report_stops_no_other_report(quick: Path) -> None:
+    """1,500 nested folders made the state server die in each prune, and no report came to the disk any more."""
+    store = ReportStore(quick, max_reports=2)
+    with ledger(quick) as one:
+        one.archive.save(named("20260101T000000Z-job"), "", {})
+        mine = next(store.folder.iterdir())
+        deep(mine)
+        other = mine.rename(mine.with_name("20200101T000000Z-old"))
+        for number in range(3):
+            one.archive.save(named(make_id(time.time() - 60 * number, "job")), "", {})
+            one.archive.prune()
+        assert one.worker is not None
+        pid = one.worker.pid
+        one.archive.prune()
+        assert one.worker.pid == pid
+    assert not other.exists()  # too old
+    assert len(store.names()) == 3
+    assert store.prune()
+    assert len(store.names()) == 2
+
+
+def test_a_report_whose_owner_made_it_deep_is_replaced(quick: Path) -> None:
+    store = ReportStore(quick)
+    folder = store.save(named("20260101T000000Z-job"), "", {})
+    deep(folder)
+    deep(folder / "evidence")
+    store.save(named("20260101T000000Z-job"), "new", {})
+    assert (folder / "report.html").read_text() == "new"
+    assert not (folder / "d").exists()
+    assert [one.name for one in store.folder.iterdir()] == [folder.name]
+
+
+def test_a_temporary_folder_that_is_too_much_for_one_removal_is_out_of_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ReportStore(tmp_path)
+    made = named("20260101T000000Z-job")
+    left = store.folder / f".tmp-{os.getpid()}-{made.id}"
+    left.mkdir(parents=True)
+    for number in range(150):
+        (left / f"{number}").touch()
+    monkeypatch.setattr(
+        "mldebug.incidents.report_store.remove_tree", lambda path: remove_tree(path, most=100)
+    )
+    store.save(made, "", {})
+    assert store.names() == (made.id,)
+    (aside,) = store.folder.glob(".tmp-*")
+    os.utime(aside, (0, 0))
+    while aside.exists():
+        store.prune()
+        if aside.exists():
+            os.utime(aside, (0, 0))
+
+
+def test_an_error_of_ours_is_an_answer_and_the_next_order_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    keeping = StateServer()
+    monkeypatch.setitem(keeping._orders, PruneReports, broken)
+    monkeypatch.setattr(keeping, "_stand", lambda: None)
+    reply, _ = answer(keeping, PruneReports())
+    assert reply.defect.startswith("RecursionError")
+
+
+def test_pruning_that_fails_holds_no_report_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[str] = []
+    with ledger(tmp_path) as one:
+
+        def fails() -> None:
+            raise OSError(5, "Input/output error")
+
+        one.archive.prune = fails  # type: ignore[method-assign]
+        for number in range(5):
+            one.report(f"r{number}", lambda number=number: done.append(f"r{number}"))  # type: ignore[misc]
+            one.prune()
+        wait_until(lambda: one.writer.idle)
+        assert one.states()[0].success
+    assert done == [f"r{number}" for number in range(5)]
+    assert "no report was removed" in caplog.text
+
+
+def test_a_state_server_that_dies_again_and_again_is_started_again(tmp_path: Path) -> None:
+    with ledger(tmp_path) as one:
+        for number in range(5):
+            assert one.worker is not None
+            assert one.worker.pid is not None
+            os.kill(one.worker.pid, signal.SIGKILL)
+            one.keep(f"job{number}", StallMemory(run=f"job{number}"), None)
+            wait_until(lambda: one.writer.idle)
+    with ledger(tmp_path) as two:
+        assert len(two.found()) == 5
+
+
+# --- databases -----------------------------------------------------------------------------------
+
+ODD = {
+    "other columns": "CREATE TABLE runs (run TEXT PRIMARY KEY, words TEXT)",
+    "one column more": "CREATE TABLE ends (job_id TEXT PRIMARY KEY, told BLOB NOT NULL, more TEXT NOT NULL)",
+    "a view": "CREATE VIEW memos AS SELECT 1 AS name, 2 AS told",
+    "an index": "CREATE TABLE x (y); CREATE INDEX leftovers ON x (y)",
+    "newer": "PRAGMA user_version = 7",
+}
+
+
+def database(folder: Path, script: str) -> None:
+    link = sqlite3.connect(folder / "agent.sqlite")
+    link.executescript(script)
+    link.commit()
+    link.close()
+
+
+@pytest.mark.parametrize("script", ODD.values(), ids=ODD.keys())
+def test_a_database_of_another_shape_is_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, script: str
+) -> None:
+    """It was said to be an Input/output error, and the agent had no memory and no socket."""
+    database(tmp_path, script)
+    with ledger(tmp_path) as one:
+        assert one.opened
+        one.keep("job", StallMemory(run="job"), None)
+    assert "is of another schema" in caplog.text
+    assert (tmp_path / "agent.sqlite.broken").exists()
+    with ledger(tmp_path) as two:
+        assert two.memory("job") == StallMemory(run="job")
+
+
+def test_a_row_of_odd_values_does_not_hide_the_others(tmp_path: Path) -> None:
+    with ledger(tmp_path) as one:
+        one.keep("job", StallMemory(run="job"), None)
+        one.remember("memo", b"1")
+    database(
+        tmp_path,
+        "INSERT INTO runs (job_id, memory) VALUES (x'ff', 'x'); INSERT INTO runs (job_id, memory) VALUES (NULL, '{}');"
+        "INSERT INTO memos VALUES (x'00', 7); INSERT INTO leftovers VALUES ('a', 'b', x'00');"
+        "INSERT INTO ends VALUES (NULL, 'x');",
+    )
+    with ledger(tmp_path) as two:
+        assert set(two.found()) == {"job"}
+        assert two.memo("memo") == b"1"
+        assert two.leftovers == ()
+
+
+def test_the_release_before_has_the_same_tables(tmp_path: Path) -> None:
+    with ledger(tmp_path) as one:
+        one.keep("job", StallMemory(run="job"), None)
+    database(tmp_path, "PRAGMA user_version = 0")
+    with ledger(tmp_path) as two:
+        assert set(two.found()) == {"job"}
+    link = sqlite3.connect(tmp_path / "agent.sqlite")
+    assert link.execute("PRAGMA user_version").fetchone() == (1,)
+    link.close()
