@@ -166,6 +166,24 @@ class Io(Noun, frozen=True, kw_only=True):
     written_bytes: int = 0
 
 
+class LockHolder(Noun, frozen=True, kw_only=True):
+    """A process that holds a lock on a file. What it runs is told only where it belongs to the user of the process that waits."""
+
+    pid: int | None = None  # None: it belongs to somebody else
+    rank: int | None = None  # of the same job; None: it is no part of the job
+    child: bool = False  # it is not the rank itself but a process below it: a worker of its loader
+    command: str = ""  # redacted
+
+
+class FileLock(Noun, frozen=True, kw_only=True):
+    """The lock on a file that one thread of a process waits for."""
+
+    tid: int
+    kind: str  # flock, lockf, ofd
+    path: str = ""  # "": the descriptor could not be read
+    holders: tuple[LockHolder, ...] = ()  # none: on another node, or not to be seen from here
+
+
 class ProcessState(Noun, frozen=True, kw_only=True):
     """/proc/PID: what the kernel says of one process at one moment."""
 
@@ -181,6 +199,7 @@ class ProcessState(Noun, frozen=True, kw_only=True):
     caught_signals: int = 0
     rss_bytes: int = 0
     exit_status: int | None = None
+    frozen_by: str = ""  # the cgroup whose freezer holds it: /docker/4f2a; "": none
     io: Io | None = None
     threads: tuple[ThreadState, ...] = ()  # main thread first
     files: tuple[OpenFile, ...] = ()
@@ -218,7 +237,9 @@ class ProcessCapture(Noun, frozen=True, kw_only=True):
     by_hook: bool = False  # the stacks are what its hook wrote: who holds the GIL is not known
     movement: Movement | None = None
     source_line: str = ""  # text of the innermost Python line of the main thread
-    blocked_on: OpenFile | None = None  # what the main thread's system call works on, where told
+    blocked_on: OpenFile | None = None  # what the system call of its training thread works on
+    lock: FileLock | None = None  # the file lock that its training thread waits for
+    command: str = ""  # of a child that is no Python: what it runs, redacted
 
 
 class LogTail(Noun, frozen=True, kw_only=True):
@@ -564,6 +585,8 @@ class Classification(Noun, frozen=True, kw_only=True):
     mount: str = ""
     path: str = ""
     worker_pid: int | None = None  # the child that is to blame, where it is one
+    worker_class: str = ""  # the class of that child: storage, flock, sleep …
+    holders: tuple[int, ...] = ()  # ranks of the job that hold the file lock it waits for
     why: tuple[str, ...] = ()  # the facts it rests on, each one short sentence
 
 

@@ -255,7 +255,7 @@ def test_every_class_stands_in_its_row() -> None:
 
 def named_in_code() -> set[str]:
     """Classes that are given by code and not by a table."""
-    text = "".join(file.read_text() for file in ROOT.glob("mldebug/diagnosis/classify/*.py"))
+    text = "".join(file.read_text() for file in ROOT.glob("mldebug/diagnosis/classify/**/*.py"))
     plain = re.findall(r'\bname="([a-z_]+)"', text)
     plain += re.findall(r'(?:_loosely|inert)\(\s*process, "([a-z_]+)"', text)
     chosen = re.findall(r'name[ =]+"([a-z_]+)" if \w+ else "([a-z_]+)"', text)

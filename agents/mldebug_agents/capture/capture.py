@@ -17,11 +17,13 @@ from typing import Protocol
 import msgspec
 
 from mldebug import __version__
+from mldebug.capture.frames import principal
 from mldebug.capture.movement import movement
 from mldebug.core.model import (
     FlightRecord,
     Gap,
     Job,
+    LockHolder,
     LogTail,
     NodeCapture,
     OpenFile,
@@ -30,13 +32,14 @@ from mldebug.core.model import (
     RankCapture,
     RankIdentity,
     Remark,
+    ThreadState,
 )
 from mldebug.core.redact import clean
 from mldebug.diagnosis.classify.kernel_state import held_by_profiler, tracer_words
 from mldebug_agents.capture.nccl_ras.child import RasReply
 from mldebug_agents.capture.nccl_ras.client import DEADLINE as RAS_TIMEOUT
 from mldebug_agents.capture.nccl_ras.client import RasBackgroundQuery
-from mldebug_agents.capture.stacks.blocked_call import blocked_on, source_line
+from mldebug_agents.capture.stacks.blocked_call import blocked_on, source_line, thread_of
 from mldebug_agents.capture.stacks.native import NativeStacks
 from mldebug_agents.capture.stacks.pyspy import FORBIDDEN, Dump, PySpy
 from mldebug_agents.capture.stacks.pystack import find_pystack, second_opinion
@@ -45,6 +48,7 @@ from mldebug_agents.jobs.hook.flight_recorder import HookFlightRecords
 from mldebug_agents.jobs.hook.records import read_hook_summaries
 from mldebug_agents.jobs.logs.tail import log_of, read_log
 from mldebug_agents.jobs.ranks.discovery import RankChild
+from mldebug_agents.system.file_locks import FileLocks, command_of
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader, Unreadable
 
@@ -183,6 +187,11 @@ class _Session:
         self._hung: dict[tuple[str, str], Unreadable] = {}  # by mount namespace and folder
         self.flights: dict[int, FlightRecord] = {}
         self.targets = list(self._targets(job.ranks, children))
+        processes = {
+            target.pid: LockHolder(pid=target.pid, rank=target.rank, child=target.kind != "rank")
+            for target in self.targets
+        }
+        self.locks = FileLocks(capturer.host, capturer.reader, processes)
         self.sampling = Sampling(
             capturer.host, capturer.pyspy, self.targets, self.left, capturer.sleep
         )
@@ -255,6 +264,8 @@ class _Session:
         state, dump = self.sampling.states[target.pid], self.sampling.dumps.get(target.pid, Dump())
         dump = self._second_opinion(target, dump)
         self._note_failure(target, state, dump)
+        stack = principal(dump.stacks, target.pid)
+        training = thread_of(state, stack.tid if stack else None) if state else None
         return ProcessCapture(
             pid=target.pid,
             name=target.name or (state.name if state else ""),
@@ -265,8 +276,16 @@ class _Session:
             by_hook=bool(dump.instead),
             movement=movement(target.pid, self.sampling.samples.get(target.pid, [])),
             source_line=source_line(self.c.host, self.c.reader, target.pid, dump.stacks),
-            blocked_on=self._blocked_on(state),
+            blocked_on=self._blocked_on(state, training),
+            lock=self.locks.wait_of(state, training),
+            command=self._command(target, state),
         )
+
+    def _command(self, target: CaptureTarget, state: ProcessState | None) -> str:
+        """What a child that is no Python runs: nothing else tells what its rank waits for."""
+        if state is None or target.kind == "rank" or target.python:
+            return ""
+        return command_of(self.c.host, self.c.reader, target.pid)
 
     def _second_opinion(self, target: CaptureTarget, dump: Dump) -> Dump:
         """Where py-spy could not read a living Python process for another reason than rights: ask pystack."""
@@ -304,9 +323,11 @@ class _Session:
             Gap(what=what, reason=reason, rank=target.rank, pid=target.pid, way_out=way_out)
         )
 
-    def _blocked_on(self, state: ProcessState | None) -> OpenFile | None:
-        host = self.c.host
-        return blocked_on(state, self._memory, host.mount_at, host.link, self._is_link)
+    def _blocked_on(
+        self, state: ProcessState | None, thread: ThreadState | None
+    ) -> OpenFile | None:
+        host, tid = self.c.host, thread.tid if thread else None
+        return blocked_on(state, self._memory, host.mount_at, host.link, self._is_link, tid)
 
     def _is_link(self, pid: int, path: str) -> bool | Unreadable:
         """Of many ranks that are blocked in one folder only the first costs a reader that hangs."""

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState
 from mldebug_agents.system import procfs
+from mldebug_agents.system.freezer import frozen_by, may_be_frozen
 from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
 from mldebug_agents.system.syscalls import syscall_name
 
@@ -218,6 +219,7 @@ class Host:
             caught_signals=status.caught_signals,
             rss_bytes=status.rss_bytes,
             exit_status=exit_status(stat, status.uid),
+            frozen_by=self._frozen_by(pid, its_threads),
             io=self._io(pid),
             threads=its_threads,
             files=self._files(pid, its_threads) if files else (),
@@ -225,6 +227,12 @@ class Host:
         after = self.brief(pid)
         same = after is not None and after.start_ticks == stat.start_ticks
         return state if same else None  # else parts of it may be of a new process with that pid
+
+    def _frozen_by(self, pid: int, threads: tuple[ThreadState, ...]) -> str:
+        main = next((thread for thread in threads if thread.tid == pid), None)
+        if not may_be_frozen(main):
+            return ""
+        return frozen_by(self.text(pid, "cgroup"), lambda path: _read(f"{self.root}{path}"))
 
     def _name(self, pid: int) -> str:
         stat = self.brief(pid) if pid else None

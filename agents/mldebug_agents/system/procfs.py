@@ -186,6 +186,11 @@ def parse_fdinfo(text: str) -> tuple[str, int]:
     return mode, _integer(values.get("mnt_id", "0"))
 
 
+def parse_inode(text: str) -> int:
+    """The inode of an open file, from its fdinfo; 0 where the kernel (before 5.14) does not say it."""
+    return next((_integer(value.strip()) for key, _, value in _pairs(text) if key == "ino"), 0)
+
+
 _UNREAL = ("/proc/", "/sys/", "/memfd:", "/anon_hugepage", "/dmabuf:", "/[", "/SYSV")
 
 

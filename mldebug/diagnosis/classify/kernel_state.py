@@ -5,6 +5,7 @@ import re
 from mldebug.capture.frames import inner
 from mldebug.core.model import Classification, OpenFile, ProcessState, Role, ThreadState
 from mldebug.core.redact import safe_line
+from mldebug.diagnosis.classify.awaited.file_locks import waits_for_file_lock, with_holders
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
 from mldebug.diagnosis.classify.tables.kernel_waits import STORAGE_WAITS, WAIT_CHANNELS
 from mldebug.diagnosis.classify.tables.python_calls import PYTHON
@@ -12,6 +13,8 @@ from mldebug.diagnosis.classify.tables.signs import NameSign
 
 READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
 RECEIVE_CALLS = READ_CALLS | {"recvfrom", "recvmsg", "recvmmsg"}
+KERNEL_LOCKS = re.compile(r"rwsem_down_\w+|percpu_rwsem_wait|__percpu_\w+")
+"""Locks inside the kernel, of memory as well as of files: that a filesystem is behind them its name does not show."""
 PROFILERS = {"py-spy", "pystack", "austin", "mldebug"}  # they hold a process and let it go again
 COMPILED = re.compile(
     r"\.(constprop|isra|part)\.\d+.*"
@@ -29,6 +32,8 @@ def gone(process: ProcessFacts) -> Classification | None:
 
 def stopped(process: ProcessFacts) -> Classification | None:
     state = process.capture.state
+    if state is not None and state.frozen_by:
+        return _frozen(process, safe_line(state.frozen_by, 200))
     if state is None or state.state not in ("T", "t"):
         return None
     if held_by_profiler(state):
@@ -37,6 +42,11 @@ def stopped(process: ProcessFacts) -> Classification | None:
         doing = f"is held by {tracer_words(state)} in {process.at}"
         return inert(process, "traced", doing, f"state {state.state}, TracerPid {state.tracer_pid}")
     return inert(process, "stopped", f"is stopped by a signal in {process.at}", "state T (stopped)")
+
+
+def _frozen(process: ProcessFacts, cgroup: str) -> Classification:
+    doing = f"is frozen by its cgroup {cgroup} (its container is paused, or somebody froze it) in {process.at}"
+    return inert(process, "stopped", doing, f"the freezer of cgroup {cgroup} says frozen")
 
 
 def held_by_profiler(state: ProcessState) -> bool:
@@ -57,12 +67,29 @@ def storage_wait(process: ProcessFacts) -> Classification | None:
     blocked = thread.state == "D" or STORAGE_WAITS.fullmatch(thread.wchan)
     if not blocked or not process.asleep:
         return None
-    storage = bool(STORAGE_WAITS.fullmatch(thread.wchan))
-    fact = f"state {thread.state}, wait channel {thread.wchan or 'unknown'}"
     target = process.capture.blocked_on
+    silent = target is not None and target.stuck_seconds > 0
+    fact = f"state {thread.state}, wait channel {thread.wchan or 'unknown'}"
+    if waits_for_file_lock(thread) and thread.state != "D" and not silent:
+        return _lock_wait(process, fact)  # FUSE and NFS keep the answer until the lock is free
+    storage = _in_filesystem(thread)
     name = "storage" if storage else "uninterruptible"
     doing = f"is blocked in {_call(thread)}{_on(target)} at {process.at}"
     return inert(process, name, doing, fact, target)
+
+
+def _in_filesystem(thread: ThreadState) -> bool:
+    """Whether the wait channel is a filesystem's, or the kernel's own lock below a function of one."""
+    if not KERNEL_LOCKS.fullmatch(thread.wchan):
+        return STORAGE_WAITS.fullmatch(thread.wchan) is not None
+    inside = (name for name in thread.kernel_stack if not KERNEL_LOCKS.fullmatch(name))
+    return any(STORAGE_WAITS.fullmatch(name) for name in inside)
+
+
+def _lock_wait(process: ProcessFacts, fact: str) -> Classification:
+    """It wants a lock on a file: with who holds that, and a victim where this is another rank of the job."""
+    row = next(row for row in WAIT_CHANNELS if row.name == "flock")
+    return with_holders(from_sign(process, row, fact, direct=True), process.capture)
 
 
 def stdin_wait(process: ProcessFacts) -> Classification | None:
@@ -82,6 +109,8 @@ def by_wait_channel(process: ProcessFacts) -> Classification | None:
     if process.movement and not process.movement.same_frames:
         return None
     wchan = wait_channel(process.thread)
+    if waits_for_file_lock(process.thread) and process.asleep:
+        return _lock_wait(process, f"wait channel {process.thread.wchan}")
     if _receives(process, wchan):
         wchan = "sk_wait_data"
     for row in WAIT_CHANNELS:

@@ -15,7 +15,7 @@ from mldebug.core.model import (
     Role,
     ThreadStack,
 )
-from mldebug.diagnosis.classify.dataloader import stalled_loader
+from mldebug.diagnosis.classify.awaited.dataloader import stalled_loader
 from mldebug.diagnosis.classify.kernel_state import (
     by_wait_channel,
     from_sign,

@@ -15,6 +15,7 @@ from mldebug.core.model import (
     Role,
 )
 from mldebug.core.ranksets import fold_ranks
+from mldebug.diagnosis.classify.awaited.file_locks import as_victim
 from mldebug.diagnosis.classify.evidence import Case
 from mldebug.diagnosis.classify.rank_class import classify
 
@@ -35,7 +36,7 @@ def _captured(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
             rank=rank.identity.rank,
             node=capture.node,
             pid=rank.identity.pid,
-            is_=classify(rank),
+            is_=as_victim(classify(rank), rank.identity.rank),
             capture=rank,
         )
         for capture in captures

@@ -10,20 +10,24 @@ class JobPaused:
     """Names nobody: a scheduler's suspend, a debugger or a person stopped them all."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where all living ranks, at least two, are in state T or t."""
+        """A finding where all living ranks, at least two, are in state T or t, or frozen."""
         stopped = case.named("stopped", "traced")
         if len(stopped) < 2 or len(stopped) != len(case.alive):
             return None
+        states = [one.capture.process.state for one in stopped if one.capture]
+        frozen = all(state is not None and state.frozen_by for state in states)
+        how = "frozen by their cgroups" if frozen else "stopped"
+        thaw = "docker ps --filter status=paused  # docker unpause thaws them"
         pids = " ".join(str(rank.pid) for rank in stopped[:16])
         return Finding(
             verdict=Verdict.JOB_PAUSED,
             culprits=(),
             confidence=Confidence.HIGH,
-            summary=f"all {len(stopped)} ranks seen are stopped ({ranks_text(r.rank for r in stopped)}): the job was paused",
+            summary=f"all {len(stopped)} ranks seen are {how} ({ranks_text(r.rank for r in stopped)}): the job was paused",
             evidence=evidence_of(case, stopped),
             next_steps=(
                 "scontrol show job JOBID | grep JobState  # suspended by the scheduler?",
-                f"kill -CONT {pids}",
+                thaw if frozen else f"kill -CONT {pids}",
             ),
         )
 

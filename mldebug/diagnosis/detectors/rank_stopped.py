@@ -1,13 +1,15 @@
 """A rank is stopped by a signal, or held by a debugger, while the others wait for it."""
 
-from mldebug.core.model import Finding, Verdict
+import shlex
+
+from mldebug.core.model import ClassifiedRank, Finding, Verdict
 from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.evidence import Case, blame
 from mldebug.diagnosis.detectors import Detector
 
 
 class RankStopped:
-    """Blames ranks in state T or t, unless all of them are: then somebody paused the job."""
+    """Blames ranks in state T or t, or frozen by their cgroup as a paused container is, unless all of them are: then somebody paused the job."""
 
     def judge(self, case: Case) -> Finding | None:
         """A finding where some, not all, living ranks are stopped."""
@@ -17,7 +19,12 @@ class RankStopped:
         if len(stopped) == len(case.alive) and case.job.world_size > 1:
             return None
         pids = " ".join(str(rank.pid) for rank in stopped[:8])
-        if stopped[0].is_.name == "traced":
+        if cgroup := frozen_by(stopped[0]):
+            steps = [
+                f"cat /sys/fs/cgroup{cgroup}/cgroup.events  # frozen 1; docker unpause, or echo 0 > cgroup.freeze",
+                f"ps -o pid,user,args -p {pids}",
+            ]
+        elif stopped[0].is_.name == "traced":
             steps = [
                 f"grep TracerPid /proc/{stopped[0].pid}/status  # who holds it",
                 f"ps -o pid,user,args -p {pids}",
@@ -28,6 +35,12 @@ class RankStopped:
                 f"kill -CONT {pids}  # if nobody stopped it on purpose",
             ]
         return blame(case, Verdict.RANK_STOPPED, stopped, steps)
+
+
+def frozen_by(rank: ClassifiedRank) -> str:
+    """The cgroup that holds it, quoted for a shell; "" where it is stopped otherwise."""
+    state = rank.capture.process.state if rank.capture else None
+    return shlex.quote(state.frozen_by) if state and state.frozen_by else ""
 
 
 def create(options: NoOptions) -> Detector:

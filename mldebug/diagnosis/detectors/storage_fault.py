@@ -9,19 +9,15 @@ from mldebug.diagnosis.classify.evidence import Case, blame
 from mldebug.diagnosis.detectors import Detector
 
 MAX_LISTED = 4  # ranks in the evidence
+ON_STORAGE = ("storage", "uninterruptible")
 
 
 class StorageFault:
     """Blames the mount, not the rank: the rank is only the first to touch it."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where the kernel shows that storage blocks a rank (or its DataLoader worker) on a known mount."""
-        blocked = tuple(
-            r
-            for r in case.named("storage", "uninterruptible", "dataloader")
-            if r.is_.mount and r.is_.direct
-        )
-        blocked = tuple(r for r in blocked if r.is_.name != "uninterruptible" or _silent(r))
+        """A finding where a filesystem is shown not to answer a rank, or the worker of its DataLoader."""
+        blocked = tuple(filter(_by_filesystem, case.named(*ON_STORAGE, "dataloader")))
         if not blocked or case.moved:
             return None
         mounts = sorted({rank.is_.mount for rank in blocked})
@@ -33,6 +29,17 @@ class StorageFault:
         culprits = tuple(_mount(mount, blocked) for mount in mounts)
         facts = tuple(_evidence(rank, case) for rank in blocked[:MAX_LISTED])
         return msgspec.structs.replace(finding, culprits=culprits, evidence=(*facts, *finding.evidence))  # fmt: skip
+
+
+def _by_filesystem(rank: ClassifiedRank) -> bool:
+    """Does the kernel show it in a filesystem's wait channel, or in state D on one that does not answer the agent either?
+
+    What a worker waits for decides, not that it waits: a FIFO, a lock and a sleep have a mount as well.
+    """
+    what = rank.is_.worker_class if rank.is_.name == "dataloader" else rank.is_.name
+    if not rank.is_.mount or not rank.is_.direct or what not in ON_STORAGE:
+        return False
+    return what == "storage" or _silent(rank)
 
 
 def _target(rank: ClassifiedRank) -> OpenFile | None:

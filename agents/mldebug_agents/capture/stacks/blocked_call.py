@@ -36,14 +36,15 @@ def blocked_on(
     mount_of: MountOf,
     link_of: LinkOf,
     is_link: IsLink,
+    tid: int | None = None,
 ) -> OpenFile | None:
-    """The file that the main thread's system call waits for, or None where that cannot be told.
+    """The file that a thread's system call waits for, or None where that cannot be told; `tid` None: the main thread's.
 
     `read_memory(pid, address, size)` returns what it could read; `mount_of(pid, path)` the mount;
     `link_of(pid, name)` where /proc/PID/NAME points to; `is_link(pid, path)` whether a path as the process sees it is a
     symbolic link. Where one lies on the way, what is blocked may be anywhere: no mount is named.
     """
-    thread = state.main if state else None
+    thread = thread_of(state, tid) if state else None
     if state is None or thread is None or not thread.syscall_args:
         return None
     if thread.syscall in ON_DESCRIPTOR:
@@ -55,6 +56,11 @@ def blocked_on(
         whole = _whole(state.pid, thread, found, link_of)
         return _by_path(state.pid, whole, mount_of, is_link)
     return None
+
+
+def thread_of(state: ProcessState, tid: int | None) -> ThreadState | None:
+    """The thread of that number; the main one where the kernel knows none (a container's own numbers)."""
+    return next((thread for thread in state.threads if thread.tid == tid), state.main)
 
 
 def _path(pid: int, thread: ThreadState, read_memory: ReadMemory) -> str:

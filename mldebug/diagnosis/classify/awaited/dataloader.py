@@ -6,6 +6,8 @@ from mldebug.capture.frames import bare, is_user, principal, python_frames
 from mldebug.core.model import Classification, ProcessCapture, RankCapture, Role
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
 
+SHOWN = 4  # frames
+BEGINNINGS = ("_worker_loop", "_bootstrap", "_bootstrap_inner")  # of a worker, a process, a thread
 Suspicion = tuple[ProcessCapture, Classification]
 
 
@@ -41,8 +43,22 @@ def stalled_loader(
         mount=found.mount,
         path=found.path,
         worker_pid=child.pid,
-        why=(*facts, *activity(process)),
+        worker_class=found.name,
+        holders=found.holders,
+        why=(*child_stack(child), *(f"worker {child.pid}: {fact}" for fact in found.why)),
     )
+
+
+def child_stack(child: ProcessCapture) -> tuple[str, ...]:
+    """`worker 6002 stands in read_shard (data.py:54) < __getitem__ (data.py:31) < …`, of the job's own code if there is any."""
+    stack = principal(child.stacks, child.pid)
+    frames = python_frames(stack.frames) if stack else ()
+    begin = next((at for at, frame in enumerate(frames) if bare(frame) in BEGINNINGS), len(frames))
+    frames = frames[:begin]  # below it stands where its parent forked it
+    own = [frame.label for frame in frames if is_user(frame)] or [frame.label for frame in frames]
+    if not own:
+        return ()
+    return (f"{child.kind} {child.pid} stands in {' < '.join(own[:SHOWN])}",)
 
 
 def _suspicious_workers(

@@ -1,0 +1,150 @@
+"""Who holds the lock on a file that a process waits for: /proc/locks, and the `lock:` lines of /proc/PID/fdinfo.
+
+Both are answered by the kernel from memory. Of locks whose holder is on another node (NFS, Lustre) this node knows nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.core.model import FileLock, LockHolder, ProcessState, ThreadState
+from mldebug.core.redact import redact_argv, safe_line
+from mldebug.diagnosis.classify.awaited.file_locks import waits_for_file_lock
+from mldebug_agents.system import procfs
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader, Unreadable
+
+MAX_ROWS = 20_000
+MAX_HOLDERS = 8
+MAX_SEARCHED = 512  # processes whose descriptors are looked at for an open file that was inherited
+MAX_COMMAND = 120
+KINDS = {"FLOCK": "flock", "POSIX": "lockf", "OFDLCK": "ofd"}
+
+
+class KernelLock(NamedTuple):
+    """One line of /proc/locks. `blocked`: it is wanted, and the unblocked line of the same number is in its way."""
+
+    number: str
+    kind: str  # flock, lockf, ofd
+    access: str  # READ, WRITE
+    pid: int  # -1 for ofd, and 0 for a process of another pid namespace
+    inode: int
+    blocked: bool
+
+
+def parse_locks(text: str) -> tuple[KernelLock, ...]:
+    """The locks of /proc/locks, or of `lock:` lines in an fdinfo; leases and what cannot be read are left out."""
+    lines = text.splitlines()[:MAX_ROWS]
+    return tuple(row for line in lines if (row := _row(line.removeprefix("lock:"))) is not None)
+
+
+def _row(line: str) -> KernelLock | None:
+    words = line.split()
+    blocked = words[1:2] == ["->"]
+    fields = words[2:] if blocked else words[1:]
+    if len(fields) < 5 or fields[0] not in KINDS or not words[0].endswith(":"):
+        return None
+    pid, inode = fields[3], fields[4].rpartition(":")[2]
+    if not pid.lstrip("-").isdecimal() or not inode.isdecimal():
+        return None
+    return KernelLock(words[0], KINDS[fields[0]], fields[2], int(pid), int(inode), blocked)
+
+
+class FileLocks:
+    """What /proc/locks says at one moment; read when the first process is found to wait for a lock."""
+
+    def __init__(self, host: Host, reader: Reader, job: Mapping[int, LockHolder]) -> None:
+        """`job`: its ranks and their children by pid, which are looked at first for inherited locks."""
+        self._host = host
+        self._reader = reader
+        self._job = job
+        self._rows: tuple[KernelLock, ...] | None = None
+
+    def wait_of(self, state: ProcessState | None, thread: ThreadState | None) -> FileLock | None:
+        """The lock that this thread of the process waits for, with its holders; None where it waits for none."""
+        if state is None or thread is None or not waits_for_file_lock(thread):
+            return None
+        fd = thread.syscall_args[0] if thread.syscall_args else -1
+        path = next((file.target for file in state.files if file.fd == fd), "")
+        row = self._wanted(state, thread, fd)
+        if row is None:
+            return FileLock(
+                tid=thread.tid, kind="flock" if thread.syscall == "flock" else "lockf", path=path
+            )
+        pids = dict.fromkeys(pid for held in self._in_the_way(row) for pid in self._holders(held, state.uid, path))  # fmt: skip
+        holders = tuple(self._holder(pid, state.uid) for pid in list(pids)[:MAX_HOLDERS])
+        return FileLock(tid=thread.tid, kind=row.kind, path=path, holders=holders)
+
+    def _all(self) -> tuple[KernelLock, ...]:
+        if self._rows is None:
+            self._rows = parse_locks(self._host.node_text("locks"))
+        return self._rows
+
+    def _wanted(self, state: ProcessState, thread: ThreadState, fd: int) -> KernelLock | None:
+        """The line of what this thread wants. The kernel names the process, not the thread, so the file decides between two."""
+        inode = procfs.parse_inode(self._host.text(state.pid, f"fdinfo/{fd}")) if fd >= 0 else 0
+        found = [
+            row for row in self._all() if row.blocked and (row.pid == state.pid or row.kind == "ofd")
+        ]  # fmt: skip
+        if inode:
+            found = [row for row in found if row.inode == inode]
+        mine = [row for row in found if row.pid == state.pid] or found
+        return mine[0] if mine and (inode or len(mine) == 1) else None
+
+    def _in_the_way(self, wanted: KernelLock) -> Iterator[KernelLock]:
+        """The lock that it is queued behind; of readers, all that share it."""
+        heads = [row for row in self._all() if not row.blocked and row.inode == wanted.inode]
+        first = next((row for row in heads if row.number == wanted.number), None)
+        if first is None:
+            return
+        yield first
+        for row in heads:
+            if row is not first and first.access == row.access == "READ":
+                yield row
+
+    def _holders(self, held: KernelLock, uid: int, path: str) -> Iterator[int]:
+        """The process that took it, if it still has it; else those that have inherited the open file."""
+        if held.kind == "lockf" or (held.pid > 0 and self._has(held.pid, held, path)):
+            if held.pid > 0:
+                yield held.pid
+            return
+        job = [pid for pid in self._job if self._has(pid, held, path)]
+        yield from job or (pid for pid in self._strangers(uid) if self._has(pid, held, path))
+
+    def _strangers(self, uid: int) -> Iterator[int]:
+        """Other processes of that user, a bounded number."""
+        pids = (pid for pid in self._host.pids() if pid not in self._job)
+        for count, pid in enumerate(pid for pid in pids if self._host.status(pid).uid == uid):
+            if count >= MAX_SEARCHED:
+                return
+            yield pid
+
+    def _has(self, pid: int, held: KernelLock, path: str) -> bool:
+        """Whether one of its open files of this path holds the lock; a path that is not known may be any."""
+        for fd in self._host.descriptors(pid):
+            if path and self._host.link(pid, f"fd/{fd}") != path:
+                continue
+            rows = parse_locks(self._host.text(pid, f"fdinfo/{fd}"))
+            if any((row.kind, row.inode) == (held.kind, held.inode) for row in rows):
+                return True
+        return False
+
+    def _holder(self, pid: int, uid: int) -> LockHolder:
+        """Of another user's process not even the number is passed on."""
+        known = self._job.get(pid)
+        if known is not None and not known.child:
+            return known
+        if self._host.status(pid).uid != uid:
+            return LockHolder(pid=None)
+        command = command_of(self._host, self._reader, pid)
+        return msgspec.structs.replace(known or LockHolder(pid=pid), command=command)
+
+
+def command_of(host: Host, reader: Reader, pid: int) -> str:
+    """What a process runs, in one line with its secrets hidden; its name where the arguments cannot be had."""
+    path = f"{host.proc}/{pid}/cmdline"
+    data = reader.read_many([path], max_bytes=4096)[path]
+    argv = () if isinstance(data, Unreadable) else procfs.parse_cmdline(data)
+    stat = host.brief(pid) if not argv else None
+    return safe_line(" ".join(redact_argv(argv)) or (stat.name if stat else ""), MAX_COMMAND)

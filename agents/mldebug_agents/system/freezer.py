@@ -1,0 +1,53 @@
+"""Is a process frozen by its cgroup, as a paused container is? The kernel's freezer of cgroup v2 and v1, under one root.
+
+The files are answered by the kernel from memory. A frozen process shows state S (v2) or D (v1), and no signal wakes it.
+"""
+
+from collections.abc import Callable, Iterator
+
+from mldebug.core.model import ThreadState
+
+FREEZERS = frozenset(
+    ("get_signal", "do_freezer_trap", "__refrigerator", "do_signal_stop", "cgroup_freezing", "")
+)
+"""Where a frozen thread may be found to wait; "" where that cannot be read."""
+ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/freezer")
+MAX_PATH = 4096
+
+ReadText = Callable[[str], str]
+
+
+def may_be_frozen(thread: ThreadState | None) -> bool:
+    """Whether its state leaves it open: then, and only then, the cgroup is worth a look."""
+    if thread is None or thread.state == "R":
+        return False
+    return thread.state == "D" or thread.wchan in FREEZERS
+
+
+def frozen_by(cgroups: str, read: ReadText) -> str:
+    """The cgroup whose freezer holds a process, "" where none does.
+
+    `cgroups`: the text of its /proc/PID/cgroup; `read(path)` gives the text of a file below /sys, "" where it is not there.
+    """
+    for path, unified in _freezers(cgroups):
+        for root in ROOTS:
+            if unified and "frozen 1" in read(f"{root}{path}/cgroup.events").splitlines():
+                return path
+            if not unified and read(f"{root}{path}/freezer.state").strip() == "FROZEN":
+                return path
+    return ""
+
+
+def _freezers(cgroups: str) -> Iterator[tuple[str, bool]]:
+    """(path, whether it is of cgroup v2) of the cgroups that may freeze it. The root of a hierarchy cannot."""
+    for line in cgroups.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        outside = path == "/.." or path.startswith(
+            "/../"
+        )  # of the cgroup namespace: not to be read
+        usable = path.startswith("/") and path != "/" and not outside and len(path) < MAX_PATH
+        if usable and number == "0" and not controllers:
+            yield path, True
+        elif usable and "freezer" in controllers.split(","):
+            yield path, False
