@@ -1,0 +1,101 @@
+"""Jobs on gloo that end because of one rank, in ways in which each other rank speaks as well: field_exits.py EVENTS WAY.
+
+They train until EVENTS/go exists; rank 2 is to blame, in `leaves_with_0` rank 3.
+"""
+
+import datetime
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+EVENTS = Path(sys.argv[1])
+PAUSE = 0.2
+AGES = 3600.0
+
+
+def sync() -> None:
+    dist.all_reduce(torch.ones(64))
+
+
+def detail_mismatch(rank: int) -> None:
+    """Rank 2 broadcasts while the others reduce; TORCH_DISTRIBUTED_DEBUG=DETAIL lets each accuse another."""
+    if rank == 2:
+        dist.broadcast(torch.ones(64), 0)
+    else:
+        sync()
+
+
+def monitored_barrier(rank: int) -> None:
+    """Rank 2 never comes, and rank 0's words name it."""
+    if rank == 2:
+        time.sleep(AGES)
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=5))
+
+
+def other_size(rank: int) -> None:
+    """Rank 2 gathers another size; gloo aborts whoever gets it."""
+    size = 4096 if rank == 2 else 64
+    dist.all_gather([torch.empty(size) for _ in range(dist.get_world_size())], torch.ones(size))
+    sync()
+
+
+def error_behind_bar(rank: int) -> None:
+    """Rank 2 raises while rank 0 draws a bar into the same line."""
+    if rank == 2:
+        raise ValueError("shard 7: bad magic")
+    sync()
+
+
+def leaves_with_0(rank: int) -> None:
+    """Rank 3 leaves the loop, and ends with 0."""
+    if rank == 3:
+        sys.exit(0)
+    sync()
+    sync()
+
+
+def late_store(rank: int) -> None:
+    """Ranks 1 to 3 wait for a key of the store that rank 0 never sets, and give up; rank 0 waits for them."""
+    if rank:
+        store = dist.distributed_c10d._get_default_store()
+        store.set_timeout(datetime.timedelta(seconds=5))
+        store.get("checkpoint_written")
+    sync()
+
+
+WAYS = {one.__name__: one for one in (detail_mismatch, monitored_barrier, other_size, error_behind_bar, leaves_with_0, late_store)}  # fmt: skip
+
+
+def log(rank: int, step: int) -> None:
+    if rank == 0 and sys.argv[2] == "error_behind_bar":
+        sys.stderr.write(f"\rEpoch 0: {step / 2:3.0f}%|####      | {step}/200 [00:{step:02d}<01:00,  3.3it/s, loss=2.6]")  # fmt: skip
+        sys.stderr.flush()
+    elif rank == 0:
+        print(f"step {step} loss 2.5", flush=True)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    path = EVENTS / f"started.{rank}"
+    path.with_suffix(f".{rank}.new").write_text(str(os.getpid()))
+    path.with_suffix(f".{rank}.new").replace(path)
+    step = 0
+    while True:
+        agreed = torch.tensor([float((EVENTS / "go").exists())])
+        dist.all_reduce(agreed, dist.ReduceOp.MIN)
+        log(rank, step)
+        if agreed.item():
+            break
+        step += 1
+        time.sleep(PAUSE)
+    WAYS[sys.argv[2]](rank)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()
