@@ -153,9 +153,9 @@ def _are_alike(others: Sequence[RankDevice]) -> bool:
 
 def _watts(one: RankDevice) -> float:
     """What it took in the middle; 0 where a look does not tell it."""
-    told = [look.power_watts for look in one.samples]
-    known = [each for each in told if each is not None]
-    return median(known) if known and len(known) == len(told) else 0.0
+    watts = [look.power_watts for look in one.samples]
+    known = [each for each in watts if each is not None]
+    return median(known) if known and len(known) == len(watts) else 0.0
 
 
 # --- in words --------------------------------------------------------------------------------------
