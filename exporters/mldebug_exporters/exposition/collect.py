@@ -7,34 +7,34 @@ import msgspec
 
 from mldebug.core.redact import clean
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import Family, Histogram, Importance, MetricGroup, Sample
+from mldebug_exporters.exposition.families import (
+    Family,
+    FamilyTable,
+    Histogram,
+    Importance,
+    MetricGroup,
+    Sample,
+)
 
 log = logging.getLogger("mldebug")
 
 LONGEST = 200  # characters of a label value: a name of 10 KB helps nobody
 
-SERIES = Family(
-    name="mldebug_series", kind="gauge", help="Series in this exposition, these included."
-)
-BUDGET = Family(
-    name="mldebug_series_budget",
-    kind="gauge",
-    help="Series that may be exposed: `metrics: {series_budget: …}`.",
-)
-DROPPED = Family(
-    name="mldebug_series_dropped",
-    kind="gauge",
-    help="Series left out: whole families over the budget, and single series that would stand there twice.",
-    labels=("family", "reason"),
+_TABLE = FamilyTable()
+SERIES = _TABLE.gauge("series", "Series in this exposition, these included.")
+BUDGET = _TABLE.gauge("series_budget", "Series that may be exposed: `metrics: {series_budget: …}`.")
+DROPPED = _TABLE.gauge(
+    "series_dropped",
+    "Series left out: whole families over the budget, and single series that would stand there twice.",
+    *("family", "reason"),
     absent="while nothing is left out",
 )
-SUCCESS = Family(
-    name="mldebug_metrics_success",
-    kind="gauge",
-    help="1 where this group of metrics could be made from the last snapshot.",
-    labels=("group",),
+SUCCESS = _TABLE.gauge(
+    "metrics_success",
+    "1 where this group of metrics could be made from the last snapshot.",
+    "group",
 )
-OWN = (SERIES, BUDGET, DROPPED, SUCCESS)
+OWN = _TABLE.families
 
 Values = dict[tuple[str, ...], Sample]  # by cleaned label values
 

@@ -3,10 +3,10 @@
 Each family also says when it is absent and how important it is, which client_python's do not; `text` hands them to it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from functools import partialmethod
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -101,10 +101,19 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     exemplar: tuple[str, str] | None = None
 
 
-class MetricGroup(Protocol):
-    """What a file in `metrics/` creates: its families, and their samples in one snapshot."""
+class MetricGroup(msgspec.Struct, frozen=True):
+    """What a file in `metrics/` creates: its families, and a function that reads their samples off a snapshot.
+
+    `samples` yields what can be read, and nothing for what cannot: absent beats stale.
+    """
 
     families: tuple[Family, ...]
+    samples: Callable[[Snapshot], Iterator[Sample]]
 
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """Yield what can be read, and nothing for what cannot: absent beats stale."""
+
+def storage_measures(families: Iterable[Family], snapshot: Snapshot) -> Iterator[Sample]:
+    """One sample for each measure of the storage monitor that bears the name of one of these families."""
+    by_name = {family.name: family for family in families}
+    for measure in snapshot.storage.measures if snapshot.storage else ():
+        if measure.metric in by_name:
+            yield Sample(by_name[measure.metric], measure.labels, measure.value)

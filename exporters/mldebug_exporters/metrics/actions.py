@@ -22,20 +22,15 @@ SUCCESS = TABLE.gauge(
 )
 
 
-class ActionMetrics:
-    """Counts by outcome, zeros included: an alert rule needs the zero before the first failure."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """How often each configured action ran, by outcome, and when it last succeeded."""
-        for one in snapshot.events.actions:
-            for outcome in ActionOutcome:
-                yield Sample(ACTIONS, (one.name, str(outcome)), one.counts.get(outcome, 0))
-            if one.last_success is not None:
-                yield Sample(SUCCESS, (one.name,), one.last_success)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """How often each configured action ran, by outcome, and when it last succeeded."""
+    for one in snapshot.events.actions:
+        for outcome in ActionOutcome:
+            yield Sample(ACTIONS, (one.name, str(outcome)), one.counts.get(outcome, 0))
+        if one.last_success is not None:
+            yield Sample(SUCCESS, (one.name,), one.last_success)
 
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return ActionMetrics()
+    return MetricGroup(TABLE.families, samples)

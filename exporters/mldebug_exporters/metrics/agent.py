@@ -72,40 +72,35 @@ WELL = TABLE.gauge(
 )
 
 
-class AgentMetrics:
-    """What the agent costs and how its sources do: a broken source is a metric, never a crash."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """The agent's version, start, CPU time, memory, children and workers."""
-        yield Sample(BUILD, (snapshot.version,))
-        if snapshot.replay:
-            yield Sample(REPLAY, (snapshot.replay,))
-        yield Sample(AT, (), snapshot.at)
-        yield Sample(STARTED, (), snapshot.started_at)
-        yield Sample(CPU, (), snapshot.cpu_seconds)
-        if snapshot.rss_bytes:
-            yield Sample(RSS, (), snapshot.rss_bytes)
-        if snapshot.children is not None:
-            yield Sample(CHILDREN, (), snapshot.children.count)
-            yield Sample(CHILDREN_CPU, (), snapshot.children.cpu_seconds)
-            if snapshot.children.memory_bytes is not None:
-                yield Sample(WITH_CHILDREN, (), snapshot.children.memory_bytes)
-        yield Sample(LOST, (), snapshot.reports_lost)
-        yield Sample(WAITING, (), snapshot.reports_waiting)
-        yield Sample(LOSSES, (), snapshot.state_dir_losses)
-        yield Sample(GAPS, (), len(snapshot.gaps))
-        for way, count in snapshot.unanswered.items():
-            yield Sample(UNANSWERED, (way,), count)
-        for source in snapshot.sources:
-            yield Sample(SUCCESS, (source.name,), int(source.success))
-            yield Sample(SECONDS, (source.name,), source.seconds)
-            yield Sample(STUCK, (source.name,), int(source.stuck))
-            if source.last_success is not None:
-                yield Sample(WELL, (source.name,), source.last_success)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """The agent's version, start, CPU time, memory, children and workers."""
+    yield Sample(BUILD, (snapshot.version,))
+    if snapshot.replay:
+        yield Sample(REPLAY, (snapshot.replay,))
+    yield Sample(AT, (), snapshot.at)
+    yield Sample(STARTED, (), snapshot.started_at)
+    yield Sample(CPU, (), snapshot.cpu_seconds)
+    if snapshot.rss_bytes:
+        yield Sample(RSS, (), snapshot.rss_bytes)
+    if snapshot.children is not None:
+        yield Sample(CHILDREN, (), snapshot.children.count)
+        yield Sample(CHILDREN_CPU, (), snapshot.children.cpu_seconds)
+        if snapshot.children.memory_bytes is not None:
+            yield Sample(WITH_CHILDREN, (), snapshot.children.memory_bytes)
+    yield Sample(LOST, (), snapshot.reports_lost)
+    yield Sample(WAITING, (), snapshot.reports_waiting)
+    yield Sample(LOSSES, (), snapshot.state_dir_losses)
+    yield Sample(GAPS, (), len(snapshot.gaps))
+    for way, count in snapshot.unanswered.items():
+        yield Sample(UNANSWERED, (way,), count)
+    for source in snapshot.sources:
+        yield Sample(SUCCESS, (source.name,), int(source.success))
+        yield Sample(SECONDS, (source.name,), source.seconds)
+        yield Sample(STUCK, (source.name,), int(source.stuck))
+        if source.last_success is not None:
+            yield Sample(WELL, (source.name,), source.last_success)
 
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return AgentMetrics()
+    return MetricGroup(TABLE.families, samples)

@@ -113,17 +113,12 @@ TROUBLES = TABLE.counter(
 )
 
 
-class CheckpointMetrics:
-    """What is known of each series."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """Those of each run, those of the configuration, and what could not be seen."""
-        for one in (*snapshot.saves, *(it for run in snapshot.runs for it in run.saves)):
-            yield from _series(one)
-        for reason, count in sorted(snapshot.save_troubles.items()):
-            yield Sample(TROUBLES, (reason,), count)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """Those of each run, those of the configuration, and what could not be seen."""
+    for one in (*snapshot.saves, *(it for run in snapshot.runs for it in run.saves)):
+        yield from _series(one)
+    for reason, count in sorted(snapshot.save_troubles.items()):
+        yield Sample(TROUBLES, (reason,), count)
 
 
 def _series(one: SeriesState) -> Iterator[Sample]:
@@ -152,4 +147,4 @@ def _last(last: KnownCheckpoint) -> Iterator[tuple[Family, float | None]]:
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return CheckpointMetrics()
+    return MetricGroup(TABLE.families, samples)

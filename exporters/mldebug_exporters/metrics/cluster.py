@@ -16,17 +16,12 @@ REFUSED = TABLE.counter(
 )
 
 
-class ClusterMetrics:
-    """All reasons are there from the start at 0."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """One for each reason."""
-        for reason, count in snapshot.cluster_refused.items():
-            yield Sample(REFUSED, (reason,), count)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """One for each reason."""
+    for reason, count in snapshot.cluster_refused.items():
+        yield Sample(REFUSED, (reason,), count)
 
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the plugin."""
-    return ClusterMetrics()
+    return MetricGroup(TABLE.families, samples)

@@ -43,28 +43,23 @@ SUCCESS = TABLE.gauge(
 )
 
 
-class EventMetrics:
-    """What fires, and the channels."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """Counts by kind and severity, then each channel."""
-        events = snapshot.events
-        for name, count in sorted(events.counts.items()):
-            kind, _, severity = name.partition("/")
-            yield Sample(FIRING, (kind, severity), count)
-        yield Sample(DROPPED, (), events.dropped)
-        for one in events.channels:
-            whose = (one.name, one.kind)
-            yield Sample(WAITING, whose, one.waiting)
-            results = {"sent": one.sent, "failed": one.failed, "refused": one.refused}
-            for result, count in results.items():
-                yield Sample(MESSAGES, (*whose, result), count)
-            if one.last_success is not None:
-                yield Sample(SUCCESS, whose, one.last_success)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """Counts by kind and severity, then each channel."""
+    events = snapshot.events
+    for name, count in sorted(events.counts.items()):
+        kind, _, severity = name.partition("/")
+        yield Sample(FIRING, (kind, severity), count)
+    yield Sample(DROPPED, (), events.dropped)
+    for one in events.channels:
+        whose = (one.name, one.kind)
+        yield Sample(WAITING, whose, one.waiting)
+        results = {"sent": one.sent, "failed": one.failed, "refused": one.refused}
+        for result, count in results.items():
+            yield Sample(MESSAGES, (*whose, result), count)
+        if one.last_success is not None:
+            yield Sample(SUCCESS, whose, one.last_success)
 
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return EventMetrics()
+    return MetricGroup(TABLE.families, samples)

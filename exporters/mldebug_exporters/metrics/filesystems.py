@@ -4,7 +4,13 @@ from collections.abc import Iterator
 
 from mldebug.core.plugins import NoOptions
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
+from mldebug_exporters.exposition.families import (
+    FamilyTable,
+    Importance,
+    MetricGroup,
+    Sample,
+    storage_measures,
+)
 
 LABELS = ("mount", "device", "fstype")
 SILENT = "for a filesystem that does not answer"
@@ -99,26 +105,21 @@ MEASURED.gauge(
 )
 
 
-class FilesystemMetrics:
-    """What the storage monitor measured."""
+FAMILIES = (*TABLE.families, *MEASURED.families)
 
-    families = (*TABLE.families, *MEASURED.families)
 
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """The values that the storage collectors read last, and the number of alerts by kind."""
-        if snapshot.storage is None:
-            return
-        by_name = {family.name: family for family in self.families}
-        for one in snapshot.storage.measures:
-            if one.metric in by_name:
-                yield Sample(by_name[one.metric], one.labels, one.value)
-        counts: dict[str, int] = {}
-        for alarm in snapshot.storage.alarms:
-            counts[alarm.kind] = counts.get(alarm.kind, 0) + 1
-        for kind, count in counts.items():
-            yield Sample(ALARMS, (kind,), count)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """The values that the storage collectors read last, and the number of alerts by kind."""
+    if snapshot.storage is None:
+        return
+    yield from storage_measures(FAMILIES, snapshot)
+    counts: dict[str, int] = {}
+    for alarm in snapshot.storage.alarms:
+        counts[alarm.kind] = counts.get(alarm.kind, 0) + 1
+    for kind, count in counts.items():
+        yield Sample(ALARMS, (kind,), count)
 
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return FilesystemMetrics()
+    return MetricGroup(FAMILIES, samples)

@@ -51,27 +51,22 @@ READ_CPU = TABLE.gauge(
 )
 
 
-class GpuMetrics:
-    """What each GPU tells; no sample of what it does not tell, or of a GPU that does not answer."""
-
-    families = (*TABLE.families, *GPU_TABLE.families)
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """The last readings of the GPUs of this node. A GPU that is lost has only `up` 0."""
-        node, watch = snapshot.gpus, snapshot.gpu_watch
-        yield from _cost("full", node)
-        yield from _cost("watch", watch)
-        if node is None:
-            return
-        newest = watch if watch is not None and watch.at >= node.at else None
-        lost = {one.uuid: one for one in (*node.lost, *(newest.lost if newest else ()))}
-        here = [gpu for gpu in node.gpus if gpu.uuid not in lost]
-        yield Sample(GPUS, (), len(here))
-        for one in lost.values():
-            if one.uuid:
-                yield Sample(UP, (one.uuid, str(one.index)), 0)
-        for gpu in _updated(here, newest):
-            yield from _gpu(gpu, node.driver_version)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """The last readings of the GPUs of this node. A GPU that is lost has only `up` 0."""
+    node, watch = snapshot.gpus, snapshot.gpu_watch
+    yield from _cost("full", node)
+    yield from _cost("watch", watch)
+    if node is None:
+        return
+    newest = watch if watch is not None and watch.at >= node.at else None
+    lost = {one.uuid: one for one in (*node.lost, *(newest.lost if newest else ()))}
+    here = [gpu for gpu in node.gpus if gpu.uuid not in lost]
+    yield Sample(GPUS, (), len(here))
+    for one in lost.values():
+        if one.uuid:
+            yield Sample(UP, (one.uuid, str(one.index)), 0)
+    for gpu in _updated(here, newest):
+        yield from _gpu(gpu, node.driver_version)
 
 
 def _gpu(gpu: GpuReading, driver: str) -> Iterator[Sample]:
@@ -117,4 +112,4 @@ def _cost(name: str, read: NodeGpus | NodeWatch | None) -> Iterator[Sample]:
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return GpuMetrics()
+    return MetricGroup((*TABLE.families, *GPU_TABLE.families), samples)

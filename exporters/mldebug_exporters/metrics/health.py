@@ -28,27 +28,22 @@ ACTION = TABLE.info(
 )
 
 
-class HealthMetrics:
-    """The state of each component, and the suggested actions."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """All states of each component that was looked at, then the actions."""
-        for component, state in sorted(worst_of(snapshot.health).items()):
-            for one in HealthState:
-                yield Sample(HEALTH, (component, one.value), int(one is state))
-        for component_health in snapshot.health:
-            if component_health.action is not SuggestedAction.NONE:
-                labels = (
-                    component_health.component,
-                    component_health.uuid,
-                    component_health.action.value,
-                    component_health.reason_code,
-                )
-                yield Sample(ACTION, labels)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """All states of each component that was looked at, then the actions."""
+    for component, state in sorted(worst_of(snapshot.health).items()):
+        for one in HealthState:
+            yield Sample(HEALTH, (component, one.value), int(one is state))
+    for component_health in snapshot.health:
+        if component_health.action is not SuggestedAction.NONE:
+            labels = (
+                component_health.component,
+                component_health.uuid,
+                component_health.action.value,
+                component_health.reason_code,
+            )
+            yield Sample(ACTION, labels)
 
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return HealthMetrics()
+    return MetricGroup(TABLE.families, samples)

@@ -36,16 +36,11 @@ VALUE = TABLE.gauge(
 )
 
 
-class HookMetrics:
-    """A few samples for each run with a hook, however many ranks it has."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """What the hook in the ranks of each run reports; none for runs without the hook."""
-        for run in snapshot.runs:
-            if run.said:
-                yield from _samples(run)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """What the hook in the ranks of each run reports; none for runs without the hook."""
+    for run in snapshot.runs:
+        if run.said:
+            yield from _samples(run)
 
 
 def _samples(run: RunState) -> Iterator[Sample]:
@@ -69,4 +64,4 @@ def _phase(name: str) -> str:
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return HookMetrics()
+    return MetricGroup(TABLE.families, samples)

@@ -33,26 +33,21 @@ SINCE = TABLE.gauge(
 )
 
 
-class IncidentMetrics:
-    """Incidents since the agent started, and the open ones."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """All verdicts, so that an alert can tell never from unknown; then what is open."""
-        expected = {f"{kind}/{verdict}": 0 for kind in KINDS for verdict in Verdict}
-        for key, count in (expected | snapshot.incidents).items():
-            kind, _, verdict = key.partition("/")
-            report = snapshot.last_report.get(key)
-            exemplar = ("report", report) if report else None
-            yield Sample(TOTAL, (kind, verdict), count, exemplar)
-        for run in snapshot.runs:
-            if run.incident:
-                yield Sample(OPEN, (run.id, run.incident, run.incident_kind, run.verdict))
-                if run.incident_since is not None:
-                    yield Sample(SINCE, (run.id,), run.incident_since)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """All verdicts, so that an alert can tell never from unknown; then what is open."""
+    expected = {f"{kind}/{verdict}": 0 for kind in KINDS for verdict in Verdict}
+    for key, count in (expected | snapshot.incidents).items():
+        kind, _, verdict = key.partition("/")
+        report = snapshot.last_report.get(key)
+        exemplar = ("report", report) if report else None
+        yield Sample(TOTAL, (kind, verdict), count, exemplar)
+    for run in snapshot.runs:
+        if run.incident:
+            yield Sample(OPEN, (run.id, run.incident, run.incident_kind, run.verdict))
+            if run.incident_since is not None:
+                yield Sample(SINCE, (run.id,), run.incident_since)
 
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return IncidentMetrics()
+    return MetricGroup(TABLE.families, samples)

@@ -51,15 +51,10 @@ LOST = TABLE.counter(
 )
 
 
-class KernelMetrics:
-    """Counters of the kernel's log."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """The counts of kernel log events; none where the log cannot be read."""
-        if snapshot.kernel is not None:
-            yield from _samples(snapshot.kernel)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """The counts of kernel log events; none where the log cannot be read."""
+    if snapshot.kernel is not None:
+        yield from _samples(snapshot.kernel)
 
 
 def _samples(counts: KernelCounts) -> Iterator[Sample]:
@@ -81,4 +76,4 @@ def _labels(one: XidCount) -> tuple[str, str, str]:
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return KernelMetrics()
+    return MetricGroup(TABLE.families, samples)

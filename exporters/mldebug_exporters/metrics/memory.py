@@ -80,23 +80,18 @@ UNREADABLE = TABLE.gauge(
 )
 
 
-class MemoryMetrics:
-    """Limits first, then ranks."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """The memory of the host, of control groups and of ranks as read last."""
-        if snapshot.memory is None:
-            return
-        yield Sample(UNREADABLE, ("rank",), snapshot.memory.unread)
-        yield Sample(UNREADABLE, ("cgroup",), len(snapshot.memory.gaps))
-        for one in snapshot.memory.levels:
-            yield from _level(one)
-        runs = {run.id for run in snapshot.runs}
-        for rank in snapshot.memory.ranks:
-            if rank.run in runs:
-                yield from _rank(rank)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """The memory of the host, of control groups and of ranks as read last."""
+    if snapshot.memory is None:
+        return
+    yield Sample(UNREADABLE, ("rank",), snapshot.memory.unread)
+    yield Sample(UNREADABLE, ("cgroup",), len(snapshot.memory.gaps))
+    for one in snapshot.memory.levels:
+        yield from _level(one)
+    runs = {run.id for run in snapshot.runs}
+    for rank in snapshot.memory.ranks:
+        if rank.run in runs:
+            yield from _rank(rank)
 
 
 def _level(one: LevelState) -> Iterator[Sample]:
@@ -122,4 +117,4 @@ def _rank(one: RankMemory) -> Iterator[Sample]:
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return MemoryMetrics()
+    return MetricGroup(TABLE.families, samples)

@@ -28,15 +28,10 @@ SHIFTED = TABLE.gauge(
 )
 
 
-class ProbeMetrics:
-    """Of the history on this node; of series that differ only in versions the one that was measured last."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """The last run of each series in the probe history."""
-        for one in snapshot.probes or ():
-            yield from _series(one)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """The last run of each series in the probe history."""
+    for one in snapshot.probes or ():
+        yield from _series(one)
 
 
 def _series(one: JudgedSeries) -> Iterator[Sample]:
@@ -52,4 +47,4 @@ def _series(one: JudgedSeries) -> Iterator[Sample]:
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return ProbeMetrics()
+    return MetricGroup(TABLE.families, samples)

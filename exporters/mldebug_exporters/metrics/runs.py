@@ -128,19 +128,14 @@ CLASS = TABLE.info(
 )
 
 
-class RunMetrics:
-    """One sample per run and fact that can be read."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """What is known of each run; a sample is absent where it cannot be read."""
-        yield Sample(RUNS, (), len(snapshot.runs))
-        for run in snapshot.runs:
-            yield from _always(run)
-            yield from _where_known(run)
-            yield from _log(run)
-            yield from _suspicion(run)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """What is known of each run; a sample is absent where it cannot be read."""
+    yield Sample(RUNS, (), len(snapshot.runs))
+    for run in snapshot.runs:
+        yield from _always(run)
+        yield from _where_known(run)
+        yield from _log(run)
+        yield from _suspicion(run)
 
 
 def _always(run: RunState) -> Iterator[Sample]:
@@ -191,4 +186,4 @@ def _suspicion(run: RunState) -> Iterator[Sample]:
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return RunMetrics()
+    return MetricGroup(TABLE.families, samples)

@@ -71,25 +71,20 @@ ORPHAN_BYTES = TABLE.gauge(
 )
 
 
-class SchedulerMetrics:
-    """Of the schedulers that this agent asks."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """Expected jobs as of the last good answer; spans up to now."""
-        for one in snapshot.schedulers:
-            if one.asks:
-                yield from _asking(one)
-                yield from _watched(one, snapshot.at)
-        if snapshot.orphans is None:
-            return
-        yield Sample(ORPHANS, (), len(snapshot.orphans))
-        held: Counter[str] = Counter()
-        for orphan in snapshot.orphans:
-            held.update({uuid: amount for uuid, amount in orphan.gpu_bytes.items() if amount})
-        for uuid, amount in held.items():
-            yield Sample(ORPHAN_BYTES, (uuid,), amount)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """Expected jobs as of the last good answer; spans up to now."""
+    for one in snapshot.schedulers:
+        if one.asks:
+            yield from _asking(one)
+            yield from _watched(one, snapshot.at)
+    if snapshot.orphans is None:
+        return
+    yield Sample(ORPHANS, (), len(snapshot.orphans))
+    held: Counter[str] = Counter()
+    for orphan in snapshot.orphans:
+        held.update({uuid: amount for uuid, amount in orphan.gpu_bytes.items() if amount})
+    for uuid, amount in held.items():
+        yield Sample(ORPHAN_BYTES, (uuid,), amount)
 
 
 def _asking(state: SchedulerState) -> Iterator[Sample]:
@@ -116,4 +111,4 @@ def _watched(state: SchedulerState, now: float) -> Iterator[Sample]:
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return SchedulerMetrics()
+    return MetricGroup(TABLE.families, samples)

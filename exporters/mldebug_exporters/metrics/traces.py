@@ -15,19 +15,14 @@ AGE = TABLE.gauge(
 )
 
 
-class TraceMetrics:
-    """One sample for each traced rank."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """The age of the newest record of each traced rank, seconds; none for runs that are not traced."""
-        for run in snapshot.runs:
-            for rank, written in sorted(run.traced.items()):
-                age = max(0.0, snapshot.at - written)
-                yield Sample(AGE, (run.id, str(rank)), round(age, 3))
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """The age of the newest record of each traced rank, seconds; none for runs that are not traced."""
+    for run in snapshot.runs:
+        for rank, written in sorted(run.traced.items()):
+            age = max(0.0, snapshot.at - written)
+            yield Sample(AGE, (run.id, str(rank)), round(age, 3))
 
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return TraceMetrics()
+    return MetricGroup(TABLE.families, samples)

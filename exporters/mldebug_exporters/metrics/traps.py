@@ -15,21 +15,16 @@ TRAPS = TABLE.gauge(
 )
 
 
-class TrapMetrics:
-    """One sample for each run and trap."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """The traps of each run."""
-        for run in snapshot.runs:
-            counts: dict[str, int] = {}
-            for trap in run.traps:
-                counts[trap.name] = counts.get(trap.name, 0) + 1
-            for name, count in counts.items():
-                yield Sample(TRAPS, (run.id, name), count)
+def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """The traps of each run."""
+    for run in snapshot.runs:
+        counts: dict[str, int] = {}
+        for trap in run.traps:
+            counts[trap.name] = counts.get(trap.name, 0) + 1
+        for name, count in counts.items():
+            yield Sample(TRAPS, (run.id, name), count)
 
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return TrapMetrics()
+    return MetricGroup(TABLE.families, samples)

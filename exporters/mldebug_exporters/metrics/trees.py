@@ -1,10 +1,14 @@
 """Sizes of the directories of the section `trees`, and how they are known."""
 
-from collections.abc import Iterator
+from functools import partial
 
 from mldebug.core.plugins import NoOptions
-from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
+from mldebug_exporters.exposition.families import (
+    FamilyTable,
+    Importance,
+    MetricGroup,
+    storage_measures,
+)
 
 _UNKNOWN = "until it was counted once, and while it does not answer"
 
@@ -35,22 +39,8 @@ TABLE.gauge(
     "how",
     absent="where no tree is configured",
 )
-_BY_NAME = {family.name: family for family in TABLE.families}
-
-
-class TreeMetrics:
-    """Measures of the storage monitor about directories."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """One for each of its measures."""
-        for one in snapshot.storage.measures if snapshot.storage else ():
-            family = _BY_NAME.get(one.metric)
-            if family is not None:
-                yield Sample(family, one.labels, one.value)
 
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return TreeMetrics()
+    return MetricGroup(TABLE.families, partial(storage_measures, TABLE.families))

@@ -1,10 +1,14 @@
 """Who writes: bytes of each rank, and how fast the files grow that it holds open."""
 
-from collections.abc import Iterator
+from functools import partial
 
 from mldebug.core.plugins import NoOptions
-from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
+from mldebug_exporters.exposition.families import (
+    FamilyTable,
+    Importance,
+    MetricGroup,
+    storage_measures,
+)
 
 TABLE = FamilyTable("run", "rank", importance=Importance.RANK)
 TABLE.counter(
@@ -18,22 +22,8 @@ TABLE.gauge(
     "mountpoint",
     absent="where none grows",
 )
-_BY_NAME = {family.name: family for family in TABLE.families}
-
-
-class WriterMetrics:
-    """Measures of the storage monitor about writing ranks."""
-
-    families = TABLE.families
-
-    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
-        """One for each of its measures."""
-        for one in snapshot.storage.measures if snapshot.storage else ():
-            family = _BY_NAME.get(one.metric)
-            if family is not None:
-                yield Sample(family, one.labels, one.value)
 
 
 def create(options: NoOptions) -> MetricGroup:
     """Build the group."""
-    return WriterMetrics()
+    return MetricGroup(TABLE.families, partial(storage_measures, TABLE.families))
