@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
-from mldebug.core import text
 from mldebug.core.plugins import create, names
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration, format_size
-from mldebug.incidents.report import wording
+from mldebug.incidents.report.html import templates
 from mldebug.web.page import PageRequest, WebPage
 
 TEMPLATES = Path(__file__).with_name("pages") / "templates"
@@ -118,19 +117,10 @@ def _places() -> tuple[MenuEntry, ...]:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates(TEMPLATES)
     environment.filters |= {
-        "plural": text.plural,
-        "moment": text.moment,
         "size": format_size,
         "duration": lambda seconds: format_duration(float(max(0, int(seconds)))),
         "clean": clean,
     }
-    environment.globals |= {"W": wording}
     return environment

@@ -38,7 +38,6 @@ class KnownGpu(Noun, frozen=True, kw_only=True):
     bus_id: str = ""
     index: int = 0
     name: str = ""
-    seen_at: float = 0.0  # unix, the last time
     links: tuple[int, ...] = ()  # NVLinks that were up once
 
 
@@ -96,7 +95,7 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
 
     def accept(self, node: NodeGpus) -> None:
         """What is there now is what there should be: these GPUs, and those of their links that are up."""
-        self.known = {gpu.uuid: _known(gpu, node.at) for gpu in node.gpus if gpu.uuid in self.known}
+        self.known = {gpu.uuid: _known(gpu) for gpu in node.gpus if gpu.uuid in self.known}
         self.missing_since, self.absent = {}, {}
 
     def links_once_up(self, uuid: str) -> tuple[int, ...]:
@@ -115,7 +114,7 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
         first = not self.known
         for gpu in node.gpus[:MAX_GPUS]:
             before = self.known.get(gpu.uuid)
-            now = _known(gpu, node.at, before.links if before else ())
+            now = _known(gpu, before.links if before else ())
             self.absent.pop(gpu.uuid, None)
             since = self.missing_since.pop(gpu.uuid, None)
             if since is not None:
@@ -178,14 +177,13 @@ def _absence(before: Absence | None, lost: LostGpu | None, others: bool) -> Abse
     return Absence.UNLISTED if before is not Absence.UNLISTED else Absence.GONE
 
 
-def _known(gpu: GpuReading, at: float, links: tuple[int, ...] = ()) -> KnownGpu:
+def _known(gpu: GpuReading, links: tuple[int, ...] = ()) -> KnownGpu:
     up = {link.link for link in gpu.nvlinks if link.up}
     return KnownGpu(
         uuid=gpu.uuid,
         bus_id=gpu.bus_id,
         index=gpu.index,
         name=gpu.name,
-        seen_at=at,
         links=tuple(sorted({*links, *up})),
     )
 

@@ -93,10 +93,6 @@ class Fingerprint(Noun, frozen=True, kw_only=True):
         """The GPU of one rank."""
         return next((one for one in self.gpus if one.rank == rank), None)
 
-    def in_state(self, *states: GpuState) -> tuple[GpuFingerprint, ...]:
-        """GPUs in these states."""
-        return tuple(one for one in self.gpus if one.state in states)
-
 
 class RunLevels(msgspec.Struct, kw_only=True):
     """The memory of one run: a baseline for each GPU. Plain data, so that it can be stored and loaded as JSON."""

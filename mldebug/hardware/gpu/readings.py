@@ -59,7 +59,7 @@ class GpuEvent(Noun, frozen=True, kw_only=True):
     uuid: str
     index: int
     bus_id: str = ""
-    kind: str = "xid"  # see EVENT_KINDS
+    kind: str = "xid"  # "xid", "double_bit_ecc", "recovery_action" …: `nvml.events` has them all
     xid: int | None = None
 
 
@@ -246,17 +246,6 @@ RECOVERY_ACTIONS = (
     "bus_reset",
     "system_reboot",
     "unknown",
-)
-
-EVENT_KINDS = (
-    "xid",
-    "double_bit_ecc",
-    "dram_retirement",
-    "dram_retirement_failure",
-    "nonfatal_poison",
-    "fatal_poison",
-    "gpu_unavailable",
-    "recovery_action",
 )
 
 

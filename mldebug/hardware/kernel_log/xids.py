@@ -135,11 +135,6 @@ def tier_of(event: KernelEvent) -> Tier:
     return Tier.FATAL if event.severity == "fatal" else row.tier
 
 
-def worse(one: Tier, other: Tier) -> Tier:
-    """The worse of two."""
-    return max(one, other, key=ORDER.index)
-
-
 def xid_of_nvml(event: GpuEvent) -> KernelEvent | None:
     """An Xid from NVML as a kernel event; None for another event. Its time is that of the read that found it: NVML gives no other."""
     if event.kind != "xid" or event.xid is None:

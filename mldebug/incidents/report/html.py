@@ -99,22 +99,25 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-@cache
-def _template() -> Template:
-    world = Environment(
-        loader=FileSystemLoader(FOLDER),
+def templates(folder: Path) -> Environment:
+    """Jinja templates of a folder: what is put into them is escaped, and a name that does not exist is an error."""
+    environment = Environment(
+        loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    world.filters |= {
-        "plural": text.plural,
-        "moment": text.moment,
-        "steps": hook_lines.step_words,
-        "trace_title": hook_lines.trace_title,
-    }
-    world.globals |= {"W": wording, "SHOWN_FRAMES": SHOWN_FRAMES}
+    environment.filters |= {"plural": text.plural, "moment": text.moment}
+    environment.globals |= {"W": wording}
+    return environment
+
+
+@cache
+def _template() -> Template:
+    world = templates(FOLDER)
+    world.filters |= {"steps": hook_lines.step_words, "trace_title": hook_lines.trace_title}
+    world.globals |= {"SHOWN_FRAMES": SHOWN_FRAMES}
     return world.get_template("report.html.j2")
 
 

@@ -35,11 +35,10 @@ MAX_UP = 3  # folders above a file in which its step is looked for
 
 
 class CheckpointPath(NamedTuple):
-    """Where a checkpoint lies: a folder, its name in it, and whether the checkpoint is a folder itself."""
+    """Where a checkpoint lies: a folder, and its name (of a file or a folder) in it."""
 
     folder: str
     name: str
-    is_folder: bool
 
 
 def is_part(name: str) -> bool:
@@ -58,13 +57,13 @@ def checkpoint_of(path: str) -> CheckpointPath | None:
     for up in range(MAX_UP):
         if _STEP.search(basename(above)) and not (own and up):
             inner = _outermost(above)
-            return CheckpointPath(dirname(inner), basename(inner), True)
+            return CheckpointPath(dirname(inner), basename(inner))
         if not _PER_RANK.fullmatch(basename(above)):
             break
         above = dirname(above)
     if _SHARD.fullmatch(final_name(name)) or name in _INDEX:
-        return CheckpointPath(dirname(folder), basename(folder), True)
-    return CheckpointPath(folder, name, False) if own or _CHECKPOINT_WORD.search(name) else None
+        return CheckpointPath(dirname(folder), basename(folder))
+    return CheckpointPath(folder, name) if own or _CHECKPOINT_WORD.search(name) else None
 
 
 def _outermost(folder: str) -> str:

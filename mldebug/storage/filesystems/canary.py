@@ -15,7 +15,6 @@ _WORDS = {
     errno.ESTALE: "the server does not know the folder any more",
 }
 _OUTCOMES = {errno.EROFS: "read_only", errno.ENOSPC: "full", errno.EDQUOT: "quota"}
-OUTCOMES = ("ok", "read_only", "full", "quota", "stuck", "failed")
 
 
 class CanaryWrite(Noun, frozen=True, kw_only=True):
@@ -31,7 +30,7 @@ class CanaryWrite(Noun, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> str:
-        """How the test write ended: `ok`, `stuck`, or the kind of error (one of `OUTCOMES`)."""
+        """How the test write ended: `ok`, `stuck`, or the kind of error (`read_only`, `full`, `quota`, `failed`)."""
         if self.stuck:
             return "stuck"
         return _OUTCOMES.get(self.errno, "failed") if self.errno else "ok"

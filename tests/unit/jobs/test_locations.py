@@ -11,7 +11,7 @@ import pytest
 
 from hung import wait_until
 from mldebug.core.model import OpenFile, ProcessState
-from mldebug_agents.jobs.logs.locations import LogFinder, RankLogs, container_marks, find_logs
+from mldebug_agents.jobs.logs.locations import LogFinder, RankLogs, container_marks
 from mldebug_agents.jobs.logs.pipes import FORGOTTEN_AFTER, UnreadPipes
 from mldebug_agents.system.host import Host
 
@@ -35,7 +35,7 @@ def find(pid: int) -> RankLogs:
     host = Host()
     state = host.process_state(pid, threads=False, files=True)
     assert state is not None
-    return find_logs(host, state)
+    return LogFinder(host).find(state, ())
 
 
 def test_a_file_of_its_own(start: Start, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hung import wait_until
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug_agents.jobs.logs.follower import LogFollower, LogUpdate
-from mldebug_agents.jobs.logs.locations import LogFile, find_logs
+from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
 from mldebug_agents.jobs.logs.rights import ReadRights
 from mldebug_agents.jobs.logs.tail import log_of, read_log
 from mldebug_agents.system.host import Host
@@ -52,7 +52,7 @@ def place_of(pid: int) -> LogFile:
     host = Host()
     state = host.process_state(pid, threads=False, files=True)
     assert state is not None
-    (place,) = find_logs(host, state).places
+    (place,) = LogFinder(host).find(state, ()).places
     return place
 
 

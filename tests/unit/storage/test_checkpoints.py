@@ -364,26 +364,26 @@ def test_what_was_not_listed_whole_is_neither_complete_nor_incomplete(tmp_path: 
 @pytest.mark.parametrize(
     ("path", "place"),
     [
-        ("/out/model-100.pt", CheckpointPath("/out", "model-100.pt", False)),
-        ("/out/step_100/model.pt", CheckpointPath("/out", "step_100", True)),
+        ("/out/model-100.pt", CheckpointPath("/out", "model-100.pt")),
+        ("/out/step_100/model.pt", CheckpointPath("/out", "step_100")),
         (
             "/out/iter_0000100/mp_rank_00/model_optim_rng.pt",
-            CheckpointPath("/out", "iter_0000100", True),
+            CheckpointPath("/out", "iter_0000100"),
         ),
         (
             "/out/checkpoint-500/pytorch_model_fsdp_0/__0_0.distcp",
-            CheckpointPath("/out", "checkpoint-500", True),
+            CheckpointPath("/out", "checkpoint-500"),
         ),
-        ("/out/last/__0_0.distcp", CheckpointPath("/out", "last", True)),
-        ("/out/last/.metadata.tmp", CheckpointPath("/out", "last", True)),
+        ("/out/last/__0_0.distcp", CheckpointPath("/out", "last")),
+        ("/out/last/.metadata.tmp", CheckpointPath("/out", "last")),
         (
             "/out/lightning/epoch=1-step=10.ckpt",
-            CheckpointPath("/out/lightning", "epoch=1-step=10.ckpt", False),
+            CheckpointPath("/out/lightning", "epoch=1-step=10.ckpt"),
         ),
-        ("/out/tmp-checkpoint-5/optimizer.pt", CheckpointPath("/out", "tmp-checkpoint-5", True)),
+        ("/out/tmp-checkpoint-5/optimizer.pt", CheckpointPath("/out", "tmp-checkpoint-5")),
         (
             "/out/checkpoint-500/global_step500/mp_rank_00_model_states.pt",
-            CheckpointPath("/out", "checkpoint-500", True),
+            CheckpointPath("/out", "checkpoint-500"),
         ),
         ("/data/train.pt", None),
         ("/data/shard-17.bin", None),

@@ -202,11 +202,6 @@ class LogFinder:
         )
 
 
-def find_logs(host: Host, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> RankLogs:
-    """Say where the output of one rank goes; for several ranks keep one `LogFinder`."""
-    return LogFinder(host).find(rank, launchers)
-
-
 def container_marks(cgroup: str) -> tuple[str, ...]:
     """Return what the log files of a container have in their path, from /proc/PID/cgroup: its id, its pod's uid."""
     pods = [match[1].replace("_", "-") for match in _POD.finditer(cgroup)]
