@@ -198,6 +198,24 @@ def claim(
     )
 
 
+def torch_claim(
+    launcher: str, priority: int, environ: Mapping[str, str], *, elastic: bool = False
+) -> RankClaim | None:
+    """Build a claim out of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; `elastic`: and of what torchrun adds."""
+    return claim(
+        launcher,
+        priority,
+        environ,
+        rank=("RANK",),
+        world_size=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK",),
+        local_world_size=("LOCAL_WORLD_SIZE",),
+        run_id=environ.get("TORCHELASTIC_RUN_ID", "") if elastic else "",
+        attempt="TORCHELASTIC_RESTART_COUNT" if elastic else "",
+        supervised=elastic,
+    )
+
+
 def _compare(rank: int, world: int, local: int | None, local_world: int | None) -> None:
     if rank >= world:
         raise ImpossibleClaimError(f"rank {rank} of a world of {world} cannot be")

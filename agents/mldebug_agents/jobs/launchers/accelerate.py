@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mldebug.core.plugins import NoOptions
-from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, runs
+from mldebug_agents.jobs.launcher import Launcher, RankClaim, runs, torch_claim
 
 PRIORITY = 95  # above torchrun, which it is underneath
 
@@ -16,18 +16,7 @@ class AccelerateLauncher:
         mine = any(name.startswith("ACCELERATE_") for name in environ)
         if not mine or "TORCHELASTIC_RUN_ID" not in environ or "LOCAL_RANK" not in environ:
             return None
-        return claim(
-            "accelerate",
-            PRIORITY,
-            environ,
-            rank=("RANK",),
-            world_size=("WORLD_SIZE",),
-            local_rank=("LOCAL_RANK",),
-            local_world_size=("LOCAL_WORLD_SIZE",),
-            run_id=environ["TORCHELASTIC_RUN_ID"],
-            attempt="TORCHELASTIC_RESTART_COUNT",
-            supervised=True,
-        )
+        return torch_claim("accelerate", PRIORITY, environ, elastic=True)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
         """`accelerate launch …` in its three spellings."""

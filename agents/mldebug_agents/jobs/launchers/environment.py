@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mldebug.core.plugins import NoOptions
-from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, runs
+from mldebug_agents.jobs.launcher import Launcher, RankClaim, runs, torch_claim
 
 PRIORITY = 40
 
@@ -15,15 +15,7 @@ class EnvironmentLauncher:
         """Claim of a process with both variables. In a pod made for torchrun RANK is the pod's number."""
         if "PET_NPROC_PER_NODE" in environ and "LOCAL_RANK" not in environ:
             return None
-        return claim(
-            "environment",
-            PRIORITY,
-            environ,
-            rank=("RANK",),
-            world_size=("WORLD_SIZE",),
-            local_rank=("LOCAL_RANK",),
-            local_world_size=("LOCAL_WORLD_SIZE",),
-        )
+        return torch_claim("environment", PRIORITY, environ)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
         """Launchers that set just these variables."""

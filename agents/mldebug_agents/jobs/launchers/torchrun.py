@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mldebug.core.plugins import NoOptions
-from mldebug_agents.jobs.launcher import Launcher, RankClaim, claim, runs
+from mldebug_agents.jobs.launcher import Launcher, RankClaim, runs, torch_claim
 
 PRIORITY = 90
 MODULES = (
@@ -22,18 +22,7 @@ class TorchrunLauncher:
         """Rank, world size, run id and attempt from a rank's environment; None where torchrun did not start the process."""
         if "TORCHELASTIC_RUN_ID" not in environ or "LOCAL_RANK" not in environ:
             return None
-        return claim(
-            "torchrun",
-            PRIORITY,
-            environ,
-            rank=("RANK",),
-            world_size=("WORLD_SIZE",),
-            local_rank=("LOCAL_RANK",),
-            local_world_size=("LOCAL_WORLD_SIZE",),
-            run_id=environ["TORCHELASTIC_RUN_ID"],
-            attempt="TORCHELASTIC_RESTART_COUNT",
-            supervised=True,
-        )
+        return torch_claim("torchrun", PRIORITY, environ, elastic=True)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
         """Whether the process is the elastic agent, by its command line or by the name that PyTorch gives its main thread."""
