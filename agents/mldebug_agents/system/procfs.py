@@ -1,4 +1,7 @@
-"""Parsers of /proc texts: pure, total (a torn or odd text gives defaults, never an exception), no reading here."""
+"""Parsers of /proc texts: pure, total (a torn or odd text gives defaults, never an exception), no reading here.
+
+Why not psutil: docs/dependencies.md.
+"""
 
 import re
 import signal
