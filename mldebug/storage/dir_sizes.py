@@ -41,7 +41,7 @@ class DirSize(Noun, frozen=True, kw_only=True):
 
     @property
     def lower_bound(self) -> bool:
-        """Whether some of it could not be counted."""
+        """Whether some entries could not be counted, so that the figures are too small."""
         return self.unread > 0
 
 

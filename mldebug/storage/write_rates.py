@@ -22,7 +22,7 @@ ProcessKey = tuple[int, int]  # pid and start
 
 
 class OpenOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that a process has open for writing. `mount`: the point, as that process sees it."""
+    """A file that a process has open for writing. `mount`: its mount point as that process sees it."""
 
     pid: int
     start_ticks: int  # with the pid it names a process
@@ -38,7 +38,7 @@ class OpenOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IoCounters(NamedTuple):
-    """Bytes that a process has read and written by system calls so moved, to caches, tmpfs and pipes as well."""
+    """Bytes that a process has read and written by system calls, including those to caches, tmpfs and pipes."""
 
     read: int
     written: int
@@ -51,7 +51,7 @@ class IoCounters(NamedTuple):
 
 
 class RankWrites(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of a rank and its children at a monotonic time: net bytes written by process, and open files."""
+    """One reading of a rank and its children (monotonic seconds): net bytes written by each process, and its open files."""
 
     job: str
     rank: int
@@ -62,7 +62,7 @@ class RankWrites(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrowingFile(Noun, frozen=True, kw_only=True):
-    """A file that grows, by bytes per second."""
+    """A file that grows, and by how many bytes per second."""
 
     path: str
     mount: str
@@ -82,7 +82,7 @@ class RankWriter(Noun, frozen=True, kw_only=True):
 
 
 def compare(before: RankWrites, now: RankWrites, total: int) -> RankWriter:
-    """What was written between two readings; `total`: bytes before. New processes count from 0, ended ones not at all."""
+    """What a rank wrote between two readings. `total`: bytes before. New processes count from 0, ended ones not at all."""
     seconds = max(now.at - before.at, 1e-3)
     grown = sum(
         max(0, size - before.bytes[key]) for key, size in now.bytes.items() if key in before.bytes

@@ -31,7 +31,7 @@ class ChannelOrder(msgspec.Struct, frozen=True):
 
 
 class ChannelDelivery:
-    """One channel: which event it sends next, and what became of those it has sent. `now` is monotonic seconds everywhere."""
+    """The delivery to one channel: which event it sends next, and how earlier ones went. `now`: monotonic seconds everywhere."""
 
     def __init__(
         self, name: str, plugin: Plugin, inbox: "queue.SimpleQueue[Result | None]"

@@ -44,7 +44,7 @@ LOST = 900.0  # seconds after which an event is over of which nobody speaks any 
 
 
 class AlertNotifier:
-    """All events of one agent, and the channels that get them."""
+    """All alerts of one agent, and the channels that get them. For the main loop's thread; channels block in workers."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class AlertNotifier:
         self._configure(config.channels)
 
     def reload(self, config: Config) -> None:
-        """Go on with other channels; what was not acknowledged waits for those that stay, and for new ones."""
+        """Take over another configuration. Events that no channel has acknowledged wait for the remaining and the new channels."""
         self.registry.pending, self._link = config.events.pending, config.events.link
         self._configure(config.channels)
 
     # --- what monitors raise -----------------------------------------------------------------------
 
     def incident(self, incident: Incident, judgement: Judgement, uid: int) -> None:
-        """An incident was written down: it began, is known better, or is over."""
+        """Raise or update the alert of an incident that was just written to disk, or resolve it where the incident is over."""
         alert = cleaned(alert_of(incident, judgement, uid))
         if is_ours_to_report(incident) or self.registry.get(alert.key):
             if incident.state == "open" or self.registry.get(alert.key) is None:
@@ -85,11 +85,11 @@ class AlertNotifier:
                 self.registry.clear(alert.key, self._now(), incident.state)
 
     def renamed(self, old: str) -> None:
-        """The incident goes on under another id, on whichever node has it."""
+        """Drop the alert of an incident that continues under another id, here or on another node."""
         self.registry.clear(INCIDENT + old, self._now(), "other nodes know it under another id")
 
     def raise_alert(self, alert: Alert) -> None:
-        """Something is wrong; to be called again and again, for as long as it is."""
+        """Raise an alert. Call it again at every turn of the loop for as long as the problem lasts."""
         self.registry.raise_(cleaned(alert), self._now())
 
     def clear(self, key: str) -> None:
@@ -97,7 +97,7 @@ class AlertNotifier:
         self.registry.clear(key, self._now())
 
     def look(self, snapshot: Snapshot, incidents: Collection[str] = ()) -> None:
-        """Take in what is not well. `incidents`: ids of those that are open."""
+        """Raise what is wrong in the snapshot (health, storage, checkpoints, ...). `incidents`: ids of the open ones."""
         now = time.monotonic()
         gpus = snapshot.gpus.gpus if snapshot.gpus else ()
         names = {one.uuid: GpuName(one.index, one.bus_id) for one in gpus}
@@ -127,7 +127,7 @@ class AlertNotifier:
     # --- the loop ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Store what has changed, then send what waits: on disk an event comes before its message."""
+        """Store changed events, then send waiting messages: an event is on disk before anybody is notified of it."""
         if not self._restored and self._state_store.opened:
             self._restored = True
             self.registry.restore(_stored(self._state_store))
@@ -165,7 +165,7 @@ class AlertNotifier:
         return now - self._unstored.setdefault(key, now) > STORED_WITHIN
 
     def on_result(self, result: Result) -> bool:
-        """A channel has answered; False where it was somebody else."""
+        """Take the result of a channel's worker. False where it is not of a channel."""
         if not result.worker.startswith(WORKER):
             return False
         line, event, now = result.order.line, result.order.event, time.monotonic()
@@ -185,7 +185,7 @@ class AlertNotifier:
     # --- what others see ---------------------------------------------------------------------------
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot with the events and how the channels do."""
+        """The snapshot, completed by the events and the state of the channels."""
         everything = {one.key for one in self.registry.all()}
         self._unstored = {key: at for key, at in self._unstored.items() if key in everything}
         for line in self._lines.values():

@@ -132,7 +132,7 @@ class NvLink(Noun, frozen=True, kw_only=True):
 
 
 class GpuProcess(Noun, frozen=True, kw_only=True):
-    """A process with a compute context. `pid` is its number in the pid namespace of the process that reads."""
+    """A process with a compute context on the GPU. `pid`: its number in the pid namespace of the reader."""
 
     pid: int
     memory_bytes: int | None = None
@@ -140,7 +140,7 @@ class GpuProcess(Noun, frozen=True, kw_only=True):
 
 
 class GpuReading(Noun, frozen=True, kw_only=True):
-    """All that one GPU says."""
+    """All values of one GPU in a full reading; None where the GPU or its driver does not give a value."""
 
     uuid: str
     index: int
@@ -212,7 +212,7 @@ class GpuReading(Noun, frozen=True, kw_only=True):
 
 
 class NodeGpus(Noun, frozen=True, kw_only=True):
-    """One full read of all GPUs."""
+    """A full reading of all GPUs of the node, with what could not be read."""
 
     at: float
     driver_version: str = ""

@@ -13,7 +13,7 @@ MOVES_BYTES_PER_SECOND = 1_000_000.0
 
 
 class RankSign(Noun, frozen=True, kw_only=True):
-    """What is known of the rank that holds the GPU. None means not known, never no."""
+    """What is known of the rank that uses the GPU. None means not known, never no."""
 
     rank: int
     stepping: bool | None = None  # it made a step since the look before
@@ -22,7 +22,7 @@ class RankSign(Noun, frozen=True, kw_only=True):
 
 
 class GpuSign(Noun, frozen=True, kw_only=True):
-    """One GPU at one look. Anything may be None: a MIG slice tells no utilization, an old card no energy."""
+    """One GPU at one look. Any value may be None: a MIG slice has no utilization, an old card no energy."""
 
     uuid: str
     index: int
@@ -36,7 +36,7 @@ class GpuSign(Noun, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> float | None:
-        """Share of the time in which some kernel ran."""
+        """Share of the time (0 to 1) in which some kernel ran."""
         utilization = ratio(self.utilization_ratio)
         return (
             utilization
@@ -67,7 +67,7 @@ def sign_of(
     rank: RankSign | None = None,
     activity: GpuActivity | None = None,
 ) -> GpuSign:
-    """The watch read of one GPU, with what is known of its rank."""
+    """The sign of one GPU: its quick reading, with what is known of its rank."""
     return GpuSign(
         uuid=watch.uuid,
         index=watch.index,
@@ -87,7 +87,7 @@ def finite(value: float | None) -> float | None:
 
 
 def ratio(value: float | None) -> float | None:
-    """The same for what lies between 0 and 1; what lies far above is no ratio."""
+    """The value where it lies between 0 and 1, as every ratio must; None for anything clearly outside."""
     number = finite(value)
     return None if number is None or number > 1.05 else min(number, 1.0)
 
@@ -99,13 +99,13 @@ def watts(value: float | None) -> float | None:
 
 
 class Average(msgspec.Struct, kw_only=True):
-    """Mean power from two readings of the energy counter, which sees what lies between them; not every look has one."""
+    """Mean power from two readings of the energy counter, which covers the time between; not every look has such a reading."""
 
     at: float | None = None
     energy: float | None = None
 
     def power(self, sign: GpuSign, at: float) -> float | None:
-        """Watts since the last reading; the momentary value where there is none now, and where it stands, fell or jumped."""
+        """Watts since the last reading; the momentary value where there was none, and where the counter stood, fell or jumped."""
         momentary, energy = watts(sign.power_watts), finite(sign.energy_joules)
         if energy is None:
             return momentary

@@ -31,7 +31,7 @@ _RATIO_WORDS = (Load.SPINNING, Load.POWERED)
 
 
 def sentence(fingerprint: Fingerprint) -> str:
-    """All GPUs in one sentence, those in one state together, who waits first; "" where there is none."""
+    """What the GPUs of a run do, in one sentence: GPUs of one state together, waiting ones first; "" without GPUs."""
     groups: dict[tuple[str, GpuState, bool], list[GpuFingerprint]] = {}
     for one in fingerprint.gpus:
         groups.setdefault((one.node, one.state, _is_either(one)), []).append(one)

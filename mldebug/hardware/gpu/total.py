@@ -51,11 +51,11 @@ class Total:
         return self.value
 
     def grow(self, by: float) -> None:
-        """Add an amount that was measured in another way."""
+        """Add an amount that was measured in some other way."""
         self.value = (self.value or 0.0) + by
 
     def move(self, value: float, wraps_at: int) -> None:
-        """Count from the last `skip` or `move` on; the value begins at 0. It moves too fast to be watched for glitches."""
+        """Count by how much the raw value moved since the last `skip` or `move`; for values too fast to be checked for glitches."""
         last = self._last
         if value >= last:
             self.grow(value - last)

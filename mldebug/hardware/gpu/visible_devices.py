@@ -21,7 +21,7 @@ MAX_WORDS = 1024
 
 
 class VisibleDevice(Noun, frozen=True, kw_only=True):
-    """One GPU, or one slice of it."""
+    """A GPU, or a MIG slice of one, that a process may use."""
 
     uuid: str
     index: int  # as the driver counts

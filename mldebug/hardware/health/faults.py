@@ -28,14 +28,14 @@ Ranks = Mapping[str, Sequence[int]]
 
 
 def gpus_by_address(gpus: Iterable[GpuReading | LostGpu]) -> dict[str, tuple[str, int]]:
-    """PCI address as the kernel writes it -> (uuid, index)."""
+    """GPUs by the PCI address that the kernel prints: (uuid, index)."""
     return {bus_id(gpu.bus_id): (gpu.uuid, gpu.index) for gpu in gpus if gpu.bus_id and gpu.uuid}
 
 
 def faults_of_events(
     events: Iterable[RankEvent], run: str, gpus: Mapping[str, tuple[str, int]], node: str
 ) -> tuple[Fault, ...]:
-    """GPU errors and kills for memory that concern this run, or nobody in particular; the oldest first."""
+    """GPU errors and out-of-memory kills that concern this run or the whole node, the oldest first."""
     found = [
         _of_event(event, gpus, node)
         for event in events
@@ -93,7 +93,7 @@ def _advice(event: RankEvent) -> str:
 
 
 def faults_of_count(count: GpuCount, ranks: Ranks, node: str) -> tuple[Fault, ...]:
-    """GPUs that were there and are not: one fault for each rank that worked on it."""
+    """A fault for each rank whose GPU has vanished from the node."""
     return tuple(
         fault_of_missing(one.gpu, one.reason, one.since, node, rank)
         for one in count.missing
@@ -104,7 +104,7 @@ def faults_of_count(count: GpuCount, ranks: Ranks, node: str) -> tuple[Fault, ..
 def fault_of_missing(
     gpu: KnownGpu | LostGpu, reason: str, at: float, node: str, rank: int | None
 ) -> Fault:
-    """One GPU that was there and is not, as the fault of one rank that worked on it, or of the node."""
+    """A GPU that has vanished, as a fault of one rank that used it, or of the node."""
     return Fault(
         kind="gpu_missing",
         at=at,
@@ -124,7 +124,7 @@ def fault_of_missing(
 def faults_of_memory(
     gpu: GpuReading, new: Iterable[NewErrors], ranks: Ranks, node: str
 ) -> Iterator[Fault]:
-    """Uncorrectable memory errors that came to one GPU."""
+    """New uncorrectable memory errors of one GPU, as faults of the ranks that use it."""
     for one in new:
         for rank in ranks.get(gpu.uuid) or (None,):
             yield Fault(
@@ -145,7 +145,7 @@ def faults_of_memory(
 
 
 def as_sure(faults: Iterable[Fault], guessed: Collection[int]) -> tuple[Fault, ...]:
-    """The same, where a GPU's fault says how its rank is known; `guessed`: ranks whose GPU only a convention tells."""
+    """The faults, marked where only a convention says which GPU the rank uses (`guessed`: such ranks)."""
     return tuple(
         msgspec.structs.replace(one, by="environment")
         if one.by == "gpu" and one.rank in guessed

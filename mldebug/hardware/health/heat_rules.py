@@ -24,7 +24,7 @@ HOT_EVENTS = (
 
 
 def temperature(look: RuleInput) -> Iterator[RuleFinding]:
-    """The margin where the GPU tells it, else the temperatures and their limits; each by two reads that agree."""
+    """Judges heat by the margin to the limit where the GPU gives it, else by temperature and limit; two reads must agree."""
     now = look.now
     slowdown = now.temperature_limits_celsius.get("slowdown")
     heat = look.both(lambda one: one.temperature_celsius)
@@ -74,7 +74,7 @@ def _heat(value: float | None, limit: float | None, what: str) -> RuleFinding:
 
 
 def power(look: RuleInput) -> Iterator[RuleFinding]:
-    """Power limit and power brake."""
+    """Judges a power limit below the default, and the power brake."""
     now, least = look.now, look.limits.power_limit_ratio
     limit, usual = now.power_limit_watts, now.power_limit_default_watts
     if limit is None or not usual:
@@ -95,7 +95,7 @@ def power(look: RuleInput) -> Iterator[RuleFinding]:
 
 
 def clocks(look: RuleInput) -> Iterator[RuleFinding]:
-    """The share of the time with clocks cut, from the counters; without them, what is active at two reads in a row."""
+    """Judges the share of time with lowered clocks, from the counters; without them, the reasons active at two reads in a row."""
     shares = dict(_throttled(look))
     if shares:
         yield _worst_clock(shares, look.limits)

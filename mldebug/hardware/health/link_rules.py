@@ -16,7 +16,7 @@ from mldebug.hardware.health.thresholds import Thresholds
 
 
 def pcie(look: RuleInput) -> Iterator[RuleFinding]:
-    """Width, generation under load, replays."""
+    """Judges the PCIe link: its width, its generation under load, and packets that were sent again."""
     now = look.now
     if now.pcie_width is None or now.pcie_width_max is None:
         yield unread("PCIe width")
@@ -62,7 +62,7 @@ def _replays(look: RuleInput) -> RuleFinding:
 
 
 def nvlink(look: RuleInput) -> Iterator[RuleFinding]:
-    """Links that are down and were up once, and errors between the last two reads that asked for them."""
+    """Judges NVLink: links that are down and were up once, and errors between the last two reads."""
     links = look.now.nvlinks
     readable = [link for link in links if link.up is not None]
     if not readable:

@@ -16,7 +16,7 @@ from mldebug.hardware.health.rule_input import RuleInput
 
 
 def ecc(look: RuleInput) -> Iterator[RuleFinding]:
-    """Memory errors that ECC saw."""
+    """Judges memory errors that ECC corrected or detected."""
     if look.now.ecc_mode is False:
         yield bad(
             HealthState.DEGRADED, "ecc_off", "ECC is switched off", SuggestedAction.CHECK_SETTINGS
@@ -83,7 +83,7 @@ def _count(
 
 
 def remapped(look: RuleInput) -> Iterator[RuleFinding]:
-    """Rows replaced by spare ones, Ampere and newer."""
+    """Judges rows of memory that were replaced by spare ones (Ampere and newer)."""
     rows, limits = look.now.remapped_rows, look.limits
     if rows is None:
         yield unread("remapped rows")
@@ -143,7 +143,7 @@ def _flag(
 
 
 def retired(look: RuleInput) -> Iterator[RuleFinding]:
-    """Before Ampere; newer GPUs replace rows instead and tell nothing here."""
+    """Judges pages of memory that are no longer used (GPUs before Ampere; newer ones replace rows instead)."""
     pages, limits = look.now.retired_pages, look.limits
     if look.now.retired_pages_pending is not None:
         reason = "a bad page of memory is taken out at the next reset"

@@ -9,7 +9,7 @@ from mldebug.core.model import Noun
 
 
 class HealthState(StrEnum):
-    """How a component does."""
+    """The health of a component: healthy, degraded, unhealthy, or unknown."""
 
     HEALTHY = "healthy"
     UNKNOWN = "unknown"  # not readable: never taken for healthy
@@ -21,7 +21,7 @@ BAD = (HealthState.UNHEALTHY, HealthState.DEGRADED)
 
 
 class SuggestedAction(StrEnum):
-    """What to do, from the least to the most; of several, only the greatest is shown."""
+    """What a person should do, from least to most drastic; of several, only the most drastic is shown."""
 
     NONE = "none"
     WATCH = "watch"
@@ -68,7 +68,7 @@ MAX_REASONS = 3
 
 
 class ComponentHealth(Noun, frozen=True, kw_only=True):
-    """One component, of one GPU or of the node (`uuid` "")."""
+    """The health of one component of one GPU, or of the node (`uuid` "")."""
 
     component: str  # of COMPONENTS
     state: HealthState
@@ -95,12 +95,12 @@ _SEVERITY = (HealthState.HEALTHY, HealthState.UNKNOWN, HealthState.DEGRADED, Hea
 
 
 def unread(what: str) -> RuleFinding:
-    """A rule whose value could not be read."""
+    """The result of a rule whose value could not be read: UNKNOWN, with what is missing."""
     return RuleFinding(state=HealthState.UNKNOWN, code="not_readable", reason=what)
 
 
 def bad(state: HealthState, code: str, reason: str, action: SuggestedAction) -> RuleFinding:
-    """A rule that found something."""
+    """The result of a rule that found something wrong."""
     return RuleFinding(state=state, code=code, reason=reason, action=action)
 
 
@@ -160,7 +160,7 @@ def _rank(action: SuggestedAction) -> int:
 
 
 def worst_of(health: Iterable[ComponentHealth]) -> dict[str, HealthState]:
-    """The state of each component over all GPUs: the worst."""
+    """The worst state of each component over all GPUs."""
     found: dict[str, HealthState] = {}
     for one in health:
         before = found.get(one.component, HealthState.HEALTHY)
@@ -169,7 +169,7 @@ def worst_of(health: Iterable[ComponentHealth]) -> dict[str, HealthState]:
 
 
 def instructions(health: Iterable[ComponentHealth]) -> tuple[ComponentHealth, ...]:
-    """One instruction for each GPU and one for the node, the greatest first: what a person has to do."""
+    """At most one instruction for each GPU and one for the node, the most drastic first: what a person has to do."""
     greatest: dict[str, ComponentHealth] = {}
     for one in health:
         before = greatest.get(one.uuid)

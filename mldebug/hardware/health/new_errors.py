@@ -12,7 +12,7 @@ LOW_READS = 10  # reads after which a count that fell is taken for one that bega
 
 
 class NewErrors(NamedTuple):
-    """Errors that came."""
+    """How many errors are new since the read before, and whether more than one read shows it."""
 
     many: int
     at: float  # unix: the first read that told of them
@@ -20,7 +20,7 @@ class NewErrors(NamedTuple):
 
 
 class ErrorCount:
-    """The count of one GPU. Nothing is new until two reads have agreed on where it stands."""
+    """Follows the error counter of one GPU. No error counts as new before two reads have agreed on the value."""
 
     def __init__(self) -> None:
         self._level: int | None = None  # what two reads said
@@ -31,7 +31,7 @@ class ErrorCount:
         self._unsure: tuple[NewErrors, ...] = ()
 
     def see(self, count: int | None, at: float) -> tuple[NewErrors, ...]:
-        """Take a read; what came, and what only this read tells. None, or a count that cannot be: nothing was read."""
+        """Take one read of the counter. Returns errors that are new, and those that only this read shows. None: it was not read."""
         if count is None or (self._level is not None and count - self._level > MOST):
             return self._unsure
         found = self._new(count, at)

@@ -64,7 +64,7 @@ def node_health(
     count: GpuCount | None = None,
     uuids: Mapping[str, tuple[str, int]] | None = None,
 ) -> tuple[ComponentHealth, ...]:
-    """Count of GPUs, Xids by GPU, kernel, memory. `uuids`: PCI address as the kernel writes it -> (uuid, index)."""
+    """The node's own health: number of GPUs, Xids by GPU, kernel log, memory. `uuids`: PCI address -> (uuid, index)."""
     recent = [one.burst for one in _once(events) if at - one.burst.last_at <= limits.event_window]
     nothing = () if kernel_readable else (unread("the kernel's log"),)
     findings = [*_xids(recent, uuids or {}, nothing)]

@@ -11,7 +11,7 @@ Number = TypeVar("Number", int, float)
 
 
 class RuleInput(NamedTuple):
-    """What a rule is asked about."""
+    """What a rule judges: the newest full readings of one GPU, and the limits."""
 
     now: GpuReading
     before: GpuReading | None
@@ -29,7 +29,7 @@ class RuleInput(NamedTuple):
         return now if now is None or old is None else min(old, now)
 
     def since(self, name: str) -> float | None:
-        """The growth of a counter; None without two readings, or where it began anew."""
+        """By how much a counter grew since the full reading before; None without two readings, or where the counter began anew."""
         old = getattr(self.before, name, None)
         new = getattr(self.now, name)
         return new - old if old is not None and new is not None and new >= old else None

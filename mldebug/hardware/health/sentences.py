@@ -18,7 +18,7 @@ _ORDER = (HealthState.HEALTHY, HealthState.UNKNOWN, HealthState.DEGRADED, Health
 
 
 class GpuName(msgspec.Struct, frozen=True):
-    """How a GPU is called in a line."""
+    """How a GPU is named in a sentence."""
 
     index: int
     bus_id: str = ""  # 0000:3b:00.0
@@ -28,7 +28,7 @@ class GpuName(msgspec.Struct, frozen=True):
 
 
 def state_of_gpu(health: Iterable[ComponentHealth], uuid: str) -> HealthState:
-    """The worst component of one GPU; healthy needs one that was read and is fine, whatever others do not tell."""
+    """The worst component of one GPU. HEALTHY needs at least one component that was read and is fine."""
     states = {one.state for one in health if one.uuid == uuid}
     bad = states & set(BAD)
     if bad:
@@ -37,7 +37,7 @@ def state_of_gpu(health: Iterable[ComponentHealth], uuid: str) -> HealthState:
 
 
 def headline(uuids: Sequence[str], health: Sequence[ComponentHealth]) -> str:
-    """`8 GPUs, all healthy`, or how many are not; what is wrong with the node is no matter of its GPUs."""
+    """`8 GPUs, all healthy`, or how many are not. The node's own components are left out."""
     states = [state_of_gpu(health, uuid) for uuid in uuids]
     count = f"{len(states)} {'GPU' if len(states) == 1 else 'GPUs'}"
     if states and all(one is HealthState.HEALTHY for one in states):
@@ -57,7 +57,7 @@ def complaints(health: Iterable[ComponentHealth], names: Mapping[str, GpuName]) 
 
 
 def name_of(one: ComponentHealth, names: Mapping[str, GpuName]) -> str:
-    """What a line calls the GPU, or the node."""
+    """The name of the component's GPU for a sentence, or `the node`."""
     if one.uuid in names:
         return str(names[one.uuid])
     if one.gpu is not None:

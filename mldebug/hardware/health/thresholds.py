@@ -31,7 +31,7 @@ def _shipped(name: str) -> Any:
 
 
 class Thresholds(Section, frozen=True, kw_only=True):
-    """Every limit; the file says what it does and where it comes from."""
+    """Every limit of the health rules; the file `thresholds.yaml` says what each does and where it comes from."""
 
     ecc_uncorrected_volatile: Count = _shipped("ecc_uncorrected_volatile")
     ecc_sram_uncorrected_aggregate: Count = _shipped("ecc_sram_uncorrected_aggregate")
@@ -61,5 +61,5 @@ class Thresholds(Section, frozen=True, kw_only=True):
 
 
 def shipped() -> Thresholds:
-    """The limits as the file has them, read as strictly as a configuration."""
+    """The limits that ship with mldebug, read as strictly as a configuration."""
     return parse(FILE.read_text(), FILE.name, Thresholds)

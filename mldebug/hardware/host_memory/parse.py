@@ -18,7 +18,7 @@ _TAKEN_BACK = {
 
 
 class RankMemory(Noun, frozen=True, kw_only=True):
-    """One process. `anon` and `shmem` are its own; `file` is mapped and can be read again, so it is no leak."""
+    """Memory of one process, in bytes. `anon` and `shmem` are its own; `file` is mapped and can be read again, so it is no leak."""
 
     run: str = ""
     rank: int = -1
@@ -36,7 +36,7 @@ class RankMemory(Noun, frozen=True, kw_only=True):
 
 
 class Level(Noun, frozen=True, kw_only=True):
-    """One limit: the host's own, or that of a control group."""
+    """A limit of memory, and how much of it is used: the host's own, or that of a control group. In bytes."""
 
     scope: str  # host, cgroup
     name: str  # "" for the host; the path of the group
@@ -48,12 +48,12 @@ class Level(Noun, frozen=True, kw_only=True):
 
 
 def table(text: str) -> dict[str, int]:
-    """`name 12`, `Name: 12 kB` -> number, as it stands."""
+    """The lines `name 12` and `Name: 12 kB` of a text, as numbers by name, without regard to their unit."""
     return {name: int(value) for name, value in _ROW.findall(text)}
 
 
 def parse_host(meminfo: str) -> Level | None:
-    """/proc/meminfo; None where it does not say."""
+    """The host's memory from the text of /proc/meminfo; None where total or available memory is missing."""
     rows = table(meminfo)
     total, free = rows.get("MemTotal", 0) << 10, rows.get("MemAvailable", -1) << 10
     if total <= 0 or free < 0:
@@ -63,7 +63,7 @@ def parse_host(meminfo: str) -> Level | None:
 
 
 def parse_rank(status: str) -> RankMemory | None:
-    """/proc/PID/status; None for one that is gone, or a kernel that does not tell them apart (before 4.5)."""
+    """A process's memory from the text of /proc/PID/status; None for one that is gone, or a kernel before 4.5."""
     rows = table(status)
     if "RssAnon" not in rows:
         return None
@@ -72,13 +72,13 @@ def parse_rank(status: str) -> RankMemory | None:
 
 
 def parse_pss(rollup: str) -> int | None:
-    """/proc/PID/smaps_rollup."""
+    """Bytes from the text of /proc/PID/smaps_rollup; None where it has no Pss line."""
     found = table(rollup).get("Pss")
     return None if found is None else found << 10
 
 
 def parse_group(version: int, name: str, files: dict[str, str]) -> Level | None:
-    """The files of one group by name; None where it has no limit or does not tell its use."""
+    """The limit and use of one control group, from its files by name; None where it has no limit or no usage."""
     old = version == 1
     limit = _number(files.get("memory.limit_in_bytes" if old else "memory.max", ""))
     current = _number(files.get("memory.usage_in_bytes" if old else "memory.current", ""))

@@ -14,7 +14,7 @@ FLAT = 1024.0  # bytes a second that are no growth
 
 
 class LevelState(Noun, frozen=True, kw_only=True):
-    """One limit with its forecast."""
+    """One memory limit with its forecast: when it will be reached, and who grows."""
 
     level: Level
     growth: float | None = None  # bytes a second; None: not watched for long enough
@@ -33,7 +33,7 @@ class NodeMemory(Noun, frozen=True, kw_only=True):
 
 
 def judged(level: Level, growth: float | None, horizon: float) -> LevelState:
-    """`horizon`: seconds before the end at which an alarm is due."""
+    """The forecast for one limit. `horizon`: an alert is due this many seconds before the limit is reached."""
     left = max(0, level.limit - level.used) / growth if growth and growth > FLAT else None
     soon = left is not None and left <= horizon
     return LevelState(level=level, growth=growth, seconds_left=left, alarm=soon or level.used >= FULL * level.limit)  # fmt: skip
@@ -47,7 +47,7 @@ def alarms(memory: NodeMemory) -> Iterator[str]:
 
 
 def level_sentence(one: LevelState, ranks: Sequence[RankMemory]) -> str:
-    """How full it is, when it is used up, and who grows most."""
+    """How full the limit is, when it will be reached, and which ranks grow most, in one sentence."""
     return f"{level_name(one.level)}: {_level(one)}{_grower(ranks)}"
 
 
@@ -73,7 +73,7 @@ def left_words(seconds: float) -> str:
 
 
 def level_name(level: Level) -> str:
-    """What sentences about it begin with."""
+    """The name of the limit at the beginning of a sentence: the host's memory, or a control group's path."""
     return "host memory" if level.scope == "host" else f"memory of cgroup {level.name}"
 
 

@@ -18,7 +18,7 @@ NOISE = 0.005  # of the limit: what rises by less in the time that was watched d
 
 
 class Trend:
-    """One quantity over the last hour. Times are monotonic seconds."""
+    """Growth of one quantity over the last hour. Times are monotonic seconds."""
 
     def __init__(self, least: float = LEAST, spacing: float = SPACING) -> None:
         self._least = least

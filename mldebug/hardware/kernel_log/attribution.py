@@ -77,7 +77,7 @@ class RankOwner(Noun, frozen=True, kw_only=True):
 
 
 class RankEvent(Noun, frozen=True, kw_only=True):
-    """One burst and one rank that it concerns; `rank` None where it is about the node."""
+    """A burst of kernel events and one rank that it concerns; `rank` is None where it concerns the node."""
 
     burst: Burst
     run: str = ""

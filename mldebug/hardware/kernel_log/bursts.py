@@ -44,7 +44,7 @@ _OF_PROCESSES = frozenset(
 
 
 class Burst(Noun, frozen=True, kw_only=True):
-    """Errors of one device in a row, as one event. Its texts are safe to show."""
+    """Errors of one device in quick succession, shown as one event. Its texts are safe to show."""
 
     root: KernelEvent  # the first one that is no consequence of another
     first_at: float
@@ -210,7 +210,7 @@ class _KindBursts:
 
 
 class Folding:
-    """Folds events into bursts. Belongs to one thread; `bursts` gives values that may go anywhere."""
+    """Groups kernel events into bursts. For one thread; the values of `bursts` are immutable."""
 
     def __init__(self) -> None:
         self._by_kind: dict[KernelEventKind, _KindBursts] = {}
@@ -235,7 +235,7 @@ class Folding:
 
 
 def fold(events: Iterable[KernelEvent]) -> tuple[Burst, ...]:
-    """Fold what is there."""
+    """All bursts of a finite series of events."""
     folding = Folding()
     for event in events:
         folding.add(event)

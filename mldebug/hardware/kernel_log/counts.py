@@ -14,7 +14,7 @@ RECENT = 600.0  # seconds for which a loss is told of
 
 
 class XidCount(Noun, frozen=True, kw_only=True):
-    """One Xid of one GPU."""
+    """How often one Xid came from one GPU."""
 
     device: str  # 0000:3b:00.0; "" where the driver did not say which
     xid: int  # 0: several, after too many different ones
@@ -25,7 +25,7 @@ class XidCount(Noun, frozen=True, kw_only=True):
 
 
 class KindCount(Noun, frozen=True, kw_only=True):
-    """Everything of one kind that is no Xid."""
+    """How often events of one kind came that are no Xids."""
 
     kind: KernelEventKind
     count: int
@@ -33,7 +33,7 @@ class KindCount(Noun, frozen=True, kw_only=True):
 
 
 class KernelCounts(Noun, frozen=True, kw_only=True):
-    """All counters. They never fall while the agent runs."""
+    """All counters of kernel events. They never fall while the agent runs."""
 
     xids: tuple[XidCount, ...] = ()  # sorted by GPU and Xid
     kinds: tuple[KindCount, ...] = ()  # sorted
@@ -44,7 +44,7 @@ class KernelCounts(Noun, frozen=True, kw_only=True):
 
 
 class GpuLabel(NamedTuple):
-    """What a GPU is called elsewhere."""
+    """UUID and index of a GPU that kernel lines call by its PCI address."""
 
     uuid: str
     gpu: int | None = None  # index
@@ -63,7 +63,7 @@ class _Sum:
 
 
 class KernelEventCounter:
-    """Counts events. The reader of the log sets `records`, `overruns` and `lost`. Belongs to one thread."""
+    """Counts kernel events. The reader of the log sets `records`, `overruns` and `lost`. For one thread."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -140,7 +140,7 @@ class LostRecords:
             self._at = at
 
     def gap(self, now: float) -> Gap | None:
-        """The losses in words, until none has come for a while."""
+        """Why events may be missing, while records were lost in the recent past; None otherwise."""
         if not self._recent(now):
             return None
         many = "record was" if self._lately == 1 else "records were"

@@ -11,7 +11,7 @@ _XIDS = (KernelEventKind.XID, KernelEventKind.GPU_LOST)  # an SXid has numbers o
 
 
 def hands_off(bursts: Iterable[Burst], now: float) -> tuple[HandsOff, ...]:
-    """Each GPU once, for what is left of its time; none for lines without an address. `now`: unix time."""
+    """GPUs that a recent Xid forbids to touch, each once with the seconds that are left. `now`: unix time."""
     found: dict[str, HandsOff] = {}
     for one in (off for burst in bursts for off in _of(burst, now)):
         before = found.get(one.bus_id)

@@ -8,7 +8,7 @@ MAX_TEXT = 400  # characters of a line that are kept
 
 
 class KernelEventKind(StrEnum):
-    """What an event is about. A closed set: it is a metric label."""
+    """What a kernel event is about. A closed set, because it is a metric label."""
 
     XID = "xid"  # an NVIDIA driver error with a number
     GPU_LOST = "gpu_lost"  # "fallen off the bus", with or without an Xid

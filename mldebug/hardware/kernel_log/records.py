@@ -24,7 +24,7 @@ _JOURNAL = re.compile(  # time and host; behind "program: " that program says wh
 
 
 class KernelRecord(Noun, frozen=True, kw_only=True):
-    """One record. `text` may hold several lines."""
+    """One record of the kernel's log. `text` may hold several lines."""
 
     text: str
     seconds: float = 0.0  # the kernel's clock: about seconds since boot
@@ -118,13 +118,13 @@ class KernelClock:
         self._since = 0.0
 
     def begin(self, unix: float, monotonic: float) -> None:
-        """A round of reads begins at this moment, given by both clocks."""
+        """Begin a round of reads: the present moment by the unix clock and by the monotonic clock, in seconds."""
         self._boot = unix - monotonic
         self._now = unix
         self._since = self._boot + self._earliest if self._earliest is not None else 0.0
 
     def drained(self, monotonic: float) -> None:
-        """A round that began at this monotonic time reached the end of the log: what comes next is newer."""
+        """A round that began at this monotonic time has reached the end of the log: later records are newer than that."""
         self._earliest = monotonic
 
     def unix(self, seconds: float) -> float:

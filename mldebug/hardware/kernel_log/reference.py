@@ -41,7 +41,7 @@ TIERS = {
 
 
 def page(catalogue: Catalogue) -> str:
-    """The page in Markdown."""
+    """The reference page of all kernel events and Xids, in Markdown."""
     return "\n".join(
         (HEAD.format(window=WINDOW, late=LATE, told=RECENT / 60), *_kinds(), *_xids(catalogue))
     )

@@ -16,7 +16,7 @@ FILE = Path(__file__).with_name("xids.yaml")
 
 
 class Tier(StrEnum):
-    """How bad it is, and for whom."""
+    """How bad an Xid is, and whether it concerns the application, the GPU or the node."""
 
     FATAL = "fatal"  # the GPU or its node is to blame: take it out
     WARNING = "warning"  # the next maintenance window
@@ -58,7 +58,7 @@ ACTION_WORDS: dict[str, str] = {
 class Xid(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """One row of the catalogue."""
+    """One row of the Xid catalogue."""
 
     xid: int
     name: str  # short and stable, for machines
@@ -71,7 +71,7 @@ class Xid(
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All rows of one version."""
+    """All rows of one version of the Xid catalogue."""
 
     version: str
     xids: tuple[Xid, ...]
@@ -124,7 +124,7 @@ def _unknown(number: int) -> Xid:
 
 
 def tier_of(event: KernelEvent) -> Tier:
-    """How bad one event of a GPU is; what its own line says of that counts more than the catalogue."""
+    """How bad one GPU event is: by its own line where that says so, else by the catalogue."""
     if event.kind is KernelEventKind.SXID:
         return Tier.FATAL if event.severity == "fatal" else Tier.WARNING
     if event.xid is None:

@@ -36,7 +36,7 @@ class ByteRange(NamedTuple):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate for a checkpoint: a folder with its files, or one file whose path is ""."""
+    """What may be a checkpoint: a folder with its files, or one file whose path is ""."""
 
     name: str
     folder: bool = True
@@ -66,7 +66,7 @@ class Completeness(StrEnum):
 
 
 class CheckpointVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files of one checkpoint show, without regard to time: whether a writer is still at work is judged elsewhere."""
+    """What the files of one checkpoint show at this moment; whether a writer is still at work is judged elsewhere."""
 
     layout: str = ""  # name of the layout; "": none fits
     state: Completeness = Completeness.UNKNOWN
@@ -114,7 +114,7 @@ def incomplete(
 
 
 def unsure(layout: str, shards: int, why: str) -> CheckpointVerdict:
-    """The verdict that it cannot be told, with the reason as a phrase."""
+    """The verdict where nobody can say whether it is complete; `why` is a phrase."""
     return CheckpointVerdict(layout=layout, state=Completeness.UNKNOWN, why=why, shards=shards)
 
 

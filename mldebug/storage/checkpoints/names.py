@@ -86,7 +86,7 @@ def without_steps(path: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether the name itself says that it is not finished."""
+    """Whether the name itself says that the file is unfinished: `.tmp`, `tmp-...`."""
     return final_name(name) != name
 
 

@@ -26,7 +26,7 @@ def rank_family(path: str) -> tuple[str, int] | None:
 
 
 def ranks_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """Which ranks have a file there, by name with # for the rank; empty where that is too much to remember."""
+    """The ranks that have a file in the checkpoint: rank set by file name (with # for the rank); empty where it is too long."""
     found: dict[str, set[int]] = defaultdict(set)
     for file in checkpoint.files:
         if named := rank_family(without_steps(file.path) if file.path else checkpoint.name):

@@ -14,7 +14,7 @@ Pairs = list[tuple[Any, Any]]
 
 
 class PickledObject:
-    """An object that the pickle would make by a call or `__reduce__`."""
+    """An object that unpickling would create by a call; here it is only recorded: what is called, with what state."""
 
     __slots__ = ("name", "state")
 
@@ -23,7 +23,7 @@ class PickledObject:
         self.state: Any = None
 
     def get(self, key: str) -> Any:
-        """The value of that key of its state; None where the state is no dict or has no such key."""
+        """The value of a key in the object's state; None where the state is no dict or has no such key."""
         return lookup(self.state, key)
 
 

@@ -35,7 +35,7 @@ def wants(checkpoint: Checkpoint, entry: FileEntry) -> Iterator[ByteRange]:
 
 
 def check(checkpoint: Checkpoint, entry: FileEntry) -> FileCheck:
-    """Whether the last tensor ends where the file ends."""
+    """Whether the file is as long as its header says: the last tensor must end where the file ends."""
     size = _header_size(checkpoint, entry)
     if entry.size < PREFIX:
         return BROKEN, "is shorter than any header"

@@ -70,7 +70,7 @@ def series_state(series: CheckpointSeries, name: tuple[str, str, str], now: floa
 
 
 def lost(last: KnownCheckpoint, now: float, step: int | None) -> tuple[float, int | None]:
-    """Seconds and steps since that checkpoint was begun: what is computed while it is written is not in it."""
+    """Seconds and steps of work since that checkpoint was begun (work done while it is being written is lost with it)."""
     since = last.began if last.began is not None else last.ended
     behind = step - last.step if step is not None and last.step is not None else None
     return max(0.0, now - since), behind if behind is not None and behind >= 0 else None
@@ -141,7 +141,7 @@ def size_words(size: float) -> str:
 
 
 def lines_of(states: Iterable[SeriesState], run: str) -> list[str]:
-    """The sentences of the series of one run; run "": those of the configuration."""
+    """Sentences about the checkpoints of one run; run "": those of folders named in the configuration."""
     return [one.sentence for one in states if one.run == run and one.sentence]
 
 

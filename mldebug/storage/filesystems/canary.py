@@ -37,7 +37,7 @@ class CanaryWrite(Noun, frozen=True, kw_only=True):
 
 
 def sentence(one: CanaryWrite, size: int) -> str:
-    """The result as a sentence; `size`: bytes that were to be written."""
+    """The result of a test write as a sentence; `size`: bytes that were to be written."""
     if one.stuck:
         return f"{one.path}: a test write has not come back for {one.stuck:.0f} s"
     if not one.errno:

@@ -34,7 +34,7 @@ class CheckpointBursts(NamedTuple):
 
 
 class Forecast(Noun, frozen=True, kw_only=True):
-    """When it will be full. None: it does not fill, or was watched for too short a time."""
+    """When a filesystem will be full. None where it does not fill, or was watched for too short a time."""
 
     per_second: float = 0.0
     seconds_left: float | None = None
@@ -84,7 +84,7 @@ def growth(points: Sequence[Point]) -> float:
 
 
 def find_checkpoints(points: Sequence[Point]) -> CheckpointBursts | None:
-    """Bursts of similar size that repeat with pauses between them; None where it grows otherwise."""
+    """Checkpoints seen as bursts of similar size with pauses between; None where the usage grows in another way."""
     bursts = _bursts(points)
     if len(bursts) > LEAST_BURSTS and bursts[0].began <= points[0].at:
         bursts = bursts[1:]  # its start was not seen

@@ -59,7 +59,7 @@ class FilesystemHistory(msgspec.Struct):
 
     @property
     def span(self) -> float:
-        """Difference in bytes between the least and the most that was left."""
+        """Difference in bytes between the least and the most free space in the history."""
         used = [one.used for one in self.left]
         return max(used) - min(used) if used else 0.0
 

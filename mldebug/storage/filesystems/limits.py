@@ -15,27 +15,27 @@ _SCRATCH = re.compile(r"(?:^|/)[^/]*scratch[^/]*(?:/|$)", re.IGNORECASE)
 
 
 class UsageLimit(NamedTuple):
-    """Too full from this share of the usable size on, or with less than so many bytes left."""
+    """A filesystem counts as too full above this share of the usable size, or with less than so many bytes left."""
 
     ratio: float | None = None
     left: int | None = None
 
     def passed(self, used: float, left: float) -> bool:
-        """`used` is a share of what can be used, `left` bytes."""
+        """Whether the limit is passed. `used`: share of what can be used, 0 to 1; `left`: bytes."""
         if self.ratio is not None:
             return used >= self.ratio
         return self.left is not None and left < self.left
 
     @property
     def words(self) -> str:
-        """The end of a sentence that begins with "the alarm is"."""
+        """The limit as the end of a sentence: "the alarm is at 85 % of what can be used"."""
         if self.ratio is not None:
             return f"set to {self.ratio:.0%}"
         return f"set to less than {format_size(self.left or 0)} left"
 
 
 def parse_limit(text: str) -> UsageLimit:
-    """`0.85` or `40TiB left`; ValueError says in words what is wrong."""
+    """Parse `0.85` or `40TiB left`. Raises ValueError that says in words what is wrong."""
     word = text.strip()
     if left := _LEFT.fullmatch(word):
         return UsageLimit(left=parse_size(left[1]))
@@ -58,7 +58,7 @@ def default_limit(path: str) -> UsageLimit:
 
 
 def usable(rules: Mapping[str, float], path: str, fstype: str) -> float:
-    """The share of a filesystem (0 to 1) that can be filled before writes fail, by path, then by type."""
+    """The share of a filesystem (0 to 1) that may be filled before writes fail, by its path or else by its type."""
     above = [key for key in rules if _holds(key, path)]
     if above:
         return rules[max(above, key=len)]

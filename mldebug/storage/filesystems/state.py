@@ -7,7 +7,7 @@ Row = dict[str, Cell]  # the key "line" holds what people read
 
 
 class Measure(Noun, frozen=True, kw_only=True):
-    """One value of the metric with this name; the exporter declares the metric."""
+    """One value of a metric, by the metric's name; the exporter declares the metric."""
 
     metric: str
     labels: tuple[str, ...] = ()
@@ -16,7 +16,7 @@ class Measure(Noun, frozen=True, kw_only=True):
 
 
 class StorageAlert(Noun, frozen=True, kw_only=True):
-    """Something about storage that somebody should act on."""
+    """Something about storage that a person should act on."""
 
     kind: str  # full_soon, too_full, inodes, stuck, read_only, quota …
     subject: str  # the mount, the quota, the checkpoint folder
@@ -26,7 +26,7 @@ class StorageAlert(Noun, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> str:
-        """The sentence, and who causes it where that is known."""
+        """The alert's sentence, followed by who causes it where that is known."""
         return f"{self.sentence}; {self.aside}" if self.aside else self.sentence
 
 

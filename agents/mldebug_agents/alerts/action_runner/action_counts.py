@@ -7,13 +7,13 @@ from mldebug.alerts.view import ActionState
 
 
 class ActionCounts:
-    """How often each action ran and how, by the action's name."""
+    """How often each action ran and with what result, by the action's name."""
 
     def __init__(self) -> None:
         self._known: dict[str, ActionState] = {}
 
     def count(self, decision: ActionDecision, now: float) -> None:
-        """One more. `now`: unix seconds."""
+        """Count one decision about an action. `now`: unix seconds."""
         name = decision.action
         known = self._known.get(name, ActionState(name=name, kind=decision.kind))
         outcome = str(decision.outcome)
@@ -28,7 +28,7 @@ class ActionCounts:
         )
 
     def state(self, name: str, kind: str) -> ActionState:
-        """The counts of this action, zeros where it has not run yet."""
+        """The counts of the action with this name, zeros where it has not run yet."""
         return msgspec.structs.replace(
             self._known.get(name, ActionState(name=name, kind=kind)), kind=kind
         )

@@ -14,7 +14,7 @@ OK, BAD_REQUEST, NOT_FOUND, BUSY = 200, 400, 404, 503
 
 
 class AlertCapture(msgspec.Struct, frozen=True):
-    """One run."""
+    """One run that an alert of Alertmanager had captured."""
 
     run: str
     name: str = ""
@@ -22,7 +22,7 @@ class AlertCapture(msgspec.Struct, frozen=True):
 
 
 class AlertsAnswer(msgspec.Struct, frozen=True):
-    """What became of a payload; `error` as everywhere in the API."""
+    """The answer to a payload of Alertmanager: captures that were ordered, and why others were not; `error` as everywhere in the API."""
 
     captures: tuple[AlertCapture, ...] = ()
     error: str = ""
@@ -38,7 +38,7 @@ Elsewhere = Callable[[Iterable[str]], Iterator[str]]
 
 
 class AlertReceiver:
-    """Called in a thread of the server."""
+    """Receives Alertmanager's webhook and captures the runs that its alerts name. Called in threads of the HTTP server."""
 
     def __init__(
         self, captures: CaptureRequests, node: str, elsewhere: Elsewhere | None = None
@@ -46,7 +46,7 @@ class AlertReceiver:
         self._captures, self._node, self._elsewhere = captures, node, elsewhere
 
     def answer(self, body: bytes) -> tuple[int, bytes]:
-        """Status and JSON. Alertmanager tries again after 503, and writes other errors into its log."""
+        """Handle one payload. Returns an HTTP status and a JSON body; Alertmanager repeats after 503, and logs other errors."""
         try:
             wanted_runs = wanted(body)
         except UsageError as error:

@@ -17,7 +17,7 @@ WORKER = "action log"
 
 
 class AuditLog:
-    """Lines wait in memory for a slow disk; what finds no room is counted, and `trouble` says so."""
+    """Writes a line for each decision about an action. Lines wait in memory for a slow disk; lines that do not fit are counted."""
 
     def __init__(self, state_dir: Path, inbox: "queue.SimpleQueue[Result | None]") -> None:
         self._folder = state_dir
@@ -33,20 +33,20 @@ class AuditLog:
         return self._failed or lost
 
     def write(self, decision: ActionDecision) -> None:
-        """Soon."""
+        """Write a decision into the log soon, in a worker thread."""
         if len(self._waiting) >= MOST_WAITING:
             self._lost += 1
         else:
             self._waiting.append(decision)
 
     def tick(self) -> None:
-        """Have written what waits."""
+        """Let the worker write the lines that wait."""
         if self._waiting and not self.worker.busy:
             lines, self._waiting = tuple(self._waiting), []
             self.worker.order(lines)
 
     def on_result(self, result: Result) -> None:
-        """Lines were written, or not."""
+        """Take the worker's result: the lines were written, or have to wait."""
         self._lost += len(result.order) if result.error is not None else 0
         self._failed = f"{FILE} cannot be written: {result.error}" if result.error else ""
 

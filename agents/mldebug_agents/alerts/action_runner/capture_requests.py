@@ -70,7 +70,7 @@ class CaptureRequests:
 
     @property
     def used(self) -> tuple[Worker, ...]:
-        """The worker, for status; empty while nobody has requested anything lately."""
+        """The worker that captures, for the agent's status; empty while nobody has requested a capture lately."""
         return (self.worker,) if self._last else ()
 
     def ask(self, name: str, job: Job | None) -> PendingReport:

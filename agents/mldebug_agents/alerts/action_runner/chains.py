@@ -14,7 +14,7 @@ SLACK = 2.0  # seconds, between the clock and the kernel's count of time since t
 
 
 class ActionChain(Noun, frozen=True, kw_only=True):
-    """Steps as they were named when it began."""
+    """The actions for one event, one after the other, as the configuration named them when the event began."""
 
     key: str  # of the event
     started: float  # of the event: with its key this tells one event from the next
@@ -30,7 +30,7 @@ class ActionChain(Noun, frozen=True, kw_only=True):
 
     @property
     def step(self) -> str:
-        """The name of the next one."""
+        """The name of the next step."""
         return self.steps[self.at]
 
     def begin(self) -> "ActionChain":
@@ -38,31 +38,31 @@ class ActionChain(Noun, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, begun=True)
 
     def next(self, *, failed: bool) -> "ActionChain":
-        """That step is decided."""
+        """The chain after its next step was done (or failed)."""
         first = self.failed or (self.step if failed else "")
         return msgspec.structs.replace(self, at=self.at + 1, begun=False, failed=first)
 
 
 def chain_of(event: AlertEvent, settings: ActionsConfig) -> ActionChain | None:
-    """What the config wants done about it; None: nothing."""
+    """The actions that the configuration wants for this event; None where there are none."""
     steps = settings.chains.get(event.alert.kind, settings.chains.get("*", ()))
     return ActionChain(key=event.key, started=event.started, steps=steps) if steps else None
 
 
 def action_of(plugin: Plugin) -> Action:
-    """The action itself."""
+    """The action that this plugin creates, with its configured options."""
     made: Action = create("actions", plugin.kind, plugin.options)
     return made
 
 
 def is_over(event: AlertEvent) -> bool:
-    """Is nothing to be done about it any more? The end of a job is over as it begins, and stands for a while."""
+    """Whether nothing should be done about the event any more. An event that has no end, such as a job's exit, lasts a while."""
     stands = event.alert.stands > 0 and event.outcome != RECOVERED
     return event.state is not EventState.FIRING or (event.ended is not None and not stands)
 
 
 def refusal(chain: ActionChain, event: AlertEvent | None, settings: ActionsConfig) -> str:
-    """Why a step that may harm must not run, as the event and the chain stand; "" where it may."""
+    """Why a step that may do harm must not run in the present state of event and chain; "" where it may."""
     if event is None or event.started != chain.started or is_over(event):
         return "the event is over"
     if chain.failed:
@@ -74,7 +74,7 @@ def refusal(chain: ActionChain, event: AlertEvent | None, settings: ActionsConfi
 
 
 def as_it_was(job: Job | None, event: AlertEvent) -> Job | None:
-    """The run, where all its ranks here are as old as the event: processes that came since are not what it is about."""
+    """The job, if all its ranks here are as old as the event; None where processes have started since, which it is not about."""
     fired = event.fired
     if job is None or event.ended is not None or fired is None:
         return None

@@ -11,7 +11,7 @@ from mldebug_agents.system.spawn import Completed, ProgramStarter
 
 
 class ActionInput(NamedTuple):
-    """One event, and the node."""
+    """What an action gets: one event, and the jobs and tools of this node."""
 
     facts: ActionFacts
     job: Job | None  # the run that the event is about, as it is here now
@@ -23,7 +23,7 @@ class ActionInput(NamedTuple):
 
 
 class ActionResult(NamedTuple):
-    """What an action did, in words, and the exit code of its program; None where it ran none."""
+    """The outcome of an action in words, and the exit code of its program; None where it ran none."""
 
     words: str
     code: int | None = None
@@ -37,16 +37,16 @@ class ActionPlan(NamedTuple):
 
 
 class Action(Protocol):
-    """What a file in `actions/` creates. Both may block, within time limits of their own."""
+    """What a file in `actions/` creates. `plan` and the planned function may block, within time limits of their own."""
 
     harms: bool  # may it harm a job or a node? Then it runs only where `actions.allow` names it, and never twice
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """What it would do. Changes nothing; `UnfitError`: it does not do this."""
+        """Work out what the action would do, without doing it. Raises UnfitError where it cannot serve this event."""
 
 
 class ProgramError(MldebugError):
-    """A program did not do what it should have done."""
+    """A program that an action runs did not do what it should have done."""
 
     def __init__(self, message: str, code: int | None) -> None:
         super().__init__(message, "see its own log")

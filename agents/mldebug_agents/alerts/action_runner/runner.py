@@ -57,7 +57,7 @@ AT_ONCE = 64  # steps that are ordered
 
 
 class ActionStep(NamedTuple):
-    """One order: in the worker the plan is made, and carried out where nothing is `against` it."""
+    """An order to the worker: plan one action, and carry it out unless `against` says why not."""
 
     chain: ActionChain
     plugin: Plugin
@@ -68,7 +68,7 @@ class ActionStep(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """How it ended."""
+    """How a step of an action ended."""
 
     outcome: ActionOutcome
     words: str
@@ -77,7 +77,7 @@ class StepResult(NamedTuple):
 
 
 class ActionRunner:
-    """Everything that is done about events, for one agent."""
+    """Runs the configured actions for the events of this agent. For the main loop's thread; actions run in workers."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class ActionRunner:
     # --- the loop ----------------------------------------------------------------------------------
 
     def tick(self, jobs: Mapping[str, Job]) -> None:
-        """Begin what is to be begun and go on with the rest; nothing before it is known what was done before a restart."""
+        """Begin new chains of actions and go on with the others. Nothing happens before the state of an earlier agent was read."""
         self._audit.tick()
         if not self._restored:
             if not self._state_store.opened:
@@ -128,7 +128,7 @@ class ActionRunner:
                 self._advance(chain, known_event, jobs)
 
     def on_result(self, result: Result) -> bool:
-        """A worker has answered; False where it was none of ours."""
+        """Take a worker's result. False where it is not of a worker that runs actions."""
         if result.worker == self._audit.worker.name:
             self._audit.on_result(result)
         elif result.worker == self._worker.name:
@@ -139,7 +139,7 @@ class ActionRunner:
         return result.worker in {one.name for one in self.workers}
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot with what was done, and the workers."""
+        """The snapshot, completed by what was done and by the state of the workers."""
         steps = self._settings.steps
         states = tuple(self._tally.state(name, one.kind) for name, one in steps.items())
         events = msgspec.structs.replace(
@@ -313,7 +313,7 @@ def carry_out(step: ActionStep) -> StepResult:
 
 
 def subject_of(facts: ActionFacts) -> str:
-    """What a cool-down is of: the run, or the event where it is of none."""
+    """What a cool-down applies to: the run of the event, or the event itself where it has no run."""
     return facts.labels.get("run") or facts.key
 
 

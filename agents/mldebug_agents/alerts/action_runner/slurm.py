@@ -28,7 +28,7 @@ _DRAINED = re.compile(r" State=\S*DRAIN")
 
 
 def raw_of(job: Job, host: Host, starter: ProgramStarter) -> str:
-    """What SLURM_JOB_ID should be in its ranks here, which are of one job; `UnfitError` where that is not sure."""
+    """The SLURM_JOB_ID that the job's ranks on this node should have. Raises UnfitError where they disagree or it is not sure."""
     raws = {_raw(one, host, starter) for one in job.ranks}
     if len(raws) != 1:
         raise UnfitError(f"the ranks here are of {len(raws)} Slurm jobs")
@@ -36,7 +36,7 @@ def raw_of(job: Job, host: Host, starter: ProgramStarter) -> str:
 
 
 def holding(raw: str, jobs: Iterable[Job], host: Host, starter: ProgramStarter) -> Iterator[Job]:
-    """Those of them that are of that Slurm job, too; what ended meanwhile, or is of no Slurm job, is none."""
+    """The jobs among these that belong to that Slurm job, too; jobs that have ended or are in no Slurm job are left out."""
     for job in jobs:
         with suppress(UnfitError):
             try:
@@ -56,7 +56,7 @@ def is_on(raw: str, node: str, starter: ProgramStarter) -> bool:
 
 
 def number_of(raw: str, job: Job, starter: ProgramStarter) -> str:
-    """The number by which scancel takes this job, and of an array this task alone. `UnfitError` where that is not sure."""
+    """The job id that scancel takes; of an array job, of this task alone. Raises UnfitError where that is not sure."""
     done = ask(
         starter, "squeue", "--noheader", f"--jobs={raw}", "--states=all", "--format=%A|%i|%U|%T"
     )
@@ -75,7 +75,7 @@ def number_of(raw: str, job: Job, starter: ProgramStarter) -> str:
 
 
 def node_of(name: str, starter: ProgramStarter) -> str:
-    """What Slurm calls that node; `UnfitError` where it knows no such one, or it is drained already."""
+    """The name of that node in Slurm. Raises UnfitError where Slurm does not know it, or it is drained already."""
     for candidate in dict.fromkeys((name, name.partition(".")[0])):
         if not _NODE.fullmatch(candidate):
             raise UnfitError("the node's name is none that Slurm may have")

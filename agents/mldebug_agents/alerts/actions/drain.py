@@ -13,13 +13,13 @@ OWN = ("health/",)  # beginnings of the keys of events that are this node's own
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How sure the verdict has to be."""
+    """Options: how sure the verdict has to be before a node is drained."""
 
     confidence: Sure = "high"  # of the verdict, at least
 
 
 class DrainAction:
-    """For a verdict on a node, a GPU or a link; a rank that hangs is no reason."""
+    """Drains this node in Slurm for a verdict on a node, a GPU or a link; never because a rank hangs."""
 
     harms = True
 
@@ -27,7 +27,7 @@ class DrainAction:
         self._options = options
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """The reason is made of our own words alone."""
+        """Drain this node. The reason given to Slurm is made of words of our own, never of a job's. Raises UnfitError."""
         sure_enough(work.facts, self._options.confidence)
         name = node_of(_blamed(work), work.starter)
         _of_the_job(name, work)

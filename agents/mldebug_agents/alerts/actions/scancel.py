@@ -16,7 +16,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScancelAction:
-    """One task of an array is cancelled alone."""
+    """Cancels the Slurm job of an event's run; of an array job, that task alone."""
 
     harms = True
 

@@ -14,7 +14,7 @@ from mldebug_agents.system.host import Host
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which one, and whom."""
+    """Options: which signal is sent, and to which ranks."""
 
     signal: Literal[
         "SIGTERM", "SIGINT", "SIGCONT", "SIGUSR1", "SIGUSR2", "SIGABRT", "SIGQUIT", "SIGKILL"
@@ -24,7 +24,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SignalAction:
-    """It goes to a pidfd, and only to a process that is the same as when the run was found."""
+    """Sends a signal to ranks, through a pidfd and only to processes that are the same as when the run was found."""
 
     harms = True
 
@@ -32,7 +32,7 @@ class SignalAction:
         self._options = options
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """To ranks of the event's run alone."""
+        """Signal ranks of the event's run and no other process. Raises UnfitError where it has none on this node."""
         options = self._options
         if work.job is None:
             raise UnfitError("the event is of no run that is on this node now")
@@ -57,7 +57,7 @@ class SignalAction:
 
 
 def held(one: RankIdentity, host: Host) -> int:
-    """A pidfd of that very process; `UnfitError` where its number is another one's by now."""
+    """A pidfd of that very process. Raises UnfitError where its pid belongs to another process by now."""
     try:
         fd = os.pidfd_open(one.pid)
     except ProcessLookupError:

@@ -24,12 +24,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """What the channel finds wrong."""
+    """Problems of the options, as (option, what is wrong): the same as of the channel `webhook`."""
     yield from load("channels", "webhook").problems(options)
 
 
 class WebhookAction:
-    """The facts are the channel's message, with `confidence` and `blamed`."""
+    """Posts the channel's message with `confidence` and `blamed` added."""
 
     harms = False
 
@@ -37,7 +37,7 @@ class WebhookAction:
         self._options = options
 
     def plan(self, work: ActionInput) -> ActionPlan:
-        """A POST."""
+        """A POST of the event's facts to the configured address."""
         channel: Any = create_plugin("channels", "webhook", self._options)
 
         def post() -> ActionResult:

@@ -78,7 +78,7 @@ class GpuController:
 
     @property
     def released_until(self) -> float | None:
-        """Until when the GPUs are released, unix time; None where they are not."""
+        """Until when the GPUs are released, in unix seconds; None where they are not."""
         left = self._gpus.released_seconds if self._gpus else 0.0
         return self._clock() + left if 0 < left < math.inf else None
 

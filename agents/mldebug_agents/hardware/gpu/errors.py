@@ -12,11 +12,11 @@ class GpuBlockedError(MldebugError):
 
 
 class GpuCrashedError(MldebugError):
-    """The child has died: the vendor's library ended it."""
+    """The GPU child has died: the vendor's library ended the process."""
 
 
 class GpuDriverError(MldebugError):
-    """The library answers that its driver is gone, or something that cannot be understood."""
+    """The vendor's library reports that its driver is gone, or answers something that cannot be understood."""
 
 
 class GpusReleasedError(MldebugError):
@@ -28,4 +28,4 @@ class MissingLibraryError(Exception):
 
 
 class DriverGoneError(Exception):
-    """Every handle is worth nothing: the driver was unloaded or loaded anew."""
+    """All handles on GPUs have become invalid: the driver was unloaded, or loaded anew."""

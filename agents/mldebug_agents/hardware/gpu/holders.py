@@ -23,14 +23,14 @@ Process = tuple[int, int]  # pid and start
 
 
 class Holders:
-    """Keep one: it remembers environments."""
+    """Finds the processes, device files and environment of each rank. Keep one object: it remembers environments."""
 
     def __init__(self, host: Host, reader: Reader) -> None:
         self._host, self._reader = host, reader
         self._known: dict[Process, dict[str, str]] = {}
 
     def look(self, ranks: Iterable[RankIdentity]) -> tuple[RankProcess, ...]:
-        """What is known of these ranks; one that is gone has neither files nor environment."""
+        """The processes of these ranks with their GPU device files and variables; both are empty for a process that is gone."""
         present = list(ranks)[:MAX_RANKS]
         here = {(one.pid, one.start_ticks) for one in present}
         self._known = {key: environment for key, environment in self._known.items() if key in here}

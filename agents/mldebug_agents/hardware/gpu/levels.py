@@ -30,7 +30,7 @@ class _Before(msgspec.Struct):
 
 
 class Levels:
-    """The fingerprints of all runs."""
+    """Compares what each run's GPUs do with what they did while it trained; keeps one fingerprint for each run."""
 
     def __init__(self, memory: KeyValueStore) -> None:
         self._memory = memory
@@ -39,7 +39,7 @@ class Levels:
         self._before: dict[str, _Before] = {}
 
     def complete(self, look: JobLook, watch: NodeWatch, joined: RankGpuMap) -> JobLook:
-        """A look, with what the device of each rank does; `watch` is not older than the look before."""
+        """The look at a job, completed by what the GPU of each rank does. `watch` must not be older than the look before."""
         fingerprint = self._fingerprint(look, watch, joined)
         if fingerprint is None:
             return look
@@ -56,7 +56,7 @@ class Levels:
         return self._prints.get(job_id)
 
     def store(self) -> None:
-        """Have the newest of everything stored."""
+        """Mark the newest fingerprints of all runs for storing, so that they survive a restart of the agent."""
         for job_id, levels in self._runs.items():
             self._memory.remember(MEMO + job_id, msgspec.json.encode(levels))
 

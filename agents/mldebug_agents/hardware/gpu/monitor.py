@@ -113,7 +113,7 @@ class GpuMonitor:
         self._faults = {one: kept for one, kept in self._faults.items() if one in job_ids}
 
     def accept(self) -> int | None:
-        """Take the GPUs that are there now as all that should be there. Returns how many, None where that is not known now."""
+        """Take the GPUs that are there now as all that should be there. Returns how many; None where that is not known now."""
         if self._expected is None or self.full is None or not self.full.gpus:
             return None
         self._expected.accept(self.full)

@@ -61,7 +61,7 @@ class NodeReader:
         return tuple(left for one in self._readers for left in one.leftovers())
 
     def close(self) -> None:
-        """Let all children go; one that is blocked ends when it comes back."""
+        """Close the connections to all children; one that is blocked in the driver ends when its call comes back."""
         for one in self._readers:
             one.close()
 

@@ -102,7 +102,7 @@ class VendorReader:
 
     @property
     def waits(self) -> bool:
-        """Whether the child was asked and has not answered yet."""
+        """Whether the child has a request that it has not answered yet."""
         return self._asked_at is not None
 
     @property

@@ -26,26 +26,26 @@ _SLOT = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class GpuSource(Protocol):
-    """Reads the GPUs of this node; implemented by `NodeReader` and by recordings."""
+    """What reads the GPUs of this node: `NodeReader`, or a recording of one."""
 
     def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
-        """A quick read of what changes often. `hands_off`: GPUs that are not to be touched."""
+        """A quick reading of what changes often. `hands_off`: GPUs that must not be touched."""
         ...
 
     def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
-        """Read everything there is to read. `hands_off`: GPUs that are not to be touched."""
+        """A full reading of all GPUs. `hands_off`: GPUs that must not be touched."""
         ...
 
 
 class GpuOrder(NamedTuple):
-    """An order to the worker: a quick read, or with `ranks` (of each job on this node, by job id) a full one."""
+    """An order to the worker: a quick reading, or with `ranks` (of each job on this node, by job id) a full one."""
 
     ranks: Mapping[str, tuple[RankIdentity, ...]] | None = None  # None: only what moves
     hands_off: tuple[HandsOff, ...] = ()  # GPUs that must not be asked now
 
 
 class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a read. All None: this node has no GPUs, or no driver."""
+    """The result of a reading. All fields None: this node has no GPUs, or no driver."""
 
     watch: NodeWatch | None = None
     full: NodeGpus | None = None  # counters are monotone
@@ -54,7 +54,7 @@ class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuReads:
-    """Belongs to one worker thread. Raises what the source raises, but for a library that is not there."""
+    """Takes readings in one worker thread. Raises what the source raises, except where the vendor's library does not exist."""
 
     def __init__(
         self, gpus: GpuSource, holders: Holders, slots: Callable[[], Iterable[str]] = tuple

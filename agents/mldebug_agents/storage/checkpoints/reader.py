@@ -45,7 +45,7 @@ class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointNews(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one look."""
+    """The result of one look at the checkpoints of all requested jobs."""
 
     looks: tuple[SeriesLook, ...] = ()
     configured: frozenset[SeriesKey] = frozenset()  # what the patterns lead to now

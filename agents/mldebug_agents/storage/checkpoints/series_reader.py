@@ -53,7 +53,7 @@ _WHY = {
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """What could not be read: a code for metrics, and a phrase for people."""
+    """A reason why checkpoints could not be read: a code for metrics, and a phrase for people."""
 
     code: str
     why: str
@@ -77,7 +77,7 @@ class SeriesLook(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """All troubles, for people."""
+        """All reasons why checkpoints could not be read, as gaps for people."""
         what = f"checkpoints {clean(self.series, 80)} in {clean(printable(self.folder), 200)}"
         return tuple(Gap(what=what, reason=one.why) for one in self.troubles)
 
@@ -130,7 +130,7 @@ class SeriesReader:
         return msgspec.structs.replace(look, readings=readings, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
 
     def is_one(self, one: ListedFile) -> bool:
-        """Whether this entry is a checkpoint of the series. A link is none: what it leads to is."""
+        """Whether this entry of a folder is a checkpoint of the series. A symbolic link is not: its target is."""
         if one.kind not in ("file", "folder"):
             return False
         if "*" in self.series or "?" in self.series:
@@ -227,7 +227,7 @@ class SeriesReader:
 
 
 def troubles_of(listed: FolderListing) -> tuple[Trouble, ...]:
-    """Why a listing of a folder is not whole."""
+    """Why a listing of a folder is incomplete; empty where it is complete."""
     return tuple(
         Trouble(*code_and_why) for flag, code_and_why in _WHY.items() if flag in listed.left
     )

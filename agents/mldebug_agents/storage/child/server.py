@@ -35,7 +35,7 @@ _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer requests until the other side hangs up."""
+    """Answer requests about mounts until the agent closes the connection: the main function of the mount child."""
     asking = MountProber()
     link = ChildLink(connection, msgspec.msgpack.Decoder(MountRequests))
     with contextlib.suppress(ConnectionError):
@@ -45,7 +45,7 @@ def serve(connection: socket.socket) -> None:
 
 
 class MountProber:
-    """Asks mounts in threads, and remembers from request to request which of them hang."""
+    """Queries mounts in threads, and remembers between requests which of them hang."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class MountProber:
 
 
 def ask(place: MountRequest) -> MountAnswer:
-    """Ask one mount. Where another mount covers it nothing is read of it."""
+    """Query one mount in this thread, which may hang. Nothing is read where another mount lies over it."""
     try:
         fd = _open(place)
         try:

@@ -21,7 +21,7 @@ LONGEST = 5.0  # seconds without a word: what is told of an idle tree is no olde
 
 
 def serve(connection: socket.socket) -> None:
-    """Keep the trees that are ordered; ends when the other side hangs up."""
+    """Keep the sizes of the requested directories current until the agent closes the connection: the child's main function."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     updaters: list[DirSizeUpdater] = []
     link = ChildLink(connection, msgspec.msgpack.Decoder(DirSizeRequests), max_body=MAX_BODY)

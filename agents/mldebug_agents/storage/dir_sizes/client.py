@@ -30,20 +30,20 @@ AGAIN = 60.0  # seconds until a child that died is started again
 
 
 class DirSizeStarter(WorkerStarter, Protocol):
-    """The part of a `Spawner` that is needed."""
+    """The part of a `Spawner` that starts and gives up the child."""
 
     @property
     def leftovers(self) -> tuple[Leftover, ...]:
-        """All that is stuck in the kernel."""
+        """All children that are stuck in the kernel."""
         ...
 
     def abandon(self, worker: ForkedWorker, words: str) -> None:
-        """Let go of a worker that does not come back, and count it as left over."""
+        """Give up a child that does not come back, and count it as left over."""
         ...
 
 
 class DirSizeClient:
-    """Belongs to the main loop's thread. `clock` counts seconds."""
+    """Keeps the child that counts directories. For the main loop's thread only. `clock` counts seconds."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class DirSizeClient:
         return tuple(self._state(order.path) for order in self._orders)
 
     def obey(self, orders: Sequence[DirSizeRequest]) -> None:
-        """Keep these from now on."""
+        """Count these directories from now on, and no others."""
         if tuple(orders) != self._orders:
             self._orders = tuple(orders)
             self._states = {}
@@ -83,7 +83,7 @@ class DirSizeClient:
         self._worker = self._link = self._working = None
 
     def tick(self) -> None:
-        """Hear what there is to hear; start, or let go. Never waits."""
+        """Take the child's messages; start it where it is missing, give it up where it hangs. Never waits."""
         self._forgive()
         if self._worker is None:
             self._start()

@@ -20,7 +20,7 @@ _ADDRESS = re.compile(
 
 
 class KernelText(NamedTuple):
-    """What a record says, and who does."""
+    """The text of a kernel record, and whether the kernel or a program wrote it."""
 
     text: str  # all lines, at most MAX_LINE characters
     by_kernel: bool  # not by a program that wrote into the log
@@ -30,14 +30,14 @@ Reader = Callable[[KernelText], KernelEvent | None]
 
 
 class LineReader(NamedTuple):
-    """A word that a line must hold, and who reads such lines."""
+    """A reader of kernel lines, and the word that every such line contains."""
 
     word: str
     read: Reader
 
 
 def event(line: KernelText, kind: KernelEventKind, **more: Any) -> KernelEvent:
-    """Build the event of one line, without its time: the caller has the record and adds it."""
+    """A kernel event without its time: the caller, who has the record, adds it."""
     return KernelEvent(
         kind=kind,
         at=0.0,

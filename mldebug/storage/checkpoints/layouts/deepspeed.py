@@ -27,7 +27,7 @@ _OPTIMIZER = re.compile(
 
 
 class DeepSpeed:
-    """Complete when no rank is missing in the file names and `latest` names this tag or a later one."""
+    """DeepSpeed's layout: complete when no rank is missing in the file names and `latest` names this tag or a later one."""
 
     order = 10
 

@@ -27,7 +27,7 @@ _NAMED = re.compile(rb"__\d{1,7}_\d{1,7}\.distcp")
 
 
 class Distributed:
-    """Compares the shards with what `.metadata` says of them: name, offset, length."""
+    """The layout of torch.distributed.checkpoint: shards, compared with what `.metadata` says (name, offset, length)."""
 
     order = 40
 

@@ -34,7 +34,7 @@ class _Index(msgspec.Struct):
 
 
 class HuggingFace:
-    """Compares the shards with their index; a folder of the Trainer must have `trainer_state.json` as well."""
+    """Hugging Face's layout: shards, compared with their index; the Trainer's folders must have `trainer_state.json` as well."""
 
     order = 30
 

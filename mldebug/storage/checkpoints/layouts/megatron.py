@@ -22,7 +22,7 @@ _RANK = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_\d{1,6})?/.{1,100}\.pt"
 
 
 class Megatron:
-    """Both formats of Megatron: a folder for each rank, or shards with `common.pt` and `.metadata`."""
+    """Both layouts of Megatron: a folder for each rank, or shards with `common.pt` and `.metadata`."""
 
     order = 20
 

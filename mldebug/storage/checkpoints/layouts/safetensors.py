@@ -19,7 +19,7 @@ NAME = "safetensors"
 
 
 class Safetensors:
-    """Without an index nothing says how many files there should be: each is judged by itself."""
+    """safetensors files without an index. Nothing says how many there should be, so each file is judged by itself."""
 
     order = 50
 
@@ -33,7 +33,7 @@ class Safetensors:
         yield from ()
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
-        """Complete, as far as names show. Where names have rank numbers, `writers` says how many."""
+        """Complete as far as names show; `writers` is the number of ranks in the names, where they have any."""
         names = [final_name(file.path or checkpoint.name) for file in checkpoint.files]
         verdict = complete(NAME, sum(name.endswith(".safetensors") for name in names))
         return msgspec.structs.replace(verdict, writers=writer_count(ranks_of(checkpoint)))

@@ -20,7 +20,7 @@ ENDINGS = (".pt", ".pth", ".ckpt", ".bin")
 
 
 class TorchSave:
-    """Nothing says how many files there should be: each is judged by itself."""
+    """Files of torch.save. Nothing says how many there should be, so each file is judged by itself."""
 
     order = 60
 
@@ -35,7 +35,7 @@ class TorchSave:
         yield from ()
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
-        """Complete, as far as names show. Where names have rank numbers, `writers` says how many."""
+        """Complete as far as names show; `writers` is the number of ranks in the names, where they have any."""
         count = sum(
             final_name(file.path or checkpoint.name).endswith(ENDINGS) for file in checkpoint.files
         )

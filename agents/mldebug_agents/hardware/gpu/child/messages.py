@@ -14,7 +14,7 @@ Wanted = Literal["watch", "full"]
 
 
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Read something, by the plugin of that vendor; `options` are its settings as msgpack."""
+    """A request to the GPU child: take a reading by the plugin of that vendor; `options` are the plugin's settings as msgpack."""
 
     number: int
     wanted: Wanted
@@ -24,7 +24,7 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of the request of that number: a reading, or why there is none."""
+    """The child's answer to the request of that number: a reading, or the reason why there is none."""
 
     number: int
     watch: NodeWatch | None = None

@@ -20,17 +20,17 @@ class ReadPause:
         self._wishes: deque[float] = deque()  # until when, the newest last
 
     def wish(self, seconds: float) -> None:
-        """Want them left alone for so long; 0: no longer."""
+        """Ask that the GPUs are left alone for so many seconds; 0 withdraws an earlier wish. It holds from `grant` on."""
         self._wishes.append(self._clock() + seconds)
 
     @property
     def wished(self) -> bool:
-        """Is a wish not carried out yet?"""
+        """Whether a wish was made that `grant` has not carried out yet."""
         return bool(self._wishes)
 
     @property
     def released_seconds(self) -> float:
-        """How long they are still left alone because somebody wanted that; 0.0 where nobody did."""
+        """For how many seconds more the GPUs are left alone because of a wish; 0.0 where nobody has one."""
         with contextlib.suppress(IndexError):
             return max(0.0, self._wishes[-1] - self._clock())
         now = self._now
@@ -39,17 +39,17 @@ class ReadPause:
         return max(0.0, now[0] - self._clock())
 
     def grant(self) -> None:
-        """Carry out all wishes: the last one holds."""
+        """Carry out all wishes made since the last call; the newest one holds."""
         while self._wishes:
             self._now = (self._wishes[0], released())
             self._wishes.popleft()
 
     def take(self, seconds: float, error: MldebugError) -> None:
-        """Ask nothing for so long, because of that."""
+        """Read no GPU for so many seconds; until then `check` raises this error."""
         self._now = (self._clock() + seconds, error)
 
     def check(self) -> None:
-        """Raise while nothing is to be asked."""
+        """Raise the reason while no GPU may be read; otherwise do nothing."""
         if self._now is None:
             return
         until, error = self._now
@@ -59,18 +59,18 @@ class ReadPause:
 
 
 def released() -> GpusReleasedError:
-    """Say that they are left alone."""
+    """The error for a caller who wants a reading while the GPUs are released."""
     return GpusReleasedError(RELEASED)
 
 
 class CrashBudget:
-    """Counts deaths; time is in seconds of any clock that only rises."""
+    """How often the GPU child may die within a time span. Times are seconds of any clock that only rises."""
 
     def __init__(self) -> None:
         self._deaths: list[float] = []
 
     def spend(self, now: float) -> bool:
-        """Count one death. True where that was one too many; then counting begins anew."""
+        """Count one death of the child. True where it was one too many; counting then begins anew."""
         self._deaths = [*(at for at in self._deaths if now - at < WINDOW), now]
         if len(self._deaths) < CRASHES:
             return False
@@ -79,7 +79,7 @@ class CrashBudget:
 
 
 def died_too_often() -> GpuCrashedError:
-    """Say that the budget is spent."""
+    """The error for a child that has died more often than its budget allows."""
     return GpuCrashedError(
         f"the GPU reader has died {CRASHES} times in {WINDOW / 60:.0f} minutes:"
         " it is not started again for as long",

@@ -18,7 +18,7 @@ from mldebug_agents.system.child.link import ChildLink
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer requests; ends when the other side hangs up."""
+    """Answer the agent's requests for GPU readings until it closes the connection: the main function of the GPU child."""
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, 0)
     )  # a library that crashes must not fill the disk
@@ -32,7 +32,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def answer(request: GpuRequest, vendors: dict[str, Vendor]) -> GpuReply:
-    """Read what is wanted; never raises for what a driver does."""
+    """Take the reading that is requested. What a driver does wrong becomes part of the reply: it never raises for that."""
     number = request.number
     try:
         vendor = _vendor(request, vendors)

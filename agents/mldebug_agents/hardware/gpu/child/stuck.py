@@ -19,19 +19,19 @@ DIES_WITHIN = 0.5  # seconds in which one that was killed outside the kernel is 
 
 
 def state_of(host: Host, worker: ForkedWorker) -> str:
-    """The state letter of its one thread: D while it sits in the kernel; "" where it cannot be read."""
+    """The state letter of the child's one thread, from /proc: D while it sits in the kernel; "" where it cannot be read."""
     stat = host.brief(worker.pid) if worker.pid else None
     return stat.state if stat else ""
 
 
 def sits(host: Host, worker: ForkedWorker) -> bool:
-    """Whether it waits in the kernel: in state D, or in a call on a GPU."""
+    """Whether the child waits in the kernel: in state D, or in a call on a GPU's device file."""
     inside = worker.pid is not None and inside_gpu_driver(worker.pid, Path(host.proc))
     return inside or state_of(host, worker) == "D"
 
 
 def may_be_ended(host: Host, worker: ForkedWorker, waited: float) -> bool:
-    """Whether it hangs for long, and where to end it does no harm: not in the kernel."""
+    """Whether the child has hung for long at a place where ending it does no harm: not in the kernel."""
     if waited <= HOPELESS or worker.pid is None or sits(host, worker):
         return False
     state = state_of(host, worker)
@@ -53,7 +53,7 @@ def _ticks(host: Host, pid: int) -> tuple[int, int]:
 
 
 def blocked(host: Host, worker: ForkedWorker, waited: float) -> GpuBlockedError:
-    """Say that it has not answered for so many seconds, and where it sits."""
+    """The error for a child that has not answered for `waited` seconds; it says where the child sits."""
     where = f"state {state_of(host, worker) or 'unknown'}"
     wchan = procfs.parse_wchan(host.text(worker.pid, "wchan")) if worker.pid else ""
     where += f", waits in {wchan}" if wchan else ""
@@ -65,19 +65,19 @@ def blocked(host: Host, worker: ForkedWorker, waited: float) -> GpuBlockedError:
 
 
 def still_there(worker: ForkedWorker) -> GpuBlockedError:
-    """Say why no other one is started: it would sit in the same place."""
+    """The error that says why no other child is started: it would hang in the same place as this one."""
     message = f"an earlier GPU reader (pid {worker.pid}) still sits in a call into the GPU driver"
     return GpuBlockedError(message, REBOOT)
 
 
 def as_leftovers(host: Host, workers: Iterable[ForkedWorker]) -> tuple[Leftover, ...]:
-    """Those of the children that still exist, as records for a later agent."""
+    """The children among these that still exist, as records that a later agent reads."""
     found = [host.brief(one.pid) for one in workers if one.pid]
     return tuple(Leftover(one.pid, one.start_ticks, f"{NAME}: {one.name}") for one in found if one)
 
 
 class ChildReaper:
-    """Remembers each of them until it has ended. Whoever calls takes turns."""
+    """Remembers GPU children that were given up until they have ended. Not thread-safe: callers take turns."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -87,12 +87,12 @@ class ChildReaper:
         ] = []  # the helper was told to kill it, and spares it inside a GPU driver
 
     def let_go(self, worker: ForkedWorker) -> None:
-        """Hang up: an idle one closes its handles and ends, a stuck one when it comes back."""
+        """Close the connection to a child: an idle one closes its GPU handles and ends, a stuck one when its call comes back."""
         worker.hang_up()
         self._let_go.append(worker)
 
     def end(self, worker: ForkedWorker) -> None:
-        """Have it killed, and wait a moment for its death. It may have gone into the driver since it was looked at."""
+        """Have a child killed and wait a moment for its death. It is spared where it has meanwhile entered the driver."""
         worker.end()
         self._ended.append(worker)
         deadline = time.monotonic() + DIES_WITHIN
@@ -100,7 +100,7 @@ class ChildReaper:
             time.sleep(0.005)
 
     def refuse_another(self) -> None:
-        """Raise GpuBlockedError while one sits in the kernel, or has not ended although it should."""
+        """Raise GpuBlockedError while a child sits in the kernel, or has not ended although it should have."""
         self.bury()
         for one in self.astray():
             raise still_there(one)
@@ -112,7 +112,7 @@ class ChildReaper:
         return (*(one for one in self._ended if not one.gone()), *sitting)
 
     def bury(self) -> bool:
-        """Forget those that are gone. True where none is left."""
+        """Forget the children that have ended. True where none is left."""
         for some in (self._let_go, self._ended):
             for one in [one for one in some if one.gone()]:
                 one.kill()  # it has ended: this closes its pipe

@@ -23,7 +23,7 @@ class _Lost(msgspec.Struct):
 
 
 class Absent:
-    """Remembers as long as the reader lives. `clock` counts seconds."""
+    """Remembers which GPUs have answered, and for how long those in trouble are left alone. `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class Absent:
         self._at: dict[int, str] = {}  # index -> uuid, as long as the driver is the same
 
     def note(self, device: Device) -> None:
-        """Remember uuid and address of a GPU that answers. Another one that was put aside under its address is forgotten."""
+        """Remember uuid and address of a GPU that answers. What was remembered of another one at that address is forgotten."""
         self._at[device.index] = device.uuid
         self._last_known[device.uuid] = LostGpu(
             index=device.index,
@@ -52,13 +52,13 @@ class Absent:
         self._lost.pop(index, None)
 
     def lose(self, index: int, reason: str, code: str) -> None:
-        """Leave it alone ever longer: a GPU in trouble is not helped by questions."""
+        """Note that a GPU failed, and leave it alone for longer after each failure: questions do not help a GPU in trouble."""
         before = self._lost.get(index)
         pause = min(LONGEST_PAUSE, before.pause * 2) if before else FIRST_PAUSE
         self._put_aside(index, reason, code, pause)
 
     def leave_alone(self, index: int, xid: int) -> None:
-        """Do not touch this GPU for a while from now on, whatever its state was before."""
+        """Do not touch the GPU with this index for a while from now on, because of this Xid."""
         before = self._lost.get(index)
         self._forbid(index, xid, max(PAUSE, before.pause if before else 0.0))
 
@@ -86,20 +86,20 @@ class Absent:
 
     @property
     def silent(self) -> bool:
-        """Are there some, and may all of them be asked by a new start of the library?"""
+        """Whether some GPUs do not answer, and a new start of the library could help: no Xid forbids to touch them."""
         return bool(self._lost) and not any(map(self.forbidden, self._lost))
 
     def forgive(self) -> None:
-        """The library was started anew: all may be asked but for those that an Xid forbids to touch."""
+        """The library was started anew: query all GPUs again, except those that an Xid forbids to touch."""
         self._lost = {index: one for index, one in self._lost.items() if self.forbidden(index)}
 
     def renumber(self) -> None:
-        """The driver lists another number of GPUs: nothing holds that is known by their numbers."""
+        """The driver lists another number of GPUs: forget everything that is known by a GPU's index."""
         self._at.clear()
         self._lost.clear()
 
     def lost_gpus(self, count: int) -> tuple[LostGpu, ...]:
-        """Those that did not answer at the last read, and those that were there before and are not listed now."""
+        """GPUs that did not answer at the last read, and GPUs that were listed before and are not listed now."""
         here = {self._at.get(index) for index in range(count)}
         missing = [one for uuid, one in self._last_known.items() if uuid not in here]
         lost = [self._lost[index].gpu for index in sorted(self._lost)]

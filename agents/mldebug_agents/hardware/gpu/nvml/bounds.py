@@ -11,7 +11,7 @@ _NOT_AVAILABLE = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 
 
 class AbsurdError(ValueError):
-    """The library answered, and the answer cannot be."""
+    """The library gave a value that is impossible, such as a negative size."""
 
 
 def _within(low: float, high: float, scale: float) -> Callable[[Any], float]:
@@ -36,39 +36,39 @@ mebibytes_per_second = _within(0, 1e9, 2.0**20)
 
 
 def nearly_percent(value: Any) -> float:
-    """An average of two samples, which rounding may take a little beyond 100 or below 0."""
+    """A percentage as a share from 0 to 1. Averages that rounding took slightly below 0 or above 100 are clipped. Raises AbsurdError."""
     return min(1.0, max(0.0, _within(-1, 101, 0.01)(value)))
 
 
 def count(value: Any) -> int:
-    """Return a number of events or bytes."""
+    """The value as a number of events or bytes. Raises AbsurdError where it cannot be one."""
     if not isinstance(value, int) or value in _NOT_AVAILABLE or not 0 <= value < 2**63:
         raise AbsurdError(f"it says {value}, which cannot be")
     return value
 
 
 def size(value: Any) -> int:
-    """Return bytes of memory: at most 4 PiB."""
+    """The value as bytes of memory, at most 4 PiB. Raises AbsurdError where it cannot be one."""
     if count(value) > 2**52:
         raise AbsurdError(f"it says {value} bytes, which cannot be")
     return int(value)
 
 
 def small(value: Any) -> int:
-    """Return a number of lanes, a generation, an index: below 1024."""
+    """The value as a small number (lanes, a generation, an index), below 1024. Raises AbsurdError where it cannot be one."""
     if count(value) >= 1024:
         raise AbsurdError(f"it says {value}, which cannot be")
     return int(value)
 
 
 def switch(value: Any) -> bool:
-    """Return whether something is on."""
+    """The value (0 or 1) as a bool. Raises AbsurdError for any other."""
     if value not in (0, 1):
         raise AbsurdError(f"it says {value} where only 0 and 1 can be")
     return bool(value)
 
 
 def words(value: Any) -> str:
-    """Return printable text of at most 96 characters."""
+    """The value as printable text of at most 96 characters. Raises AbsurdError where it is no text."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return "".join(letter for letter in text if letter.isprintable())[:96].strip()

@@ -20,7 +20,7 @@ TURN = 20  # full reads: every 10 minutes as shipped
 
 
 class Device:
-    """One GPU as long as its handle is good. `unsupported`: what was asked once and need not be asked again."""
+    """One GPU while its handle is valid. `unsupported`: queries that it answered with "not supported", which are not repeated."""
 
     def __init__(self, index: int, handle: Any) -> None:
         self.index = index
@@ -32,12 +32,12 @@ class Device:
         self.reads = -1  # number of the full read, from 0
 
     def turn(self, number: int, every: int = TURN) -> bool:
-        """Is it the turn of what is asked at one full read of so many? `number` spreads them; the first read asks all."""
+        """Whether this full read is one of those (one in `every`) that ask for something seldom needed. `number` spreads such queries."""
         return self.reads <= 0 or (self.reads + number) % every == 0
 
 
 class Ask:
-    """Questions to one GPU in one read. A value that cannot be had is None, and its metric is noted here."""
+    """The queries to one GPU in one read. A value that cannot be had is None, and the reason is noted for its metric."""
 
     def __init__(self, nvml: ModuleType, device: Device) -> None:
         self.nvml = nvml
@@ -68,7 +68,7 @@ class Ask:
     def keep(
         self, metric: str, function: str, *arguments: Any, to: Callable[[Any], T] = lambda x: x
     ) -> T | None:
-        """Ask once and remember, for what cannot change while the driver is loaded."""
+        """Query once and keep the value, for what cannot change while the driver is loaded."""
         name = f"{metric} {arguments}"
         if name not in self.device.kept:
             value = self(metric, function, *arguments, to=to)
@@ -86,7 +86,7 @@ class Ask:
         to: Callable[[Any], T] = lambda x: x,
         every: int = TURN,
     ) -> T | None:
-        """Ask at one full read of so many and remember between, for what is dear or moves slowly; what failed is asked again."""
+        """Query at one full read in `every` and keep the value between, for what is slow to read or rarely changes; a failure is retried."""
         if metric not in self.device.kept or self.device.turn(self.device.index, every):
             self.device.kept[metric] = self(metric, function, to=to)
         kept: T | None = self.device.kept[metric]
@@ -103,7 +103,7 @@ class Ask:
             return None
 
     def note(self, metric: str, reason: str) -> None:
-        """Say why a metric is missing."""
+        """Note why the value of a metric is missing in this read."""
         if len(self.unreadable) < MAX_NOTES:
             self.unreadable[metric] = reason[:200]
 

@@ -48,7 +48,7 @@ WORDS = {
 
 
 class DeviceLostError(Exception):
-    """This GPU does not answer; the others may."""
+    """This one GPU does not answer; the other GPUs may."""
 
     def __init__(self, code: int) -> None:
         super().__init__(in_words(code))
@@ -56,10 +56,10 @@ class DeviceLostError(Exception):
 
 
 def name_of(code: int) -> str:
-    """Return the library's name for an error, in small letters."""
+    """The name of an error code of NVML, in small letters: `gpu_is_lost`."""
     return NAMES.get(code, f"error_{code}")
 
 
 def in_words(code: int) -> str:
-    """Return what an error means, for people."""
+    """What an error code of NVML means, in a phrase for people."""
     return WORDS.get(code) or f"the driver says: {name_of(code).replace('_', ' ')}"

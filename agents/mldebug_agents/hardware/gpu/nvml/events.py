@@ -28,7 +28,7 @@ KINDS = {
 
 
 class NvmlEvents:
-    """Keep one: it holds the set that the driver writes into. GPUs that cannot tell are left out."""
+    """Receives the driver's events (Xids, memory errors). Keep one object: it owns the event set. GPUs without events are left out."""
 
     def __init__(self, nvml: ModuleType) -> None:
         self._nvml = nvml
@@ -37,7 +37,7 @@ class NvmlEvents:
         self._unwilling: set[str] = set()  # uuids
 
     def join(self, devices: Iterable[Device]) -> None:
-        """Have these GPUs tell from now on."""
+        """Receive events of these GPUs from now on."""
         for device in devices:
             member = self._members.get(_address(device.handle))
             if member is not device and device.uuid not in self._unwilling:
@@ -57,7 +57,7 @@ class NvmlEvents:
         return tuple(found)
 
     def close(self) -> None:
-        """Give the set back; call before the library is shut down."""
+        """Free the event set; call it before the library is shut down."""
         if self._set is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._set)

@@ -66,7 +66,7 @@ _MEMBERS = {
 
 
 def read(ask: Ask, keys: Sequence[Key]) -> Values:
-    """All fields that this GPU tells, in one call; a field that is not supported is not asked for again."""
+    """All the field values that this GPU knows, in one call; a field that is not supported is not asked for again."""
     left = _of_no_link_last(key for key in keys if ("field", *key) not in ask.device.unsupported)
     answer: Sequence[Any] | None = left and ask("fields", "nvmlDeviceGetFieldValues", left)
     found: Values = {}

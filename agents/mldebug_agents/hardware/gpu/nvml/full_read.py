@@ -38,7 +38,7 @@ _NONE = 0xFFFFFFFF
 
 
 def read_full(ask: Ask, gpm: Gpm, clock: Callable[[], float]) -> GpuReading:
-    """Read one GPU; raises DeviceLostError and DriverGoneError. `clock` counts seconds."""
+    """Take a full reading of one GPU. Raises DeviceLostError and DriverGoneError. `clock` counts seconds."""
     ask.device.reads += 1
     who = identity(ask)
     values = _batch(ask)
@@ -83,7 +83,7 @@ def _action(ask: Ask, values: Values) -> str | None:
 
 
 def identity(ask: Ask) -> dict[str, Any]:
-    """Return the fields of a `GpuReading` that name the GPU."""
+    """The part of a `GpuReading` that identifies the GPU: uuid, addresses, names, versions."""
     architecture = ask.keep("architecture", "nvmlDeviceGetArchitecture")
     return {
         "name": ask.keep("name", "nvmlDeviceGetName", to=bounds.words) or "",

@@ -35,7 +35,7 @@ class _Snapshots:
 
 
 class Gpm:
-    """Keep one: it holds the last snapshot of each GPU. `clock` counts seconds."""
+    """Reads GPM, the profiling counters of Hopper and newer. Keep one object: it owns the last sample of each GPU. `clock`: seconds."""
 
     def __init__(self, nvml: ModuleType, clock: Callable[[], float]) -> None:
         self._nvml = nvml
@@ -44,7 +44,7 @@ class Gpm:
         self._order: Any = None
 
     def read(self, ask: Ask) -> GpuActivity | None:
-        """Averages since the last read of this GPU; None at the first, and where the GPU has no such thing."""
+        """Average activity since the last read of this GPU; None at the first read, and where the GPU has no GPM."""
         support = ask.keep("activity", "nvmlGpmQueryDeviceSupport")
         if support is None or not support.isSupportedDevice:
             return None
@@ -65,7 +65,7 @@ class Gpm:
         return _activity(now - before, values) if values else None
 
     def close(self) -> None:
-        """Give the buffers back; call before the library is shut down."""
+        """Free the sample buffers; call it before the library is shut down."""
         for pair in self._kept.values():
             for one in (pair.last, pair.spare):
                 self._quietly("nvmlGpmSampleFree", one)

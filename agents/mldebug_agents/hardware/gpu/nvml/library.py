@@ -24,7 +24,7 @@ NO_PYNVML = "the package nvidia-ml-py is not installed"
 
 
 class Library:
-    """One use of the library at `path` (a name is searched for as the dynamic linker does)."""
+    """NVML from its start to its stop. `path`: the library's file, or a name that the dynamic linker searches for."""
 
     def __init__(self, path: str = LIBRARY) -> None:
         self._path = path
@@ -34,14 +34,14 @@ class Library:
 
     @cached_property
     def nvml(self) -> ModuleType:
-        """The binding, imported when it is needed first; raises MissingLibraryError."""
+        """The Python binding of NVML, imported at the first call. Raises MissingLibraryError."""
         try:
             return import_module("pynvml")
         except ImportError:
             raise MissingLibraryError(NO_PYNVML) from None
 
     def start(self) -> None:
-        """Load and initialise; raises MissingLibraryError or DriverGoneError. Opens the GPUs' device files."""
+        """Load and initialise NVML, which opens the GPUs' device files. Raises MissingLibraryError or DriverGoneError."""
         if self._running:
             return
         _load(self.nvml, self._path)
@@ -54,7 +54,7 @@ class Library:
         self._running = True
 
     def stop(self) -> None:
-        """Close all device files; a driver that is gone does not mind."""
+        """Shut NVML down, which closes all device files. A driver that is gone is no error."""
         for one in self.on_stop:
             one()
         self._devices.clear()
@@ -64,12 +64,12 @@ class Library:
                 self.nvml.nvmlShutdown()
 
     def restart(self) -> None:
-        """Start anew: the driver was unloaded or loaded again."""
+        """Stop and start NVML, after the driver was unloaded or loaded again. Raises as `start` does."""
         self.stop()
         self.start()
 
     def count(self) -> int:
-        """GPUs that the driver counts: in a container, those that it was given."""
+        """How many GPUs the driver lists; in a container, those that it was given."""
         count: int = self._call("nvmlDeviceGetCount", to=bounds.small)
         return count
 
@@ -78,7 +78,7 @@ class Library:
         return self._text("nvmlSystemGetDriverVersion"), self._text("nvmlSystemGetNVMLVersion")
 
     def device(self, index: int) -> Device:
-        """The GPU by that number, with its handle; raises DeviceLostError or DriverGoneError."""
+        """The GPU with this index, and its handle. Raises DeviceLostError or DriverGoneError."""
         if index not in self._devices:
             handle = self._call("nvmlDeviceGetHandleByIndex", index)
             device = Device(index, handle)
@@ -93,11 +93,11 @@ class Library:
         return self._devices[index]
 
     def devices(self) -> tuple[Device, ...]:
-        """The GPUs whose handles are good."""
+        """The GPUs whose handles are valid now."""
         return tuple(self._devices.values())
 
     def forget(self, index: int) -> None:
-        """Ask for the handle anew the next time."""
+        """Drop the handle of the GPU with this index, so that the next access gets a new one."""
         self._devices.pop(index, None)
 
     def _call(self, function: str, *arguments: Any, to: Callable[[Any], Any] = lambda x: x) -> Any:

@@ -22,7 +22,7 @@ _CAUSES = {"corrected": 0, "uncorrected": 1}
 
 
 def memory_errors(ask: Ask) -> dict[str, Any]:
-    """Return the fields of a `GpuReading` about errors of memory."""
+    """The part of a `GpuReading` about memory errors: ECC counts, replaced rows, retired pages."""
     modes = ask.seldom("ecc_mode", "nvmlDeviceGetEccMode")
     pages = {
         cause: ask(f"retired_pages {cause}", "nvmlDeviceGetRetiredPages", number, to=len)

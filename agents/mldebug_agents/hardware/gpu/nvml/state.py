@@ -16,7 +16,7 @@ _THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
 
 
 def load(ask: Ask) -> dict[str, Any]:
-    """Utilization and memory, the memory by the second version of the call where there is one."""
+    """The part of a `GpuReading` about load: utilization, and memory by the newer version of the call where there is one."""
     rates = ask("utilization", "nvmlDeviceGetUtilizationRates")
     memory = ask("memory_reserved", "nvmlDeviceGetMemoryInfo", _MEMORY_V2)
     reserved = memory and ask.convert("memory_reserved", memory.reserved, bounds.size)
@@ -34,7 +34,7 @@ def load(ask: Ask) -> dict[str, Any]:
 
 
 def heat(ask: Ask, values: Values) -> dict[str, Any]:
-    """Temperatures, and how far it is to the point where clocks are cut."""
+    """The part of a `GpuReading` about heat: temperatures, and the margin to the point where clocks are cut."""
     memory = values.get((fields.MEMORY_TEMPERATURE, 0)) or None  # boards without a sensor say 0
     return {
         "temperature_celsius": ask("temperature", "nvmlDeviceGetTemperature", 0, to=bounds.celsius),
@@ -65,7 +65,7 @@ def _margin(ask: Ask) -> dict[str, Any]:
 
 
 def power(ask: Ask, values: Values) -> dict[str, Any]:
-    """Power in watts. Where the GPU gives one value only, it counts as the average."""
+    """The part of a `GpuReading` about power, in watts. Where the GPU gives one value only, it counts as the average."""
 
     def field(number: int) -> float | None:
         return ask.convert("power", values.get((number, 0)), bounds.milliwatts)
@@ -90,7 +90,7 @@ def power(ask: Ask, values: Values) -> dict[str, Any]:
 
 
 def clocks(ask: Ask, values: Values) -> dict[str, Any]:
-    """Clocks, and what keeps them low: the reasons that are active, and the counters of how long they were."""
+    """The part of a `GpuReading` about clocks: frequencies, the active reasons for low ones, and for how long each was active."""
     now = {
         name: ask(f"clock {name}", "nvmlDeviceGetClockInfo", number, to=bounds.megahertz)
         for name, number in _CLOCKS.items()

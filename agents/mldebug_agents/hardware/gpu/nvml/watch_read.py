@@ -15,7 +15,7 @@ KEPT = "energy"
 
 
 def read_watch(ask: Ask, clock: Callable[[], float], *, energy: bool) -> GpuWatch:
-    """Read one GPU; raises DeviceLostError and DriverGoneError. `energy`: it is its turn; `clock` counts seconds."""
+    """Take the quick reading of one GPU. Raises DeviceLostError, DriverGoneError. `energy`: read it in this turn; `clock`: seconds."""
     power = _power(ask)
     rates = ask("utilization", "nvmlDeviceGetUtilizationRates")
     gpu, memory = (None, None) if rates is None else (rates.gpu, rates.memory)
@@ -40,7 +40,7 @@ def _power(ask: Ask) -> float | None:
 
 
 class Energy(msgspec.Struct, frozen=True):
-    """The last answer of one GPU."""
+    """The last energy reading of one GPU, and how long it took."""
 
     joules: float | None
     at: float
@@ -49,7 +49,7 @@ class Energy(msgspec.Struct, frozen=True):
 
 
 def energy_if_cheap(ask: Ask, clock: Callable[[], float]) -> float | None:
-    """For the watch: ask now, unless this GPU was slow to tell it the last time."""
+    """Joules for the quick reading, unless this GPU was slow to answer the last time: then None."""
     last: Energy | None = ask.device.kept.get(KEPT)
     if last is not None and last.seconds > DEAR:
         return None
