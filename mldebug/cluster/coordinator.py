@@ -32,8 +32,12 @@ BLAMED = "blamed"  # mldebug.stall.signals.Stage
 class Coordinator(PeerRoster):
     """Belongs to one thread."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, may_have: Callable[[KnownPeer, str, RunKey], bool] = lambda *_: True
+    ) -> None:
+        """`may_have`: whether an incident of the run of that key may have the id that a node names."""
         super().__init__()
+        self._may_have = may_have
         self._stalls: dict[tuple[RunKey, int], ClusterStall] = {}
         self._ended: list[tuple[str, str]] = []
         self._renamed: list[tuple[str, str]] = []
@@ -53,7 +57,7 @@ class Coordinator(PeerRoster):
         blamed = list(self._blamed(now))
         self._quiet.keep((key, attempt) for key, attempt, _, _ in blamed)
         for key, attempt, peer, news in blamed:
-            if not leads(key):
+            if not leads(key) or (news.incident and not self._may_have(peer, news.incident, key)):
                 continue
             stall = self._stalls.get((key, attempt))
             if stall is not None and not stall.over:
@@ -106,11 +110,14 @@ class Coordinator(PeerRoster):
         run = (news.key, news.attempt)
         shown = self._shown.get(run, {})
         began = peer.at - news.age
-        ended = ((self._peers[name].at, shown[name].end) for name in self._bad.get(run, ()))
+        ended = ((self._peers[name], shown[name].end) for name in self._bad.get(run, ()))
         ends = [
-            (not end.diagnosis.culprits, at - end.age, end.incident, end)
-            for at, end in ended
-            if end is not None and at - end.age > began and end.incident not in self._past
+            (not end.diagnosis.culprits, one.at - end.age, end.incident, end)
+            for one, end in ended
+            if end is not None
+            and one.at - end.age > began
+            and end.incident not in self._past
+            and self._may_have(one, end.incident, news.key)
         ]
         return min(ends, key=lambda one: one[:3])[3] if ends else None
 

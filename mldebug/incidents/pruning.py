@@ -14,6 +14,11 @@ BY_HAND = "manual"  # follows the job in the id of a report that was taken by ha
 _BY_HAND = re.compile(rf"-{BY_HAND}(?:-\d{{2}})?$")
 
 
+def is_by_hand(report_id: str) -> bool:
+    """Whether the report of this id was taken by hand, and is of no incident."""
+    return _BY_HAND.search(report_id) is not None
+
+
 class StoredReport(msgspec.Struct, frozen=True, kw_only=True):
     """One report on disk. `made_at` is unix time."""
 
@@ -25,7 +30,7 @@ class StoredReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def by_hand(self) -> bool:
         """Whether it was taken by hand, which the id shows: its owner cannot change it."""
-        return _BY_HAND.search(self.id) is not None
+        return is_by_hand(self.id)
 
 
 def excess(

@@ -9,6 +9,7 @@ import platform
 import msgspec
 
 from mldebug.cluster.messages import End, Whole
+from mldebug.cluster.run_identity import RunKey, job_key
 from mldebug.core.model import NodeCapture, QueriedNodes
 from mldebug.incidents.incident import (
     Incident,
@@ -40,6 +41,16 @@ class RemoteIncidents:
         self._writer = writer
         self._node = platform.node()
         self.cases, self.failures = RemoteCases(writer.store), failures
+
+    def may_be_called(self, run: Run, incident_id: str) -> bool:
+        """Whether a stall of this run may have the id that another node gives it."""
+        if run.incident is not None and run.incident.id == incident_id:
+            return True
+        return self.is_free(incident_id, job_key(run.job, self._node))
+
+    def is_free(self, incident_id: str, key: RunKey) -> bool:
+        """Whether an incident of the run with this key may have the id: no other run has it here."""
+        return self._writer.ids.is_free(incident_id, key)
 
     def called(self, run: Run, incident_id: str, sentence: str, *, caused: bool = False) -> None:
         """Another node has noticed a stall of this run: it is one incident, under one id.

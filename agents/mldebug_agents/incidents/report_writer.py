@@ -13,6 +13,7 @@ from mldebug.incidents.incident import Incident, close_incident, has_evidence, j
 from mldebug.incidents.report.build import State, make_id
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.stored_evidence import ASKED
+from mldebug_agents.incidents.incident_ids import IncidentIds
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.watch.runs import Run
@@ -39,8 +40,11 @@ class IncidentWriter:
         self.last_report: dict[str, str] = {}  # by the same, the newest report's id
         self._written = written
         self._last_id = ""
+        self.ids = IncidentIds(platform.node(), lambda: self.store.earlier_reports)
 
     def keep(self, run: Run) -> None:
+        if run.incident is not None:
+            self.ids.note(run.incident)
         self.store.keep(run.job.id, run.watch.memory(), run.incident)
 
     def now(self, incident: Incident) -> float:
@@ -77,6 +81,7 @@ class IncidentWriter:
         self.write(closed, judgement, uid)
 
     def write(self, incident: Incident, judgement: Judgement, uid: int) -> None:
+        self.ids.note(incident)
         write_files(self.store, incident, judgement, self.now(incident), uid)
         self._written(incident, judgement, uid)
 

@@ -140,6 +140,7 @@ class StateReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     occupied: bool = False  # the refusal: another agent holds the state dir
     notes: tuple[str, ...] = ()  # for the log
     found: StoredState = StoredState()
+    reports: tuple[str, ...] = ()  # ids of those that are there when the place is opened
     door: DeviceInode | None = None  # of the socket file that was opened
     held: DeviceInode | None = None  # of the lock file
     lost: str = ""  # what was on disk is not there any more, and why; it was begun anew

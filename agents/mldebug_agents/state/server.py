@@ -39,6 +39,8 @@ from mldebug_agents.state.messages import (
 from mldebug_agents.system.child.link import ChildLink
 from mldebug_agents.web.listeners import open_unix, reachable
 
+MAX_NAMES = 4096  # reports of earlier agents that are known by their ids
+
 Answer = tuple[StateReply, socket.socket | None]
 
 
@@ -136,7 +138,8 @@ class StateServer:
     def _open(self, order: OpenState) -> Answer:
         found = self._database.load()
         reply, door = self._try_door() if order.door else (StateReply(), None)
-        return msgspec.structs.replace(reply, found=found), door
+        names = tuple(ReportStore(self._folder).names()[:MAX_NAMES])
+        return msgspec.structs.replace(reply, found=found, reports=names), door
 
     def _try_door(self) -> Answer:
         """A folder that cannot hold a socket may still hold the rest."""

@@ -60,6 +60,7 @@ class StateStore:
         """`on_door` gets the listening socket of the state dir, in the writer's thread."""
         self.state_dir = state_dir
         self.leftovers: tuple[Leftover, ...] = ()  # of earlier agents, as they were found
+        self.earlier_reports: frozenset[str] = frozenset()  # ids of those that earlier agents wrote
         self.losses = 0  # times that the state dir was removed or replaced under us
         self._rows: dict[str, RunRow] = {}
         self._found: dict[str, RunRow] = {}
@@ -284,6 +285,7 @@ class StateStore:
     def _open_place(self) -> None:
         reply, door = self._client.open()
         self._take_in(reply.found)
+        self.earlier_reports = frozenset(reply.reports)
         if door is not None:
             self._got_door(door)
         elif self._wants_door:

@@ -12,16 +12,26 @@ import pytest
 from mldebug.cluster.messages import (
     MAX_MESSAGE,
     Announcement,
+    CaptureOrder,
     DumpOrder,
+    End,
     Relayed,
     RunNews,
+    RunWord,
+    Welcome,
     believed,
 )
+from mldebug.cluster.run_identity import job_key
 from mldebug.core.errors import EvidenceError, MldebugError
-from mldebug_agents.cluster.peers.controller import MAX_OF_ONE
-from mldebug_agents.cluster.peers.coordinator_search import candidates
+from mldebug.core.model import Job
+from mldebug.incidents.incident import judge
+from mldebug.stall.signals import Stage, StallDecision
+from mldebug_agents.cluster.peers.controller import MAX_OF_ONE, PeersController
+from mldebug_agents.cluster.peers.coordinator_search import FoundCoordinator, candidates
 from mldebug_agents.cluster.peers.net.client import Peer
-from unit.cluster.test_peers_controller import JOB, Loop, of_nodes
+from mldebug_agents.incidents.manager import IncidentManager
+from mldebug_agents.system.workers import Result
+from unit.cluster.test_peers_controller import JOB, Loop, Silence, of_nodes
 from unit.core.test_ranksets import WORST_NODES
 
 KEY = ("env", "", "n1:29500")
@@ -121,3 +131,121 @@ def test_an_error_of_ours_is_an_answer_and_no_end(monkeypatch: pytest.MonkeyPatc
     loop.take("question")
     with pytest.raises(MldebugError, match="OverflowError"):
         answer.result()
+
+
+# --- ids of incidents ------------------------------------------------------------------------------
+
+
+class Reports:
+    """A state store without a disk; `stored`: reports of an earlier agent."""
+
+    def __init__(self, *stored: str) -> None:
+        self.earlier_reports = frozenset(stored)
+        self.written: list[str] = []
+        self.opened = True
+
+    def report(self, report_id: str, work: object) -> None:
+        self.written.append(report_id)
+
+    def memos(self, beginning: str) -> tuple[str, ...]:
+        return ()
+
+    def keep(self, *_: object) -> None: ...
+
+    def prune(self) -> None: ...
+
+    def remember(self, *_: object) -> None: ...
+
+
+def owned(uid: int, job_id: str) -> Job:
+    return msgspec.structs.replace(of_nodes(job_id, "n[1-2]", "n1:29500"), uid=uid)
+
+
+class Node(Loop):
+    """A main loop with the real incidents of two users."""
+
+    def __init__(self, *stored: str) -> None:
+        super().__init__((Peer("n2", 1),), (owned(2001, "a"), owned(2002, "b")))
+        self.store = Reports(*stored)
+        self.incidents = IncidentManager(self.store)  # type: ignore[arg-type]
+        self.members = PeersController(
+            "n1", 9754, Silence(), (Peer("n2", 1),), 1.0, self.inbox, self.incidents, self._capture  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.members.tick(self.runs)
+        decision = StallDecision(stage=Stage.BLAMED, sentence="no step", key="k")
+        self.incidents.open(self.runs["b"], decision)
+        self.incidents.unseen(self.runs["b"])
+
+    @property
+    def known(self) -> str:
+        """The id of the report of the other user."""
+        assert self.runs["b"].incident is not None
+        return self.runs["b"].incident.id
+
+
+def order_of(node: Node, job: str, incident: str) -> CaptureOrder:
+    return CaptureOrder(key=job_key(node.runs[job].job, "n1"), attempt=0, incident=incident)
+
+
+@pytest.mark.parametrize("incident", ["", "20261101T000000Z-old", "20261101T000000Z-job-manual"])
+def test_an_order_under_the_id_of_another_run_is_refused_and_said(incident: str) -> None:
+    """B's report became A's: owner and content were replaced."""
+    node = Node("20261101T000000Z-old")
+    before = list(node.store.written)
+    answer = node.ask(order_of(node, "a", incident or node.known))
+    with pytest.raises(MldebugError, match="which another run has"):
+        answer.result(timeout=0)
+    assert node.runs["a"].incident is None
+    assert node.store.written == before
+    assert node.members.refusals.counts["incident"] == 1
+
+
+def test_an_order_of_the_same_run_or_under_a_new_id_is_obeyed() -> None:
+    node = Node()
+    node.ask(order_of(node, "b", node.known))
+    node.ask(order_of(node, "a", "20261126T000000Z-new"))
+    assert node.runs["a"].incident is not None
+    assert node.runs["a"].incident.id == "20261126T000000Z-new"
+    assert node.ordered == 2
+    with pytest.raises(MldebugError, match="which another run has"):
+        node.ask(order_of(node, "b", "20261126T000000Z-new")).result(timeout=0)
+
+
+def told_of(node: Node, job: str, **more: Any) -> Announcement:
+    news = RunNews(key=job_key(node.runs[job].job, "n1"), world_size=8, ranks="4-7", stage="blamed")
+    return announcement(msgspec.structs.replace(news, **more))
+
+
+def test_a_coordinator_takes_no_id_of_another_run_from_an_announcement() -> None:
+    node = Node()
+    leader = node.members.leader
+    leader.welcome(told_of(node, "a", incident=node.known, published=True), "10.0.0.2", 1.0)
+    assert list(leader._coordinator.due(2.0)) == []
+    assert node.members.refusals.counts["incident"] >= 1
+    leader.welcome(told_of(node, "a", incident="20261126T000000Z-new"), "10.0.0.2", 3.0)
+    (call,) = leader._coordinator.due(4.0)
+    assert call.incident == "20261126T000000Z-new"
+
+
+def test_a_false_end_with_the_id_of_another_run_causes_nothing() -> None:
+    node = Node()
+    leader, diagnosis = node.members.leader, judge(node.runs["b"].incident).diagnosis  # type: ignore[arg-type]
+    end = End(incident=node.known, diagnosis=diagnosis, age=0.5)
+    leader.welcome(
+        told_of(node, "a", incident="20261126T000000Z-new", age=100.0, end=end), "10.0.0.2", 1.0
+    )
+    (call,) = leader._coordinator.due(2.0)
+    assert (call.incident, call.cause) == ("20261126T000000Z-new", None)
+
+
+def test_a_coordinator_s_answer_gives_no_run_the_id_of_another() -> None:
+    node = Node()
+    node.incidents.open(
+        node.runs["a"], StallDecision(stage=Stage.BLAMED, sentence="no step", key="k2")
+    )
+    own = node.runs["a"].incident
+    word = RunWord(key=job_key(node.runs["a"].job, "n1"), incident=node.known, caused=True)
+    told = node.members._announcement(next(iter(node.members._groups)), 0.0)
+    found = FoundCoordinator(Peer("n2", 1), Welcome(node="n2", agent="other", runs=(word,)))
+    node.members.on_result(Result("members", told, found, None))
+    assert node.runs["a"].incident == own

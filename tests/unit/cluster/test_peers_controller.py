@@ -101,6 +101,12 @@ class Books:
     def called(self, run: Run, incident: str, sentence: str, *, caused: bool = False) -> None:
         self.done.append(("called", incident))
 
+    def may_be_called(self, run: Run, incident: str) -> bool:
+        return True
+
+    def is_free(self, incident: str, key: object) -> bool:
+        return True
+
     def missed(self, run: Run, gap: Any) -> None:
         self.done.append(("missed", gap.reason))
 

@@ -217,7 +217,7 @@ class PeersController:
         if isinstance(what, Announcement):
             give(answer, self._welcome(what, question.address, now))
         elif isinstance(what, CaptureOrder):
-            self._capture_for(what, answer, now)
+            self._capture_for(what, question.address, answer, now)
         elif isinstance(what, DumpOrder):
             self.leader.dump(what, answer, now)
         else:
@@ -251,11 +251,18 @@ class PeersController:
         return RunWord(key=news.key, signals=signals, incident=incident.id, whole=incident.whole)
 
     def _capture_for(
-        self, order: CaptureOrder, answer: "Future[TimedCapture | None]", now: float
+        self, order: CaptureOrder, address: str, answer: "Future[TimedCapture | None]", now: float
     ) -> None:
         run = self._ours.find(order.key, order.attempt)
         if run is None:
             give(answer, None)  # no rank of it is here
+            return
+        if order.incident and not self._incidents.remote.may_be_called(run, order.incident):
+            why = (
+                f"it orders a capture of {run.job.name} as {order.incident}, which another run has"
+            )
+            self.refusals.count("incident", address, why)
+            refuse(answer, MldebugError(why))
             return
         if order.incident:
             held = self._held.release(run)

@@ -123,7 +123,7 @@ class Follower:
         if incident is None or not word.incident or not (incident.kind == "stall" or word.caused):
             return
         if incident.id != word.incident:
-            if not word.over:
+            if not word.over and self._incidents.remote.may_be_called(run, word.incident):
                 self._incidents.remote.called(run, word.incident, "", caused=word.caused)
             return
         if word.whole is not None:

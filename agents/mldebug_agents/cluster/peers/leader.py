@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from mldebug.cluster.coordinator import DOUBT, MOVES, Coordinator
-from mldebug.cluster.known_peers import CaptureCall
+from mldebug.cluster.known_peers import CaptureCall, KnownPeer
 from mldebug.cluster.merge import MergedRun
 from mldebug.cluster.messages import (
     Announcement,
@@ -77,7 +77,7 @@ class Leader:
         self._node, self._agent, self._interval = node, agent, interval
         self._incidents, self._groups, self._find = incidents, groups, find
         self._refusals = refusals
-        self._coordinator = Coordinator()
+        self._coordinator = Coordinator(self._may_have)
         self._due = 0.0
         self._unknown: dict[
             str, float
@@ -105,6 +105,14 @@ class Leader:
                 incident, "recovered" if why == MOVES else "ended", why
             )
         self._close_others(now)
+
+    def _may_have(self, peer: KnownPeer, incident: str, key: RunKey) -> bool:
+        """Whether a stall of this run may have the id that a node names; one that another run has here is refused."""
+        if self._incidents.remote.is_free(incident, key):
+            return True
+        why = f"{peer.announcement.node} names {incident}, which another run has"
+        self._refusals.count("incident", peer.address, why)
+        return False
 
     def _close_others(self, now: float) -> None:
         """What an agent before us had open and nobody shows any more, and what somebody else coordinates by now."""

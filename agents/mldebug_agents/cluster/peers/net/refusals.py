@@ -9,7 +9,17 @@ from mldebug.core.redact import clean
 log = logging.getLogger("mldebug")
 
 REASONS = (
-    *("network", "certificate", "handshake", "stranger", "slow", "name", "malformed", "size"),
+    *(
+        "network",
+        "certificate",
+        "handshake",
+        "stranger",
+        "slow",
+        "name",
+        "malformed",
+        "size",
+        "incident",
+    ),
 )
 MAX_SAID = 1000  # lines in the log; after that they are only counted
 
@@ -17,7 +27,8 @@ MAX_SAID = 1000  # lines in the log; after that they are only counted
 class Refusals:
     """network: not from where agents may be, or a job wants somebody asked who is not there; certificate: none, or not one of ours;
     handshake: does not speak TLS as an agent does; stranger: whom this agent was sent to cannot prove that he is one;
-    slow: takes too long to say what he wants; name: not the one that it may have; malformed, size: a message that cannot be."""
+    slow: takes too long to say what he wants; name: not the one that it may have; malformed, size: a message that cannot be;
+    incident: it names one that another run has."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
