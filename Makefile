@@ -36,9 +36,9 @@ test-scenarios: $(STAMP) ## all real jobs
 test-system: $(STAMP) ## the unit, its rights, and the package on a booted Debian (as root)
 	$(RUN) -m pytest -m system $(ARGS)
 
-test-frameworks: $(STAMP) ## small trainings with transformers, Lightning, DeepSpeed, Megatron (installs them: 250 MB)
+test-frameworks: $(STAMP) ## small trainings with transformers, Lightning, DeepSpeed, Megatron, JAX (installs them: 350 MB)
 	DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt --group frameworks
-	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest tests/processes/test_frameworks.py tests/processes/test_frameworks_ranks.py $(ARGS)
+	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest tests/processes/test_frameworks.py tests/processes/test_frameworks_ranks.py tests/processes/test_jax.py $(ARGS)
 
 field-cases: $(STAMP) ## judge all evidence of tests/fixtures/field and write docs/field-cases.md anew
 	$(RUN) -m pytest --quiet tests/docs/test_field_cases_page.py --update-golden

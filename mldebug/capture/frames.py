@@ -49,9 +49,11 @@ def own_path(frames: Iterable[Frame]) -> tuple[str, ...]:
 
 
 def inner(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The frames inside that place, innermost first: what the job's line called."""
+    """The frames inside that place, innermost first: what the job's line called. All, where no line is the job's."""
     place = site(frames)
-    return frames if place is None else frames[: frames.index(place)]
+    if place is None or owner_of(place) is Owner.FRAMEWORK:
+        return frames
+    return frames[: frames.index(place)]
 
 
 def principal(stacks: tuple[ThreadStack, ...], pid: int) -> ThreadStack | None:

@@ -19,7 +19,9 @@ _OF_STAT = (1, 2, 3, 6, 11, 12, 17, 19, 23, 25, 47, 49)
 """parent to system time, threads, start, start of code, stack and environment, exit status: all that is wanted."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
-_TORCH = re.compile(rb"/libtorch(?:_cpu|_cuda|_python|_hip|_xpu)?\.so")
+_TORCH = re.compile(
+    rb"/libtorch(?:_cpu|_cuda|_python|_hip|_xpu)?\.so|/jaxlib/(?:libjax_common|_jax|xla_extension)[\w.-]*\.so"
+)
 _PYTHON = re.compile(
     r"(?:^|[./-])(?:python|pypy)(?:[0-9][0-9.]*[a-z]{0,2})?(?:-dbg)?(?: \(deleted\))?$"
 )
@@ -238,7 +240,7 @@ def is_python(program: str) -> bool:
 
 
 def maps_torch(maps: bytes) -> bool:
-    """Whether PyTorch's libraries are in this content of /proc/PID/maps."""
+    """Whether the libraries of PyTorch or JAX are in this content of /proc/PID/maps."""
     return _TORCH.search(maps) is not None
 
 

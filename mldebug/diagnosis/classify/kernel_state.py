@@ -152,7 +152,9 @@ def from_sign(process: ProcessFacts, row: NameSign, fact: str, *, direct: bool) 
         name=row.name,
         role=row.role,
         operation=row.operation,
-        doing=row.phrase.format(site=process.at, on=_named(target)),
+        doing=row.phrase.format(
+            op=row.operation or "a collective", site=process.at, on=_named(target)
+        ),
         site=process.at,
         direct=direct,
         mount=target.mount if target else "",

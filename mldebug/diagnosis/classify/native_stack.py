@@ -1,12 +1,19 @@
 """What the native frames of a rank's thread say: a communication library, the GPU, the interpreter's lock, or code of its own."""
 
 import re
+from dataclasses import replace
 
 from mldebug.capture.frames import site
 from mldebug.core.model import Classification, Frame
 from mldebug.diagnosis.classify.kernel_state import from_sign, inert
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, native_words
-from mldebug.diagnosis.classify.tables.native_calls import C_LIBRARY, MAY_WAIT_FOR_OTHERS, NATIVE
+from mldebug.diagnosis.classify.tables.native_calls import (
+    BY_NAME,
+    C_LIBRARY,
+    MAY_WAIT_FOR_OTHERS,
+    NATIVE,
+    OPERATIONS,
+)
 from mldebug.diagnosis.classify.tables.signs import NameSign
 
 
@@ -31,7 +38,15 @@ def by_native(process: ProcessFacts) -> Classification | None:
     if sign.name == "gil":
         return gil(process)
     fact = f"native stack: {native_words(process.native.frames, function)}"
+    if sign.operation == BY_NAME:
+        sign = replace(sign, operation=_operation(process.native.frames))
     return from_sign(process, sign, fact, direct=True)
+
+
+def _operation(frames: tuple[Frame, ...]) -> str:
+    """The collective that the frames of gloo or XLA are of; "" where none of them says."""
+    names = (name for frame in frames if frame.native for name, one in OPERATIONS if one.fullmatch(frame.function))  # fmt: skip
+    return next(names, "")
 
 
 def gil(process: ProcessFacts) -> Classification:

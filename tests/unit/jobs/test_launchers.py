@@ -36,6 +36,13 @@ MVAPICH = {
     "MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_LOCAL_RANK": "1",
     "MV2_COMM_WORLD_LOCAL_SIZE": "2", "PMI_RANK": "0",
 }  # fmt: skip
+JAX = {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "3", "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234"}
+MAXTEXT = {
+    "NODE_RANK": "2",
+    "NNODES": "4",
+    "JAX_COORDINATOR_IP": "10.0.0.1",
+    "JAX_COORDINATOR_PORT": "1234",
+}
 PLAIN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1234"}
 POD = {"RANK": "1", "WORLD_SIZE": "2", "PET_NPROC_PER_NODE": "8", "MASTER_ADDR": "job-master-0"}
 
@@ -63,6 +70,14 @@ def strongest(environ: Mapping[str, str], argv: tuple[str, ...] = ("python", "t.
         (PLAIN, "environment", 1, 2, None, None, "", 0, "localhost:1234"),
         (POD, "single", 0, 1, None, None, "", 0, ""),
         (POD | TORCHRUN, "torchrun", 5, 8, 1, 4, "exp7", 2, "node1:29500"),
+        (JAX, "jax", 1, 3, None, None, "", 0, "10.0.0.1:1234"),
+        (JAX | SRUN, "jax", 1, 3, None, None, "", 0, "10.0.0.1:1234"),
+        (JAX | TORCHRUN, "torchrun", 5, 8, 1, 4, "exp7", 2, "node1:29500"),
+        ({"JAX_PROCESS_INDEX": "0", "JAX_PROCESS_COUNT": "2"}, "jax", 0, 2, None, None, "", 0, ""),
+        (MAXTEXT, "jax", 2, 4, None, None, "", 0, "10.0.0.1:1234"),
+        ({"NODE_RANK": "2", "NNODES": "4"}, "single", 0, 1, None, None, "", 0, ""),
+        ({"PROCESS_ID": "1", "NUM_PROCESSES": "2", "COORDINATOR_ADDRESS": "pod-0", "COORDINATOR_PORT": "99"}, "jax", 1, 2, None, None, "", 0, "pod-0:99"),
+        ({"PROCESS_ID": "1", "NUM_PROCESSES": "2"}, "single", 0, 1, None, None, "", 0, ""),
         ({}, "single", 0, 1, None, None, "", 0, ""),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}, "single", 0, 1, None, None, "", 0, ""),
     ],
@@ -196,7 +211,7 @@ def test_the_script_of_a_command_line(argv: tuple[str, ...], script: str) -> Non
 def test_every_file_in_the_room_is_a_plugin_with_help() -> None:
     found = names("launchers")
     assert found == [
-        "accelerate", "deepspeed", "environment", "mpich", "openmpi", "single", "slurm", "torchrun",
+        "accelerate", "deepspeed", "environment", "jax", "mpich", "openmpi", "single", "slurm", "torchrun",
     ]  # fmt: skip
     assert all(summary("launchers", name) for name in found)
 
@@ -270,3 +285,23 @@ def test_the_pods_of_a_job_are_known_by_their_names(
 ) -> None:
     """PyTorchJob, its elastic form, and what JobSet and TrainJob make; eight ranks of torchrun, four in each pod."""
     assert list(listed(strongest(environ).node_list)) == nodes
+
+
+@pytest.mark.parametrize(
+    ("words", "rank", "master"),
+    [
+        (("--process_id=2", "--num_processes=4", "--coordinator_address=h0:1234"), 2, "h0:1234"),
+        (("--coordinator-address", "h0:1234", "--num-processes", "4", "--process-id", "3"), 3, "h0:1234"),
+        (("--trainer.distributed.process_id", "1", "--trainer.distributed.num_processes", "4"), 1, ""),
+    ],
+)  # fmt: skip
+def test_jax_told_by_the_command_line(words: tuple[str, ...], rank: int, master: str) -> None:
+    claim = strongest({}, ("python", "train.py", *words))
+
+    assert (claim.launcher, claim.rank, claim.world_size, claim.master) == ("jax", rank, 4, master)
+    assert claim.needs_torch  # or JAX
+
+
+def test_a_program_with_processes_of_its_own_is_no_jax() -> None:
+    for words in (("--num_processes", "32"), ("--process_id", "x7", "--num_processes", "32")):
+        assert strongest({}, ("python", "tokenize.py", *words)).launcher == "single"

@@ -34,6 +34,10 @@ EXAMPLES: dict[str, tuple[str, Values]] = {  # of each format a line that its fr
         " 12%|█▏        | 123/1000 [00:10<01:20,  10.00it/s, loss=0.5]",
         (123, 1000, 0.5, 0.1),
     ),
+    "jax": (
+        "I0822 10:00:33.123456 7 metric_logger.py:230] completed step: 12, seconds: 1.234, total_weights: 65536, loss: 7.123",
+        (12, None, 7.123, 1.234),
+    ),
     "keras": (
         " 3/100 ━━━━━━━━━━━━━━━━━━━━ 0s 5ms/step - accuracy: 0.5 - loss: 0.3",
         (3, 100, 0.3, 0.005),
@@ -504,3 +508,44 @@ def test_the_shape_of_a_line_and_what_vouches_for_its_count(
 )
 def test_pollers_and_monitors_are_no_loops(line: str) -> None:
     assert parse("plain", line) is None
+
+
+TRAINERS_OF_JAX: dict[str, Values] = {
+    "[DECOUPLED NO-OP] completed step: 3, seconds: 0.500, loss: 9.875": (3, None, 9.875, 0.5),
+    "completed profiler activation/deactivation step: 5": (5, None, None, None),
+    "Progress on:train 19.0it/70.0it rate:76.8s/it remaining:1:05:15 elapsed:31:40 postfix:-": (19, 70, None, 76.8),
+    "INFO Progress on:train 123it/10.0kit rate:2.0it/s remaining:1:03:21 elapsed:08:12 postfix:loss=3.21": (123, None, 3.21, 0.5),
+    "Progress on:train 1.23kit/10.0kit rate:2.0it/s remaining:1:03:21 elapsed:08:12 postfix:loss=3.21": (None, None, 3.21, None),
+    "Progress on:eval 3.00it/20.0it rate:2.0it/s remaining:00:08 elapsed:00:01 postfix:-": (None, None, None, None),
+    "Completed eval step: 3, seconds: 0.500, running loss=6.512": (None, None, None, None),
+    "eval metrics after step: 500, loss=6.512, total_weights=65536.0": (None, None, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", TRAINERS_OF_JAX)
+def test_trainers_of_jax(line: str) -> None:
+    record = create("logs", "jax").parse(line)
+
+    assert record is not None
+    assert (record.step, record.total, record.loss, record.step_seconds) == TRAINERS_OF_JAX[line]
+    assert record.step is not None or record.mark
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "completed step: the tokenizer",
+        "Successfully completed step: 3",  # of an agent, an installer
+        "Progress on:loading shards 3.00it/20.0it rate:2.0it/s remaining:00:08 elapsed:00:01 postfix:-",
+        "Progress on:train -/850it rate:- remaining:? elapsed:00:00 postfix:-",
+    ],
+)
+def test_lines_that_only_look_like_a_trainer_of_jax(line: str) -> None:
+    assert create("logs", "jax").parse(line) is None
+
+
+def test_a_bar_that_is_drawn_again_tells_nothing_new() -> None:
+    line = "Progress on:train 1.23kit/10.0kit rate:2.0it/s remaining:1:03:21 elapsed:{} postfix:loss=3.21"
+    one, again = (create("logs", "jax").parse(line.format(at)) for at in ("08:12", "08:22"))
+
+    assert one == again

@@ -176,6 +176,9 @@ def test_libraries_tell_what_is_loaded() -> None:
     assert procfs.maps_torch(b"7f r-xp 0 0:1 1 /x/torch/lib/libtorch_cuda.so\n")
     assert procfs.maps_torch(b"7f r-xp 0 0:1 1 /x/libtorch.so.2\n")
     assert not procfs.maps_torch(b"7f r-xp 0 0:1 1 /x/libtorchish.so\n")
+    assert procfs.maps_torch(b"7f r-xp 0 0:1 1 /x/jaxlib/libjax_common.so\n")
+    assert procfs.maps_torch(b"7f r-xp 0 0:1 1 /x/jaxlib/xla_extension.so\n")  # until 0.6
+    assert not procfs.maps_torch(b"7f r-xp 0 0:1 1 /x/jax_plugin/xla.so\n")
 
 
 @pytest.mark.parametrize(

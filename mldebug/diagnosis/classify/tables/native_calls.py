@@ -4,6 +4,8 @@ import re
 
 from mldebug.diagnosis.classify.tables.signs import I, NameSign, W, sign
 
+BY_NAME = "a collective"  # its name stands in a frame further out, see OPERATIONS
+
 NATIVE: tuple[NameSign, ...] = (
     sign(
         "init",
@@ -34,8 +36,9 @@ NATIVE: tuple[NameSign, ...] = (
         "collective",
         W,
         "waits in a collective in {site}",
-        r"c10d::.*(Work|ProcessGroup\w*)::.*(wait|synchronize).*|gloo::.*",
+        r"c10d::.*(Work|ProcessGroup\w*)::.*(wait|synchronize).*",
     ),
+    sign("collective", W, "waits in {op} in {site}", r"gloo::.*", BY_NAME),
     sign(
         "init",
         W,
@@ -52,8 +55,9 @@ NATIVE: tuple[NameSign, ...] = (
     sign(
         "collective",
         W,
-        "waits in a collective of XLA in {site}",
+        "waits in {op} in {site}",
         r"xla::.*(Communicator::|CollectiveThunk::|AllReduce|AllGather|AllToAll|ReduceScatter|CollectivePermute|CollectiveBroadcast|InvokeRendezvous|RendezvousSingle).*",
+        BY_NAME,
     ),
     sign(
         "device_sync",
@@ -71,6 +75,20 @@ NATIVE: tuple[NameSign, ...] = (
     sign("gil", I, "waits for the GIL in {site}", r"take_gil"),
 )
 
+
+OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(rf"gloo::{gloo}|xla::.*(?:Communicator::|\b){xla}(?:Thunk::.*)?"))
+    for name, gloo, xla in (
+        ("all_reduce", r"allreduce\w*", "AllReduce"),
+        ("all_gather", r"allgatherv?", "AllGather"),
+        ("reduce_scatter", r"reduce_scatter\w*", "ReduceScatter"),
+        ("all_to_all", r"alltoallv?", "AllToAll"),
+        ("broadcast", "broadcast", "CollectiveBroadcast"),
+        ("collective_permute", r"(?:send|recv)", "CollectivePermute"),
+        ("barrier", "barrier", "Barrier"),
+    )
+)
+"""What the functions of gloo and XLA are called as collectives."""
 
 MAY_WAIT_FOR_OTHERS = re.compile(
     r"(?:lib)?(?:nccl|rccl|gloo|mpi|open-(?:mpi|pal|rte)|uc[pstc]\b|fabric|ibverbs|mlx5|efa|psm2|grpc|horovod|"

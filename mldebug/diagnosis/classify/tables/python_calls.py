@@ -149,7 +149,7 @@ OTHER_CALLS: tuple[FrameSign, ...] = (
         I,
         "waits for a child process in {site}",
         r"subprocess\.py|multiprocessing/(popen_\w+|process|pool)\.py",
-        r".*",
+        r"(?!_bootstrap|_launch|run$|__init__$).*",
     ),
     calls("thread_exit", I, "waits for a thread of its own to end", r"threading\.py", r"_shutdown"),
     calls(

@@ -1,0 +1,87 @@
+"""JAX: MaxText's `completed step: 12, seconds: 1.234, … loss: 7.1`, Levanter's `Progress on:train 12.0it/850it …`.
+
+Levanter's bar is tqdm's where its output is a terminal, and `tqdm_loggable`'s else. That one prints counts with three digits:
+from 1,000 on (`1.23kit`) a count is too coarse to be a step, and the record is progress where count, rate or loss are new.
+"""
+
+import re
+import zlib
+
+from mldebug.core.plugins import NoOptions
+from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, number
+
+_MAXTEXT = re.compile(
+    rf"\bcompleted (?P<hidden>profiler activation/deactivation )?step: (?P<step>{WHOLE})(?:, seconds: (?P<seconds>{NUMBER}))?"
+)
+_MAXTEXT_EVAL = re.compile(r"\b(?:Completed eval (?:step: |after train step )|eval metrics after step: )(\d{1,15})")  # fmt: skip
+_LOSS = re.compile(rf"[, ]loss[:=] ?({NUMBER})")
+_LOGGED_BAR = re.compile(
+    r"\bProgress on:(?P<what>[\w /.-]{0,80}?):? (?P<done>[\d.]{1,8}|-)(?P<kilo>[kMG]?)it/(?P<total>[\d.]{1,8}|-)(?P<more>[kMG]?)(?:it)? "
+    r"rate:(?P<rate>-|[\d,.]{1,12}(?:it/s|s/it))"
+)
+_BAR_LOSS = re.compile(rf"postfix:.{{0,200}}?\bloss=({NUMBER})")
+
+
+class JaxFormat:
+    """Reads what the training loops of MaxText and Levanter log; their evaluations are progress without a step."""
+
+    generic = False
+
+    def parse(self, line: str) -> LogRecord | None:
+        """Return the record, None for any other line."""
+        if "step" in line and (found := _MAXTEXT.search(line)):
+            return _of_maxtext(found, line)
+        if "eval" in line and (found := _MAXTEXT_EVAL.search(line)):
+            return LogRecord(place=f"eval {found[1]}", mark=_mark(line), format="jax")
+        if "Progress on:" in line and (found := _LOGGED_BAR.search(line[:4000])):
+            return _of_bar(found, line)
+        return None
+
+
+def _of_maxtext(found: re.Match[str], line: str) -> LogRecord | None:
+    loss = _LOSS.search(line, found.end())
+    if not (found["hidden"] or found["seconds"]):
+        return None
+    return LogRecord(
+        step=int(found["step"]),
+        loss=number(loss[1]) if loss else None,
+        step_seconds=duration(found["seconds"]) if found["seconds"] else None,
+        format="jax",
+    )
+
+
+def _of_bar(found: re.Match[str], line: str) -> LogRecord | None:
+    loss = _BAR_LOSS.search(line, found.end())
+    news = f"{found['done']}{found['kilo']} {found['rate']} {loss[1] if loss else ''}"
+    if "eval" in found["what"]:
+        return LogRecord(place=f"eval {found['done']}{found['kilo']}", mark=_mark(news), format="jax")  # fmt: skip
+    if found["what"] != "train":
+        return None
+    whole = not found["kilo"] and found["done"] != "-"
+    return LogRecord(
+        step=round(float(found["done"])) if whole else None,
+        total=round(float(found["total"])) if whole and _is_whole(found) else None,
+        loss=number(loss[1]) if loss else None,
+        step_seconds=_seconds(found["rate"]) if whole else None,
+        mark=0 if whole else _mark(news),
+        format="jax",
+    )
+
+
+def _is_whole(found: re.Match[str]) -> bool:
+    return not found["more"] and found["total"] != "-"
+
+
+def _seconds(rate: str) -> float | None:
+    """Seconds per step out of `2.3it/s` or `1,234.5s/it`."""
+    value = duration(rate.replace(",", "").removesuffix("it/s").removesuffix("s/it"))
+    return 1 / value if value and rate.endswith("it/s") else value
+
+
+def _mark(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
+def create(options: NoOptions) -> LogFormat:
+    """Build the format."""
+    return JaxFormat()
