@@ -3,7 +3,7 @@
 import json
 import random
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from mldebug.diagnosis.exits.words.output import SHARED, LogOutput, own_errors, 
 
 ENDED_BY_LAUNCHER = 500.0  # seconds: whoever only sleeps is ended when all others are gone
 LAUNCHER = 90
+Dress = Callable[[int, str], str]  # of a rank's line
 
 
 class Played(NamedTuple):
@@ -46,14 +47,14 @@ def play(steps: list[Any], rank: int) -> Played:
 def attempt_of(
     plan: Path,
     world: int = 4,
-    prefixes: Mapping[int, str] | None = None,
+    dress: Dress | None = None,
     shuffle: random.Random | None = None,
 ) -> AttemptExit:
-    """The attempt that a plan describes. `prefixes`: rank -> what stands before each of its lines; `shuffle` mixes ranks' lines."""
+    """The attempt that a plan describes. `dress` makes of a rank's line what the log holds; `shuffle` mixes ranks' lines."""
     plans = json.loads(plan.read_text())["ranks"]
     played = {rank: play(plans.get(str(rank), plans["*"]), rank) for rank in range(world)}
-    before = prefixes or {}
-    texts = [[before.get(rank, "") + line if line else line for line in one.lines] for rank, one in played.items()]  # fmt: skip
+    dressed = dress or (lambda rank, line: line)
+    texts = [[dressed(rank, line) if line else line for line in one.lines] for rank, one in played.items()]  # fmt: skip
     lines = _mixed(texts, shuffle) if shuffle else [line for text in texts for line in text]
     ranks = tuple(RankIdentity(rank=r, world_size=world, pid=100 + r, local_rank=r) for r in played)
     output = LogOutput(path="log", owner=None, words=take_apart(lines, {r: r for r in played}))
@@ -77,11 +78,11 @@ def attempt_of(
 def outcome_of(
     plan: Path,
     world: int = 4,
-    prefixes: Mapping[int, str] | None = None,
+    dress: Dress | None = None,
     shuffle: random.Random | None = None,
 ) -> ExitOutcome:
     """How that attempt is judged."""
-    return judge_exit(attempt_of(plan, world, prefixes, shuffle))
+    return judge_exit(attempt_of(plan, world, dress, shuffle))
 
 
 def _mixed(texts: list[list[str]], chance: random.Random) -> list[str]:

@@ -174,16 +174,17 @@ def _named_by_launcher(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> 
 
 
 def _first(failing: Sequence[ExplainedExit]) -> ExplainedExit | None:
-    """The rank that failed first: by a line of the kernel, else by order, else the only one with an error of its own."""
+    """The rank that failed first: by a line of the kernel, else the only one that says of itself that it failed, else by order."""
     by_kernel = [one for one in failing if one.death is not None]
-    for some in (by_kernel, list(failing)):
+    own = [one for one in failing if one.own or one.kind is ExitKind.KILLED]
+    alone = own if len(own) == 1 and not by_kernel else []
+    for some in (by_kernel, alone, list(failing)):
         if len(some) == 1:
             return some[0]
         firsts = [one for one in some if all(_not_later(one, other) for other in some)]
         if len(firsts) == 1:
             return firsts[0]
-    own = [one for one in failing if one.own]
-    return own[0] if len(own) == 1 else None
+    return None
 
 
 def _earlier(one: ExplainedExit, other: ExplainedExit) -> bool:
@@ -236,10 +237,29 @@ def _begun_by(
     textual = (
         first.kind is ExitKind.FAILED and first.death is None and not exit_signal(first.exit.status)
     )
-    weak = lost or doubtful or hinted or (textual and before)
+    overtaken = first.death is None and any(one.kind is ExitKind.FAILED and not one.own and _earlier(one, first) for one in failing)  # fmt: skip
+    weak = lost or doubtful or hinted or overtaken or (textual and before)
     sure = own and first.proved and ordered and not weak
-    doubt = Confidence.LOW if first.error and first.error.unclear else Confidence.MEDIUM
+    doubt = Confidence.LOW if _is_one_sign(attempt, first, failing) else Confidence.MEDIUM
     return abnormal(exits, (first,), Confidence.HIGH if sure else doubt, attempt)
+
+
+def _is_one_sign(
+    attempt: AttemptExit, first: ExplainedExit, failing: Sequence[ExplainedExit]
+) -> bool:
+    """Whether nothing but the order names the first: it says nothing that tells whose failure it is, and victims may end first.
+
+    An exit code without a word is more than that where its output was read, since torch lets every victim speak, and SIGABRT is
+    less, since a watchdog's words may be nowhere.
+    """
+    if first.error is not None:
+        return first.error.unclear
+    if first.own or first.kind is ExitKind.KILLED or attempt.shared_error is not None:
+        return False
+    silent = [one for one in failing if one.kind is ExitKind.FAILED and not one.own]
+    heard = attempt.output_read or attempt.log or attempt.logs
+    aborted = exit_signal(first.exit.status) == signal.SIGABRT
+    return aborted or not heard or len(silent) > 1
 
 
 UNWATCHED = ("environment", "single", "nccl_ras")  # launchers that end nobody when one fails

@@ -130,6 +130,9 @@ class AttemptExit(Noun, frozen=True, kw_only=True):
     logs: dict[int, LogTail] = {}  # rank -> last lines that are its own
     log: LogTail | None = None  # of the job, where ranks cannot be told apart
     log_path: str = ""  # a file that holds the job's output
+    output_read: bool = (
+        False  # all that it wrote since it was found; what is not there was not written
+    )
     log_paths: dict[int, str] = {}  # rank -> the file that holds its own
     told_to_stop: str = ""  # "caught SIGTERM, saving": written by a rank near its end
     faults: tuple[Fault, ...] = ()  # of its GPUs, and kills for memory

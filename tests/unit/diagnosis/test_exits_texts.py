@@ -485,3 +485,18 @@ def test_a_number_in_a_log_of_one_rank_is_nobody_else_s() -> None:
         0: "ValueError: bad shard 7"
     }
     assert own_paths([log]) == {0: "/log"}
+
+
+@pytest.mark.parametrize("name", ["sigkill", "sigterm-to-a-rank", "srun-sigkill", "openmpi-sigkill", "hydra-sigkill", "deepspeed-sigkill"])  # fmt: skip
+def test_a_launcher_that_ends_the_others_is_no_victim(name: str) -> None:
+    assert last_error(take_apart(lines(f"{name}.log"), {}).shared, "log", shared=True) is None
+
+
+def test_torn_tracebacks_of_several_ranks_still_tell_that_they_are_victims() -> None:
+    """No marks, and the lines of two ranks fell into each other."""
+    one = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>']
+    last = "RuntimeError: Timed out receiving the shared seed from the distribtued store on Rank 2. (world_size=4)"
+    torn = [f"node-7: {one[0]}", one[0], one[1], f"node-8: {last}", f"node-7: {one[1]}"]
+    found = last_error(torn, "log", shared=True)
+    assert found is not None
+    assert found.blames_peer

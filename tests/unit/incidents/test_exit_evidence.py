@@ -74,6 +74,7 @@ def test_no_word_counts_in_a_log_that_another_run_writes_to(
     assert (told.errors, told.shared_error, told.log) == ({}, None, None)
     assert told.log_path == str(log)
     assert any(str(log) in gap and "another job" in gap for gap in told.gaps)
+    assert not told.output_read  # so its silence means nothing
 
 
 def test_attempts_that_follow_each_other_in_one_log_are_no_strangers(
@@ -106,6 +107,7 @@ def test_a_log_of_its_own_belongs_to_rank_zero_as_well(
     told = asked(watched, one)
 
     assert told.shared_error is None
+    assert told.output_read
     assert told.log_paths == {rank: str(log) for rank, log in enumerate(logs)}
 
 

@@ -101,7 +101,9 @@ class ExitEvidence:
         notes = self._notes.get(attempt.job.id) or JobNotes(mark=self._kernel.mark())
         missed = attempt.job.id not in self._notes
         gaps = ["nobody watched when the job ended: what it wrote is not known"] if missed else []
+        known = len(gaps)
         outputs, lines = self._outputs(attempt, notes, gaps)
+        read = bool(outputs) and len(gaps) == known
         own, shared = own_lines(outputs), shared_lines(outputs)
         deaths = self._kernel.since(notes.mark) if self._kernel_pids else ()
         calm = notes.calm[0] if len(notes.calm) > 1 else notes.mark
@@ -122,6 +124,7 @@ class ExitEvidence:
             log=_tail(SHARED, before_launcher(shared)) if shared else None,
             log_path=next((log.place.target for log in notes.logs.values()), ""),
             log_paths=own_paths(outputs),
+            output_read=read,
             told_to_stop=next(filter(None, (stop_line(o.words.every) for o in outputs)), ""),
             gaps=tuple(gaps),
         )

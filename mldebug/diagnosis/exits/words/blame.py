@@ -27,6 +27,7 @@ def _any(patterns: Iterable[str]) -> re.Pattern[str]:
 
 _DEVICE = _any(chain(*phrases.DEVICE.values()))
 _PEER = _any(chain(*phrases.PEER.values()))
+_LAUNCHER = _any(chain(*phrases.LAUNCHERS.values()))
 _EITHER = _any(phrases.UNCLEAR)
 # A file or disk that NCCL needs on this node
 _OWN_NODE = re.compile(r"No space left on device|Too many open files|Cannot allocate memory")
@@ -56,12 +57,17 @@ def blame_of(words: str) -> Blame:
         return Blame.OWN
     if _GROUP.search(words) and _OWN_NODE.search(words):
         return Blame.OWN
-    if _PEER.search(words) or _SECOND_HAND.search(words):
+    if _PEER.search(words) or _LAUNCHER.search(words) or _SECOND_HAND.search(words):
         return Blame.PEER
     if _SOCKET.search(words) and _GROUP.search(words):
         return Blame.PEER
     silent = _NO_REASON.search(words) is not None and not _REASON.search(words)
     return Blame.UNCLEAR if silent else Blame.OWN
+
+
+def accuses_others(line: str) -> bool:
+    """Whether a library's own words about others stand in this line, and not a launcher's."""
+    return _PEER.search(line) is not None and blame_of(line) is Blame.PEER
 
 
 def blame_of_chain(first: Blame, last: Blame, *, explicit: bool) -> Blame:

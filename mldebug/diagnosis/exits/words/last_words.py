@@ -14,7 +14,12 @@ from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.cuda_memory import device_memory
 from mldebug.diagnosis.exits.model import Accusation, RankError
 from mldebug.diagnosis.exits.words.accusations import accusation_of
-from mldebug.diagnosis.exits.words.blame import Blame, blame_of, blame_of_chain
+from mldebug.diagnosis.exits.words.blame import (
+    Blame,
+    accuses_others,
+    blame_of,
+    blame_of_chain,
+)
 from mldebug.diagnosis.exits.words.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
 
 _FATAL = re.compile(
@@ -73,7 +78,7 @@ def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> Ra
     lines = [line for line in lines if not _LAUNCHER.match(line)]
     found = find_tracebacks(lines)
     if not found:
-        return _fatal(lines, source)
+        return _fatal(lines, source) or (_torn(lines, source) if shared else None)
     last = found[-1]
     after = before_launcher(lines[last.end + 1 :])
     if len(after) > MAX_AFTER:
@@ -144,6 +149,16 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
             return error_of(
                 f"{whole_error(lines, at, line)}\n{text}", text, before, source, lines[:at]
             )
+    return None
+
+
+def _torn(lines: Sequence[str], source: str) -> RankError | None:
+    """Tracebacks of several ranks that tore each other apart: the last line in which a library accuses somebody else."""
+    lines = before_launcher(lines)[-MAX_AFTER:]
+    for at in range(len(lines) - 1, -1, -1):
+        if accuses_others(lines[at]):
+            text = safe_line(lines[at].strip(), 300)
+            return error_of(lines[at], text, (text,), source, lines[:at])
     return None
 
 

@@ -66,11 +66,6 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"DDP expects same model across all ranks|appears not to match (?:sizes|strides) of the same param in process",
         r"Detected at least one rank that exhausted inputs|DistributedOperationException",
     ),
-    "torchelastic": (
-        r"ChildFailedError|SignalException|closing signal SIG|[Rr]eceived \S{1,20} death signal",
-        r"ProcessExitedException: process \d{1,7} terminated",
-    ),
-    "DeepSpeed": (r"sigkill_handler\] Killing subprocess|exits with return code = -?\d",),
     "Horovod": (
         r"HorovodInternalError|Horovod has been shut down|tensors were submitted to be reduced, gathered or broadcasted by subset of ranks",
         r"Mismatched (?:\w+ ){1,4}(?:types|shapes|operations?|ranks|factors|placement)\w{0,12}: ?One rank|One or more rank .{0,40}is stalled",
@@ -100,6 +95,15 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"NET/OFI .{0,60}completed with error|FI_E(?:CONN\w{1,8}|HOSTUNREACH|TIMEDOUT)|Unresponsive (?:receiver|remote)|UNDELIVERABLE",
         r"Unable to insert remote address into address vector|Unexpected number of remote (?:control )?rails",
     ),
+}
+
+# Launchers, once one of their ranks has failed
+LAUNCHERS: Mapping[str, tuple[str, ...]] = {
+    "torchelastic": (
+        r"ChildFailedError|SignalException|closing signal SIG|[Rr]eceived \S{1,20} death signal",
+        r"ProcessExitedException: process \d{1,7} terminated",
+    ),
+    "DeepSpeed": (r"sigkill_handler\] Killing subprocess|exits with return code = -?\d",),
 }
 
 # Each side of it says the same, or every rank of a node would: who is first to say so is chance
