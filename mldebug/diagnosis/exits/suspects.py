@@ -124,9 +124,9 @@ def _speeches(attempt: AttemptExit, exits: Iterable[ExplainedExit]) -> Iterator[
 
 def _by_calls(speeches: Sequence[_Speech], world: int) -> Suspects | None:
     """Who differs from more than half of all ranks in what it called."""
-    told = [speech for speech in speeches if speech.words.calls]
+    paired = [speech for speech in speeches if speech.words.calls]
     calls: dict[int, str] = {}
-    for speech in told:
+    for speech in paired:
         for rank, call in speech.words.calls.items():
             if calls.setdefault(rank, call) != call:
                 return None  # of two moments, or of two groups
@@ -136,8 +136,8 @@ def _by_calls(speeches: Sequence[_Speech], world: int) -> Suspects | None:
     odd = tuple(sorted(rank for rank, call in calls.items() if call != usual))
     if 2 * count <= world or not 0 < len(odd) <= MOST:
         return None
-    by = tuple(sorted(one.rank for one in told if one.rank is not None and one.rank not in odd))
-    return Suspects(odd, told[0].words.did, by, Verdict.COLLECTIVE_MISMATCH, Confidence.MEDIUM)
+    by = tuple(sorted(one.rank for one in paired if one.rank is not None and one.rank not in odd))
+    return Suspects(odd, paired[0].words.did, by, Verdict.COLLECTIVE_MISMATCH, Confidence.MEDIUM)
 
 
 def _by_votes(speeches: Sequence[_Speech], attempt: AttemptExit) -> Suspects | None:
