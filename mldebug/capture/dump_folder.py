@@ -1,11 +1,22 @@
-"""Evidence that others recorded: a folder of `py-spy dump` outputs, one or more per rank."""
+"""Stacks that others recorded: a folder or a file in any form that `mldebug.capture.stacks` reads, as captures of one job."""
 
-import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from mldebug.capture.stacks import parse_pyspy_json, parse_pyspy_text
-from mldebug.core.errors import EvidenceError, MldebugError
-from mldebug.core.files import unreadable
+from mldebug.capture.stacks.files import (
+    DumpFile,
+    dump_paths,
+    named_like_others,
+    read_file,
+    unread_words,
+)
+from mldebug.capture.stacks.form import IN_ORDER, RECORDED
+from mldebug.capture.stacks.numbering import Numbered, Place, PlacedProcess, number_ranks, place_of
+from mldebug.capture.stacks.process_kinds import ProcessKind, kind_of, sort_processes
+from mldebug.capture.stacks.process_text import ProcessText, join
+from mldebug.core.errors import EvidenceError
 from mldebug.core.model import (
     Gap,
     Job,
@@ -13,107 +24,248 @@ from mldebug.core.model import (
     ProcessCapture,
     RankCapture,
     RankIdentity,
-    ThreadStack,
+    Remark,
 )
+from mldebug.core.redact import clean
+from mldebug.core.text import plural
 
-MAX_FILES = 100_000
-MAX_BYTES = 32 << 20
-NO_DUMP = (
-    "each file whose name ends in a number must be the output of `py-spy dump`; move others away"
-)
-_RANK = re.compile(r"(\d+)$")
-_SUFFIXES = (".txt", ".json", ".out", "")
+MAX_LISTED = 6  # files in the sentence on what was not read
+NO_STACKS = "give what py-spy dump, faulthandler, gdb (thread apply all py-bt) or pystack printed of the ranks"
 
 
-def captures_from_dumps(directory: Path) -> tuple[NodeCapture, ...]:
-    """Read every file whose stem ends in a number (the rank); empty where there is none such.
+class _Found(NamedTuple):
+    """A process with the file and the place in which it was found."""
 
-    A file that is no py-spy output is a gap, and its rank one that nobody could read; EvidenceError where none is one.
-    Where a rank has several, native stacks fill `native`.
+    process: ProcessText
+    file: DumpFile
+    place: Place
+
+
+def captures_from_dumps(where: Path) -> tuple[NodeCapture, ...]:
+    """Read a file, or every file of a folder, as stacks of one job; empty where nothing looks like them.
+
+    EvidenceError where files are named by ranks and none holds a stack. What was not read is a gap of the captures, and how
+    ranks were numbered, where no dump says so, a remark.
     """
-    files = [(int(m[1]), path) for path in _files(directory) if (m := _RANK.search(path.stem))]
-    found: dict[int, ProcessCapture] = {}
-    bad: list[tuple[int, MldebugError]] = []
-    for rank, path in files:
-        try:
-            process = _read(path)
-        except MldebugError as error:
-            bad.append((rank, error))
-        else:
-            found[rank] = _join(found[rank], process) if rank in found else process
-    if bad and not found:
-        raise bad[0][1]
-    if not found:
-        return ()
-    for rank, _ in bad:
-        found.setdefault(rank, ProcessCapture(pid=0))
-    world = max(found) + 1
-    if world > 4 * MAX_FILES:
+    files = [read_file(path, where) for path in dump_paths(where)]
+    found = [one for file in files for one in _found_in(file)]
+    sorted_ones = sort_processes([one.process for one in found], [one.place for one in found])
+    of_kind = {
+        kind: [i for i, k in enumerate(sorted_ones.kinds) if k is kind] for kind in ProcessKind
+    }
+    ranks = of_kind[ProcessKind.RANK]
+    if not ranks:
+        return _nothing(files, found)
+    launchers = [found[index].process for index in of_kind[ProcessKind.LAUNCHER]]
+    numbered = number_ranks(
+        [PlacedProcess(found[i].process, found[i].place) for i in ranks], launchers
+    )
+    workers: dict[int, list[ProcessText]] = {}
+    for worker, owner in sorted_ones.of.items():
+        workers.setdefault(owner, []).append(found[worker].process)
+    by_rank = {
+        rank: (found[index], workers.get(index, []))
+        for rank, index in zip(numbered.ranks, ranks, strict=True)
+    }
+    empty = _empty_ranks(files, numbered)
+    world = max(numbered.world, max(empty, default=-1) + 1)
+    remarks = tuple(
+        _remarks(numbered, of_kind, len(sorted_ones.of), [one.process for one in found])
+    )
+    return _captures(where, by_rank, empty, world, remarks, tuple(_gaps(files, empty)))
+
+
+def _place(process: ProcessText, file: DumpFile) -> Place:
+    """Where a process was dumped: its host, else the file that a heading names, else a mark of its lines, else the file."""
+    label = process.label
+    if host := process.host or label.host:
+        return place_of(host)._replace(says="node")
+    if process.file:
+        return place_of(process.file)
+    if label.task >= 0:
+        return Place(f"task {label.task}", label.task)
+    if label.rank >= 0:
+        return Place(f"rank {label.rank}", label.rank, "rank")
+    base = place_of(file.name.rpartition("/")[2])
+    if base.number < 0 and "/" in file.name:
+        base = place_of(file.name.rpartition("/")[0])
+    return base._replace(name=file.name)
+
+
+def _found_in(file: DumpFile) -> Iterator[_Found]:
+    """The processes of a file. Where all pids come again and a launcher with them, each turn is a node, else a later dump."""
+    kept: dict[tuple[Place, int, int], _Found] = {}
+    nodes = _turns_are_nodes(file.text.processes)
+    for index, one in enumerate(file.text.processes):
+        place = _place(one, file)
+        if nodes:
+            place = place._replace(name=f"{place.name} (part {one.turn + 1})", number=-1)
+        key = (place, one.pid, -1 if one.pid else index)
+        process = join(kept[key].process, one) if key in kept else one
+        kept[key] = _Found(process, file, place)
+    yield from kept.values()
+
+
+def _turns_are_nodes(processes: Sequence[ProcessText]) -> bool:
+    """Does every turn have its launcher, as where dumps of several containers were put into one file?"""
+    last = max((one.turn for one in processes), default=0)
+    launched = {one.turn for one in processes if kind_of(one) is ProcessKind.LAUNCHER}
+    kinds = {bool(one.native) for one in processes}
+    return last > 0 and launched == set(range(last + 1)) and len(kinds) == 1
+
+
+def _nothing(files: Sequence[DumpFile], found: Sequence[_Found]) -> tuple[NodeCapture, ...]:
+    """No rank was found: an error where files are named as dumps are, or hold processes that are no ranks."""
+    if found:
         raise EvidenceError(
-            f"a file name ends in {max(found)}, which is no rank",
-            "name the files rank0.txt, rank1.txt …",
+            f"{files[0].name}: only launchers and workers ({len(found)} dumped), and no rank among them",
+            "dump the ranks, too: pgrep -f YOUR_SCRIPT | xargs -n 1 py-spy dump --pid",
         )
-    ranks = tuple(_rank(number, world, process) for number, process in sorted(found.items()))
+    for file in files:
+        if place_of(file.name.rpartition("/")[2]).number >= 0:
+            why = file.trouble or (
+                f"it says {file.text.first!r}" if file.text.first else "it is empty"
+            )
+            raise EvidenceError(f"{file.name} holds no stacks: {why}", NO_STACKS)
+    return ()
+
+
+# --- what is said about it ---------------------------------------------------------------------------
+
+
+def _empty_ranks(files: Sequence[DumpFile], numbered: Numbered) -> dict[int, DumpFile]:
+    """Ranks whose file is there and holds no stack."""
+    if numbered.guess:
+        return {}
+    named = {
+        place.number: file
+        for file in files
+        if (place := place_of(file.name.rpartition("/")[2])).says == "rank"
+        or named_like_others(file, files)
+    }
+    return {
+        rank: file
+        for rank, file in named.items()
+        if not file.text.processes
+        and rank not in numbered.ranks
+        and 0 <= rank <= 2 * max(numbered.ranks) + 8
+    }
+
+
+def _gaps(files: Sequence[DumpFile], empty: Mapping[int, DumpFile]) -> Iterator[Gap]:
+    for rank, file in sorted(empty.items()):
+        reason = file.trouble or (
+            f"it says {file.text.first!r}" if file.text.first else "it is empty"
+        )
+        yield Gap(
+            what="stacks", reason=f"{file.name} holds none: {reason}", rank=rank, way_out=NO_STACKS
+        )
+    gone = {file.name for file in empty.values()}
+    unread = [unread_words(one) for one in files if one.name not in gone]
+    listed = [one for one in unread if one]
+    if listed:
+        more = (
+            f"; and {plural(len(listed) - MAX_LISTED, 'more file')}"
+            if len(listed) > MAX_LISTED
+            else ""
+        )
+        yield Gap(what="some lines", reason=f"{'; '.join(listed[:MAX_LISTED])}{more}")
+
+
+def _remarks(
+    numbered: Numbered,
+    of_kind: Mapping[ProcessKind, Sequence[int]],
+    attached: int,
+    processes: Sequence[ProcessText],
+) -> Iterator[Remark]:
+    if numbered.guess:
+        yield Remark(kind=IN_ORDER, message=numbered.guess)
+    counts = [
+        plural(len(of_kind[kind]), kind.value)
+        for kind in ProcessKind
+        if kind is not ProcessKind.RANK and of_kind[kind]
+    ]
+    if counts:
+        whose = f" ({attached} of the workers known by their rank)" if attached else ""
+        yield Remark(
+            kind="no_ranks", message=f"dumped and not counted as ranks: {', '.join(counts)}{whose}"
+        )
+    often = [one for one in processes if one.times > 1]
+    if often:
+        yield Remark(
+            kind="dumped_again",
+            message=f"{'one process was' if len(often) == 1 else f'{len(often)} processes were'} dumped more than once: the last dump counts",
+        )
+
+
+# --- captures ----------------------------------------------------------------------------------------
+
+
+def _captures(
+    where: Path,
+    by_rank: Mapping[int, tuple[_Found, list[ProcessText]]],
+    empty: Iterable[int],
+    world: int,
+    remarks: tuple[Remark, ...],
+    gaps: tuple[Gap, ...],
+) -> tuple[NodeCapture, ...]:
+    """One capture for each host that is named, else one for all."""
+    nodes = _nodes(by_rank)
+    ranks: dict[str, list[RankCapture]] = {}
+    for rank, (found, workers) in sorted(by_rank.items()):
+        node = nodes.get(rank, RECORDED)
+        ranks.setdefault(node, []).append(_rank(rank, world, node, found.process, workers))
+    first = min(ranks)
+    for rank in empty:
+        blank = ProcessText()
+        ranks[first].append(_rank(rank, world, first, blank, []))
+    taken = min(found.file.at for found, _ in by_rank.values())
+    name = clean(where.resolve().name, 200)
     job = Job(
-        id="recorded",
-        name=directory.resolve().name,
-        launcher="recorded",
-        world_size=world,
-        nodes=("recorded",),
+        id=RECORDED, name=name, launcher=RECORDED, world_size=world, nodes=tuple(sorted(ranks))
     )
-    taken = min(path.stat().st_mtime for _, path in files)
-    gaps = tuple(
-        Gap(what="the py-spy dump", reason=error.message, rank=rank, way_out=error.way_out)
-        for rank, error in bad
-    )
-    return (NodeCapture(node="recorded", taken_at=taken, job=job, ranks=ranks, gaps=gaps),)
-
-
-def _files(directory: Path) -> list[Path]:
-    try:
-        named = [path for path in directory.iterdir() if path.suffix in _SUFFIXES]
-    except OSError as error:
-        raise unreadable(directory, error) from error
-    return sorted(path for path in named if path.is_file())[:MAX_FILES]
-
-
-def _read(path: Path) -> ProcessCapture:
-    try:
-        return _parse(path)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except EvidenceError as error:
-        message = error.message if str(path) in error.message else f"{path}: {error.message}"
-        raise EvidenceError(message, error.way_out or NO_DUMP) from error
-
-
-def _parse(path: Path) -> ProcessCapture:
-    if path.stat().st_size > MAX_BYTES:
-        raise EvidenceError(
-            f"{path} is larger than {MAX_BYTES >> 20} MiB", "py-spy dumps are some kilobytes"
+    return tuple(
+        NodeCapture(
+            node=node,
+            taken_at=taken,
+            job=job,
+            ranks=tuple(sorted(mine, key=lambda one: one.identity.rank)),
+            remarks=remarks if node == first else (),
+            gaps=gaps if node == first else (),
         )
-    data = path.read_bytes()
-    if data.lstrip()[:1] == b"[":
-        return _process(0, parse_pyspy_json(data))
-    dumps = parse_pyspy_text(data.decode(errors="replace"))
-    if not dumps:
-        raise EvidenceError(f"{path} holds no py-spy dump", NO_DUMP)
-    return _process(*next(iter(dumps.items())))
-
-
-def _process(pid: int, stacks: tuple[ThreadStack, ...]) -> ProcessCapture:
-    pid = pid or next((stack.tid for stack in stacks if stack.name == "MainThread"), 0)
-    native = any(frame.native for stack in stacks for frame in stack.frames)
-    return ProcessCapture(pid=pid, stacks=stacks, native=stacks if native else ())
-
-
-def _join(one: ProcessCapture, other: ProcessCapture) -> ProcessCapture:
-    plain = one if not one.native else other
-    return ProcessCapture(
-        pid=one.pid or other.pid, stacks=plain.stacks, native=one.native or other.native
+        for node, mine in sorted(ranks.items())
     )
 
 
-def _rank(number: int, world: int, process: ProcessCapture) -> RankCapture:
-    identity = RankIdentity(rank=number, world_size=world, pid=process.pid, node="recorded")
-    return RankCapture(identity=identity, process=process)
+def _nodes(by_rank: Mapping[int, tuple[_Found, list[ProcessText]]]) -> dict[int, str]:
+    """The host of each rank, where the dumps name one for all: by a prefix or heading, or a file with several ranks."""
+    sizes = Counter(found.place for found, _ in by_rank.values())
+    names: dict[int, str] = {}
+    for rank, (found, _) in by_rank.items():
+        host = found.process.host or found.process.label.host
+        if not host and len(sizes) > 1 and (sizes[found.place] > 1 or found.place.says == "node"):
+            host = _node_name(found.place.name)
+        if host:
+            names[rank] = host
+    return names if len(names) == len(by_rank) else {}
+
+
+def _node_name(place: str) -> str:
+    """`node1` for the file `dumps/node1.txt`; a part of a file keeps its number."""
+    base, part, number = place.rpartition("/")[2].partition(" (part ")
+    return f"{base.partition('.')[0] or base}{part and f'-{number[:-1]}'}"
+
+
+def _rank(
+    rank: int, world: int, node: str, process: ProcessText, workers: Iterable[ProcessText]
+) -> RankCapture:
+    identity = RankIdentity(rank=rank, world_size=world, pid=process.pid, node=node)
+    return RankCapture(
+        identity=identity,
+        process=_process(process),
+        children=tuple(_process(one, "worker") for one in workers),
+    )
+
+
+def _process(process: ProcessText, kind: str = "rank") -> ProcessCapture:
+    return ProcessCapture(pid=process.pid, kind=kind, stacks=process.stacks, native=process.native)

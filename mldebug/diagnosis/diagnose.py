@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from mldebug.capture.flight_recorder.votes import everybody, settled
-from mldebug.capture.stacks import merge
+from mldebug.capture.stacks.merge import merge
 from mldebug.core.model import (
     Confidence,
     Diagnosis,
@@ -39,6 +39,7 @@ from mldebug.diagnosis.classify.nccl_ras import (
 from mldebug.diagnosis.classify.nodes import missing_ranks, node_evidence, where_to_type
 from mldebug.diagnosis.classify.rank_states import classified, grouped, position
 from mldebug.diagnosis.classify.unknown import unknown
+from mldebug.diagnosis.recorded import with_missing_dumps
 
 
 def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None) -> Judgement:
@@ -79,6 +80,7 @@ def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None)
         (*_foreign_records(foreign), *nodes, *ras, *devices, *checkpoints),
         statements,
     )
+    diagnosis = with_missing_dumps(case, captures, diagnosis)
     return Judgement(
         diagnosis=diagnosis,
         stalled=_stalled(case, diagnosis),

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from mldebug.capture.stacks import named_frame
+from mldebug.capture.stacks.form import named_frame
 from mldebug.core.model import (
     Collective,
     FlightGroup,

@@ -1,4 +1,4 @@
-"""Judge a report's evidence, or a folder of py-spy dumps."""
+"""Judge a report's evidence, or stacks that others have dumped."""
 
 import sys
 from pathlib import Path
@@ -26,8 +26,9 @@ from mldebug.incidents.report.text import print_report
 from mldebug.incidents.stored_evidence import StoredEvidence, load_evidence
 
 LIST = f"give the folder of a report; this says where they are: {typed('reports list')}"
+OURS = ("report.json", "report.html")
 WHY = "recorded evidence, judged again"
-KINDS = "capture-*.json, ending-*.json, or py-spy dumps named by their rank (rank0.txt)"
+KINDS = "capture-*.json, ending-*.json, or stacks (of py-spy, faulthandler, gdb, pystack)"
 
 
 class RejudgedReport(NamedTuple):
@@ -48,8 +49,10 @@ class RejudgedReport(NamedTuple):
 def command(directory: Path, as_json: bool, html: Path | None) -> None:
     """Judge recorded evidence again.
 
-    DIRECTORY is the folder of a report (of a stall, of an abnormal end or taken by hand), its evidence folder, or a
-    folder of `py-spy dump` outputs (text or JSON) whose file names end in the rank: rank0.txt, dump-17.json.
+    DIRECTORY is the folder of a report (of a stall, of an abnormal end or taken by hand), its evidence folder, or
+    stacks of all ranks: a file or a folder of what py-spy dump (text, JSON), faulthandler, gdb or pystack printed, one
+    file a rank, a node or for all, also behind the prefixes of pdsh, srun, mpirun, docker or kubectl. Ranks are known
+    by RANK, --local_rank, a prefix or the file's name (rank0.txt), else numbered in order.
     """
     judged = judge(read_evidence(directory))
     if html:
@@ -71,9 +74,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def read_evidence(directory: Path) -> StoredEvidence:
-    """What an agent or a dump has written; a folder without it is taken as a folder of py-spy dumps."""
-    _check_folder(directory)
-    recorded = load_evidence(directory)
+    """What an agent or a dump has written; a file, or a folder without it, is taken as stacks that others have dumped."""
+    is_file = _check_folder(directory)
+    recorded = StoredEvidence() if is_file else load_evidence(directory)
     if not recorded.captures and recorded.exit is None:
         recorded = StoredEvidence(captures=captures_from_dumps(directory))
     if not recorded.captures and recorded.exit is None:
@@ -84,10 +87,13 @@ def read_evidence(directory: Path) -> StoredEvidence:
     return recorded
 
 
-def _check_folder(directory: Path) -> None:
+def _check_folder(directory: Path) -> bool:
+    """Is it a file that may hold stacks? EvidenceError where it is neither that nor a folder."""
     try:
         if directory.is_dir():
-            return
+            return False
+        if directory.is_file() and directory.name not in OURS:
+            return True
         exists = directory.exists()
     except OSError as error:
         raise unreadable(directory, error) from error
@@ -96,7 +102,7 @@ def _check_folder(directory: Path) -> None:
             f"{directory} does not exist",
             LIST,
         )
-    inside = directory.suffix in (".json", ".html", ".txt")
+    inside = directory.suffix in (".json", ".html")
     raise EvidenceError(
         f"{directory} is not a folder",
         f"give the folder that it lies in: {directory.parent}" if inside else LIST,

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from mldebug.capture.flight_recorder.analysis import Analysis
 from mldebug.capture.frames import principal, site
+from mldebug.capture.stacks.form import RECORDED
 from mldebug.core.model import (
     ClassifiedRank,
     Confidence,
@@ -121,10 +122,17 @@ class Case:
         """True where every rank of the job was captured, or is known to be gone."""
         return len({r.rank for r in self.ranks}) >= self.job.world_size
 
+    @property
+    def recorded(self) -> bool:
+        """True for stacks that others have dumped: a rank without one was forgotten, or could not be dumped."""
+        return self.job.launcher == RECORDED
+
     @cached_property
     def unseen(self) -> bool:
-        """True where all nodes were asked, and ranks may live on those of which there is no capture."""
-        return self.queried is not None and bool(self.queried.absent) and not self.complete
+        """True where all nodes were asked, and ranks may live on those of which there is no capture, or dump."""
+        if self.complete:
+            return False
+        return self.recorded or (self.queried is not None and bool(self.queried.absent))
 
     @cached_property
     def elsewhere(self) -> tuple[int, ...]:

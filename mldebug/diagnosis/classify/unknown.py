@@ -1,13 +1,15 @@
 """The finding where no rank can be named: why, and what would show it the next time."""
 
 from mldebug.capture.flight_recorder.waits_for import Claim
-from mldebug.core.model import Confidence, Finding, Verdict
+from mldebug.core.model import ClassifiedRank, Confidence, Finding, Role, Verdict
 from mldebug.core.ranksets import all_of
-from mldebug.diagnosis.classify.evidence import Case, ranks_text, sentence
+from mldebug.diagnosis.classify.evidence import FOR_OTHERS, Case, ranks_text, sentence
 from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
 from mldebug.diagnosis.classify.nodes import not_all_seen
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1  # next time: then Flight Recorders tell whose GPU has not come to the call"
+PERHAPS_FOR_OTHERS = FOR_OTHERS | {"lock", "child_wait", "thread_exit", "gil"}
+"""Classes of ranks that no frame of another rank's shows to wait for it, and that may: what their threads and children do decides."""
 RUN = "mldebug run -- torchrun …  # next time: then ranks tell who is behind"
 
 
@@ -35,13 +37,15 @@ def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, .
             (again,),
         )
     if not case.waiting:
-        return f"no rank waits for another: {sentence(case.ranks)}", (again,)
+        return nobody_waits(case), (again,)
     if case.suspects:
         return f"{sentence(case.suspects)} while {case.victims()}: the evidence names nobody", (
             "mldebug dump --native",
         )
     if not case.complete and case.queried is not None:
         return not_all_seen(case, case.queried)
+    if not case.complete and case.recorded:
+        return f"all {len(case.ranks)} ranks that were dumped wait ({case.victims()})", ()
     if not case.complete:
         elsewhere = case.job.world_size - len(case.ranks)
         return (
@@ -57,6 +61,32 @@ def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, .
         return f"{case.everybody()}: who is behind the evidence does not tell", (look, again)
     summary = ", and ".join((", ".join((case.everybody(), *agreed[:-1])), *agreed[-1:]))
     return f"{summary}: without Flight Recorders nobody can be told apart", (look, RUN, again)
+
+
+def nobody_waits(case: Case) -> str:
+    """That no rank waits for another, where all are captured and each is seen at something of its own; else what is unclear."""
+    doing = sentence(case.ranks)
+    unclear = [rank.rank for rank in case.ranks if not own_business(rank)]
+    if unclear:
+        which = "" if len(unclear) == len(case.ranks) else f" of {ranks_text(unclear)}"
+        return f"{doing}: whether that is a wait for another rank{which} is not shown"
+    if not case.complete:
+        count = len(case.elsewhere)
+        return f"of the ranks seen none waits for another: {doing}; {count:,} more {'was' if count == 1 else 'were'} not seen"
+    return f"no rank waits for another: {doing}"
+
+
+def own_business(rank: ClassifiedRank) -> bool:
+    """Is it shown that no other rank of the job holds this one up?"""
+    if rank.is_.role is Role.BUSY:
+        return rank.is_.name != "backward" or _counted(rank)
+    return rank.is_.role is not Role.UNCLEAR and rank.is_.name not in PERHAPS_FOR_OTHERS
+
+
+def _counted(rank: ClassifiedRank) -> bool:
+    """Do counters say so, and not only that it was no line of Python that ran?"""
+    process = rank.capture.process if rank.capture else None
+    return process is not None and (process.movement is not None or process.state is not None)
 
 
 def _likeness(claim: Claim) -> str:

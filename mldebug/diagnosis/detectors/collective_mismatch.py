@@ -16,7 +16,7 @@ from mldebug.diagnosis.detectors import Detector
 
 Key = tuple[str, str]
 
-TO_ROOT = re.compile(r"gather|gather_object|reduce")
+TO_ROOT = re.compile(r"gather|reduce")  # gather_object begins with an all_gather of the sizes
 FROM_ROOT = re.compile(r"broadcast\w*|scatter\w*")
 """Collectives with a root: who has sent, or passed on, leaves while others still wait for somebody who never came."""
 

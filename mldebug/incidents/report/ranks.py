@@ -8,10 +8,12 @@ from mldebug.core.model import (
     HookState,
     Judgement,
     ProcessCapture,
+    Role,
     ThreadStack,
 )
 from mldebug.core.report_model import RankView, ThreadView
 
+NO_COLLECTIVES = ("synchronize", "wait", "_store_based_barrier")  # waits in no call of all ranks
 MAX_DETAILED = 64  # ranks shown with threads and log: culprits first, then representatives
 MAX_THREADS = 64  # per rank
 MAX_FRAMES = 200  # per stack: the inner and the outer half stay
@@ -67,7 +69,7 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
         cpu_ratio=round(moved.cpu_ratio, 3) if moved else None,
         group=group,
         last_collective=collective_words(one.capture.flight if one.capture else None)
-        or one.is_.operation,
+        or _operation(one),
         doing=one.is_.doing,
         culprit=culprit,
         threads=_threads(one, culprit) if detailed else (),
@@ -81,6 +83,12 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
         last_call_age=trace.age if trace else None,
         trace=trace.lines[-MAX_TRACE_LINES:] if trace and detailed else (),
     )
+
+
+def _operation(one: ClassifiedRank) -> str:
+    """The collective that the stack shows: a rank that waits for its GPU, a child or a thread is in none."""
+    own = one.is_.role in (Role.INERT, Role.BUSY) or one.is_.operation in NO_COLLECTIVES
+    return "" if own else one.is_.operation
 
 
 def _main_state(process: ProcessCapture | None) -> str:

@@ -9,14 +9,10 @@ from hypothesis import strategies as st
 
 from builders import frame, stack
 from mldebug.capture.frames import inner, is_user, last_frame, principal, site
-from mldebug.capture.stacks import (
-    MAX_FRAMES,
-    merge,
-    named_frame,
-    parse_pyspy_json,
-    parse_pyspy_text,
-    short_function,
-)
+from mldebug.capture.stacks.form import MAX_FRAMES, named_frame, short_function
+from mldebug.capture.stacks.merge import merge
+from mldebug.capture.stacks.pyspy import parse_pyspy_json
+from mldebug.capture.stacks.reader import parse_text as parse_pyspy_text
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import TreeNode
 from mldebug.core.ranksets import unfold

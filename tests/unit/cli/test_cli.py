@@ -507,9 +507,9 @@ def diagnosed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("rank0.txt", b"\x00\xff\x1b[2J garbage", "rank0.txt holds no py-spy dump"),
-        ("rank0.json", b"[{]", "rank0.json: this is not py-spy JSON"),
-        ("rank0.txt", b"", "rank0.txt holds no py-spy dump"),
+        ("rank0.txt", b"\x00\xff\x1b[2J garbage", "rank0.txt holds no stacks: it says"),
+        ("rank0.json", b"[{]", "rank0.json holds no stacks"),
+        ("rank0.txt", b"", "rank0.txt holds no stacks: it is empty"),
         ("notes.txt", b"x", "holds nothing to judge: no capture-*.json, ending-*.json"),
         ("capture-n.json", b"\x00\xff garbage", "capture-n.json is malformed"),
         ("capture-n.json", b'{"node": "n", "taken_at"', "capture-n.json is malformed"),
@@ -577,6 +577,6 @@ def test_one_bad_dump_of_many_is_a_gap_and_its_rank_is_not_named(
     assert cli.main(["diagnose", "--json", str(tmp_path)]) == 1
     report = json.loads(capsys.readouterr().out)
     assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]
-    assert [(gap["rank"], gap["what"]) for gap in report["gaps"]] == [(2, "the py-spy dump")]
-    assert "rank2.txt holds no py-spy dump" in report["gaps"][0]["reason"]
+    assert [(gap["rank"], gap["what"]) for gap in report["gaps"]] == [(2, "stacks")]
+    assert "rank2.txt holds none: it says 'Error: Permission denied'" in report["gaps"][0]["reason"]
     assert report["ranks"][2]["class"] == "unclear"

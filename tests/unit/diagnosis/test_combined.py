@@ -10,7 +10,7 @@ from flights import call, group, has_done, waits_in
 from gpusigns import played
 from mldebug.capture.flight_recorder.dump import parse_dump
 from mldebug.capture.nccl_ras.answer import parse
-from mldebug.capture.stacks import parse_pyspy_json
+from mldebug.capture.stacks.pyspy import parse_pyspy_json
 from mldebug.core.model import (
     Diagnosis,
     FlightGroup,

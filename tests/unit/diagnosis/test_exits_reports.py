@@ -147,7 +147,7 @@ def test_evidence_of_neither_kind_is_said_to_be_so(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing of ours")
     with pytest.raises(EvidenceError) as caught:
         read_evidence(tmp_path)
-    assert "holds nothing to judge: no capture-*.json, ending-*.json, or py-spy dumps" in str(
+    assert "holds nothing to judge: no capture-*.json, ending-*.json, or stacks" in str(
         caught.value
     )
     assert "mldebug reports list" in caught.value.way_out

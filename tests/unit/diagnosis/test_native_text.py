@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from builders import capture, rank
-from mldebug.capture.stacks import parse_pyspy_json, parse_pyspy_text
+from mldebug.capture.stacks.pyspy import parse_pyspy_json
+from mldebug.capture.stacks.reader import parse_text as parse_pyspy_text
 from mldebug.core.model import Frame, ProcessCapture
 from mldebug.diagnosis.classify.process_facts import native_words
 from mldebug.diagnosis.diagnose import diagnose

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.capture.stacks import parse_pyspy_json
+from mldebug.capture.stacks.pyspy import parse_pyspy_json
 from mldebug.core.errors import EvidenceError, ToolError
 from mldebug.core.model import ThreadStack
 from mldebug_agents.system.spawn import Completed, ProgramStarter

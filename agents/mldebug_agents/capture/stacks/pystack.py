@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from mldebug.capture.stacks import named_frame
+from mldebug.capture.stacks.form import named_frame
 from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
 from mldebug.core.redact import clean
 from mldebug_agents.system.spawn import ProgramStarter

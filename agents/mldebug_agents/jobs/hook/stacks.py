@@ -13,7 +13,7 @@ process could have written it.
 import re
 import time
 
-from mldebug.capture.stacks import named_frame
+from mldebug.capture.stacks.form import named_frame
 from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
 from mldebug.core.redact import clean
 from mldebug.jobs.heartbeat import STACKS

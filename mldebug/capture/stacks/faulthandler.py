@@ -1,0 +1,35 @@
+"""What Python's `faulthandler` writes: after a timeout, a signal, or a crash. Source: CPython Python/traceback.c, 3.8 to 3.15."""
+
+import re
+
+from mldebug.capture.stacks.form import StackForm, ThreadHead, named_frame, number
+from mldebug.core.model import Frame
+from mldebug.core.redact import clean
+
+
+def _head(match: re.Match[str]) -> ThreadHead:
+    return ThreadHead(number=number(match["number"]), name=clean(match["name"] or "", 64))
+
+
+def _frame(match: re.Match[str]) -> Frame:
+    return named_frame(match["path"], match["line"], match["function"])
+
+
+FAULTHANDLER = StackForm(
+    name="faulthandler",
+    process=re.compile(r"^\s*(?:Timeout \([\d:.]+\)!|Fatal Python error: .*)$"),
+    thread=re.compile(
+        r"^\s*(?:(?:Current thread|Thread) (?P<number>0x[0-9a-fA-F]+)(?: \[(?P<name>.*)\])?"
+        r"|Stack) \(most recent call first\):\s*$"
+    ),
+    head=_head,
+    frame=re.compile(
+        r'^\s*File "(?P<path>.{1,1000}?)", line (?P<line>\d{1,9}|\?+) in (?P<function>.{1,300}?)\s*$'
+    ),
+    make=_frame,
+    noise=re.compile(
+        r"^\s*<no Python frame>$|^\s*\.\.\.$|^Extension modules: .*$|^\s*Binary file \".*$|^\s*<.*>$"
+        r"|^Python runtime state: .*$|^Current thread's C stack trace \(most recent call first\):$"
+    ),
+    main_last=True,
+)

@@ -1,0 +1,89 @@
+"""The files of a folder of stacks: which are read, what they hold, and what of them was not read."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from mldebug.capture.stacks.numbering import place_of
+from mldebug.capture.stacks.reader import StackText, read_text
+from mldebug.core.files import unreadable
+from mldebug.core.redact import clean
+from mldebug.core.text import plural
+
+MAX_FILES = 100_000
+MAX_BYTES = 32 << 20
+MAX_DEPTH = 2  # folders below the one that is given
+
+
+class DumpFile(NamedTuple):
+    """One file: what it is called, when it was written, what it holds; `trouble`: why it could not be read."""
+
+    name: str
+    at: float
+    text: StackText
+    trouble: str = ""
+
+
+def dump_paths(where: Path) -> list[Path]:
+    """The files of a folder and of those in it, by name; hidden ones and links out of it are left alone."""
+    try:
+        if where.is_file():
+            return [where]
+        found: list[Path] = []
+        for folder, folders, names in os.walk(where, onerror=_refuse):
+            depth = len(Path(folder).relative_to(where).parts)
+            folders[:] = sorted(
+                one for one in folders if not one.startswith(".") and depth < MAX_DEPTH
+            )
+            found += [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
+            if len(found) >= MAX_FILES:
+                break
+        return [path for path in found[:MAX_FILES] if path.is_file()]
+    except OSError as error:
+        raise unreadable(where, error) from error
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def read_file(path: Path, where: Path) -> DumpFile:
+    """One file; an error of one costs that file only."""
+    name = clean(path.name if path == where else str(path.relative_to(where)), 300)
+    try:
+        status = path.stat()
+        if status.st_size > MAX_BYTES:
+            return DumpFile(
+                name, status.st_mtime, StackText(), f"larger than {MAX_BYTES >> 20} MiB"
+            )
+        text = path.read_bytes().decode(errors="replace")
+        return DumpFile(name, status.st_mtime, read_text(text))
+    except OSError as error:
+        return DumpFile(name, 0.0, StackText(), unreadable(path, error).message)
+
+
+def unread_words(file: DumpFile) -> str:
+    """`notes.txt: 12 lines, no stacks in it`; "" where all of it was read."""
+    if file.trouble:
+        return f"{file.name}: {file.trouble}"
+    if not file.text.unread:
+        return "" if file.text.processes or not file.text.lines else f"{file.name}: no stacks in it"
+    if not file.text.processes:
+        return f"{file.name}: {plural(file.text.unread, 'line')}, no stacks in it (it says {file.text.first!r})"
+    return f"{file.name}: {file.text.unread} of {plural(file.text.lines, 'line')} are of no form that mldebug knows ({file.text.first!r})"
+
+
+def named_like_others(file: DumpFile, files: Sequence[DumpFile]) -> bool:
+    """Is it named as the files with stacks are, but for the number?"""
+    place = place_of(file.name)
+    if place.number < 0:
+        return False
+    shape = file.name.replace(str(place.number), "#")
+    shapes = Counter(
+        one.name.replace(str(other.number), "#")
+        for one in files
+        if one.text.processes and (other := place_of(one.name)).number >= 0
+    )
+    return shapes[shape] > 0

@@ -1,0 +1,99 @@
+"""What a written form of stacks is, as data, and how its names become frames and threads."""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from mldebug.capture.packages import INSTALLED
+from mldebug.core.model import Frame
+from mldebug.core.redact import clean
+
+RECORDED = "recorded"  # launcher, job id and node of ranks whose stacks others have dumped
+IN_ORDER = "rank_order"  # kind of the remark that the numbers of such ranks are a guess
+MAX_NAME = 160
+MAX_FRAMES = 150  # kept per thread: 100 innermost and 50 outermost
+MAX_NUMBER = 1 << 62  # of a thread or line; larger ones are made up
+
+_NATIVE_SOURCE = (".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".pyx", ".rs", ".S")
+
+
+class ThreadHead(NamedTuple):
+    """The line that begins a thread. `number`: 0 where none stands there; `own`: the kernel's number, not an address."""
+
+    number: int = 0
+    name: str = ""
+    active: bool = False
+    owns_gil: bool = False
+    own: bool = False
+    main: bool = False  # the form says that it is the main thread
+
+
+class StackForm(NamedTuple):
+    """One form in which a tool writes the threads of a process.
+
+    A line is tried against `process` (its groups `pid` and `command` are optional), `thread`, and below a thread `frame`;
+    lines that match `noise` belong to the form and hold nothing. `main_last`: where no name says which thread is the main
+    one, it is the last of its process, else the first.
+    """
+
+    name: str
+    thread: re.Pattern[str]
+    head: Callable[[re.Match[str]], ThreadHead]
+    frame: re.Pattern[str]
+    make: Callable[[re.Match[str]], Frame | None]
+    process: re.Pattern[str] | None = None
+    noise: re.Pattern[str] | None = None
+    outermost_first: bool = False
+    main_last: bool = False
+
+
+def number(text: str | None) -> int:
+    """A thread's number, decimal or `0x…`; letters without `0x` are hexadecimal, too. 0 for none and for what is too large."""
+    if not text:
+        return 0
+    bare = text.lower().removeprefix("0x")
+    if not re.fullmatch(r"[0-9a-f]{1,16}", bare):
+        return 0
+    found = int(bare, 10 if bare == text and bare.isdigit() else 16)
+    return found if found < MAX_NUMBER else 0
+
+
+def line_number(text: str | None) -> int:
+    """A line of a file; 0 where there is none."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def short_function(name: str) -> str:
+    """Cut a demangled C++ name to what a person reads: no template arguments, no parameters."""
+    cut = re.split(r"[<(]", clean(name, 2000), maxsplit=1)[0].strip()
+    return (cut or clean(name, MAX_NAME))[:MAX_NAME]
+
+
+def named_frame(path: str, line: str, function: str) -> Frame:
+    """A Python frame as pystack and faulthandler name it: with the whole path of its file."""
+    whole = clean(path, 512)
+    file = short_path(whole)
+    return Frame(function=clean(function, MAX_NAME), file=file, line=line_number(line), path=whole)
+
+
+def short_path(path: str) -> str:
+    """As much of a path as says whose file it is: below site-packages or the standard library, else its last part."""
+    short = INSTALLED.split(path)[-1]
+    short = short if short != path else re.sub(r"^.*/lib/python3\.\d+/", "", path)
+    return short.rpartition("/")[2] if short.startswith("/") else short
+
+
+def native_frame(function: str, file: str = "", line: str | None = None) -> Frame:
+    """A C or C++ frame; `file` is its source or its library."""
+    return Frame(
+        function=short_function(function),
+        file=clean(file.rpartition("/")[2], MAX_NAME),
+        line=line_number(line),
+        path=clean(file, 512),
+        native=True,
+    )
+
+
+def is_native_source(file: str) -> bool:
+    """True for the name of a C, C++, CUDA, Cython or Rust file."""
+    return file.endswith(_NATIVE_SOURCE)

@@ -1,0 +1,85 @@
+"""Stacks as JSON: `py-spy dump --json`, one list for each process, alone or several in one text, or inside an object."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mldebug.capture.stacks.pyspy import parse_pyspy_json
+from mldebug.core.errors import EvidenceError
+from mldebug.core.model import ThreadStack
+from mldebug.core.redact import clean
+
+_BEGIN = re.compile(r"^\s*(?:\[\s*(?:\{.*|\]?\s*)|\{\s*(?:\".*)?)$")
+_INSIDE = re.compile(
+    r'^\s+"(?:pid|thread_id|thread_name|os_thread_id|active|owns_gil|frames|name|filename|module|short_filename|line|locals|is_entry'
+    r'|process_info)": .*$|^\s+[\[\]{}],?$'
+)
+_DECODER = json.JSONDecoder()
+MAX_DEPTH = 3
+
+
+class JsonProcess(NamedTuple):
+    """The threads of one process; 0 and "" where the text does not say whose they are."""
+
+    pid: int
+    command: str
+    stacks: tuple[ThreadStack, ...]
+
+
+class JsonText(NamedTuple):
+    """What one JSON value holds, and how many lines it takes; 0 where there is none."""
+
+    processes: tuple[JsonProcess, ...] = ()
+    lines: int = 0
+
+
+def is_json(line: str) -> bool:
+    """May a JSON value of stacks begin with this line, or the line stand inside one?"""
+    return bool(_BEGIN.match(line) or _INSIDE.match(line))
+
+
+def take_json(lines: list[str]) -> JsonText:
+    """The value that begins with the first line; none where it is no whole JSON, or holds no stacks."""
+    if not _BEGIN.match(lines[0]):
+        return JsonText()
+    text = "\n".join(lines)
+    start = len(text) - len(text.lstrip())
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return JsonText()
+    found = tuple(_processes(value, 0))
+    return JsonText(found, text.count("\n", 0, end) + 1) if found else JsonText()
+
+
+def _processes(value: Any, depth: int) -> Iterator[JsonProcess]:
+    """A list of threads is a process; objects may hold it under any name, beside `pid` and a command line."""
+    if isinstance(value, list) and value and all(_is_thread(one) for one in value):
+        by_pid: dict[int, list[Any]] = {}
+        for one in value:
+            by_pid.setdefault(_number(one.get("pid")), []).append(one)
+        for pid, threads in by_pid.items():
+            try:
+                yield JsonProcess(pid, "", parse_pyspy_json(json.dumps(threads)))
+            except (EvidenceError, ValueError, RecursionError):
+                continue
+    elif depth < MAX_DEPTH and isinstance(value, list):
+        for one in value:
+            yield from _processes(one, depth + 1)
+    elif depth < MAX_DEPTH and isinstance(value, dict):
+        command = value.get("command_line") or value.get("cmdline") or value.get("command") or ""
+        for one in value.values():
+            for found in _processes(one, depth + 1):
+                yield found._replace(
+                    pid=found.pid or _number(value.get("pid")),
+                    command=found.command or clean(str(command), 4096),
+                )
+
+
+def _is_thread(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("frames"), list)
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and 0 < value < 1 << 31 else 0

@@ -1,0 +1,240 @@
+"""Which rank is which process, by what the dumps say: variables, prefixes, command lines, names of files; else in order.
+
+A group is what was dumped in one place: a file, or the lines of one host in a file. A number on a group is a rank where the
+group has one rank process, and a node where it has several.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from mldebug.capture.stacks.process_text import ProcessText
+from mldebug.core.ranksets import MAX_RANK
+
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "JAX_PROCESS_ID")
+_LOCAL_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_WORLD_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_NODE_VARIABLES = ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID")
+
+
+class Place(NamedTuple):
+    """One group: its name for people, the number in it (-1: none), and whether that name says rank, node or neither."""
+
+    name: str
+    number: int = -1
+    says: str = ""  # "rank", "node", ""
+
+
+class PlacedProcess(NamedTuple):
+    """One rank process, and where it was found."""
+
+    process: ProcessText
+    place: Place
+
+
+class Numbered(NamedTuple):
+    """The rank of each process in order, the size of the job, and a sentence on how they were numbered where that is a guess."""
+
+    ranks: tuple[int, ...]
+    world: int
+    guess: str = ""
+
+
+def place_of(name: str) -> Place:
+    """What the name of a file or host says: `rank3`, `trace-node17`, `dump-4`, `worker.7.txt`."""
+    stem = re.sub(
+        r"\.(?:txt|json|out|log|err|trace|stack|stacks|dump|md|pyspy|gdb|bt)$",
+        "",
+        name,
+        flags=re.IGNORECASE,
+    )
+    if match := re.search(
+        r"(?<![a-z])(?:global_?)?rank[ _.=-]?(\d{1,7})(?!\d)", stem, re.IGNORECASE
+    ):
+        return Place(name, int(match[1]), "rank")
+    if match := re.search(
+        r"(?<![a-z])(?:nodes?|hosts?|gpu-?node|pod)[ _.=-]?(\d{1,7})(?!\d)", stem, re.IGNORECASE
+    ):
+        return Place(name, int(match[1]), "node")
+    match = re.search(r"(\d{1,7})$", stem)
+    return Place(name, int(match[1]) if match else -1)
+
+
+def number_ranks(found: Sequence[PlacedProcess], launchers: Iterable[ProcessText]) -> Numbered:
+    """Give each process its rank."""
+    launchers = tuple(launchers)
+    sizes = Counter(one.place for one in found)
+    own = [_own_rank(one, sizes[one.place] == 1) for one in found]
+    world = _known_world(found, launchers)
+    if own and all(0 <= rank <= MAX_RANK for rank in own) and len(set(own)) == len(own):
+        return Numbered(tuple(own), max(world, max(own) + 1))
+    named = _by_names(found, sizes)
+    if named is not None:
+        return Numbered(named, max(world, max(named) + 1))
+    return _by_order(found, launchers, world)
+
+
+def _own_rank(one: PlacedProcess, alone: bool) -> int:
+    """What a process says of itself: a variable, its command line, the prefix or heading of its lines; -1 for nothing."""
+    process = one.process
+    if (rank := _first(process.environment, _RANK_VARIABLES)) >= 0:
+        return rank
+    if (rank := _argument(process.command, r"(?:global[-_])?rank")) >= 0:
+        return rank
+    if (rank := _argument(process.command, "RANK", dashes="")) >= 0:
+        return rank
+    if process.rank >= 0:
+        return process.rank
+    return process.label.rank if alone else -1
+
+
+def _by_names(found: Sequence[PlacedProcess], sizes: Mapping[Place, int]) -> tuple[int, ...] | None:
+    """The numbers on files or tasks that hold one rank each; None where they are no ranks: twice, of nodes, or pids."""
+    if any(size > 1 for size in sizes.values()) or not found:
+        return None
+    numbers = [
+        one.process.label.task if one.process.label.task >= 0 else one.place.number for one in found
+    ]
+    if min(numbers) < 0 or max(numbers) > MAX_RANK or len(set(numbers)) < len(numbers):
+        return None
+    surely = all(one.place.says == "rank" for one in found)
+    pids = any(
+        one.process.pid == number for one, number in zip(found, numbers, strict=True) if number > 1
+    )
+    late = min(numbers) > 1 and min(numbers) >= len(numbers)  # trace-17, trace-18: nodes, or pids
+    nodes = any(one.place.says == "node" for one in found)
+    return None if not surely and (pids or late or nodes) else tuple(numbers)
+
+
+def _by_order(
+    found: Sequence[PlacedProcess], launchers: Sequence[ProcessText], world: int
+) -> Numbered:
+    """Nodes in the order of their numbers or names; on each the local rank, else the pid, else the order in the text."""
+    places = list(dict.fromkeys(one.place for one in found))
+    nodes = {place: _node_number(place, found) for place in places}
+    known = all(number >= 0 for number in nodes.values()) and len(set(nodes.values())) == len(
+        places
+    )
+    ordered = sorted(places, key=lambda place: (nodes[place] if known else 0, _natural(place.name)))
+    width = max(Counter(one.place for one in found).values(), default=1)
+    width = max(width, _local_world(launchers, found))
+    exact = known and min(nodes.values()) == 0
+    ranks: dict[int, int] = {}
+    base = 0
+    for turn, place in enumerate(ordered):
+        mine = [index for index, one in enumerate(found) if one.place == place]
+        local = _local_ranks([found[index].process for index in mine])
+        start = width * (nodes[place] if exact else turn) if local or len(mine) == width else base
+        for offset, index in enumerate(sorted(mine, key=lambda i: _order(found[i].process, local))):
+            ranks[index] = start + (
+                local.get(id(found[index].process), offset) if local else offset
+            )
+        base = max(ranks.values()) + 1
+    if len(set(ranks.values())) < len(ranks) or max(ranks.values(), default=0) > MAX_RANK:
+        ranks = {
+            index: number for number, index in enumerate(sorted(ranks, key=lambda i: (ranks[i], i)))
+        }
+    numbers = tuple(ranks[index] for index in range(len(found)))
+    return Numbered(
+        numbers, max(world, max(numbers, default=-1) + 1), _guess(found, ordered, numbers)
+    )
+
+
+def _guess(found: Sequence[PlacedProcess], ordered: Sequence[Place], numbers: Sequence[int]) -> str:
+    """How they were numbered."""
+    shown = []
+    for place in ordered[:4]:
+        mine = sorted(
+            number for one, number in zip(found, numbers, strict=True) if one.place == place
+        )
+        shown.append(
+            f"{place.name or 'the text'}: {mine[0]}-{mine[-1]}"
+            if len(mine) > 1
+            else f"{place.name or 'the text'}: {mine[0]}"
+        )
+    more = f" and {len(ordered) - 4} more" if len(ordered) > 4 else ""
+    local = all(_local(one.process) >= 0 for one in found)
+    pids = all(one.process.pid for one in found)
+    order = (
+        "by their local ranks" if local else "by their pids" if pids else "in the order of the text"
+    )
+    where = "" if len(ordered) == 1 else "place by place and there "
+    if len(ordered) == len(found) > 1:
+        where, order = "", "in the order of the names"
+    return f"the dumps do not say which rank is which: numbered {where}{order} ({'; '.join(shown)}{more})"
+
+
+def _order(process: ProcessText, local: Mapping[int, int]) -> tuple[int, int, int]:
+    return local.get(id(process), 0), process.pid, process.number
+
+
+def _local_ranks(processes: Sequence[ProcessText]) -> dict[int, int]:
+    """The local rank of each, by identity; empty where one has none, or two have the same."""
+    found = {id(one): _local(one) for one in processes}
+    good = min(found.values(), default=-1) >= 0 and len(set(found.values())) == len(processes)
+    return found if good else {}
+
+
+def _local(process: ProcessText) -> int:
+    if (rank := _first(process.environment, _LOCAL_VARIABLES)) >= 0:
+        return rank
+    if process.label.local >= 0:
+        return process.label.local
+    return _argument(process.command, r"local[-_]rank")
+
+
+def _node_number(place: Place, found: Sequence[PlacedProcess]) -> int:
+    for one in found:
+        if one.place == place:
+            number = _first(one.process.environment, _NODE_VARIABLES)
+            if number < 0:
+                number = one.process.label.task
+            if number >= 0:
+                return number
+    return place.number
+
+
+def _known_world(found: Sequence[PlacedProcess], launchers: Sequence[ProcessText]) -> int:
+    """The size of the job as a variable or a command line says; 0 where none does."""
+    sizes = [_first(one.process.environment, _WORLD_VARIABLES) for one in found]
+    sizes += [_argument(one.process.command, r"world[-_]size") for one in found]
+    for launcher in launchers:
+        nodes = _argument(launcher.command, r"(?:nnodes|num[-_]nodes|num[-_]machines)")
+        local = _argument(launcher.command, r"(?:nproc[-_]per[-_]node|num[-_]gpus)")
+        total = _argument(launcher.command, r"num[-_]processes")
+        sizes.append(total if total > 0 else max(nodes, 1) * local)
+    known = [size for size in sizes if 0 < size <= MAX_RANK + 1]
+    return max(known, default=0)
+
+
+def _local_world(launchers: Sequence[ProcessText], found: Sequence[PlacedProcess]) -> int:
+    sizes = [_argument(one.command, r"(?:nproc[-_]per[-_]node|num[-_]gpus)") for one in launchers]
+    sizes += [
+        _first(one.process.environment, ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+        for one in found
+    ]
+    return max((size for size in sizes if size <= 1024), default=0)
+
+
+def _first(environment: Mapping[str, str], names: Iterable[str]) -> int:
+    """The number that the first of these variables holds; -1 for none."""
+    for name in names:
+        value = environment.get(name, "")
+        if value.isascii() and value.isdigit() and len(value) < 8:
+            return int(value)
+    return -1
+
+
+def _argument(command: str, name: str, dashes: str = "--?") -> int:
+    """The number behind `--name=` or `--name `; -1 for none."""
+    match = re.search(rf"(?:^|\s){dashes}{name}[= ](\d{{1,7}})(?!\S)", command)
+    return int(match[1]) if match else -1
+
+
+def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """node2 before node10."""
+    return tuple(
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.findall(r"\d{1,18}|\D+", name)
+    )

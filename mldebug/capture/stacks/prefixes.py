@@ -1,0 +1,134 @@
+"""What stands before a line where many processes write into one file: pdsh, srun, mpirun, docker, kubectl, clocks, colours.
+
+Prefixes are taken off once, before any form of stacks is tried, and become the label of the line: lines with one label are
+one stream. Which prefixes a file has is learned from its lines that are stacks behind them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from mldebug.core.redact import clean
+
+MAX_DEPTH = 3  # prefixes before one line
+MAX_LEARNED = 20_000  # lines from which the prefixes of a file are learned
+
+_CODES = re.compile(
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[@-_]|[\r\ufeff]"
+)
+_HOST = r"(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]{0,252})"
+
+PREFIXES: tuple[re.Pattern[str], ...] = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # a clock: docker -t, kubectl --timestamps, ts, journalctl; with the stream of a container runtime
+        r"\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:?\s(?:std(?:out|err) [FP] )?",
+        r"\[?[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s",
+        r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s",
+        # mpirun --tag-output, PRRTE, mpiexec -prepend-rank
+        r"\[(?:[\w.-]{1,253}@)?\d{1,9},(?P<rank>\d{1,6})\]<std(?:out|err)>:\s?",
+        r"\[(?:[\w.-]{1,253}@)?\d{1,9},(?P<rank>\d{1,6})\]:?\s",
+        r"\[(?P<rank>\d{1,6})\]:?\s",
+        # torchrun, DeepSpeed, torchx
+        r"\[?rank(?P<rank>\d{1,6})\]?:\s?",
+        r"\[default(?P<local>\d{1,6})\]:\s?",
+        r"(?P<host>[a-z][\w-]{0,60}/\d{1,6}) (?:\[(?P<local>\d{1,6})\]:)?",
+        # srun --label
+        r"\s{0,5}(?P<task>\d{1,6}): ?",
+        # docker compose, kubectl logs --prefix, Ray, syslog
+        rf"{_HOST}\s{{1,30}}\|\s?",
+        r"\[pod/(?P<host>[\w.-]{1,253})(?:/[\w.-]{1,253})?\]\s",
+        r"\([\w.:-]{1,100} pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,253}))?\)\s",
+        rf"{_HOST} [\w./-]{{1,100}}(?:\[\d{{1,10}}\])?:\s",
+        # pdsh, clush, dsh, and what people write themselves
+        rf"(?!(?:[Ee]rror|[Ww]arning|Thread|Process|Python|Traceback|File)\b){_HOST}: ?",
+        rf"\[{_HOST}\]:?\s",
+        # a debugger's prompt, and quotes in a mail or an issue
+        r"\(gdb\) ",
+        r"(?:> ?)",
+    )
+)
+
+
+class Label(NamedTuple):
+    """Who wrote a line, as its prefixes say; -1 and "" where they do not."""
+
+    host: str = ""
+    rank: int = -1
+    task: int = -1
+    local: int = -1
+    pid: int = -1
+
+
+class LabelledLine(NamedTuple):
+    """One line without its prefixes. `number` counts lines of the file from 1."""
+
+    label: Label
+    text: str
+    number: int
+
+
+Sequence = tuple[int, ...]
+
+
+def plain(text: str) -> list[str]:
+    """The lines of a text without colours and control codes; NUL, which separates variables in /proc, ends a line."""
+    return _CODES.sub("", text.replace("\0", "\n")).expandtabs(8).split("\n")
+
+
+def unprefixed(lines: list[str], known: Callable[[str], bool]) -> Iterable[LabelledLine]:
+    """Take the prefixes off. `known`: is this a line of some form of stacks?"""
+    common = _learned(lines, known)
+    for number, line in enumerate(lines, 1):
+        label, text = _strip(line, common) if common else (Label(), line)
+        if text is None:
+            sequence = () if known(line) else _search(line, known, 0)
+            label, text = _strip(line, sequence or ())
+        yield LabelledLine(label, line if text is None else text, number)
+
+
+def _learned(lines: list[str], known: Callable[[str], bool]) -> Sequence:
+    """The prefixes that most stack lines of a file have; none where most have none."""
+    votes: Counter[Sequence] = Counter()
+    for line in filter(None, lines[:MAX_LEARNED]):
+        if known(line):
+            votes[()] += 1
+        elif (found := _search(line, known, 0)) is not None:
+            votes[found] += 1
+    return max(votes, key=lambda one: (votes[one], -len(one)), default=())
+
+
+def _search(line: str, known: Callable[[str], bool], depth: int) -> Sequence | None:
+    """The prefixes behind which the line is one of stacks."""
+    if depth == MAX_DEPTH:
+        return None
+    for index, prefix in enumerate(PREFIXES):
+        match = prefix.match(line)
+        if match is None or match.end() == 0:
+            continue
+        rest = line[match.end() :]
+        if known(rest):
+            return (index,)
+        if (below := _search(rest, known, depth + 1)) is not None:
+            return (index, *below)
+    return None
+
+
+def _strip(line: str, sequence: Sequence) -> tuple[Label, str | None]:
+    """The label and the rest of a line with these prefixes; None for the rest where it does not have them."""
+    label = Label()
+    for index in sequence:
+        match = PREFIXES[index].match(f"{line} ")  # the blank behind a prefix may be cut off
+        if match is None:
+            return Label(), None
+        label = _joined(label, match.groupdict())
+        line = line[match.end() :]
+    return label, line
+
+
+def _joined(label: Label, groups: dict[str, str | None]) -> Label:
+    """Add what one prefix says; the first host that is named counts."""
+    numbers = {key: int(value) for key, value in groups.items() if value and key != "host"}
+    host = label.host or clean(groups.get("host") or "", 200)
+    return label._replace(host=host, **numbers)

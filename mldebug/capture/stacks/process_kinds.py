@@ -1,0 +1,225 @@
+"""Which of the Python processes of a node are ranks, and which launch them, load data for them or have nothing to do with them.
+
+People dump all Python processes of a node (`pgrep python | xargs -n 1 py-spy dump --pid`). What a process is shows in the
+frames of its main thread first, then in its command line. Sources: torch 1.13 to 2.15, accelerate, DeepSpeed, Ray, wandb.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from mldebug.capture.stacks.process_text import ProcessText
+from mldebug.core.model import Frame
+
+
+class ProcessKind(StrEnum):
+    """What a process is for the job."""
+
+    RANK = "rank"
+    LAUNCHER = "launcher"
+    WORKER = "worker"  # a DataLoader's, a pool's: of one rank
+    HELPER = "helper"  # a server or agent beside the ranks, or of another program
+
+
+class KindSign(NamedTuple):
+    """A frame of the main thread that shows what a process is."""
+
+    kind: ProcessKind
+    file: re.Pattern[str]
+    function: re.Pattern[str]
+
+
+def _sign(kind: ProcessKind, file: str, function: str = r".*") -> KindSign:
+    return KindSign(kind, re.compile(rf"(?:.*/)?(?:{file})"), re.compile(function))
+
+
+L, W, H = ProcessKind.LAUNCHER, ProcessKind.WORKER, ProcessKind.HELPER
+
+FRAMES: tuple[KindSign, ...] = (
+    _sign(W, r"torch/utils/data/_utils/worker\.py", r"_worker_loop"),
+    _sign(W, r"concurrent/futures/process\.py", r"_process_worker"),
+    _sign(W, r"(?:multiprocessing|multiprocess|billiard)/pool\.py", r"worker"),
+    _sign(W, r"(?:multiprocessing|multiprocess|loky(?:/backend)?)/(?:resource_tracker|forkserver|semaphore_tracker)\.py", r"main"),
+    _sign(W, r"(?:multiprocessing|multiprocess)/managers\.py", r".*(?:serve_forever|_run_server)"),
+    _sign(W, r"torch/_inductor/compile_worker/__main__\.py"),
+    _sign(W, r"torch/_inductor/compile_worker/subproc_pool\.py", r".*(?:SubprocMain\.)?main"),
+    _sign(L, r"torch/distributed/elastic/agent/server/\w+\.py"),
+    _sign(L, r"torch/distributed/launcher/api\.py", r"launch_agent|.*__call__"),
+    _sign(L, r"torch/distributed/(?:run|launch)\.py"),
+    _sign(L, r"torch/multiprocessing/spawn\.py", r"(?:.*\.)?join|start_processes|spawn"),
+    _sign(L, r"deepspeed/launcher/(?:launch|runner)\.py"),
+    _sign(L, r"accelerate/commands/launch\.py"),
+    _sign(L, r"horovod/runner/.*"),
+    _sign(L, r"colossalai/cli/.*"),
+    _sign(L, r"composer/cli/launcher\.py"),
+    _sign(L, r"lightning/fabric/cli\.py|lightning_fabric/cli\.py"),
+    _sign(L, r"dlrover/(?:trainer/torch|python/elastic_agent)/.*"),
+    _sign(H, r"wandb/sdk/(?:service|internal)/.*", r"(?:.*\.)?(?:serve|main|start|loop|join)"),
+    _sign(H, r"ray/(?:dashboard|autoscaler)/.*|ray/_private/log_monitor\.py"),
+    _sign(H, r"tensorboard/(?:main|program)\.py"),
+)  # fmt: skip
+
+_PYTHON = r"(?:^|.*[/ ])python[\d.]*(?: -\S+)*"
+COMMANDS: tuple[tuple[ProcessKind, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        (L, r"(?:.*[/ ])?(?:torchrun|deepspeed|horovodrun|mpirun|mpiexec|srun|colossalai|composer|ft_launcher|dlrover-run)(?: .*)?"),
+        (L, r".* -m (?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.\w+)\b.*"),
+        (L, r"(?:.*[/ ])?accelerate(?:-| )launch\b.*"),
+        (W, r".*from multiprocessing\.(?:resource_tracker|forkserver|semaphore_tracker) import main.*"),
+        (W, r".*torch/_inductor/compile_worker/__main__\.py.*"),
+        (H, r".*(?:wandb-core|wandb-service|wandb/sdk/service|ray/dashboard|ray/_private/log_monitor|ray/autoscaler|raylet).*"),
+        (H, r"(?:.*[/ ])?(?:tensorboard|jupyter(?:-lab|-notebook|hub)?|mldebug|supervisord|ray start|nvitop|gpustat|glances|ansible\S*|pdsh)(?: .*)?"),
+        (H, r".*(?:networkd-dispatcher|unattended-upgrade|fail2ban|firewalld|/tuned|cloud-init|dnf|yum|apt-get).*"),
+    )
+)  # fmt: skip
+
+_CHILD = re.compile(r"(?:.*/)?(?:multiprocessing|multiprocess)/process\.py")
+_TRAINING = re.compile(
+    r"(?:.*/)?(?:torch/(?:distributed/(?!elastic|launcher|run\.py|launch\.py)|nn/|autograd/|cuda/|optim/)|deepspeed/(?!launcher)|megatron/"
+    r"|accelerate/(?!commands)|lightning|pytorch_lightning|transformers/|jax/|jaxlib/|horovod/(?!runner)|composer/(?!cli)).*"
+)
+_WAITS_FOR_CHILD = re.compile(
+    r"(?:.*/)?(?:multiprocessing|multiprocess)/(?:popen_\w+|process|connection)\.py|subprocess\.py|(?:.*/)?torch/multiprocessing/spawn\.py"
+)
+
+
+class SortedProcesses(NamedTuple):
+    """All processes by what they are. `of`: index of a worker -> index of the rank that it works for, where that is known."""
+
+    kinds: tuple[ProcessKind, ...]
+    of: dict[int, int]
+
+
+def sort_processes(found: Sequence[ProcessText], groups: Sequence[object]) -> SortedProcesses:
+    """Sort the processes; `groups` says for each where it was found: a worker alone with one rank there is that rank's."""
+    kinds = [kind_of(one) for one in found]
+    children = [
+        index
+        for index, one in enumerate(found)
+        if kinds[index] is ProcessKind.RANK and is_child(one)
+    ]
+    _sort_children(found, groups, kinds, children)
+    _sort_strangers(found, kinds)
+    return SortedProcesses(tuple(kinds), dict(_owners(found, groups, kinds)))
+
+
+def kind_of(process: ProcessText) -> ProcessKind:
+    """By the process alone: what is none of the known kinds is a rank."""
+    frames = own_frames(process)
+    for frame in frames:
+        for sign in FRAMES:
+            if sign.file.fullmatch(frame.file) and sign.function.fullmatch(frame.function):
+                return sign.kind
+    if any(_TRAINING.fullmatch(frame.file) for frame in frames):
+        return ProcessKind.RANK
+    command = _program(process.command)
+    return next(
+        (kind for kind, pattern in COMMANDS if pattern.fullmatch(command)), ProcessKind.RANK
+    )
+
+
+def _program(command: str) -> str:
+    """The command line up to the script: what follows are the script's own arguments."""
+    words = command.split(" ")
+    for index, word in enumerate(words):
+        if index and word.endswith(".py") and not word.startswith("-"):
+            return " ".join(words[: index + 1])
+    return command[:2000]
+
+
+def own_frames(process: ProcessText) -> tuple[Frame, ...]:
+    """The frames of the main thread; of a forked child not those that its parent stood in when it forked."""
+    main = process.main
+    frames = main.frames if main else ()
+    cut = next((i for i, one in enumerate(frames) if _is_start_of_child(one)), len(frames))
+    return frames[: cut + 1]
+
+
+def is_child(process: ProcessText) -> bool:
+    """Was it started by Python's multiprocessing?"""
+    frames = own_frames(process)
+    return (
+        bool(frames) and _is_start_of_child(frames[-1])
+    ) or "--multiprocessing-fork" in process.command
+
+
+def _is_start_of_child(frame: Frame) -> bool:
+    return frame.function.endswith("_bootstrap") and bool(_CHILD.fullmatch(frame.file))
+
+
+def _trains(process: ProcessText) -> bool:
+    every = (*process.stacks, *process.native)
+    return any(_TRAINING.fullmatch(frame.file) for one in every for frame in one.frames)
+
+
+def _sort_children(
+    found: Sequence[ProcessText],
+    groups: Sequence[object],
+    kinds: list[ProcessKind],
+    children: Sequence[int],
+) -> None:
+    """Children of multiprocessing are ranks where they train and their parent only waits for them, else workers."""
+    trained = any(_trains(found[index]) for index in children)
+    for index, one in enumerate(found):
+        waits = _WAITS_FOR_CHILD.fullmatch(next((f.file for f in own_frames(one)), "")) is not None
+        alone = kinds[index] is ProcessKind.RANK and index not in children and waits
+        mine = [i for i in children if groups[i] == groups[index]]
+        if (
+            alone
+            and trained
+            and mine
+            and not any(
+                _TRAINING.fullmatch(f.file) and "spawn" not in f.file for f in own_frames(one)
+            )
+        ):
+            kinds[index] = ProcessKind.LAUNCHER
+    parents = [i for i, kind in enumerate(kinds) if kind is ProcessKind.RANK and i not in children]
+    for index in children:
+        if not trained or any(groups[i] == groups[index] and _trains(found[i]) for i in parents):
+            kinds[index] = ProcessKind.WORKER if parents else ProcessKind.RANK
+
+
+def _sort_strangers(found: Sequence[ProcessText], kinds: list[ProcessKind]) -> None:
+    """Beside several ranks of one script, a program of another script that has no training frame is none of the job."""
+    ranks = [index for index, kind in enumerate(kinds) if kind is ProcessKind.RANK]
+    scripts = Counter(script(found[index]) for index in ranks)
+    common, count = next(iter(scripts.most_common(1)), ("", 0))
+    if not common or count < 2 or count <= len(ranks) / 2:
+        return
+    for index in ranks:
+        mine = script(found[index])
+        if mine and mine != common and not _trains(found[index]):
+            kinds[index] = ProcessKind.HELPER
+
+
+def script(process: ProcessText) -> str:
+    """The script or module that the command line runs; "" where it names none."""
+    match = re.search(r"(?:^|[\s/])([\w.-]+\.py)\b|\s-m\s+([\w.]+)", process.command)
+    return (match[1] or match[2]) if match else ""
+
+
+def _owners(
+    found: Sequence[ProcessText], groups: Sequence[object], kinds: Sequence[ProcessKind]
+) -> Iterable[tuple[int, int]]:
+    """The rank of each worker: its parent by number, else the only rank of the place where both were found."""
+    by_pid = {(groups[i], one.pid): i for i, one in enumerate(found) if one.pid}
+    for index, one in enumerate(found):
+        if kinds[index] is not ProcessKind.WORKER:
+            continue
+        parent = by_pid.get((groups[index], one.parent)) if one.parent else None
+        for _ in range(8):  # a worker of a worker
+            if parent is None or kinds[parent] is not ProcessKind.WORKER:
+                break
+            parent = by_pid.get((groups[index], found[parent].parent))
+        same = [
+            i
+            for i, kind in enumerate(kinds)
+            if kind is ProcessKind.RANK and groups[i] == groups[index]
+        ]
+        if parent is not None and kinds[parent] is ProcessKind.RANK:
+            yield index, parent
+        elif not one.parent and len(same) == 1:
+            yield index, same[0]

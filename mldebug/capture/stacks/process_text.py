@@ -1,0 +1,198 @@
+"""Processes from the threads of a text: where one ends and the next begins, which thread is the main one, what is one process."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from mldebug.capture.frames import python_frames
+from mldebug.capture.stacks.faulthandler import FAULTHANDLER
+from mldebug.capture.stacks.form import MAX_FRAMES, StackForm, ThreadHead
+from mldebug.capture.stacks.prefixes import Label
+from mldebug.capture.stacks.pyspy import MAX_THREADS
+from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
+
+_IN_THREADS = ("_bootstrap", "_bootstrap_inner", "Thread._bootstrap", "Thread._bootstrap_inner")
+_STARTS = ("<module>", "_run_module_as_main", "_run_code")
+
+
+class ProcessText(msgspec.Struct, kw_only=True):
+    """One process as a text shows it. 0 and "" stand for what is not there."""
+
+    pid: int = 0
+    parent: int = 0
+    command: str = ""
+    stacks: tuple[ThreadStack, ...] = ()
+    native: tuple[ThreadStack, ...] = ()
+    label: Label = Label()
+    file: str = ""  # that a heading names inside the text
+    rank: int = -1  # that a heading names
+    host: str = ""  # that a heading names
+    environment: dict[str, str] = {}
+    times: int = 1  # how often it was dumped: the last counts
+    turn: int = 0  # how often its pid stood in the text before, with others in between
+    number: int = 0  # of its first line
+    form: str = ""
+
+    @property
+    def main(self) -> ThreadStack | None:
+        """Its main thread, where one could be found."""
+        every = (*self.stacks, *self.native)
+        return next((one for one in every if one.name == MAIN_THREAD), None)
+
+
+class ThreadText(msgspec.Struct):
+    """One thread as it stands in a text: its heading, and its frames in the order of the text."""
+
+    head: ThreadHead
+    form: StackForm
+    number: int
+    frames: list[Frame] = []
+
+
+class ThreadBlock(msgspec.Struct):
+    """Threads below one heading, of one process or, without a heading, of several."""
+
+    process: ProcessText
+    threads: list[ThreadText] = []
+    json: tuple[ThreadStack, ...] = ()
+
+
+def split(block: ThreadBlock) -> Iterator[ProcessText]:
+    """The processes of a block. Without a process line, each main thread has its own."""
+    if block.json:
+        named = _main_named([(one, False) for one in block.json], last=False)
+        yield _process(block.process, named)
+        return
+    parts = [block.threads] if block.process.pid else _parts(block.threads)
+    for threads in parts:
+        if threads:
+            stacks = [(_stack(one), one.head.main) for one in threads[:MAX_THREADS]]
+            found = _process(block.process, _main_named(stacks, threads[0].form.main_last))
+            main = next((t for t in found.stacks if t.name == MAIN_THREAD), None)
+            own = {one.head.number for one in threads if one.head.own}
+            if not found.pid and main is not None and main.tid in own:
+                found.pid = main.tid
+            found.number = found.number or threads[0].number
+            found.form = threads[0].form.name
+            yield found
+
+
+def _process(of: ProcessText, stacks: tuple[ThreadStack, ...]) -> ProcessText:
+    native = any(frame.native for one in stacks for frame in one.frames)
+    return msgspec.structs.replace(of, stacks=stacks, native=stacks if native else ())
+
+
+def _stack(thread: ThreadText) -> ThreadStack:
+    head = thread.head
+    frames = thread.frames[::-1] if thread.form.outermost_first else thread.frames
+    return ThreadStack(
+        tid=head.number,
+        name=head.name,
+        active=head.active,
+        owns_gil=head.owns_gil,
+        frames=_both_ends(frames),
+    )
+
+
+def _both_ends(frames: list[Frame]) -> tuple[Frame, ...]:
+    """Cut endless recursion in the middle: where it stands and where it came from both stay."""
+    if len(frames) <= MAX_FRAMES:
+        return tuple(frames)
+    hidden = Frame(function=f"… {len(frames) - MAX_FRAMES} frames left out …", file="cut.py")
+    return (*frames[:100], hidden, *frames[-49:])
+
+
+def _parts(threads: list[ThreadText]) -> list[list[ThreadText]]:
+    """Threads without a process line, cut where a second main thread shows a second process."""
+    parts: list[list[ThreadText]] = [[]]
+    ended = False
+    for thread in threads:
+        main = _is_main(thread)
+        other_form = bool(parts[-1]) and parts[-1][-1].form is not thread.form
+        second = main and not thread.form.main_last and any(map(_is_main, parts[-1]))
+        if ended or other_form or second:
+            parts.append([])
+        parts[-1].append(thread)
+        ended = main and thread.form.main_last
+    return parts
+
+
+def _is_main(thread: ThreadText) -> bool:
+    """Does the form, its name or its outermost frame say so?"""
+    if thread.head.main or thread.head.name == MAIN_THREAD:
+        return True
+    frames = thread.frames
+    if not frames or thread.head.name:
+        return thread.form.outermost_first and bool(frames) and frames[0].function in _STARTS
+    return frames[-1].function in _STARTS
+
+
+def _main_named(stacks: list[tuple[ThreadStack, bool]], last: bool) -> tuple[ThreadStack, ...]:
+    """The stacks with the main one called MainThread; each form has its order."""
+    plain_stacks = [one for one, _ in stacks]
+    if any(one.name == MAIN_THREAD for one in plain_stacks):
+        return tuple(plain_stacks)
+    marked = [index for index, (_, main) in enumerate(stacks) if main]
+    starts = [i for i, one in enumerate(plain_stacks) if _outermost(one) in _STARTS]
+    others = [
+        i for i, one in enumerate(plain_stacks) if one.frames and _outermost(one) not in _IN_THREADS
+    ]
+    among = marked or starts or others or list(range(len(stacks)))
+    if among:
+        index = among[-1] if last else among[0]
+        plain_stacks[index] = msgspec.structs.replace(plain_stacks[index], name=MAIN_THREAD)
+    return tuple(plain_stacks)
+
+
+def _outermost(stack: ThreadStack) -> str:
+    python = python_frames(stack.frames)
+    return python[-1].function if python else ""
+
+
+def joined(found: Iterable[ProcessText]) -> list[ProcessText]:
+    """Several dumps of one process in a row are one; where it comes again after others, that is another turn."""
+    kept: list[ProcessText] = []
+    turns: dict[object, int] = {}
+    for one in found:
+        if not one.stacks:
+            continue
+        last = kept[-1] if kept else None
+        if last is not None and _key(one) == _key(last) and (one.pid or _same_main(last, one)):
+            kept[-1] = join(last, one)
+            continue
+        if one.pid:
+            turns[_key(one)] = turns.get(_key(one), -1) + 1
+        one.turn = turns.get(_key(one), 0)
+        kept.append(one)
+    return kept
+
+
+def _same_main(one: ProcessText, other: ProcessText) -> bool:
+    """faulthandler names no process; the address of the main thread differs between any two."""
+    mains = (one.main, other.main)
+    return (
+        one.form == other.form == FAULTHANDLER.name
+        and len({m.tid if m else 0 for m in mains} | {0}) == 2
+    )
+
+
+def _key(process: ProcessText) -> tuple[object, ...]:
+    return process.label, process.host, process.file, process.pid
+
+
+def join(before: ProcessText, after: ProcessText) -> ProcessText:
+    """A later dump of the same process; one of native frames and one of Python's are one dump."""
+    kinds = {bool(before.native), bool(after.native)}
+    plain_one = before if not before.native and after.native else after
+    return msgspec.structs.replace(
+        after,
+        turn=before.turn,
+        command=after.command or before.command,
+        parent=after.parent or before.parent,
+        rank=max(after.rank, before.rank),
+        environment=before.environment | after.environment,
+        stacks=plain_one.stacks,
+        native=after.native or before.native,
+        times=before.times + (len(kinds) == 1),
+        number=before.number,
+    )

@@ -1,0 +1,295 @@
+"""Stacks as people have them: forms, prefixes, numbers of ranks, kinds of processes; no text is ever an error."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mldebug.capture.dump_folder import captures_from_dumps
+from mldebug.capture.stacks.numbering import place_of
+from mldebug.capture.stacks.process_kinds import ProcessKind, kind_of
+from mldebug.capture.stacks.process_text import ProcessText
+from mldebug.capture.stacks.reader import is_stack_line, read_text
+from mldebug.cli.commands.diagnose import judge, read_evidence
+from mldebug.core.errors import EvidenceError, MldebugError
+
+FIELD = Path(__file__).parents[2] / "fixtures" / "field" / "stacks"
+TEXTS = sorted(path for path in FIELD.rglob("*") if path.is_file() and path.name != "cases.yaml")
+ALL_REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:2924)", "step (train.py:88)", "<module> (train.py:120)")  # fmt: skip
+BARRIER = ("barrier (torch/distributed/distributed_c10d.py:4000)", "write (train.py:99)", "<module> (train.py:120)")  # fmt: skip
+
+
+def dump(pid: int, frames: tuple[str, ...], command: str = "python train.py") -> str:
+    lines = (f"Process {pid}: {command}", "Python v3.11.9 (/usr/bin/python3.11)", "", f'Thread {pid} (idle): "MainThread"')  # fmt: skip
+    return "\n".join((*lines, *(f"    {frame}" for frame in frames), ""))
+
+
+def folder(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (root / f"{name}.txt").write_text(text)
+    return root
+
+
+def numbers(root: Path) -> dict[int, int]:
+    """rank -> pid."""
+    found = [rank.identity for one in captures_from_dumps(root) for rank in one.ranks]
+    return {one.rank: one.pid for one in found}
+
+
+# --- prefixes --------------------------------------------------------------------------------------
+
+PREFIXES = {
+    "pdsh": "gpu{0}: ",
+    "srun": " {0}: ",
+    "srun wide": "   {0}: ",
+    "mpirun": "[1,{0}]<stdout>:",
+    "prrte": "[prterun-a@1,{0}]<stdout>: ",
+    "mpich": "[{0}] ",
+    "torchrun": "[rank{0}]: ",
+    "compose": "trainer-{0}  | ",
+    "kubectl": "[pod/llama-{0}/pytorch] ",
+    "ray": "(TrainWorker pid=9{0}, ip=10.0.0.{0}) ",
+    "clock": "gpu{0}: 2026-11-26T04:45:42.123Z ",
+    "clock first": "2026-11-26 04:45:42,123 gpu{0}: ",
+    "container runtime": "[pod/llama-{0}/p] 2026-11-26T04:45:42.1Z stdout F ",
+    "syslog": "Nov 26 04:45:42 gpu{0} stacks[12]: ",
+    "colour": "\x1b[36mgpu{0}:\x1b[0m ",
+}
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+@pytest.mark.parametrize("cut", [False, True])
+def test_what_stands_before_a_line_is_taken_off(name: str, cut: bool, tmp_path: Path) -> None:
+    """Lines of four ranks, mixed. `cut`: blanks at the end of lines are gone, as editors do."""
+    texts = [
+        [PREFIXES[name].format(rank) + line for line in dump(70 + rank, BARRIER if rank == 2 else ALL_REDUCE).split("\n")]
+        for rank in range(4)
+    ]  # fmt: skip
+    lines = mixed(texts)
+    folder(tmp_path, all="\n".join(line.rstrip() if cut else line for line in lines))
+    report = judge(read_evidence(tmp_path)).report
+
+    assert [one.rank for one in report.diagnosis.culprits] == [2], report.diagnosis.summary
+    assert [one.pid for one in report.ranks] == [70, 71, 72, 73]
+    assert report.gaps == ()
+
+
+def mixed(texts: list[list[str]]) -> list[str]:
+    chance, left, lines = random.Random(4), [list(text) for text in texts], []
+    while any(left):
+        one = chance.choice([text for text in left if text])
+        lines.append(one.pop(0))
+    return lines
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Error: Failed to open process 4711 - check if it is running.",
+        "step 4 | loss 2.1 | lr 3e-4",
+        "INFO:root:Process group ready",
+        "2026-11-26 04:45:42 rank 3: saved",
+        "Thread pool of 8",
+        'File "train.py" was not found',
+    ],
+)
+def test_lines_of_a_log_are_no_stacks(line: str) -> None:
+    assert not is_stack_line(line)
+    assert read_text(line).processes == ()
+    assert read_text(line).unread == 1
+
+
+# --- which rank ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "says"),
+    [
+        ("rank3.txt", 3, "rank"),
+        ("pyspy_rank_12.json", 12, "rank"),
+        ("stack-global_rank=7.log", 7, "rank"),
+        ("node17.txt", 17, "node"),
+        ("trace-3.out", 3, ""),
+        ("dump.txt", -1, ""),
+        ("crankshaft3", 3, ""),
+    ],
+)
+def test_the_number_in_a_name(name: str, number: int, says: str) -> None:
+    assert place_of(name)[1:] == (number, says)
+
+
+def test_files_by_rank(tmp_path: Path) -> None:
+    folder(tmp_path, rank1=dump(5, ALL_REDUCE), rank0=dump(9, ALL_REDUCE))
+    assert numbers(tmp_path) == {0: 9, 1: 5}
+
+
+def test_variables_go_before_the_name_of_the_file(tmp_path: Path) -> None:
+    for name, rank in (("a0", 1), ("a1", 0)):
+        folder(tmp_path, **{name: f"RANK={rank}\n{dump(50 + rank, ALL_REDUCE)}"})
+    assert numbers(tmp_path) == {0: 50, 1: 51}
+
+
+def test_a_rank_that_two_claim_is_nobodys(tmp_path: Path) -> None:
+    folder(tmp_path, a="RANK=3\n" + dump(7, ALL_REDUCE) + "RANK=3\n" + dump(8, ALL_REDUCE))
+    (capture,) = captures_from_dumps(tmp_path)
+    assert [rank.identity.rank for rank in capture.ranks] == [0, 1]
+    assert [remark.kind for remark in capture.remarks] == ["rank_order"]
+
+
+def test_local_ranks_count_from_the_first_of_the_node(tmp_path: Path) -> None:
+    for node in "ab":
+        texts = [dump(90 - local, ALL_REDUCE, f"python t.py --local-rank={local}") for local in range(4)]  # fmt: skip
+        folder(tmp_path, **{f"host-{node}": "\n".join(texts)})
+    assert numbers(tmp_path) == {0: 90, 1: 89, 2: 88, 3: 87, 4: 90, 5: 89, 6: 88, 7: 87}
+
+
+def test_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for node in (9, 10, 11):
+        folder(tmp_path, **{f"node{node}": dump(100 + node, ALL_REDUCE)})
+    assert numbers(tmp_path) == {0: 109, 1: 110, 2: 111}
+
+
+def test_how_they_were_numbered_is_said_and_lowers_the_confidence(tmp_path: Path) -> None:
+    folder(tmp_path, a="\n".join(dump(70 + r, BARRIER if r == 2 else ALL_REDUCE) for r in range(4)))
+    report = judge(read_evidence(tmp_path)).report
+    assert report.diagnosis.confidence == "low"
+    assert any("do not say which rank is which" in remark for remark in report.remarks)
+
+
+def test_a_job_of_more_ranks_than_were_dumped(tmp_path: Path) -> None:
+    launcher = dump(1, ("_invoke_run (torch/distributed/elastic/agent/server/api.py:9)",), "torchrun --nnodes=2 --nproc-per-node=2 t.py")  # fmt: skip
+    texts = (launcher, dump(5, ALL_REDUCE, "python t.py"), dump(6, ALL_REDUCE, "python t.py"))
+    folder(tmp_path, node0="\n".join(texts))
+    summary = judge(read_evidence(tmp_path)).report.diagnosis.summary
+    assert summary.startswith("2 of the 4 ranks have no dump: look for them first; ")
+
+
+# --- kinds of processes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "frames", "kind"),
+    [
+        ("torchrun train.py", ("_poll (x.py:1)",), ProcessKind.LAUNCHER),
+        ("/usr/bin/python3 /usr/bin/torchrun --nproc_per_node 4 train.py", ("main (torchrun:10)",), ProcessKind.LAUNCHER),
+        ("python -m torch.distributed.run train.py", ("x (y.py:1)",), ProcessKind.LAUNCHER),
+        ("python /opt/bin/accelerate launch train.py", ("wait (subprocess.py:9)",), ProcessKind.LAUNCHER),
+        ("python train.py --launcher torchrun", ("x (train.py:1)",), ProcessKind.RANK),
+        ("python train.py", ("wrapper (torch/distributed/elastic/multiprocessing/errors/__init__.py:355)", "<module> (train.py:9)"), ProcessKind.RANK),
+        ("python train.py", ("read (data.py:1)", "_worker_loop (torch/utils/data/_utils/worker.py:3)"), ProcessKind.WORKER),
+        ("python -c from multiprocessing.resource_tracker import main;main(6)", ("x (y.py:1)",), ProcessKind.WORKER),
+        ("python /opt/wandb/sdk/service", ("x (y.py:1)",), ProcessKind.HELPER),
+        ("", ALL_REDUCE, ProcessKind.RANK),
+    ],
+)  # fmt: skip
+def test_what_a_process_is(command: str, frames: tuple[str, ...], kind: ProcessKind) -> None:
+    (process,) = read_text(dump(7, frames, command)).processes
+    assert kind_of(process) is kind
+    assert kind_of(ProcessText(command="")) is ProcessKind.RANK
+
+
+def test_a_forked_worker_is_not_taken_for_where_its_parent_stood(tmp_path: Path) -> None:
+    child = ("flush (writer.py:3)", "_bootstrap (multiprocessing/process.py:314)", *ALL_REDUCE)
+    folder(tmp_path, rank0=dump(7, ALL_REDUCE) + dump(8, child), rank1=dump(9, ALL_REDUCE))
+    (capture,) = captures_from_dumps(tmp_path)
+    assert [[child.pid for child in rank.children] for rank in capture.ranks] == [[8], []]
+
+
+def test_launchers_alone_are_refused(tmp_path: Path) -> None:
+    folder(tmp_path, rank0=dump(7, ("main (torchrun:10)",), "torchrun t.py"))
+    with pytest.raises(EvidenceError, match="only launchers and workers"):
+        captures_from_dumps(tmp_path)
+
+
+# --- what was not read -----------------------------------------------------------------------------
+
+
+def test_what_was_not_read_is_one_sentence(tmp_path: Path) -> None:
+    folder(
+        tmp_path, rank0=dump(7, ALL_REDUCE) + "and then?\n", rank1=dump(8, ALL_REDUCE), notes="a\nb"
+    )
+    (capture,) = captures_from_dumps(tmp_path)
+    (gap,) = capture.gaps
+    assert gap.reason == "notes.txt: 2 lines, no stacks in it (it says 'a'); rank0.txt: 1 of 7 lines are of no form that mldebug knows ('and then?')"  # fmt: skip
+
+
+def test_a_file_alone_is_judged(tmp_path: Path) -> None:
+    folder(tmp_path, all=dump(7, ALL_REDUCE) + dump(8, ALL_REDUCE))
+    assert len(judge(read_evidence(tmp_path / "all.txt")).report.ranks) == 2
+
+
+# --- any text --------------------------------------------------------------------------------------
+
+
+def test_broken_json_takes_no_longer_than_its_lines() -> None:
+    assert read_text("[\n" * 20_000).processes == ()
+
+
+def judged(root: Path) -> None:
+    """An answer or a refusal in words; nothing else."""
+    try:
+        report = judge(read_evidence(root)).report
+    except MldebugError:
+        return
+    assert all(rank.rank >= 0 for rank in report.ranks)
+    assert len({rank.rank for rank in report.ranks}) == len(report.ranks)
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_no_text_is_an_internal_error(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Texts of the field cut, mixed, doubled, with bytes of anything in them, under names of any kind."""
+    root = tmp_path_factory.mktemp("any")
+    names = st.sampled_from(["rank0.txt", "rank1.txt", "node0.out", "7.json", "99999999.txt", "all", "x/y.log", "rank-1.txt"])  # fmt: skip
+    for name in data.draw(st.lists(names, min_size=1, max_size=3, unique=True)):
+        target = root / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(mutated(data))
+    judged(root)
+
+
+def mutated(data: st.DataObject) -> bytes:
+    lines = [line for path in data.draw(st.lists(st.sampled_from(TEXTS), max_size=3)) for line in path.read_bytes().split(b"\n")]  # fmt: skip
+    chance = data.draw(st.randoms(use_true_random=False))
+    kind = data.draw(st.sampled_from(["as it is", "cut", "shuffled", "doubled", "bytes", "joined"]))
+    if kind == "shuffled":
+        chance.shuffle(lines)
+    if kind == "doubled":
+        lines = [line for line in lines for _ in range(chance.randint(0, 2))]
+    text = (b"" if kind == "joined" else b"\n").join(lines)
+    if kind == "cut":
+        start = chance.randint(0, len(text))
+        text = text[start : start + chance.randint(0, 4000)]
+    if kind == "bytes":
+        for _ in range(20):
+            at = chance.randint(0, len(text))
+            text = text[:at] + data.draw(st.binary(max_size=6)) + text[at + chance.randint(0, 3) :]
+    return text
+
+
+alphabet = st.text(alphabet='Process Thread():0123456789abcfx \n"+gil<>.py\x1b\r#[]{},=|>-', max_size=400)  # fmt: skip
+
+
+@given(alphabet)
+def test_any_text_is_read_without_an_error(text: str) -> None:
+    found = read_text(text)
+    assert found.unread <= found.lines
+    assert all(frame.line >= 0 for one in found.processes for stack in one.stacks for frame in stack.frames)  # fmt: skip
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.sampled_from(["frames", "pid", "name", "line", "stack_traces", "command_line", "x"]), below, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(json_values)
+def test_any_json_is_read_without_an_error(value: object) -> None:
+    read_text(json.dumps(value))
+    read_text(json.dumps([value], indent=2))
