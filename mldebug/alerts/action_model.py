@@ -24,7 +24,7 @@ class ActionOutcome(StrEnum):
 
 
 class ActionFacts(EventMessage, frozen=True, kw_only=True):
-    """What an action is given: the message of the event's beginning, and who is blamed in parts."""
+    """What an action gets: the message of the event's beginning, with the blamed ranks, nodes and GPUs as fields."""
 
     confidence: str = ""
     blamed: tuple[Culprit, ...] = ()
@@ -47,11 +47,11 @@ class ActionDecision(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class UnfitError(Exception):
-    """The action cannot be done here; the message says why, and nothing was done."""
+    """The action cannot be done here. The message says why; nothing was done."""
 
 
 def facts_of(event: AlertEvent, node: str, link: str, version: str) -> ActionFacts:
-    """What actions are told about an event that fires: its message, and the confidence and culprits of its verdict."""
+    """The facts for actions about a firing event: its message, and the confidence and culprits of its verdict."""
     message, alert = message_of(event, node, link, version), event.alert
     return ActionFacts(
         **{name: getattr(message, name) for name in message.__struct_fields__},

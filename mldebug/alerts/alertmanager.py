@@ -70,7 +70,7 @@ def chosen(jobs: Mapping[str, Job], one: RunLabels, node: str) -> Iterator[Job]:
 
 
 def sentence(unknown: Iterable[RunLabels], node: str, jobs: Mapping[str, Job]) -> str:
-    """The answer where alerts mean no run of this node: which labels they had, and which runs there are."""
+    """The answer where alerts match no run of this node: the labels they had, and the runs there are."""
     have = ", ".join(f"{job.id} ({job.name})" for job in list(jobs.values())[:4]) or "none"
     named = "; ".join(one.words for one in list(unknown)[:4])
     return f"no run here is meant by {named}; runs on {node}: {have}"

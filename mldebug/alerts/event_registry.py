@@ -14,7 +14,7 @@ KEPT = 600.0  # seconds for which a resolved event is shown
 
 
 class EventRegistry:
-    """All events that are not over, or that some channel has not acknowledged yet."""
+    """All events that still last, or that some channel has not acknowledged yet."""
 
     def __init__(self, pending: float = 30.0) -> None:
         self.pending = pending  # seconds for which an alarm must stand before it fires
@@ -24,7 +24,7 @@ class EventRegistry:
         self._refined: set[str] = set()  # only their words have changed
 
     def restore(self, stored: Iterable[AlertEvent]) -> None:
-        """Take in events that an earlier agent stored; alerts raised since go before them, acknowledgements are kept."""
+        """Take over events that an earlier agent stored. Alerts raised since take precedence; acknowledgements are kept."""
         for one in stored:
             mine = self._events.get(one.key)
             if mine is None:
@@ -37,7 +37,7 @@ class EventRegistry:
                 )
 
     def raise_(self, alert: Alert, now: float, *, at_once: bool = False) -> None:
-        """Something is wrong, or is known better. `at_once`: do not wait `pending` seconds before it fires."""
+        """Raise an alert, or update it. `at_once`: it fires without waiting `pending` seconds. `now`: unix time."""
         known = self._events.get(alert.key)
         if known is None or known.state is EventState.RESOLVED:
             self._begin(alert, now)
@@ -62,7 +62,7 @@ class EventRegistry:
         self._resolve(over, now)
 
     def acknowledge(self, key: str, channel: str, state: str, started: float) -> None:
-        """A channel has acknowledged that state of the event that began then."""
+        """Note that a channel acknowledged this state of the event with this key and start."""
         known = self._events.get(key)
         if known is not None and known.started == started:
             self._set(
@@ -79,12 +79,12 @@ class EventRegistry:
         return [one for one in self._events.values() if one.state is EventState.FIRING]
 
     def keys(self, beginning: str) -> list[str]:
-        """Keys of events that are not over and begin so."""
+        """Keys of lasting events that begin with this text."""
         alive = (one for one in self._events.values() if one.state is not EventState.RESOLVED)
         return [one.key for one in alive if one.key.startswith(beginning)]
 
     def get(self, key: str) -> AlertEvent | None:
-        """The event of that key."""
+        """The event with this key; None where there is none."""
         return self._events.get(key)
 
     def all(self) -> tuple[AlertEvent, ...]:

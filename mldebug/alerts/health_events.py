@@ -18,7 +18,7 @@ HEALTH = "health/"
 def health_alerts(
     components: Iterable[ComponentHealth], names: Mapping[str, GpuName]
 ) -> Iterator[Alert]:
-    """One for each component that is not well; `names`: uuid -> how the GPU is called."""
+    """An alert for each component that is not healthy; `names`: what sentences call a GPU, by uuid."""
     for one in components:
         if one.state not in BAD:
             continue
@@ -37,10 +37,10 @@ def health_alerts(
 
 
 def healthy_keys(components: Iterable[ComponentHealth]) -> Iterator[str]:
-    """Keys of alerts that are over: a component that cannot be read is not known to be well."""
+    """Keys of health alerts that are over. A component that cannot be read keeps its alert."""
     return (health_key(one) for one in components if one.state is HealthState.HEALTHY)
 
 
 def health_key(one: ComponentHealth) -> str:
-    """The key of a component's event; the same whatever is wrong with it."""
+    """The key of a component's alert, whatever is wrong with the component."""
     return f"{HEALTH}{one.component}/{one.uuid}"

@@ -17,7 +17,7 @@ FAILURES = 3  # bad answers in a row after which somebody is told
 
 
 def of_schedulers(states: Iterable[SchedulerState], now: float) -> Iterator[SubjectAlerts]:
-    """One for each that this agent asks, once it has answered or failed."""
+    """Alerts of each configured scheduler, once it has answered or failed."""
     for one in states:
         begin = f"{SCHEDULER}{one.name}/"
         if not one.asks or (one.success_at is None and one.failing < FAILURES):

@@ -53,7 +53,7 @@ def alive(node: str, at: float, version: str = "") -> EventMessage:
 
 
 def cleaned(alert: Alert) -> Alert:
-    """The same with texts that can be stored and sent: names of files and jobs may be no UTF-8."""
+    """The alert with texts that can be stored and sent: names of files and jobs may be no valid UTF-8."""
     return msgspec.structs.replace(
         alert,
         key=safe_line(alert.key, 500),
@@ -71,7 +71,7 @@ def _cleaned(one: Culprit) -> Culprit:
 
 
 def plain_text(message: EventMessage) -> str:
-    """The message as a mail or a chat shows it."""
+    """The message as the text of a mail or chat."""
     lines = [message.sentence, ""]
     lines += [f"culprit: {one}" for one in message.culprits]
     lines += [f"next step: {one}" for one in message.next_steps]

@@ -13,7 +13,7 @@ from mldebug.core.model import Culprit, Noun
 
 
 class Severity(StrEnum):
-    """How much it matters, in Alertmanager's usual words."""
+    """How serious an alert is, in Alertmanager's usual words."""
 
     INFO = "info"
     WARNING = "warning"
@@ -21,7 +21,7 @@ class Severity(StrEnum):
 
 
 class EventState(StrEnum):
-    """Where an event is in its life."""
+    """Whether an event is pending, firing or resolved."""
 
     PENDING = "pending"  # true, and not yet for long enough
     FIRING = "firing"
@@ -29,7 +29,7 @@ class EventState(StrEnum):
 
 
 class Alert(Noun, frozen=True, kw_only=True):
-    """Something that is wrong. Raised again in every turn of the loop for as long as it lasts."""
+    """Something that is wrong. Whoever raises it raises it again at every turn of the main loop while it lasts."""
 
     key: str  # stable, unique on this node: "health/gpu_ecc/GPU-1"
     kind: str  # short word for routes: stall, abnormal_end, gpu_ecc
@@ -49,7 +49,7 @@ class Alert(Noun, frozen=True, kw_only=True):
 
 
 class AlertEvent(Noun, frozen=True, kw_only=True):
-    """One alert from its begin to its end. Times are unix seconds."""
+    """An alert from its beginning to its end. Times are unix seconds."""
 
     alert: Alert = msgspec.field(name="alarm")
     state: EventState
@@ -63,12 +63,12 @@ class AlertEvent(Noun, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The stable key."""
+        """The key of its alert, which stays the same while it lasts."""
         return self.alert.key
 
 
 class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a channel gets. The same `id` again is a double of a message that may have arrived."""
+    """What a channel sends. A message with the same `id` as an earlier one is a repetition that may already have arrived."""
 
     id: str  # the event's key, its start and its state
     key: str
@@ -91,14 +91,14 @@ class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channel(Protocol):
-    """What a file in `channels/` creates. It may block, but has time limits of its own."""
+    """What a file in `channels/` creates. `send` may block, within time limits of its own."""
 
     repeat: float  # seconds after which a firing event is sent again; 0: never
     # a channel may have `every` (seconds), too: then it gets no events, and one message now and then, that the agent lives
 
     def send(self, message: EventMessage) -> None:
-        """Deliver, or raise: `RefusedError` where another try cannot help, OSError where it may."""
+        """Deliver the message. Raises MessageRefusedError where another try cannot help, OSError where it may."""
 
 
 class MessageRefusedError(Exception):
-    """The other side has understood and does not want this message: sending it again cannot help."""
+    """The receiver understood the message and does not want it: sending it again cannot help."""

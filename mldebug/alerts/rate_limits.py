@@ -7,7 +7,7 @@ MOST = 2000  # runs that are remembered
 
 
 class PastAction(msgspec.Struct, frozen=True, array_like=True):
-    """One run of a step; `subject`: the run of the job, or the event where it is of none."""
+    """One run of an action; `subject`: the run of the job, or the event where there is none."""
 
     step: str
     subject: str
@@ -15,13 +15,13 @@ class PastAction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ActionRateLimits:
-    """Remembers what has run; `past` is what must survive a restart."""
+    """Remembers which actions ran when; `past` is what must survive a restart."""
 
     def __init__(self, past: tuple[PastAction, ...] = ()) -> None:
         self.past = past
 
     def refusal(self, step: str, subject: str, now: float, cooldown: float, hourly: int) -> str:
-        """Why it must not run now; "" where it may. What lies in the future, of a clock that was set back, counts as now."""
+        """Why the action must not run now; "" where it may. Times in the future (after a clock was set back) count as now."""
         mine = [one for one in self.past if one.step == step]
         ages = [max(0.0, now - one.at) for one in mine if one.subject == subject]
         if ages and min(ages) < cooldown:

@@ -11,7 +11,7 @@ SHOWN = ("health/", "scheduler/", "orphan/")  # `status` tells of these by itsel
 
 
 def event_lines(view: EventsView, shown: Collection[str]) -> Iterator[str]:
-    """What is wrong and shown nowhere else, and channels that fail; `shown`: ids of incidents that are shown already."""
+    """Lines about what is wrong and shown nowhere else, and channels that fail; `shown`: ids of incidents already shown."""
     firing = [one for one in view.events if one.state == "firing" and not one.key.startswith(SHOWN)]
     lines = [_firing(one) for one in firing if one.report not in {*shown} - {""}]
     yield from lines[:MOST]

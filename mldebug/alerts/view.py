@@ -20,7 +20,7 @@ class EventView(Noun, frozen=True, kw_only=True):
 
 
 class ChannelState(Noun, frozen=True, kw_only=True):
-    """How one channel does, since the agent's start."""
+    """The state and counters of one channel since the agent's start."""
 
     name: str
     kind: str
@@ -33,7 +33,7 @@ class ChannelState(Noun, frozen=True, kw_only=True):
 
 
 class ActionState(Noun, frozen=True, kw_only=True):
-    """How one action does, since the agent's start."""
+    """The state and counters of one action since the agent's start."""
 
     name: str
     kind: str

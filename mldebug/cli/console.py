@@ -9,7 +9,7 @@ MIN_WIDTH = 20  # columns of text, however far it is indented
 
 
 class Console(rich.console.Console):
-    """Rich would end the program with 1, which is what a stall is told with; `mldebug.cli` knows better."""
+    """A rich console that raises BrokenPipeError itself: rich would exit with 1, the code that means "stall found"."""
 
     def on_broken_pipe(self) -> None:
         """Raise BrokenPipeError where the reader of stdout is gone, instead of Rich's own exit."""

@@ -17,14 +17,14 @@ class LookupParam(StringParamType):
 
 
 class WordListParam(StringParamType):
-    """Some of these words, with commas between them."""
+    """The type of an option that takes several of these words, separated by commas."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
 
 
 class PathParam(StringParamType):
-    """A path as text: `paths` is file or dir."""
+    """The type of an option that takes a path, as text; `paths`: what TAB offers, file or dir."""
 
     def __init__(self, paths: str) -> None:
         self.paths = paths

@@ -40,7 +40,7 @@ def _own_state_dir() -> Path:
 
 
 class AgentConfig(Section, frozen=True, kw_only=True):
-    """What belongs to the node."""
+    """The section `agent`: settings of the agent process on a node."""
 
     # ordinary users: $XDG_STATE_HOME/mldebug or ~/.local/state/mldebug
     state_dir: Path = msgspec.field(default_factory=_own_state_dir)
@@ -54,7 +54,7 @@ class AgentConfig(Section, frozen=True, kw_only=True):
 
 
 class CaptureConfig(Section, frozen=True, kw_only=True):
-    """How evidence is taken."""
+    """The section `capture`: how evidence is taken."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"preview": "flight_recorder"}
 
@@ -77,7 +77,7 @@ class CaptureConfig(Section, frozen=True, kw_only=True):
 
 
 class StallConfig(Section, frozen=True, kw_only=True):
-    """When a quiet run counts as stalled."""
+    """The section `stall`: when a quiet run counts as stalled."""
 
     # auto: 5 times the 99th percentile of the run's own gaps, 30s to 4m; a number is obeyed as it is
     timeout: Literal["auto"] | PositiveDuration = "auto"
@@ -92,7 +92,7 @@ class StallConfig(Section, frozen=True, kw_only=True):
 
 
 class ClusterConfig(Section, frozen=True, kw_only=True):
-    """The agents of several nodes among themselves; without a key or certificates each is alone."""
+    """The section `cluster`: how agents of several nodes reach each other; without a key or certificates each works alone."""
 
     # the same file on all nodes, at least 32 random bytes, closed to others: openssl rand -hex 32
     key_file: Path | None = None
@@ -116,14 +116,14 @@ class ClusterConfig(Section, frozen=True, kw_only=True):
 
 
 class MetricsConfig(Section, frozen=True, kw_only=True):
-    """What Prometheus gets."""
+    """The section `metrics`: what Prometheus gets."""
 
     # series of one scrape at most; over it the least important families are left out, ranks' first
     series_budget: Annotated[int, msgspec.Meta(ge=100, le=1_000_000)] = 5000
 
 
 class CheckpointsConfig(Section, frozen=True, kw_only=True):
-    """What jobs save, and whether it is whole."""
+    """The section `checkpoints`: where jobs write checkpoints, and how they are checked."""
 
     # look at the saves of jobs; where they are is learned from what the jobs write
     watch: bool = True
@@ -136,7 +136,7 @@ class CheckpointsConfig(Section, frozen=True, kw_only=True):
 
 
 class MemoryConfig(Section, frozen=True, kw_only=True):
-    """Memory of the host, of control groups and of ranks."""
+    """The section `memory`: when memory of the host, of control groups or of ranks raises an alert."""
 
     # look at it; without it no alarm of memory
     watch: bool = True
@@ -149,7 +149,7 @@ class MemoryConfig(Section, frozen=True, kw_only=True):
 
 
 class HealthConfig(Section, frozen=True, kw_only=True):
-    """When a component of the node is not well."""
+    """The section `health`: when a component of the node counts as unhealthy."""
 
     # GPUs that must be there. auto: those that were seen before
     gpus: Literal["auto"] | Annotated[int, msgspec.Meta(ge=0, le=1024)] = "auto"
@@ -158,7 +158,7 @@ class HealthConfig(Section, frozen=True, kw_only=True):
 
 
 class EventsConfig(Section, frozen=True, kw_only=True):
-    """What is told to all channels."""
+    """The section `events`: what is sent to all channels."""
 
     # for how long something must be wrong before anybody is told; incidents of jobs are told at once
     pending: Annotated[Duration, msgspec.Meta(ge=0)] = 30.0
@@ -167,7 +167,7 @@ class EventsConfig(Section, frozen=True, kw_only=True):
 
 
 class ActionsConfig(Section, frozen=True, kw_only=True):
-    """What is done about an event; nothing that may harm a job or a node without `allow`."""
+    """The section `actions`: what is done about events; nothing that may harm a job or a node without `allow`."""
 
     # by name: {save: {kind: capture}, stop: {kind: scancel}}
     steps: Annotated[
@@ -185,7 +185,7 @@ class ActionsConfig(Section, frozen=True, kw_only=True):
     hourly: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Chains name steps."""
+        """Problems that types cannot show: chains that name unknown steps, as (option, what is wrong)."""
         for kind, steps in self.chains.items():
             for name in steps:
                 if name not in self.steps:
@@ -196,7 +196,7 @@ class ActionsConfig(Section, frozen=True, kw_only=True):
 
 
 class DirSizesConfig(Section, frozen=True, kw_only=True):
-    """Directories whose size and inodes are kept fresh; each is counted once and then watched."""
+    """The section `trees`: directories whose size and inodes are kept current; each is counted once and then watched."""
 
     # absolute: [/scratch/me, /data/checkpoints]
     paths: tuple[str, ...] = ()
@@ -209,7 +209,7 @@ class DirSizesConfig(Section, frozen=True, kw_only=True):
 
 
 class QuotaConfig(Section, frozen=True, kw_only=True):
-    """A site's own tool that tells a quota: `lfs quota`, `mmlsquota`, `idrquota`."""
+    """A quota that is read with a tool of the site: `lfs quota`, `mmlsquota`, `idrquota`."""
 
     # the program with its arguments, without a shell; it runs in the C locale
     command: tuple[str, ...] = ()
@@ -222,7 +222,7 @@ class QuotaConfig(Section, frozen=True, kw_only=True):
 
 
 class CanaryConfig(Section, frozen=True, kw_only=True):
-    """Test writes: what `df` says and what can be written differ. The agent writes nowhere without them."""
+    """The section `storage.canary`: test writes, because `df` may differ from what can be written. The agent writes nowhere without it."""
 
     # folders in which a small file is written, synced and removed
     paths: tuple[str, ...] = ()
@@ -233,7 +233,7 @@ class CanaryConfig(Section, frozen=True, kw_only=True):
 
 
 class StorageConfig(Section, frozen=True, kw_only=True):
-    """When filesystems are too full, or will be."""
+    """The section `storage`: when filesystems are too full, or will be."""
 
     # between two looks
     interval: Annotated[Duration, msgspec.Meta(ge=0.5, le=3600)] = 30.0
@@ -259,7 +259,7 @@ class StorageConfig(Section, frozen=True, kw_only=True):
 
 
 class ExpectedJob(Section, frozen=True, kw_only=True):
-    """Which job must run or be queued; * stands for anything, and what is left out fits all."""
+    """A job that must be running or queued; * matches anything, and a field that is left out matches all."""
 
     # of the job
     name: str = ""
@@ -272,7 +272,7 @@ class ExpectedJob(Section, frozen=True, kw_only=True):
 
 
 class JobsConfig(Section, frozen=True, kw_only=True):
-    """Jobs that somebody waits for, and what jobs have left behind."""
+    """The section `jobs`: jobs that should be there, and leftovers of jobs that are gone."""
 
     # by name of the watch: {pretrain: {name: my-training-10b, user: ada}}; needs a scheduler
     expected: dict[str, ExpectedJob] = {}
@@ -285,7 +285,7 @@ class JobsConfig(Section, frozen=True, kw_only=True):
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """Everything that can be set."""
+    """The whole configuration of mldebug."""
 
     agent: AgentConfig = msgspec.field(default_factory=AgentConfig)
     capture: CaptureConfig = CaptureConfig()

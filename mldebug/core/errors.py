@@ -38,13 +38,13 @@ class MldebugError(Exception):
 
 
 class UsageError(MldebugError):
-    """The command line cannot be obeyed."""
+    """The command line is invalid."""
 
     exit_code = ExitCode.USAGE
 
 
 class ConfigError(UsageError):
-    """The configuration cannot be obeyed; `problems` lists every one of them, with its line."""
+    """The configuration is invalid; `problems` lists everything that is wrong, with its line."""
 
     def __init__(self, problems: list[str], way_out: str = "") -> None:
         super().__init__("\n".join(problems), way_out)

@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 def read_struct(file: Path, wanted: type[_T]) -> _T:
-    """Read one JSON file as a struct; `EvidenceError` when it cannot be had or is malformed."""
+    """Read a JSON file as a struct of this type. Raises EvidenceError where it cannot be read or is malformed."""
     return _decode(read_bytes(file), wanted, file)
 
 
@@ -58,7 +58,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> EvidenceError | AccessError:
-    """Why a file or folder of evidence cannot be read: a right is missing, or it is not there."""
+    """The error for a file or folder of evidence that cannot be read: a right is missing, or it does not exist."""
     if isinstance(error, PermissionError):
         return AccessError(
             f"this user may not read {path}", "ask as the owner of the job, or as root"
@@ -125,7 +125,7 @@ def give(folder: Path, owner_uid: int | None) -> None:
 
 
 def add_folder(temporary: Path, target: Path) -> bool:
-    """Give the new folder a name that nobody has, at once; False where somebody has it."""
+    """Rename the new folder to a name that does not exist yet, atomically. False where the name exists."""
     try:
         os.rename(temporary, target)  # fails on a folder with something in it
     except OSError as error:
@@ -137,7 +137,7 @@ def add_folder(temporary: Path, target: Path) -> bool:
 
 
 def replace_folder(temporary: Path, target: Path) -> None:
-    """Put the new folder in place of the old one, at once: whoever is killed here leaves one of the two."""
+    """Put the new folder in place of the old one, atomically: after a crash one of the two is there."""
     if not os.path.lexists(target):
         os.rename(temporary, target)
     elif _exchange(temporary, target):
@@ -225,7 +225,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def folder_size(folder: Path) -> int:
-    """Return the bytes of all files below a folder, following no link; `HUGE` where it has more entries than any report."""
+    """Bytes of all files below a folder, without following links; `HUGE` where it has more entries than a report can have."""
     total, entries, folders = 0, 0, [os.fspath(folder)]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:

@@ -27,7 +27,7 @@ _FABRIC = re.compile(r"(?:tcp|o2ib|kfi)\d*")  # of Lustre: 10.1.2.3@o2ib
 
 
 def names_in(text: str) -> Iterator[Name]:
-    """Yield (kind, name) of each user, node and domain that the text names in one of these ways."""
+    """Users, nodes and domains that the text names in recognisable places, as (kind, name)."""
     for match in _PERSON.finditer(text):
         yield "user", match[match.lastgroup or 0]
     for match in _SERVER.finditer(text):

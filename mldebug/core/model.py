@@ -15,18 +15,18 @@ MAIN_THREAD = "MainThread"
 
 
 class Noun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of what is measured: compact on the wire (defaults left out), unknown fields ignored."""
+    """Base of measured data: compact as JSON (default values are left out), unknown fields are ignored when it is read."""
 
 
 class Spoken(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what a report says: every field is always written."""
+    """Base of report data: every field is always written."""
 
 
 # --- who -----------------------------------------------------------------------------------------
 
 
 class RankIdentity(Noun, frozen=True, kw_only=True):
-    """One rank process, as found on this node. Read once, then cached."""
+    """The identity of a rank's process on this node, read once and then cached."""
 
     rank: int
     world_size: int
@@ -79,7 +79,7 @@ class Job(Noun, frozen=True, kw_only=True):
 
 
 class Remark(Noun, frozen=True, kw_only=True):
-    """Something odd that discovery saw and that is nobody's stall: duplicate ranks, impossible environments."""
+    """Something odd that was found and is no stall: two processes with one rank, impossible variables."""
 
     kind: str
     message: str
@@ -100,7 +100,7 @@ class Gap(Noun, frozen=True, kw_only=True):
 
 
 class Frame(Noun, frozen=True, kw_only=True):
-    """One call. `line` is 0 for native code; `path` is the full file name (or the shared object)."""
+    """A frame of a stack. `line` is 0 for native code; `path` is the full file name (or the shared object)."""
 
     function: str
     file: str  # short: as much of the path as a person needs
@@ -119,7 +119,7 @@ class Frame(Noun, frozen=True, kw_only=True):
 
 
 class ThreadStack(Noun, frozen=True, kw_only=True):
-    """The stack of one Python thread; `frames` are innermost first."""
+    """The stack of one Python thread; `frames` stand innermost first."""
 
     tid: int
     name: str = ""
@@ -129,7 +129,7 @@ class ThreadStack(Noun, frozen=True, kw_only=True):
 
 
 class ThreadState(Noun, frozen=True, kw_only=True):
-    """/proc/PID/task/TID: what the kernel says of one thread."""
+    """What the kernel says of one thread, from /proc/PID/task/TID."""
 
     tid: int
     name: str = ""
@@ -144,7 +144,7 @@ class ThreadState(Noun, frozen=True, kw_only=True):
 
 
 class OpenFile(Noun, frozen=True, kw_only=True):
-    """One file descriptor. kind: file, pipe, fifo, socket, device, tty, gpu, anon, deleted."""
+    """An open file descriptor. `kind`: file, pipe, fifo, socket, device, tty, gpu, anon or deleted."""
 
     fd: int
     target: str
@@ -158,7 +158,7 @@ class OpenFile(Noun, frozen=True, kw_only=True):
 
 
 class Io(Noun, frozen=True, kw_only=True):
-    """/proc/PID/io, bytes."""
+    """I/O counters of a process in bytes, from /proc/PID/io."""
 
     read_chars: int = 0
     written_chars: int = 0
@@ -185,7 +185,7 @@ class FileLock(Noun, frozen=True, kw_only=True):
 
 
 class ProcessState(Noun, frozen=True, kw_only=True):
-    """/proc/PID: what the kernel says of one process at one moment."""
+    """What the kernel says of one process at one moment, from /proc/PID."""
 
     pid: int
     name: str = ""
@@ -225,7 +225,7 @@ class Movement(Noun, frozen=True, kw_only=True):
 
 
 class ProcessCapture(Noun, frozen=True, kw_only=True):
-    """Everything taken of one process at one moment."""
+    """Everything that was read of one process at one moment."""
 
     pid: int
     name: str = ""
@@ -252,7 +252,7 @@ class LogTail(Noun, frozen=True, kw_only=True):
 
 
 class Collective(Noun, frozen=True, kw_only=True):
-    """One call of a collective, as Flight Recorder saw it on one rank."""
+    """One collective call of one rank, as its Flight Recorder has it."""
 
     op: str  # all_reduce
     sequence: int  # number of the call in its process group, from 1
@@ -267,7 +267,7 @@ class Collective(Noun, frozen=True, kw_only=True):
 
 
 class Transfer(Noun, frozen=True, kw_only=True):
-    """One send or receive that is not done, as Flight Recorder saw it on one rank."""
+    """One unfinished send or receive of one rank, as its Flight Recorder has it."""
 
     op: str  # send, recv
     peer: int  # its number in the group
@@ -280,7 +280,7 @@ class Transfer(Noun, frozen=True, kw_only=True):
 
 
 class FlightGroup(Noun, frozen=True, kw_only=True):
-    """One process group as one of its members sees it. The counts are sequence numbers, 0: none yet."""
+    """One process group as one of its ranks sees it. The counts are sequence numbers; 0: none yet."""
 
     name: str
     backend: str = ""  # nccl, gloo: each counts for itself
@@ -292,7 +292,7 @@ class FlightGroup(Noun, frozen=True, kw_only=True):
 
 
 class GroupCount(Noun, frozen=True, kw_only=True):
-    """How far a rank is in one process group by its `pg_status`, which a dump has also where it leaves out finished calls."""
+    """How far a rank is in a process group by its `pg_status`, which a dump has even where it leaves out finished calls."""
 
     number: int  # by which this rank's process knows the group
     name: str = ""  # "": the dump holds no call of it, so it is not known
@@ -301,7 +301,7 @@ class GroupCount(Noun, frozen=True, kw_only=True):
 
 
 class FlightRecord(Noun, frozen=True, kw_only=True):
-    """What one rank's Flight Recorder says at one moment."""
+    """The content of one rank's Flight Recorder at one moment."""
 
     version: str = ""
     groups: tuple[FlightGroup, ...] = ()
@@ -315,7 +315,7 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
 
 
 class NcclRank(Noun, frozen=True, kw_only=True):
-    """One rank of a communicator, as NCCL RAS tells it. `rank` counts inside this communicator."""
+    """One rank of a communicator, as NCCL RAS reports it. `rank` counts inside this communicator."""
 
     rank: int
     host: str = ""  # an address; "": not told
@@ -326,7 +326,7 @@ class NcclRank(Noun, frozen=True, kw_only=True):
 
 
 class NcclAbsent(Noun, frozen=True, kw_only=True):
-    """A process that NCCL RAS got no data of. `rank` counts inside its communicator; None: of none in particular."""
+    """A process of which NCCL RAS has no data. `rank` counts inside its communicator; None: the communicator is not known."""
 
     rank: int | None = None
     host: str = ""
@@ -345,7 +345,7 @@ class NcclLevel(Noun, frozen=True, kw_only=True):
 
 
 class NcclCommunicator(Noun, frozen=True, kw_only=True):
-    """One communicator. `ranks` may be few of many: `levels` and the sums are of all that answered."""
+    """A communicator as NCCL RAS reports it. `ranks` may be incomplete; `levels` and the sums cover all that answered."""
 
     key: str  # all the hashes that it is known by
     size: int = 0  # 0: not told
@@ -382,7 +382,7 @@ class HookState(Noun, frozen=True, kw_only=True):
 
 
 class TraceTail(Noun, frozen=True, kw_only=True):
-    """The last that one rank's tracer wrote into its ring, source text among it, secrets hidden."""
+    """The last calls in the ring file of one rank's tracer, with source text; secrets are hidden."""
 
     lines: tuple[
         str, ...
@@ -396,7 +396,7 @@ class TraceTail(Noun, frozen=True, kw_only=True):
 
 
 class RankCapture(Noun, frozen=True, kw_only=True):
-    """One rank with its children."""
+    """Everything that was captured of one rank: its process, its children, its recorders."""
 
     identity: RankIdentity
     process: ProcessCapture
@@ -430,7 +430,7 @@ class Fault(Noun, frozen=True, kw_only=True):
 
 
 class GpuSample(Noun, frozen=True, kw_only=True):
-    """What one look told of one GPU; None: it was not told."""
+    """What one look gave of one GPU; None for what it did not give."""
 
     at: float  # unix
     busy_ratio: float | None = None  # of the time with a kernel on it
@@ -439,7 +439,7 @@ class GpuSample(Noun, frozen=True, kw_only=True):
 
 
 class RankDevice(Noun, frozen=True, kw_only=True):
-    """The GPU of one rank as it was seen while its job stood still: figures, no judgement."""
+    """What the GPU of one rank did while its job stood still: figures without judgement."""
 
     rank: int
     uuid: str
@@ -468,7 +468,7 @@ class RankDevice(Noun, frozen=True, kw_only=True):
 class NodeCapture(
     Noun, frozen=True, kw_only=True, omit_defaults=False
 ):  # its schema is always written
-    """Everything one node took of one job at one moment. Stored as evidence/capture-NODE.json."""
+    """Everything that was captured on one node of one job at one moment; stored as evidence/capture-NODE.json."""
 
     schema: str = CAPTURE_SCHEMA
     node: str
@@ -508,7 +508,7 @@ class QueriedNode(Noun, frozen=True, kw_only=True):
 
 
 class QueriedNodes(Noun, frozen=True, kw_only=True):
-    """All nodes that were asked for captures of one run."""
+    """The nodes that were asked for captures of a run, and what came of it."""
 
     nodes: tuple[QueriedNode, ...] = ()  # sorted by name
     listed_by: str = (
@@ -518,7 +518,7 @@ class QueriedNodes(Noun, frozen=True, kw_only=True):
     hidden: tuple[str, ...] = ()  # nodes on which not every process could be looked at
 
     def named(self, *states: str) -> tuple[str, ...]:
-        """The names of those in one of these states."""
+        """Names of the nodes that are in one of these states."""
         return tuple(node.name for node in self.nodes if node.state in states)
 
     @property
@@ -531,7 +531,7 @@ class QueriedNodes(Noun, frozen=True, kw_only=True):
 
 
 class Role(StrEnum):
-    """What a rank's class says about its part in a stall."""
+    """The part that a rank of some class plays in a stall."""
 
     WAITING = "waiting"  # only other ranks can end its wait: a victim
     INERT = "inert"  # it does nothing and nobody in the job can wake it

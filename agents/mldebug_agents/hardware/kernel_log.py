@@ -48,7 +48,7 @@ LOOK_AT_CLOCK = 64  # records between two looks at the time
 
 
 class ReadLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one round may take."""
+    """How many records, bytes and seconds one round of reading the kernel log may take."""
 
     records: int = 20_000
     bytes: int = 8 << 20
@@ -56,7 +56,7 @@ class ReadLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelNews(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known after a round: values that may go to any thread."""
+    """What is known of the kernel log after a round of reading: immutable values for any thread."""
 
     bursts: tuple[Burst, ...] = ()  # the oldest first
     deaths: tuple[KernelDeath, ...] = ()  # processes that the kernel killed, or that crashed
@@ -70,7 +70,7 @@ class KernelNews(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelLogSource:
-    """Keep one: it remembers what it has read. Belongs to one worker thread."""
+    """Reads the kernel log from where it stopped the last time. Keep one object. For one worker thread."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class KernelLogSource:
         self._named: dict[str, str] = {}
 
     def read(self, events: Iterable[KernelEvent] = ()) -> KernelNews:
-        """Read what is new, at most what the limits allow. `events`: Xids from NVML since the last round."""
+        """Read what is new in the kernel log, as far as the limits allow. `events`: Xids that NVML reported since the last round."""
         started = self._monotonic()
         for event in events:
             self._take(event)
@@ -127,7 +127,7 @@ class KernelLogSource:
         )
 
     def close(self) -> None:
-        """Let go of the log; a later `read` opens it again and takes nothing twice."""
+        """Close the log; a later `read` opens it again and returns no record twice."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._partial = -1, b""
@@ -235,12 +235,12 @@ class KernelLogSource:
 
 
 def gpu_names(news: KernelNews) -> dict[str, GpuLabel]:
-    """What the driver's own lines call the GPUs, for `named` where NVML does not answer."""
+    """UUID and index of GPUs by PCI address, from the driver's own log lines; needed where NVML does not answer."""
     return {device: GpuLabel(uuid) for device, uuid in news.named.items()}
 
 
 def sees_kernel_pids(host: Host) -> bool:
-    """Are pids here those that the kernel logs? Only in the first pid namespace, where its own threads are."""
+    """Whether pids here are those that the kernel logs: only in the first pid namespace, which has the kernel's own threads."""
     fields = host.text(KTHREADD, "stat").rpartition(")")[2].split()
     return len(fields) > 6 and fields[6].isdigit() and bool(int(fields[6]) & PF_KTHREAD)
 

@@ -62,7 +62,7 @@ STORE_EVERY = 30.0
 
 
 class HardwareMonitor:
-    """GPUs and kernel log of this node."""
+    """Keeps the last readings of this node's GPUs and kernel log, and joins them with the runs. For the main loop's thread."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class HardwareMonitor:
 
     @classmethod
     def of(cls, context: Context, memory: KeyValueStore, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
-        """Of the node that the context names at."""
+        """The monitor for the node of this context."""
         reads = GpuReads(
             gpus, Holders(context.host, context.reader), partial(gpu_slots, context.host)
         )
@@ -117,7 +117,7 @@ class HardwareMonitor:
     # --- the loop ----------------------------------------------------------------------------------
 
     def tick(self, runs: Mapping[str, Run], interval: float, *, looked: bool) -> None:
-        """Have read what is due."""
+        """Order the readings that are due."""
         now = time.monotonic()
         for _ in self.gpu_controller.grant(self._gpus.accept):
             self._full_at = -FULL_EVERY  # their health is judged anew
@@ -168,12 +168,12 @@ class HardwareMonitor:
             self._unheard += self.workers["kernel"].order(self.take_xids())
 
     def take_xids(self) -> tuple[KernelEvent, ...]:
-        """Xids from NVML since the last call, for the worker that reads the kernel's log."""
+        """The Xids that NVML reported since the last call, for the worker that reads the kernel log."""
         xids, self._untold = tuple(self._untold), []
         return xids
 
     def on_result(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[RankChild, ...]], config: Config) -> None:  # fmt: skip
-        """A worker has answered, or failed."""
+        """Take a reading, or the failure, of the worker `gpus` or `kernel`; join it with the jobs and judge health anew."""
         limits, wanted = config.health.thresholds, config.health.gpus
         self._unheard -= result.worker == "kernel" and self._unheard > 0
         if isinstance(result.value, GpuNews):
@@ -233,13 +233,13 @@ class HardwareMonitor:
     # --- what it tells -----------------------------------------------------------------------------
 
     def complete(self, look: JobLook) -> JobLook:
-        """A look, with what the device of each rank does."""
+        """The look at a job, completed by what the GPU of each rank does."""
         if self._gpus.watch is None:
             return look
         return self._levels.complete(look, self._gpus.watch, self._gpus.joined(look.job.id))
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """A capture, with the faults of its ranks' GPUs and node, and what the GPUs do."""
+        """The capture, completed by faults of its ranks' GPUs and of the node, and by what the GPUs do."""
         job_id = capture.job.id
         return msgspec.structs.replace(
             capture,
@@ -255,7 +255,7 @@ class HardwareMonitor:
         return rank_devices(joined, self._gpus.samples, self._levels.states(job_id), full)
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
-        """An exit, with the faults of its ranks' GPUs and node."""
+        """The exit, completed by faults of its ranks' GPUs and of the node."""
         return msgspec.structs.replace(attempt, faults=self._faults(attempt.job.id))
 
     def _faults(self, job_id: str) -> tuple[Fault, ...]:
@@ -265,7 +265,7 @@ class HardwareMonitor:
         return self._gpus.concerning(job_id, (*faults, *self._gpus.faults(job_id)))
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot with all of it."""
+        """The snapshot, completed by GPUs, kernel log and health."""
         return msgspec.structs.replace(
             snapshot,
             runs=tuple(map(self._with_gpus, snapshot.runs)),

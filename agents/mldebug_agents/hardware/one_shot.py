@@ -55,7 +55,7 @@ class _Task(Generic[T]):
 
 
 class OneShotReader:
-    """Begins to read when made; `take` waits for what is left of its time. `agent`: asks the node's agent for its snapshot."""
+    """One look at the GPUs for a command. Reading begins when the object is made. `agent`: asks the node's agent for its snapshot."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class OneShotReader:
         self._gpus = _Task("gpus", self._read_gpus)
 
     def take(self) -> GpuOverview:
-        """All that is known when the time is over."""
+        """Wait for the rest of the time and return all that is known then."""
         self._wanted.set()
         done = self._gpus.within(self._left())
         kernel = self._kernel.within(self._left())

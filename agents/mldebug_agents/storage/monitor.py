@@ -61,7 +61,7 @@ class StorageCollector(Protocol):
         """Rows by heading, for `mldebug status --storage`."""
 
     def alarms(self) -> Iterable[StorageAlert]:
-        """Alerts about what somebody should act on."""
+        """Alerts about what a person should act on."""
 
     def gaps(self) -> Iterable[Gap]:
         """What could not be read, and why."""

@@ -74,7 +74,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def read_evidence(directory: Path) -> StoredEvidence:
-    """What an agent or a dump has written; a file, or a folder without it, is taken as stacks that others have dumped."""
+    """The evidence that an agent or a dump stored in this folder; a file, or any other folder, is read as stacks that others dumped."""
     is_file = _check_folder(directory)
     recorded = StoredEvidence() if is_file else load_evidence(directory)
     if not recorded.captures and recorded.exit is None:
@@ -110,7 +110,7 @@ def _check_folder(directory: Path) -> bool:
 
 
 def judge(recorded: StoredEvidence) -> RejudgedReport:
-    """Judge as it was judged then; times are those of the evidence."""
+    """Judge stored evidence as an incident is judged; times are those of the evidence."""
     if recorded.exit is not None:
         return _judge_end(recorded.exit, recorded.captures)
     captures = recorded.captures

@@ -29,7 +29,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def config_option(command: _Command) -> _Command:
-    """`--config` may stand before or after the verb, and last."""
+    """Add the option `--config` to a command of `reports`; it may stand before or after the verb, and the last one counts."""
     kind = click.Path(path_type=Path, readable=False)
     return click.option("--config", type=kind, help="Config file.")(command)
 
@@ -167,7 +167,7 @@ def _write(file: Path, content: bytes, force: bool) -> None:
 def entry_lines(
     entries: Sequence[ReportEntry], folder: Path, config: Path | None = None
 ) -> Iterator[Text]:
-    """Yield the list as a person reads it: one line of names, below it the sentence; last where they are."""
+    """The list of reports for people: one line of names, below it the sentence; at the end where they lie."""
     place = clean(str(folder), 400)
     if not entries:
         yield Text(
@@ -194,7 +194,7 @@ def _entry_lines(entry: ReportEntry) -> Iterator[Text]:
 
 
 def exported(archive: ReportStore, report: Report, suffix: str) -> bytes:
-    """Return the content of an exported file; all of it is rendered anew from what was checked on reading."""
+    """The content of an exported file; it is rendered anew from the checked report."""
     forms = {
         "report.json": msgspec.json.encode(report) + b"\n",
         "report.html": render_html(report).encode(errors="replace"),

@@ -14,7 +14,7 @@ TELLING = 0.02  # memory utilization in whole percents: what usually shows less 
 
 
 class Load(StrEnum):
-    """What a GPU does at one look, for whichever process."""
+    """What a GPU does at one look, whatever process uses it."""
 
     WORKING = "working"
     PARTLY = "partly"  # it computes now and then
@@ -38,7 +38,7 @@ class Baseline(msgspec.Struct, kw_only=True):
     power: float | None = None  # of the last look
 
     def look(self, sign: GpuSign, at: float) -> Load:
-        """Learn from one look and say what the device does."""
+        """Learn from one look at the GPU and return its present load."""
         self.power = self.average.power(sign, at)
         memory = ratio(sign.memory_utilization_ratio)
         works = self._works(sign, memory)
@@ -56,7 +56,7 @@ class Baseline(msgspec.Struct, kw_only=True):
         return load
 
     def settled(self, looks: int = 2) -> bool:
-        """Has the load been the same in so many looks? Utilization and power do not change in the same moment."""
+        """Whether the load was the same in so many looks; utilization and power do not change at the same moment."""
         return self.looks >= looks
 
     def _keep(self, load: Load, at: float) -> None:

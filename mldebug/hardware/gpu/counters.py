@@ -31,7 +31,7 @@ Count = Callable[[str, int, float], int]
 
 
 class Counters:
-    """Makes the counters of every full read monotone."""
+    """Turns the counters of full readings into counters that never fall, whatever a driver or a restart does to them."""
 
     def __init__(self) -> None:
         self._totals: dict[tuple[object, ...], Total] = {}
@@ -48,7 +48,7 @@ class Counters:
 
     @property
     def dropped(self) -> int:
-        """Intervals that were left out because a counter had grown faster than it can."""
+        """How many intervals were left out because a counter had grown faster than is possible."""
         return sum(total.dropped for total in self._totals.values())
 
     def take(self, node: NodeGpus) -> NodeGpus:
@@ -215,7 +215,7 @@ class LinkErrors:
             )
 
     def keep_only(self, uuids: set[str]) -> None:
-        """Forget all other GPUs."""
+        """Forget all GPUs but these."""
         self._asked = {key: one for key, one in self._asked.items() if key[0] in uuids}
 
 

@@ -24,7 +24,7 @@ NOT_LISTED = "the driver does not list it"
 
 
 class Absence(StrEnum):
-    """How a GPU is absent that was there before."""
+    """How a GPU is absent that was present before."""
 
     SILENT = "silent"
     UNLISTED = "unlisted"  # for one look: that proves nothing
@@ -50,7 +50,7 @@ class MissingGpu(Noun, frozen=True, kw_only=True):
 
 
 class GpuCount(Noun, frozen=True, kw_only=True):
-    """How many GPUs are there, which are not, and of which nobody knows."""
+    """How many GPUs are present, which ones are missing, and which do not answer."""
 
     readable: bool = True
     present: int = 0
@@ -61,7 +61,7 @@ class GpuCount(Noun, frozen=True, kw_only=True):
 
 
 class ExpectedGpus(msgspec.Struct, kw_only=True):
-    """The memory."""
+    """The GPUs that this node is expected to have, remembered over restarts."""
 
     view: str = ""
     known: dict[str, KnownGpu] = {}  # by uuid
@@ -94,12 +94,12 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
         )
 
     def accept(self, node: NodeGpus) -> None:
-        """What is there now is what there should be: these GPUs, and those of their links that are up."""
+        """Take what is present now as what should be present: these GPUs, and those of their NVLinks that are up."""
         self.known = {gpu.uuid: _known(gpu) for gpu in node.gpus if gpu.uuid in self.known}
         self.missing_since, self.absent = {}, {}
 
     def links_once_up(self, uuid: str) -> tuple[int, ...]:
-        """NVLinks of a GPU that were up at any look."""
+        """Numbers of a GPU's NVLinks that were up at any look."""
         one = self.known.get(uuid)
         return one.links if one else ()
 

@@ -50,7 +50,7 @@ class GpuState(StrEnum):
 
 
 class GpuFingerprint(Noun, frozen=True, kw_only=True):
-    """One GPU in the fingerprint. `maybe`: what it may be as well, by what was read."""
+    """The state of one GPU in its run's fingerprint. `maybe`: other states that fit what was read."""
 
     uuid: str
     index: int
@@ -84,13 +84,13 @@ class GpuFingerprint(Noun, frozen=True, kw_only=True):
 
 
 class Fingerprint(Noun, frozen=True, kw_only=True):
-    """All GPUs of one run at one look."""
+    """The states of all GPUs of one run at one look."""
 
     at: float
     gpus: tuple[GpuFingerprint, ...] = ()  # in the order of the signs
 
     def of_rank(self, rank: int) -> GpuFingerprint | None:
-        """The GPU of one rank."""
+        """The state of the GPU that this rank uses; None where it is not known."""
         return next((one for one in self.gpus if one.rank == rank), None)
 
 
@@ -136,7 +136,7 @@ class RunLevels(msgspec.Struct, kw_only=True):
 
 
 def fingerprint_of(at: float, gpus: Sequence[GpuFingerprint], world_size: int = 0) -> Fingerprint:
-    """Return the state of each GPU, from the loads of all GPUs of a run; those of several nodes may be given together."""
+    """The state of each GPU, judged from the loads of all GPUs of the run; GPUs of several nodes may be given together."""
     group = _GpuGroup(at, tuple(_beside(one, gpus) for one in gpus), world_size)
     return Fingerprint(at=at, gpus=tuple(group.tell(one) for one in group.gpus))
 

@@ -15,7 +15,7 @@ RESETS = frozenset({"reset", "drain_and_reset", "bus_reset"})
 
 
 class HandsOff(Noun, frozen=True, kw_only=True):
-    """One GPU, by the only name that the kernel has for it."""
+    """A GPU that must not be touched, by its PCI address (the kernel has no other name for it), and for how long."""
 
     bus_id: str  # PCI address, 0000:3b:00.0
     xid: int
@@ -45,13 +45,13 @@ def placed(these: Iterable[HandsOff], slots: Iterable[str]) -> tuple[HandsOff, .
 
 
 def why(xid: int, until: float) -> str:
-    """Why a GPU does not answer. `until`: unix time."""
+    """The reason, for people, why a GPU is not read after this Xid. `until`: unix time."""
     moment = datetime.fromtimestamp(until, UTC).strftime("%H:%M:%S UTC")
     return f"Xid {xid}: it is left alone until {moment}, because calls to it may hang"
 
 
 def gaps(lost: Iterable[LostGpu]) -> tuple[Gap, ...]:
-    """What a report misses of GPUs that were left alone."""
+    """What a report lacks because these GPUs were not touched."""
     return tuple(
         Gap(
             what=f"GPU {one.index} ({one.bus_id or 'address unknown'})",

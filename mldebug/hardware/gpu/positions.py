@@ -52,7 +52,7 @@ def as_nvml(address: str) -> str:
 
 
 def with_lost(node: NodeGpus) -> tuple[GpuReading, ...]:
-    """All GPUs in their order, those that are lost with nothing but their names."""
+    """All GPUs in the order of their indices; lost ones are included with nothing but their names."""
     lost = [_place(one, node) for one in node.lost]
     everything = [*node.gpus, *lost]
     if all(one.bus_id for one in everything):
@@ -68,7 +68,7 @@ def _place(one: LostGpu, node: NodeGpus) -> GpuReading:
 
 
 def named(joined: RankGpuMap) -> RankGpuMap:
-    """The same map without ranks on a GPU whose uuid was never read."""
+    """The map without ranks on GPUs whose uuid was never read."""
     unnamed = {one.rank: LOST for one in joined.ranks if one.uuid.startswith(_UNNAMED)}
     ranks = tuple(one for one in joined.ranks if one.rank not in unnamed)
     return msgspec.structs.replace(joined, ranks=ranks, unknown=joined.unknown | unnamed)

@@ -26,7 +26,7 @@ Samples = Mapping[str, tuple[GpuSample, ...]]  # by uuid, oldest first
 
 
 def with_looks(samples: Samples, watch: NodeWatch | None) -> Samples:
-    """The same with one more look; GPUs that it does not tell of are left out."""
+    """The samples with one more look added; GPUs that the look does not contain are left out."""
     if watch is None:
         return {}
     return {one.uuid: _joined(samples.get(one.uuid, ()), watch.at, one) for one in watch.gpus}
@@ -46,7 +46,7 @@ def _joined(samples: tuple[GpuSample, ...], at: float, one: GpuWatch) -> tuple[G
 def rank_devices(
     joined: RankGpuMap, samples: Samples, fingerprint: Fingerprint | None, full: NodeGpus | None
 ) -> tuple[RankDevice, ...]:
-    """By rank; only GPUs of which there is a look. `fingerprint`: the run's fingerprint; `full`: the last full read."""
+    """What each rank's GPU does, by rank, for GPUs with a look. `fingerprint`: the run's; `full`: the last full reading."""
     read = {one.uuid: one for one in full.gpus} if full else {}
     prints = {one.rank: one for one in fingerprint.gpus} if fingerprint else {}
     at = full.at if full else 0.0

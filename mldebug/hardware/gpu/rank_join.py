@@ -20,7 +20,7 @@ from mldebug.hardware.gpu.visible_devices import (
 
 
 class JoinEvidence(StrEnum):
-    """How it is known that a rank uses a GPU, the strongest evidence first."""
+    """By what it is known that a rank uses a GPU, the strongest evidence first."""
 
     COMPUTE_PROCESS = "compute process"
     OPEN_DEVICE = "only open device"
@@ -28,7 +28,7 @@ class JoinEvidence(StrEnum):
 
 
 class RankProcess(Noun, frozen=True, kw_only=True):
-    """One rank's process on this node, as far as it shows which GPUs it uses."""
+    """A rank's process on this node, and what shows which GPUs it uses."""
 
     rank: int
     pid: int  # as the agent counts
@@ -39,7 +39,7 @@ class RankProcess(Noun, frozen=True, kw_only=True):
 
 
 class RankGpu(Noun, frozen=True, kw_only=True):
-    """One rank with its GPU."""
+    """A rank, the GPU that it uses, and the evidence for that."""
 
     rank: int
     uuid: str
@@ -53,12 +53,12 @@ class RankGpu(Noun, frozen=True, kw_only=True):
 
     @property
     def sure(self) -> bool:
-        """Does more than a convention say so? A script may choose another GPU than its environment offers."""
+        """Whether more than a convention shows it: a script may choose another GPU than its environment offers."""
         return self.evidence is not JoinEvidence.ENVIRONMENT
 
 
 class RankGpuMap(Noun, frozen=True, kw_only=True):
-    """All ranks of a node."""
+    """Which rank uses which GPU, for all ranks of a job on this node."""
 
     ranks: tuple[RankGpu, ...] = ()  # sorted by rank
     unknown: dict[int, str] = {}  # rank -> why its GPU is not known
@@ -66,7 +66,7 @@ class RankGpuMap(Noun, frozen=True, kw_only=True):
     processes: dict[int, tuple[int, int]] = {}  # rank -> pid and start, of all that were looked at
 
     def of_rank(self, rank: int) -> RankGpu | None:
-        """The GPU of one rank."""
+        """The entry of this rank; None where it has none."""
         return next((one for one in self.ranks if one.rank == rank), None)
 
     def on_gpu(self, uuid: str) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class RankGpuMap(Noun, frozen=True, kw_only=True):
         return tuple(one.rank for one in self.ranks if uuid in (one.uuid, one.instance))
 
     def guessed(self) -> frozenset[int]:
-        """The ranks whose GPU only a convention tells."""
+        """The ranks whose GPU is only guessed from a convention (local rank = index)."""
         return frozenset(one.rank for one in self.ranks if not one.sure)
 
 

@@ -21,7 +21,7 @@ Scope = Literal["volatile", "aggregate"]  # since the driver was loaded; since t
 
 
 class GpuWatch(Noun, frozen=True, kw_only=True):
-    """The cheap look at one GPU, every few seconds."""
+    """The quick reading of one GPU, taken every few seconds."""
 
     uuid: str
     index: int
@@ -64,7 +64,7 @@ class GpuEvent(Noun, frozen=True, kw_only=True):
 
 
 class NodeWatch(Noun, frozen=True, kw_only=True):
-    """One watch read of all GPUs."""
+    """The quick readings of all GPUs of the node."""
 
     at: float
     gpus: tuple[GpuWatch, ...] = ()  # by index
@@ -250,7 +250,7 @@ RECOVERY_ACTIONS = (
 
 
 def ecc_count(reading: GpuReading, type_: ErrorType, location: str, scope: Scope) -> int | None:
-    """One count of the ECC table; None where the GPU does not tell it."""
+    """One count of the ECC table; None where the GPU does not report it."""
     for one in reading.ecc:
         if (one.type, one.location, one.scope) == (type_, location, scope):
             return one.count
@@ -258,7 +258,7 @@ def ecc_count(reading: GpuReading, type_: ErrorType, location: str, scope: Scope
 
 
 def nvlink_errors(reading: GpuReading, kind: str) -> int | None:
-    """Errors of one kind, summed over the links that tell it; None where none does."""
+    """Errors of one kind, summed over the links that report it; None where none does."""
     counts = [link.errors[kind] for link in reading.nvlinks if kind in link.errors]
     return sum(counts) if counts else None
 

@@ -46,7 +46,7 @@ class GpuSign(Noun, frozen=True, kw_only=True):
 
     @property
     def moves(self) -> bool | None:
-        """Do the hardware's own counters show tensor, memory or link work? None where they tell nothing."""
+        """Whether the hardware's counters show tensor, memory or link work; None where the GPU has no such counters."""
         activity = self.activity
         if activity is None or activity.dram_ratio is None:
             return None
@@ -82,7 +82,7 @@ def sign_of(
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None for NaN, infinities and what is negative."""
+    """The value; None for NaN, infinities and negative numbers."""
     return value if value is not None and math.isfinite(value) and value >= 0 else None
 
 

@@ -33,7 +33,7 @@ class Total:
         self.dropped = 0  # intervals that could not be
 
     def add(self, value: float, most: float = math.inf, wraps_at: int | None = None) -> float:
-        """Take the driver's newest value and return the total. `most`: what can have been added at most since the value before."""
+        """Take the driver's newest value and return the total. `most`: the largest growth that is possible since the last value."""
         if self.value is None:
             self.value, self._last = value, value
             return value
@@ -103,7 +103,7 @@ class TimeUnit:
         self._intervals = self._idle = self._busy = 0
 
     def see(self, moved: Iterable[tuple[str, int]], seconds: float) -> None:
-        """Take one interval between two reads: by how much each counter moved, by name."""
+        """Learn the unit of the driver's counters from one interval: how far each moved (by name) in so many seconds."""
         ticks = [(name, one) for name, one in moved if one > 0]
         if self.seconds == NANOSECOND or seconds <= 0 or not ticks:
             return

@@ -24,7 +24,7 @@ _Read = TypeVar("_Read", NodeWatch, NodeGpus)
 
 
 def of_vendor(read: _Read, vendor: str, first: int) -> _Read:
-    """What one vendor's plugin read, with the vendor's name on each GPU and numbers that begin with `first`."""
+    """One vendor's reading, with the vendor's name on each GPU and indices that begin at `first`."""
     if isinstance(read, NodeWatch):
         return msgspec.structs.replace(
             read,
@@ -38,12 +38,12 @@ def of_vendor(read: _Read, vendor: str, first: int) -> _Read:
 
 
 def highest_number(read: NodeWatch | NodeGpus) -> int:
-    """The highest number of a GPU in a reading, the lost ones too; -1 without GPUs."""
+    """The highest GPU index in a reading, lost GPUs included; -1 without GPUs."""
     return max((one.index for one in (*read.gpus, *read.lost)), default=-1)
 
 
 def join_watches(reads: Sequence[NodeWatch], gaps: Sequence[Gap] = ()) -> NodeWatch:
-    """One watch read of the node; `reads`: at least one, in order. `gaps`: why other vendors were not read."""
+    """The quick reading of the node from those of its vendors (at least one, in order). `gaps`: why other vendors are missing."""
     return NodeWatch(
         at=max(one.at for one in reads),
         gpus=tuple(gpu for one in reads for gpu in one.gpus),
@@ -56,7 +56,7 @@ def join_watches(reads: Sequence[NodeWatch], gaps: Sequence[Gap] = ()) -> NodeWa
 
 
 def join_full_reads(reads: Sequence[NodeGpus], gaps: Sequence[Gap] = ()) -> NodeGpus:
-    """One full read of the node; parameters as for `join_watches`."""
+    """The full reading of the node from those of its vendors; parameters as of `join_watches`."""
     return NodeGpus(
         at=max(one.at for one in reads),
         driver_version=", ".join(one.driver_version for one in reads if one.driver_version),

@@ -29,7 +29,7 @@ class VisibleDevice(Noun, frozen=True, kw_only=True):
 
 
 class VisibleDevices(Noun, frozen=True, kw_only=True):
-    """The GPUs that a process may use, in its own order; which variable says so, and what is odd about it."""
+    """The GPUs that a process may use, in its own order, the variable that says so, and what is odd about it."""
 
     devices: tuple[VisibleDevice, ...] = ()
     source: str = ""  # the variable that decided; "" where none restricts it
@@ -85,7 +85,7 @@ def _fits(one: VisibleDevices, here: Collection[str]) -> bool:
 
 
 def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> VisibleDevices:
-    """The GPUs that a process with this environment uses as 0, 1, 2 …; `gpus` are all that the agent sees."""
+    """The GPUs that a process with this environment sees as 0, 1, 2 …; `gpus` are all GPUs of the node."""
     base, variable = _in_container(environment.get(CONTAINER), gpus)
     text = environment.get(CUDA)
     if text is None:

@@ -29,7 +29,7 @@ BESIDE = ("latest", "latest_checkpointed_iteration.txt")
 
 
 def fitting_layouts(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
-    """The layouts that fit, the most special one first. Several may: Megatron's folders hold shards of PyTorch's own format."""
+    """The layouts that fit the checkpoint, the most specific first; several may, as Megatron's folders hold PyTorch's shards."""
     return tuple(
         sorted((one for one in layouts if one.fits(checkpoint)), key=lambda one: one.order)
     )
@@ -113,7 +113,7 @@ def _is_tensors(checkpoint: Checkpoint, one: FileEntry) -> bool:
 
 
 def worst(verdicts: Sequence[CheckpointVerdict]) -> CheckpointVerdict:
-    """The first verdict, made incomplete (or else unknown) by the reason of the first verdict that is."""
+    """The first verdict, turned into incomplete (or else unknown) with the reason of the first verdict that is so."""
     first = verdicts[0]
     for state in (Completeness.INCOMPLETE, Completeness.UNKNOWN):
         for one in verdicts:

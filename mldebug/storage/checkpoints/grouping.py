@@ -19,7 +19,7 @@ def group_of(name: str, *, single: bool) -> str:
 
 
 def join_ranks(readings: Iterable[CheckpointReading]) -> list[CheckpointReading]:
-    """The checkpoints, with the files of single ranks joined into file."""
+    """The checkpoints; files that single ranks wrote for one step are joined into one checkpoint."""
     groups: dict[str, list[CheckpointReading]] = defaultdict(list)
     for reading in readings:
         groups[group_of(reading.name, single=reading.single)].append(reading)

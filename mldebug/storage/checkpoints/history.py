@@ -25,7 +25,7 @@ CLOSE = 0.05  # of the size of earlier checkpoints
 
 
 class CheckpointReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint at one look. `oldest` and `newest`: times of its files, unix seconds by the clock of the file server."""
+    """One checkpoint at one look. `oldest`, `newest`: times of its files in unix seconds by the file server's clock."""
 
     name: str
     size: int = 0
@@ -72,7 +72,7 @@ class KnownCheckpoint(Noun, frozen=True, kw_only=True):
 
 
 class SeriesMemory(msgspec.Struct, kw_only=True):
-    """What of a series survives a restart of the agent."""
+    """What survives a restart of the agent of one series of checkpoints."""
 
     complete: list[KnownCheckpoint] = []  # the oldest first; also those that were deleted since
     skew: float = 0.0  # seconds by which the server's clock is ahead

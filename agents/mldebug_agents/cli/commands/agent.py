@@ -83,7 +83,7 @@ def serve(
     shutdown: Shutdown,
     file: Path | None,
 ) -> None:
-    """Run the loop and the server until a signal says stop."""
+    """Run the agent: its main loop and its HTTP server, until a signal ends it."""
     spawner = tools.context.spawner
     server = AgentServer(settings.agent)
     joined = join(settings.cluster, in_child(spawner))
@@ -129,7 +129,7 @@ def play(
 
 
 def replay_settings(recording: Recording, file: Path | None) -> Config:
-    """The config that was given; else health and metrics as they were set there, the rest by default."""
+    """The given config; without one, health and metrics as recorded, everything else by default."""
     settings = load_config(file)
     there = recording.config
     if file is not None or there is None:

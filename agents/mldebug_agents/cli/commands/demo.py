@@ -66,7 +66,7 @@ def demo(fault: str, ranks: int, html: Path | None) -> None:
 
 
 def verdict_on(report: Report, plan: DemoPlan) -> ExitCode:
-    """Compare the named culprits with the rank that was struck, and say where they differ."""
+    """Compare the named culprits with the rank that was struck. Prints the difference, and returns the exit code."""
     named = [culprit.rank for culprit in report.diagnosis.culprits]
     if named == [plan.struck]:
         return ExitCode.FINE
@@ -76,7 +76,7 @@ def verdict_on(report: Report, plan: DemoPlan) -> ExitCode:
 
 
 def require_torch() -> None:
-    """Say how to get PyTorch where it is missing, without importing it."""
+    """Raise an error that says how to get PyTorch where it is missing; nothing is imported."""
     if find_spec("torch") is None:
         raise ToolError(
             "the demo trains with PyTorch, which is not installed here",
@@ -85,7 +85,7 @@ def require_torch() -> None:
 
 
 def write_html(text: str, wanted: Path | None) -> Path:
-    """Write the page where it was wanted, or into a temporary file, and return its path."""
+    """Write the page to the wanted path or a temporary file. Returns its path."""
     if wanted is None:
         handle, name = tempfile.mkstemp(prefix="mldebug-demo-", suffix=".html")
         os.close(handle)

@@ -35,7 +35,7 @@ GPU_BETWEEN = 1.0  # seconds between two full reads
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows; `works` says whether own jobs can be dumped here."""
+    """The result of `mldebug doctor`: all rows; `works` says whether jobs of this user can be dumped here."""
 
     node: str
     uid: int
@@ -74,7 +74,7 @@ def command(gpus: bool, as_json: bool, config: Path | None) -> None:
 
 
 def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
-    """Look at the GPUs and the kernel's log, print what was found, and return the exit code."""
+    """Check the GPUs and the kernel log, print the result, and return the exit code."""
     state_dir = settings.agent.state_dir
     with open_tools(settings) as tools:
         ask = partial(ask_nearest, state_dir, here_only=here_only)
@@ -97,7 +97,7 @@ def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCo
 
 
 def show_gpus(found: GpuExamination, console: Console, now: float) -> None:
-    """Print the checks as a table, and below it what the GPUs are like."""
+    """Print the checks as a table, followed by the state of the GPUs."""
     who = "root" if found.uid == 0 else f"uid {found.uid}"
     console.print(Text(f"GPUs of {clean(found.node, 64)}, as {who}\n", style="bold"))
     print_checks(found.checks, console)
@@ -106,7 +106,7 @@ def show_gpus(found: GpuExamination, console: Console, now: float) -> None:
 
 
 def sum_up(checks: tuple[DoctorCheck, ...]) -> Examination:
-    """Put the rows together with where and as whom they were taken."""
+    """The rows, together with the node and user that they hold for."""
     works = all(check.state == "ok" for check in checks if check.name == OWN_DUMP)
     return Examination(node=socket.gethostname(), uid=os.geteuid(), works=works, checks=checks)
 
@@ -119,7 +119,7 @@ def show(found: Examination, console: Console) -> None:
 
 
 def print_checks(checks: tuple[DoctorCheck, ...], console: Console) -> None:
-    """The rows as a table."""
+    """Print the rows as a table."""
     width = min(console.width, MAX_WIDTH)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, width=width)
     table.add_column(no_wrap=True)
@@ -134,7 +134,7 @@ def print_checks(checks: tuple[DoctorCheck, ...], console: Console) -> None:
 
 
 def verdict(found: Examination) -> str:
-    """Return the sentence that a tired person needs."""
+    """The closing sentence of `mldebug doctor`: what works, and what to do first."""
     who = "root" if found.uid == 0 else f"uid {found.uid}"
     if not found.works:
         return f"mldebug dump does not work here as {who}: see the lines marked missing."

@@ -235,7 +235,7 @@ def _seconds(wait: str | None) -> float:
 
 
 def adjusted(config: Config, native: bool | None, watch: str | None) -> Config:
-    """The config with what the command line says over it."""
+    """The config with the options of the command line in place of its values."""
     capture = config.capture
     if native is not None:
         capture = msgspec.structs.replace(capture, native="always" if native else "never")

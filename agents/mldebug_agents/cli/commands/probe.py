@@ -25,7 +25,7 @@ class ProbeGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """SIGTERM and a closed terminal end it as Ctrl-C does: what was measured by then comes out."""
+        """Run a probe. SIGTERM and a closed terminal end it as Ctrl-C does: results measured by then are printed."""
         with ended_by_signals():
             return super().invoke(ctx)
 

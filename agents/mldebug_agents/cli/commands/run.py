@@ -62,7 +62,7 @@ def command(
 
 
 def pipe_settings(prefix: str | None) -> dict[str, str]:
-    """Of PyTorch, for the FIFO of legacy NCCL; what the user has set stays. Nothing without a prefix."""
+    """PyTorch's variables for the debug FIFO of legacy NCCL, where the user has not set them. Empty without a prefix."""
     return {PIPE: prefix, CALLS: RECORDED} if prefix else {}
 
 

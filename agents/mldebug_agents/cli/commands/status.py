@@ -137,7 +137,7 @@ def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
 def traps_shown(
     tools: NodeTools, found: Discovery, agent: Snapshot | None
 ) -> dict[str, tuple[KnownIssue, ...]]:
-    """Return known issues by job id: the agent's, who reads logs too; for jobs that it does not watch, a check of now."""
+    """Known issues by job id: those that the agent found, who reads logs too; for jobs it does not watch, found now."""
     if agent is not None and agent.replay:
         return {run.id: run.traps for run in agent.runs}
     traps = {}
@@ -148,7 +148,7 @@ def traps_shown(
 
 
 def jobs_shown(found: Sequence[Job], agent: Snapshot | None) -> tuple[Job, ...]:
-    """Those of this node; where a recording is played back, those of the recording."""
+    """The jobs of this node; of the recording, where one is played back."""
     if agent is None or not agent.replay:
         return tuple(found)
     return tuple(

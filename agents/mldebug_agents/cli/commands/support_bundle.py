@@ -63,7 +63,7 @@ def command(out: Path | None, duration: str, log: Path | None, config: Path | No
 
 @contextmanager
 def interrupted() -> Iterator[Callable[[], bool]]:
-    """Has somebody pressed Ctrl-C? A second one ends the command as usual."""
+    """A context that gives a function: whether Ctrl-C was pressed. A second Ctrl-C ends the command as usual."""
     stop_signals: list[int] = []
     before = signal.getsignal(signal.SIGINT)
 

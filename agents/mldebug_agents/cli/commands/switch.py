@@ -39,7 +39,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class SwitchFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """One folder of switches, as `--json` prints it."""
+    """The state of one folder of switches, as `--json` prints it."""
 
     job: str = ""  # id, where the job was found
     found: SwitchState | None = None
@@ -110,7 +110,7 @@ def status(run: str | None, folder: str | None, as_json: bool, config: Path | No
 
 
 class SwitchSelection(msgspec.Struct, frozen=True):
-    """Whose switches."""
+    """Whose switches a command means: a job, a folder, or the variable of this shell."""
 
     run: str | None
     folder: str | None
@@ -118,7 +118,7 @@ class SwitchSelection(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """The folder, where one is named; a job that is named goes before the variable."""
+        """The folder of the switches, where it is known: a job that is named goes before the variable."""
         if self.run and self.folder:
             raise UsageError("--run and --folder name two places", "give one of them")
         named = self.folder or ("" if self.run else os.environ.get(VARIABLE, ""))

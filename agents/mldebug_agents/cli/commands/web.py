@@ -50,7 +50,7 @@ def command(port: int | None, config: Path | None) -> None:
 
 
 def way_in(state_dir: Path, config: Path | None) -> list[str]:
-    """What to type where the browser is."""
+    """The commands to type where the browser is."""
     path = state_dir / SOCKET
     host = clean(platform.node(), 80)
     if len(os.fsencode(path)) > MAX_PATH or ":" in str(path):

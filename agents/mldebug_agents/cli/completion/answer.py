@@ -27,14 +27,14 @@ from mldebug_agents.cli.completion.values import ValueSource
 
 
 def complete(shell: str, arguments: Sequence[str]) -> None:
-    """Print the candidates for what stands on the command line."""
+    """Print the candidates for the last word of a command line, as the shell wants them."""
     output = "".join(f"{line}\n" for line in lines(shell, list(arguments)))
     sys.stdout.write(output)
     sys.stdout.flush()
 
 
 def lines(shell: str, arguments: list[str]) -> list[str]:
-    """The lines for this shell; bash shows no sentences."""
+    """The candidates for the last word, one a line, in this shell's form; bash gets no descriptions."""
     line, piece = (*arguments, "", "")[:2]
     words = split(line) if shell == "bash" else arguments
     found = candidates(read_table(), words, look_aside, described=shell != "bash")
@@ -45,7 +45,7 @@ def lines(shell: str, arguments: list[str]) -> list[str]:
 
 
 def split(line: str) -> list[str]:
-    """The words behind the program's name; the last one is begun, perhaps empty."""
+    """The words after the program's name. The last one is being typed and may be empty."""
     words = split_arg_string(line)
     return [*words[1:], *([""] if line[-1:].isspace() else [])]
 
@@ -63,7 +63,7 @@ CHUNK = 1 << 16
 
 
 def look_aside(kind: str, request: CompletionRequest) -> list[Value]:
-    """The values of one completion plugin, in its order; none where it takes too long or fails."""
+    """The values of one completion plugin, asked in a child process; none where it takes too long or fails."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -91,7 +91,7 @@ def _answer(kind: str, request: CompletionRequest, writing: int) -> None:
 
 
 def values(kind: str, request: CompletionRequest) -> list[Value]:
-    """Look here and now; a word that a shell would take for more than a word is left out."""
+    """The values of one completion plugin, asked in this process. Words that a shell would not take literally are left out."""
     source: ValueSource = create("completions", kind)
     found = source.values(request)
     plain = [one for one in dict.fromkeys(found) if is_plain(one.word)]

@@ -9,19 +9,19 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+,/=-]{0,199}", re.ASCII)
 
 
 class CompletionRequest(NamedTuple):
-    """`config`: the file that stands on the command line; `described`: the shell shows sentences."""
+    """What a completion plugin is asked for. `config`: the config file on the command line; `described`: the shell shows descriptions."""
 
     config: Path | None = None
     described: bool = False
 
 
 class Value(NamedTuple):
-    """What may be typed, and one sentence about it."""
+    """A value that may be typed, and one sentence about it."""
 
     word: str
     sentence: str = ""
 
 
 def is_plain(word: str) -> bool:
-    """Whether a shell takes the word for itself and nothing else: a job chooses its name, and TAB types it."""
+    """Whether a shell takes the word literally. Needed because a job chooses its own name, and TAB would type it."""
     return _PLAIN.fullmatch(word) is not None

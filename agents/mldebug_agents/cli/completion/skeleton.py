@@ -18,7 +18,7 @@ NOTHING = "nothing"  # the type of an item: free text is typed here, and no opti
 
 
 class CompletedParam(StringParamType):
-    """The value of one option or argument."""
+    """The value of an option or argument, with its possible values."""
 
     def __init__(self, parameter: Parameter, look: Look, described: bool) -> None:
         self._parameter, self._look, self._described = parameter, look, described
@@ -26,7 +26,7 @@ class CompletedParam(StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """What may stand here. `ctx` holds what stands before it."""
+        """The values that may stand here. `ctx` holds the words before it."""
         if self._parameter.paths:
             begun = self._parameter.paths == "command" and ctx.params.get(str(param.name))
             return [CompletionItem(incomplete, type="file" if begun else self._parameter.paths)]
@@ -51,7 +51,7 @@ class CompletedParam(StringParamType):
 
 
 class SkeletonGroup(click.Group):
-    """A group whose commands are made when they are asked for."""
+    """A click group whose commands are made only when they are needed."""
 
     def __init__(self, verb: Verb, make: Callable[[Verb], click.Command]) -> None:
         super().__init__(verb.name)
@@ -59,18 +59,18 @@ class SkeletonGroup(click.Group):
         self._make = make
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names."""
+        """The names of its commands."""
         return list(self._below)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """That one; one that there is not takes nothing."""
+        """The command of that name; for an unknown name one that takes nothing."""
         if cmd_name not in self._below:
             return click.Command(cmd_name, add_help_option=False)
         return self._make(self._below[cmd_name])
 
 
 def candidates(table: Verb, words: list[str], look: Look, *, described: bool) -> Items:
-    """What the last word may become; where nothing else fits, an empty word may become any option."""
+    """What the last word may become; an empty word may also become any option where nothing else fits."""
     command = make(table, look, described)
     *before, incomplete = words or [""]
     shell = ShellComplete(command, {}, table.name, "")
@@ -81,7 +81,7 @@ def candidates(table: Verb, words: list[str], look: Look, *, described: bool) ->
 
 
 def make(verb: Verb, look: Look, described: bool) -> click.Command:
-    """A command that only knows what may be typed."""
+    """A click command that knows the options and values that may be typed, and runs nothing."""
     below = partial(make, look=look, described=described)
     command = SkeletonGroup(verb, below) if verb.verbs else click.Command(verb.name)
     command.short_help = verb.help

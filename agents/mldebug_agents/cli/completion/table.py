@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("verbs.json")
 
 
 class CompactStruct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of the structs in the file; defaults are left out."""
+    """Base of the structs in the completion table; default values are left out of the file."""
 
 
 class Parameter(CompactStruct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Parameter(CompactStruct, frozen=True, kw_only=True):
 
 
 class Verb(CompactStruct, frozen=True, kw_only=True):
-    """A command; `rest`: what follows its first argument is a command line of its own."""
+    """A command; `rest`: what follows its first argument is another command line."""
 
     name: str
     help: str = ""
@@ -43,18 +43,18 @@ class Verb(CompactStruct, frozen=True, kw_only=True):
 
 
 def read_table() -> Verb:
-    """Return the root command of the file."""
+    """The root command of the completion table that ships with mldebug."""
     return msgspec.json.decode(FILE.read_bytes(), type=Verb)
 
 
 def written(command: click.Group) -> str:
-    """The file as it should be."""
+    """The content that the completion table should have for this command."""
     verbs = table(command, click.Context(command, info_name="mldebug", **command.context_settings))
     return msgspec.json.format(msgspec.json.encode(verbs), indent=1).decode() + "\n"
 
 
 def table(command: click.Command, context: click.Context) -> Verb:
-    """One command and all below it, hidden options left out."""
+    """A command with all its subcommands as a table; hidden options are left out."""
     shown = [one for one in command.params if not getattr(one, "hidden", False)]
     return Verb(
         name=str(context.info_name),

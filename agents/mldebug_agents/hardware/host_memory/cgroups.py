@@ -14,7 +14,7 @@ MAX_GROUPS = 64
 
 
 class MemoryCgroup(NamedTuple):
-    """One group: its folder here, its name, the version of its hierarchy."""
+    """A control group with a memory controller: its folder on this node, its name, the version of its hierarchy."""
 
     folder: str
     name: str
@@ -28,7 +28,7 @@ class _Mounted(NamedTuple):
 
 
 def groups_of(host: Host, pids: Iterable[int]) -> list[MemoryCgroup]:
-    """Those of all these processes and all above, each once; at most `MAX_GROUPS`."""
+    """The control groups of these processes and all groups above them, each once; at most `MAX_GROUPS`."""
     mounts = list(_mounts(_mountinfo(host)))
     found: dict[MemoryCgroup, None] = {}
     for pid in pids:

@@ -32,7 +32,7 @@ class HostMemoryMonitor:
         self._alarmed: set[tuple[str, str]] = set()
 
     def tick(self, runs: Mapping[str, Run], settings: MemoryConfig) -> None:
-        """Order what is due."""
+        """Order the reading of memory that is due, if any."""
         now = time.monotonic()
         if not settings.watch:
             self._memory = None
@@ -53,6 +53,6 @@ class HostMemoryMonitor:
         self._alarmed = now
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot with it."""
+        """The snapshot, completed by the memory readings and the worker's state."""
         sources = (*snapshot.sources, self.worker.state())
         return msgspec.structs.replace(snapshot, memory=self._memory, sources=sources)

@@ -14,7 +14,7 @@ INTERVAL = 2.0  # seconds between two looks at what the child has told
 
 
 class DirSizeCollector:
-    """The directories of the section `trees`."""
+    """The sizes of the directories in the section `trees`, as metrics, rows and alerts."""
 
     name = "trees"
     interval = INTERVAL
@@ -24,7 +24,7 @@ class DirSizeCollector:
         self._client = DirSizeClient(context.spawner, ())
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Hear what the child says."""
+        """Take the newest counts from the child."""
         trees = self._context.config.trees
         self._client.obey(
             [
@@ -41,18 +41,18 @@ class DirSizeCollector:
         self._client.tick()
 
     def samples(self) -> Sequence[Measure]:
-        """Bytes, inodes, and how they are known."""
+        """Bytes and inodes of each directory, and how they are known."""
         return [one for state in self._client.states for one in _measures(state)]
 
     def status(self) -> dict[str, tuple[Row, ...]]:
-        """One row for each tree."""
+        """One table row for each directory."""
         states = self._client.states
         lines = dir_size_lines(states, time.time())
         rows = tuple(_row(one, line) for one, (line, _) in zip(states, lines, strict=True))
         return {"trees": rows} if rows else {}
 
     def alarms(self) -> Sequence[StorageAlert]:
-        """Trees that do not answer."""
+        """An alert for each directory that does not answer."""
         stuck = tuple(one for one in self._client.states if one.how == STUCK)
         lines = dir_size_lines(stuck, time.time())
         return [
@@ -61,7 +61,7 @@ class DirSizeCollector:
         ]
 
     def gaps(self) -> Sequence[Gap]:
-        """Trees of which not all, or nothing, could be looked at."""
+        """Directories that could be counted only in part, or not at all."""
         return [
             Gap(what=f"the size of {one.path}", reason=_reason(one))
             for one in self._client.states

@@ -23,14 +23,14 @@ class FolderEntries:
         self.sizes = array("Q")
 
     def append(self, key: int, inode: int, blocks: int, size: int) -> None:
-        """Add one."""
+        """Add a file: a hash of its name, its inode, blocks and size."""
         self.keys.append(key)
         self.inodes.append(inode)
         self.blocks.append(blocks)
         self.sizes.append(size)
 
     def places(self, keys: set[int]) -> dict[int, int]:
-        """Where these are; those that are not here are left out."""
+        """The positions of the files with these keys; keys that are not here are left out."""
         if len(keys) > 3:
             return {key: at for at, key in enumerate(self.keys) if key in keys}
         found = {}
@@ -42,7 +42,7 @@ class FolderEntries:
         return found
 
     def remove(self, places: Iterable[int]) -> None:
-        """Take out those at these places: the last one moves into each hole."""
+        """Remove the files at these positions; the last file moves into each hole."""
         for at in sorted(places, reverse=True):
             for column in (self.keys, self.inodes, self.blocks, self.sizes):
                 last = column.pop()
@@ -51,7 +51,7 @@ class FolderEntries:
 
 
 class HasEntries(Protocol):
-    """An object with the entries of a folder."""
+    """An object that has the files of a folder."""
 
     entries: FolderEntries
 
@@ -60,7 +60,7 @@ H = TypeVar("H", bound=HasEntries)
 
 
 class HardLink:
-    """A file of several names: how many of them are in the tree, and what it takes."""
+    """A file with several names: how many of them are inside the tree, and how many blocks it takes."""
 
     __slots__ = ("blocks", "names", "size")
 
@@ -69,7 +69,7 @@ class HardLink:
 
 
 class TreeCounts:
-    """Sums of one tree."""
+    """The totals of one directory tree: inodes, blocks, bytes; each file with several names counts once."""
 
     def __init__(self) -> None:
         self.inodes = self.blocks = self.size = 0
@@ -80,13 +80,13 @@ class TreeCounts:
         )  # has lost a name, by which it may have been written just before
 
     def sum(self, inodes: int, blocks: int, size: int) -> None:
-        """Add to the sums, or take away."""
+        """Add to the totals; negative numbers subtract."""
         self.inodes += inodes
         self.blocks += blocks
         self.size += size
 
     def add(self, inode: int, names: int, blocks: int, size: int) -> int:
-        """One name of a file that has so many; returns what stands for its blocks in its folder."""
+        """Count one name of a file that has `names` names. Returns what to note for its blocks in its folder."""
         link = self.links.get(inode)
         if link is None and names < 2:
             self.sum(1, blocks, size)
@@ -101,7 +101,7 @@ class TreeCounts:
         return LINKED
 
     def remove(self, inode: int, blocks: int, size: int) -> None:
-        """One name is gone; `blocks` as `add` returned it."""
+        """Uncount one name of a file; `blocks` as `add` returned it."""
         if blocks != LINKED:
             self.sum(-1, -blocks, -size)
             return
@@ -112,22 +112,22 @@ class TreeCounts:
             del self.links[inode]
 
     def remove_all(self, entries: FolderEntries) -> None:
-        """All names of a folder are gone."""
+        """Uncount all names of a folder."""
         for inode, blocks, size in zip(entries.inodes, entries.blocks, entries.sizes, strict=True):
             self.remove(inode, blocks, size)
 
     def lose(self, inodes: Iterable[int]) -> None:
-        """These have a name less: what was written by it is to be seen at another one."""
+        """These files have one name less; the blocks that were noted there must be noted at another of their names."""
         self.stale.update(inode for inode in inodes if inode in self.links)
 
     def holders(self, folders: Iterable[H]) -> list[H]:
-        """Who has another name of those that are `stale`, which are so no longer."""
+        """The folders that have another name of the files in `stale`, which is emptied."""
         stale = {inode for inode in self.stale if inode in self.links}
         self.stale.clear()
         return [one for one in folders if stale and not stale.isdisjoint(one.entries.inodes)]
 
     def settle(self, folders: Iterable[FolderEntries]) -> None:
-        """Find the other names of those that are `unsure`, among the ones that were counted as sole."""
+        """Find other names of the files in `unsure` among those that were counted as having one name."""
         unsure = {inode for inode in self.unsure if inode in self.links}
         self.unsure.clear()
         if not unsure:

@@ -5,5 +5,5 @@ import socket
 
 
 def serve(link: socket.socket) -> None:
-    """Become the child that counts trees."""
+    """The main function of the child that counts directories."""
     importlib.import_module("mldebug_agents.storage.dir_sizes.child").serve(link)

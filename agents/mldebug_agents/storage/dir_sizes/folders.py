@@ -12,7 +12,7 @@ MANY = 20_000  # names: with more of them all of the folder is looked at again
 
 
 class TreeFolder:
-    """Known by its inode. The path follows from its parents, so a rename above it costs nothing."""
+    """A folder, identified by its inode. Its path follows from its parents, so renaming one of them costs nothing."""
 
     __slots__ = (
         *("blocks", "children", "dirty", "entries", "gone", "inode", "name", "parent", "unread"),
@@ -34,7 +34,7 @@ class TreeFolder:
 
     @property
     def path(self) -> str:
-        """Where it is; the root's name is its whole path."""
+        """The path of the folder; the root's name is its whole path."""
         names, folder = [], self
         while folder.parent is not None:
             names.append(folder.name)
@@ -42,7 +42,7 @@ class TreeFolder:
         return os.path.join(folder.name, *reversed(names))
 
     def soil(self, name: str) -> None:
-        """A name in it has to be looked at again."""
+        """Note that this name in the folder has to be read again."""
         if self.whole:
             return
         if self.dirty is None:
@@ -52,7 +52,7 @@ class TreeFolder:
             self.whole, self.dirty = True, None
 
     def below(self) -> "Iterator[TreeFolder]":
-        """Itself and all folders below it."""
+        """The folder itself and all folders below it."""
         left = [self]
         while left:
             folder = left.pop()
@@ -66,7 +66,7 @@ TRIED_AGAIN = 60.0  # seconds after which a kernel that had no watch left is ask
 
 
 class FolderIndex:
-    """Owns the folders. `notices` is None where events would not tell what happens."""
+    """All folders of a tree by inode and by inotify watch. `inotify` is None where events would not report changes."""
 
     def __init__(self, root: str, facts: os.stat_result, inotify: InotifyQueue | None) -> None:
         self.device = facts.st_dev
@@ -88,16 +88,16 @@ class FolderIndex:
 
     @property
     def mounts(self) -> int:
-        """Other filesystems below, and second views of a folder that is counted already."""
+        """How many mount points lie in the tree, plus second paths to a folder that is counted already."""
         return len(self._skipped)
 
     @property
     def unwatched(self) -> int:
-        """Folders of whose changes nothing tells."""
+        """How many folders have no watch, so that nothing reports their changes."""
         return len(self.by_inode) - len(self.by_watch)
 
     def resize(self, folder: TreeFolder, blocks: int) -> None:
-        """What the folder itself takes."""
+        """Set how many blocks the folder itself takes."""
         self.counts.sum(0, blocks - folder.blocks, 0)
         folder.blocks = blocks
 
@@ -107,16 +107,16 @@ class FolderIndex:
         folder.unread = unread
 
     def skip(self, folder: TreeFolder, name: str) -> None:
-        """Another filesystem begins there, or a second view."""
+        """Note that this name is not counted: another filesystem begins there, or it is a second path to a counted folder."""
         if len(self._skipped) < MAX_SKIPPED:
             self._skipped.add((folder.inode, name))
 
     def forget_skipped(self) -> None:
-        """Before all is looked at anew."""
+        """Forget which names are skipped, before everything is read anew."""
         self._skipped.clear()
 
     def watch(self, folder: TreeFolder, fd: int) -> None:
-        """Have its changes told. Without a watch it has to be counted anew from time to time."""
+        """Watch a folder for changes. A folder without a watch is read again from time to time."""
         if self._inotify is None or time.monotonic() < self._not_before:
             return
         try:
@@ -130,7 +130,7 @@ class FolderIndex:
         self.by_watch[folder.watch] = folder
 
     def unwatch(self, watch: int) -> TreeFolder | None:
-        """The kernel has taken this watch away; returns the folder that is without one now."""
+        """Note that the kernel removed this watch. Returns the folder that lost it; None for an unknown watch."""
         folder = self.by_watch.pop(watch, None)
         if folder is not None and folder.watch == watch:
             folder.watch = 0
@@ -138,7 +138,7 @@ class FolderIndex:
         return None
 
     def attach(self, parent: TreeFolder, name: str, facts: os.stat_result) -> TreeFolder | None:
-        """A folder was seen where none was known. None: it is counted elsewhere, in a place that is as good."""
+        """Add a folder that was found, or move the one with its inode here. None where it is counted at a path that still holds."""
         known = self.by_inode.get(facts.st_ino)
         if known is None:
             return self._new(parent, name, facts)
@@ -161,7 +161,7 @@ class FolderIndex:
         return folder
 
     def detach(self, folder: TreeFolder) -> None:
-        """It is not where it was. What it holds counts until it is known not to be elsewhere."""
+        """Take a folder from where it was. Its content still counts until a look shows whether it was moved elsewhere."""
         if folder.parent is not None and folder.parent.children.get(folder.name) is folder:
             del folder.parent.children[folder.name]
         self._limbo[folder.inode] = folder

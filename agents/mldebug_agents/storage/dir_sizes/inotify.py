@@ -44,7 +44,7 @@ InotifyEvent = tuple[int, int, bytes]  # watch, mask, name in its folder (empty:
 
 
 class InotifyQueue:
-    """The queue. Raises OSError where the user has too many of them (fs.inotify.max_user_instances)."""
+    """The events of one inotify instance. Raises OSError where the user has too many of them (fs.inotify.max_user_instances)."""
 
     def __init__(self) -> None:
         self.fd = inotify_init()
@@ -54,18 +54,18 @@ class InotifyQueue:
         os.set_inheritable(self.fd, False)
 
     def add(self, folder: int) -> int:
-        """Watch an open folder, by its descriptor, so that no rename comes between. Raises OSError (ENOSPC: no more)."""
+        """Watch an open folder by its descriptor, which no rename can redirect. Returns the watch; OSError (ENOSPC) where too many exist."""
         watch = inotify_add_watch(self.fd, b"/proc/self/fd/%d" % folder, _MASK)
         if watch < 0:
             raise _error()
         return int(watch)
 
     def remove(self, watch: int) -> None:
-        """Watch it no longer; it may be gone already."""
+        """End a watch; one that has already gone is no error."""
         inotify_rm_watch(self.fd, watch)  # type: ignore[arg-type]
 
     def read(self) -> Iterator[InotifyEvent]:
-        """What has happened since the last call; never waits."""
+        """The events since the last call, without waiting."""
         for _ in range(_READS):
             try:
                 data = os.read(self.fd, _CHUNK)
@@ -74,12 +74,12 @@ class InotifyQueue:
             yield from parse(data)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Close the descriptor, which ends all watches."""
         os.close(self.fd)
 
 
 def parse(data: bytes) -> Iterator[InotifyEvent]:
-    """Take `struct inotify_event`s apart; the same one several times in a row is told once."""
+    """Parse consecutive `struct inotify_event`s; equal events in a row are returned once."""
     at, before = 0, None
     while at < len(data):
         watch, mask, _, length = _HEAD.unpack_from(data, at)

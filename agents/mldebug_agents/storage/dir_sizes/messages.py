@@ -9,7 +9,7 @@ MAX_BODY = 1 << 20
 
 
 class DirSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One directory to keep; seconds between two counts where events do not tell, and where they do."""
+    """A directory to count, and the seconds between two counts, with and without inotify events."""
 
     path: str
     root: str = ""  # below which the node's own files lie, and inside which links resolve
@@ -19,13 +19,13 @@ class DirSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirSizeRequests(msgspec.Struct, frozen=True, kw_only=True):
-    """All requests, in the first and only message to the child."""
+    """The directories to count: the first and only message to the child."""
 
     orders: tuple[DirSizeRequest, ...]
 
 
 class DirSizeUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """About the tree of that number: the child begins to work on it (None), or what it knows after that."""
+    """News of the directory with this number: its new size; None when the child begins to work on it."""
 
     number: int
     state: DirSize | None = None

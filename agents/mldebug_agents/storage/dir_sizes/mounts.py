@@ -40,7 +40,7 @@ AT_ONCE = ("tmpfs", "ramfs")  # a file has its blocks when it is written, not so
 
 
 def open_folder(root: str, path: str) -> int:
-    """An open folder. Below a root of the node, links mean what they mean there; raises OSError."""
+    """The descriptor of a folder. Links are resolved below `root`, the host's file system. Raises OSError."""
     if not root:
         return os.open(path, _FOLDER)
     top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -55,7 +55,7 @@ def open_folder(root: str, path: str) -> int:
 
 
 def real_path(fd: int, root: str, path: str) -> str:
-    """A path of that folder by which this process finds it; raises OSError where there is none."""
+    """A path by which this process can open that folder. Raises OSError where there is none."""
     own = os.fstat(fd)
     for one in (os.readlink(f"/proc/self/fd/{fd}"), f"{root}{path}"):
         with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def real_path(fd: int, root: str, path: str) -> str:
 
 
 def filesystem(fd: int) -> str:
-    """Its type, by the mount of an open file (not by the text of a path); "" where that cannot be told."""
+    """The type of the filesystem of an open file, by its mount; "" where it cannot be read."""
     try:
         with open(f"/proc/self/fdinfo/{fd}") as file:
             mount = next(line.split()[1] for line in file if line.startswith("mnt_id:"))
@@ -78,5 +78,5 @@ def filesystem(fd: int) -> str:
 
 
 def is_shared(kind: str) -> bool:
-    """Whether other machines, or a server of its own, change it without an event here."""
+    """Whether other machines can change this type of filesystem without an inotify event here."""
     return kind in SHARED or kind.startswith("fuse.")

@@ -22,7 +22,7 @@ LATE = 20_000  # such files remembered; of the others, their folders
 
 
 class DirTree:
-    """Knows what of it has to be looked at, and looks. One thread."""
+    """What of a directory tree has to be read again, and the reading. For one thread."""
 
     def __init__(self, index: FolderIndex, *, late: bool, most: int) -> None:
         """`late`: blocks are given some time after a write. `most`: inodes that are counted at most."""
@@ -42,11 +42,11 @@ class DirTree:
 
     @property
     def idle(self) -> bool:
-        """Is nothing left to look at?"""
+        """Whether nothing is left to read."""
         return not self._dirty
 
     def soil(self, folder: TreeFolder, name: str = "") -> None:
-        """A name in a folder, or all of it."""
+        """Note that a name in a folder (or all of it) has to be read again."""
         if folder.gone:
             return
         if name:
@@ -56,7 +56,7 @@ class DirTree:
         self._dirty[folder] = None
 
     def soil_all(self, *, unwatched: bool = False) -> None:
-        """Everything, from the top, or all that no watch tells of."""
+        """Note that everything has to be read again; with `unwatched`, only folders without a watch."""
         if not unwatched:
             self.index.forget_skipped()
         for folder in list(self.top.below()):
@@ -64,7 +64,7 @@ class DirTree:
                 self.soil(folder)
 
     def ripen(self) -> None:
-        """Look again at what was written some time ago."""
+        """Read again the files that were being written some time ago."""
         while (due := self.ripens) is not None and due <= time.monotonic():
             folder, name = next(iter(self._late or ()))
             (self._late or {}).pop((folder, name))
@@ -72,13 +72,13 @@ class DirTree:
 
     @property
     def ripens(self) -> float | None:
-        """When that is the case next (monotonic)."""
+        """When `ripen` has something to do next, in monotonic seconds; None for never."""
         return next(iter(self._late.values())) if self._late else None
 
     # --- looking -----------------------------------------------------------------------------------
 
     def look(self) -> Iterator[None]:
-        """Look at all that was soiled, piece by piece, and at new folders; what fails is left for the next time."""
+        """Read all that was noted, and new folders, in small pieces; a folder that fails is read at the next call."""
         todo, self._dirty = self._dirty, {}
         for folder in todo:
             yield from self._refresh(folder)

@@ -14,7 +14,7 @@ SECONDS = 8.0  # for all folders; one that takes longer counts as stuck until it
 
 
 class CanaryCollector:
-    """Writes to the folders of `storage.canary.paths`."""
+    """Writes small test files into the folders of `storage.canary.paths`, to see whether writing works."""
 
     name = "canary"
 

@@ -50,7 +50,7 @@ _GLOB = re.compile(r"[*?\[{]")
 
 
 class FilesystemCollector:
-    """Reads every mount that a job uses, and those of `storage.paths`."""
+    """Reads how full each mount is that a job uses, and those of `storage.paths`."""
 
     name = "filesystems"
 
@@ -75,7 +75,7 @@ class FilesystemCollector:
         return self._context.config.storage.interval
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Ask all mounts at once, through the mount child. Raises OSError where that is gone."""
+        """Query all mounts at once through the mount child. Raises OSError where the child has ended."""
         self._gaps = {}
         paths = self._configured()
         self._find(paths)

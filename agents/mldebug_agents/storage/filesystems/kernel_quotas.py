@@ -43,7 +43,7 @@ class OwnedQuota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelQuotaCollector:
-    """Reads quotas of ext4, XFS and the like; other filesystems have tools of their own."""
+    """Reads the kernel's quotas of ext4, XFS and similar filesystems; others have tools of their own (`QuotaCollector`)."""
 
     name = "kernel_quotas"
     interval = INTERVAL
@@ -54,7 +54,7 @@ class KernelQuotaCollector:
         self._gaps: list[Gap] = []
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Ask once for each filesystem. Raises OSError where the mount child is gone."""
+        """Read the quotas of each filesystem that jobs use. Raises OSError where the mount child has ended."""
         ranks = {rank.pid: rank.uid for job in jobs for rank in job.ranks}
         found = used_mounts(self._context.host, jobs, ())
         kept = {one.mount.device: one for one in found.values() if one.mount.fstype in WITH_QUOTAS}
@@ -69,7 +69,7 @@ class KernelQuotaCollector:
         ]
 
     def samples(self) -> Iterator[Measure]:
-        """Shares of what has a limit."""
+        """The used share of each limit, 0 to 1."""
         for one in self._kept:
             where = (one.used.name, one.used.mount.device)
             labels = (*where, KINDS[one.block.kind], str(one.block.id))
@@ -79,7 +79,7 @@ class KernelQuotaCollector:
                     yield Measure(metric=metric, labels=labels, value=share, uids=one.uids)
 
     def status(self) -> dict[str, tuple[Row, ...]]:
-        """One row for each that has a limit."""
+        """One table row for each quota that has a limit."""
         rows = tuple(_row(one) for one in self._kept if one.shares != (None, None))
         return {"quotas": rows} if rows else {}
 

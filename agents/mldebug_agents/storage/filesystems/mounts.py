@@ -44,7 +44,7 @@ IMAGES = frozenset(("squashfs", "iso9660", "erofs", "cramfs", "udf"))  # full by
 
 
 class UsedMount(msgspec.Struct, kw_only=True):
-    """One mount that jobs use, as its first user sees it; `path`: where the mount child finds it."""
+    """A mount that jobs use, as its first user sees it; `path`: where the mount child finds it."""
 
     mount: procfs.Mount
     path: bytes

@@ -14,7 +14,7 @@ from mldebug_agents.storage.filesystems.mounts import UsedMount
 
 
 class FilesystemReading(msgspec.Struct, kw_only=True):
-    """One mount at one look; `ahead`: forecasts of bytes and inodes."""
+    """The free space of one mount at one look; `ahead`: forecasts for bytes and inodes."""
 
     used: UsedMount
     answer: MountAnswer
@@ -57,7 +57,7 @@ def _figures(reading: FilesystemReading) -> Iterator[tuple[str, float]]:
 
 
 def labels(used: UsedMount) -> tuple[str, ...]:
-    """The labels of its metrics: mount point, device, type."""
+    """The values of the labels of a mount's metrics: mount point, device, type."""
     return used.name, used.mount.device, used.mount.fstype
 
 

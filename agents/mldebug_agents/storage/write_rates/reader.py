@@ -24,7 +24,7 @@ class WriteReader:
         self._reader = reader
 
     def read(self, jobs: Sequence[Job]) -> Iterator[RankWrites]:
-        """One for each rank that can be read."""
+        """One reading for each rank whose processes can be read."""
         if not jobs:
             return
         children = self._host.children(RECENT)
@@ -95,7 +95,7 @@ class WriteReader:
 
 
 def family(pid: int, children: Mapping[int, list[int]]) -> list[int]:
-    """A process and all below it."""
+    """The pids of a process and all its descendants."""
     found = [pid]
     for one in found:
         found += [child for child in children.get(one, ()) if child not in found]
@@ -103,7 +103,7 @@ def family(pid: int, children: Mapping[int, list[int]]) -> list[int]:
 
 
 def net_bytes(io: bytes) -> int:
-    """Of /proc/PID/io: written, less what was cancelled before it came to a disk."""
+    """Bytes written by a process, from its /proc/PID/io, less those that were cancelled before they reached a disk."""
     values = _values(io)
     return max(0, values.get(b"write_bytes", 0) - values.get(b"cancelled_write_bytes", 0))
 
@@ -122,7 +122,7 @@ def _values(io: bytes) -> dict[bytes, int]:
 
 
 def position(fdinfo: str) -> int:
-    """Where the next write goes, in bytes."""
+    """The file position of an open file in bytes, from its /proc/PID/fdinfo text."""
     words = fdinfo.split()
     return int(words[1]) if len(words) > 1 and words[0] == "pos:" and words[1].isdigit() else 0
 
@@ -137,7 +137,7 @@ def appends(fdinfo: str) -> bool:
 
 
 def mounts_of(mountinfo: str) -> dict[int, tuple[str, str]]:
-    """Mount id -> (point, major:minor)."""
+    """Mounts by id as (mount point, major:minor), from a mountinfo text."""
     points = {mount.id: mount.point for mount in procfs.parse_mountinfo(mountinfo)}
     found = {}
     for line in mountinfo.splitlines():

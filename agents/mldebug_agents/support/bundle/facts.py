@@ -54,7 +54,7 @@ def versions(folder: BundleFolder, driver: str) -> None:
 
 
 def reports(folder: BundleFolder, config: Config) -> None:
-    """report.json of the last incidents, each as it stands."""
+    """Add report.json of the last incidents, unchanged."""
     archive = ReportStore(config.agent.state_dir)
     for entry in archive.list()[:MAX_REPORTS]:
         file = archive.folder / entry.id / "report.json"
@@ -66,7 +66,7 @@ def reports(folder: BundleFolder, config: Config) -> None:
 
 
 def agent_log(folder: BundleFolder, path: Path | None) -> None:
-    """The end of the agent's log, where it is known where that is."""
+    """Add the end of the agent's log, where its place is known."""
     if path is None:
         folder.miss("the agent's log", "nobody said where it is", "journalctl -u mldebug > FILE, and --log FILE")  # fmt: skip
         return
@@ -130,5 +130,5 @@ def _memos(path: Path) -> Iterator[tuple[str, msgspec.Raw]]:
 
 
 def add_memory(folder: BundleFolder, found: dict[str, msgspec.Raw]) -> None:
-    """Put in what was remembered."""
+    """Add the agent's stored state."""
     folder.add_json(MEMORY, found)

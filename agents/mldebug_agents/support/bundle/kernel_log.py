@@ -17,7 +17,7 @@ HOURS = 6.0
 
 
 def read_kernel_log(path: str, since: float, max_bytes: int = MAX_BYTES) -> bytes:
-    """Records not older than `since` (seconds of the kernel's clock), one after the other. Raises in words."""
+    """Records since `since` (seconds of the kernel's clock), concatenated. Raises an error in words."""
     kept: deque[bytes] = deque()
     size = 0
     for record in _records(path):
@@ -71,7 +71,7 @@ def _of(handle: int) -> Iterator[bytes]:
 
 
 def split_records(data: bytes) -> list[bytes]:
-    """Records with the lines that belong to them; the last one may go on."""
+    """The records, each with its continuation lines; the last one may be incomplete."""
     found: list[list[bytes]] = []
     for line in data.splitlines(keepends=True):
         if found and (line.startswith(b" ") or not found[-1][-1].endswith(b"\n")):

@@ -27,7 +27,7 @@ AGENT_PROC = "agent"  # files of the agent's /proc folder
 
 
 class GpuReadFailure(Noun, frozen=True, kw_only=True):
-    """A read of the GPUs that failed."""
+    """An attempt to read the GPUs that failed, and why."""
 
     at: float
     read: Literal["watch", "full"]
@@ -35,14 +35,14 @@ class GpuReadFailure(Noun, frozen=True, kw_only=True):
 
 
 class ClockPair(Noun, frozen=True, kw_only=True):
-    """Two clocks at one moment: the kernel's log has seconds since boot."""
+    """The unix clock and the clock of the kernel's log (seconds since boot) at one moment."""
 
     unix: float
     monotonic: float
 
 
 class Manifest(Spoken, frozen=True, kw_only=True):
-    """What a bundle holds, what is missing from it, and how it was taken."""
+    """What a bundle contains, what is missing, and how it was recorded."""
 
     schema: str = SCHEMA
     version: str = ""  # of mldebug

@@ -27,7 +27,7 @@ Reader = Literal["agent", "mldebug support-bundle", "nobody"]
 
 
 class Observations(msgspec.Struct, kw_only=True):
-    """All that was recorded, the oldest first."""
+    """All that was recorded of a node, the oldest first."""
 
     read_by: Reader = "nobody"
     watch: list[NodeWatch] = []
@@ -89,7 +89,7 @@ class AgentObserver:
 
 
 class DirectObserver:
-    """Reads the GPUs itself. Used where no agent answers."""
+    """Records a node by reading its GPUs directly, where no agent answers."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class DirectObserver:
         return read
 
     def look(self, jobs: tuple[Job, ...]) -> None:
-        """Read what is due."""
+        """Read the GPUs, if that is due."""
         now = time.monotonic()
         ranks = {job.id: job.ranks for job in jobs}
         if now - self._full_at >= FULL_EVERY:

@@ -36,7 +36,7 @@ def seal(
     folder: str,
     own: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[bytes, Manifest]:
-    """Redact and pack; returns the bundle's bytes, and the manifest that is in it. `known`: names by kind."""
+    """Redact the files and pack them. Returns the bundle's bytes and the manifest inside it. `own`: names by kind."""
     names = Pseudonyms()
     for kind, found in (own_names() if own is None else own).items():
         names.learn(kind, *found)
@@ -52,7 +52,7 @@ def seal(
 
 
 def redacted(files: Mapping[str, bytes], names: Pseudonyms) -> dict[str, bytes]:
-    """All files, and their own names, with nobody's name in them."""
+    """All files with names of users, nodes and domains replaced, in content and in file names."""
     read = {name: _read(name, content) for name, content in files.items()}
     for content in read.values():
         names.learn_from(content)
@@ -60,7 +60,7 @@ def redacted(files: Mapping[str, bytes], names: Pseudonyms) -> dict[str, bytes]:
 
 
 def pack(files: Mapping[str, bytes], manifest: Manifest, folder: str) -> bytes:
-    """The bundle; nothing of whoever packs is in its headers."""
+    """The files as a tar archive; its headers do not show who packed it."""
     everything = {MANIFEST: msgspec.json.format(msgspec.json.encode(manifest), indent=1), **files}
     inner = io.BytesIO()
     with tarfile.open(fileobj=inner, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -72,7 +72,7 @@ def pack(files: Mapping[str, bytes], manifest: Manifest, folder: str) -> bytes:
 
 
 def check(path: Path) -> None:
-    """Raise before anything is recorded where the file could not be written at the end."""
+    """Raise UsageError before anything is recorded if the file could not be written in the end."""
     if os.path.lexists(path):
         raise UsageError(f"{path} is there already", "give --out another name")
     if not path.parent.is_dir():
@@ -82,7 +82,7 @@ def check(path: Path) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a new file that only its owner may read; UsageError where something of that name is there."""
+    """Write a new file that only its owner may read. Raises UsageError where the name exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         with open(os.open(path, flags, 0o600), "wb") as file:

@@ -30,7 +30,7 @@ WAY_OUT = "see its log; `py-spy dump --pid PID` says where it hangs"
 
 
 class Recorder:
-    """Records the node that a tools looks at. `seconds`: for how long, 0 for one look; `enough`: ends it sooner."""
+    """Records the node that the tools look at. `seconds`: for how long, 0 for one look; `enough`: ends it sooner."""
 
     def __init__(
         self, tools: NodeTools, seconds: float, enough: Callable[[], bool] = lambda: False
@@ -41,7 +41,7 @@ class Recorder:
         self.folder = BundleFolder()
 
     def record(self) -> Manifest:
-        """Fill the folder; the manifest is of what is in it before it is redacted."""
+        """Record into the folder. Returns the manifest of its content before redaction."""
         began, memory = time.time(), self._memory()
         self._find_jobs()
         observations = self._observe(inquire(self._config.agent.state_dir))

@@ -28,14 +28,14 @@ TIMEOUTS = "{timeout: 11s, busy_timeout: 14s, init_timeout: 2m, interval: 1s}"  
 
 
 def stage_line(stage: str, sentence: str) -> Table:
-    """`    stalled: no step for 11 s …`; a long sentence goes on below its beginning."""
+    """A line of the demo, `    stalled: no step for 11 s …`; a long sentence continues below its beginning."""
     line = Table.grid()
     line.add_row(f"  {stage_words(stage):>9}: ", Text(sentence))
     return line
 
 
 class DemoAgent:
-    """A context: an agent with a state dir of its own, no port, and a short patience."""
+    """A context manager: an agent with its own state dir, no port, and short timeouts."""
 
     def __init__(self, starter: ProgramStarter, folder: Path) -> None:
         self.state_dir = folder / "agent"
@@ -91,7 +91,7 @@ class DemoAgent:
         return next((one for one in reports if any(rank.pid == pid for rank in one.ranks)), None)
 
     def html(self, report: Report) -> str:
-        """The page it wrote."""
+        """The HTML page of this report."""
         return (ReportStore(self.state_dir).path(report.id) / "report.html").read_text(
             encoding="utf-8"
         )

@@ -30,7 +30,7 @@ JOB_VARIABLES = (
 
 
 class DemoPlan(NamedTuple):
-    """What happens: `fault` strikes the rank `struck` of `ranks` ranks."""
+    """What the demo does: `fault` strikes rank `struck` of `ranks` ranks."""
 
     fault: str
     ranks: int
@@ -38,14 +38,14 @@ class DemoPlan(NamedTuple):
 
 
 class DemoStep(NamedTuple):
-    """How far one rank is: 0 steps before the first."""
+    """The step of one rank; 0 before the first."""
 
     step: int = 0
     loss: str = ""
 
 
 class DemoJob:
-    """A context: the job starts on entering, and on leaving nothing of it is left."""
+    """A context manager: entering starts the job, leaving ends all of it."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class DemoJob:
 
     @property
     def launcher_pid(self) -> int:
-        """Torchrun's pid, 0 before the first rank has told it."""
+        """The pid of torchrun; 0 until the first rank has reported it."""
         return next((int(parent) for _, parent in self._started()), 0)
 
     @property
     def struck(self) -> bool:
-        """Tell whether the fault has struck."""
+        """Whether the fault has struck."""
         return (self.folder / f"strike.{self.plan.struck}").exists()
 
     def pid_of(self, rank: int) -> int:
@@ -90,7 +90,7 @@ class DemoJob:
         return int(_read(self.folder / f"started.{rank}").split()[0])
 
     def steps(self) -> list[DemoStep]:
-        """How far each rank is; raises `ToolError` where the job has ended before its time."""
+        """The step of each rank. Raises ToolError where the job ended early."""
         if self.completed is not None:
             raise ToolError(
                 _obituary(self.completed), "does `torchrun --help` work in this environment?"
@@ -98,7 +98,7 @@ class DemoJob:
         return [self._step(rank) for rank in range(self.plan.ranks)]
 
     def stuck(self, steps: list[DemoStep]) -> bool:
-        """Tell whether the fault has struck and no rank has made a step for a while; ask often."""
+        """Whether the fault has struck and no rank has made a step for a while; call it often."""
         before, since = self._last
         if steps != before or not self.struck:
             self._last = (steps, self._clock())
@@ -137,7 +137,7 @@ class DemoJob:
 
 
 def job_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the demo job: ours without the traces of a job that we may run in ourselves."""
+    """Our environment for the demo job, without variables of a job that we may run in ourselves."""
     kept = {name: value for name, value in own.items() if not name.startswith(JOB_VARIABLES)}
     return kept | {"OMP_NUM_THREADS": "1"}
 

@@ -16,7 +16,7 @@ PLAIN_EVERY = 10  # steps between two plain lines
 
 
 def show_progress(job: DemoJob, console: Console) -> None:
-    """Follow the job until it is stuck; raises `ToolError` if it ends, or never gets so far."""
+    """Show the job's steps until it is stuck. Raises ToolError where it ends, or never gets so far."""
     deadline = time.monotonic() + START_TIMEOUT
     display = (
         ProgressBars(job.plan.ranks, console) if console.is_terminal else ProgressLines(console)
@@ -34,7 +34,7 @@ def show_progress(job: DemoJob, console: Console) -> None:
 
 
 class ProgressBars:
-    """A bar for each rank; a bar that no longer grows is a rank that stands."""
+    """A progress bar for each rank; a bar that stops growing shows a rank that stands still."""
 
     def __init__(self, ranks: int, console: Console) -> None:
         columns = (
@@ -62,7 +62,7 @@ class ProgressBars:
 
 
 class ProgressLines:
-    """A line now and then, of rank 0."""
+    """The step of rank 0 as a line now and then, for output that is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -75,7 +75,7 @@ class ProgressLines:
         pass
 
     def show(self, steps: list[DemoStep]) -> None:
-        """Print rank 0's step when it is due."""
+        """Print the step of rank 0, if that is due."""
         first = steps[0]
         if first.step >= self._printed + PLAIN_EVERY:
             self._printed = first.step - first.step % PLAIN_EVERY

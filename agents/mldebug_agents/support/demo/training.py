@@ -51,7 +51,7 @@ def forward_backward(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def average_gradients(model: torch.nn.Module) -> None:
-    """Average the gradients over all ranks: here the healthy ranks wait."""
+    """Average the gradients over all ranks; here the healthy ranks wait for the struck one."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         if parameter.grad is not None:
@@ -62,12 +62,12 @@ def average_gradients(model: torch.nn.Module) -> None:
 
 
 def fetch_from_slow_storage(folder: Path, loss: torch.Tensor) -> None:
-    """sleep: the rank waits for something that takes far too long."""
+    """The fault `sleep`: the rank waits for something that takes far too long."""
     time.sleep(3600)
 
 
 def stop(folder: Path, loss: torch.Tensor) -> None:
-    """stopped: somebody sent SIGSTOP."""
+    """The fault `stopped`: the rank sends itself SIGSTOP."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -77,21 +77,21 @@ def _aggregate_total_loss(folder: Path, loss: torch.Tensor) -> None:
 
 
 def read_settings(folder: Path, loss: torch.Tensor) -> None:
-    """fifo: the rank reads a pipe into which nobody writes."""
+    """The fault `fifo`: the rank reads a pipe into which nobody writes."""
     path = folder / "settings.fifo"
     os.mkfifo(path)
     path.read_text()
 
 
 def evaluate(folder: Path, loss: torch.Tensor) -> None:
-    """loop: a computation that never ends."""
+    """The fault `loop`: a computation that never ends."""
     number = 0
     while True:
         number = (number * 31 + 7) % 1_000_003
 
 
 def leave(folder: Path, loss: torch.Tensor) -> None:
-    """dead: the rank exits, and a helper it had forked keeps its connections, so that no peer is told."""
+    """The fault `dead`: the rank exits, and a helper it had forked keeps its connections open, so no peer notices."""
     launcher = Path(f"/proc/{os.getppid()}")
     if os.fork() == 0:
         write_whole(folder / "helper", str(os.getpid()))
@@ -101,7 +101,7 @@ def leave(folder: Path, loss: torch.Tensor) -> None:
 
 
 def update_statistics(folder: Path, loss: torch.Tensor) -> None:
-    """lock: the rank takes a lock that it holds already."""
+    """The fault `lock`: the rank takes a lock that it already holds."""
     lock = threading.Lock()
     with lock, lock:
         pass
@@ -122,14 +122,14 @@ FAULTS: dict[str, Callable[[Path, torch.Tensor], None]] = {
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that readers see all of it or nothing."""
+    """Write a small file atomically: readers see all of it or nothing."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(text)
     temporary.replace(path)
 
 
 def main() -> None:
-    """Join the job and train. The rank dies with its launcher, however it is stuck, so that the demo leaves nothing."""
+    """Join the job and train. The rank dies with its launcher, however it is stuck, so nothing of the demo is left."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--fault", choices=FAULTS, required=True)

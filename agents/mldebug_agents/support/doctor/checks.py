@@ -25,7 +25,7 @@ UNIT = "run as root, or give the agent the capability"
 
 
 class CheckEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the checks look at; each part can be replaced in a test."""
+    """What the checks of `mldebug doctor` look at; tests replace parts of it."""
 
     reader: Reader
     starter: ProgramStarter
@@ -40,7 +40,7 @@ class CheckEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(world: CheckEnvironment) -> Iterator[DoctorCheck]:
-    """Yield every row, the most important first; a row never raises."""
+    """All checks of `mldebug doctor`, the most important first. A check never raises: what goes wrong becomes its row."""
     status = _text(world, "self/status") or ""
     held = rights.held_capabilities(status)
     yield py_spy(world)
@@ -62,7 +62,7 @@ def examine(world: CheckEnvironment) -> Iterator[DoctorCheck]:
 
 
 def py_spy(world: CheckEnvironment) -> DoctorCheck:
-    """Does the binary start?"""
+    """Checks whether the py-spy binary starts."""
     try:
         version = trials.pyspy_version(world.starter, world.py_spy)
     except MldebugError as error:
@@ -76,7 +76,7 @@ def py_spy(world: CheckEnvironment) -> DoctorCheck:
 
 
 def own_dump(world: CheckEnvironment) -> DoctorCheck:
-    """Does it read the stack of a process of this user, without stopping it?"""
+    """Checks whether py-spy can read the stack of a process of this user without stopping it."""
     dump = trials.try_dump(world.starter, world.py_spy, "--nonblocking")
     if dump.failure:
         way_out = dump.way_out or "check seccomp and ptrace_scope; in a container add SYS_PTRACE"
@@ -90,7 +90,7 @@ def own_dump(world: CheckEnvironment) -> DoctorCheck:
 
 
 def native_stacks(world: CheckEnvironment) -> DoctorCheck:
-    """Does py-spy see C frames?"""
+    """Checks whether py-spy can read C frames."""
     dump = trials.try_dump(world.starter, world.py_spy, "--native")
     if not dump.failure and any(frame.native for stack in dump.stacks for frame in stack.frames):
         return DoctorCheck(
@@ -107,7 +107,7 @@ def native_stacks(world: CheckEnvironment) -> DoctorCheck:
 
 
 def other_users(world: CheckEnvironment, held: frozenset[str]) -> DoctorCheck:
-    """Can ranks of other users be found (their environment names their rank)?"""
+    """Checks whether ranks of other users can be found (a rank is recognised by its environment)."""
     name, needed = "other users' jobs", {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"}
     answers = world.reader.read_many(_strangers(world), max_bytes=64)
     if any(isinstance(answer, bytes) and answer for answer in answers.values()):
@@ -125,7 +125,7 @@ def other_users(world: CheckEnvironment, held: frozenset[str]) -> DoctorCheck:
 
 
 def kernel_log(path: str) -> DoctorCheck:
-    """Can Xid and out-of-memory lines be read? Opened without blocking; /dev cannot hang."""
+    """Checks whether the kernel log can be read (GPU errors, out-of-memory kills). It is opened without blocking."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -144,7 +144,7 @@ def kernel_log(path: str) -> DoctorCheck:
 
 
 def kernel_stacks(world: CheckEnvironment) -> DoctorCheck:
-    """/proc/PID/stack: where in the kernel a process in state D stands."""
+    """Checks /proc/PID/stack, which shows where in the kernel a process in state D stands."""
     if _text(world, "self/stack"):
         return DoctorCheck(name="kernel stacks", state="ok", meaning="/proc/PID/stack is readable")
     meaning = "a process in state D shows its wchan only, not its kernel stack"
@@ -154,7 +154,7 @@ def kernel_stacks(world: CheckEnvironment) -> DoctorCheck:
 
 
 def waiting_channel(world: CheckEnvironment) -> DoctorCheck:
-    """/proc/PID/wchan names the kernel function a process sleeps in; try on one that sleeps all the time."""
+    """Checks /proc/PID/wchan, which names the kernel function that a process sleeps in, on one that always sleeps."""
     seen = [_text(world, f"{world.asleep}/wchan") for _ in range(5)]
     if any(text and text != "0" for text in seen):
         return DoctorCheck(
@@ -170,7 +170,7 @@ def waiting_channel(world: CheckEnvironment) -> DoctorCheck:
 
 
 def pystack(world: CheckEnvironment) -> DoctorCheck:
-    """The second opinion, where py-spy cannot read a process."""
+    """Checks whether pystack starts, the second opinion where py-spy cannot read a process."""
     beside = Path(sys.executable).parent / "pystack"
     binary = str(beside) if os.access(beside, os.X_OK) else shutil.which("pystack") or "pystack"
     try:
@@ -182,7 +182,7 @@ def pystack(world: CheckEnvironment) -> DoctorCheck:
 
 
 def state_dir(world: CheckEnvironment) -> DoctorCheck:
-    """Can reports be stored?"""
+    """Checks whether reports can be stored."""
     name, way_out = "state directory", "set agent.state_dir, or make it writable for this user"
     try:
         found = trials.try_state_dir(world.starter, world.state_dir)

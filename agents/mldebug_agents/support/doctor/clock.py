@@ -15,7 +15,7 @@ Adjtimex = Callable[[ctypes.Array[ctypes.c_char]], int]
 
 
 class ClockState(msgspec.Struct, frozen=True):
-    """`known` is False where the kernel would not say; `error_seconds` is its own bound for the error."""
+    """The kernel's view of its clock. `known` is False where it gives none; `error_seconds`: its own bound for the error."""
 
     known: bool
     synchronised: bool = False

@@ -26,7 +26,7 @@ _Kind = tuple[HealthState, str, str, SuggestedAction]
 
 
 def gpu_lines(found: GpuExamination, now: float) -> Iterator[Text]:
-    """Everything below the table of checks."""
+    """What `doctor --gpus` prints below the table of checks."""
     names = found.glance.names()
     yield from _section("To do", [Text(f"  {one}") for one in complaints(found.health, names)])
     yield from _section("Health", list(_health(found.health, names)))

@@ -35,7 +35,7 @@ class GpuExamination(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def code(self) -> ExitCode:
-        """1 where something is unhealthy or does not answer, 3 where there is no library."""
+        """The exit code: 1 where something is unhealthy or does not answer, 3 without a management library."""
         if self.glance.no_library:
             return ExitCode.MISSING
         ill = any(one.state is HealthState.UNHEALTHY for one in self.health)
@@ -44,7 +44,7 @@ class GpuExamination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examined(overview: GpuOverview, snapshot: Snapshot | None, uid: int) -> GpuExamination:
-    """Build the result from a direct look and the agent's snapshot, if one answers."""
+    """The result, from a direct look and from the agent's snapshot where one answers."""
     return GpuExamination(
         node=overview.node,
         uid=uid,

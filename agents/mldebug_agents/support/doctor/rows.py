@@ -12,7 +12,7 @@ State = Literal["ok", "limited", "missing"]
 
 
 class DoctorCheck(Spoken, frozen=True, kw_only=True):
-    """One row: what was tried, how it went, what that means, and how to get more."""
+    """A check of `mldebug doctor`: what was tried, the result, what it means, and how to get more."""
 
     name: str
     state: State
@@ -21,7 +21,7 @@ class DoctorCheck(Spoken, frozen=True, kw_only=True):
 
 
 def yama(scope: int, held: frozenset[str]) -> DoctorCheck:
-    """What Yama's ptrace_scope leaves."""
+    """The check of what Yama's ptrace_scope allows."""
     name = "ptrace_scope"
     if scope == 0:
         return DoctorCheck(name=name, state="ok", meaning="0 or absent: same user is enough")
@@ -41,7 +41,7 @@ def yama(scope: int, held: frozenset[str]) -> DoctorCheck:
 
 
 def capabilities(held: frozenset[str]) -> DoctorCheck:
-    """Which of the useful capabilities are there, and what the others would buy."""
+    """The check of capabilities: which useful ones this process has, and what the others would allow."""
     lacking = [name for name in USES if name not in held]
     if not lacking:
         return DoctorCheck(name="capabilities", state="ok", meaning="all that are of use are held")
@@ -52,7 +52,7 @@ def capabilities(held: frozenset[str]) -> DoctorCheck:
 
 
 def hidden_processes(mode: str, held: frozenset[str]) -> DoctorCheck:
-    """Does the /proc mount hide other users' processes?"""
+    """The check whether the /proc mount hides processes of other users."""
     if not mode or (mode != "4" and mode != "ptraceable" and "CAP_SYS_PTRACE" in held):
         return DoctorCheck(
             name="/proc",
@@ -73,7 +73,7 @@ def hidden_processes(mode: str, held: frozenset[str]) -> DoctorCheck:
 
 
 def container(namespace: str) -> DoctorCheck:
-    """Do we see the processes of the whole node?"""
+    """The check whether all processes of the node are visible, and not only those of a container."""
     if namespace == INITIAL_PID_NAMESPACE:
         return DoctorCheck(
             name="pid namespace",
@@ -89,7 +89,7 @@ def container(namespace: str) -> DoctorCheck:
 
 
 def clock(now: float, kernel: ClockState) -> DoctorCheck:
-    """Can times of this node be compared with those of others?"""
+    """The check whether times of this node can be compared with those of other nodes."""
     if now < EARLIEST_NOW:
         return DoctorCheck(
             name="clock",

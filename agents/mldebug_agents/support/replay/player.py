@@ -35,7 +35,7 @@ ORDER = (Snapshot, NodeGpus, NodeWatch, GpuReadFailure)  # of what was recorded 
 
 
 class Player:
-    """One pass through a recording; make a new one for the next. `words` say what is replayed."""
+    """Plays a recording through once, as the agent would have seen it. `words` describe what is replayed."""
 
     def __init__(self, recording: Recording, config: Config, words: str = "a recording") -> None:
         self._recording, self._config, self._words = recording, config, words

@@ -14,14 +14,14 @@ from mldebug_agents.support.bundle.layout import ClockPair
 
 
 class RecordedClock:
-    """Both clocks of the recorded node, at one moment."""
+    """The unix and the monotonic clock of the recorded node, at one moment that is set by the replay."""
 
     def __init__(self, clocks: ClockPair, at: float) -> None:
         self._clocks = clocks
         self.at = at
 
     def unix(self) -> float:
-        """Unix time."""
+        """The recorded unix time in seconds."""
         return self.at
 
     def monotonic(self) -> float:
@@ -37,7 +37,7 @@ NO_LOG = Gap(
 
 
 class RecordedKernelLog(KernelLogSource):
-    """Reads records in place of a device; all else is as it is on a node."""
+    """A kernel log that is read from a recording and not from a device; everything else is as on a node."""
 
     def __init__(self, records: Sequence[bytes] | None, clock: RecordedClock) -> None:
         """None: the log could not be read where it was recorded."""
@@ -49,7 +49,7 @@ class RecordedKernelLog(KernelLogSource):
         self._recorded = clock
 
     def drain(self, news: KernelNews) -> KernelNews:
-        """Go on from a round that ended before the log did."""
+        """Continue reading after a round that stopped before the end of the log."""
         while news.behind:
             news = self.read()
         return news
@@ -78,11 +78,11 @@ class RecordedReads:
         self._counters = None if counted else Counters()
 
     def watch(self, read: NodeWatch) -> GpuNews:
-        """A watch read."""
+        """A quick reading of the recording, as news for the monitor."""
         return GpuNews(watch=read)
 
     def full(self, read: NodeGpus, runs: Mapping[str, RunState]) -> GpuNews:
-        """A full read, and who worked where as the status tells it."""
+        """A full reading of the recording, with the processes that the recorded status names for each GPU."""
         full = self._counters.take(read) if self._counters else read
         joined = {id: _joined(run, full) for id, run in runs.items()}
         return GpuNews(full=full, joined=joined, view=self._view)
@@ -122,7 +122,7 @@ class RecordedStore:
         return self._memos.get(name, b"")
 
     def remember(self, name: str, value: bytes) -> None:
-        """Keep something as long as the replay lasts; nothing, where it is empty."""
+        """Store a value for the duration of the replay; an empty one deletes it."""
         self._memos[name] = value
         if not value:
             del self._memos[name]

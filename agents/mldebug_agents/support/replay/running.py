@@ -28,7 +28,7 @@ REPUBLISH = 1.0  # seconds
 
 
 class Replay:
-    """In place of a `Node`. `speed` 10: a minute of the recording takes six seconds; 0: as fast as it goes."""
+    """Replays a recording in place of an agent's main loop. `speed` 10: ten times as fast; 0: without pauses."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Replay:
             log.info("%s; from the beginning", summary)
 
     def stop(self) -> None:
-        """Leave at the next moment; safe in a signal handler."""
+        """End the replay soon; safe in a signal handler."""
         self.stopping = True
         self._wake.put(None)
 
@@ -110,7 +110,7 @@ EMPTY = "give --state-dir an empty folder, or leave it out"
 
 @contextmanager
 def replay_state_dir(wanted: Path | None, config: Config) -> Iterator[tuple[Path, socket.socket]]:
-    """The config file by which `mldebug status --config` finds the replay, and the socket; both are gone afterwards."""
+    """A temporary state dir: yields the config file for `mldebug status --config` and the socket; both are removed afterwards."""
     with contextlib.ExitStack() as undo:
         folder = wanted or Path(tempfile.mkdtemp(prefix="mldebug-replay-"))
         if wanted is None:

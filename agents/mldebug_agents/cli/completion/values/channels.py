@@ -9,10 +9,10 @@ from mldebug_agents.cli.completion.values import ValueSource
 
 
 class ChannelValues:
-    """Their names; none from a file that is not good."""
+    """Names of the channels in the configuration; none where the file is invalid."""
 
     def values(self, request: CompletionRequest) -> Iterator[Value]:
-        """In their order."""
+        """The channel names in the order of the file."""
         for name, plugin in load_config(request.config).channels.items():
             yield Value(name, plugin.kind)
 

@@ -9,10 +9,10 @@ from mldebug_agents.cli.completion.values import ValueSource
 
 
 class InterfaceValues:
-    """All of them, by number."""
+    """The network interfaces of this node, by number."""
 
     def values(self, request: CompletionRequest) -> Iterator[Value]:
-        """Their names."""
+        """The names of the interfaces."""
         yield from (Value(name) for _, name in socket.if_nameindex())
 
 

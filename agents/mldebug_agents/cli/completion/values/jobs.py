@@ -32,10 +32,10 @@ class RunNamesList(Noun, frozen=True, kw_only=True):
 
 
 class JobValues:
-    """Ids, then names of the runs that the agent reports."""
+    """Ids, then names, of the runs that the agent reports."""
 
     def values(self, request: CompletionRequest) -> Iterator[Value]:
-        """Ask this user's agent, else the service's, as every command does."""
+        """The runs of this user's agent, or else of the service's."""
         own = load_config(request.config).agent.state_dir
         places = [own] if request.config else dict.fromkeys((own, SYSTEM_STATE_DIR))
         for place in places:

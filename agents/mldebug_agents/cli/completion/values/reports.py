@@ -17,10 +17,10 @@ OPENED = 40  # for a sentence each; older ones are listed without
 
 
 class ReportValues:
-    """Those that this user may read, here and in the service's state dir."""
+    """The reports that this user may read, in the user's own and in the service's state dir."""
 
     def values(self, request: CompletionRequest) -> Iterator[Value]:
-        """`latest` first, where there is any."""
+        """The word `latest` where there are reports, then their ids."""
         found = [one for archive in report_stores_of(request.config) for one in _readable(archive)]
         newest = sorted(found, key=attrgetter("name"), reverse=True)[:LISTED]
         if newest:

@@ -22,7 +22,7 @@ class Vendor(Protocol):
         ...
 
     def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
-        """Touch none of these GPUs for as long as each says, from now on. Called before each read, mostly with ()."""
+        """Do not touch these GPUs from now on, for as long as each entry says. Called before each read, usually with ()."""
         ...
 
     def close(self) -> None:

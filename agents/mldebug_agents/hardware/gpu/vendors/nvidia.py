@@ -41,7 +41,7 @@ FORBIDDEN = in_words(INSUFFICIENT_RIGHTS)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the management library is."""
+    """Options: where NVIDIA's management library lies."""
 
     # its name, or an absolute path
     library: str = LIBRARY
@@ -73,11 +73,11 @@ class Nvidia:
         return events
 
     def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
-        """Touch none of these at the next read, which comes now, and until their time is over."""
+        """Do not touch these GPUs at the next read, which follows at once, nor until their time is over."""
         self._forbidden = these
 
     def watch(self) -> NodeWatch:
-        """Read what moves: utilization and power, and of one GPU, another at each look, the energy."""
+        """Read what changes all the time: utilization and power of all GPUs, and the energy of one GPU, another one at each look."""
         started, cpu = self._clock(), time.process_time()
         self._looks += 1
         found: list[GpuWatch] = self._restarting(lambda: self._all(self._read_watch))
@@ -92,7 +92,7 @@ class Nvidia:
         )
 
     def full(self) -> NodeGpus:
-        """Read everything. Events that come meanwhile are given by the next `watch`."""
+        """Read everything. Driver events that arrive meanwhile are returned by the next `watch`."""
         started, cpu = self._clock(), time.process_time()
         found: list[GpuReading] = self._restarting(
             lambda: self._all(lambda ask: read_full(ask, self._gpm, self._clock))
@@ -114,7 +114,7 @@ class Nvidia:
         return self._absent.lost_gpus(self._count)
 
     def close(self) -> None:
-        """Let go of all device files."""
+        """Close all device files of the GPUs."""
         self._library.stop()
 
     def _read_watch(self, ask: Ask) -> GpuWatch:
