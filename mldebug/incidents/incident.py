@@ -8,6 +8,7 @@ import msgspec
 
 from mldebug.cluster.messages import End, Whole
 from mldebug.core.model import (
+    Confidence,
     Diagnosis,
     Gap,
     Job,
@@ -15,6 +16,8 @@ from mldebug.core.model import (
     NodeCapture,
     Noun,
     QueriedNodes,
+    Role,
+    Verdict,
 )
 from mldebug.core.report_model import CaptureView, Comparison, Report, Stall, TimelineEvent
 from mldebug.core.text import rfc3339
@@ -145,7 +148,7 @@ def judge(incident: Incident) -> Judgement:
     if incident.exit is not None:
         ended = _judge_exit(incident, incident.exit)
         if not incident.across:
-            return ended
+            return _or_who_is_missed(incident, incident.exit, ended)
         return after(ended.diagnosis, diagnose(incident.across, incident.asked))
     if incident.across and (incident.whole is None or incident.whole.nodes < len(incident.across)):
         return after(incident.cause, diagnose(incident.across, incident.asked))
@@ -212,6 +215,26 @@ def _judge_exit(incident: Incident, attempt: AttemptExit) -> Judgement:
     return msgspec.structs.replace(
         judgement, diagnosis=msgspec.structs.replace(judgement.diagnosis, summary=summary)
     )
+
+
+def _or_who_is_missed(incident: Incident, attempt: AttemptExit, ended: Judgement) -> Judgement:
+    """Where the exits name nobody, and all who live on wait: the only rank that is gone, at `low`.
+
+    One that waits may have left the common path, and the one that is gone may only have noticed it first.
+    """
+    if ended.diagnosis.culprits or not (attempt.living and incident.captures):
+        return ended
+    later = diagnose(incident.captures[-1:])
+    gone = [rank for rank in later.ranks if rank.is_.role in (Role.EXITED, Role.MISSING)]
+    wait = all(rank.is_.role is Role.WAITING for rank in later.ranks if rank not in gone)
+    if later.diagnosis.verdict is not Verdict.RANK_EXITED or len(gone) != 1 or not wait:
+        return ended
+    found = msgspec.structs.replace(
+        later.diagnosis,
+        confidence=Confidence.LOW,
+        evidence=(*ended.diagnosis.evidence, *later.diagnosis.evidence),
+    )
+    return msgspec.structs.replace(ended, diagnosis=found)
 
 
 def write_report(incident: Incident, judgement: Judgement, reported_at: float) -> Report:

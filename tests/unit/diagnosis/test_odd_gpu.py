@@ -1,11 +1,13 @@
 """All have called the same and nothing completes: the one GPU whose figures differ is named, and nobody where that is not clear.
 
-Made of a rank that was recorded while it waited in a collective on an H200, under other numbers.
+Made of a rank that was recorded while it waited in a collective on an H200, under other numbers; and recorded on two H200s (`tests/gpu/wrecks.py`).
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -16,6 +18,7 @@ from mldebug.hardware.gpu.rank_join import JoinEvidence, RankGpu, RankGpuMap
 from mldebug.hardware.gpu.readings import GpuActivity, GpuReading, NodeGpus, RemappedRows
 from unit.diagnosis.test_held_stream_many import made
 
+RECORDED = Path(__file__).parents[2] / "fixtures" / "h200" / "wrecks"
 Figures = Mapping[str, Any]
 
 KERNEL: Figures = {"watts": 520.0, "sm_active_ratio": 0.99}
@@ -161,3 +164,24 @@ def test_a_full_read_becomes_figures() -> None:
     assert (one.read_at, one.slowed, one.link_bytes_per_second) == (7.0, ("hw_slowdown",), 3e9)
     assert one.clock_ratio == pytest.approx(345 / 1980)
     assert len(one.sick) == 4
+
+
+def recorded(name: str) -> NodeCapture:
+    return msgspec.json.decode((RECORDED / f"{name}.json").read_bytes(), type=NodeCapture)
+
+
+@pytest.mark.parametrize("name", ["kernel", "hook-kernel"])
+def test_a_kernel_that_did_not_end_on_one_of_two_gpus(name: str) -> None:
+    taken = recorded(name)
+    assert told([taken]) == ("rank_busy", [1], "low")
+    assert "it runs a kernel that is no collective and does not end" in diagnose([taken]).diagnosis.summary  # fmt: skip
+    for rank in (0, 1):  # without the figures of one nobody is named
+        part = replace(taken, gpus=tuple(one for one in taken.gpus if one.rank == rank))
+        assert told([part])[1] == []
+
+
+def test_an_exchange_whose_parts_did_not_fit_names_nobody_of_two() -> None:
+    assert told([recorded("skew")])[1:] == ([], "low")
+    found = diagnose([recorded("hook-skew")]).diagnosis
+    assert (found.verdict, found.culprits) == ("collective_mismatch", ())
+    assert "all_to_all of 33554432 elements of Float into 16777224" in found.summary
