@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
 
 
 def phase(name: str) -> Phase | SilentPhase:
-    """`with phase("evaluate"):` What is inside is told as such; phases may be nested. Also a decorator."""
+    """A context (or decorator) that reports its block as a phase, as in `with phase("evaluate"):`; phases may be nested."""
     try:
         from mldebug_training.hook.phases import Phase
 

@@ -14,7 +14,7 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 
 
 def main(words: list[str]) -> int:
-    """Print, or become the job; 2 where that cannot be started."""
+    """Print the environment, or run the job. Returns 2 where it cannot be started."""
     if words[:1] == ["--"]:
         words = words[1:]
         if not words:

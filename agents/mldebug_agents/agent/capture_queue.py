@@ -26,7 +26,7 @@ REFUSED = Gap(what=WHAT, reason="too many captures waited, so it was put off to 
 
 
 class QueuedCapture(NamedTuple):
-    """What is to be captured. `decision`: the one that asks, where one does; `again`: it has failed before."""
+    """An order to capture a job. `decision`: the stall decision that wants it, if one does; `again`: an earlier try has failed."""
 
     job: Job
     found: Discovery
@@ -35,7 +35,7 @@ class QueuedCapture(NamedTuple):
 
 
 def take(tools: CaptureTools, order: QueuedCapture) -> tuple[str, NodeCapture]:
-    """In the worker: capture one job; returns its id, and the capture with the run's usual gap between steps."""
+    """Capture one job, in the worker thread. Returns its id and the capture, with the run's usual gap between steps."""
     job, found, decision = order.job, order.found, order.decision
     capture = tools.capturer(GLANCE).capture(
         *(job, found.children, found.remarks, found.gaps),
@@ -48,7 +48,7 @@ def take(tools: CaptureTools, order: QueuedCapture) -> tuple[str, NodeCapture]:
 
 
 class CaptureQueue:
-    """`put` hands an order to the worker, and is False where that takes none."""
+    """Captures that were ordered but could not be taken yet. `put` hands an order to the worker; False where it takes none now."""
 
     def __init__(self, put: Callable[[QueuedCapture], bool], incidents: IncidentManager) -> None:
         self._put = put
@@ -57,7 +57,7 @@ class CaptureQueue:
         self._found = Discovery()
 
     def update(self, found: Discovery) -> None:
-        """Take over what the newest search of this node has found."""
+        """Take over the processes that the newest search of this node has found."""
         self._found = found
 
     def ask_now(self, run: Run) -> None:
@@ -65,7 +65,7 @@ class CaptureQueue:
         self.ask(run, QueuedCapture(run.job, self._found))
 
     def ask(self, run: Run, order: QueuedCapture) -> None:
-        """Have it taken, now or after the next look."""
+        """Have the run captured now, or after the next look where the worker takes no order."""
         if self._put(order):
             self._owed.pop(run.job.id, None)
             return
@@ -74,13 +74,13 @@ class CaptureQueue:
         self._incidents.missed(run, REFUSED)
 
     def look(self, run: Run, found: Discovery) -> None:
-        """A new look at the run: what was put off is asked for again."""
+        """After a new look at the run: order again a capture that had to wait."""
         if (owed := self._owed.get(run.job.id)) is not None:
             self.ask(run, owed._replace(job=run.job, found=found))
         self._incidents.await_capture(run)
 
     def failed(self, run: Run | None, order: QueuedCapture, error: Exception) -> None:
-        """Try it once more; then it is a gap, and the incident is told without it. `run`: None where it is gone."""
+        """A capture failed: order it once more; after a second failure it becomes a gap. `run`: None where the run is gone."""
         words = clean(f"{type(error).__name__}: {error}", 200)
         log.warning("%s: capture failed: %s", order.job.name, words)
         if run is None:
@@ -94,5 +94,5 @@ class CaptureQueue:
         self._incidents.unseen(run)
 
     def forget(self, run: Run) -> None:
-        """The run is over, or moves again."""
+        """Drop what waits for this run: it is over, or moves again."""
         self._owed.pop(run.job.id, None)

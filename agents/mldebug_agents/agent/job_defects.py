@@ -23,12 +23,12 @@ class JobDefects:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """One for each job of which something could not be done."""
+        """A gap for each job of which something could not be done in this turn."""
         return tuple(self._gaps.values())
 
     @contextmanager
     def catching(self, job: Job) -> Iterator[None]:
-        """Do something for one job; an error ends that, and nothing else."""
+        """A context for work on one job: an exception is logged and kept as the job's defect, and does not go further."""
         try:
             yield
         except Exception as error:

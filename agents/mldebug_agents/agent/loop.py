@@ -59,7 +59,7 @@ SOON, SOONEST = 1.0, 0.2  # seconds to the next look after a rank has failed, af
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
-    """What `agent.wiring` has put together for the loop."""
+    """The parts of an agent, as `agent.wiring` has put them together."""
 
     context: Context
     leftovers: Callable[[], tuple[Leftover, ...]]
@@ -79,7 +79,7 @@ class LoopParts:
 
 
 class AgentLoop:
-    """The agent of one node. `publish` receives every new snapshot."""
+    """The main loop of an agent. `publish` receives every new snapshot."""
 
     def __init__(
         self,
@@ -124,12 +124,12 @@ class AgentLoop:
         self._parts.recovery.store(self.runs)
 
     def stop(self) -> None:
-        """Leave the loop at the next turn; safe in a signal handler."""
+        """End the loop at its next turn; safe in a signal handler."""
         self.stopping = True
         self._inbox.put(None)
 
     def ask_to_reload(self) -> None:
-        """Read the configuration again soon; safe in a signal handler."""
+        """Have the configuration read again soon; safe in a signal handler."""
         self._asked_to_reload = True
         self._inbox.put(None)
 
@@ -227,7 +227,7 @@ class AgentLoop:
         self.notifier.send("READY=1")
 
     def reload(self, config: Config) -> None:
-        """Go on under another configuration; what was learned of the runs stays."""
+        """Take over another configuration; what was learned of the runs is kept."""
         for name in needs_restart(self.config, config):
             log.warning("config: %s has changed, and is obeyed after a restart of the agent", name)
         self.config = config
@@ -352,7 +352,7 @@ class AgentLoop:
         return self._parts.context.node
 
     def snapshot(self) -> Snapshot:
-        """All that is known now, as one value."""
+        """Everything that the agent knows now, as one immutable value."""
         return self.monitors.show(self._bare())
 
     def _bare(self) -> Snapshot:

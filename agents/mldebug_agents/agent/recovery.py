@@ -29,7 +29,7 @@ EVERY = 10.0  # seconds between two times that all is stored, and the state dir 
 
 
 class Recovery:
-    """`capture` asks for a capture of a run; `leftovers` are the children that could not be ended."""
+    """Restores what an earlier agent left, and stores what a later one needs. `capture`: orders a capture of a run; `leftovers`: children that could not be ended."""
 
     def __init__(
         self,
@@ -82,14 +82,14 @@ class Recovery:
             self._store.remember(BOOT, now)
 
     def meet(self, job: Job, settings: StallSettings) -> Run:
-        """A run that is new to us, with what is known of it."""
+        """A new run, with the memory and the incident that an earlier agent stored for it."""
         self._store.adopt(job)
         run = Run(job, StallWatch(settings, self._store.memory(job.id)))
         self._take_up(run)
         return run
 
     def store(self, runs: Mapping[str, Run]) -> None:
-        """Have the newest of everything stored; the state dir is looked at then, and filled again where it was lost."""
+        """Have the newest state of all runs stored. Also checks the state dir, and fills it again where it was lost."""
         lost = self._store.tend()
         for run in runs.values():
             self._store.keep(run.job.id, run.watch.memory(), run.incident)

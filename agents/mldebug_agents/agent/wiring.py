@@ -85,7 +85,7 @@ CHILDREN: Workers = {
 
 @dataclass(frozen=True, slots=True)
 class NodeTools:
-    """What an agent or a command looks at this node with."""
+    """The tools by which an agent or a command looks at this node."""
 
     context: Context
     capture: CaptureTools
@@ -93,7 +93,7 @@ class NodeTools:
     filesystem_probe: MountClient
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """Children that could not be ended."""
+        """Children that could not be ended, as records for a later agent."""
         return (*self.context.spawner.leftovers, *self.gpus.leftovers())
 
 
@@ -104,7 +104,7 @@ class CurrentConfig:
         self._config = config
 
     def read(self) -> Config:
-        """The newest one."""
+        """The newest configuration."""
         return self._config
 
     def replace(self, config: Config) -> None:
@@ -215,7 +215,7 @@ def _peer_verbs(peers: PeersController | None, joined: PeerSetup | None) -> dict
 
 
 def serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None) -> None:
-    """What people and Alertmanager may ask of this agent over its own sockets."""
+    """Serve what people and Alertmanager may ask of this agent, over its own sockets."""
     captures = node.monitors.actions.captures
     own = _peer_verbs(node.peers, joined)
     alerts = AlertReceiver(captures, node.node, partial(_runs_elsewhere, own))
@@ -225,7 +225,7 @@ def serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None)
 def serve_peers(
     server: AgentServer, node: AgentLoop, joined: PeerSetup, config: Config, store: StateStore
 ) -> None:
-    """What other agents may ask of this one, where they are configured."""
+    """Serve what other agents may ask of this one, where other agents are configured."""
     if node.peers is None:
         return
     refusals, proof = node.peers.refusals, joined.identity
@@ -243,7 +243,7 @@ def serve_peers(
 
 
 def requested_captures(tools: NodeTools, inbox: Inbox, verbs: dict[str, Verb]) -> CaptureRequests:
-    """How what alerts and actions ask for is captured: by all agents that are joined, else by this one."""
+    """The part that takes captures for alerts and actions: by all agents that are joined, else by this one."""
     context = tools.context
 
     def write(capture: NodeCapture) -> str:

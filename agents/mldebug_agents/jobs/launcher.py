@@ -34,7 +34,7 @@ _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def pod_list(environ: Mapping[str, str], count: int) -> str:
-    """So many pods in the form of a scheduler's list; "" outside of Kubernetes, and where the names tell nothing."""
+    """The names of so many pods in the form of a scheduler's node list; "" outside of Kubernetes, or for names without numbers."""
     if "KUBERNETES_SERVICE_HOST" not in environ or not 1 < count <= MAX_PODS:
         return ""
     hosts = (environ.get(name, "").partition(":")[0] for name in FIRST)
@@ -54,7 +54,7 @@ def _numbers(count: int) -> str:
 
 
 class RankClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """What one launcher's variables say. `problem` is a sentence when they cannot be true; the rest is void then."""
+    """What one launcher's variables say of a process. `problem`: why they cannot be true; the other fields are void then."""
 
     launcher: str  # file name of the plugin
     priority: int  # the highest of several claims counts
@@ -82,7 +82,7 @@ class RankClaim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loopback(self) -> bool:
-        """Can the master be reached from this node only?"""
+        """Whether the master's address can be reached from this node only (localhost)."""
         return is_loopback(self.master)
 
 
@@ -90,28 +90,28 @@ class Launcher(Protocol):
     """Recognises the ranks of one launcher (torchrun, srun …). Each file in `launchers/` creates one."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
-        """Read the claim to be a rank out of one process's environment; None where this launcher has not started it."""
+        """The claim of a process to be a rank, from its environment; None where this launcher has not started it."""
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Is a process of that name and command line this launcher itself? `argv` may be empty."""
+        """Whether a process with that name and command line is this launcher itself. `argv` may be empty."""
 
 
 class ImpossibleClaimError(ValueError):
-    """A variable that cannot be true; the message is the sentence for the user."""
+    """A variable has a value that cannot be true; the message is a sentence for the user."""
 
 
 class ClaimVariables:
-    """Reads numbers out of an environment; `LieError` where one is impossible."""
+    """Reads numbers from an environment. Raises ImpossibleClaimError for a value that cannot be true."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
 
     def text(self, *names: str) -> str:
-        """The first of these variables that is set, cleaned; "" for none."""
+        """The first of these variables that is set, cleaned; "" where none is."""
         return next((clean(self._environ[name]) for name in names if self._environ.get(name)), "")
 
     def number(self, *names: str, most: int = MAX_WORLD, least: int = 0) -> int | None:
-        """The first of these variables that is set, as a number; None for none."""
+        """The first of these variables that is set, as a number; None where none is."""
         name = next((name for name in names if self._environ.get(name, "").strip()), "")
         if not name:
             return None
@@ -125,7 +125,7 @@ class ClaimVariables:
         return int(text)
 
     def master(self) -> str:
-        """`addr:port`, "" without an address."""
+        """The master as `addr:port`; "" without an address."""
         address, port = self.text("MASTER_ADDR"), self.text("MASTER_PORT")
         return f"{clean(address, 100)}:{clean(port, 10)}" if address else ""
 
@@ -238,7 +238,7 @@ def overruled(environ: Mapping[str, str], rank: str, world_size: str) -> bool:
 
 
 def script_of(argv: tuple[str, ...]) -> str:
-    """What an interpreter was asked to run: `train.py`, `pkg.module`, `-c`, "" for none."""
+    """What an interpreter was told to run: `train.py`, `pkg.module`, `-c`; "" for nothing."""
     words = iter(argv[1:])
     for word in words:
         if word in _TAKES_VALUE:
@@ -251,7 +251,7 @@ def script_of(argv: tuple[str, ...]) -> str:
 
 
 def runs(argv: tuple[str, ...], *, scripts: tuple[str, ...], modules: tuple[str, ...]) -> bool:
-    """Does this command line run one of these scripts or modules (by `python -m`, or by the module's own file)?"""
+    """Whether a command line runs one of these scripts or modules (by `python -m`, or by the module's own file)."""
     script = script_of(argv)
     program = argv[0].rpartition("/")[2] if argv else ""
     if script in (*scripts, *modules) or program in scripts:

@@ -35,7 +35,7 @@ Key = tuple[int, int, object]  # pid, start, program
 
 
 class OrphanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One search. `alive` as in `LivingJobs`; `gpus`: pid -> uuid -> bytes of GPU memory, None where that is not known."""
+    """An order to search for orphans. `alive` as in `LivingJobs`; `gpus`: bytes of GPU memory by pid and uuid, None: not known."""
 
     alive: frozenset[str] | None
     gpus: dict[int, dict[str, int | None]] = {}

@@ -77,7 +77,7 @@ class SchedulerMonitor:
             )
 
     def tick(self) -> None:
-        """Start what is due: questions to schedulers, the search for orphans."""
+        """Start what is due: polls of schedulers, the search for orphans."""
         for one in self._schedulers.values():
             one.tick()
         now, jobs = time.monotonic(), self._config.jobs
@@ -101,7 +101,7 @@ class SchedulerMonitor:
         return True
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot with all of it; who holds GPUs is taken from it for the next look."""
+        """The snapshot, completed by schedulers and orphans. It also shows who holds GPUs, for the next search."""
         self._gpus = _holders(snapshot.gpus)
         schedulers = self._schedulers.values()
         workers = (

@@ -22,7 +22,7 @@ class GpuReader(Protocol):
     """Reads the GPUs of this node; implemented by `NodeReader`."""
 
     def full(self) -> NodeGpus:
-        """Read everything."""
+        """A full reading of all GPUs."""
         ...
 
 
@@ -35,7 +35,7 @@ class JobFinder(Protocol):
 
 
 class Guard:
-    """One for each probe: refuses to start or to go on where anybody else computes on this node."""
+    """Refuses to start a probe, or to continue it, while anybody else computes on this node. One object for each probe."""
 
     def __init__(
         self, gpus: GpuReader, finder: JobFinder, uses_gpus: bool, proc: Path = Path("/proc")

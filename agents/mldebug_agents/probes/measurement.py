@@ -72,7 +72,7 @@ class Callbacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement:
-    """One for each run; `results` grows while it runs."""
+    """The measurement of collectives: its options and, while it runs, its growing `results`."""
 
     def __init__(self, wish: CollectivesRequest, telling: Callbacks | None = None) -> None:
         self.wish, self._telling = wish, telling or Callbacks()
@@ -81,7 +81,7 @@ class Measurement:
         self.about = MeasuredRanks()
 
     def run(self, session: Session) -> ChildExit:
-        """Measure on this node alone."""
+        """Measure on this node alone. Returns how the child ended."""
         usual = session.facts.gpus if session.device == "cuda" else CPU_RANKS
         ranks = list(range(self.wish.nproc or usual))
         check_ranks(session, len(ranks))
@@ -89,7 +89,7 @@ class Measurement:
         return session.run("collectives", order, self.hear, env=self.variables())
 
     def run_on(self, nodes: Nodes, wanted: ProbeSettings, spawner: Spawner) -> ChildExit:
-        """Measure over these nodes; raises MldebugError for one that cannot, or is busy."""
+        """Measure over these nodes. Raises MldebugError for a node that cannot take part, or is busy."""
         until = time.monotonic() + wanted.duration
 
         def run(argv: list[str], hear: Callable[[Event], None]) -> ChildExit:
@@ -185,7 +185,7 @@ class Measurement:
 
 
 def free_port() -> int:
-    """A TCP port of this host that nobody has now."""
+    """A TCP port of this host that is free now."""
     with socket.socket() as one:
         one.bind(("", 0))
         port: int = one.getsockname()[1]

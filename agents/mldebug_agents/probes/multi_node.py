@@ -159,7 +159,7 @@ def check_idle(seen: Mapping[str, ProbeNodeFacts], uses_gpus: bool) -> None:
 
 
 def agreed_device(seen: Mapping[str, ProbeNodeFacts], wanted: str) -> str:
-    """The device of all; raises MldebugError where some have GPUs and some have none."""
+    """The device that all nodes use. Raises MldebugError where some have GPUs and some have none."""
     without = [host for host, one in seen.items() if not one.gpus]
     if wanted == "cpu" or (wanted == "auto" and len(without) == len(seen)):
         return "cpu"

@@ -15,7 +15,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Number(click.FloatRange):
-    """A number between two, which `nan` is not: it would be below and above nothing."""
+    """A number in a range; unlike click's own, it refuses `nan`."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

@@ -100,7 +100,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def title(about: MeasuredRanks) -> str:
-    """A line that says what the figures are of: ranks, back end, GPU."""
+    """A line that says what was measured: ranks, back end, GPU."""
     if not about.ranks:
         return ""
     gpu = f" on {about.gpu}, NCCL {about.nccl}" if about.gpu else ""
@@ -154,7 +154,7 @@ def check_picture(path: Path) -> None:
 
 
 def plot(results: Sequence[CollectiveResult], path: Path, title: str) -> None:
-    """Write one line for each op; the kind of file is told by its name."""
+    """Draw one line for each op into this file; its ending selects the format."""
     figures = import_module("matplotlib.figure")
     figure = figures.Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()

@@ -38,7 +38,7 @@ _REPLIES = msgspec.msgpack.Decoder(StateReply)
 
 
 class StateClient:
-    """One state dir, by way of the child process that serves it. Raises what the child would have raised."""
+    """Access to a state dir through the child process that serves it. Raises what the child would have raised."""
 
     def __init__(
         self,
@@ -59,20 +59,20 @@ class StateClient:
         self._ended = False
 
     def open(self) -> tuple[StateReply, socket.socket | None]:
-        """Start the child where there is none and have it open the state dir; with the socket, once."""
+        """Have the state dir opened, by a new child where there is none. Returns the reply, and at the first call the open socket."""
         door = self._wants_door and self._place is None
         reply, got = self._exchange(OpenState(str(self._state_dir), os.getpid(), door, self._held))
         self._place = reply.door or self._place
         return reply, got
 
     def open_door(self) -> socket.socket | None:
-        """Try again to open the socket."""
+        """Try again to open the agent's Unix socket; None where it fails."""
         reply, door = self._exchange(OpenSocket())
         self._place = reply.door or self._place
         return door
 
     def ask(self, order: StateOrder) -> None:
-        """Have an order carried out; a child that has ended is replaced once, and opens the state dir first."""
+        """Have an order carried out. A child that has ended is replaced once; the new one opens the state dir first."""
         try:
             self._ask(order)
         except ConnectionError:
@@ -87,14 +87,14 @@ class StateClient:
         self._exchange(order)
 
     def end(self) -> None:
-        """Have everything closed, and say good-bye."""
+        """Have the child close everything, and let it end."""
         if self.worker is not None:
             self._exchange(CloseState(self._place))
         self._ended = True
         self.hang_up()
 
     def hang_up(self) -> None:
-        """An idle child ends at once; never waits."""
+        """Close the connection: an idle child ends at once. Never waits."""
         worker, self.worker = self.worker, None
         if worker is not None:
             worker.hang_up()
@@ -121,7 +121,7 @@ class StateClient:
 
 
 class RemoteArchive:
-    """Writes like an `mldebug.incidents.report_store.ReportStore`, in the child."""
+    """Writes reports as `mldebug.incidents.report_store.ReportStore` does, but in the child process."""
 
     def __init__(self, client: StateClient) -> None:
         self._client = client
@@ -139,11 +139,11 @@ class RemoteArchive:
         self._client.ask(SaveReport(report_json, html, dict(evidence), owner_uid))
 
     def remove(self, report_id: str) -> None:
-        """Remove one report."""
+        """Remove the report with this id."""
         self._client.ask(RemoveReport(report_id))
 
     def prune(self) -> None:
-        """Remove what is too old or too much."""
+        """Remove reports that are too old, or exceed the limits of count and size."""
         self._client.ask(PruneReports())
 
 

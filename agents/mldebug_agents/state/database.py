@@ -53,18 +53,18 @@ def _fitting(rows: list[Any], *kinds: tuple[type, ...]) -> Iterator[Any]:
 
 
 def errno_of(error: sqlite3.Error) -> int:
-    """The errno that fits what SQLite says of the disk; EIO where it says nothing."""
+    """The errno that corresponds to an error of SQLite; EIO where it does not say."""
     name = str(getattr(error, "sqlite_errorname", ""))
     known = (number for begin, number in _ERRNOS.items() if name.startswith(begin))
     return next(known, errno.EIO)
 
 
 class ForeignSchemaError(sqlite3.DatabaseError):
-    """The file is a database, but not ours: other tables, or of a newer release."""
+    """The file is a database, but not this version's: it has other tables, or is of a newer release."""
 
 
 class Database:
-    """`agent.sqlite` of one folder; opened when it is first used."""
+    """The file `agent.sqlite` of a state dir; it is opened when it is first used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +72,7 @@ class Database:
         self._file: os.stat_result | None = None
 
     def intact(self) -> bool:
-        """Is what we have open, if anything, still the file of that name?"""
+        """Whether the open file is still the one of that name; True where none is open."""
         if self._link is None or self._file is None:
             return True
         try:
@@ -81,7 +81,7 @@ class Database:
             return False
 
     def load(self) -> StoredState:
-        """All that is stored; a file that is damaged or of another schema is set aside, and rows that cannot be are left out."""
+        """Everything that is stored. A damaged file, or one of another schema, is set aside; rows that cannot be read are left out."""
         if not self.path.exists():
             return StoredState()
         try:
@@ -103,14 +103,14 @@ class Database:
         )
 
     def keep(self, order: StoreRun) -> None:
-        """Store one run."""
+        """Store the row of one run."""
         self._do(
             "INSERT OR REPLACE INTO runs (job_id, memory, incident) VALUES (?, ?, ?)",
             *(order.job_id, order.memory, order.incident),
         )
 
     def keep_ends(self, order: StoredExits) -> None:
-        """Store who of a run has ended."""
+        """Store which ranks of a run have exited."""
         self._do("INSERT OR REPLACE INTO ends VALUES (?, ?)", order.job_id, order.data)
 
     def remember(self, memo: Memo) -> None:
@@ -121,18 +121,18 @@ class Database:
             self._do("DELETE FROM memos WHERE name = ?", memo.name)
 
     def forget(self, job_id: str) -> None:
-        """Drop all of one run."""
+        """Delete everything about one run."""
         self._do("DELETE FROM runs WHERE job_id = ?", job_id)
         self._do("DELETE FROM ends WHERE job_id = ?", job_id)
 
     def leave(self, leftovers: tuple[Leftover, ...]) -> None:
-        """Store these and no others."""
+        """Store these leftover processes in place of the earlier ones."""
         self._do("DELETE FROM leftovers")
         for one in leftovers:
             self._do("INSERT INTO leftovers VALUES (?, ?, ?)", one.pid, one.start_ticks, one.words)
 
     def disconnect(self) -> None:
-        """Let go of the file."""
+        """Close the database file."""
         link, self._link = self._link, None
         if link is not None:
             with contextlib.suppress(sqlite3.Error):

@@ -45,13 +45,13 @@ def failing(place: Path, reason: str, kind: int, most_waiting: int) -> str:
 
 
 def working(place: Path, lost: int) -> str:
-    """The log line for: the state directory can be written again. `lost`: how many reports were dropped meanwhile."""
+    """The log line for a state dir that can be written again. `lost`: how many reports were dropped meanwhile."""
     what = f"; {_reports(lost)} had to be dropped meanwhile" if lost else ""
     return f"the state dir {place} can be written again: what waited in memory goes there now{what}"
 
 
 def begun_anew(place: Path, how: str) -> str:
-    """The log line for: the state directory was removed or replaced while the agent ran (`how`), and was made anew."""
+    """The log line for a state dir that was removed or replaced (`how`) while the agent ran, and was made anew."""
     return (
         f"the state dir {place} {how} while the agent ran: it was made and locked anew, and what is known of the runs"
         " and of open incidents is written there again. Earlier reports are not there any more"
@@ -59,7 +59,7 @@ def begun_anew(place: Path, how: str) -> str:
 
 
 def undone(place: Path, count: int, reason: str) -> str:
-    """The log line for: the agent ends, and `count` reports could not be written."""
+    """The log line for an agent that ends with `count` reports unwritten."""
     return f"{_reports(count)} could not be written to {place} and {'is' if count == 1 else 'are'} lost: {reason}"
 
 

@@ -37,7 +37,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
 class OccupiedError(UsageError):
-    """Another agent holds the state dir: this one has to end."""
+    """Another agent uses the state dir, so this one has to end."""
 
 
 class FolderLock:
@@ -76,7 +76,7 @@ class FolderLock:
         return "was removed or replaced" if lost else ""
 
     def give_back(self) -> None:
-        """Let another agent have it."""
+        """Release the lock, so that another agent may take the state dir."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -153,7 +153,7 @@ class FolderLock:
 
 
 def refusal(state_dir: Path, error: OSError) -> MldebugError | None:
-    """The error to raise where waiting is no use; None where it may be."""
+    """The error to raise where the state dir can never be used; None where it may be usable later."""
     if error.errno in _DENIED:
         return _denied(state_dir)
     reason = _REASONS.get(error.errno or 0)

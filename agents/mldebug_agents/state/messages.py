@@ -25,11 +25,11 @@ class OpenState(msgspec.Struct, frozen=True, tag="Open"):
 
 
 class CheckState(msgspec.Struct, frozen=True, tag="Check"):
-    """Look whether the state dir is still the one that we hold; every other order does so, too."""
+    """Check whether the state dir is still the one that was opened; every other order does this, too."""
 
 
 class OpenSocket(msgspec.Struct, frozen=True, tag="Door"):
-    """Open the socket that could not be opened with the rest."""
+    """Open the socket, which could not be opened together with the state dir."""
 
 
 class StoreRun(msgspec.Struct, frozen=True, tag="Keep"):
@@ -41,7 +41,7 @@ class StoreRun(msgspec.Struct, frozen=True, tag="Keep"):
 
 
 class StoredExits(msgspec.Struct, frozen=True, tag="KeepEnds"):
-    """Who of one run has ended, as JSON: an order, and what lies on disk."""
+    """Which ranks of one run have exited, as JSON: an order, and the row on disk."""
 
     job_id: str
     data: bytes
@@ -67,7 +67,7 @@ class DeleteRun(msgspec.Struct, frozen=True, tag="Forget"):
 
 
 class StoreLeftovers(msgspec.Struct, frozen=True, tag="Leave"):
-    """Store these and no other leftovers."""
+    """Store these leftover processes in place of the earlier ones."""
 
     leftovers: tuple[Leftover, ...]
 
@@ -82,7 +82,7 @@ class SaveReport(msgspec.Struct, frozen=True, tag="Save"):
 
 
 class RemoveReport(msgspec.Struct, frozen=True, tag="Drop"):
-    """Remove a report that goes on under another id."""
+    """Remove a report whose incident goes on under another id."""
 
     report_id: str
 
@@ -92,7 +92,7 @@ class PruneReports(msgspec.Struct, frozen=True, tag="Prune"):
 
 
 class CloseState(msgspec.Struct, frozen=True, tag="End"):
-    """Close everything; the socket file goes if it is still the one of that device and inode."""
+    """Close everything. The socket file is removed if it still has this device and inode."""
 
     door: DeviceInode | None
 
@@ -114,7 +114,7 @@ StateOrder = (
 
 
 class StoredRow(msgspec.Struct, frozen=True):
-    """A run as it lies on disk."""
+    """The row of a run, as it is on disk."""
 
     job_id: str
     memory: bytes
@@ -122,7 +122,7 @@ class StoredRow(msgspec.Struct, frozen=True):
 
 
 class StoredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that lies on disk."""
+    """Everything that is on disk."""
 
     rows: tuple[StoredRow, ...] = ()
     ends: tuple[StoredExits, ...] = ()

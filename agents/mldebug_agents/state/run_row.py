@@ -14,7 +14,7 @@ Process = tuple[int, int]  # pid and start
 
 
 class RunRow(msgspec.Struct):
-    """One run as it is kept."""
+    """What is stored of one run: the memory of its watch, and its open incident."""
 
     memory: StallMemory
     incident: Incident | None = None
@@ -32,7 +32,7 @@ def stored_ends(job_id: str, ends: KnownExits) -> StoredExits:
 
 
 def rows_of(found: StoredState) -> dict[str, RunRow]:
-    """As they were read; a row of another version is no reason to start without the others."""
+    """The stored rows by job id; a row that cannot be decoded is left out."""
     rows = {}
     for one in found.rows:
         try:
@@ -64,7 +64,7 @@ def processes(incident: Incident | None, ends: KnownExits | None) -> set[Process
 
 
 def renamed(row: RunRow, job: Job) -> RunRow:
-    """The row under the id of `job`, to which the run belongs now."""
+    """The row, stored under the id that the run has now."""
     memory = msgspec.structs.replace(row.memory, run=job.id, attempt=job.attempt)
     incident = row.incident
     if incident is not None:
@@ -78,7 +78,7 @@ def renamed(row: RunRow, job: Job) -> RunRow:
 
 
 def known_as(job: Job, rows: Mapping[str, RunRow], ends: Mapping[str, KnownExits]) -> str | None:
-    """The id under which a run is known by its processes."""
+    """The stored id of this job, recognised by its processes; None where it is not stored."""
     here = {(rank.pid, rank.start_ticks) for rank in job.ranks}
     found = (one for one, row in rows.items() if here & processes(row.incident, ends.get(one)))
     return next(found, None)

@@ -45,7 +45,7 @@ Answer = tuple[StateReply, socket.socket | None]
 
 
 def serve(connection: socket.socket) -> None:
-    """Carry out orders until the agent hangs up."""
+    """Carry out orders until the agent closes the connection: the main function of the state child."""
     notes = _Notes()
     logging.getLogger("mldebug").handlers[:] = [notes]
     keeping = StateServer()
@@ -60,7 +60,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def answer(keeping: "StateServer", order: StateOrder) -> Answer:
-    """Carry out one order; never raises, for what the disk does or for a defect of ours: the next order is another one."""
+    """Carry out one order. Never raises: errors of the disk and defects of ours become the reply."""
     try:
         return keeping.execute(order)
     except MldebugError as error:
@@ -83,7 +83,7 @@ def _failed(error: OSError) -> StateReply:
 
 
 class StateServer:
-    """The state dir, once `Open` has named it."""
+    """Serves a state dir in the child process, once the order `OpenState` has named it."""
 
     def __init__(self) -> None:
         self._folder = Path()
@@ -106,7 +106,7 @@ class StateServer:
         }
 
     def execute(self, order: StateOrder) -> Answer:
-        """Carry out one order. OSError, sqlite3.Error: it may work later; `MldebugError`: never."""
+        """Carry out one order. OSError and sqlite3.Error: it may work later; MldebugError: it never will."""
         if isinstance(order, OpenState) and self._hold is None:
             self._folder = Path(order.state_dir)
             self._hold = FolderLock(self._folder, order.pid, order.held)

@@ -47,7 +47,7 @@ OPEN_SECONDS = 3.0  # a start waits so long for its memory, and then goes on wit
 
 
 class StateStore:
-    """What the agent keeps on disk. Belongs to the main loop's thread; `writer` writes it."""
+    """What the agent keeps on disk. For the main loop's thread; the thread `writer` writes it."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class StateStore:
     # --- opening -----------------------------------------------------------------------------------
 
     def start(self, timeout: float = OPEN_SECONDS) -> bool:
-        """Open the state dir; False where it gives no answer yet. Raises where it can never be used."""
+        """Open the state dir. False where it does not answer within `timeout` seconds. Raises where it can never be used."""
         return self.writer.start(timeout)
 
     def tend(self) -> bool:
-        """Have the state dir looked at. True where it had to be begun anew: it has its rows again, and no report."""
+        """Check the state dir. True where it had to be made anew: its rows are written again, its reports are gone."""
         self.writer.heed()
         self.writer.put("check", lambda: self._client.ask(CheckState()))
         if not self._begun_anew.is_set():
@@ -105,32 +105,32 @@ class StateStore:
 
     @property
     def refusal(self) -> MldebugError | None:
-        """Why this agent must not go on, where that came out late."""
+        """The error for which this agent must end, where that is found only later; None otherwise."""
         return self.writer.refusal
 
     @property
     def lost(self) -> int:
-        """Reports and states that were dropped."""
+        """How many reports and states were dropped because they could not be written."""
         return self.writer.lost
 
     @property
     def waiting(self) -> int:
-        """Reports that are not on disk yet."""
+        """How many reports are not on disk yet."""
         return self.writer.waiting
 
     def states(self) -> tuple[SourceState, ...]:
-        """How writing does."""
+        """The state of the writer, for status and metrics."""
         return (self.writer.state(),)
 
     # --- what was, what is ---------------------------------------------------------------------------
 
     def memory(self, job_id: str) -> StallMemory | None:
-        """What the watch of that run knew before our restart."""
+        """The stored memory of this run's watch; None where nothing is stored."""
         row = self._rows.get(job_id) or self._found.get(job_id)
         return row.memory if row else None
 
     def incident(self, job_id: str) -> Incident | None:
-        """The incident that was open then."""
+        """The stored incident of this run; None where it has none."""
         row = self._rows.get(job_id) or self._found.get(job_id)
         return row.incident if row else None
 
@@ -145,7 +145,7 @@ class StateStore:
         return row.incident if row else None
 
     def adopt(self, job: Job) -> None:
-        """Know a run again by its processes: its id may be another one since its launcher or a rank has died."""
+        """Recognise a run by its processes and rename its row: its id changes when its launcher or a rank dies."""
         if job.id in self._rows or job.id in self._found or not self.opened:
             return
         old = known_as(job, self._found, self._ends)
@@ -159,18 +159,18 @@ class StateStore:
         self.forget(old)
 
     def found(self) -> dict[str, RunRow]:
-        """All that an earlier agent left and nobody has taken up or forgotten since."""
+        """What an earlier agent stored and nobody has taken over or forgotten since, by job id."""
         return dict(self._found) if self.opened else {}
 
     def failing(self, present: Collection[str]) -> dict[str, KnownExits]:
-        """Runs that had just lost a rank, without a report of it, when an earlier agent ended; they are gone since."""
+        """Runs that had lost a rank, without a report, when an earlier agent ended, and that are gone since."""
         gone = {
             one: ends for one, ends in self._ends.items() if one not in present and ends.failing
         }
         return {one: ends for one, ends in gone.items() if self.incident(one) is None}
 
     def forget_others(self, present: Collection[str]) -> None:
-        """Drop what is stored of runs that nobody knows: ends without a row."""
+        """Delete stored exits of runs that are gone and have no row."""
         for job_id in [one for one in self._ends if one not in present and one not in self._rows]:
             self.forget(job_id)
 
@@ -185,7 +185,7 @@ class StateStore:
         return self._ends.get(job_id)
 
     def keep_ends(self, job_id: str, ends: KnownExits) -> None:
-        """Store who of a run has ended."""
+        """Store which ranks of a run have exited."""
         self._ends[job_id] = ends
         self._put_ends(job_id, ends)
 
@@ -194,7 +194,7 @@ class StateStore:
         return self._memos.get(name, b"")
 
     def remember(self, name: str, data: bytes) -> None:
-        """Store something under a name; nothing, where it is empty. What has not changed is not written."""
+        """Store JSON under a name; empty data deletes it. Nothing is written where it has not changed."""
         if data != self._memos.get(name, b""):
             self._memos[name] = data
             self._put_memo(name)
@@ -202,11 +202,11 @@ class StateStore:
                 del self._memos[name]
 
     def is_stored(self, name: str) -> bool:
-        """Whether the newest under that name is on disk, as far as it was ever to be."""
+        """Whether the newest value of that name is on disk, as far as it is to be."""
         return not self.writer.waits(f"memo:{name}")
 
     def open_incidents(self) -> set[str]:
-        """Ids of those that are stored as open."""
+        """Ids of the incidents that are stored as open."""
         rows = (*self._found.values(), *self._rows.values())
         incidents = (row.incident for row in rows)
         return {one.id for one in incidents if one is not None and one.state == "open"}
@@ -216,7 +216,7 @@ class StateStore:
         return tuple(name for name in self._memos if name.startswith(beginning))
 
     def forget(self, job_id: str) -> None:
-        """Drop a run that is over."""
+        """Delete the row of a run that is over."""
         self._rows.pop(job_id, None)
         self._found.pop(job_id, None)
         self._ends.pop(job_id, None)
@@ -224,20 +224,20 @@ class StateStore:
         self.writer.put(f"run:{job_id}", lambda: self._client.ask(DeleteRun(job_id)))
 
     def report(self, report_id: str, work: Work) -> None:
-        """Have a report written; a newer one of the same id takes the place of one that waits."""
+        """Have a report written. One with the same id that still waits is replaced."""
         self.writer.put(REPORT + report_id, work)
 
     def withdraw(self, report_id: str) -> None:
-        """A report that waits goes on under another id: do not write it."""
+        """Do not write a report that still waits: its incident goes on under another id."""
         self.writer.drop(REPORT + report_id)
 
     def drop(self, report_id: str) -> None:
-        """A report that may be written already goes on under another id: remove it."""
+        """Remove a report that may be written already: its incident goes on under another id."""
         self.withdraw(report_id)
         self.writer.put(f"drop:{report_id}", lambda: self.archive.remove(report_id))
 
     def prune(self) -> None:
-        """Have reports removed that are too old or too many, after all that waits; where that fails, after the next report."""
+        """Have old or too many reports removed, after everything that waits; a failure is tried again after the next report."""
         self.writer.put("prune", self._prune)
 
     def _prune(self) -> None:
@@ -247,18 +247,18 @@ class StateStore:
             log.warning("no report was removed from %s: %s", self.state_dir, error)
 
     def leave(self, leftovers: tuple[Leftover, ...]) -> None:
-        """Remember processes that could not be ended; only a change is written."""
+        """Store processes that could not be ended, if they have changed."""
         if leftovers != self._left:
             self._left = leftovers
             self._put_leftovers()
 
     @property
     def worker(self) -> ForkedWorker | None:
-        """The child that keeps the state dir."""
+        """The child process that serves the state dir; None where there is none."""
         return self._client.worker
 
     def close(self, timeout: float = 1.0) -> None:
-        """Write what waits, for a while, and take the socket away."""
+        """Write what waits, for up to `timeout` seconds, and remove the socket."""
         self.writer.release()
         self.writer.put("end", self._client.end)
         if self.writer.close(timeout):

@@ -58,7 +58,7 @@ class WriterThread:
 
     @property
     def opened(self) -> bool:
-        """Whether the place is open."""
+        """Whether the state dir is open."""
         return self._opened.is_set()
 
     @property
@@ -69,12 +69,12 @@ class WriterThread:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits."""
+        """Whether nothing waits to be written."""
         with self._change:
             return not self._todo
 
     def start(self, timeout: float) -> bool:
-        """Open the place; False where that fails for now or takes longer. Raises the refusal."""
+        """Open the state dir. False where that fails for now, or takes longer than `timeout` seconds. Raises what makes it useless."""
         self._thread.start()
         if not self._tried.wait(timeout):
             self._log_once(SILENT, f"no answer in {timeout:g} s")
@@ -83,11 +83,11 @@ class WriterThread:
         return self.opened
 
     def release(self) -> None:
-        """Begin to write: what was found at the opening has been taken in."""
+        """Begin to write; called when what was stored has been read."""
         self._released.set()
 
     def put(self, key: str, work: Work, *, last: bool = True) -> None:
-        """Have something written, in place of what waits under that key; `last`: after all that waits now."""
+        """Have something written, in place of what waits under the same key; `last`: after everything that waits now."""
         with self._change:
             if last:
                 self._todo.pop(key, None)
@@ -101,12 +101,12 @@ class WriterThread:
             return key in self._todo
 
     def drop(self, key: str) -> None:
-        """Write it no more."""
+        """Do not write what waits under this key."""
         with self._change:
             self._todo.pop(key, None)
 
     def state(self) -> SourceState:
-        """How writing does, for status and metrics."""
+        """The state of the writer, for status and metrics."""
         return SourceState(
             name="write",
             success=not self._error,
@@ -117,7 +117,7 @@ class WriterThread:
         )
 
     def heed(self) -> None:
-        """To be called now and then: logs that the thread is stuck, which it cannot do itself."""
+        """Log when the thread is stuck, which it cannot do itself; called now and then by the main loop."""
         if self._stuck:
             self._log_once(SILENT, f"no answer in {DEADLINE:g} s")
 
@@ -127,7 +127,7 @@ class WriterThread:
         return since is not None and time.monotonic() - since > DEADLINE
 
     def close(self, timeout: float) -> bool:
-        """Write what waits, for a while; what is left then is lost, and counted. False while the thread is stuck."""
+        """Write what waits, for up to `timeout` seconds; the rest is lost and counted. False while the thread is stuck."""
         with self._change:
             self._closing = True
             self._change.notify_all()

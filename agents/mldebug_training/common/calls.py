@@ -24,7 +24,7 @@ _running: set[BackgroundCall] = set()
 
 
 class LateError(RuntimeError):
-    """What was waited for did not come in time, or never will."""
+    """Something that was waited for did not come in time, or never will."""
 
 
 class BackgroundCall:
@@ -78,7 +78,7 @@ class BackgroundCall:
         return self._is_over
 
     def result(self, timeout: float) -> Any:
-        """What it came to. Raises LateError after so many seconds, and else what it raised."""
+        """The function's result. Raises LateError after so many seconds, and otherwise what the function raised."""
         if not self.wait(timeout):
             raise LateError(f"no answer after {timeout:g} s")
         if self._error is not None:

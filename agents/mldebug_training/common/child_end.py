@@ -20,7 +20,7 @@ FORKERS = ("multiprocessing.popen_fork", "multiprocessing.forkserver")
 
 
 def is_worker() -> bool:
-    """Is this process a helper of another one, of which there may be many? Never raises."""
+    """Whether this process is a helper (such as a DataLoader worker), of which there may be many. Never raises."""
     try:
         process = _process()
         return process is not None and bool(process.current_process().daemon)
@@ -30,7 +30,7 @@ def is_worker() -> bool:
 
 
 def at_end(call: Callable[[bool], None]) -> None:
-    """Call this when a child of multiprocessing ends by itself, with whether it failed. Elsewhere, nothing. Never raises."""
+    """When a child of multiprocessing ends by itself, call this with whether it failed. No effect elsewhere. Never raises."""
     try:
         process, util = _process(), sys.modules.get("multiprocessing.util")
         if util is not None and process is not None and process.parent_process() is not None:

@@ -79,7 +79,7 @@ _finder = _Afterwards()
 
 
 def after_import(name: str, then: Then) -> None:
-    """Call `then(module)` once that module is there; at once where it is already. Errors of `then` are nobody's concern."""
+    """Call `then(module)` once that module is imported, or now where it already is. Errors of `then` are ignored."""
     module = sys.modules.get(name)
     if module is not None:
         _quietly(then, module)

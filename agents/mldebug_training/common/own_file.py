@@ -33,7 +33,7 @@ class OwnFile:
         return size
 
     def write(self, data: bytes) -> None:
-        """Write all of it, where the file stands. Raises OSError; a file that is gone takes nothing."""
+        """Write all of it at the file's present position. Raises OSError; where the file is gone, nothing happens."""
         left = memoryview(data)
         while len(left) and self.mine():
             left = left[os.write(self.fd, left) :]

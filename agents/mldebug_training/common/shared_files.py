@@ -21,7 +21,7 @@ PAUSES = (0.001, 0.01, 0.1)  # seconds, for a neighbour that sweeps to be done
 
 
 def reserve(path: str, size: int) -> int:
-    """Create a file that nobody else has, with room for all of it: a full /dev/shm says so here, not by SIGBUS later."""
+    """Create a new file with all its space allocated, so that a full /dev/shm fails here and not later by SIGBUS."""
     fd = _locked(path)
     try:
         shielded(
@@ -35,7 +35,7 @@ def reserve(path: str, size: int) -> int:
 
 
 def sweep(folder: str = FOLDER) -> None:
-    """Remove what processes of this user have left that were killed; never raises."""
+    """Remove files that killed processes of this user left in the folder. Never raises."""
     try:
         names = [name for name in os.listdir(folder) if name.startswith(PREFIX)][:MAX_STALE]
     except OSError as error:
@@ -46,7 +46,7 @@ def sweep(folder: str = FOLDER) -> None:
 
 
 def start_ticks() -> int:
-    """When this process started, as /proc tells it."""
+    """When this process started, in clock ticks since boot, from /proc."""
     return int(_stat("self")[19])
 
 
@@ -122,7 +122,7 @@ def _stat(pid: str) -> list[bytes]:
 
 
 def remove(path: str) -> None:
-    """Take a file away that may be gone already; never raises OSError."""
+    """Remove a file if it exists. Never raises OSError."""
     try:
         os.unlink(path)
     except OSError as error:

@@ -46,7 +46,7 @@ def closed(call: Callable[..., T], *args: Any) -> T:
 
 
 def shielded(number: int, call: Callable[..., T], *args: Any) -> T:
-    """Call it. Where the job has given the signal its default action, which ends the process, this thread does not get it."""
+    """Call a function, with the signal blocked in this thread where its action would be the default one, which ends the process."""
     if _signal.getsignal(number) != _signal.SIG_DFL or number in _signal.sigpending():
         return call(*args)
     return _masked((number,), call, args, (number,))
@@ -77,7 +77,7 @@ def _restore(mask: Iterable[int], dropped: tuple[int, ...]) -> None:
 
 
 def free_signal() -> int:
-    """`ask`: the highest of three neighbours that nobody handles, in Python or in C; 0 where there are none."""
+    """The highest signal number `ask` of three neighbours that nobody handles, in Python or C; 0 where there are none."""
     taken = _taken()
     for ask in range(_signal.SIGRTMIN + _HIGHEST, _signal.SIGRTMIN + _HIGHEST - _CANDIDATES, -1):
         if not any(taken >> (one - 1) & 1 or not is_ours(one) for one in family(ask)):
@@ -86,7 +86,7 @@ def free_signal() -> int:
 
 
 def family(ask: int) -> tuple[int, int, int]:
-    """`ask`, `force` and the one of the Flight Recorder."""
+    """The three signals of the hook: for stacks (`ask`), for stacks by force, and for the Flight Recorder."""
     return ask, ask - 1, ask - 2
 
 
@@ -96,7 +96,7 @@ def is_ours(number: int) -> bool:
 
 
 def block() -> None:
-    """Close this thread, and those that it will start, to all three: the earlier, the fewer can be interrupted."""
+    """Block the hook's three signals in this thread and those it will start. The earlier, the fewer calls are interrupted."""
     ask = free_signal()
     if ask:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, family(ask))
@@ -115,7 +115,7 @@ def reopen(ask: int) -> None:
 
 
 def at_fork(ask: int) -> None:
-    """From now on a forked child, which nobody may ask, finds this family as if there were no hook."""
+    """Have every child that is forked from now on begin with the signals as if there were no hook: nobody may ask it."""
     if not _blocked:
         os.register_at_fork(after_in_child=_give_back)
     _blocked[:] = [ask]

@@ -25,7 +25,7 @@ _left_behind: list[threading.Thread] = []
 
 
 def write_all(fd: int, pieces: Sequence[bytes], until: float) -> int:
-    """Write them in this order until `until` (monotonic). Returns how many went out; raises OSError where none can."""
+    """Write the pieces in this order until `until` (monotonic). Returns how many were written. Raises OSError where none can be."""
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return _each(fd, pieces, None)
     try:

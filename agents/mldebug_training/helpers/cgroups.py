@@ -20,19 +20,19 @@ _CACHED = {
 
 
 class CgroupLimit:
-    """One limit of one group."""
+    """One memory limit of one control group."""
 
     def __init__(self, folder: str, file: str, name: str, version: int) -> None:
         self._folder, self._file, self._version = folder, file, version
         self.name = f"{file} of cgroup {name}"
 
     def bytes(self) -> int | None:
-        """How many; None: there is none."""
+        """The limit in bytes; None where there is none."""
         limit = _number(os.path.join(self._folder, self._file))
         return None if limit is None or limit >= _NO_LIMIT else limit
 
     def left(self, limit: int, enough: float) -> int | None:
-        """How many bytes may still be used; the page cache is looked at only where there is not `enough` without it."""
+        """How many bytes may still be used. The page cache is counted only where there is not `enough` without it."""
         used = _number(os.path.join(self._folder, _USAGE[self._version]))
         if used is None or limit - used >= enough:
             return None if used is None else limit - used
@@ -42,7 +42,7 @@ class CgroupLimit:
 
 
 def limits(root: str = "/") -> list[CgroupLimit]:
-    """All that are set on the groups of this process and on those above them. Never raises OSError."""
+    """All memory limits of this process's control groups and those above. Never raises OSError."""
     found = [
         CgroupLimit(folder, file, name, version)
         for folder, name, version in _groups(root)

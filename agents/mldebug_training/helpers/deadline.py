@@ -68,13 +68,13 @@ class TimeLimit:
             self._longest_before, self._longest = self._longest, 0.0
 
     def saved(self, length: float) -> None:
-        """Count a save that took `length` seconds. The longest save of the run is what `grace` reckons with."""
+        """Count a checkpoint that took `length` seconds to write. `grace` uses the longest one of the run."""
         self._save = max(self._save, length) if self._measured_save else length
         self._measured_save = True
 
     @property
     def grace(self) -> float:
-        """Seconds that have to be left: twice a step and a save, and the steps between two checks."""
+        """Seconds that must be left to stop in time: twice a step and a checkpoint, and the steps between two checks."""
         return 2 * (max(self._longest, self._longest_before) + self._save) + self._span
 
     def reason(self) -> str | None:

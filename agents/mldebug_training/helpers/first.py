@@ -34,11 +34,11 @@ _turns: dict[str, int] = {}
 
 
 class MainProcessError(RuntimeError):
-    """The rank that goes first failed, or did not get ready in time."""
+    """The rank that goes first failed, or was not ready in time."""
 
 
 class MainProcessFirst:
-    """The context of `main_process_first`."""
+    """The context manager that `main_process_first` returns."""
 
     def __init__(self, timeout: float = TIMEOUT, scope: str = "job") -> None:
         if scope not in SCOPES:

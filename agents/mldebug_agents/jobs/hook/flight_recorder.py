@@ -38,7 +38,7 @@ class HookFlightRecords(msgspec.Struct, frozen=True):
 
 
 class HookFlightRecorder:
-    """Has ranks that run the hook write their Flight Recorders, by a signal, and reads them. Never raises for what ranks do."""
+    """Has ranks with the hook write their Flight Recorders (by a signal), and reads the files. Never raises for what ranks do."""
 
     def __init__(
         self, asking: HookSignals, reader: Reader, unanswered: FailureCounts | None = None

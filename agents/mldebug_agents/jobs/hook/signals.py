@@ -44,7 +44,7 @@ class SignalTarget(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """Pid and start: never used twice."""
+        """Pid and start time, which identify a process for ever."""
         return self.pid, self.identity.start_ticks
 
 
@@ -98,7 +98,7 @@ class HookSignals:
         )
 
     def ask(self, process: SignalTarget, number: int) -> bool:
-        """Send it this signal, if it catches it. Raises OSError where that is not allowed or it is gone."""
+        """Send this signal to a process, if it catches it. Raises OSError where that is not allowed, or the process is gone."""
         if not only_hook_takes_signals(self._host, process.pid, process.beat.signal or 0):
             return False
         if not self._catches(process.pid, number, process.identity.start_ticks):
@@ -114,11 +114,11 @@ class HookSignals:
         return bool(status.caught_signals >> (number - 1) & 1)
 
     def pends(self, pid: int, number: int) -> bool:
-        """Is this signal pending?"""
+        """Whether this signal is pending for the process."""
         return bool(self._host.status(pid).pending_signals >> (number - 1) & 1)
 
     def stuck(self, process: SignalTarget) -> bool:
-        """Does no thread of it run, so that no Python code can? Takes a second."""
+        """Whether no thread of the process runs, so that it cannot execute Python code. Takes a second."""
         return all_threads_sleep(self._host, process.pid)
 
     def beat(self, process: SignalTarget) -> Heartbeat | None:
@@ -129,7 +129,7 @@ class HookSignals:
         return self._heartbeats.read([identity]).get(identity.rank)
 
     def position(self, process: SignalTarget) -> int | None:
-        """How far it has written into the file of its stacks by now."""
+        """How many bytes the process has written into the file of its stacks by now."""
         return (
             None
             if process.beat.stacks_fd is None
@@ -145,12 +145,12 @@ class HookSignals:
         return int(found[1]) if found else None
 
     def path(self, one: SignalTarget, suffix: str) -> str:
-        """A file beside its record, as it is found from here."""
+        """The path of a file beside the process's heartbeat record, as this process can open it."""
         return f"{self._host.root_of(one.pid)}{FOLDER}/{one.name}{suffix}"
 
 
 def only_hook_takes_signals(host: Host, pid: int, ask: int) -> bool:
-    """Is at most one thread open to the signals of the hook, its own? False where the kernel does not say."""
+    """Whether only the hook's own thread can receive the hook's signals. False where the kernel does not say."""
     opened = [_is_open(host.text(pid, f"task/{tid}/status"), ask) for tid in _tids(host, pid)]
     return bool(opened) and sum(opened) <= 1
 

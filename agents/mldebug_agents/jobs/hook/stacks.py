@@ -35,7 +35,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
 
 class HookStacks:
-    """Asks processes for their stacks. Never raises for what they do."""
+    """Has processes with the hook write their Python stacks. Never raises for what processes do."""
 
     def __init__(self, asking: HookSignals, reader: Reader) -> None:
         self._asking = asking
@@ -43,7 +43,7 @@ class HookStacks:
         self._forced: set[tuple[int, int]] = set()  # (pid, start)
 
     def dump(self, pid: int, timeout: float = PATIENCE) -> tuple[ThreadStack, ...]:
-        """All Python threads of one process, innermost frame first; none where it cannot or may not be asked."""
+        """All Python threads of one process, innermost frame first; empty where it cannot or must not be asked."""
         with self._asking.hold(pid) as one:
             try:
                 return self._dump(one, timeout) if one is not None else ()
@@ -128,13 +128,13 @@ class HookStacks:
 
 
 def whole_answer(text: str) -> str | None:
-    """The last answer of the hook in it that is whole; None where there is none."""
+    """The last complete answer of the hook in this text; None where there is none."""
     found = [match[2] for match in _WHOLE.finditer(text)]
     return found[-1] if found else None
 
 
 def parse_faulthandler(text: str, pid: int, main: int) -> tuple[ThreadStack, ...]:
-    """Read what `faulthandler` writes once; `main` is its number of the main thread, which comes first and gets the pid."""
+    """Parse one output of `faulthandler`. `main`: its number of the main thread, which is returned first and gets the pid."""
     found: list[tuple[int, str, list[Frame]]] = []
     for line in text.splitlines():
         if match := _THREAD.match(line):

@@ -56,7 +56,7 @@ class FolderOwner(msgspec.Struct, frozen=True):
 
 
 class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do. `pid`: the rank whose root the folder is below; 0: ours. `owner` None: that of the folder."""
+    """An order about switches. `pid`: the rank below whose root the folder lies, 0 for ours. `owner` None: that of the folder."""
 
     verb: Literal["look", "set", "clear"]
     folder: str
@@ -76,7 +76,7 @@ class SwitchReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask(spawner: Spawner, order: SwitchRequest, timeout: float = TIMEOUT) -> SwitchState:
-    """Have it done; an MldebugError in words where that fails."""
+    """Carry out an order about switches in a child process. Raises MldebugError where that fails."""
     worker = spawner.fork_worker(NAME)
     try:
         reply = ask_once(worker, order, msgspec.msgpack.Decoder(SwitchReply), timeout)
@@ -93,13 +93,13 @@ def ask(spawner: Spawner, order: SwitchRequest, timeout: float = TIMEOUT) -> Swi
 
 
 def serve(connection: socket.socket) -> None:
-    """The child: one order, one answer."""
+    """The main function of the child: carries out one order and ends."""
     link = ChildLink(connection, msgspec.msgpack.Decoder(SwitchRequest))
     link.send(carry_out(link.receive()))
 
 
 def carry_out(order: SwitchRequest) -> SwitchReply:
-    """Do it with the rights of the owner; never raises for what the folder is."""
+    """Carry out an order with the rights of the folder's owner. Never raises, whatever the folder is."""
     try:
         handle = _enter(order)
     except OSError as error:
@@ -117,7 +117,7 @@ def carry_out(order: SwitchRequest) -> SwitchReply:
 
 
 def look(handle: int, folder: str) -> SwitchState:
-    """What lies in an open folder."""
+    """The switches in an open folder."""
     polled = _read(handle, POLLED)
     everybody = os.fstat(handle).st_mode & stat.S_IWOTH
     return SwitchState(
@@ -207,7 +207,7 @@ def _failed(what: str, error: OSError) -> SwitchReply:
 
 
 def switch_request(job: Job, host: Host, reader: Reader) -> SwitchRequest | None:
-    """How to look at the folder of a job; None where none of its ranks here asks for switches."""
+    """The order to read the switches of a job; None where no rank on this node uses switches."""
     for rank in job.ranks[:MAX_ASKED]:
         folder = _announced(rank, host, reader)
         if folder:

@@ -14,10 +14,10 @@ MODULES = (
 
 
 class DeepspeedLauncher:
-    """Its ranks have LOCAL_SIZE and CROSS_RANK beside the usual variables, and no run id."""
+    """DeepSpeed's launcher: its ranks have LOCAL_SIZE and CROSS_RANK beside the usual variables, and no run id."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
-        """Claim of a worker process."""
+        """The claim of a process with DeepSpeed's variables; None for any other."""
         if not {"LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK"} <= environ.keys():
             return None
         return claim(
@@ -32,7 +32,7 @@ class DeepspeedLauncher:
         )
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """`deepspeed …` and the launcher that it starts on each node."""
+        """Whether it is `deepspeed`, or the launcher that this starts on each node."""
         return runs(argv, scripts=("deepspeed", "deepspeed.pt", "ds"), modules=MODULES)
 
 

@@ -9,16 +9,16 @@ PRIORITY = 40
 
 
 class EnvironmentLauncher:
-    """What `init_method="env://"` reads."""
+    """Ranks with plain RANK and WORLD_SIZE: what `init_method="env://"` reads."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
-        """Claim of a process with both variables. In a pod made for torchrun RANK is the pod's number."""
+        """The claim of a process with RANK and WORLD_SIZE; None in a pod made for torchrun, where RANK is the pod's number."""
         if "PET_NPROC_PER_NODE" in environ and "LOCAL_RANK" not in environ:
             return None
         return torch_claim("environment", PRIORITY, environ)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Launchers that set just these variables."""
+        """Whether it is a launcher that sets just these variables."""
         modules = ("composer.cli.launcher", "colossalai.cli", "torchx.apps.main")
         return runs(
             argv, scripts=("composer", "colossalai", "torchx", "horovodrun"), modules=modules

@@ -18,10 +18,10 @@ LAUNCHERS = (
 
 
 class MpichLauncher:
-    """All launchers that speak PMI. The hydra process manager numbers the ranks of one node by MPI_LOCALRANKID."""
+    """MPICH and other launchers that speak PMI. The process manager hydra numbers the ranks of a node by MPI_LOCALRANKID."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
-        """Claim of one process of the world."""
+        """The claim of a process with PMI's variables; None for any other."""
         own = ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE")
         rank, size = own if own[0] in environ else ("PMI_RANK", "PMI_SIZE")
         if overruled(environ, rank, size):
@@ -38,7 +38,7 @@ class MpichLauncher:
         )
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """The process manager on a node (the kernel cuts names at 15 characters)."""
+        """Whether it is the process manager on a node (the kernel cuts process names at 15 characters)."""
         return name in LAUNCHERS
 
 

@@ -13,10 +13,10 @@ LAUNCHERS = (
 
 
 class OpenmpiLauncher:
-    """OMPI_COMM_WORLD_*; the training script sets RANK only later, inside Python, where /proc does not show it."""
+    """Open MPI: OMPI_COMM_WORLD_*. RANK is set by the script later, inside Python, where /proc does not show it."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
-        """Claim of one process of the world."""
+        """The claim of a process with Open MPI's variables; None for any other."""
         if overruled(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
             return None
         return claim(
@@ -32,7 +32,7 @@ class OpenmpiLauncher:
         )
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """The command and its daemons on the nodes."""
+        """Whether it is `mpirun`, or one of its daemons on the nodes."""
         return name in LAUNCHERS
 
 

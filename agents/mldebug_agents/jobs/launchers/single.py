@@ -9,10 +9,10 @@ PRIORITY = 10
 
 
 class SingleLauncher:
-    """Any Python process that loads PyTorch and that no other plugin knows; WORLD_SIZE=1 needs no further proof."""
+    """A Python process that loads PyTorch and that no other launcher has started. WORLD_SIZE=1 needs no further proof."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
-        """Claim to be the only rank."""
+        """The claim to be the only rank of a job."""
         declared = environ.get("WORLD_SIZE", "").strip() == "1"
         return RankClaim(launcher="single", priority=PRIORITY, needs_torch=not declared)
 

@@ -14,10 +14,10 @@ _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
 
 class SlurmLauncher:
-    """Only inside a step: in the batch script SLURM_PROCID is 0 and says nothing."""
+    """Slurm's srun, inside a job step only: in the batch script SLURM_PROCID is always 0."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
-        """Claim of one task of a step."""
+        """The claim of a task of a job step; None outside of a step."""
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
         size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
         if not step or overruled(environ, "SLURM_PROCID", size):
@@ -41,12 +41,12 @@ class SlurmLauncher:
         return msgspec.structs.replace(found, local_world_size=here)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """The daemon that starts the tasks on a node, and the command."""
+        """Whether it is srun, or the daemon that starts the tasks on a node."""
         return name.startswith(LAUNCHERS)
 
 
 def tasks_here(tasks: str, node: str) -> int | None:
-    """Tasks on node number `node` out of Slurm's short form: ("2(x3),1", "3") -> 1; None where it does not say."""
+    """How many tasks run on node number `node`, from Slurm's short form: ("2(x3),1", "3") -> 1; None where it does not say."""
     left = int(node) if re.fullmatch(r"[0-9]{1,6}", node) else None
     for word in tasks.split(",") if left is not None else ():
         match = _TASKS.fullmatch(word)

@@ -25,7 +25,7 @@ SEAM = 64  # bytes before our place that must still be the same
 
 
 class LogUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new since the last poll. `records` are progress; a growing file alone is a weak sign of it."""
+    """What a log has gained since the last poll. `records` are progress; mere growth of the file is a weak sign of it."""
 
     records: tuple[LogRecord, ...] = ()
     before: LogRecord | None = None  # first poll only: the last record that was there already
@@ -64,7 +64,7 @@ class LogFollower:
 
     @property
     def oddities(self) -> Iterator[str]:
-        """What a user should know of this log, in words."""
+        """What is odd about this log and a user should know, as sentences."""
         parser = self.parser
         if parser.oversized:
             yield f"{parser.oversized} lines too long to read"

@@ -44,11 +44,11 @@ class LogSharing:
         self._runs = {run: logs for run, logs in self._runs.items() if run in runs}
 
     def note(self, run: object, files: Collection[File], *, lone: bool) -> None:
-        """These are the logs of a run now; `lone`: one process without a launcher, which may be no training."""
+        """Note that these are the logs of a run now; `lone`: it is a process without a launcher, which may be no training."""
         self._runs[run] = _Run(frozenset(files), lone)
 
     def shared(self, run: object, file: File | None) -> bool:
-        """Does another run write this file, too? A process without a launcher counts only against another such process."""
+        """Whether another run writes this file, too. A process without a launcher counts only against another such process."""
         mine = self._runs.get(run)
         others = [logs for it, logs in self._runs.items() if it is not run]
         return mine is not None and any(
@@ -57,7 +57,7 @@ class LogSharing:
 
 
 class HungMounts:
-    """Mounts on which a read has not come back, shared by all jobs of a node."""
+    """Mounts on which a read has not returned, shared by all jobs of a node."""
 
     def __init__(self, host: Host, reader: Reader) -> None:
         self._host = host
@@ -65,12 +65,12 @@ class HungMounts:
         self._hung: dict[str, tuple[str, str]] = {}  # path of the read -> mount
 
     def add(self, place: LogFile) -> None:
-        """Remember that this place did not answer."""
+        """Note that a read of this path did not return."""
         if place.mount:
             self._hung[place.path] = self._key(place)
 
     def hold(self, place: LogFile) -> bool:
-        """Does this place lie on one of them? One that came back is forgiven."""
+        """Whether this path lies on such a mount. A mount that answers again is forgotten."""
         if self._hung:
             stuck = self._reader.stuck
             self._hung = {path: mount for path, mount in self._hung.items() if path in stuck}
@@ -124,7 +124,7 @@ class JobLogs:
         return msgspec.structs.replace(total, failures=self._failures)
 
     def look(self, job: Job, finder: LogFinder, now: float) -> None:
-        """Poll the logs; search for them first, where they may have moved."""
+        """Poll the logs of the job, after a search for them where they may have changed."""
         self._note_ranks(job)
         sampled = _to_ask(job.ranks)
         outputs = [

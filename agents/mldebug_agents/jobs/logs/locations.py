@@ -52,12 +52,12 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parsed(self) -> bool:
-        """Is there text in it to look for records?"""
+        """Whether the file holds text in which records of training can be found."""
         return self.kind != "growth"
 
 
 class RankLogs(msgspec.Struct, frozen=True, kw_only=True):
-    """The logs of one rank, the most telling first; `reason` says why there are none."""
+    """The log files of one rank, the most informative first; `reason` says why there are none."""
 
     places: tuple[LogFile, ...] = ()
     reason: str = ""
@@ -74,7 +74,7 @@ class LogFinder:
         self._processes = PipeReaders(host, unread)
 
     def find(self, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> RankLogs:
-        """Say where the output of a rank goes. `launchers` are asked for their own output where it has none."""
+        """Where the output of a rank goes. `launchers`: processes whose output counts where the rank has none of its own."""
         state = rank if rank.files else self._processes.state(rank.pid)
         if state is None or not state.files:
             return RankLogs(reason="no log found: its file descriptors may not be read")

@@ -33,7 +33,7 @@ class UnreadPipes:
         return self._clock() - self._since.get(pipe, float("-inf")) < FORGOTTEN_AFTER
 
     def add(self, pipe: str) -> None:
-        """Remember that nobody was found to read it."""
+        """Note that no process was found that reads this pipe."""
         if len(self._since) >= _MAX_UNREAD:
             self._since.clear()
         self._since[pipe] = self._clock()
@@ -57,7 +57,7 @@ class PipeReaders:
         return self._states[pid]
 
     def named(self, name: str, uid: int | None) -> Iterator[ProcessState]:
-        """All whose name begins so, of one user or (None) of anybody."""
+        """Processes whose name begins with this text, of one user or (None) of any."""
         for pid, stat in self._all().items():
             if stat.name.startswith(name):
                 state = self.state(pid)
@@ -65,7 +65,7 @@ class PipeReaders:
                     yield state
 
     def readers_of(self, pipe: str, rank: ProcessState) -> tuple[int, ...]:
-        """Pids that hold the reading end: relatives first, everybody only where no relative does."""
+        """Pids that hold the reading end of a pipe: relatives of the rank; other processes only where no relative does."""
         if pipe not in self._readers:
             near = [pid for pid in self._relatives(rank.pid) if self._reads(pid, pipe)]
             self._readers[pipe] = tuple(near or self._strangers(pipe))

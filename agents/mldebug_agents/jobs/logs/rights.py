@@ -12,7 +12,7 @@ import msgspec
 
 
 class FileOwnership(Protocol):
-    """The part of a `FilePiece` that tells whose file it is."""
+    """What says who owns a file: the part of a `FilePiece` that is needed here."""
 
     @property
     def mode(self) -> int:
@@ -34,7 +34,7 @@ class ReadRights(msgspec.Struct, frozen=True):
     groups: tuple[int, ...] = ()
 
     def may_read(self, file: FileOwnership) -> bool:
-        """Would the kernel let it? An owner may always give himself the right."""
+        """Whether the kernel would let these users read the file. An owner may always give himself the right."""
         if self.uid in (0, file.uid):
             return True
         group = file.gid in self.groups

@@ -34,7 +34,7 @@ def log_of(
 def read_log(
     reader: Reader, pid: int, file: OpenFile, rank: ProcessState, proc: str = "/proc"
 ) -> LogTail | Unreadable:
-    """Read the end of that descriptor's file: last lines, cleaned of control characters and secrets."""
+    """The end of the file behind that descriptor: its last lines, without control characters and secrets."""
     path, rights = f"{proc}/{pid}/fd/{file.fd}", _rights(reader, rank, proc)
     whole = reader.read_from(path, 0, max_bytes=0)
     if isinstance(whole, Unreadable):

@@ -30,7 +30,7 @@ _REASONS = {401: "unauthorized", 403: "forbidden"}
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Whom to ask, and for what."""
+    """Options: which Kubernetes API is polled, and for which namespaces."""
 
     # between two questions
     interval: Annotated[Duration, msgspec.Meta(ge=5)] = 60.0
@@ -59,7 +59,7 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
 
 
 class KubernetesScheduler:
-    """One cluster. Used by one thread."""
+    """The trainings of one Kubernetes cluster. For one thread."""
 
     node_events: tuple[str, ...] = ()
 
@@ -67,7 +67,7 @@ class KubernetesScheduler:
         self._options = options
 
     def ask(self, starter: ProgramStarter, *, nodes: bool) -> Queue:
-        """All trainings of the namespaces; `QueueError` where one kind could not be listed. Nodes are not asked for."""
+        """All trainings of the namespaces. Raises QueueError where one kind could not be listed. Nodes are never listed."""
         until = time.monotonic() + 4 * self._options.timeout
         found: list[QueueJob] = []
         for namespace in self._namespaces():

@@ -31,7 +31,7 @@ FALLS_BACK = ("failed", "unreadable", "too_large")  # what text may still mend
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How often, and by what."""
+    """Options: how often Slurm is polled, and with which programs."""
 
     # between two questions for jobs; nodes are asked for at every fifth
     interval: Annotated[Duration, msgspec.Meta(ge=5)] = 60.0
@@ -49,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class SlurmScheduler:
-    """One cluster. Used by one thread."""
+    """The jobs of one Slurm cluster. For one thread."""
 
     def __init__(self, options: Options) -> None:
         self._options = options

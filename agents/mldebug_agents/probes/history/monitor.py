@@ -29,7 +29,7 @@ class ProbeHistoryReader:
         self._judged: tuple[JudgedSeries, ...] = ()
 
     def look(self, _: object) -> tuple[JudgedSeries, ...]:
-        """All series; none where nobody has probed. Raises EvidenceError where it cannot be read."""
+        """All judged series; empty where nobody has probed. Raises EvidenceError where the history cannot be read."""
         tail = self._reader.read_tail(self._path, max_bytes=1)
         if isinstance(tail, Unreadable):
             self._version = None
@@ -59,7 +59,7 @@ class ProbeHistoryMonitor:
         self._series: tuple[JudgedSeries, ...] | None = None
 
     def tick(self) -> None:
-        """Order a look when one is due."""
+        """Order a reading of the history, if one is due."""
         now = time.monotonic()
         if now >= self._due and not self.worker.busy:
             self._due = now + EVERY

@@ -44,7 +44,7 @@ def record(
 
 
 def line(one: JudgedSeries) -> str:
-    """A line on what has changed in a series; "" where nothing has."""
+    """What has changed in a series, as one line; "" where nothing has."""
     words = sentence(one)
     return f"{one.standing}: {words}" if words else ""
 

@@ -21,7 +21,7 @@ UNSUPPORTED = ("does not support", "not implemented", "not supported", "No backe
 
 
 def main(order: dict[str, Any]) -> None:
-    """Start this script once for each rank of this node."""
+    """Start `work` once for each rank of this node; the entry point of this script."""
     launch(order, work)
 
 

@@ -17,7 +17,7 @@ SIOCGIFADDR = 0x8915
 
 
 def main(order: dict[str, Any]) -> None:
-    """Say one `facts` event."""
+    """Print the event `facts`: versions of Python, PyTorch, CUDA and NCCL, number of GPUs, back ends, address of this host."""
     keep_stdout()
     try:
         with beating():
@@ -59,14 +59,14 @@ def address(interface: str) -> str:
 
 
 def free_port() -> int:
-    """A TCP port that nobody has now."""
+    """A TCP port that is free now."""
     with socket.socket() as one:
         one.bind(("", 0))
         return int(one.getsockname()[1])
 
 
 def compute() -> list[int] | None:
-    """Pids that compute on the GPUs here; None where nvidia-smi does not tell."""
+    """Pids that compute on this node's GPUs; None where nvidia-smi cannot say."""
     try:
         answer = subprocess.run(SMI, capture_output=True, text=True, timeout=30, check=True)
         return [int(line) for line in answer.stdout.split()]

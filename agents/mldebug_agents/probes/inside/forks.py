@@ -20,14 +20,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkedTasks:
-    """Start pieces of work, then `wait` once. Each has a label."""
+    """Runs labelled functions in forked processes: `start` each, then `wait` once."""
 
     def __init__(self) -> None:
         self._running: Dict[int, Tuple[str, int]] = {}  # pid -> label, where its result comes
         self._results: Dict[str, Result] = {}
 
     def start(self, label: str, work: Callable[[], Result]) -> int:
-        """Fork it; it dies with us. Returns its pid."""
+        """Run a function in a fork, which dies with this process. Returns its pid."""
         ours, theirs = os.pipe()
         parent = os.getpid()
         pid = os.fork()
@@ -40,7 +40,7 @@ class ForkedTasks:
         return pid
 
     def wait(self, seconds: float) -> Dict[str, Result]:
-        """Results by label when all have ended; after so many seconds the rest is ended. Beats meanwhile."""
+        """Wait until all have ended, or for so many seconds; the rest is killed then. Returns results by label. Sends beats meanwhile."""
         deadline, beaten = time.monotonic() + seconds, 0.0
         while self._running:
             self._reap(os.WNOHANG)
@@ -76,7 +76,7 @@ class ForkedTasks:
 
 
 def failure(result: Result) -> str:
-    """Why it gave nothing, as a few words; "" where it did."""
+    """Why a forked function gave no result, in a few words; "" where it gave one."""
     if result.get("late"):
         return "it did not end in time"
     if "died" in result:

@@ -39,7 +39,7 @@ Group = List[int]  # numbers of members
 
 
 def main(order: dict[str, Any]) -> None:
-    """Be the stand of this node."""
+    """Take part in the isolation for this node; the entry point of this script."""
     keep_stdout()
     try:
         check_interfaces(order["device"])
@@ -65,7 +65,7 @@ def main(order: dict[str, Any]) -> None:
 
 
 def check_address(address: str) -> None:
-    """Raise OSError for a name that nobody knows: the store would look for it until its time is over."""
+    """Raise OSError for a name that cannot be resolved; the store would retry it until its timeout."""
     try:
         socket.getaddrinfo(address, None)
     except OSError as error:
@@ -73,7 +73,7 @@ def check_address(address: str) -> None:
 
 
 def check_port(port: int) -> None:
-    """Raise OSError where somebody listens there: the stand would speak with a stranger until its time is over."""
+    """Raise OSError where something listens at this port; the ranks would talk to a stranger until their timeout."""
     with socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -102,14 +102,14 @@ def _store(torch: Any, order: dict[str, Any], seconds: float, serve: bool = Fals
 
 
 class NodeParticipant:
-    """One node's part."""
+    """The part of one node in the isolation: it does what the leader asks for, and reports through the store."""
 
     def __init__(self, order: dict[str, Any], store: Any) -> None:
         self._order, self.store = order, store
         self.node: int = order["node"]
 
     def arrive(self) -> None:
-        """Tell that this node is here."""
+        """Report in the store that this node is ready."""
         facts = {"name": socket.gethostname(), "seats": self._order["seats"]}
         facts["device"] = self._order["device"]
         if not self.node:
@@ -117,11 +117,11 @@ class NodeParticipant:
         self.publish(f"node/{self.node}", facts)
 
     def publish(self, key: str, value: Any) -> None:
-        """Write into the store."""
+        """Write a value under a key of the store."""
         self.store.set(key, json.dumps(value))
 
     def wait_for(self, key: str, until: float) -> Any:
-        """What stands there; None where nothing does by then. Beats meanwhile."""
+        """The value under a key of the store, as soon as it is there; None at `until`. Sends beats meanwhile."""
         beaten = time.monotonic()
         while not self.store.check([key]):
             now = time.monotonic()
@@ -149,7 +149,7 @@ class NodeParticipant:
             number += 1
 
     def work(self, number: int, groups: list[list[list[int]]]) -> None:
-        """Fork the seats of this node that take part in a step, and tell how it went. A group is a list of seats."""
+        """Fork this node's seats that take part in a step, and report the results. A group is a list of seats."""
         crew = ForkedTasks()
         for place, seats in enumerate(groups):
             for position, (node, local) in enumerate(seats):
@@ -161,7 +161,7 @@ class NodeParticipant:
 
 
 class TrialLeader:
-    """Node 0 also says what is tried."""
+    """Node 0 of the isolation: a participant that also decides which groups are tried."""
 
     def __init__(self, order: dict[str, Any], stand: NodeParticipant) -> None:
         self._order, self._stand = order, stand
@@ -173,7 +173,7 @@ class TrialLeader:
         self._step = 0
 
     def lead(self) -> None:
-        """Try everything, then let all go."""
+        """Try all groups, then let all nodes end."""
         here = self._gather()
         if self._order["device"] == "cuda" and len(here) == 1 and self._order["each"] == "seat":
             self._paths = paths(self._order["seats"])

@@ -10,7 +10,7 @@ SPLIT = ("all_gather", "reduce_scatter", "all_to_all")  # whose payload has one 
 
 
 def elements(op: str, size: int, itemsize: int, world: int) -> int:
-    """Elements of the larger buffer for about `size` bytes: at least one, in each part."""
+    """How many elements the larger buffer of an op needs for about `size` bytes; at least one for each part."""
     if op == "barrier":
         return 0
     parts = world if op in SPLIT else 1
@@ -18,7 +18,7 @@ def elements(op: str, size: int, itemsize: int, world: int) -> int:
 
 
 def needed(op: str, count: int, itemsize: int, world: int) -> int:
-    """Bytes of all buffers of one rank."""
+    """How many bytes all buffers of one rank take."""
     own = {"all_gather": count // world, "reduce_scatter": count // world}.get(op, 0)
     twice = op in ("all_to_all", "send_recv")
     return (count * (2 if twice else 1) + own) * itemsize
@@ -44,7 +44,7 @@ class CollectiveOperation:
         self.call: Callable[[], object] = getattr(self, "_" + op)
 
     def wrong(self, values: Values) -> int | None:
-        """Run it once on known values; how many elements are wrong on this rank, None where none can be."""
+        """Run the op once on known values. Returns how many elements are wrong on this rank; None where none can be checked."""
         if self.op == "barrier":
             return None
         expected = self.expected()
@@ -53,7 +53,7 @@ class CollectiveOperation:
         return values.wrong(self.got, expected) if expected else None
 
     def expected(self) -> list[Stretch]:
-        """What the receiving buffer of this rank holds afterwards."""
+        """What the receiving buffer of this rank must hold afterwards."""
         rank, world, count, chunk = self.rank, self.world, self._count, self._chunk
         everybody = tuple(range(world))
         if self.op == "all_gather":

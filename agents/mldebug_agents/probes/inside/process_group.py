@@ -12,7 +12,7 @@ INTERFACES = {"cuda": "NCCL_SOCKET_IFNAME", "cpu": "GLOO_SOCKET_IFNAME"}
 
 
 def check_interfaces(device: str) -> None:
-    """Raise ValueError for a network interface that this host does not have: back ends say so only in riddles."""
+    """Raise ValueError for a network interface that this host does not have; the back ends' own errors are unclear."""
     variable = INTERFACES[device]
     wanted = os.environ.get(variable, "")
     here = sorted(name for _, name in socket.if_nameindex())
@@ -25,7 +25,7 @@ def check_interfaces(device: str) -> None:
 
 
 def gloo_lacks(wanted: str, here: list[str]) -> str:
-    """Gloo takes names and needs every one of them; those that are not here."""
+    """The interfaces that gloo needs (names in `wanted`) and this host lacks, separated by commas."""
     return ", ".join(one for one in wanted.split(",") if one not in here)
 
 

@@ -32,7 +32,7 @@ _out = _turn = -1
 
 
 def launch(order: Order, work: Callable[[Order], None]) -> None:
-    """Run `work` in each rank that belongs to this node; never returns."""
+    """Run `work` in each rank of this node, in forks; never returns."""
     keep_stdout()
     if "ranks" not in order:  # torchrun has started this rank
         watch_from_here(order)
@@ -68,7 +68,7 @@ def watch_from_here(order: Order) -> None:
 
 
 def emit(event: str, **fields: object) -> None:
-    """Write one line whole; ends the process where nobody listens any more."""
+    """Print one event as a whole line; ends the process where nobody reads it any more."""
     line = (json.dumps({"event": event, **fields}) + "\n").encode()
     fcntl.lockf(
         _turn, fcntl.LOCK_EX
@@ -86,7 +86,7 @@ def emit(event: str, **fields: object) -> None:
 
 @contextlib.contextmanager
 def beating() -> Iterator[None]:
-    """Beat from a fork while this process does what may hold its interpreter for a minute: loading PyTorch from a slow disk."""
+    """A context that sends beats from a fork, while this process may block for a minute (loading PyTorch from a slow disk)."""
     parent = os.getpid()
     pid = os.fork()
     if not pid:
@@ -103,7 +103,7 @@ def beating() -> Iterator[None]:
 
 
 def keep_stdout() -> None:
-    """Keep stdout for `say`, here and in all forks: what libraries print goes to stderr."""
+    """Keep stdout for `emit`, here and in all forks; what libraries print goes to stderr."""
     global _out, _turn
     _out = os.dup(1)
     _turn = os.memfd_create("turn")
@@ -116,7 +116,7 @@ def rank() -> int:
 
 
 def fork_rank(order: Order, number: int, work: Callable[[Order], None]) -> int:
-    """Fork the rank that is the `number`th of this node; it dies with its launcher."""
+    """Fork the rank with this number on the node; it dies with its launcher. Returns its pid."""
     launcher = os.getpid()
     pid = os.fork()
     if pid:
@@ -136,7 +136,7 @@ def fork_rank(order: Order, number: int, work: Callable[[Order], None]) -> int:
 
 
 def run_rank(order: Order, work: Callable[[Order], None]) -> int:
-    """Do the work and return the exit code; what went wrong is said, and stands whole on stderr."""
+    """Do the work of one rank. Returns its exit code; an exception is sent as an event, with its traceback on stderr."""
     try:
         work(order)
         return 0
@@ -178,7 +178,7 @@ def watch(pids: dict[int, int], deadline: float, others: Strangers | None = None
 
 
 def reap(pids: dict[int, int]) -> list[tuple[int, int]]:
-    """Pids that have ended, with their codes (negative: a signal)."""
+    """Those of the pids that have ended, with their exit codes (negative: a signal)."""
     found = []
     for pid in pids:
         seen, status = os.waitpid(pid, os.WNOHANG)

@@ -16,7 +16,7 @@ MOST = 32  # doubtful pairs that are tried again: more of them are no single fau
 
 
 class GroupTrial:
-    """How one group did."""
+    """The result of one group in one step: its bandwidth, or why there is none."""
 
     def __init__(self, group: Group, path: str = "", alone: bool = False) -> None:
         self.group, self.path, self.alone = group, path, alone
@@ -38,7 +38,7 @@ class GroupTrial:
 
 
 def plan(members: int, at_once: int) -> Iterator[Step]:
-    """Each alone, all together, and each pair once: in rounds of disjoint pairs, `at_once` of them at a time."""
+    """Steps: each member alone, all together, then each pair once, in rounds of disjoint pairs, `at_once` of them at a time."""
     yield [[one] for one in range(members)]
     if members > 2:
         yield [list(range(members))]
@@ -48,7 +48,7 @@ def plan(members: int, at_once: int) -> Iterator[Step]:
 
 
 def tournament(members: int) -> Iterator[Step]:
-    """Rounds in which each meets each other once, and nobody is in two pairs of a round (the circle method)."""
+    """Rounds in which each member meets each other once, and nobody is in two pairs of a round (the circle method)."""
     ring = list(range(members + members % 2))
     for _ in range(len(ring) - 1):
         facing = [(ring[at], ring[-1 - at]) for at in range(len(ring) // 2)]
@@ -57,14 +57,14 @@ def tournament(members: int) -> Iterator[Step]:
 
 
 def alone_again(trials: List[GroupTrial]) -> Iterator[Step]:
-    """Whoever did not work alone, once more: on a machine with other work a deadline may pass by chance."""
+    """A step for members that failed alone, once more: on a machine with other work a deadline may pass by chance."""
     bad = [one.group for one in trials if len(one.group) == 1 and one.outcome != "measured"]
     if bad:
         yield bad
 
 
 def again(trials: List[GroupTrial], fine: float) -> Iterator[Step]:
-    """Doubtful pairs once more, each with nothing beside it, and some of the best to compare them with."""
+    """Steps for doubtful pairs once more, each with nothing beside it, and for some of the best, to compare."""
     pairs = [one for one in trials if len(one.group) == 2]
     best: Dict[str, float] = {}
     for one in pairs:

@@ -17,7 +17,7 @@ SIDE = 1024  # of the matrices that a seat multiplies alone
 
 
 def run_seat(order: dict[str, Any]) -> dict[str, Any]:
-    """Do it; returns `bandwidth` (bytes per second on the bus, None alone), `wrong` and `seconds` that it took, or raises."""
+    """Run one seat of a group. Returns `bandwidth` (bus bytes per second, None alone), `wrong` and `seconds`, or raises."""
     began = time.monotonic()
     torch = import_module("torch")
     torch.set_num_threads(1)

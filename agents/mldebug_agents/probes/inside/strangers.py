@@ -21,14 +21,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Strangers:
-    """Keep one for each launcher and ask it each second; `gpus`: does the probe use them?"""
+    """Looks for processes of others that compute on this node. One for each launcher, called each second; `gpus`: the probe uses them."""
 
     def __init__(self, gpus: bool) -> None:
         self._smi = Smi() if gpus else None
         self._met: Dict[int, float] = {}
 
     def first_look(self) -> str:
-        """As `look`, and waits for nvidia-smi: before anything is measured."""
+        """As `look`, but waits for nvidia-smi's first answer; called before anything is measured."""
         reason, until = self.look(), time.monotonic() + SMI_SECONDS
         while self._smi and self._smi.query and not reason and time.monotonic() < until:
             time.sleep(0.1)
@@ -36,7 +36,7 @@ class Strangers:
         return reason
 
     def look(self) -> str:
-        """Why the probe must end now, "" while it may go on."""
+        """Why the probe must end now; "" while it may go on."""
         for pid in self._young():
             if is_rank(pid):
                 return "a training job runs on this node (pid {})".format(pid)
@@ -51,14 +51,14 @@ class Strangers:
 
 
 class Smi:
-    """nvidia-smi, asked again and again; one that hangs is waited for and never started twice."""
+    """Runs nvidia-smi again and again. One that hangs is waited for; a second one is never started beside it."""
 
     def __init__(self) -> None:
         self.query: Optional[subprocess.Popen[str]] = None
         self._next = 0.0
 
     def answer(self) -> List[int]:
-        """The pids of an answer that has just come, else nothing."""
+        """The pids of an answer that has just arrived; otherwise none."""
         process, now = self.query, time.monotonic()
         if process is None:
             if now >= self._next:
@@ -72,7 +72,7 @@ class Smi:
 
 
 def start() -> Optional[subprocess.Popen[str]]:
-    """Start it so that it dies with us; None where there is none."""
+    """Start nvidia-smi so that it dies with this process; None where it does not exist."""
     try:
         return subprocess.Popen(
             SMI,
@@ -96,7 +96,7 @@ def ranks_here() -> List[int]:
 
 
 def strangers(computing: List[int]) -> Iterator[int]:
-    """Those of the pids that are here and not ours; one of another PID namespace may be our own rank."""
+    """Those of the pids that exist here and are not ours. A pid of another PID namespace may be our own rank, and is left out."""
     return (pid for pid in computing if os.path.exists("/proc/{}".format(pid)) and not _ours(pid))
 
 
@@ -106,7 +106,7 @@ def pids() -> List[int]:
 
 
 def is_rank(pid: int) -> bool:
-    """Is it a Python that was started as a rank, by torchrun and all that do as it does, and not by us?"""
+    """Whether a Python process was started as a rank (by torchrun or alike) and not by this probe."""
     names = {word.partition(b"=")[0] for word in _read(pid, "environ").split(b"\0")}
     python = _read(pid, "comm").startswith((b"python", b"pt_"))
     return python and {b"RANK", b"WORLD_SIZE"} <= names and not _ours(pid)

@@ -19,7 +19,7 @@ EXACT = {
 
 
 class Stretch(NamedTuple):
-    """Part of a buffer: `length` elements from `start` hold the sum of these ranks' elements from `first` on."""
+    """Part of a buffer: `length` elements from `start` hold the sum of these ranks' elements, counted from `first`."""
 
     start: int
     length: int
@@ -28,7 +28,7 @@ class Stretch(NamedTuple):
 
 
 class Values:
-    """For one world and dtype (of the module `torch`, on that device)."""
+    """Known values for one world size and dtype, by which results of collectives are checked."""
 
     def __init__(self, torch: Any, world: int, dtype: str, device: Any) -> None:
         self._torch, self._device, self._dtype = torch, device, getattr(torch, dtype)
@@ -41,7 +41,7 @@ class Values:
         self._tiles: dict[Ranks, Any] = {}
 
     def fill(self, buffer: Any, rank: int, first: int = 0) -> None:
-        """Give the buffer the values of that rank from element `first` on."""
+        """Fill the buffer with the values of that rank, from its element `first` on."""
         self._each(
             buffer,
             Stretch(0, buffer.numel(), (rank,), first),

@@ -24,7 +24,7 @@ REPEATS = 8
 
 
 def memory(gpu: int) -> dict[str, Any]:
-    """Take nearly all that is free, on the device itself, write it and read it back."""
+    """Allocate nearly all free memory of the GPU, write it, and read it back."""
     torch = _on(gpu)
     free, total = torch.cuda.mem_get_info()
     chunks = []
@@ -39,7 +39,7 @@ def memory(gpu: int) -> dict[str, Any]:
 
 
 def matmul(gpu: int) -> dict[str, Any]:
-    """Multiply for some seconds. All numbers are small and whole, so that each product has one right value, bit for bit."""
+    """Multiply matrices for some seconds. All numbers are small and whole, so every product has one exact value."""
     torch = _on(gpu)
     kind = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     seed = torch.Generator().manual_seed(20)
@@ -82,7 +82,7 @@ def copies(gpu: int) -> dict[str, Any]:
 
 
 def peers(gpus: int) -> dict[str, Any]:
-    """Each pair: peer access, and bytes per second of the slower direction."""
+    """Peer access and bytes per second (of the slower direction) for each pair of GPUs."""
     torch = import_module("torch")
     pairs = []
     buffers = [torch.empty(COPY, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in range(gpus)]
@@ -158,7 +158,7 @@ LEFT = 0.9  # of what is free on a disk stays free
 
 
 def dram(order: dict[str, Any]) -> dict[str, Any]:
-    """Copy within memory with all processors: what is read and written."""
+    """Copy within host memory with all processors; bytes per second read and written."""
     torch = import_module("torch")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     size = max(1 << 20, min(DRAM, available() // 8))

@@ -21,7 +21,7 @@ REPEATS = 20
 
 
 class Participation(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of it this node has. `seats` 0: all GPUs."""
+    """The part of this node in an isolation. `seats` 0: all GPUs."""
 
     nodes: int = 1
     node: int = 0
@@ -39,7 +39,7 @@ class Participation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IsolateProgress(msgspec.Struct):
-    """What the events of an isolation have told so far."""
+    """What the events of an isolation have reported so far."""
 
     members: list[str]
     absent: list[int]
@@ -48,7 +48,7 @@ class IsolateProgress(msgspec.Struct):
     join: float = JOIN  # seconds in which nodes could come
 
     def hear(self, event: Event) -> None:
-        """Take one event, and print what it tells to stderr."""
+        """Take one event, and print what it reports to stderr."""
         if event["event"] == "members":
             self.members, self.absent = event["names"], event["absent"]
             click.echo(clean(f"members: {', '.join(self.members)}", 2000), err=True)
@@ -62,7 +62,7 @@ class IsolateProgress(msgspec.Struct):
 
 
 class IsolateAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints."""
+    """The answer of an isolation, as `--json` prints it."""
 
     members: list[str]
     answer: Isolation

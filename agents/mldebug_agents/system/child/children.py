@@ -38,7 +38,7 @@ class ChildRegistry:
 
     @property
     def abandoned(self) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
-        """Who outlived the kill, as (pid, start ticks, argv); one that ends is forgiven."""
+        """Children that outlived their kill, as (pid, start ticks, argv); one that has ended is no longer among them."""
         with self._lock:
             for child in self._abandoned:
                 child.update()
@@ -51,7 +51,7 @@ class ChildRegistry:
 
     @property
     def leftovers(self) -> tuple[Leftover, ...]:
-        """Who was abandoned, and what is left of those of an earlier agent."""
+        """Children that could not be ended, those of an earlier agent included."""
         ours = tuple(
             Leftover(pid, start, command_words(argv)) for pid, start, argv in self.abandoned
         )
@@ -59,11 +59,11 @@ class ChildRegistry:
         return (*self._inherited, *ours)
 
     def inherited(self) -> tuple[Leftover, ...]:
-        """What an earlier agent left behind and is there still."""
+        """Children of an earlier agent that still exist."""
         return tuple(one for one in self._inherited if one.lives())
 
     def named(self, children: Sequence[Leftover]) -> list[Leftover]:
-        """With the words that they were started with; the kernel knows a short name only."""
+        """The children with the command lines that started them; the kernel keeps a short name only."""
         words = {child.pid: command_words(child.argv) for child in self.recent()}
         return [
             Leftover(one.pid, one.start_ticks, words.get(one.pid, one.words)) for one in children

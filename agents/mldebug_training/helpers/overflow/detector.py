@@ -83,11 +83,11 @@ class OverflowDetector:
 
     @property
     def found(self) -> list[TensorFault]:
-        """What has been reported."""
+        """The faults that were reported so far."""
         return self._findings.found
 
     def end_batch(self) -> None:
-        """Look at what was collected; for a model whose own forward is never called."""
+        """Judge the batch that has just ended; needed only for a model whose own forward is never called."""
         waiting, self._waiting = self._waiting, []
         self._measures.fetch()
         self._findings.judge(self.batch, waiting, self._last)

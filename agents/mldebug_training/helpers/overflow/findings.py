@@ -24,7 +24,7 @@ MAX_REPORTS = 10  # of one detector: a run that goes on with nan would write for
 
 
 class OverflowFoundError(ArithmeticError):
-    """A number turned inf or nan; `fault` says where."""
+    """A number became inf or nan; `fault` says where."""
 
     def __init__(self, text: str, fault: TensorFault) -> None:
         super().__init__(text)
@@ -32,11 +32,11 @@ class OverflowFoundError(ArithmeticError):
 
 
 class BatchReachedError(RuntimeError):
-    """The batch after which the run was to stop is over."""
+    """The batch after which the run was to stop has ended."""
 
 
 class Findings:
-    """Judges batches by the options of `OverflowDetector`. Raises ValueError where an option is none."""
+    """Judges batches by the options of `OverflowDetector`. Raises ValueError for an invalid option."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Findings:
         self.found: list[TensorFault] = []
 
     def wants(self, batch: int) -> bool:
-        """Is there a reason to measure this batch?"""
+        """Whether the options want this batch to be measured."""
         return self.on_found != "ignore" or self._is_traced(batch)
 
     def judge(self, batch: int, frames: list[ModuleCall], last: deque[ModuleCall]) -> None:
@@ -75,7 +75,7 @@ class Findings:
             _exit()
 
     def stop(self, batch: int) -> None:
-        """Raises BatchReachedError where this was to be the last one."""
+        """Raise BatchReachedError where this was to be the last batch."""
         if self._stop_after is not None and batch >= self._stop_after:
             raise BatchReachedError(f"batch {batch} is over, and stop_after is {self._stop_after}")
 

@@ -16,7 +16,7 @@ UNDERFLOW = "underflow"
 
 
 class TensorRow(NamedTuple):
-    """One tensor of a frame, or what stands in its place."""
+    """The measured extremes of one tensor in a module's call, or why there are none."""
 
     role: str  # weight, buffer, input, output or gradient
     label: str
@@ -40,7 +40,7 @@ class ModuleCall(NamedTuple):
 
 
 class TensorFault(NamedTuple):
-    """What is wrong first in a frame: `what` is nan, inf, -inf or underflow."""
+    """The first tensor that is wrong in a batch; `what` is nan, inf, -inf or underflow."""
 
     frame: ModuleCall
     row: TensorRow
@@ -48,7 +48,7 @@ class TensorFault(NamedTuple):
 
 
 def fault_of(frame: ModuleCall) -> TensorFault | None:
-    """What turned inf or nan here. Minus infinity is how attention is masked: where it comes in, it may go out again."""
+    """Which tensor became inf or nan in this call; None where none did. Minus infinity that comes in is a mask, and no fault."""
     masked = False
     for row in frame.rows:
         what = row.numbers.fault
@@ -90,7 +90,7 @@ def _lost(frame: ModuleCall, wide: list[TensorRow]) -> TensorFault | None:
 
 
 def sentence(fault: TensorFault) -> str:
-    """Where it began and what that means."""
+    """Where a fault began and what it means, in one sentence."""
     return f"{fault.what} first in {fault.row.label} of {fault.frame.title}: {_meaning(fault)}"
 
 

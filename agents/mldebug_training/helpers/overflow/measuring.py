@@ -46,7 +46,7 @@ class Extremes:
 
     @property
     def fault(self) -> str:
-        """`nan`, `inf`, `-inf` where no other number is wrong, or nothing."""
+        """`nan` or `inf`; `-inf` where nothing else is wrong; "" for a tensor without a fault."""
         if self.low is None or self.high is None:
             return ""
         if math.isnan(self.low) or math.isnan(self.high):
@@ -61,7 +61,7 @@ class Extremes:
 
 
 class Measures:
-    """Tensors measured and not yet fetched. A tensor that nobody has changed since is measured once."""
+    """Tensors that are measured and whose numbers were not fetched yet. A tensor that has not changed is measured once."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[Any, Any], list[tuple[Extremes, tuple[Any, Any, Any]]]] = {}
@@ -89,7 +89,7 @@ class Measures:
         return found
 
     def fetch(self) -> None:
-        """Bring all numbers over, and forget the tensors. What cannot be had says so in its `note`; never raises."""
+        """Fetch all numbers from the device and forget the tensors. What fails is noted in `note`; never raises."""
         waiting, self._waiting = self._waiting, {}
         self._measured = {}
         self.count = 0
@@ -118,7 +118,7 @@ class Measures:
 
 
 def leaves(value: Any, label: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """All tensors in tuples, lists, dicts and dataclasses, each with where it is; None and the like as they are."""
+    """All values (tensors, mostly) inside nested tuples, lists, dicts and dataclasses, each with a label that says where it is."""
     torch = sys.modules["torch"]
     if isinstance(value, torch.Tensor) or depth > MAX_DEPTH:
         yield label, value

@@ -25,7 +25,7 @@ _PARALLEL = (
 
 
 def named(model: Any, skip: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Each module once, with its name without those of wrappers. The model itself is called by its class."""
+    """Each module once, with its name (without names of wrappers). The model itself is called by its class."""
     parallel = type(model).__name__ in _PARALLEL
     for path, module in model.named_modules():
         name = f"{path}."
@@ -39,7 +39,7 @@ def named(model: Any, skip: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_compiled(model: Any) -> None:
-    """Raises ValueError where the modules are pieces of one program and call no hooks."""
+    """Raise ValueError where the model was compiled, so that its modules call no hooks."""
     for name, module in model.named_modules():
         way_out = _way_out(module)
         if way_out:
@@ -57,7 +57,7 @@ def _way_out(module: Any) -> str:
 
 
 class ModuleHook:
-    """Calls a function of ours for one module; a copy of the model, saved or not, gets one that does nothing."""
+    """Calls a function of ours for one module. A copy of the model, in memory or on disk, gets one that does nothing."""
 
     def __init__(self, call: Callable[..., None], *first: str) -> None:
         self._call, self._first = call, first
@@ -70,7 +70,7 @@ class ModuleHook:
 
 
 def in_backward() -> bool:
-    """Is this a forward that the autograd engine runs again, for a checkpoint of activations?"""
+    """Whether the autograd engine runs this forward again, for activation checkpointing."""
     try:
         return int(sys.modules["torch"]._C._current_graph_task_id()) != -1
     except Exception as error:
@@ -79,7 +79,7 @@ def in_backward() -> bool:
 
 
 def in_capture() -> bool:
-    """Is a CUDA graph being recorded? Then nothing may be asked of the GPU."""
+    """Whether a CUDA graph is being recorded: then nothing may be fetched from the GPU."""
     cuda = sys.modules["torch"].cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 

@@ -25,7 +25,7 @@ LAUNCHERS = "TORCHELASTIC_USE_AGENT_STORE"  # "True": no rank keeps the store
 
 
 class RankAtStore:
-    """A rank at the job's store. `name`: the prefix of the keys, the same in all ranks."""
+    """A rank's access to the job's store. `name`: the prefix of its keys, the same in all ranks."""
 
     def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
         self.store, self.name, self.rank, self.size = store, name, rank, size
@@ -47,11 +47,11 @@ class Exchange:
         self._call = BackgroundCall(lambda: self._run(place, before))
 
     def start(self) -> None:
-        """Returns at once; may be called again."""
+        """Begin to exchange numbers with all ranks, in a thread. Returns at once; a second call has no effect."""
         self._call.start()
 
     def result(self, timeout: float) -> tuple[int, ...]:
-        """The highest of all ranks, number by number. Raises LateError after so many seconds, and what the store does."""
+        """The highest value of all ranks for each number. Raises LateError after so many seconds, and errors of the store."""
         self._visits.hurry()
         if not self._call.wait(timeout):
             raise LateError(SILENT if self._visits.silent > QUICK else LATE)
@@ -59,7 +59,7 @@ class Exchange:
         return numbers
 
     def stay_away(self, why: str) -> None:
-        """This rank takes no part in what follows from the answer, and the others do not either. Returns at once."""
+        """Let no rank take part in what follows from the answer, for this reason. Returns at once."""
         self._why = why
 
     def _run(self, place: RankAtStore, before: Exchange | None) -> tuple[int, ...]:

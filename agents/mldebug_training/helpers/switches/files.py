@@ -57,7 +57,7 @@ def choose(folder: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
 
 
 def job_name(environ: Mapping[str, str]) -> str:
-    """One word for all ranks of a job, and for all jobs of an array: a switch burns through those still queued."""
+    """One word that is the same for all ranks of a job, and all jobs of an array: a switch also stops those still queued."""
     ids = (environ.get(name, "") for name in _IDS)
     name = next((one for one in ids if one.lower() not in _GENERIC), "")
     name = name or _meeting(environ)
@@ -123,7 +123,7 @@ def take(folder: str, name: str, token: int) -> str:
 
 
 def write(folder: str, name: str, content: Mapping[str, Any]) -> None:
-    """Write a file whole, or not at all; raises OSError."""
+    """Write a file atomically. Raises OSError."""
     handle = os.open(folder, _FOLDER)
     fresh = f".{name}-{os.uname().nodename[:64]}-{os.getpid()}"
     try:
@@ -139,7 +139,7 @@ def write(folder: str, name: str, content: Mapping[str, Any]) -> None:
 
 
 def clear_up(folder: str) -> None:
-    """Leave nothing of ours behind in the folder that nobody named."""
+    """Remove our own files from a default folder of switches."""
     for step in (os.path.join(folder, POLLED), folder, os.path.dirname(folder)):
         try:
             (os.unlink if step.endswith(POLLED) else os.rmdir)(step)

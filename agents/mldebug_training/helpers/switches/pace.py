@@ -28,7 +28,7 @@ class AgreementPace:
         self._saved_since = 0.0  # seconds
 
     def measure(self, poll: int, size: int = 1) -> int:
-        """An agreement of so many ranks begins at this poll; returns how many steps there may be to the next one."""
+        """Note that an agreement of so many ranks begins. Returns the number of steps that may pass before the next one."""
         now, before = time.monotonic(), self._begun
         self._begun = poll, now
         if before is None or poll <= before[0]:
@@ -46,7 +46,7 @@ class AgreementPace:
             self.due = self._begun[0] + max(1, steps)
 
     def saved(self, length: float) -> None:
-        """Count a save that took so many seconds."""
+        """Count a checkpoint that took so many seconds to write."""
         self._saved_since += length
         if self._limit:
             self._limit.saved(length)
@@ -59,7 +59,7 @@ def _steps(turn: float, times: float) -> int:
 
 
 class CheckpointTimer:
-    """The context of `Switches.saving`: measures a save, and shows it as a phase."""
+    """The context manager of `Switches.saving`: it measures how long a checkpoint takes, and reports it as a phase."""
 
     def __init__(self, then: Callable[[float], None]) -> None:
         self._then = then

@@ -28,7 +28,7 @@ WORDS = {
 
 
 class StopReasons:
-    """Collects the reasons of this rank. The arguments are those of `Switches`."""
+    """The reasons of this rank to save or stop. The arguments are those of `Switches`."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class StopSignal:
 
 
 def caught(number: int) -> bool:
-    """Does this process catch the signal, whoever installed the handler (faulthandler does it past Python)?"""
+    """Whether this process catches the signal, with whichever handler (faulthandler installs one past Python)."""
     try:
         with open("/proc/self/status", "rb") as file:
             mask = next(line for line in file if line.startswith(b"SigCgt:"))

@@ -79,7 +79,7 @@ class Switches:
         self._own: tuple[int, str] = (NOTHING, "")
 
     def at_start(self) -> str | None:
-        """ "kill" if the job is to end before it has begun; several ranks agree, after init_process_group."""
+        """None, or "kill" if the job should end before it begins. Collective: call it on all ranks after init_process_group."""
         if self._ended or self._off:
             return KILL if self._ended else None
         try:
@@ -90,7 +90,7 @@ class Switches:
             return None
 
     def poll(self) -> str | None:
-        """None, "save" (save and go on) or "kill" (save and end): the same in all ranks. Once "kill", always "kill"."""
+        """None, "save" (save and go on) or "kill" (save and end), the same on all ranks; after "kill" it stays "kill"."""
         if self._ended or self._off:
             return KILL if self._ended else self._last_word()
         try:
