@@ -74,7 +74,9 @@ MIN_WAIT, MAX_WAIT = 1.0, 1_800.0
 @click.option(
     "--slurm-job", metavar="ID", help="On all nodes of this Slurm job, by srun; no agent is needed."
 )
-@click.option("--hosts", metavar="NODES", help="On these nodes, like node[1-40,42]; with --ssh.")
+@click.option(
+    "--hosts", metavar="NODES", help="On these nodes: node[1-40,42], or a hostfile; with --ssh."
+)
 @click.option("--ssh", is_flag=True, help="Reach --hosts by ssh.")
 @click.option(
     "--cluster",

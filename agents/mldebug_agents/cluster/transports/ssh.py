@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import msgspec
 from ClusterShell.Defaults import config_paths
 
+from mldebug.cluster.hostfile import NamedHosts, read_hosts
 from mldebug.core.errors import ToolError
 from mldebug.core.model import QueriedNode
-from mldebug.core.ranksets import unfold_nodes
 from mldebug.core.units import Duration
 from mldebug_agents.cluster.fanout.hints import way_out
 from mldebug_agents.cluster.fanout.messages import FanoutOrder, FanoutPlan, FanoutRequest, Transport
@@ -47,7 +47,8 @@ class SshTransport:
 
     def plan(self, wanted: FanoutRequest, starter: ProgramStarter) -> FanoutPlan:
         """One connection for each node."""
-        nodes = unfold_nodes(wanted.target)
+        hosts = read_hosts(wanted.target)
+        nodes = hosts.names
         chosen = self._options
         order = FanoutOrder(
             nodes=nodes,
@@ -56,7 +57,7 @@ class SshTransport:
             fanout=chosen.fanout,
             connect_timeout=chosen.connect_timeout,
             ssh=chosen.ssh,
-            ssh_options=f"{chosen.options} {PLAIN}".strip(),
+            ssh_options=" ".join(filter(None, (chosen.options, *_named(hosts), PLAIN))),
             topology=self._topology(),
             python=wanted.python,
         )
@@ -83,6 +84,12 @@ class SshTransport:
         return QueriedNode(
             name=node, state="unable", reason=why(code, _plain(error, node)), way_out=way_out(error)
         )
+
+
+def _named(hosts: NamedHosts) -> tuple[str, ...]:
+    """The user and the port that the list of hosts names."""
+    user = f"-oUser={hosts.user}" if hosts.user else ""
+    return user, f"-oPort={hosts.port}" if hosts.port else ""
 
 
 def remote_command(wanted: FanoutRequest) -> str:

@@ -8,9 +8,9 @@ from typing import Any, TextIO
 import click
 import msgspec
 
+from mldebug.cluster.hostfile import read_hosts
 from mldebug.core.errors import ExitCode, MldebugError, UsageError
 from mldebug.core.plugins import NoOptions
-from mldebug.core.ranksets import unfold_nodes
 from mldebug.core.redact import clean
 from mldebug_agents.probes.child import ChildExit, Event, events, failure_cause
 from mldebug_agents.probes.collectives_options import chosen_ops, collective_options, payloads
@@ -76,7 +76,7 @@ def command(
         check_matplotlib()
     output = OutputFiles(as_json=as_json, csv=csv, plot=picture, textfile=textfile)
     check_places(output)
-    names = () if hosts is None else unfold_nodes(hosts)
+    names = () if hosts is None else read_hosts(hosts).names
     kept = checked_variables()
     if print_commands:
         return _printed(wish, names, frame, kept)
