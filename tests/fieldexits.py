@@ -52,7 +52,7 @@ def attempt_of(
 ) -> AttemptExit:
     """The attempt that a plan describes. `dress` makes of a rank's line what the log holds; `shuffle` mixes ranks' lines."""
     plans = json.loads(plan.read_text())["ranks"]
-    played = {rank: play(plans.get(str(rank), plans["*"]), rank) for rank in range(world)}
+    played = {rank: play(plans.get(str(rank), plans.get("*", [])), rank) for rank in range(world)}
     dressed = dress or (lambda rank, line: line)
     texts = [[dressed(rank, line) if line else line for line in one.lines] for rank, one in played.items()]  # fmt: skip
     lines = _mixed(texts, shuffle) if shuffle else [line for text in texts for line in text]

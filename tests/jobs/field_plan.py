@@ -47,7 +47,7 @@ def main() -> None:
     plans = json.loads(Path(sys.argv[2]).read_text())["ranks"]
     announce(events, rank)
     wait_for_go(events, rank)
-    for step in plans.get(rank, plans["*"]):
+    for step in plans.get(rank, plans.get("*", [])):
         play(step, rank)
 
 

@@ -131,33 +131,36 @@ def _only_peers(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> ExitOut
         and not (one.error and one.error.blames_peer)
         and (_earlier(one, first) or (closed and not _earlier(first, one)))
     ]
+    if len(before) == 1 and _may_hang(before[0], first, exits):
+        words = f"rank {before[0].exit.rank} ({status_words(before[0])}) left long before the first timed out"
+        return nobody(attempt, exits, f"{words}, and some that were ended may have hung")
     if len(before) == 1:
-        return abnormal(exits, (before[0],), _sureness(before[0], first, exits, attempt))
+        return abnormal(exits, (before[0],), _sureness(before[0], first, attempt))
     if before:
         return nobody(attempt, exits, "more than one rank left before the first failure")
     words = first.error.error if first.error else "an error about a peer"
     return nobody(attempt, exits, f"every rank that failed blames another one ({words})")
 
 
-def _sureness(
-    gone: ExplainedExit, first: ExplainedExit, exits: Sequence[ExplainedExit], attempt: AttemptExit
-) -> Confidence:
+def _may_hang(gone: ExplainedExit, first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:
+    """Whether a rank that said nothing until it was ended may be the one that others timed out on, and not the one that left."""
+    closed = first.error is not None and tells_of_closed(first.error)
+    silent = any(one.kind is ExitKind.ASKED and one.error is None for one in exits)
+    return silent and not closed and first.exit.at - gone.exit.at > SOON
+
+
+def _sureness(gone: ExplainedExit, first: ExplainedExit, attempt: AttemptExit) -> Confidence:
     """How sure it is that the rank that left is the one that its peers lost.
 
     A closed connection tells that its other end is gone: of two ranks that is the other one, however long the first took to say so;
-    of more it is the one that left within the time that processes need to end on a busy machine. A timeout may as well mean one of
-    those that say nothing, and on other nodes anybody.
+    of more it is the one that left within the time that processes need to end on a busy machine. On other nodes it may be anybody.
     """
+    later = first.exit.at - gone.exit.at
+    if len(attempt.identities) < attempt.job.world_size:
+        return Confidence.MEDIUM if later <= SOON else Confidence.LOW
     error = first.error
-    whole = len(attempt.identities) == attempt.job.world_size
-    soon = first.exit.at - gone.exit.at <= SOON
-    silent = any(one.kind is ExitKind.ASKED and one.error is None for one in exits)
-    if not whole:
-        return Confidence.MEDIUM if soon else Confidence.LOW
-    if error is None or not tells_of_closed(error):
-        return Confidence.LOW if silent and not soon else Confidence.MEDIUM
-    sure = len(exits) == 2 or first.exit.at - gone.exit.at <= BUSY
-    sure = sure and gone.kind is ExitKind.LEFT and not error.caught
+    known = error is not None and tells_of_closed(error) and not error.caught
+    sure = known and gone.kind is ExitKind.LEFT and (len(attempt.exits) == 2 or later <= BUSY)
     return Confidence.HIGH if sure else Confidence.MEDIUM
 
 

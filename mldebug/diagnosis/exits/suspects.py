@@ -158,5 +158,6 @@ def _named(speech: _Speech, by_pid: Mapping[int, int], world: int) -> set[int]:
     """The ranks that these words name, but for their speaker."""
     words, speaker = speech.words, speech.rank
     speaker = words.speaker if speaker is None else speaker
-    ranks = {*words.ranks, *words.calls, *(by_pid[pid] for pid in words.pids if pid in by_pid)}
+    other = words.calls if words.speaker is not None and len(words.calls) == 2 else {}
+    ranks = {*words.ranks, *other, *(by_pid[pid] for pid in words.pids if pid in by_pid)}
     return {rank for rank in ranks if 0 <= rank < world} - {speaker}

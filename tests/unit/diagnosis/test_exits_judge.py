@@ -169,7 +169,7 @@ ABNORMAL = [
     ("left with 0, seen at the same moment as its peer's end", ending(ONE, 0, order=(0, 0), errors={0: PEER}), "rank_exited", [1], "high", "left early"),
     ("left with 0 after its peer had lost somebody", ending(ONE, 0, order=(0, 1), errors={0: PEER}), "unknown", [], "low", "blames another one"),
     ("left with 0, and its peer only timed out", ending(ONE, 0, order=(9, 0), errors={0: SLOW}), "rank_exited", [1], "medium", "left early"),
-    ("left with 0, its peer timed out, and one that says nothing may hang", ending(ONE, 0, TERM, order=(9, 0, 10), errors={0: SLOW}), "rank_exited", [1], "low", "left early"),
+    ("left with 0, its peer timed out, and one that says nothing may hang", ending(ONE, 0, TERM, order=(9, 0, 10), errors={0: SLOW}), "unknown", [], "low", "left long before the first timed out"),
     ("left with 0 because it had lost a peer itself", ending(ONE, 0, order=(1, 0), errors={0: PEER, 1: PEER}), "unknown", [], "low", "blames another one"),
     ("left with 0, and ranks of other nodes may be gone, too", on_two_nodes(ending(ONE, 0, order=(9, 0), errors={0: PEER})), "rank_exited", [1], "low", "left early"),
     ("a victim leaves, and who kept it waiting lives", ending(ONE, size=3), "unknown", [], "low", "while others live on"),

@@ -96,7 +96,8 @@ def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:
     texts = [(whole_error(lines, one.at, one.error), one.explicit) for one in found.causes]
     blame, began = _began(texts, f"{whole_error(lines, found.end, found.error)}\n{error}")
     if began is not None:
-        error = f"{error[:200]} … after {safe_line(found.causes[began].error, 200)}"
+        cause = found.causes[began]
+        error = f"{error[:160]} … after {with_cause(safe_line(cause.error, 300), lines, cause.at)}"
     traceback = lines[max(found.start, found.end - MAX_LINES) : found.end + 1]
     accuser = texts[began][0] if began is not None else whole_error(lines, found.end, found.error)
     return RankError(
@@ -207,7 +208,9 @@ def lost_worker(error: str) -> int | None:
     return int(match["pid"]) if match else None
 
 
-_UNHANDLED = re.compile(r"unhandled (?:cuda|hip|system) error|internal error", re.IGNORECASE)
+_UNHANDLED = re.compile(
+    r"unhandled (?:cuda|hip|system) error|internal error|remote process exited", re.IGNORECASE
+)
 
 
 _FAILURE = re.compile(r"\b(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d{1,4} )?'[^'\n]{1,100}'")
