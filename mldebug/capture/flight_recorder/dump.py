@@ -18,12 +18,12 @@ from mldebug.capture.flight_recorder.entries import (
     MAX_CALLS,
     MAX_GROUPS,
     GroupInfo,
-    RawCall,
     group_counts,
     make_record,
 )
 from mldebug.capture.flight_recorder.fast_parse import parse_without_old_calls
 from mldebug.capture.flight_recorder.old_forms import DEFAULT, is_list_of_calls, modern
+from mldebug.capture.flight_recorder.raw_calls import RawCall
 from mldebug.capture.flight_recorder.safe_load import MAX_OBJECTS, load_plain
 from mldebug.core.model import FlightRecord
 from mldebug.core.ranksets import MAX_RANK, fold_ranks
@@ -156,7 +156,8 @@ def _small(entries: list[Raw]) -> list[Raw]:
         small = {name: one[name] for name in FIELDS & one.keys() if one[name] is not None}
         for side in sides:
             small[side] = [size[:MAX_FRAMES] for size in small.get(side, ())]
-        small["input_dtypes"] = small.get("input_dtypes", ())[:8]
+        dtypes = small.get("input_dtypes", ())
+        small["input_dtypes"] = (dtypes,) if type(dtypes) is str else dtypes[:8]
         small["frames"] = small.get("frames", ())[:MAX_FRAMES]
         found.append(small)
     return found

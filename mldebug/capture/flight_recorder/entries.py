@@ -8,10 +8,9 @@ of `pg_status` include sends and receives on gloo, so that they differ among ran
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
+from mldebug.capture.flight_recorder.raw_calls import RawCall, RawFrame, one_each
 from mldebug.capture.stacks.form import named_frame
 from mldebug.core.model import (
     Collective,
@@ -21,7 +20,7 @@ from mldebug.core.model import (
     GroupCount,
     Transfer,
 )
-from mldebug.core.ranksets import MAX_RANK
+from mldebug.core.ranksets import unfold
 from mldebug.core.redact import clean
 
 MAX_GROUPS = 64
@@ -31,50 +30,6 @@ MAX_NAME = 64
 MAX_PATH = 200
 _OP = re.compile(r"[\w.-]{1,40}", re.ASCII)
 _TRANSFER = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})", re.ASCII)
-
-Whole = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
-Name = Annotated[str, msgspec.Meta(max_length=400)]
-Path = Annotated[str, msgspec.Meta(max_length=4096)]
-Rank = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]
-Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-
-
-class RawFrame(msgspec.Struct, frozen=True):
-    """One frame of where a call was made."""
-
-    name: Path = ""
-    filename: Path = ""
-    line: Whole = 0
-
-
-class RawCall(msgspec.Struct, frozen=True):
-    """One call."""
-
-    process_group: tuple[Name, Name] = ("", "")
-    pg_id: Whole = -1
-    record_id: Whole = -1
-    collective_seq_id: Whole = 0
-    p2p_seq_id: Whole = 0
-    is_p2p: bool = False
-    profiling_name: Name = ""
-    input_sizes: tuple[tuple[Size, ...], ...] = ()
-    output_sizes: tuple[tuple[Size, ...], ...] = ()
-    input_dtypes: tuple[Name, ...] = ()
-    state: Name | None = None
-    retired: bool = False
-    time_created_ns: int | None = None
-    timeout_ms: int | None = None
-    frames: tuple[RawFrame, ...] = ()  # innermost first
-
-    @property
-    def done(self) -> bool:
-        """Whether the call has ended."""
-        return self.retired or self.state == "completed"
-
-    @property
-    def owner(self) -> tuple[str, str]:
-        """Name and backend of its group."""
-        return self.process_group[0], self.profiling_name.partition(":")[0]
 
 
 class GroupInfo(NamedTuple):
@@ -166,12 +121,12 @@ def _groups(
     entries: list[RawCall], infos: Mapping[str, GroupInfo], keep: int
 ) -> Iterable[FlightGroup]:
     """Every group that has called something since it was made, in the order of its last call."""
-    by_id: dict[int, list[RawCall]] = {}
+    by_id: dict[tuple[int, tuple[str, str]], list[RawCall]] = {}
     for entry in entries:
         name, backend = entry.owner
         unused = name in infos and infos[name].is_unused(backend)
         if name and not unused and not entry.is_p2p and entry.collective_seq_id > 0:
-            by_id.setdefault(entry.pg_id, []).append(entry)
+            by_id.setdefault((entry.pg_id, entry.owner), []).append(entry)
     for _, calls in sorted(by_id.items(), key=lambda item: item[1][-1].record_id):
         yield _group(calls, infos, keep)
 
@@ -189,8 +144,13 @@ def _group(calls: list[RawCall], infos: Mapping[str, GroupInfo], keep: int) -> F
         members=info.members,
         enqueued=newest,
         completed=oldest - 1,
-        calls=_kept([_call(call) for call in calls], keep // 2),
+        calls=_kept([_call(call) for call in one_each(calls, _size(info.members))], keep // 2),
     )
+
+
+@lru_cache(maxsize=MAX_GROUPS)
+def _size(members: str) -> int:
+    return len(unfold(members)) if members else 0
 
 
 def _call(entry: RawCall) -> Collective:

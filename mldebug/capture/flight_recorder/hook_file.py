@@ -6,13 +6,10 @@ from mldebug.capture.flight_recorder.entries import (
     MAX_CALLS,
     MAX_GROUPS,
     GroupInfo,
-    Name,
-    Rank,
-    RawCall,
-    Whole,
     make_record,
     short,
 )
+from mldebug.capture.flight_recorder.raw_calls import Name, Rank, RawCall, Whole
 from mldebug.core.model import FlightRecord
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import clean

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from mldebug.capture.flight_recorder.raw_calls import BATCHES
 from mldebug.core.errors import UsageError
 from mldebug.core.model import Collective, FlightGroup, FlightRecord
 from mldebug.core.ranksets import unfold
@@ -22,6 +23,7 @@ SAME_SIZE = frozenset(
         *("all_gather_into_tensor", "all_gather_into_tensor_coalesced"),
         *("reduce_scatter_base", "reduce_scatter_single"),
         *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
+        *BATCHES,
     )
 )
 """Operations that every member calls with as many elements of one type; others may differ legitimately.
@@ -29,11 +31,9 @@ SAME_SIZE = frozenset(
 Gathers into one tensor and scatters of one (FSDP) have a name for each backend and PyTorch: NCCL's are `_all_gather_base` and
 `_reduce_scatter_base`. Gloo records a gather into one tensor as `all_gather`, which a list of tensors may be as well.
 """
-TO_ALL = frozenset(
-    ("all_to_all", "alltoall", "all_to_all_single", "all_to_all_v_single", "alltoall_base")
-)
-GATHERS = frozenset(("all_gather", "allgather", "all_gather_v", "ALLGATHER_coalesced"))
-SCATTERS = frozenset(("reduce_scatter", "reduce_scatter_v", "REDUCE_SCATTER_coalesced"))
+TO_ALL = frozenset(("all_to_all", "alltoall", "all_to_all_single", "all_to_all_v_single"))
+GATHERS = frozenset(("all_gather", "allgather"))
+SCATTERS = frozenset(("reduce_scatter",))
 """Operations whose members may have parts of different sizes, which have to fit together."""
 
 MAX_VIEWS = 4096
