@@ -36,7 +36,7 @@ MAX_TOLD = 8
 def reply(
     tools: CaptureTools, gpus: NodeReader, slurm_job: str | None, wanted: str | None
 ) -> NodeReply:
-    """What this node knows of its jobs, or of those of one Slurm job, or of that name; bounded, see `slimming`."""
+    """What this node captured of its jobs, of those of one Slurm job, or of those with a name; limited in size (see `slimming`)."""
     found = tools.finder.find()
     jobs = [one for one in found.jobs if wanted in (None, one.name) or one.id == wanted]
     if slurm_job is not None:
@@ -68,7 +68,7 @@ def _is_of(job: Job, slurm_job: str, host: Host, reader: Reader) -> bool:
 
 
 def machine() -> str:
-    """The same for two names of one machine; a container with its own processes counts as one."""
+    """An id of this machine that is the same for all its names; a container with processes of its own counts as a machine."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -82,7 +82,7 @@ def machine() -> str:
 def capture_all(
     config: Config, transport: str, wanted: FanoutRequest, node: str, progress: Progress
 ) -> list[Taken]:
-    """Ask all nodes, put together what comes, and write one report for each run; MldebugError where there is none."""
+    """Capture on all nodes and write one report for each run. Raises MldebugError where there is none."""
     detected = time.time()
     with ended_by_signals(), Spawner({NAME: child.serve}) as spawner:
         chosen: Transport = _transport(config, transport)

@@ -24,7 +24,7 @@ class Context:
 
     @property
     def config(self) -> Config:
-        """The configuration that holds now: an agent may read its file again while it runs."""
+        """The configuration that holds now; an agent may read its file again while it runs."""
         return self.current_config()
 
 

@@ -10,7 +10,7 @@ WAYS = (*map(str, AccessKind), RAS)
 
 
 class FailureCounts:
-    """Counts by way of asking; what exactly was wrong stands in the gaps of the reports."""
+    """Counts failed questions to ranks by the way of asking; details are in the reports' gaps."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

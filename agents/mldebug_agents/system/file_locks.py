@@ -23,7 +23,7 @@ KINDS = {"FLOCK": "flock", "POSIX": "lockf", "OFDLCK": "ofd"}
 
 
 class KernelLock(NamedTuple):
-    """One line of /proc/locks. `blocked`: it is wanted, and the unblocked line of the same number is in its way."""
+    """A line of /proc/locks. `blocked`: a process waits for the lock, which the unblocked line of the same number describes."""
 
     number: str
     kind: str  # flock, lockf, ofd
@@ -34,7 +34,7 @@ class KernelLock(NamedTuple):
 
 
 def parse_locks(text: str) -> tuple[KernelLock, ...]:
-    """The locks of /proc/locks, or of `lock:` lines in an fdinfo; leases and what cannot be read are left out."""
+    """The locks in /proc/locks, or in `lock:` lines of an fdinfo text; leases and lines that cannot be parsed are left out."""
     lines = text.splitlines()[:MAX_ROWS]
     return tuple(row for line in lines if (row := _row(line.removeprefix("lock:"))) is not None)
 
@@ -52,7 +52,7 @@ def _row(line: str) -> KernelLock | None:
 
 
 class FileLocks:
-    """What /proc/locks says at one moment; read when the first process is found to wait for a lock."""
+    """The content of /proc/locks at one moment; it is read when the first process is found to wait for a lock."""
 
     def __init__(self, host: Host, reader: Reader, job: Mapping[int, LockHolder]) -> None:
         """`job`: its ranks and their children by pid, which are looked at first for inherited locks."""
@@ -142,7 +142,7 @@ class FileLocks:
 
 
 def command_of(host: Host, reader: Reader, pid: int) -> str:
-    """What a process runs, in one line with its secrets hidden; its name where the arguments cannot be had."""
+    """The command line of a process in one line, with secrets hidden; its name where it cannot be read."""
     path = f"{host.proc}/{pid}/cmdline"
     data = reader.read_many([path], max_bytes=4096)[path]
     argv = () if isinstance(data, Unreadable) else procfs.parse_cmdline(data)

@@ -18,7 +18,7 @@ ReadText = Callable[[str], str]
 
 
 def may_be_frozen(thread: ThreadState | None) -> bool:
-    """Whether its state leaves it open: then, and only then, the cgroup is worth a look."""
+    """Whether a thread's state allows that it is frozen; only then its cgroup has to be read."""
     if thread is None or thread.state == "R":
         return False
     return thread.state == "D" or thread.wchan in FREEZERS

@@ -28,7 +28,7 @@ _GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV)
 
 
 class Failure(Protocol):
-    """Why a path gave nothing; `stuck`: it did not answer in time."""
+    """Why a path could not be read; `stuck`: it did not answer in time."""
 
     @property
     def reason(self) -> str:
@@ -36,24 +36,24 @@ class Failure(Protocol):
 
     @property
     def stuck(self) -> bool:
-        """Did the read never come back?"""
+        """Whether the read never returned."""
 
     @property
     def errno(self) -> int | None:
-        """What the kernel answered, where it did."""
+        """The kernel's error number, where it gave one."""
 
 
 class Paths(Protocol):
-    """The part of a `Reader` that looks at /proc files which may block."""
+    """The part of a `Reader` for /proc files that may block."""
 
     def read_many(
         self, paths: Sequence[str], *, max_bytes: int, timeout: float = 2.0
     ) -> Mapping[str, bytes | Failure]:
-        """Read the first `max_bytes` of each; every path has an entry."""
+        """Read the first `max_bytes` of each path. Every path has an entry: its data, or the failure."""
 
 
 class Host:
-    """One node. `root` holds `proc` and `etc`; `clock` gives unix time, `steady` seconds that nobody sets."""
+    """Reads /proc of one node. `root` contains `proc` and `etc`; `clock`: unix time, `steady`: monotonic seconds."""
 
     def __init__(
         self,
@@ -73,15 +73,15 @@ class Host:
     # --- all processes -----------------------------------------------------------------------------
 
     def pids(self) -> list[int]:
-        """Every process that is there now, in ascending order."""
+        """The pids of all processes, in ascending order."""
         return _numbers(self.proc)
 
     def brief(self, pid: int) -> Stat | None:
-        """One cheap read; None once the process is gone."""
+        """/proc/PID/stat of a process, one cheap read; None where it is gone."""
         return procfs.parse_stat(self.text(pid, "stat"))
 
     def briefs(self) -> dict[int, Stat]:
-        """`brief` of all processes."""
+        """/proc/PID/stat of all processes, by pid."""
         began = self._steady()
         read = ((pid, self.brief(pid)) for pid in self.pids())
         found = {pid: stat for pid, stat in read if stat is not None}
@@ -89,12 +89,12 @@ class Host:
         return found
 
     def recent_briefs(self, age: float) -> dict[int, Stat]:
-        """The last `briefs` of anybody where it is no older than `age` seconds: to read all of a node is the dearest habit here."""
+        """The last result of `briefs` where it is at most `age` seconds old, else a new one: reading all of a node is expensive."""
         began, found = self._briefs
         return dict(found) if self._steady() - began <= age else self.briefs()
 
     def children(self, age: float = 0.0) -> dict[int, list[int]]:
-        """Parent pid -> its children, in ascending order; as of at most `age` seconds ago."""
+        """Pids of children by pid of the parent, in ascending order; at most `age` seconds old."""
         family: dict[int, list[int]] = defaultdict(list)
         for pid, brief in self.recent_briefs(age).items():
             family[brief.ppid].append(pid)
@@ -115,7 +115,7 @@ class Host:
         return self._boot_time
 
     def boot_id(self) -> str:
-        """Another one after each boot, whatever the clock said; "" where it cannot be read."""
+        """An id that changes with each boot; "" where it cannot be read."""
         return _read(f"{self.proc}/sys/kernel/random/boot_id").strip()
 
     def started_at(self, start_ticks: int) -> float:
@@ -123,7 +123,7 @@ class Host:
         return self.boot_time() + start_ticks / procfs.TICKS
 
     def user(self, uid: int) -> str:
-        """The name in /etc/passwd, or the number: a directory service could keep us waiting."""
+        """The user's name from /etc/passwd, else the number. A directory service is not asked: it could block."""
         if self._users is None:
             rows = [line.split(":") for line in _read(f"{self.root}/etc/passwd").splitlines()]
             self._users = {
@@ -134,23 +134,23 @@ class Host:
     # --- one process -------------------------------------------------------------------------------
 
     def text(self, pid: int, name: str) -> str:
-        """The text of /proc/PID/NAME, "" where it is gone or not for us."""
+        """The text of /proc/PID/NAME; "" where the process is gone, or it may not be read."""
         return _read(f"{self.proc}/{pid}/{name}")
 
     def self_text(self, name: str) -> str:
-        """The text of /proc/self/NAME, about this process itself."""
+        """The text of /proc/self/NAME, about this process."""
         return _read(f"{self.proc}/self/{name}")
 
     def node_text(self, name: str) -> str:
-        """The text of /proc/NAME, of no process."""
+        """The text of /proc/NAME, about the node."""
         return _read(f"{self.proc}/{name}")
 
     def kernel_text(self, path: str) -> str:
-        """The text of a file of the kernel's below /sys, "" where it is gone or not for us."""
+        """The text of a file below /sys; "" where it does not exist, or may not be read."""
         return _read(path)
 
     def denied(self, path: str) -> str:
-        """Why such a file, though it is there, cannot be opened: "Permission denied"; else ""."""
+        """Why an existing file below /sys cannot be opened, as "Permission denied"; else ""."""
         try:
             os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
@@ -158,14 +158,14 @@ class Host:
         return ""
 
     def link(self, pid: int, name: str) -> str:
-        """Where the link /proc/PID/NAME (exe, ns/net) points to, "" where it is gone or not for us."""
+        """The target of the link /proc/PID/NAME (exe, ns/net); "" where the process is gone, or it may not be read."""
         try:
             return os.readlink(f"{self.proc}/{pid}/{name}")
         except OSError:
             return ""
 
     def writes_to(self, pid: int, fd: int | str) -> bool:
-        """Is it open for writing? The mode of the link says so, for a third of the cost of `fdinfo`; True where nobody knows."""
+        """Whether a descriptor is open for writing, by the mode of its link (a third of the cost of `fdinfo`); True where it is not known."""
         try:
             mode = os.lstat(f"{self.proc}/{pid}/fd/{fd}").st_mode
         except OSError:
@@ -173,19 +173,19 @@ class Host:
         return not stat.S_ISLNK(mode) or bool(mode & stat.S_IWUSR)
 
     def open_names(self, pid: int) -> frozenset[str]:
-        """What the kernel calls the files it has open, as it sees them; one that has lost its name ends in ` (deleted)`."""
+        """The kernel's names of the files that a process has open; a deleted file's ends in ` (deleted)`."""
         return frozenset(self.link(pid, f"fd/{fd}") for fd in _numbers(f"{self.proc}/{pid}/fd"))
 
     def descriptors(self, pid: int) -> list[int]:
-        """The numbers of the files it has open; none where it is gone or not for us."""
+        """The descriptors that a process has open; empty where it is gone, or they may not be read."""
         return _numbers(f"{self.proc}/{pid}/fd")
 
     def status(self, pid: int) -> ProcessStatus:
-        """/proc/PID/status, all defaults once the process is gone."""
+        """/proc/PID/status of a process; all defaults where it is gone."""
         return procfs.parse_status(self.text(pid, "status"))
 
     def root_of(self, pid: int) -> str:
-        """The folder that is `/` for this process. What lies below may hang: only for the reader child."""
+        """The folder that is `/` for this process. What lies below it may hang, so only the reader child opens it."""
         return f"{self.proc}/{pid}/root"
 
     def mount_of(self, pid: int, path: str) -> tuple[str, str]:
@@ -200,7 +200,7 @@ class Host:
     def process_state(
         self, pid: int, *, threads: bool = True, files: bool = False, kernel_stacks: bool = False
     ) -> ProcessState | None:
-        """Rung 1 of the capture ladder; None when the process is gone. What may not be read stays at its default."""
+        """State, threads and open files of a process from /proc; None where it is gone. What may not be read stays at its default."""
         stat = self.brief(pid)
         if stat is None:
             return None

@@ -31,7 +31,7 @@ _GPU = re.compile(r"/dev/(?:nvidia|kfd$|dri/|accel|habanalabs|davinci|hl\d)")
 
 
 class Stat(msgspec.Struct, frozen=True, kw_only=True):
-    """/proc/PID/stat or /proc/PID/task/TID/stat."""
+    """The fields of /proc/PID/stat or /proc/PID/task/TID/stat that are needed."""
 
     pid: int
     name: str = ""
@@ -48,7 +48,7 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """/proc/PID/status."""
+    """The fields of /proc/PID/status that are needed."""
 
     uid: int = 0
     groups: tuple[int, ...] = ()
@@ -62,7 +62,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """One line of mountinfo."""
+    """A line of /proc/PID/mountinfo."""
 
     id: int
     point: str
@@ -73,7 +73,7 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 def parse_stat(text: str) -> Stat | None:
-    """Return None for a text that is no stat line. The name may hold spaces, parentheses and newlines."""
+    """Parse /proc/PID/stat; None for a text that is none. The name may contain spaces, parentheses and newlines."""
     head, _, rest = text.rpartition(")")
     pid, _, name = head.partition("(")
     fields = rest.split()
@@ -105,7 +105,7 @@ def _stat(pid: int, name: str, numbers: list[int], state: str) -> Stat:
 
 
 def parse_status(text: str) -> ProcessStatus:
-    """Read the fields that say something about a hang."""
+    """Parse /proc/PID/status: state, user ids, capabilities, signals and the like. Missing lines give defaults."""
     found = dict(line.partition(":")[::2] for line in text.splitlines())
     values = {key: value.split() for key, value in found.items()}
 
@@ -126,7 +126,7 @@ def parse_status(text: str) -> ProcessStatus:
 
 
 def parse_io(text: str) -> Io | None:
-    """Return None where the text is empty or torn."""
+    """Parse /proc/PID/io (bytes); None where the text is empty or incomplete."""
     values = {key: _integer(value) for key, _, value in _pairs(text)}
     if "rchar" not in values:
         return None
@@ -139,7 +139,7 @@ def parse_io(text: str) -> Io | None:
 
 
 def parse_syscall(text: str) -> tuple[int, tuple[int, ...]] | None:
-    """Return (number, six arguments); None on a CPU or unreadable, number -1 when blocked outside a call."""
+    """Parse /proc/PID/syscall into (number, six arguments). None for a running thread or an unreadable text; number -1: it blocks outside a call."""
     words = text.split()
     if not words or words[0] == "running":
         return None
@@ -148,19 +148,19 @@ def parse_syscall(text: str) -> tuple[int, tuple[int, ...]] | None:
 
 
 def parse_kernel_stack(text: str) -> tuple[str, ...]:
-    """`[<0>] pipe_read+0x2f/0x40` -> `pipe_read`, innermost first."""
+    """The function names of /proc/PID/stack, innermost first: `pipe_read` for `[<0>] pipe_read+0x2f/0x40`."""
     lines = (line.split("] ", 1)[-1].strip() for line in text.splitlines())
     return tuple(line.partition("+")[0] for line in lines if line)
 
 
 def parse_wchan(text: str) -> str:
-    """Return the kernel function a thread sleeps in, "" where it does not sleep."""
+    """Parse /proc/PID/wchan: the kernel function that a thread sleeps in; "" where it does not sleep."""
     name = text.strip()
     return "" if name == "0" else name
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    """Return the mounts in the order the kernel lists them; a later one may lie over an earlier one."""
+    """Parse /proc/PID/mountinfo: the mounts in the kernel's order; a later one may lie over an earlier one."""
     mounts = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
@@ -173,7 +173,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
 
 
 def mount_of(mounts: Iterable[Mount], path: str) -> Mount | None:
-    """Return the mount that holds an absolute path: the longest mount point, the last one where two are equal."""
+    """The mount that contains an absolute path: the longest mount point; of two equal ones the last."""
     best: Mount | None = None
     for mount in mounts:
         point = mount.point.rstrip("/")
@@ -184,7 +184,7 @@ def mount_of(mounts: Iterable[Mount], path: str) -> Mount | None:
 
 
 def parse_fdinfo(text: str) -> tuple[str, int]:
-    """Return (mode r, w, rw or "", mount id or 0)."""
+    """Parse an fdinfo text into (mode, mount id): mode r, w, rw or "", mount id 0 where it is not known."""
     values = {key: value.strip() for key, _, value in _pairs(text)}
     flags = values.get("flags", "")
     mode = ("r", "w", "rw", "")[_integer(flags, 8) & 3] if flags else ""
@@ -200,7 +200,7 @@ _UNREAL = ("/proc/", "/sys/", "/memfd:", "/anon_hugepage", "/dmabuf:", "/[", "/S
 
 
 def fd_kind(target: str) -> str:
-    """Tell from the link alone: the file itself must not be touched. A FIFO with a name looks like a file here."""
+    """The kind of an open file, from the target of its link alone (the file is not touched). A FIFO with a name looks like a file."""
     for prefix, kind in (("pipe:[", "pipe"), ("socket:[", "socket"), ("anon_inode:", "anon")):
         if target.startswith(prefix):
             return kind
@@ -212,14 +212,14 @@ def fd_kind(target: str) -> str:
 
 
 def is_stored(target: str) -> bool:
-    """Does a link lead to a file that takes space on a filesystem? Of /dev only what lies in shared memory does."""
+    """Whether a link leads to a file that takes space on a filesystem; of /dev only what lies in shared memory does."""
     if target.startswith("/dev/"):
         return target.startswith("/dev/shm/")  # noqa: S108 - only told apart
     return target.startswith("/") and not target.startswith(_UNREAL)
 
 
 def parse_environ(data: bytes) -> dict[str, str]:
-    """Split at the NULs. Where a name comes twice the first counts, as for getenv."""
+    """Parse /proc/PID/environ. Where a name comes twice the first counts, as for getenv."""
     found: dict[str, str] = {}
     for entry in data.split(b"\0"):
         name, equals, value = entry.partition(b"=")
@@ -229,13 +229,13 @@ def parse_environ(data: bytes) -> dict[str, str]:
 
 
 def parse_cmdline(data: bytes) -> tuple[str, ...]:
-    """Split at the NULs; a process that renamed itself gives one word with spaces."""
+    """Parse /proc/PID/cmdline into words; a process that renamed itself gives one word with spaces."""
     text = data.rstrip(b"\0")
     return tuple(word.decode(errors="replace") for word in text.split(b"\0")) if text else ()
 
 
 def is_python(program: str) -> bool:
-    """Is this file name, path or process name that of a Python interpreter?"""
+    """Whether a file name, path or process name is that of a Python interpreter."""
     return _PYTHON.search(program) is not None
 
 
@@ -245,13 +245,13 @@ def maps_torch(maps: bytes) -> bool:
 
 
 def container_id(cgroup: str) -> str:
-    """Return the first 12 digits of the container id in /proc/PID/cgroup, "" outside of containers."""
+    """The first 12 digits of the container id in /proc/PID/cgroup; "" outside of containers."""
     found = _CONTAINER.findall(cgroup)
     return found[-1][:12] if found else ""
 
 
 def exit_reason(status: int | None) -> str:
-    """Say in words what a wait(2) status word means; None: the kernel did not tell."""
+    """A wait(2) status word in words: "exit code 1", "killed by signal 9 (SIGKILL)". None: the kernel did not report it."""
     if status is None:
         return "exit unknown"
     number = status & 0x7F

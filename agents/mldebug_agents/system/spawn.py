@@ -77,19 +77,19 @@ class Spawner:
 
     @property
     def leftovers(self) -> tuple[Leftover, ...]:
-        """All that is stuck in the kernel: programs of ours, and what an earlier agent left behind."""
+        """Everything that is stuck in the kernel: our programs, and leftovers of an earlier agent."""
         return self._roster.leftovers
 
     @property
     def trouble(self) -> str:
-        """Why no program can be started and nothing read any more; "" while the helper is there."""
+        """Why no program can be started and nothing be read any more; "" while the helper process lives."""
         poll = select.poll()
         if self._control.fileno() >= 0:
             poll.register(self._control, 0)
         return self._obituary() if poll.poll(0) else ""
 
     def inherit(self, leftovers: Sequence[Leftover]) -> None:
-        """Count what an earlier agent could not end, as long as it is there."""
+        """Count leftovers of an earlier agent for as long as they exist."""
         self._roster.inherit(leftovers)
 
     def run(
@@ -149,11 +149,11 @@ class Spawner:
         return ForkedWorker(child, ours, self._kill)
 
     def abandon(self, worker: ForkedWorker, words: str) -> None:
-        """Let go of a worker that does not come back: it is among the `leftovers`, by these words, until it ends."""
+        """Give up a worker that does not come back: it is among the `leftovers`, named by these words, until it ends."""
         self._roster.abandon(worker.let_go(words))
 
     def close(self) -> tuple[Leftover, ...]:
-        """End the helper, which kills every child that is left; waits at most 1.5 s. Returns who survived that."""
+        """End the helper process, which kills all its children; waits at most 1.5 s. Returns those that survived."""
         if self._control.fileno() < 0:
             return ()
         children = self._roster.named(children_of(self.helper_pid))
@@ -165,7 +165,7 @@ class Spawner:
         return (*self._roster.inherited(), *survivors(children, GRACE))
 
     def clear(self, spare: ForkedWorker | None = None) -> tuple[Leftover, ...]:
-        """Kill every child but one and start no more; waits at most half a second. Returns who survived that."""
+        """Kill all children but `spare` and start no more; waits at most half a second. Returns those that survived."""
         self._cleared = True
         spared = spare.pid if spare else None
         living = self._roster.named(children_of(self.helper_pid))

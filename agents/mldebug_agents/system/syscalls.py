@@ -101,7 +101,7 @@ _TABLES: Mapping[str, Mapping[int, str]] = {
 
 
 def syscall_name(number: int, machine: str) -> str:
-    """`read`, `openat`; `syscall_999` for an unknown number; "" for none (negative: blocked by a page fault or signal)."""
+    """The name of a system call, `read`, `openat`; `syscall_999` for an unknown number; "" for a negative one (no call)."""
     if number < 0:
         return ""
     table = _TABLES["" if number >= SHARED_FROM else machine] if machine in _TABLES else {}

@@ -17,7 +17,7 @@ MOST_WAITING = 64  # orders, of one user
 
 
 class Result(NamedTuple):
-    """What one order came to: a value, or the error that the work raised."""
+    """The result of an order to a worker: a value, or the exception that the work raised."""
 
     worker: str
     order: Any
@@ -42,7 +42,7 @@ class OrderQueue:
             return sum(map(len, self._waiting.values()))
 
     def put(self, order: Any) -> bool:
-        """False where too many of this user wait already."""
+        """Add an order. False where too many of the same user already wait."""
         who = self._whose(order)
         with self._changed:
             waiting = self._waiting.setdefault(who, deque())
@@ -53,7 +53,7 @@ class OrderQueue:
         return True
 
     def get(self) -> tuple[Any, object]:
-        """Wait for the next order; with whose it is, for `done`."""
+        """Wait for the next order. Returns it with its user, which `done` needs."""
         with self._changed:
             (who, *_) = self._changed.wait_for(self._ready)
             waiting = self._waiting.pop(who)
@@ -64,7 +64,7 @@ class OrderQueue:
             return found
 
     def done(self, who: object) -> None:
-        """An order of theirs was carried out."""
+        """Note that an order of this user was carried out."""
         with self._changed:
             self._under_way[who] -= 1
             self._under_way += Counter()  # without those that have none
@@ -106,15 +106,15 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Is an order being carried out, or waiting?"""
+        """Whether an order is being carried out, or waits."""
         return bool(self._since) or len(self._orders) > 0
 
     def order(self, what: Any) -> bool:
-        """Ask for work; False where too many orders wait already."""
+        """Give the worker an order; False where too many already wait."""
         return self._orders.put(what)
 
     def state(self) -> SourceState:
-        """How the worker does, for status and metrics."""
+        """The state of the worker, for status and metrics."""
         oldest = min(list(self._since.values()), default=None)
         stuck = oldest is not None and time.monotonic() - oldest > self._deadline
         return SourceState(

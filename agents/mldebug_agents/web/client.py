@@ -24,12 +24,12 @@ class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask_agent(state_dir: Path) -> Snapshot | None:
-    """The agent's last snapshot, or None where no agent runs here or this user may not ask it."""
+    """The agent's last snapshot; None where no agent runs here, or this user may not read it."""
     return inquire(state_dir).snapshot
 
 
 def inquire(state_dir: Path) -> AgentAnswer:
-    """Ask within a deadline, also where the state dir lies on a mount that hangs."""
+    """Ask the agent for its status within a deadline, even if the state dir lies on a mount that hangs."""
     answers: list[AgentAnswer] = []
     thread = threading.Thread(
         target=lambda: answers.append(_inquire(state_dir)), name="mldebug-ask", daemon=True

@@ -28,26 +28,26 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class LimitedConnection(socket.socket):
-    """One accepted connection; it counts until it is closed."""
+    """An accepted connection, which counts against the limits until it is closed."""
 
     proved = False  # it has shown a certificate of the cluster
     since = 0.0  # when it was accepted; monotonic seconds
     slow: Callable[[], None] = staticmethod(lambda: None)  # counts that it has taken too long
 
     def enter(self, inside: "dict[LimitedConnection, str]", who: str) -> None:
-        """Count among the open connections of client `who`."""
+        """Count this connection among those of client `who`."""
         self._inside = inside
         self.since = time.monotonic()
         inside[self] = who
 
     def shut_down(self) -> None:
-        """Shut it down: the event loop sees the end of the connection, and closes it."""
+        """Shut the connection down; the event loop notices and closes it."""
         self._inside[self] = ""
         with contextlib.suppress(OSError):  # it has gone by itself
             self.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it; it counts no more."""
+        """Close the connection, which no longer counts then."""
         self._inside.pop(self, None)
         super().close()
 
@@ -74,7 +74,7 @@ class ConnectionLimiter(socket.socket):
         self._each, self._most = each, most
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. Never raises for want of descriptors: an event loop would try again at once, and log each try."""
+        """Accept a connection. It does not raise when descriptors run out, because an event loop would retry and log without pause."""
         try:
             fd, address = self._accept()  # type: ignore[attr-defined]
         except OSError as error:

@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """The JSON of a request that was refused or failed."""
+    """The JSON body for a request that was refused or failed."""
 
     error: str = ""
     way_out: str = ""
 
 
 def carry_out(verb: Callable[[Mapping[str, str]], object], parameters: Mapping[str, str]) -> tuple[int, bytes]:  # fmt: skip
-    """Call `verb` with the parameters of a request; returns HTTP status and JSON body, those of its MldebugError too."""
+    """Call `verb` with the parameters of a request. Returns HTTP status and JSON body, also for an MldebugError that it raises."""
     try:
         return OK, msgspec.json.encode(verb(parameters))
     except MldebugError as error:
@@ -36,7 +36,7 @@ def carry_out(verb: Callable[[Mapping[str, str]], object], parameters: Mapping[s
 
 
 def refused() -> tuple[int, bytes]:
-    """Return status and body for a user who may not do this."""
+    """The status and body for a user who may not do this."""
     way_out = "ask as root, as the agent's user, or as a member of agent.group"
     return FORBIDDEN, msgspec.json.encode(
         ErrorAnswer("the agent does that for its own only", way_out)

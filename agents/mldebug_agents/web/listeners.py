@@ -19,7 +19,7 @@ PROBE_SECONDS = 1.0
 
 
 def open_tcp(listen: str) -> socket.socket:
-    """Bind `host:port`; UsageError where it is taken or makes no sense."""
+    """Listen on `host:port`. Raises UsageError where it is taken or invalid."""
     host, _, port = listen.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # named as TCP, or asyncio leaves Nagle on and each answer on a kept connection waits 40 ms
@@ -41,7 +41,7 @@ def open_tcp(listen: str) -> socket.socket:
 
 
 def open_unix(state_dir: Path) -> socket.socket:
-    """Bind the socket file, in place of one that a dead agent left. OSError where the folder will not have it."""
+    """Listen on the socket file, replacing one that a dead agent left. Raises OSError where the folder does not allow it."""
     if is_served(state_dir):
         raise UsageError(
             f"another program already serves {state_dir / SOCKET}",
@@ -62,7 +62,7 @@ def open_unix(state_dir: Path) -> socket.socket:
 
 
 def is_served(state_dir: Path) -> bool:
-    """Whether somebody answers there: a file alone is what a killed agent leaves."""
+    """Whether an agent answers at the socket; a killed agent leaves the file behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(PROBE_SECONDS)
         try:
@@ -77,7 +77,7 @@ def is_served(state_dir: Path) -> bool:
 
 @contextmanager
 def reachable(state_dir: Path) -> Iterator[str]:
-    """The socket's path, short enough for a socket address."""
+    """A path of the socket that is short enough for a socket address."""
     path = str(state_dir / SOCKET)
     if len(os.fsencode(path)) <= MAX_PATH:
         yield path

@@ -40,7 +40,7 @@ Show = Callable[[Viewer, Request], Response]
 
 
 class PageRoutes:
-    """Makes the routes. `snapshot` returns the last snapshot or None, `age` the seconds since it was published."""
+    """The HTTP routes of the pages. `snapshot` returns the last snapshot or None; `age`: seconds since it was published."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class PageRoutes:
         self._token_auth = TokenAuth(token_file)
 
     def at_socket(self) -> list[Route]:
-        """Routes of the Unix socket: who asks is known by the kernel."""
+        """The routes of the Unix socket, where the kernel identifies the user."""
         return self._routes(self._peer)
 
     def by_tcp(self) -> list[Route]:
-        """Routes of the TCP port: pages need the token or a session; login and logout."""
+        """The routes of the TCP port: pages need the token or a session; also login and logout."""
         return [*self._routes(self._token_auth.viewer), *self._token_auth.routes()]
 
     def _routes(self, who: Who) -> list[Route]:

@@ -37,7 +37,7 @@ class PeerCredentials(msgspec.Struct, frozen=True):
 
 
 def peer_of(link: socket.socket) -> PeerCredentials | None:
-    """Return the process that connected to the Unix socket, by SO_PEERCRED; None by TCP."""
+    """The process that connected to a Unix socket, by SO_PEERCRED; None for TCP."""
     if link.family != socket.AF_UNIX:
         return None
     pid, uid, gid = _UCRED.unpack(
@@ -58,7 +58,7 @@ class PeerProtocol(H11Protocol):
     """Tells each request who asks: `request.state.peer`, and `certificate` by TLS. Whoever asks nothing is not kept."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Ask the kernel once per connection."""
+        """Read the credentials of the process that connected, once per connection."""
         link: Any = transport.get_extra_info("socket")
         try:
             peer = peer_of(link)
@@ -73,7 +73,7 @@ class PeerProtocol(H11Protocol):
         self._patience = self.loop.call_later(seconds, self._hang_up, link)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Cancel the timer of a connection that has ended."""
         self._patience.cancel()
         super().connection_lost(exc)
 
@@ -97,7 +97,7 @@ def _limited(link: Any) -> Any:
 
 
 def group_number(name: str) -> int | None:
-    """The gid of `agent.group`, None for no group; UsageError where this node has no such group."""
+    """The gid of `agent.group`; None for no group. Raises UsageError where this node has no such group."""
     if not name:
         return None
     try:
@@ -110,14 +110,14 @@ def group_number(name: str) -> int | None:
 
 
 def may_see_all(peer: PeerCredentials | None, group: int | None) -> bool:
-    """Whether nothing is hidden from him; a peer that the kernel did not name sees nothing of others."""
+    """Whether this user may see everything: root, the agent's user, members of `group`. `peer` None (not on the Unix socket): no."""
     if peer is None:
         return False
     return peer.uid in (0, os.geteuid()) or (group is not None and group in peer.groups)
 
 
 def view(snapshot: Snapshot, peer: PeerCredentials | None, group: int | None) -> Snapshot:
-    """What this peer may see: of others only how many runs there are."""
+    """The part of a snapshot that this user may see: of other users' runs only how many there are."""
     if may_see_all(peer, group):
         return snapshot
     runs = tuple(run for run in snapshot.runs if peer is not None and run.uid == peer.uid)

@@ -42,7 +42,7 @@ class Relay:
         self._renew()
 
     def app(self) -> Starlette:
-        """Return the app: any path, GET only."""
+        """The ASGI app: any path, GET only."""
         return Starlette(routes=[Route("/{path:path}", self._get)])
 
     def server(self) -> uvicorn.Server:
@@ -53,7 +53,7 @@ class Relay:
         return uvicorn.Server(config)
 
     def serve(self, listener: socket.socket) -> None:
-        """Until Ctrl-C."""
+        """Serve until Ctrl-C."""
         self.server().run(sockets=[ConnectionLimiter(listener, MOST)])
 
     def _get(self, request: Request) -> Response:

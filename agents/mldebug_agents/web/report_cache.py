@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class CachedReport(NamedTuple):
-    """One report in the list."""
+    """A report in the list, with its owner and a version that changes when its file does."""
 
     owner: int  # uid
     version: tuple[int, int, int]  # changes when the file does
@@ -46,15 +46,15 @@ class ReportCache:
         )  # reports are rendered one after the other: the agent has better to do
 
     def entries(self, uid: int | None) -> tuple[ReportEntry, ...]:
-        """The newest first, of this user's own; None: all. An MldebugError says why there are none."""
+        """The reports of this user (None: all), newest first. Raises MldebugError where they cannot be read."""
         return self._aside(lambda: self._list(uid))
 
     def version(self, name: str, uid: int | None) -> str:
-        """Return a text that changes when the report does; EvidenceError where there is none that he may see."""
+        """A text that changes whenever the report does. Raises EvidenceError where there is none that this user may see."""
         return self._aside(lambda: str(self._look(name, uid)[1]))
 
     def page(self, name: str, uid: int | None, home: str) -> ReportPage:
-        """One report as HTML, and the policy that fits it."""
+        """A report as HTML, with the Content-Security-Policy that fits it."""
         return self._aside(lambda: self._render(name, uid, home))
 
     def _render(self, name: str, uid: int | None, home: str) -> ReportPage:

@@ -29,13 +29,13 @@ class Viewer(NamedTuple):
 
 
 def html(text: str, policy: str = frame.POLICY, tag: str = "", status: int = 200) -> Response:
-    """Return a page with its Content-Security-Policy."""
+    """A page with its Content-Security-Policy."""
     headers = HEADERS | {"Content-Security-Policy": policy} | ({"ETag": tag} if tag else {})
     return HTMLResponse(text.encode(errors="replace"), status, headers)
 
 
 def not_modified(tag: str) -> Response:
-    """Return 304: nothing has changed."""
+    """A 304 response: nothing has changed."""
     return Response(status_code=304, headers=HEADERS | {"ETag": tag})
 
 
@@ -46,17 +46,17 @@ def message_page(
     link: str = "",
     reports: tuple[IncidentRow, ...] = (),
 ) -> Response:
-    """Return a page of one sentence and what to do; `reports`: listed below it."""
+    """A page with a sentence and what to do; `reports` are listed below."""
     shown = {"sentence": sentence, "way_out": way_out, "link": link, "link_title": LINKS.get(link)}
     return html(frame.plain("said", sentence, **shown, reports=reports), status=status)
 
 
 def asset(text: str, kind: str) -> Response:
-    """Return style or script, to be cached for ever: the address changes when they do."""
+    """A style or script, cached for ever: its address changes with its content."""
     return Response(text, headers=HEADERS | {"Cache-Control": FOREVER}, media_type=kind)
 
 
 def peer_at(request: Request) -> PeerCredentials | None:
-    """Return the process at the other end of the Unix socket; None by TCP."""
+    """The process at the other end of the Unix socket; None for TCP."""
     peer = getattr(request.state, "peer", None)
     return peer if isinstance(peer, PeerCredentials) else None

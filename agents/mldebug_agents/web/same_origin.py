@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?", re.ASC
 
 
 class SameOriginOnly:
-    """The socket, as somebody's browser reaches it by a forwarded port: GETs of this machine's own pages, and nothing else."""
+    """Middleware for the Unix socket when a browser reaches it by a forwarded port: only GETs from the agent's own pages pass."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -47,7 +47,7 @@ def misled(headers: Mapping[str, str], *, local: bool, node: str = "") -> str:
 
 
 def forged(headers: Mapping[str, str]) -> bool:
-    """Has a browser sent this POST from anywhere but a page of this address?"""
+    """Whether a browser sent this POST from anywhere but a page of this address."""
     site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")
     if site and site not in ("same-origin", "none"):
         return True
@@ -55,12 +55,12 @@ def forged(headers: Mapping[str, str]) -> bool:
 
 
 def from_browser(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sent the request: with a POST each sends Origin or Sec-Fetch-Site."""
+    """Whether a browser sent the request: for a POST each sends Origin or Sec-Fetch-Site."""
     return "origin" in headers or "sec-fetch-site" in headers
 
 
 def hostname(host: str) -> str:
-    """`localhost` of `LOCALHOST:8080`, `::1` of `[::1]:8080`; "" for what is no name."""
+    """The host name of a Host header: `localhost` of `LOCALHOST:8080`, `::1` of `[::1]:8080`; "" for an invalid one."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     name, _, port = host.partition(":")
@@ -68,13 +68,13 @@ def hostname(host: str) -> str:
 
 
 def cookie_name(headers: Mapping[str, str]) -> str:
-    """Of our session: several nodes may be forwarded to ports of one host, for all of which a browser has one jar."""
+    """The name of the session cookie for this port: several nodes may be forwarded to ports of one host, which share a cookie jar."""
     port = headers.get("host", "").rpartition(":")[2]
     return f"mldebug_{port}" if port.isascii() and port.isdecimal() else "mldebug"
 
 
 def is_loopback(host: str) -> bool:
-    """Is that an address, or a name, of the machine itself?"""
+    """Whether this is an address, or a name, of the machine itself."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -63,14 +63,14 @@ class SlowPollServer(uvicorn.Server):
         self._left = asyncio.Event()
 
     def leave(self) -> None:
-        """End soon: no new connections, and open ones are closed."""
+        """End soon: take no new connections and close the open ones."""
         self.should_exit = True
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended by itself
                 self._loop.call_soon_threadsafe(self._left.set)
 
     async def main_loop(self) -> None:
-        """Replace uvicorn's, which looks ten times a second whether it should end."""
+        """The server's main loop; it replaces uvicorn's, which wakes ten times a second."""
         self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
             with suppress(TimeoutError):
@@ -78,7 +78,7 @@ class SlowPollServer(uvicorn.Server):
 
 
 class AgentServer:
-    """Holds the newest snapshot and serves it."""
+    """Holds the newest snapshot and serves it by HTTP."""
 
     def __init__(self, settings: AgentConfig) -> None:
         self.settings = settings
@@ -103,25 +103,25 @@ class AgentServer:
     def serve_verbs(
         self, verbs: Mapping[str, Verb], own_verbs: Mapping[str, OwnVerb], alerts: Answer
     ) -> None:
-        """Answer these POSTs by path: `verbs` for who may see all, `own_verbs` for everybody; `alerts` for Alertmanager."""
+        """Answer POSTs by path: `verbs` for users who may see all, `own_verbs` for everybody, `alerts` for Alertmanager."""
         self.verbs, self.own_verbs = dict(verbs), dict(own_verbs)
         self.alerts.answer = alerts
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Replace what is served; called by the main loop."""
+        """Serve this snapshot from now on; called by the main loop."""
         self._prometheus.publish(snapshot)  # first: whoever sees a snapshot may ask for its metrics
         self.snapshot = snapshot
         self.published_at = time.monotonic()
 
     def start(self) -> None:
-        """Listen on TCP; UsageError in words where the address is taken. The socket has `serve_socket`."""
+        """Listen on TCP. Raises UsageError where the address is taken. The Unix socket is served by `serve_socket`."""
         if self.settings.listen:
             alerts = Route(ALERTS, self.alerts.post, methods=["POST"])
             routes = [*self._public(), alerts, *self.pages.by_tcp()]
             self._serve(Starlette(routes=routes), open_tcp(self.settings.listen))
 
     def serve_socket(self, listener: socket.socket) -> None:
-        """Serve the Unix socket, which the state child has opened; from any thread. After `stop` it is closed."""
+        """Serve the Unix socket that the state child has opened; callable from any thread. After `stop` it is closed."""
         if self._stopped:
             listener.close()
             return

@@ -23,7 +23,7 @@ class _LoginSession(NamedTuple):
 
 
 class Sessions:
-    """All open sessions and recent wrong tokens. Thread-safe; `clock` returns monotonic seconds."""
+    """All open sessions, and recent attempts with a wrong token. Thread-safe; `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -42,7 +42,7 @@ class Sessions:
         return made
 
     def holds(self, shown: str, token: str) -> bool:
-        """Is this the secret of a session that has not ended and was opened with the present token?"""
+        """Whether this is the secret of an open session that was opened with the present token."""
         with self._lock:
             found = self._open.get(_hash(shown))
         if found is None or found.until <= self._clock():
@@ -50,12 +50,12 @@ class Sessions:
         return hmac.compare_digest(found.token, _hash(token))
 
     def close(self, shown: str) -> None:
-        """End a session."""
+        """End the session with this secret."""
         with self._lock:
             self._open.pop(_hash(shown), None)
 
     def tries(self, address: str, *, right: bool) -> bool:
-        """Does this try count? Not where this address, or all together, have guessed wrong too often lately."""
+        """Whether a login attempt counts; not where this address, or all together, have tried wrong tokens too often lately."""
         with self._lock:
             self._forget()
             mine = len(self._wrong.get(address, ()))

@@ -25,14 +25,14 @@ NO_PAGES = "By TCP there are pages only with agent.token_file. At the agent's so
 
 
 class TokenAuth:
-    """Checks token and session of a request; whoever has the token sees all."""
+    """Checks the token or session of a request. Whoever has the token may see everything."""
 
     def __init__(self, token_file: Path | None) -> None:
         self._token_file = token_file
         self._sessions = Sessions()
 
     def routes(self) -> list[Route]:
-        """Login and logout."""
+        """The routes for login and logout."""
         return [
             Route(LOGIN, self._show_form),
             Route(LOGIN, self._post, methods=["POST"]),
@@ -40,7 +40,7 @@ class TokenAuth:
         ]
 
     def viewer(self, request: Request) -> Viewer | Response:
-        """Return who asks, by the header or the cookie; else a response: the login page, or why not."""
+        """The user of a request, by its header or cookie; otherwise the response to send: the login page, or why access is denied."""
         token = self._token_for(request)
         if isinstance(token, Response):
             return token

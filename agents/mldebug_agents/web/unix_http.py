@@ -19,7 +19,7 @@ class UnixConnection(http.client.HTTPConnection):
         self._state_dir = state_dir
 
     def connect(self) -> None:
-        """Connect to the socket file in place of a host."""
+        """Connect to the socket file instead of a host."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         deadline = time.monotonic() + TIMEOUT

@@ -47,7 +47,7 @@ MAX_OUTPUTS = 64  # tensors; a list of more is left out: only the sizes of an ex
 
 
 class FlightFile:
-    """The file with the Flight Recorder of this process. Its methods never raise."""
+    """The file into which this process writes its Flight Recorder. Its methods never raise."""
 
     def __init__(self, record: HookRecord) -> None:
         self._record = record

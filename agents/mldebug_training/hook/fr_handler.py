@@ -18,7 +18,7 @@ APART = ("nccl2",)  # backends whose recorder is their own
 
 
 def recorded_by(backend: str) -> bytes:
-    """Its answer, JSON; b"" where this PyTorch has no such handler, or it refuses. Raises whatever PyTorch does."""
+    """The recorder of one backend as JSON; b"" where this PyTorch has no such handler, or it refuses. Raises whatever PyTorch does."""
     bindings = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
     find = getattr(bindings, "_get_handler", None)
     if find is None:

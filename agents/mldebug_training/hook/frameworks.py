@@ -21,7 +21,7 @@ LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")  # one package, two nam
 
 
 def join(module: ModuleType) -> None:
-    """Listen to one of the modules that `hook` waits for, and that has just been imported."""
+    """Instrument a module that `hook` waits for and that was just imported."""
     name = module.__name__
     for package in LIGHTNING:
         name = name.removeprefix(package)

@@ -23,7 +23,7 @@ RENAMED, ON_BY_DEFAULT = (2, 8), (2, 11)
 
 
 def record_collectives(version: str, environ: MutableMapping[str, str] | None = None) -> None:
-    """Set it for PyTorch of this version; a version that cannot be read is taken for one that needs nothing."""
+    """Enable PyTorch's recording of collectives by environment variables, for this version; an unknown version is left alone."""
     environ = os.environ if environ is None else environ
     number = _number(version)
     if number is None or number >= ON_BY_DEFAULT or OLD in environ or NEW in environ:

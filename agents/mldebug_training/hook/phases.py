@@ -24,7 +24,7 @@ def _in_graph() -> bool:
 
 
 class Phase:
-    """What `mldebug_training.phase` gives."""
+    """The context manager (and decorator) that `mldebug_training.phase` returns."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -50,7 +50,7 @@ class Phase:
 
 
 def watch(module: ModuleType) -> None:
-    """Tell the phases of one module of PyTorch, or of safetensors, that has just been imported."""
+    """Report phases of a module (of PyTorch or safetensors) that was just imported, by wrapping its functions."""
     name = module.__name__
     if name == "torch.serialization":
         wrap_phases(module, save="checkpoint_save", load="checkpoint_load")
@@ -68,7 +68,7 @@ def watch(module: ModuleType) -> None:
 
 
 def wrap_phases(owner: Any, **phases: str) -> None:
-    """Tell the phase while a function of `owner` runs; one that is not there is left out."""
+    """Report a phase while certain functions of `owner` run; functions that do not exist are left out."""
     for name, phase in phases.items():
         function = getattr(owner, name, None)
         if function is not None:

@@ -31,7 +31,7 @@ LOOK_EVERY = 64  # steps
 
 
 class OwnProcess:
-    """The record of the process that asks, and of no other: a fork has none until it speaks for itself."""
+    """The hook's record of this process. A forked child has none until it reports a step or phase itself."""
 
     def __init__(self, folder: str = FOLDER) -> None:
         self._folder = folder
@@ -49,22 +49,22 @@ class OwnProcess:
 
     @property
     def record(self) -> HookRecord | None:
-        """It, made at the first question; None where it cannot be had."""
+        """The record, made at the first access; None where it cannot be made."""
         if self._record is None and not self._tried:
             self._tried = True
             self._record = self._made()
         return self._record
 
     def start(self) -> None:
-        """Make the record now, so that a rank that hangs before its first step can be asked for its stacks."""
+        """Make the record now, so that even a rank that hangs before its first step can be asked for its stacks."""
         _ = self.record
 
     def reached(self) -> tuple[int, int]:
-        """The step told last and when, CLOCK_MONOTONIC in ns; -1: none. Makes no record."""
+        """The last reported step (-1: none) and when it was reported, CLOCK_MONOTONIC in ns. Makes no record."""
         return (self._record.step, self._record.stepped_ns) if self._record else (-1, 0)
 
     def beat(self, step: int) -> None:
-        """Say that a step was reached. The thread that says it is the one whose phases are told."""
+        """Report that a step was reached. From then on the calling thread is the one whose phases count."""
         record = self.record
         if record is not None:
             self._thread = get_ident()
@@ -95,21 +95,21 @@ class OwnProcess:
         record.write()
 
     def correct(self, step: int) -> None:
-        """Say that the step reached last has this number; no movement of its own."""
+        """Give the step reported last another number; this counts as no progress."""
         if self._record is not None and self._record.step >= 0:
             self._record.correct(step)
 
     @property
     def is_recorded(self) -> bool:
-        """Is there a record? A worker that reads a sample by `torch.load` has none, and shall not make one."""
+        """Whether there is a record. A worker that loads samples has none, and reading it must not make one."""
         return self._record is not None
 
     def concerns(self) -> bool:
-        """Is what the calling thread does of interest? Another one than that which steps may save or fetch meanwhile."""
+        """Whether phases of the calling thread are reported: only of the thread that makes the steps."""
         return self._record is not None and self._thread in (0, get_ident())
 
     def enter(self, phase: str) -> Phase:
-        """Say what the process does from now on. Returns what `leave` wants back."""
+        """Report the phase that the process is in from now on. Returns what `leave` needs."""
         now = (_name(phase), time.monotonic_ns())
         if self.record is not None:
             try:
@@ -123,7 +123,7 @@ class OwnProcess:
         return now
 
     def leave(self, phase: Phase) -> None:
-        """Go back to what is left: the phase around it, or the one of another thread."""
+        """End a phase: report the one around it, or that of another thread."""
         try:
             self._phases.remove(phase)  # by identity, and no other thread comes between
         except ValueError as error:
@@ -143,7 +143,7 @@ class OwnProcess:
             pass_on(error)
 
     def close(self) -> None:
-        """Remove the hook's files. The agent keeps what it has read."""
+        """Remove the hook's files. What the agent has read is kept."""
         record, self._record = self._record, None
         flight, self._flight = self._flight, None
         self._tried = True

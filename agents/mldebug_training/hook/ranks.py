@@ -30,25 +30,25 @@ _TAKES_WORD = ("-W", "-X", "--check-hash-based-pycs")  # options of Python itsel
 
 
 def rank_and_size() -> tuple[int, int]:
-    """What the environment says; -1 where it says nothing, or nonsense."""
+    """Rank and world size from the environment; -1 where it does not have them, or has nonsense."""
     return _number(_RANK), _number(_SIZE)
 
 
 def is_rank() -> bool:
-    """Has it a rank, and is it neither a launcher nor one that multiprocessing has started?"""
+    """Whether this process is a rank: it has one, and is neither a launcher nor started by multiprocessing."""
     rank, size = rank_and_size()
     return rank >= 0 and (size < 0 or rank < size) and not _is_helper(command_line())
 
 
 def is_launcher() -> bool:
-    """Does it only start others? What multiprocessing has started runs the job's own code."""
+    """Whether this process only starts others, such as torchrun does; children of multiprocessing run the job's own code."""
     words = command_line()
     ours = "--multiprocessing-fork" in words or any("forkserver" in word for word in words)
     return _is_helper(words) and not ours
 
 
 def command_line() -> list[str]:
-    """The words of this process; `sys.argv` is not there yet when the interpreter starts."""
+    """The command line of this process; `sys.argv` does not exist yet when the interpreter starts."""
     words = getattr(sys, "orig_argv", None)
     if words:
         return [str(word) for word in words]

@@ -63,7 +63,7 @@ _TIMEOUT = _SUM = struct.Struct("<I")
 
 
 class HookRecord:
-    """The record of this process. Raises OSError where there is no room for it, or no right to it."""
+    """The record file of this process in shared memory. Raises OSError where it cannot be made."""
 
     def __init__(self, folder: str = FOLDER) -> None:
         start = start_ticks()
@@ -83,17 +83,17 @@ class HookRecord:
         self.write()
 
     def beat(self, step: int) -> None:
-        """Say that this step was reached. Raises ValueError, and says nothing, where it can be none."""
+        """Record that this step was reached. Raises ValueError for a number that cannot be a step."""
         self.step, self.stepped_ns, self.beats = possible(step), time.monotonic_ns(), self.beats + 1
         self.write()
 
     def correct(self, step: int) -> None:
-        """Say that the step reached last has this number. Raises ValueError as `beat` does."""
+        """Give the step recorded last another number. Raises ValueError as `beat` does."""
         self.step = possible(step)
         self.write()
 
     def write(self) -> None:
-        """Write all that is known. Nobody waits: what comes while another thread writes, that one writes as well."""
+        """Write the whole record. Never waits: while another thread writes, that thread writes the newer content too."""
         self._is_news = True
         while self._is_news:
             writing = self._writing
@@ -109,7 +109,7 @@ class HookRecord:
                 writing.release()
 
     def write_scalars(self, scalars: dict[str, float]) -> None:
-        """Replace the scalars; what is too many is left out. They are written before the step that they belong to."""
+        """Replace the scalars; surplus ones are dropped. They are written before the step they belong to."""
         first_scalars = list(scalars.items())[:MAX_SCALARS]
         each = [_SCALAR.pack(short(name, 24), float(value)) for name, value in first_scalars]
         self._scalars = _COUNT.pack(len(each)) + b"".join(each)
@@ -129,15 +129,15 @@ class HookRecord:
         _SEQUENCE.pack_into(memory, _SEQUENCE_AT, self._sequence)
 
     def write_flight(self, signal: int, answers: int) -> None:
-        """Say which signal asks for the Flight Recorder, and how often that was answered. Any thread may call it."""
+        """Record which signal asks for the Flight Recorder, and how often it was answered. Thread-safe."""
         _FLIGHT.pack_into(self._whole(), _FLIGHT_AT, signal, answers & 0xFFFFFFFF)
 
     def write_timeout(self, seconds: float) -> None:
-        """Say after how long a collective is ended."""
+        """Record after how many seconds a collective times out."""
         _TIMEOUT.pack_into(self._whole(), _TIMEOUT_AT, min(max(int(seconds), 0), 0xFFFFFFFF))
 
     def close(self, *, unlink: bool = True) -> None:
-        """Let go of it; a forked child does so without taking its parent's away. What is still written goes nowhere."""
+        """Close the record. A forked child does so without removing its parent's file; later writes have no effect."""
         self._let_go()
         if unlink and os.getpid() == self.pid:
             remove(self.path)
@@ -177,14 +177,14 @@ class HookRecord:
 
 
 def possible(step: int) -> int:
-    """The step itself. Raises ValueError where no training reaches it: the record has no room for any number."""
+    """The step itself. Raises ValueError for a number too large for the record, which no training reaches."""
     if not 0 <= step <= MAX_STEP:
         raise ValueError("no training reaches this step")
     return step
 
 
 def short(text: str, size: int) -> bytes:
-    """At most so many bytes of UTF-8, no character cut."""
+    """The text as at most `size` bytes of UTF-8, without cutting a character."""
     return text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore").encode()
 
 

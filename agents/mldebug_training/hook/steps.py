@@ -26,7 +26,7 @@ NEAR = 8  # frames between a step and the one of its base class that it calls
 
 
 class Steps:
-    """The hook. Never raises."""
+    """Counts the training steps of this process and reports them. Never raises."""
 
     def __init__(self, process: OwnProcess) -> None:
         self._own = process
@@ -58,12 +58,12 @@ class Steps:
             pass_on(error)
 
     def counted(self, step: int) -> None:
-        """A framework has made a step in its own way, and this is its number."""
+        """Report the step that a framework made in its own way, by its number."""
         self._moved = True
         self._reach(step)
 
     def reached(self, step: int) -> None:
-        """A framework's loop says what it calls the step reached last. That moves the run only where no optimizer did."""
+        """Report what a framework's loop calls the last step. It counts as progress only where no optimizer stepped."""
         moved, self._moved = self._moved, False
         if step == self.step or self._own.explicit:
             return
@@ -74,7 +74,7 @@ class Steps:
             self._reach(step)
 
     def forget(self) -> None:
-        """In a forked child: what it steps is its own. It may be inside of a step of a framework, which ends here, too."""
+        """Start anew in a forked child, which may have been forked inside a framework's step."""
         self._round, self._moved, self.step = set(), False, 0
 
     def _reach(self, step: int) -> None:
@@ -88,7 +88,7 @@ os.register_at_fork(after_in_child=steps.forget)
 
 
 def count_steps(module: ModuleType) -> None:
-    """`torch.optim.optimizer` is there: count from now on. The compiler, once it is there, is told to leave the hook alone."""
+    """Count steps from now on; called when `torch.optim.optimizer` was imported. torch.compile is told to skip the hook."""
     steps.code = _code(module)
     handle = module.register_optimizer_step_post_hook(steps)
 
@@ -100,7 +100,7 @@ def count_steps(module: ModuleType) -> None:
 
 
 def counts_if_left_out(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that leaves its optimizer out where gradients have overflowed: the loop goes on, so it counts all the same."""
+    """Wrap the step of a gradient scaler, which skips its optimizer when gradients overflow: the step counts all the same."""
 
     @functools.wraps(step)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,7 +114,7 @@ def counts_if_left_out(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def counts_itself(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step of DeepSpeed, which calls its optimizer as often as it has groups of parameters, and counts by itself."""
+    """Wrap DeepSpeed's step, which counts by itself, and calls its optimizer once for each parameter group."""
 
     @functools.wraps(step)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ def counts_itself(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def counts_after(function: Callable[..., Any], count: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a training loop after which `count` of its arguments is the step that was reached."""
+    """Wrap a function of a training loop; after it, the argument `count` is the step that was reached."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -16,14 +16,14 @@ _NUMPY = ("floating", "integer")
 
 
 def of_step(value: Any) -> int:
-    """A step. Raises ValueError or OverflowError where it can be none."""
+    """The value as a step number. Raises ValueError or OverflowError where it cannot be one."""
     if not is_number(value):
         raise ValueError("a step is a number")
     return possible(int(value))
 
 
 def of_scalars(values: dict[str, Any]) -> dict[str, float]:
-    """Those that are numbers; one that no float can hold is left out."""
+    """Those values that are numbers, as floats; numbers that no float can hold are left out."""
     found = {}
     for name, value in values.items():
         try:

@@ -32,7 +32,7 @@ UNTRACED = -1  # `decide`: not followed; any other answer is the id of a name
 
 
 def native_module() -> Any:
-    """The C module; None where it is not there, or of another layout, or Python has no interpreter lock."""
+    """The tracer's C module; None where it is missing, has another layout, or this Python has no interpreter lock."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
     try:
@@ -45,7 +45,7 @@ def native_module() -> Any:
 
 
 class Engine:
-    """What all of them share. `tell` is called with a sentence where the job uses what tracing needs."""
+    """What both engines of the tracer share. `tell`: gets a sentence when the job uses something that tracing needs."""
 
     def __init__(self, decide: Decide, report: Tell, mode: int, native: Any) -> None:
         self.decide, self.report, self.mode, self.native = decide, report, mode, native
@@ -57,11 +57,11 @@ class Engine:
 
     @property
     def kind(self) -> str:
-        """What CPython gives, as the ring has it."""
+        """The name of CPython's mechanism, as it is written into the ring."""
         return ""
 
     def use(self, file: ProcessRing) -> RingWriter:
-        """Write into this ring from now on."""
+        """Write into this ring file from now on."""
         self.ids.clear()
         writer = self.writer = RingWriter(file)
         if self.native:
@@ -71,13 +71,13 @@ class Engine:
         return writer
 
     def pause(self, paused: bool) -> None:
-        """Around a fork."""
+        """Pause or continue tracing, around a fork."""
         self.on = not paused
         if self.native:
             self.native.pause(paused)
 
     def step(self, number: int) -> None:
-        """Write that a step was reached."""
+        """Write into the ring that a step was reached."""
         writer = self.writer
         if writer is None or not self.on:
             return
@@ -88,20 +88,20 @@ class Engine:
             writer.step(number)
 
     def again(self) -> None:
-        """All code is asked for anew."""
+        """Decide again for all code whether it is traced."""
         self.ids.clear()
         if self.native:
             self.native.ask_again()
 
     def forked(self) -> None:
-        """Forget everything in a forked child, which has no ring of its own yet."""
+        """Forget everything, in a forked child, which has no ring yet."""
         self.writer = None
         self.ids.clear()
         if self.native:
             self.native.forget()
 
     def follow(self, code: CodeType) -> None:
-        """This code is followed."""
+        """Trace this code object."""
 
     def ask(self, code: CodeType) -> int:
         """Decide anew whether the code object is traced, remember and return its number; for the writers in Python."""
@@ -118,7 +118,7 @@ class Engine:
         return found[1] if found is not None and found[0] is code else self.ask(code)
 
     def written(self, own: ThreadWriter, name: int, line: int, kind: int) -> None:
-        """Write an event with its depth."""
+        """Write an event (call, return, line) with its depth."""
         writer = self.writer
         if writer is None:
             return
@@ -131,7 +131,7 @@ class Engine:
 
 
 class Monitoring(Engine):
-    """By sys.monitoring: all threads at once, beside any debugger and profiler."""
+    """Traces by sys.monitoring: all threads at once, beside any debugger and profiler."""
 
     @property
     def kind(self) -> str:
@@ -139,7 +139,7 @@ class Monitoring(Engine):
         return "monitoring"
 
     def begin(self) -> str:
-        """Start it. Returns why it cannot, or nothing."""
+        """Start tracing. Returns why that is impossible, or ""."""
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         free = [one for one in TOOLS if self._monitoring.get_tool(one) is None]
         if not free:
@@ -154,7 +154,7 @@ class Monitoring(Engine):
         return ""
 
     def end(self) -> None:
-        """Stop, and take everything back."""
+        """Stop tracing and undo all changes to the interpreter."""
         self.on = False
         for event in self._callbacks():
             self._monitoring.register_callback(self._tool, event, None)
@@ -235,7 +235,7 @@ class Monitoring(Engine):
 
 
 class Profile(Engine):
-    """By the profile function of each thread, or its trace function. A thread that has one of its own is left alone."""
+    """Traces by the profile or trace function of each thread. A thread that already has one is left alone."""
 
     @property
     def kind(self) -> str:
@@ -243,7 +243,7 @@ class Profile(Engine):
         return "trace" if self.lines else "profile"
 
     def begin(self) -> str:
-        """Start it. Returns why it cannot, or nothing."""
+        """Start tracing. Returns why that is impossible, or ""."""
         self._set: Any = sys.settrace if self.lines else sys.setprofile
         self._get: Any = sys.gettrace if self.lines else sys.getprofile
         what = "debugger or tracer" if self.lines else "profiler"
@@ -259,7 +259,7 @@ class Profile(Engine):
         return ""
 
     def end(self) -> None:
-        """Stop, and take everything back."""
+        """Stop tracing and undo all changes to the interpreter."""
         self.on = False
         if getattr(threading, self._attribute, None) is self._ours:
             setattr(threading, self._attribute, None)
@@ -269,13 +269,13 @@ class Profile(Engine):
             self._set(None)
 
     def new_thread(self, *event: Any) -> Any:
-        """What threading calls first in a new thread, as its profile or trace function."""
+        """The profile or trace function that threading gives to new threads."""
         if self.on:
             self._set(_Hook(self))
         return None
 
     def step(self, number: int) -> None:
-        """Threads that C code has made are found now, and what an exception has taken out is put back."""
+        """Write a step; also trace threads made by C code since, and threads whose function an exception removed."""
         if self.native and self.on:
             self.native.install()
         elif self.on and self._get() is None:
@@ -367,6 +367,6 @@ _RETURNS = _opcodes()
 
 
 def engine_for(decide: Decide, report: Tell, mode: int, native: Any) -> Monitoring | Profile:
-    """The one for this Python."""
+    """The tracing engine for this Python version."""
     kind = Monitoring if sys.version_info >= (3, 12) else Profile
     return kind(decide, report, mode, native)

@@ -45,7 +45,7 @@ class Code:
 
 
 class CodeFilter:
-    """Tells whether code is followed. Raises ValueError for a word that means nothing."""
+    """Decides which code is traced. Raises ValueError for an invalid word."""
 
     def __init__(
         self, include: Sequence[str], exclude: Sequence[str] = (), start: str = ""
@@ -76,7 +76,7 @@ def is_called(word: str, code: Code) -> bool:
 
 
 def globals_of(code: CodeType) -> dict[str, Any] | None:
-    """Those of the frame that runs this code and has asked; None where it is not near."""
+    """The globals of the frame that runs this code, if it is one of the next callers; otherwise None."""
     frame = sys._getframe(1)
     for _ in range(NEAR):
         if frame.f_code is code:
@@ -88,7 +88,7 @@ def globals_of(code: CodeType) -> dict[str, Any] | None:
 
 
 def folders() -> tuple[str, ...]:
-    """Where Python itself and what was installed lie, each with its real place and a / at its end."""
+    """The folders of Python itself and of installed packages, resolved, each ending in a slash."""
     import site
     import sysconfig
 

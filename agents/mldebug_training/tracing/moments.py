@@ -21,7 +21,7 @@ _calls: dict[int, Callable[[], None]] = {}  # what each signal does now
 
 
 def step_of(word: str) -> int | None:
-    """Of `step:118`; None of anything else. Raises ValueError for a step that is no number."""
+    """The number in `step:118`; None for any other word. Raises ValueError for a step that is no number."""
     kind, colon, number = word.partition(":")
     if kind != "step" or not colon:
         return None
@@ -31,7 +31,7 @@ def step_of(word: str) -> int | None:
 
 
 def signal_of(word: str) -> int | None:
-    """Of `signal:USR2`; None of anything else. Raises ValueError for another signal."""
+    """The signal in `signal:USR2`; None for any other word. Raises ValueError for an unknown signal."""
     kind, colon, name = word.partition(":")
     if kind != "signal" or not colon:
         return None
@@ -41,7 +41,7 @@ def signal_of(word: str) -> int | None:
 
 
 def on_signal(number: int, call: Callable[[], None]) -> str:
-    """Call it when this signal comes. Returns why it cannot, or nothing."""
+    """Call a function when this signal arrives. Returns why that is impossible, or ""."""
     if number not in _calls and taken(number):
         return f"the job uses signal {number} itself"
     try:

@@ -41,7 +41,7 @@ ENGINE, PYTHON, NODE, WHY, FOLLOWED, COMMAND = ring.TEXTS
 
 
 class Mapping:
-    """The file in memory until nobody has it any more: whoever uses `view` holds this object meanwhile."""
+    """A mapped file, kept until nobody uses it: whoever uses `view` must hold this object."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.view = shared(fd, size)
@@ -54,7 +54,7 @@ class Mapping:
 
 
 class ProcessRing:
-    """One ring of this process. Raises OSError where it cannot be had, ValueError for a size that none has."""
+    """The ring file of this process. Raises OSError where it cannot be made, ValueError for an invalid size."""
 
     def __init__(
         self, place: Place, size: int, engine: str, mode: int, followed: str, child: bool = False
@@ -79,7 +79,7 @@ class ProcessRing:
         self._text(FOLLOWED, followed)
 
     def set_state(self, state: int, why: str = "") -> None:
-        """Say what the tracer does from now on, and why."""
+        """Write what the tracer does from now on, and why."""
         self.state = state
         view = self.mapping.view
         self._text(WHY, why)
@@ -88,11 +88,11 @@ class ProcessRing:
         ring.CLOCKS.pack_into(view, 176, time.monotonic_ns(), self._interned())
 
     def step(self, number: int, at: int = 0) -> None:
-        """Say that this step was reached, now or then (CLOCK_MONOTONIC, ns)."""
+        """Write that this step was reached, now or at `at` (CLOCK_MONOTONIC, ns)."""
         ring.STEP.pack_into(self.mapping.view, 144, number, at or time.monotonic_ns())
 
     def close(self, keep: bool) -> None:
-        """No record comes any more; the memory goes when its last user has let go of it."""
+        """Write no more records. The memory is freed when its last user lets go of it."""
         if not keep:
             remove(self.path)
         elif self._file.mine():
@@ -100,7 +100,7 @@ class ProcessRing:
         self._file.close()
 
     def forget(self) -> None:
-        """In a forked child: the file is the parent's, and so is its lock."""
+        """Let go of the parent's file and lock, in a forked child."""
         self._file.close()
 
     def _interned(self) -> int:

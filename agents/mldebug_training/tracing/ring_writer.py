@@ -22,7 +22,7 @@ _pack, _word = ring.RECORD.pack_into, ring.WORD
 
 
 class NameTable:
-    """Files and functions, each once. What the table has no room for is "?"."""
+    """The numbers of files and functions in the ring. Names for which its table is full become "?"."""
 
     def __init__(self, file: ProcessRing) -> None:
         self._mapping = file.mapping
@@ -34,7 +34,7 @@ class NameTable:
         self._entry(0, 0, b"?")
 
     def function(self, path: str, module: str, name: str, line: int) -> int:
-        """The id of a function; 1 where there is no room."""
+        """The number of a function; 1 where the table is full."""
         with self._lock:
             where = f"{path}\0{module}".encode("utf-8", "replace")
             file = self._entry(ring.NO_FILE, 0, where)
@@ -64,7 +64,7 @@ class NameTable:
 
 
 class ThreadWriter:
-    """Where one thread writes. Its chunk is kept from others while this object lives."""
+    """The place where one thread writes its records. Its chunk of the ring is reserved while this object lives."""
 
     def __init__(self, writer: RingWriter) -> None:
         self.number, self.ident = threading.get_native_id(), get_ident()
@@ -84,7 +84,7 @@ class ThreadWriter:
 
 
 class RingWriter:
-    """Records of all threads of this process."""
+    """Writes the records of all threads of this process."""
 
     def __init__(self, file: ProcessRing) -> None:
         self.file, self.names = file, NameTable(file)
@@ -96,7 +96,7 @@ class RingWriter:
         self.on = True
 
     def thread(self) -> ThreadWriter:
-        """Where the calling thread writes."""
+        """The writer of the calling thread."""
         try:
             own: ThreadWriter = self._local.thread
         except AttributeError:

@@ -17,7 +17,7 @@ from mldebug_training.tracing.trace import trace, write_stderr
 
 
 def start(words_of_trace: str) -> None:
-    """Begin, and go on until the process ends; what is wrong is said on stderr. Never raises."""
+    """Begin to trace until the process ends. Problems are printed on stderr. Never raises."""
     try:
         if not is_launcher():
             words = json.loads(words_of_trace)

@@ -83,12 +83,12 @@ class trace:  # noqa: N801 - it is used as a function
 
     @property
     def path(self) -> str | None:
-        """Where its ring lies; None: there is none, for nothing was called yet, or there is no room."""
+        """The path of the ring file; None where nothing was called yet, or it could not be made."""
         return self._file.path if self._file is not None else None
 
     @property
     def why(self) -> str:
-        """Why it is off, or not all is traced; empty: nothing to say."""
+        """Why tracing is off, or incomplete; "" where it is neither."""
         return self._why
 
     @property
@@ -98,7 +98,7 @@ class trace:  # noqa: N801 - it is used as a function
 
     @property
     def engine(self) -> str:
-        """Which one runs: "monitoring, native" or the like; empty: none."""
+        """The engine that runs: "monitoring, native" or the like; "" for none."""
         return str(self._engine.name) if self._engine is not None else ""
 
     def __enter__(self) -> trace:  # noqa: PYI034 - Python 3.9 knows no Self
@@ -109,11 +109,11 @@ class trace:  # noqa: N801 - it is used as a function
         self.end()
 
     def also(self, words: str) -> None:
-        """Something for whoever shows the ring, beside what is followed."""
+        """Add words to the description of what is traced, for whoever reads the ring."""
         self._followed.words += f" {words}"
 
     def begin(self) -> None:
-        """Trace from now on, all threads."""
+        """Trace all threads from now on."""
         if _running:
             return
         _running.append(self)
@@ -132,7 +132,7 @@ class trace:  # noqa: N801 - it is used as a function
             self._refuse(why)
 
     def end(self, keep: bool = True) -> None:
-        """No more. `keep` False: the ring goes as well, if it lies in the default place or is a child's."""
+        """Stop tracing. `keep` False: the ring is removed too, if it lies in the default folder or is a child's."""
         if self not in _running:
             return
         _running.clear()
@@ -144,7 +144,7 @@ class trace:  # noqa: N801 - it is used as a function
             self._writer = None
 
     def step(self, number: int) -> None:
-        """Say that this step was reached; the hook does so by itself."""
+        """Write that this step was reached; the hook calls it by itself."""
         try:
             if self._last is not None and number >= self._last:
                 self._finish()
@@ -273,12 +273,12 @@ class trace:  # noqa: N801 - it is used as a function
         write_stderr(f"mldebug: tracing is off: {why}\n")
 
     def pause(self, paused: bool) -> None:
-        """Around a fork."""
+        """Pause or continue tracing, around a fork."""
         if not self._off:
             self._engine.pause(paused)
 
     def forked(self) -> None:
-        """In the child: a ring of its own, smaller, when it calls something that is followed."""
+        """Give a forked child a smaller ring of its own, at its first traced call."""
         file, self._file, self._writer = self._file, None, None
         self._making = RLock()
         if file is not None:
@@ -334,23 +334,23 @@ class NicerTrace:
 
     @property
     def path(self) -> str | None:
-        """Where its ring lies; None: nothing was called yet."""
+        """The path of the ring file; None where nothing was called yet."""
         return self.trace.path
 
     def run(self, cmd: str) -> None:
-        """Run a string, as exec() does, in `__main__`."""
+        """Run a string in `__main__` with tracing, as exec() does."""
         import __main__
 
         self.runctx(cmd, vars(__main__), vars(__main__))
 
     def runctx(self, cmd: str, globals: Any = None, locals: Any = None) -> None:
-        """Run a string with these names."""
+        """Run a string in these namespaces, with tracing."""
         known = {} if globals is None else globals
         with self.trace:
             exec(cmd, known, {} if locals is None else locals)  # noqa: S102 - it is what was asked for
 
     def runfunc(self, func: Callable[..., Any], *args: Any, **kw: Any) -> Any:
-        """Call it."""
+        """Call a function with tracing, and return its result."""
         with self.trace:
             return func(*args, **kw)
 
@@ -367,7 +367,7 @@ _running: list[trace] = []
 
 
 def stepped(number: int) -> None:
-    """A step was reached: the ring in use says so."""
+    """Write that a step was reached into the ring in use, if any."""
     for one in _running:
         one.step(number)
 
@@ -394,7 +394,7 @@ def _filled(place: str) -> str:
 
 
 def write_stderr(text: str) -> None:
-    """One line on stderr, if somebody reads it."""
+    """Print one line on stderr; errors are ignored."""
     try:
         write_all(2, (text.encode("utf-8", "replace"),), time.monotonic() + SAYS_WITHIN)
     except Exception as error:  # stderr is closed

@@ -17,7 +17,7 @@ LATER = (401, 403, 404, 408, 425, 429)  # a person, or time, may mend these
 
 
 def problem_of(url: str) -> str:
-    """What is wrong with an address, without repeating it; "" where nothing is."""
+    """What is wrong with a URL, without repeating it; "" where nothing is."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -40,7 +40,7 @@ def request(
     ca_file: Path | None = None,
     method: str = "POST",
 ) -> None:
-    """Send it; 2xx is an acknowledgement. `RefusedError`: never send it again; OSError: later it may work."""
+    """Send an HTTP request; a 2xx status acknowledges it. Raises MessageRefusedError where a repetition is useless, OSError otherwise."""
     if wrong := problem_of(url):
         raise OSError(f"the address {wrong}")
     parts = urlsplit(url)

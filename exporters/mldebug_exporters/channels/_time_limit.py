@@ -10,7 +10,7 @@ TIMES = 3  # timeouts of one step that a whole conversation may take
 
 @contextlib.contextmanager
 def limit(seconds: float, link: Callable[[], socket.socket | None]) -> Iterator[None]:
-    """Cut the connection `link` gives, if this takes longer; whoever reads from it gets an OSError or an end."""
+    """Shut down the connection that `link` returns if the block takes longer; its reader gets an OSError or end of data."""
     timer = threading.Timer(seconds, _cut, (link,))
     timer.daemon = True
     timer.start()

@@ -16,7 +16,7 @@ GRACE = 4  # repeats that may be missed before an alert ends by itself, as Prome
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The address of one Alertmanager, and the credentials to send along. For a cluster configure one channel per member."""
+    """The address of one Alertmanager and its credentials. A cluster of them needs one channel for each."""
 
     url: str = ""  # http://alertmanager:9093, without /api
     repeat: Annotated[Duration, msgspec.Meta(ge=1, le=3600)] = 60.0  # while something is wrong

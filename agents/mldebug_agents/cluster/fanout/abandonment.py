@@ -17,7 +17,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the body as an exception, so that what it has started is ended, too."""
+    """A context in which SIGTERM and a closed terminal end the block as an exception, so that it can end what it has started."""
     before = {number: signal.getsignal(number) for number in _ENDING}
     for number, old in before.items():
         if old is not signal.SIG_IGN:  # nohup

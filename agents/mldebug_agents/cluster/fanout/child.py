@@ -33,7 +33,7 @@ BEAT = 0.25
 
 
 def serve(connection: socket.socket) -> None:
-    """Read one order, carry it out, send what comes of it."""
+    """The child's main function: reads one order, carries it out, sends its results as they come."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     link = ChildLink(connection, msgspec.msgpack.Decoder(FanoutOrder))

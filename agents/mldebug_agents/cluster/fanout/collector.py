@@ -28,7 +28,7 @@ Progress = Callable[[int, tuple[str, ...]], None]
 
 
 class ReplyCollector:
-    """What has come so far."""
+    """Collects the nodes' replies of one command as they arrive."""
 
     def __init__(self, plan: FanoutPlan, transport: Transport) -> None:
         self.plan = plan
@@ -49,7 +49,7 @@ class ReplyCollector:
 
     @property
     def answered(self) -> int:
-        """How many answers are there."""
+        """How many nodes have answered."""
         return len(self._replies)
 
     def take(self, news: FanoutNews) -> None:
@@ -122,7 +122,7 @@ class ReplyCollector:
         return QueriedNode(name=name, state="unable")  # not reached: it would have been opened
 
     def replies(self) -> NodeReplies:
-        """Close the collection: all replies, and for each other node the reason why there is none."""
+        """End the collection: all replies, and for each other node the reason why there is none."""
         reasons = self._transport.explain(self.plan, self._errors)
         for name in self.missing:
             begun = self._pieces[name].begun
@@ -134,7 +134,7 @@ class ReplyCollector:
 def ask_all(
     spawner: Spawner, plan: FanoutPlan, transport: Transport, progress: Progress = lambda *_: None
 ) -> NodeReplies:
-    """Carry the plan out; never raises for what a node does."""
+    """Carry out the plan and collect the replies. Never raises for what a node does."""
     collector = ReplyCollector(plan, transport)
     rounds = -(-len(plan.order.nodes) // plan.order.fanout) if plan.order.nodes else 1
     deadline = time.monotonic() + rounds * (plan.order.timeout + plan.order.grace + BATCH)

@@ -13,5 +13,5 @@ _WAYS_OUT = (
 
 
 def way_out(error: str) -> str:
-    """One sentence that says what helps against this error; "" where none is known."""
+    """A sentence that says what helps against this error of ssh or srun; "" where none is known."""
     return next((way for pattern, way in _WAYS_OUT if re.search(pattern, error)), "")

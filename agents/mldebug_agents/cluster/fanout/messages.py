@@ -12,7 +12,7 @@ NAME = "fanout"  # of the worker that the process starter forks
 
 
 class FanoutOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Run `command`, a line for a shell: on each of `nodes` by ssh, or here where there are none."""
+    """Run `command`, a line for a shell: by ssh on each of `nodes`, or on this host where there are none."""
 
     command: str
     nodes: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class FanoutOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FanoutNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that came of an order. Text is what others wrote, cut and not cleaned."""
+    """A piece of output, an error, or the end of a command. Its text is what others wrote, cut and not cleaned."""
 
     node: str = ""  # "": of the command that runs here
     line: str = ""  # of a reply
@@ -50,7 +50,7 @@ class FanoutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FanoutRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asked for."""
+    """Which nodes and jobs a person wants to be captured, and how."""
 
     target: str  # a job id, or a list of nodes
     python: str
@@ -62,13 +62,13 @@ class Transport(Protocol):
     """A way to run one command on many nodes: a file in `transports/`."""
 
     def plan(self, wanted: FanoutRequest, starter: ProgramStarter) -> FanoutPlan:
-        """Say how; UsageError, ToolError where it cannot be done."""
+        """How the wanted nodes are to be reached. Raises UsageError or ToolError where they cannot be."""
         ...
 
     def explain(self, plan: FanoutPlan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
-        """Why nodes have not answered, by what the command that ran here wrote to stderr."""
+        """Why nodes have not answered, from what the command that ran here wrote to stderr."""
         ...
 
     def ended(self, node: str, code: int, error: str) -> QueriedNode:
-        """Why a node has not answered, by how the command ended there."""
+        """Why one node has not answered, from how the command ended there."""
         ...

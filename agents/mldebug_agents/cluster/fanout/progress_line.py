@@ -49,7 +49,7 @@ class Waiting:
 
 
 def words(answered: int, missing: tuple[str, ...]) -> str:
-    """`38 nodes have answered, 2 not yet: node[017,032]`."""
+    """The progress in one line: `38 nodes have answered, 2 not yet: node[017,032]`."""
     have = f"{answered} {'node has' if answered == 1 else 'nodes have'} answered"
     if not missing:
         return have

@@ -54,7 +54,7 @@ Asking = Announcement | CaptureOrder | DumpOrder | None
 
 
 class PeerQuestion(NamedTuple):
-    """What another node, or a person here, asks the main loop; `answer` is waited for in the server's thread."""
+    """A request of another node, or of a person here, to the main loop. The server's thread waits for `answer`."""
 
     what: Asking  # None: who is there
     address: str
@@ -62,7 +62,7 @@ class PeerQuestion(NamedTuple):
 
 
 class PeersController:
-    """`capture` has a run captured soon; its capture comes back by `captured`."""
+    """The part of the agent that works with agents of other nodes. `capture` orders a capture of a run, which comes back by `captured`."""
 
     worker_names = ("members", "other nodes", "question")  # whose results `on_result` takes
 
@@ -101,7 +101,7 @@ class PeersController:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """For status."""
+        """The workers, for the agent's status."""
         return self._groups.worker, self.leader.worker
 
     @property
@@ -119,13 +119,13 @@ class PeersController:
         return f"this agent coordinates {count} {'node' if count == 1 else 'nodes'}"
 
     def coordinators_of(self, job: str) -> tuple[Peer, ...]:
-        """Of the runs here of that name, or whose id begins so; from any thread."""
+        """The coordinators of runs with this name, or whose id begins so; callable from any thread."""
         return tuple(one.by for one in self._named if job == one.name or one.id.startswith(job))
 
     # --- the loop ----------------------------------------------------------------------------------
 
     def tick(self, runs: Mapping[str, Run]) -> None:
-        """Announce, ask, and report alone what was held back for too long."""
+        """Announce this node's runs, order captures, and report stalls alone that were held back for too long."""
         now = time.monotonic()
         self._ours.tick(runs)
         self._ordered.keep(runs.keys())
@@ -142,7 +142,7 @@ class PeersController:
         self._held.tick(runs, now)
 
     def on_result(self, result: Result) -> None:
-        """Take the result of a worker that is named in `tells`."""
+        """Take the result of a worker that is named in `worker_names`."""
         now = time.monotonic()
         if result.worker == "members":
             self._follower.announced(result, now)
@@ -159,7 +159,7 @@ class PeersController:
                 refuse(result.value.answer, MldebugError(f"{type(error).__name__}: an error here"))
 
     def ask(self, what: Asking, address: str) -> "Future[Any]":
-        """Put a question to the main loop; from any thread."""
+        """Put a request to the main loop; returns a future for its answer. Callable from any thread."""
         answer: Future[Any] = Future()
         with self._counting:
             if self._inbox.qsize() >= MAX_WAITING or self._waiting[address] >= MAX_OF_ONE:
@@ -172,11 +172,11 @@ class PeersController:
     # --- our runs ----------------------------------------------------------------------------------
 
     def complete(self, one: JobLook) -> JobLook:
-        """The reading with the progress that other nodes have announced."""
+        """The look at a job, completed by progress that other nodes have announced."""
         return self._ours.progress(one.job.id).complete(one)
 
     def holds(self, run: Run) -> bool:
-        """Must this stall be announced to the coordinator first? Then it is held back until the answer comes."""
+        """Whether this stall must be announced to the coordinator first; if so, it is held back until the answer comes."""
         return self._held.holds(run)
 
     def holding(self, run: Run) -> bool:
@@ -188,11 +188,11 @@ class PeersController:
         return self._held.release(run)
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
-        """A capture has come back: who waits for it gets it."""
+        """Hand a finished capture to all who wait for it."""
         self._ordered.captured(run.job.id, capture, time.monotonic())
 
     def failed(self, job_id: str, error: Exception) -> None:
-        """A capture failed: everybody who waits for it gets the reason."""
+        """Hand the reason why a capture failed to all who wait for it."""
         self._ordered.failed(job_id, error)
 
     def _announcement(self, group: CoordinatorGroup, now: float) -> Announcement:

@@ -57,7 +57,7 @@ class CaptureRound(NamedTuple):
 
 
 class ClusterCapture(NamedTuple):
-    """What came of a call; `run`: None where nobody sent a capture that can be used."""
+    """The result of a call to capture all nodes; `run` is None where no node sent a usable capture."""
 
     call: CaptureCall
     run: MergedRun | None
@@ -79,7 +79,7 @@ def ask_all(
     clock: Callable[[], float] = time.monotonic,
     topology: Topology | None = None,
 ) -> ClusterCapture:
-    """In a worker: order all captures at one moment, and merge them."""
+    """Order the captures of all nodes at the same moment and merge them. Runs in a worker."""
     call, nodes = capture_round.call, capture_round.nodes()
     order = CaptureOrder(
         key=call.news.key,

@@ -31,7 +31,7 @@ LONGEST = 20.0  # seconds, after which no others are asked in one round
 
 
 def candidates(job: Job, port: int) -> tuple[Peer, ...]:
-    """The same on all nodes of the run, in the same order; none for a run of this node alone. `port`: of all agents."""
+    """Agents that may coordinate a job, in an order that is the same on all its nodes; empty for a job of this node alone. `port`: of all agents."""
     if job.world_size <= len(job.ranks) + len(job.lost):
         return ()
     hosts = dict.fromkeys((*listed(job.node_list, MAX_LISTED), *_master(job)))
@@ -39,7 +39,7 @@ def candidates(job: Job, port: int) -> tuple[Peer, ...]:
 
 
 def listed(text: str, most: int = MAX_MEMBERS) -> tuple[str, ...]:
-    """The nodes of a scheduler's list, which a job wrote; none where it cannot be read, or has more than `most`."""
+    """The nodes in a scheduler's list, which a job wrote; empty where it cannot be read, or has more than `most` nodes."""
     try:
         return unfold_nodes(text, groups=False, most=most) if text else ()
     except UsageError:
@@ -82,7 +82,7 @@ class CoordinatorSearch:
         self._last: Peer | None = None
 
     def announce(self, announcement: Announcement) -> FoundCoordinator:
-        """Tell the coordinator; SilentError where none of the candidates is one, with the first reasons."""
+        """Announce to the first candidate that coordinates. Raises SilentError, with the first reasons, where none does."""
         body = msgspec.json.encode(announcement)
         why: list[str] = []
         until = self._clock() + LONGEST

@@ -59,7 +59,7 @@ Find = Callable[[RunKey, int | None], Run | None]
 
 
 class Leader:
-    """`find`: the run of that key and attempt, where it has ranks here."""
+    """The coordinator's part of this agent. `find`: returns the run with a key and an attempt, where it has ranks on this node."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Leader:
         )
 
     def tick(self, now: float) -> None:
-        """Have what is due captured; let go what is over."""
+        """Order the captures that are due, and forget what is over."""
         if now < self._due:
             return
         self._due = now + BEAT
@@ -125,7 +125,7 @@ class Leader:
                 self._incidents.remote.close_case(incident, "ended", NOT_HERE)
 
     def met(self, peer: Peer, now: float) -> None:
-        """Another agent coordinates and has answered now: should it fall silent, this is when it last did."""
+        """Note that another agent coordinates and answered just now; if it falls silent, this was the last time."""
         self._met[peer] = now
 
     def welcome(self, announcement: Announcement, address: str, now: float) -> Welcome:
@@ -157,15 +157,15 @@ class Leader:
         return self._coordinator.relayed(group.name, self._node, now)
 
     def view(self, now: float) -> ClusterView:
-        """All nodes that have announced themselves here."""
+        """All nodes that announce themselves to this agent."""
         return self._coordinator.view(self._node, _hosts(*self._groups), now)
 
     def count(self, now: float) -> int:
-        """How many nodes announce themselves here."""
+        """How many nodes announce themselves to this agent."""
         return len(self._coordinator.fresh(now))
 
     def dump(self, order: DumpOrder, answer: "Future[ClusterCapture]", now: float) -> None:
-        """A person asks; there may be a stall, or none."""
+        """Capture a run on all its nodes because a person asks for it, whether it stalls or not."""
         job, calls = order.job, self._coordinator.named(order.job, order.uid)
         if len(calls) != 1:
             names = sorted({f"{run_id(one.news.key)} ({one.news.name})" for one in calls})
@@ -180,7 +180,7 @@ class Leader:
             refuse(answer, MldebugError("too many captures wait"))
 
     def together(self, result: Result) -> None:
-        """All nodes have answered, or had their time."""
+        """Take the captures of all nodes, or of those that answered in time."""
         call: CaptureCall = result.order.call
         answer: Future[Any] | None = result.order.answer
         why = f"the nodes could not be asked: {result.error}" if result.error else ""
@@ -216,7 +216,7 @@ class Leader:
         return group is None or group.led_by(self._agent)
 
     def judged(self, queried: QueriedNodes) -> QueriedNodes:
-        """Nodes that still announce themselves are not silent, though they cannot be reached: a wrong address, or a firewall."""
+        """The queried nodes; those that still announce themselves are marked as unreachable and not as silent (wrong address, firewall)."""
         nodes = tuple(self._alive(one) if one.state == "silent" else one for one in queried.nodes)
         return msgspec.structs.replace(queried, nodes=nodes, by=self._node)
 

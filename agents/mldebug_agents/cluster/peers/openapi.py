@@ -27,7 +27,7 @@ _ANY: dict[str, Any] = {"type": "string", "format": "binary"}
 
 @cache
 def document() -> bytes:
-    """OpenAPI 3.1, JSON."""
+    """The OpenAPI 3.1 document of the API between agents, as JSON."""
     kinds = (Announcement, CaptureOrder, DumpOrder, Welcome, ClusterView)
     schemas, parts = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"

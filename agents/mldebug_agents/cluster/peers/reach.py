@@ -10,7 +10,7 @@ from mldebug.status.snapshot import Snapshot
 
 
 def run_elsewhere(job: str, snapshot: Snapshot, view: ClusterView) -> str | None:
-    """The id of the run of that id or name which is not of this node alone; None: of none, or of several."""
+    """The id of a run with this id or name that has ranks on other nodes; None where there is none, or several."""
     shown = list(_shown(view))
     keys = {
         news.key

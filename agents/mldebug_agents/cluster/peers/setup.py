@@ -20,7 +20,7 @@ HOW = "cluster: {key_file: FILE, networks: [10.1.0.0/16]}, see docs/across-nodes
 
 
 class PeerSetup(NamedTuple):
-    """What an agent needs to talk to others."""
+    """What an agent needs to work with others: socket, client, candidates, identity."""
 
     door: socket.socket
     identity: Identity
@@ -31,7 +31,7 @@ class PeerSetup(NamedTuple):
 
 
 def join(settings: ClusterConfig, make: Callable[[bytes], KeyPair]) -> PeerSetup | None:
-    """Listen and read the key; None where no other agents are configured. ConfigError, UsageError where it cannot be."""
+    """Listen for other agents and read the key; None where none are configured. Raises ConfigError or UsageError."""
     if problems := list(_problems(settings)):
         raise ConfigError(problems, HOW)
     if settings.key_file is None and settings.certificate is None:
@@ -56,7 +56,7 @@ def join(settings: ClusterConfig, make: Callable[[bytes], KeyPair]) -> PeerSetup
 
 
 def more_descriptors() -> None:
-    """As many as this process may have: whoever coordinates has a connection to each node at the same moment."""
+    """Raise the limit of open files to the maximum: a coordinator has a connection to each node at the same time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):  # then those that there are must do

@@ -26,7 +26,7 @@ Verb = Callable[[Mapping[str, str], int | None], object]
 
 
 def peer_verbs(peers: PeersController | None, client: PeerClient | None) -> dict[str, Verb]:
-    """By path, each with the user of whose runs it is; None: of everybody's. Each runs in a thread of the server."""
+    """The functions that agents of other nodes, or people, may call, by path. Each gets the user whose runs are wanted; None: all."""
 
     def coordinators() -> tuple[PeerClient, tuple[Peer, ...]]:
         if peers is None or client is None:

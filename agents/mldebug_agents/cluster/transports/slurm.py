@@ -32,7 +32,7 @@ _ENDED = re.compile(
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How srun is called."""
+    """Options: how srun is called."""
 
     # of every step; --gres=gpu:0, or it would wait for the GPUs that the job holds
     srun: tuple[str, ...] = ("srun", "--overlap", "--gres=gpu:0")
@@ -45,7 +45,7 @@ class SlurmTransport:
         self._options = options
 
     def plan(self, wanted: FanoutRequest, starter: ProgramStarter) -> FanoutPlan:
-        """One step on all nodes of the job that are up."""
+        """The plan: one job step on all nodes of the job that are up."""
         job, nodes = _job(starter, wanted.target)
         absent = tuple(_down(starter, nodes))
         up = [name for name in nodes if name not in {node.name for node in absent}]
@@ -69,7 +69,7 @@ class SlurmTransport:
         return FanoutPlan(order=order, nodes=nodes, absent=absent, listed_by="Slurm")
 
     def explain(self, plan: FanoutPlan, errors: Iterable[str]) -> Mapping[str, QueriedNode]:
-        """srun labels each line with the number of its task, and tells at the end where a task has failed."""
+        """Which tasks failed, from srun's stderr: it labels each line with a task's number, and names failed tasks at the end."""
         absent = {node.name for node in plan.absent}
         present = [name for name in plan.nodes if name not in absent]
         errors_of = _SrunErrors(errors)

@@ -29,7 +29,7 @@ _SILENT = re.compile(
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How ssh is called; what ~/.ssh/config says holds, too."""
+    """Options: how ssh is called, in addition to ~/.ssh/config."""
 
     ssh: str = "ssh"  # the program
     options: str = ""  # more of its options: "-i ~/.ssh/cluster -p 2222"
@@ -40,13 +40,13 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SshTransport:
-    """Reaches hosts that a person named."""
+    """Reaches hosts that a person has named, by ssh."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
 
     def plan(self, wanted: FanoutRequest, starter: ProgramStarter) -> FanoutPlan:
-        """One connection for each node."""
+        """The plan: one ssh connection for each node."""
         hosts = read_hosts(wanted.target)
         nodes = hosts.names
         chosen = self._options
@@ -93,13 +93,13 @@ def _named(hosts: NamedHosts) -> tuple[str, ...]:
 
 
 def remote_command(wanted: FanoutRequest) -> str:
-    """The words for a login shell there, whichever it is; it ends by itself even where nobody waits any more."""
+    """The command for a remote login shell of any kind. It ends by itself even if nobody waits for it any more."""
     limit = ("timeout", "-k", "5", f"{wanted.timeout:g}")
     return shlex.join((*limit, wanted.python, "-m", "mldebug", *wanted.arguments))
 
 
 def why(code: int, error: str) -> str:
-    """How it ended there, in a few words."""
+    """How ssh ended on a node, in a few words."""
     if code == LATE:
         return f"mldebug was not done in time there{f': {error}' if error else ''}"
     if code == 0:

@@ -13,7 +13,7 @@ WORDS = 200  # characters that name a leftover
 
 
 class ChildRegistry:
-    """Bookkeeping only: it starts, kills and waits for nobody. Any thread may call."""
+    """The list of children that were started and abandoned. It starts and kills none. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class ChildRegistry:
             self._abandoned.append(child)
 
     def inherit(self, leftovers: Sequence[Leftover]) -> None:
-        """Count what an earlier agent could not end, as long as it is there."""
+        """Count processes that an earlier agent could not end, while they exist."""
         self._inherited = (*self._inherited, *leftovers)
 
     @property
@@ -78,12 +78,12 @@ class ChildRegistry:
             return list(self._started)
 
     def close(self) -> None:
-        """Hear no more of those that were abandoned."""
+        """Close the status pipes of children that were abandoned."""
         with self._lock:
             while self._abandoned:
                 self._abandoned.pop().close()
 
 
 def command_words(words: Sequence[str]) -> str:
-    """How a command line names a leftover."""
+    """The words of a command line by which a leftover process is named."""
     return " ".join(words)[:WORDS]

@@ -11,7 +11,7 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel")
 
 
 def inside_gpu_driver(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Say whether a process with a GPU open sits in state D or in a call on the GPU: to kill it there has frozen GPUs."""
+    """Whether a process with a GPU open is in state D or in a call on the GPU. Killing it there has frozen GPUs."""
     held = {link.name for link in _entries(proc / str(pid) / "fd") if _holds_gpu(link)}
     tasks = _entries(proc / str(pid) / "task") if held else []
     return any(_state(task) == "D" or _asks(task) in held for task in tasks)

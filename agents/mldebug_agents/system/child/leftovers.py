@@ -11,20 +11,20 @@ PROC = Path("/proc")
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """One process; `start_ticks` since boot as in /proc/PID/stat."""
+    """A process that could not be ended. `start_ticks`: clock ticks since boot, as in /proc/PID/stat."""
 
     pid: int
     start_ticks: int
     words: str = ""  # what it is, for people
 
     def lives(self, proc: Path = PROC) -> bool:
-        """Whether that very process is still there; a zombie is not."""
+        """Whether this very process still exists; a zombie does not count."""
         stat = _stat(self.pid, proc)
         return stat is not None and stat[0] not in "ZX" and stat[2] == self.start_ticks
 
 
 def children_of(parent: int, proc: Path = PROC) -> tuple[Leftover, ...]:
-    """All living children of a process, by the kernel's own list or, where it keeps none, by a look at everybody."""
+    """All living children of a process, from the kernel's list or, where it has none, from all processes."""
     found = []
     for pid in _pids_of(parent, proc):
         stat = _stat(pid, proc)
@@ -34,7 +34,7 @@ def children_of(parent: int, proc: Path = PROC) -> tuple[Leftover, ...]:
 
 
 def survivors(children: Sequence[Leftover], seconds: float) -> list[Leftover]:
-    """Who of them lives still; waits at most so long for all to end."""
+    """Those that still live, after waiting up to so many seconds for all to end."""
     deadline = time.monotonic() + seconds
     while (left := [one for one in children if one.lives()]) and time.monotonic() < deadline:
         time.sleep(0.002)

@@ -26,7 +26,7 @@ class WorkerStarter(Protocol):
     """The part of a `Spawner` that forks children which run a function of ours."""
 
     def fork_worker(self, name: str) -> ForkedWorker:
-        """Fork the worker of that name; raises OSError when there is none to be had."""
+        """Fork the worker with this name. Raises OSError where that is not possible."""
         ...
 
 
@@ -52,7 +52,7 @@ class ChildLink(Generic[T]):
         self._data = bytearray()  # what has come of a message that is not whole yet
 
     def send(self, message: msgspec.Struct, descriptor: int | None = None) -> None:
-        """Send one message, and a descriptor beside it."""
+        """Send one message, and a file descriptor with it."""
         data = bytearray(HEAD.size)
         self._encoder.encode_into(message, data, HEAD.size)
         HEAD.pack_into(data, 0, len(data) - HEAD.size, descriptor is not None)
@@ -61,7 +61,7 @@ class ChildLink(Generic[T]):
             socket.send_fds(self._connection, [b"+"], [descriptor])
 
     def receive(self) -> T:
-        """Wait for one message. What has come of it when the time is over is kept for the next call."""
+        """Wait for one message. A part that has arrived when the time is over is kept for the next call."""
         message, descriptor = self.receive_with_descriptor()
         if descriptor is not None:
             os.close(descriptor)
@@ -84,7 +84,7 @@ class ChildLink(Generic[T]):
             raise ConnectionError(f"a message makes no sense: {error}") from None
 
     def arrived(self) -> Iterator[T]:
-        """All whole messages that have come by now, on a socket that does not wait."""
+        """All complete messages that have arrived, on a non-blocking socket."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 yield self.receive()

@@ -26,7 +26,7 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOE
 
 
 class LeftOut(IntFlag):
-    """Why something is missing."""
+    """Why entries are missing from a listing."""
 
     MANY = 1
     TIME = 2
@@ -36,7 +36,7 @@ class LeftOut(IntFlag):
 
 
 class ListedFile(NamedTuple):
-    """One entry. `path` is relative, as the kernel has it."""
+    """An entry of a folder. `path` is relative, in bytes as the kernel has them."""
 
     path: str
     kind: str
@@ -47,7 +47,7 @@ class ListedFile(NamedTuple):
 
 
 class FolderListing(NamedTuple):
-    """All of it. Without anything in `left` it is the whole folder, `depth` levels deep."""
+    """A listing of a folder. Where `left` is empty it is complete, `depth` levels deep."""
 
     entries: tuple[ListedFile, ...]
     left: LeftOut = LeftOut(0)
@@ -55,7 +55,7 @@ class FolderListing(NamedTuple):
 
 
 def listed(handle: int, most: int, depth: int) -> bytes:
-    """Walk below the folder that an O_PATH descriptor stands for, and close that; OSError where it cannot be opened."""
+    """List what lies below the folder of an O_PATH descriptor, and close it. Raises OSError where it cannot be opened. Returns packed bytes."""
     try:
         facts = os.fstat(handle)
         if not stat.S_ISDIR(facts.st_mode):
@@ -142,7 +142,7 @@ def _newest_first(name: bytes) -> tuple[list[int], bytes]:
 
 
 def unpack(data: bytes) -> FolderListing:
-    """The other end of the wire."""
+    """The listing, from the bytes that `listed` returned."""
     left, left_out = HEAD.unpack_from(data)
     found, at = [], HEAD.size
     while at < len(data):

@@ -28,13 +28,13 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """As `subprocess` has it; None where it never ran, or is still there."""
+        """The exit code as `subprocess` has it; None where the child never ran, or still runs."""
         if self.wait_status is None or self.errno:
             return None
         return os.waitstatus_to_exitcode(self.wait_status)
 
     def update(self) -> None:
-        """Read the news about the child that its pipe holds now, without waiting."""
+        """Read what the child's status pipe holds now, without waiting."""
         while not self.over:
             try:
                 news = os.read(self.fd, NEWS.size * 8)
@@ -47,13 +47,13 @@ class ChildProcess:
                 self._note(kind, value)
 
     def note_start(self) -> None:
-        """Remember when it started: with its pid that names it even after the pid was reused."""
+        """Remember the child's start time, which with its pid identifies it even after the pid is reused."""
         with contextlib.suppress(OSError, IndexError):
             stat = Path(f"/proc/{self.pid}/stat").read_text()
             self.start_ticks = int(stat.rpartition(")")[2].split()[19])
 
     def close(self) -> None:
-        """Hear no more of it."""
+        """Close the child's status pipe."""
         self.over = True
         if self.fd >= 0:
             os.close(self.fd)
@@ -89,13 +89,13 @@ class OutputPipe:
         self.close_inlet()
 
     def close_inlet(self) -> None:
-        """Drop our copy of the writing end; after that the end of the data can be seen."""
+        """Close our copy of the writing end, so that the end of the data can be seen."""
         if self.inlet >= 0:
             os.close(self.inlet)
             self.inlet = -1
 
     def read(self) -> bool:
-        """Take in one chunk; false when there is none now, or none any more."""
+        """Read one chunk. False where there is none now, or no more."""
         try:
             chunk = os.read(self.fd, _CHUNK)
         except BlockingIOError:
@@ -107,13 +107,13 @@ class OutputPipe:
         return not self.ended
 
     def news(self) -> bytes:
-        """What has come since the last call."""
+        """What has arrived since the last call."""
         fresh = bytes(self._data[self._reported :])
         self._reported = len(self._data)
         return fresh
 
     def drain(self) -> bytes:
-        """Take in what is left in the pipe now, and return all that came, at most `limit` bytes."""
+        """Read what is left in the pipe. Returns everything that arrived, at most `limit` bytes."""
         while not self.flooded and self.read():
             pass
         return bytes(self._data)

@@ -24,7 +24,7 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramStarter(Protocol):
-    """Whatever runs a program: the real `Spawner`, or `FakeSpawner` in tests."""
+    """What runs programs: the real `Spawner`, or `FakeSpawner` in tests."""
 
     def run(
         self,
@@ -40,7 +40,7 @@ class ProgramStarter(Protocol):
 
 
 class FakeSpawner:
-    """A `ProgramStarter` for tests: a function answers for the programs; `calls` lists what was asked for."""
+    """A `ProgramStarter` for tests: a function makes the results of programs; `calls` lists the command lines."""
 
     def __init__(self, answer: Callable[[tuple[str, ...]], Completed]) -> None:
         self._answer = answer

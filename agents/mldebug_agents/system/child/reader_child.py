@@ -41,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadOperation(IntEnum):
-    """What may be asked of a path."""
+    """What the reader child can do with a path."""
 
     KERNEL = 1  # a /proc or /sys file: the first bytes
     FILE = 2  # all of a regular file
@@ -62,7 +62,7 @@ FileId = tuple[int, int, int, int, int]  # inode, device, mode, uid, gid
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Do the same with each of these paths. `limit`: bytes; `line`: or what `ReadOperation` says that it stands for."""
+    """The same operation for several paths. `limit`: bytes; `line`: a line number, or what the operation says."""
 
     operation: ReadOperation
     paths: tuple[bytes, ...]
@@ -71,7 +71,7 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What came of one path: its data, and the file's size (bytes) and modification time (unix) where it was opened."""
+    """The result for one path: its data, with the file's size (bytes) and modification time (unix) when it was opened."""
 
     data: bytes = b""
     size: int = 0
@@ -81,7 +81,7 @@ class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer requests until the other side hangs up."""
+    """Answer requests until the agent closes the connection: the main function of the reader child."""
     link = ChildLink(connection, msgspec.msgpack.Decoder(ReadRequest), max_body=MAX_BODY)
     with contextlib.suppress(ConnectionError):
         while request := link.receive():

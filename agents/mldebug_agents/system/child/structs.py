@@ -11,14 +11,14 @@ import msgspec
 
 
 def learn_structs() -> None:
-    """Look at every struct class there is: 14 ms for the 300 of an agent; those known already cost nothing."""
+    """Let msgspec inspect all struct classes now: 14 ms for the 300 of an agent; classes already known cost nothing."""
     for kind in struct_classes(msgspec.Struct):
         with suppress(TypeError):  # it holds what cannot be decoded, and so never is
             msgspec.json.Decoder(kind)
 
 
 def struct_classes(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
-    """All that stand on this one, at whatever depth."""
+    """All subclasses of a struct class, at every level."""
     for one in kind.__subclasses__():
         yield one
         yield from struct_classes(one)

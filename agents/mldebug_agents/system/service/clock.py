@@ -14,7 +14,7 @@ JUMP = 2.0  # seconds; less is the slewing of a time service
 
 
 class Clock:
-    """`wall` and `steady` are the world's clocks, in seconds."""
+    """Unix time that does not jump while it is relied on. `wall` and `steady`: the system's clocks, in seconds."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Clock:
         self._offset = wall() - steady()
 
     def now(self) -> float:
-        """Unix seconds, steady since the last `settle`."""
+        """Unix time in seconds, which runs evenly since the last `settle`."""
         return self._steady() + self._offset
 
     def steady(self) -> float:
@@ -38,11 +38,11 @@ class Clock:
         return steady + self._offset
 
     def translate(self, at: float) -> float:
-        """A moment that somebody else has just read from the wall clock, in our time."""
+        """A unix time that was just read from the wall clock, converted to this clock's time."""
         return at - (self._wall() - self.now())
 
     def settle(self) -> float:
-        """Take over the wall clock's time: nobody relies on ours now. Returns how far it had jumped, else 0."""
+        """Take over the wall clock's time, when nobody relies on the old one. Returns by how many seconds it had jumped."""
         offset = self._wall() - self._steady()
         jumped, self._offset = offset - self._offset, offset
         if abs(jumped) <= JUMP:

@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 def set_up(stream: TextIO, environ: Mapping[str, str] = os.environ) -> None:
-    """Send all that is logged to a stream."""
+    """Send all log records to a stream."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LogLineFormatter(timed=not is_journal(stream, environ)))
     logging.basicConfig(handlers=[handler], level=logging.INFO)

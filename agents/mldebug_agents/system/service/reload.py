@@ -18,7 +18,7 @@ _FIXED = (
 
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
-    """Keys that have changed and that a running agent does not obey."""
+    """Config keys that changed and take effect only at a restart of the agent."""
     return tuple(name for name in _FIXED if _value(old, name) != _value(new, name))
 
 
@@ -30,7 +30,7 @@ def _value(config: Config, name: str) -> object:
 
 
 def stuck_remarks(leftovers: Iterable[Leftover]) -> Iterator[Remark]:
-    """What was started and can neither be used nor ended: evidence, and one child less."""
+    """A remark for each child that can neither be used nor ended."""
     for one in leftovers:
         message = (
             f"pid {one.pid} ({one.words}) of mldebug is stuck in the kernel and cannot be ended"

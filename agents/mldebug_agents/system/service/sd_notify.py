@@ -23,7 +23,7 @@ class SystemdNotifier:
         self._status = ""
 
     def send(self, *states: str) -> None:
-        """Send `READY=1`, `STATUS=…` and the like in one datagram."""
+        """Send states as `READY=1` or `STATUS=…` to systemd, in one datagram."""
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
@@ -32,7 +32,7 @@ class SystemdNotifier:
             link.sendto("\n".join(states).encode(), address)
 
     def status(self, text: str) -> None:
-        """Tell what is going on, where that has changed."""
+        """Send a status text to systemd, if it has changed."""
         if text != self._status:
             self._status = text
             self.send(f"STATUS={text}")

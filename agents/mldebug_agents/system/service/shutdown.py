@@ -40,24 +40,24 @@ class Shutdown:
         signal.signal(signal.SIGHUP, lambda *_: self._reload())
 
     def begin(self) -> None:
-        """Start the guard; after the process starter has forked."""
+        """Start the guard thread; call it after the helper process was forked."""
         threading.Thread(target=self._guard, name="mldebug-ending", daemon=True).start()
 
     def set_handlers(
         self, stop: Callable[[], None], reload: Callable[[], None], stuck: Callable[[], str]
     ) -> None:
-        """Set who is called to stop and to reload; `stuck` names in the last moment what kept the agent from ending."""
+        """Set the functions that signals call to stop and to reload. `stuck` names what keeps the agent from ending, if it must be killed."""
         self._stop, self._reload, self._stuck = stop, reload, stuck
         if self.requested:
             stop()
 
     def hurry(self, error: MldebugError) -> None:
-        """It ends by itself, and badly: whatever hangs, it is gone in time, and whoever restarts it sees a failure."""
+        """The agent ends by itself with this error: make sure that it is gone in time, and that the service manager sees a failure."""
         self._error = error
         threading.Thread(target=self._count_down, name="mldebug-hurry", daemon=True).start()
 
     def leave(self) -> None:
-        """At the very end, with all done: do not wait for threads that sit in a system call."""
+        """End the process now, with everything done: threads that sit in a system call are not waited for."""
         if any(
             not one.daemon for one in threading.enumerate() if one is not threading.main_thread()
         ):

@@ -18,7 +18,7 @@ MEMORY_EVERY = (
 
 
 class Usage:
-    """Cost of the process `pid` and its children. Reads only what cannot keep the main loop waiting."""
+    """CPU and memory of the process `pid` and its children. Reads only files that cannot block the main loop."""
 
     def __init__(
         self, host: Host, pid: int | None = None, clock: Callable[[], float] = time.monotonic

@@ -29,7 +29,7 @@ Certificate = Mapping[str, Any]
 
 
 class CertificateError(Exception):
-    """A good certificate, and not of the node that it should be of; in words."""
+    """A valid certificate, but not of the node that it should belong to; the message says which."""
 
 
 def names_of(certificate: Certificate) -> frozenset[str]:
@@ -39,7 +39,7 @@ def names_of(certificate: Certificate) -> frozenset[str]:
 
 
 def says(certificate: Certificate, name: str) -> bool:
-    """Is it for this name or address? A name without a domain is any of that name."""
+    """Whether a certificate is for this name or address. A name without a domain matches any domain."""
     names, name = names_of(certificate), name.lower()
     try:
         address = ipaddress.ip_address(name.partition("%")[0])
@@ -61,13 +61,13 @@ def _same(address: ipaddress.IPv4Address | ipaddress.IPv6Address, text: str) -> 
 
 
 def owners(certificate: Certificate) -> str:
-    """Some of its names, as text for people."""
+    """Some names of the certificate, as text for people."""
     names = ", ".join(sorted(names_of(certificate))[:MAX_NAMES]) or "nobody"
     return clean(names, 100)
 
 
 def is_strange(error: Exception) -> bool:
-    """Did somebody come who is no agent at all?"""
+    """Whether the other end was no agent at all (a browser, a port scan)."""
     return any(part in reason_of(error) for part in _STRANGE)
 
 
@@ -84,5 +84,5 @@ def in_words(error: Exception) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """OpenSSL's own name of it."""
+    """OpenSSL's name of the error."""
     return getattr(error, "reason", None) or type(error).__name__

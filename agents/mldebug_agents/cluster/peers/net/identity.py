@@ -51,14 +51,14 @@ _PURPOSE = b"mldebug peers, TLS identity, 1"
 
 
 class Identity(NamedTuple):
-    """What both ends of a connection between agents use. `named`: each node has a certificate of its own."""
+    """What both ends of a connection between agents use to prove themselves. `named`: each node has a certificate of its own."""
 
     client: ssl.SSLContext
     server: ssl.SSLContext
     named: bool = False
 
     def check(self, certificate: Certificate, *names: str) -> None:
-        """CertificateError where each node has a certificate of its own, and this one is of none of these names."""
+        """Raise CertificateError where each node has its own certificate, and this one is for none of the names expected here."""
         if self.named and not any(says(certificate, name) for name in names if name):
             raise CertificateError(f"its certificate is for {owners(certificate)}")
 
@@ -80,13 +80,13 @@ class Identity(NamedTuple):
 
 
 class SharedKey(msgspec.Struct, frozen=True):
-    """What the child is to make certificate and private key of."""
+    """The shared key, from which the child makes a certificate and its private key."""
 
     key: bytes
 
 
 class KeyPair(msgspec.Struct, frozen=True):
-    """Certificate and private key, PEM."""
+    """A certificate and its private key, PEM."""
 
     certificate: bytes
     private: bytes
@@ -110,7 +110,7 @@ def _own_trouble(proof: Identity) -> str:
 
 
 def of_certificates(certificate: Path, key: Path, ca: Path) -> Identity:
-    """A certificate of this node's own, and who signs those of all; UsageError in words where a file will not do."""
+    """The identity from this node's own certificate and the CA of all. Raises UsageError where a file cannot be used."""
     own = _read(certificate) + b"\n" + read_secret(key)
     trusted = _read(ca)
     try:
@@ -131,7 +131,7 @@ def _read(file: Path) -> bytes:
 
 
 def counting(proof: Identity, on_failure: Callable[[str, str], None]) -> type[ssl.SSLObject]:
-    """A class for a server's context: `on_failure` gets the reason and the words of each handshake that fails."""
+    """An SSL class for a server's context that calls `on_failure` with reason and words of each failed handshake."""
 
     class Counted(ssl.SSLObject):
         def do_handshake(self) -> None:
@@ -148,7 +148,7 @@ def counting(proof: Identity, on_failure: Callable[[str, str], None]) -> type[ss
 
 
 def identity(key_file: Path, make: Callable[[bytes], KeyPair]) -> Identity:
-    """Read the shared key; UsageError in words where the file will not do. `make`: `derive`, here or in a child."""
+    """The identity from the shared key in a file. Raises UsageError where it cannot be used. `make`: `derive`, here or in a child."""
     pair = make(read_key(key_file))
     own = pair.certificate + pair.private
     return Identity(
@@ -158,7 +158,7 @@ def identity(key_file: Path, make: Callable[[bytes], KeyPair]) -> Identity:
 
 
 def read_key(file: Path) -> bytes:
-    """The shared key: long enough to be random."""
+    """The shared key. Raises UsageError where it is too short to be random."""
     key = read_secret(file).strip()
     if len(set(key)) < MIN_DIFFERENT:
         raise UsageError(f"{file} is not random: it has {len(set(key))} different bytes", MAKE_ONE)
@@ -168,7 +168,7 @@ def read_key(file: Path) -> bytes:
 
 
 def read_secret(file: Path) -> bytes:
-    """A private file of root or this user, closed to all but a group of ours; a link to one, as secrets of pods are."""
+    """A private file of root or this user, readable by nobody else but a group of ours; links as in pods' secrets are followed."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -184,7 +184,7 @@ def read_secret(file: Path) -> bytes:
 
 
 def in_child(spawner: Spawner) -> Callable[[bytes], KeyPair]:
-    """`derive` in a child, for the library that it needs once would cost the agent 12 MiB for ever."""
+    """A function that runs `derive` in a child, because its library would cost the agent 12 MiB for ever."""
 
     def make(key: bytes) -> KeyPair:
         worker = spawner.fork_worker(NAME)
@@ -200,13 +200,13 @@ def in_child(spawner: Spawner) -> Callable[[bytes], KeyPair]:
 
 
 def serve(connection: socket.socket) -> None:
-    """The child: a key comes, certificate and private key go."""
+    """The child's main function: receives a key, returns certificate and private key."""
     link = ChildLink(connection, msgspec.msgpack.Decoder(SharedKey))
     link.send(derive(link.receive().key))
 
 
 def derive(key: bytes) -> KeyPair:
-    """The same on all nodes, byte by byte; it never expires, for the clocks of nodes differ."""
+    """Certificate and private key from the shared key: the same on all nodes, byte by byte. It never expires: clocks may differ."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
