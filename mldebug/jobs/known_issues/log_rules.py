@@ -1,7 +1,7 @@
 """Known issues that NCCL's own log lines show: a wrong network or interface, peers that refuse, close or do not answer. Data."""
 
 from mldebug.jobs.known_issues.model import IssueRule, JobFacts
-from mldebug.jobs.known_issues.nccl_log import BROKEN, CLOSED, REFUSED, is_local
+from mldebug.jobs.known_issues.nccl_log import BROKEN, CLOSED, REFUSED, UNREACHABLE, is_local
 from mldebug.jobs.known_issues.setting_rules import NCCL_SETTINGS, network_off
 
 MAX_NAMED = 4
@@ -61,6 +61,14 @@ RULES = (
         todo="look at the peer's node first, not at the one that wrote the line",
         source=TROUBLES,
         check=lambda facts: _peers(facts, REFUSED, "connection refused by"),
+    ),
+    IssueRule(
+        name="peer_unreachable",
+        when="`Connect to PEER failed : Connection timed out`, `No route to host`, `Software caused connection abort`",
+        wrong="nothing answers at that address: a firewall, a wrong interface, or the node is gone",
+        todo="from this node, try the port of the peer; compare NCCL_SOCKET_IFNAME with the address",
+        source=TROUBLES,
+        check=lambda facts: _peers(facts, UNREACHABLE, "no connection to"),
     ),
     IssueRule(
         name="rdma_path_broken",

@@ -18,11 +18,11 @@ from mldebug.core.redact import clean
 MAX_PEERS = 16  # of one kind
 MAX_INTERFACES = 16
 MAX_HOSTS = 4096
-REFUSED, BROKEN, CLOSED = "refused", "broken", "closed"
+REFUSED, UNREACHABLE, BROKEN, CLOSED = "refused", "unreachable", "broken", "closed"
 
 _HOST = r"[A-Za-z0-9][\w.-]{0,63}"
 _LINE = re.compile(
-    rf"(?:^|[\s\]:])(?P<host>{_HOST}):(?P<pid>\d{{1,10}}):\d{{1,10}} \[-?\d{{1,4}}\] (?:[\w./-]{{1,80}}:\d{{1,6}} )?"
+    rf"(?:^|[\s\]:])(?P<host>{_HOST}):(?P<pid>\d{{1,10}}):\d{{1,10}} \[-?\d{{1,4}}\] (?:[\w./-]{{1,80}}:\d{{1,6}} (?:\(\w{{1,60}}\) )?)?"
     r"NCCL (?P<level>INFO|WARN) (?P<text>.{1,1000})$"
 )
 _ADDRESS = r"(?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}"
@@ -36,6 +36,7 @@ _VERSION = re.compile(
 _PEER = r"(?P<peer>[A-Za-z0-9:][\w.:%-]{0,79})<\d{1,5}>"
 _TROUBLES = (
     (REFUSED, re.compile(rf"onnect to {_PEER} .{{0,80}}Connection refused(?!.*retrying)")),
+    (UNREACHABLE, re.compile(rf"onnect to {_PEER} .{{0,80}}(?:Connection timed out|No route to host|Network is unreachable|Host is (?:down|unreachable)|Software caused connection abort)(?!.*retrying)")),
     (BROKEN, re.compile(rf"completion from peer {_PEER} with (?:error 12\b|status=(?:\w{{1,40}}\()?12\b)")),
     (CLOSED, re.compile(rf"Connection closed by remote peer {_PEER}")),
 )  # fmt: skip
@@ -47,7 +48,9 @@ class NcclLogFacts(Noun, frozen=True, kw_only=True):
     version: str = ""
     networks: tuple[str, ...] = ()  # IB, Socket, AWS Libfabric: as NCCL calls them
     interfaces: dict[str, str] = {}  # name -> address
-    peers: dict[str, tuple[str, ...]] = {}  # refused, broken, closed -> addresses or names
+    peers: dict[
+        str, tuple[str, ...]
+    ] = {}  # refused, unreachable, broken, closed -> addresses or names
     hosts: dict[str, str] = {}  # address -> the host that said it is its own
 
 

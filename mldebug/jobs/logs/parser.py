@@ -3,9 +3,12 @@
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
+from mldebug.jobs.logs.labels import strip_labels, unwrap_docker
+from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import LogFormat, LogRecord
 
 MAX_LINE = 16 << 10  # bytes; a longer line is no record
@@ -19,6 +22,7 @@ _NULS = re.compile(rb"\0+")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,40}[ -/]{0,4}[@-~]|[@-Z\\-_])")
 _CLOSED = b"]}|"
 _NCCL = re.compile(r"NCCL (?:WARN|version|INFO (?:NET/|Bootstrap|Using network|NCCL version))")
+MAX_BLOCK = 60  # lines below a step in which its loss may stand
 MAX_NCCL, MAX_NCCL_LINE = 1024, 600  # lines kept until somebody takes them; characters of one
 
 
@@ -37,12 +41,17 @@ class LogParser:
     ) -> None:
         """`own`: the formats of the configuration by name, tried first in that order, and no longer used where they are slow."""
         self._formats = sorted(formats, key=lambda it: it.generic)
+        signs = [it.signs for it in formats]
+        self._signs = (
+            tuple(dict.fromkeys(chain.from_iterable(signs))) if all(signs) and not own else ()
+        )
         self._own = [_Own(name, it, clock) for name, it in (own or {}).items()]
         self.lines = self.records = self.bytes = self.binary = self.oversized = 0
         self._partial = b""
         self._flushed = b""
         self._dropping = False
         self._nccl: list[str] = []
+        self._block: _Block | None = None
 
     @property
     def slow(self) -> tuple[str, ...]:
@@ -127,6 +136,12 @@ class LogParser:
         if "\x1b" in text:
             text = _ESCAPES.sub("", text)
         lines = [line for line in text.split("\n") if line]
+        if '"log":' in text:
+            lines = [
+                part
+                for line in lines
+                for part in (unwrap_docker(line) if line[:1] == "{" else (line,))
+            ]
         self.lines += len(lines)
         if "\ufffd" in text:
             self.binary += sum("\ufffd" in line for line in lines)
@@ -141,6 +156,27 @@ class LogParser:
         return [record for line in lines if (record := match(line)) is not None]
 
     def _match(self, line: str) -> LogRecord | None:
+        if self._signs and self._block is None and not self._may_count(line):
+            return None
+        record = self._read(strip_labels(line))
+        if record is not None and record.step is not None:
+            self._block = None if record.loss is not None else _Block(record)
+        elif self._block is not None:
+            whole = self._block.continued(line)
+            if whole is not None or self._block.over:
+                self._block = None
+            return whole or record
+        return record
+
+    def _may_count(self, line: str) -> bool:
+        """Can a format read something in this line? Many plain searches cost less than one expression for all of them."""
+        text = line.lower()
+        for sign in self._signs:  # noqa: SIM110  # half the time of any()
+            if sign in text:
+                return True
+        return False
+
+    def _read(self, line: str) -> LogRecord | None:
         for own in self._own:
             record = own.parse(line)
             if record is not None:
@@ -152,6 +188,22 @@ class LogParser:
                     self._formats.insert(0, self._formats.pop(place))
                 return record
         return None
+
+
+class _Block:
+    """Indented lines below a step without a loss, as Composer, OLMo and Coqui print them: the loss may stand there."""
+
+    def __init__(self, record: LogRecord) -> None:
+        self._record = record
+        self._left = MAX_BLOCK
+        self.over = False
+
+    def continued(self, line: str) -> LogRecord | None:
+        """Return the step with its loss, where this line tells it; `over` where the line is none of the block's."""
+        self._left -= 1
+        self.over = line[:1] not in (" ", "\t") or not self._left
+        loss = None if self.over else training_loss(line.lower())
+        return None if loss is None else msgspec.structs.replace(self._record, loss=loss)
 
 
 class _Own:

@@ -106,5 +106,9 @@ class LogFormat(Protocol):
     def generic(self) -> bool:
         """Does it also match lines of other formats, so that it must be tried last?"""
 
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """Words in lower case: a line that has none of them need not be given to it. Empty: it wants every line."""
+
     def parse(self, line: str) -> LogRecord | None:
         """Return the record in one line without its end, None where there is none; never raises."""

@@ -139,6 +139,7 @@ CAUGHT = [
     ("sockets_beside_rdma", found(node=RDMA, world=16, said=SOCKETS)),
     ("interface_of_one_node", found(world=16, said=FOREIGN)),
     ("peer_refused", found(said=NcclLogFacts(peers={"refused": ("10.148.3.247",)}))),
+    ("peer_unreachable", found(said=NcclLogFacts(peers={"unreachable": ("10.148.3.247",)}))),
     ("rdma_path_broken", found(said=NcclLogFacts(peers={"broken": ("10.2.0.5",)}))),
     ("peer_closed", found(said=NcclLogFacts(peers={"closed": ("node-3",)}))),
 ]

@@ -30,6 +30,14 @@ CORE = (
 
 Values = tuple[int | None, int | None, float | None, float | None]  # step, total, loss, seconds
 EXAMPLES: dict[str, tuple[str, Values]] = {  # of each format a line that its framework prints
+    "espnet": (
+        "[node1] 2026-03-04 05:06:07,446 (trainer:486) INFO: 5epoch:train:5301-5350batch: loss=0.5, train_time=0.25",
+        (5350, None, 0.5, 0.25),
+    ),
+    "rich": (
+        "Epoch 4/9 ━━━━━━╸━━━━━━━ 107/291 0:00:33 • 0:00:09 4.00it/s v_num: 0 loss: 0.5",
+        (107, 291, 0.5, 0.25),
+    ),
     "huggingface": (
         " 12%|█▏        | 123/1000 [00:10<01:20,  10.00it/s, loss=0.5]",
         (123, 1000, 0.5, 0.1),
@@ -159,7 +167,7 @@ def test_trainer_dict(line: str, loss: float | None) -> None:
         ("[host:0]:Training:  50%|█▏ | 5/10 [00:10<01:20,  1.2s/it]", (5, 10, None, 1.2)),
         ("[host:0]:  50%|█▏ | 5/10 [00:10<01:20,  1.2s/it]", (5, 10, None, 1.2)),
         ("Validation DataLoader 0:  40%|████ | 4/10 [00:00<00:00, 9.1it/s]", (None,) * 4),
-        ("1|10|Loss: 0.812:   3%|▎ | 10/300 [00:12<01:23, 4.0it/s]", (10, 300, None, 0.25)),
+        ("1|10|Loss: 0.812:   3%|▎ | 10/300 [00:12<01:23, 4.0it/s]", (10, 300, 0.812, 0.25)),
         (
             "      1/100      2.5G      1.2      0.8      1.1    30     640:  34%|███ | 50/147 [00:10<00:20,  4.0it/s]",
             (50, 147, None, 0.25),
@@ -485,7 +493,8 @@ def test_the_epoch_and_the_place_in_an_evaluation(name: str, line: str, place: s
         ("step 12 tokens=3", "step", True),
         ("[rank3]: 2024-05-01 12:00:00,123 INFO step 12 tokens=3", "info step", True),
         ("gpu util: step 4: util=0.0", "gpu util step", True),
-        ("gpu util: step 5 of 10", "gpu util step", False),
+        ("gpu util: step 5 of 10", "gpu util step", True),
+        ("train step 5 of 10", "train step", False),
         ("step 12 loss nan", "step", False),
         ("step 12 val_loss=0.5", "step", False),
         ("Step 12 Acc: 75.0", "step", False),

@@ -56,9 +56,9 @@ def test_print_shows_it_and_reads_back_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ("m: {kind: regexp, pattern: x}", "c.yaml:2: logs.m.kind: 'regexp' is no kind; choose from: huggingface, jax, keras, megatron_deepspeed, plain, regex"),
-        ("m: {pattern: x}", "c.yaml:2: logs.m: has no kind; write kind: with one of: huggingface, jax, keras, megatron_deepspeed, plain, regex"),
-        ("m: 3", "c.yaml:2: logs.m: has no kind; write kind: with one of: huggingface, jax, keras, megatron_deepspeed, plain, regex"),
+        ("m: {kind: regexp, pattern: x}", "c.yaml:2: logs.m.kind: 'regexp' is no kind; choose from: espnet, huggingface, jax, keras, megatron_deepspeed, plain, regex, rich"),
+        ("m: {pattern: x}", "c.yaml:2: logs.m: has no kind; write kind: with one of: espnet, huggingface, jax, keras, megatron_deepspeed, plain, regex, rich"),
+        ("m: 3", "c.yaml:2: logs.m: has no kind; write kind: with one of: espnet, huggingface, jax, keras, megatron_deepspeed, plain, regex, rich"),
         ("m: {kind: regex, kind: regex}", "c.yaml:2: logs.m.kind: stands here twice"),
         ("m: {kind: regex, patern: x}", "c.yaml:2: logs.m.patern: there is no such key; did you mean 'pattern'? legal here: kind, pattern, patterns"),
         ("m: {kind: plain, pattern: x}", "c.yaml:2: logs.m.pattern: there is no such key; legal here: kind"),
@@ -106,6 +106,7 @@ class Slow:
     """A format whose every line costs what the clock says."""
 
     generic = False
+    signs = ()
 
     def __init__(self, seconds: float) -> None:
         self.now, self.seconds, self.lines = 0.0, seconds, 0

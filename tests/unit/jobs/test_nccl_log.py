@@ -60,6 +60,17 @@ def test_a_recorded_log_of_an_h200(name: str) -> None:
         (("misc/socket.cc:484 NCCL WARN socketPollConnect: Connect to 10.1.1.9<4242> returned 111(Connection refused), "
          "exceeded error retry count (35)"), NcclLogFacts(peers={"refused": ("10.1.1.9",)})),
         ("misc/socket.cc:484 NCCL WARN Connect to 10.1.1.9<4242> returned 111(Connection refused) - retrying", NcclLogFacts()),
+        (("os/linux.cc:288 (ncclOsSocketPollConnect) NCCL WARN socketPollConnect: connect to 10.1.1.9<4242> returned Connection refused, "
+          "exceeded error retry count after 35 attempts"), NcclLogFacts(peers={"refused": ("10.1.1.9",)})),
+        (("transport/net_ib/p2p.cc:688 (logCompletionError) NCCL WARN NET/IB: Got completion from peer 10.2.0.5<33092> with "
+          "status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=129"), NcclLogFacts(peers={"broken": ("10.2.0.5",)})),
+        ("misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.1.1.9<4242> failed : Software caused connection abort",
+         NcclLogFacts(peers={"unreachable": ("10.1.1.9",)})),
+        ("include/socket.h:403 NCCL WARN Connect to 10.1.1.9<1234> failed : Connection timed out", NcclLogFacts(peers={"unreachable": ("10.1.1.9",)})),
+        ("misc/socket.cc:9 NCCL WARN socketPollConnect: connect to fd00::7<1234> returned No route to host, exceeded error retry count after 35 attempts",
+         NcclLogFacts(peers={"unreachable": ("fd00::7",)})),
+        ("misc/socket.cc:9 NCCL WARN connect to 10.1.1.9<1234> returned Connection timed out - retrying", NcclLogFacts()),
+        ("misc/socket.cc:9 (fn name) NCCL WARN Connect to 10.1.1.9<1234> failed : Connection timed out", NcclLogFacts()),
         (("transport/net_ib.cc:1296 NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, "
          "len 0, vendor err 129 (Recv)"), NcclLogFacts(peers={"broken": ("10.2.0.5",)})),
         (("transport/net_ib/p2p.cc:648 NCCL WARN NET/IB: Got completion from peer 10.153.235.13<40554> with status="

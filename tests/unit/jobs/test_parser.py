@@ -172,6 +172,7 @@ class Counting:
     """A format that counts how often it is asked."""
 
     generic = False
+    signs = ()
 
     def __init__(self, word: str) -> None:
         self.word = word

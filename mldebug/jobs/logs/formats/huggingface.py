@@ -1,24 +1,42 @@
 """Hugging Face Trainer and tqdm: `{'loss': 2.3, 'epoch': 0.01}`, ` 12%|█▏ | 123/1000 [00:10<01:20, 10.1it/s]`.
 
-A bar without a total is read as well: `123it [00:10, 12.1it/s]`, Lightning's `Epoch 0: |  | 3/? [00:01<?, 2.5it/s]`. A bar
-with a description counts steps only where the description speaks of training; the bars of downloads, shards and
-`datasets.map` are no progress of the loop. A dict without a step tells something new where any number in it is new: a
-loss may stay at 0.0, and an epoch is rounded.
+A bar may lack its total (`123it [00:10, 12.1it/s]`, Lightning's `Epoch 0: |  | 3/? [00:01<?, 2.5it/s]`) or itself
+(`Epoch 8:  67% 107/150 [02:53<01:18, 15.7s/it]`). One with a description counts steps only where the description speaks
+of training (`mldebug.jobs.logs.counter_kind`), one without only steps, not bytes or files. Where the bar also has the step of the
+whole run (`global_step=112.0`), that is it. A dict, ms-swift's among them (`'global_step/max_steps': '107/940'`), without a
+step tells something new where any number in it is new: a loss may stay at 0.0, and an epoch is rounded.
 """
 
 import re
 import zlib
 
 from mldebug.core.plugins import NoOptions
-from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, epoch, number
+from mldebug.jobs.logs.counter_kind import CounterKind, kind_of
+from mldebug.jobs.logs.labels import strip_logger
+from mldebug.jobs.logs.losses import training_loss
+from mldebug.jobs.logs.records import (
+    NUMBER,
+    WHOLE,
+    LogFormat,
+    LogRecord,
+    duration,
+    epoch,
+    number,
+    whole,
+)
 
-_DICT = re.compile(r"\{'[^{}]{0,4000}'epoch': ?['\d][^{}]{0,4000}\}")
+_DICT = re.compile(
+    r"\{'[^{}]{0,4000}'(?:epoch|iteration|(?:global_)?step(?:/max_steps)?)': ?['\d][^{}]{0,4000}\}"
+)
 _KIND = re.compile(r"'(?:loss|eval_\w{1,100}|train_runtime)':")
 _LOSS = re.compile(rf"'loss': ?'?({NUMBER})")
-_STEP = re.compile(rf"'(?:global_)?step': ?'?({WHOLE})")
-_RATE = rf", {{0,4}}(?:\?|(?P<rate>{NUMBER}))(?P<unit>it/s|s/it)"
+_STEP = re.compile(
+    rf"'(?:(?:global_)?step(?:/max_steps)?|iteration)': ?'?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))?"
+)
+_SPEED = re.compile(rf"'train_speed\((?P<unit>s/it|iter/s)\)': ?(?P<rate>{NUMBER})")
+_RATE = rf", {{0,4}}(?:\?|(?P<rate>{NUMBER})) ?(?P<unit>[A-Za-z]{{1,12}}/s|s/[A-Za-z]{{1,12}})"
 _BAR = re.compile(
-    rf"(?P<what>[^|\r\n]{{0,100}}?)\d{{1,3}}%\|[^|]{{0,400}}\| {{0,20}}(?P<step>{WHOLE})/(?P<total>{WHOLE}) "
+    rf"(?P<what>[^|\r\n]{{0,160}}?)\d{{1,3}}%(?:\|[^|]{{0,400}}\|)? {{0,20}}(?P<step>{WHOLE})/(?P<total>{WHOLE}) "
     rf"\[[\d:]{{1,12}}<[\d:?]{{1,12}}(?:{_RATE})?(?=[,\]])"
 )
 _OPEN_BAR = re.compile(  # of Lightning, whose total is not known
@@ -28,10 +46,8 @@ _OPEN_BAR = re.compile(  # of Lightning, whose total is not known
 _COUNT = re.compile(  # a bar of tqdm without a total is none
     rf"^(?P<what>[^|\r\n]{{0,100}}?)(?<![\w.])(?P<step>{WHOLE})(?P<total>)it \[[\d:]{{1,12}}(?:{_RATE})?(?=[,\]])"
 )
-_BAR_LOSS = re.compile(rf"[,\[] {{0,4}}(?:train_?)?loss=({NUMBER})")
-_SHORT = r"\d{1,6}/\d{1,6} {1,20}[\d.]{1,8}G "  # Ultralytics: epoch and memory
-_TRAINING = re.compile(rf"train|epoch|step|iter|^loss\b|^{_SHORT}", re.IGNORECASE)
-_EVALUATION = re.compile(r"valid|eval|test", re.IGNORECASE)
+_WHOLE_RUN = re.compile(rf"\bglobal_step=(?P<step>{WHOLE})(?:\.0\b)?(?![.\d])")
+_STEPS = re.compile(r"(?:s/)?(?:it|iter|step|batch)(?:e?s)?(?:/s)?")
 _LABEL = re.compile(r"^(?:\[[^\]]{0,80}\]:?|\d{1,6}:)\s*")
 
 
@@ -39,12 +55,13 @@ class HuggingfaceFormat:
     """Reads Trainer dicts and training bars. Evaluation is progress without a step."""
 
     generic = False
+    signs = ("it/s", "s/it", "%|", "it [", "/? [", "{'")
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""
         if "{'" in line and (found := _DICT.search(line)):
             return _of_dict(found[0])
-        if "%|" in line and (bar := _BAR.search(line[:4000])):
+        if "<" in line and ("%|" in line or "% " in line) and (bar := _BAR.search(line[:4000])):
             return _of_bar(bar, line)
         if "/? [" in line and (bar := _OPEN_BAR.search(line[:4000])):
             return _of_bar(bar, line)
@@ -57,10 +74,13 @@ def _of_dict(text: str) -> LogRecord | None:
     kind = _KIND.search(text)
     if not kind:
         return None
-    step, loss = _STEP.search(text), _LOSS.search(text)
+    step, loss, speed = _STEP.search(text), _LOSS.search(text), _SPEED.search(text)
+    rate = duration(speed["rate"]) if speed else None
     return LogRecord(
-        step=int(step[1]) if step else None,
+        step=int(step["step"]) if step else None,
+        total=whole(step["total"]) if step else None,
         loss=number(loss[1]) if loss else None,
+        step_seconds=1 / rate if rate and speed and speed["unit"] == "iter/s" else rate,
         place=epoch(text) if loss else f"{epoch(text)} {kind[0]}",
         mark=0 if step else zlib.crc32(text.encode()),
         format="huggingface",
@@ -68,20 +88,24 @@ def _of_dict(text: str) -> LogRecord | None:
 
 
 def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
-    what = _LABEL.sub("", bar["what"].strip())
-    if _EVALUATION.search(what):
+    what = strip_logger(_LABEL.sub("", bar["what"].strip()))
+    phase, unit = kind_of(what), bar["unit"] or ""
+    if phase is CounterKind.EVALUATION:
         place = f"{epoch(what)} {bar['step']}/{bar['total']}"
         return LogRecord(place=place, format="huggingface")
-    if what and not _TRAINING.search(what):
+    steps = not unit or _STEPS.fullmatch(unit) is not None
+    if phase is CounterKind.OTHER or not (what or steps):
         return None
-    rate = duration(bar["rate"])
-    loss = _BAR_LOSS.search(line, bar.end())
+    rate = duration(bar["rate"]) if steps else None
+    text = line[bar.end() :].lower()
+    whole_run = _WHOLE_RUN.search(text)
+    loss = training_loss(text)
     return LogRecord(
-        step=int(bar["step"]),
-        total=int(bar["total"]) if bar["total"].isdigit() else None,
-        loss=number(loss[1]) if loss else None,
-        step_seconds=1 / rate if rate and bar["unit"] == "it/s" else rate,
-        place=epoch(what) or (what.split()[0] if what[:1].isdigit() else ""),
+        step=int(whole_run["step"] if whole_run else bar["step"]),
+        total=None if whole_run else whole(bar["total"]),
+        loss=training_loss(what.lower()) if loss is None else loss,
+        step_seconds=1 / rate if rate and unit.endswith("/s") else rate,
+        place="" if whole_run else epoch(what) or (what.split()[0] if what[:1].isdigit() else ""),
         format="huggingface",
     )
 

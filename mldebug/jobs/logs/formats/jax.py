@@ -8,6 +8,7 @@ import re
 import zlib
 
 from mldebug.core.plugins import NoOptions
+from mldebug.jobs.logs.counter_kind import CounterKind, kind_of
 from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, number
 
 _MAXTEXT = re.compile(
@@ -26,6 +27,7 @@ class JaxFormat:
     """Reads what the training loops of MaxText and Levanter log; their evaluations are progress without a step."""
 
     generic = False
+    signs = ("completed", "eval metrics", "progress on")
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""
@@ -53,9 +55,10 @@ def _of_maxtext(found: re.Match[str], line: str) -> LogRecord | None:
 def _of_bar(found: re.Match[str], line: str) -> LogRecord | None:
     loss = _BAR_LOSS.search(line, found.end())
     news = f"{found['done']}{found['kilo']} {found['rate']} {loss[1] if loss else ''}"
-    if "eval" in found["what"]:
+    kind = kind_of(found["what"])
+    if kind is CounterKind.EVALUATION:
         return LogRecord(place=f"eval {found['done']}{found['kilo']}", mark=_mark(news), format="jax")  # fmt: skip
-    if found["what"] != "train":
+    if kind is CounterKind.OTHER:
         return None
     whole = not found["kilo"] and found["done"] != "-"
     return LogRecord(

@@ -21,6 +21,7 @@ class KerasFormat:
     """Reads the bar of `fit`, drawn again and again in one line."""
 
     generic = False
+    signs = ("━", "╸", "[=", "[>", "step", "/unknown")
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""

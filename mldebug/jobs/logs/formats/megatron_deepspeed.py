@@ -1,17 +1,18 @@
 """Megatron-DeepSpeed and Megatron-LM: ` iteration 12/ 95367 | elapsed time per iteration (s): 1.5 | lm loss: 2.3E+00 |`.
 
-Both print the same line, the one in s or ms, the other in ms behind a date. `Evaluating iter 3/10` is progress
+GPT-NeoX and NeMo too. All print the same line, the one in s or ms, the other in ms behind a date. `Evaluating iter 3/10` is progress
 without a step.
 """
 
 import re
 
 from mldebug.core.plugins import NoOptions
-from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, number
+from mldebug.jobs.logs.losses import training_loss
+from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration
 
 _HEAD = re.compile(rf"\biteration {{1,40}}({WHOLE}) {{0,40}}/ {{0,40}}({WHOLE}) {{0,40}}\|")
 _ELAPSED = re.compile(rf"elapsed time per iteration \((ms|s)\): {{0,20}}({NUMBER})")
-_LOSS = re.compile(rf"\| {{0,4}}(?:[\w-]{{1,20}} )?loss: {{0,20}}({NUMBER})")
+_WHOLE_RUN = re.compile(rf"\bglobal_step: ({WHOLE})")  # of NeMo, beside the count of an epoch
 _EVALUATION = re.compile(r"\bEvaluating iter \d{1,15}|\bvalidation loss at iteration \d{1,15}")
 
 
@@ -19,6 +20,7 @@ class MegatronDeepspeedFormat:
     """Reads the iteration line wherever it stands: behind `[host:rank]:`, a date, a scheduler's label."""
 
     generic = False
+    signs = ("iter",)
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""
@@ -31,11 +33,11 @@ class MegatronDeepspeedFormat:
                 LogRecord(place=evaluation[0], format="megatron_deepspeed") if evaluation else None
             )
         elapsed = _ELAPSED.search(line, head.end())
-        loss = _LOSS.search(line, head.end() - 1)
+        whole_run = _WHOLE_RUN.search(line, head.end())
         return LogRecord(
-            step=int(head[1]),
-            total=int(head[2]),
-            loss=number(loss[1]) if loss else None,
+            step=int(whole_run[1] if whole_run else head[1]),
+            total=None if whole_run else int(head[2]),
+            loss=training_loss(line[head.end() :].lower()),
             step_seconds=duration(elapsed[2], elapsed[1]) if elapsed else None,
             format="megatron_deepspeed",
         )

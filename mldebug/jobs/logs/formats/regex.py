@@ -37,6 +37,7 @@ class RegexFormat:
     """Reads what the user's patterns match."""
 
     generic = False
+    signs = ()  # the user's words are not known
 
     def __init__(self, patterns: Iterable[re.Pattern[str]]) -> None:
         self._patterns = tuple(patterns)

@@ -1,0 +1,65 @@
+"""What others put before a line of a job's log: launchers, containers, schedulers and loggers; and Docker's JSON around it.
+
+`[1,3]<stderr>:`, `3: ` (srun), `node-1: ` (pdsh), `[rank3]:`, `(Worker pid=12)` (Ray), `2026-01-02T03:04:05Z stderr F ` (CRI).
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+MAX_LABELS = 4  # of one line, one inside the other
+
+_COUNTER = r"train|epoch|step|iter|val|eval|test|batch|episode|loss"  # a host is not called so
+_LABEL = re.compile(
+    r"\s{0,4}(?:"
+    r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d) std(?:out|err) [FP] "
+    r"|\[\d{1,6},\d{1,6}\](?:<std(?:out|err|diag)>)?:?"
+    r"|\[(?:rank|default|local_rank)[ =]?\d{1,6}\]:?"
+    r"|\([A-Za-z_][\w.]{0,60} pid=\d{1,10}(?:, ip=[\w.:]{1,40})?\)"
+    r"|\d{1,6}:(?= )"
+    rf"|(?!{_COUNTER})(?=[A-Za-z.]{{0,63}}[\d-])[A-Za-z][\w.-]{{0,63}}:(?= {{1,3}}\S)"
+    r")",
+    re.IGNORECASE,
+)
+_LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|NOTICE)"
+_LOGGER = re.compile(
+    r"\s{0,4}(?:"
+    r"[\[(]?\d{4}[-/]\d\d[-/]\d\d[T ,]{1,2}[\d:.,]{8,18}Z?[\])]?"
+    r"|[\[(]?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?[\])]?"
+    rf"|\[?{_LEVEL}\]?(?::[\w.]{{1,60}}:)?(?![\w/])"
+    r"|\[[\w./-]{1,60}:\d{1,6}(?::\w{1,40})?\]"
+    r")[ :|-]{0,4}"
+)
+
+
+def strip_labels(line: str) -> str:
+    """Return the line without the labels of launchers, containers and Ray before it."""
+    for _ in range(MAX_LABELS):
+        label = _LABEL.match(line)
+        if label is None:
+            break
+        line = line[label.end() :]
+    return line
+
+
+def strip_logger(text: str) -> str:
+    """Return text without a time, a level and a place in a source file before it, as loggers write them."""
+    for _ in range(MAX_LABELS):
+        head = _LOGGER.match(text)
+        if head is None or not head[0].strip():
+            break
+        text = text[head.end() :]
+    return text.strip()
+
+
+def unwrap_docker(line: str) -> list[str]:
+    """Return the lines in one line of Docker's `json-file` (`{"log":"…\\n","stream":…}`); the line itself where it is none."""
+    try:
+        found: Any = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return [line]
+    text = found.get("log") if isinstance(found, dict) and "stream" in found else None
+    if not isinstance(text, str):
+        return [line]
+    return [part for part in re.split(r"[\r\n]", text) if part]

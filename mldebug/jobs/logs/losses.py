@@ -1,0 +1,44 @@
+"""Which of the losses in a line is the one that training minimizes: `loss` before `lm loss`, that before `kl_loss`, and no evaluation's."""
+
+import re
+
+from mldebug.jobs.logs.records import NUMBER, number
+
+_LOSS = re.compile(
+    rf"loss(?P<tail>/[a-z0-9_/]{{1,40}}|)['\"]?[ :=\t]{{1,8}}['\"]?(?:tensor\()?(?P<value>{NUMBER})"
+)
+_NO_NAME = re.compile(r"[^\w./-]+")
+MOST = 44  # characters of a name
+_WORD = re.compile(r"[a-z]+")
+_NOT_OF_TRAINING = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev", "best", "min", "max", "prev", "previous", "last"])  # fmt: skip
+_WHOLE = frozenset(["train", "training", "total", "tot", "lm", "avg", "avr", "mean", "running", "tr", "step", "reduced", "smoothed"])  # fmt: skip
+
+
+def training_loss(text: str) -> float | None:
+    """Return the training loss in text of lower case, None where it names none: nothing is a loss but what is called so."""
+    if "loss" not in text:
+        return None
+    ranked = [(rank, found["value"]) for found in _LOSS.finditer(text) if (rank := _rank(text, found)) is not None]  # fmt: skip
+    return number(min(ranked, key=lambda it: it[0])[1]) if ranked else None
+
+
+def _rank(text: str, found: re.Match[str]) -> int | None:
+    """Return 0 for the loss itself, 1 for what is known as the whole loss, 2 for a part; None for what is not training's."""
+    path, name = _name(text[max(0, found.start() - MOST) : found.start()])
+    if not (path or name or found["tail"]):
+        return 0
+    words = {*_WORD.findall(name), *_WORD.findall(found["tail"])}
+    if not _NOT_OF_TRAINING.isdisjoint({*words, *_WORD.findall(path)}):
+        return None
+    if not words:
+        return 0
+    return 1 if not _WHOLE.isdisjoint(words) else 2
+
+
+def _name(before: str) -> tuple[str, str]:
+    """Split what stands before the word: `actor/pg_` into path and name, `lm ` into a name; a number or a sign is none."""
+    if before.endswith(" "):
+        word = before[:-1].rpartition(" ")[2]
+        return "", word if word.replace("_", "").isalpha() else ""
+    path, _, name = _NO_NAME.split(before)[-1].rpartition("/")
+    return path, name
