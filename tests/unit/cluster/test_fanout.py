@@ -168,7 +168,9 @@ def test_a_node_speaks_for_itself_alone(spawner: Spawner, fake: Path) -> None:
     assert [node.name for node in heard.failed] == ["nothing1"]
 
 
-@pytest.mark.parametrize("hosts", ["", "a $b", "-oProxyCommand=x", "x;rm", "node[1-", "x[0-999999]"])
+@pytest.mark.parametrize(
+    "hosts", ["", "a $b", "-oProxyCommand=x", "x;rm", "node[1-", "x[0-999999]"]
+)
 def test_what_is_no_list_of_hosts_is_refused(spawner: Spawner, hosts: str) -> None:
     wanted = FanoutRequest(target=hosts, python="/p", arguments=(), timeout=1.0)
     with pytest.raises(UsageError):
