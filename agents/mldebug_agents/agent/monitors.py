@@ -97,8 +97,8 @@ class Monitors:
         return self.storage.capture(self.checkpoints.capture(self.hardware.capture(capture)))
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
-        """Add to the exit of an attempt what GPUs and kernel log say about it."""
-        return self.hardware.complete_exit(attempt)
+        """Add to the exit of an attempt what GPUs and kernel log say about it, and how full its filesystems were."""
+        return self.storage.complete_exit(self.hardware.complete_exit(attempt))
 
     def show(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, with what every monitor knows."""

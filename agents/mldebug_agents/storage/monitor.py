@@ -15,6 +15,7 @@ import msgspec
 
 from mldebug.core.model import Gap, Job, NodeCapture
 from mldebug.core.redact import clean
+from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.filesystems.state import (
     CollectorState,
@@ -28,7 +29,7 @@ from mldebug_agents.storage.child.client import MountClient
 from mldebug_agents.storage.dir_sizes.collector import DirSizeCollector
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
-from mldebug_agents.storage.filesystems.evidence import stuck_devices, with_stuck
+from mldebug_agents.storage.filesystems.evidence import fills_for, stuck_devices, with_stuck
 from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotaCollector
 from mldebug_agents.storage.filesystems.quotas import QuotaCollector
 from mldebug_agents.storage.write_rates.collector import WriteRateCollector
@@ -187,6 +188,12 @@ class StorageMonitor:
         return with_stuck(
             capture, stuck_devices(self._states.get(FilesystemCollector.name), time.time())
         )
+
+    def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
+        """The exit with how full the filesystems were that its user's jobs use."""
+        uids = {one.uid for one in attempt.identities}
+        fills = fills_for(self._states.get(FilesystemCollector.name), time.time(), uids)
+        return msgspec.structs.replace(attempt, filesystems=fills)
 
     def _warn(self) -> None:
         """Log each alert once, and again when it comes back."""

@@ -22,6 +22,7 @@ import signal
 from collections.abc import Sequence
 
 from mldebug.core.model import Confidence
+from mldebug.diagnosis.exits.full_filesystem import with_full_filesystem
 from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal, words_of_status
 from mldebug.diagnosis.exits.other_evidence import with_flights, with_gpu_fault
 from mldebug.diagnosis.exits.outcome import ExitOutcome, abnormal, nobody, status_words
@@ -39,7 +40,8 @@ BUSY = (
 
 def judge_exit(attempt: AttemptExit) -> ExitOutcome:
     """How an attempt ended. A rank is named only where the order of exits, an error or its GPU singles it out."""
-    return with_flights(with_gpu_fault(with_suspects(_judge(attempt), attempt), attempt), attempt)
+    outcome = with_full_filesystem(with_suspects(_judge(attempt), attempt), attempt)
+    return with_flights(with_gpu_fault(outcome, attempt), attempt)
 
 
 def _judge(attempt: AttemptExit) -> ExitOutcome:

@@ -95,6 +95,16 @@ class KernelDeath(Noun, frozen=True, kw_only=True):
     at: float = 0.0  # seconds of the kernel's own clock
 
 
+class FilesystemFill(Noun, frozen=True, kw_only=True):
+    """How full a filesystem of the job was, at the last look before its end."""
+
+    mount: str
+    line: str  # "nfs01:/data: 99.9% used, 12 MiB left"
+    used_ratio: float = 0.0
+    inodes_used_ratio: float = 0.0
+    age: float = 0.0  # seconds between that look and the end's evidence
+
+
 class KnownExits(Noun, frozen=True, kw_only=True):
     """The ranks of a run on this node, and the exits among them."""
 
@@ -134,6 +144,7 @@ class AttemptExit(Noun, frozen=True, kw_only=True):
         False  # all that it wrote since it was found; what is not there was not written
     )
     log_paths: dict[int, str] = {}  # rank -> the file that holds its own
+    filesystems: tuple[FilesystemFill, ...] = ()  # that the job uses
     told_to_stop: str = ""  # "caught SIGTERM, saving": written by a rank near its end
     faults: tuple[Fault, ...] = ()  # of its GPUs, and kills for memory
     gaps: tuple[str, ...] = ()

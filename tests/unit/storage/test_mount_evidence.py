@@ -1,7 +1,8 @@
 """What the probe child saw of a filesystem, joined to the ranks that wait on it."""
 
 from mldebug.storage.filesystems.state import CollectorState, Row
-from mldebug_agents.storage.filesystems.evidence import FRESH, stuck_devices
+from mldebug.storage.filesystems.visibility import UIDS
+from mldebug_agents.storage.filesystems.evidence import FRESH, LATELY, fills_for, stuck_devices
 
 
 def told(*rows: Row) -> CollectorState:
@@ -21,3 +22,17 @@ def test_what_was_seen_long_ago_tells_nothing() -> None:
     row: Row = {"device": "0:40", "stuck_seconds": 70.0}
     assert stuck_devices(told(row), 1001.0 + FRESH) == {}
     assert stuck_devices(None, 1000.0) == {}
+
+
+def test_an_exit_is_told_how_full_its_user_s_filesystems_were() -> None:
+    full: Row = {"device": "0:40", "mount": "/data", "line": "/data: 99.9% used", "used_ratio": 0.999, UIDS: "1000 1001"}  # fmt: skip
+    other = full | {"mount": "/home/x", UIDS: "2000"}
+    common = full | {"mount": "/", "used_ratio": 0.4, UIDS: ""}
+    silent = full | {"mount": "/nfs", "used_ratio": None}
+    state = told(full, other, common, silent)
+
+    fills = fills_for(state, state.at + 7.0, {1000})
+
+    assert [(one.mount, one.used_ratio, one.age) for one in fills] == [("/data", 0.999, 7.0), ("/", 0.4, 7.0)]  # fmt: skip
+    assert fills_for(state, state.at + 2 * LATELY, {1000}) == ()
+    assert fills_for(None, 1000.0, {1000}) == ()

@@ -1,13 +1,18 @@
-"""Adds to a capture for how long the filesystems on which its ranks wait have not answered; joined by device, never by name."""
+"""What the last look at filesystems says about a capture or an exit: which have not answered (joined by device, never by name), which are full."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
 from mldebug.core.model import NodeCapture, ProcessCapture, RankCapture
-from mldebug.storage.filesystems.state import CollectorState
+from mldebug.diagnosis.exits.model import FilesystemFill
+from mldebug.storage.filesystems.state import CollectorState, Row
+from mldebug.storage.filesystems.visibility import UIDS
 
 FRESH = 120.0  # seconds: an older reading does not count
+LATELY = 600.0  # the same for how full one is, which changes slowly
+MOST = 32  # filesystems of one exit
 
 
 def stuck_devices(state: CollectorState | None, now: float) -> dict[str, float]:
@@ -17,6 +22,30 @@ def stuck_devices(state: CollectorState | None, now: float) -> dict[str, float]:
     rows = state.rows.get("filesystems", ())
     stuck = [(str(row["device"]), float(row["stuck_seconds"] or 0)) for row in rows]
     return {device: seconds + now - state.at for device, seconds in sorted(stuck) if seconds > 0}
+
+
+def fills_for(
+    state: CollectorState | None, now: float, uids: AbstractSet[int]
+) -> tuple[FilesystemFill, ...]:
+    """How full the filesystems are that these users may see; none where the last look is older than `LATELY`."""
+    if state is None or not 0 <= now - state.at <= LATELY:
+        return ()
+    rows = [row for row in state.rows.get("filesystems", ()) if row["used_ratio"] is not None]
+    shown = [row for row in rows if not row.get(UIDS) or uids & _uids(row)]
+    return tuple(
+        FilesystemFill(
+            mount=str(row["mount"]),
+            line=str(row["line"]),
+            used_ratio=float(row["used_ratio"] or 0),
+            inodes_used_ratio=float(row.get("inodes_used_ratio") or 0),
+            age=now - state.at,
+        )
+        for row in shown[:MOST]
+    )
+
+
+def _uids(row: Row) -> set[int]:
+    return {int(one) for one in str(row.get(UIDS) or "").split()}
 
 
 def with_stuck(capture: NodeCapture, stuck: Mapping[str, float]) -> NodeCapture:

@@ -1,0 +1,91 @@
+"""An end for want of space, joined with the filesystem that was full. Pure.
+
+An error names a file, or nothing at all (`write` has no name); the agent's last reading of the job's filesystems says which of them had
+no space, no inodes, or neither. The filesystem is named then, and the rank only as the first to touch it: who writes first is chance.
+"""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from mldebug.core.model import Confidence, Culprit, Finding, Verdict
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.exits.model import AttemptExit, FilesystemFill, RankError
+from mldebug.diagnosis.exits.outcome import ExitOutcome
+
+FULL = 0.98  # share of bytes or inodes in use from which a filesystem counts as full
+_NO_SPACE = re.compile(
+    r"No space left on device|Disk quota exceeded|\bE(?:NOSPC|DQUOT)\b|PytorchStreamWriter failed writing file"
+)
+_PATH = re.compile(r"(?:'|\"|: |\s)(?P<path>/[^'\"\s:]{1,1000})['\":]?")
+
+
+def with_full_filesystem(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
+    """The outcome with the verdict `storage_fault` where an error tells of no space and a filesystem had none; else as it was."""
+    finding = outcome.finding
+    error = _error(outcome, attempt)
+    if finding is None or error is None or not attempt.filesystems:
+        return outcome
+    fill, sure = _filesystem(error.error, attempt.filesystems)
+    if fill is None:
+        return outcome
+    words = _words(fill)
+    if not _is_full(fill):
+        remark = f"{words}: freed since, or a quota"
+        changed = msgspec.structs.replace(finding, evidence=(*finding.evidence, remark))
+        return msgspec.structs.replace(outcome, finding=changed)
+    changed = _storage_fault(finding, fill, words, sure=sure)
+    return msgspec.structs.replace(
+        outcome, finding=changed, sentence=changed.summary, signs=(*outcome.signs, "no space left")
+    )
+
+
+def _error(outcome: ExitOutcome, attempt: AttemptExit) -> RankError | None:
+    """The error that tells of no space: of the rank that is named, else of all, else in the job's log."""
+    named = {one.rank for one in outcome.finding.culprits} if outcome.finding else set()
+    errors = [error for rank, error in sorted(attempt.errors.items()) if not named or rank in named]
+    errors += [attempt.shared_error] if attempt.shared_error is not None else []
+    own = [error for error in errors if not error.blames_peer and not error.caught]
+    return next((error for error in own if _NO_SPACE.search(error.error)), None)
+
+
+def _filesystem(error: str, fills: Sequence[FilesystemFill]) -> tuple[FilesystemFill | None, bool]:
+    """The filesystem that the error's path lies on, and True; else the only one that is full, and False."""
+    found = _PATH.search(error)
+    if found:
+        path = found["path"]
+        above = [one for one in fills if path == one.mount or path.startswith(f"{one.mount.rstrip('/')}/")]  # fmt: skip
+        if above:
+            return max(above, key=lambda one: len(one.mount)), True
+    full = [one for one in fills if _is_full(one)]
+    return (full[0], False) if len(full) == 1 else (None, False)
+
+
+def _is_full(fill: FilesystemFill) -> bool:
+    return max(fill.used_ratio, fill.inodes_used_ratio) >= FULL
+
+
+def _words(fill: FilesystemFill) -> str:
+    return safe_line(f"{fill.line}, {fill.age:.0f} s before", 300)
+
+
+def _storage_fault(finding: Finding, fill: FilesystemFill, words: str, *, sure: bool) -> Finding:
+    first = finding.culprits[0] if finding.culprits else None
+    mount = Culprit(
+        kind="mount",
+        rank=first.rank if first else None,
+        node=first.node if first else "",
+        pid=first.pid if first else None,
+        reason=f"{words}{f'; rank {first.rank} {first.reason}' if first else ''}",
+    )
+    known = sure and (first is None or finding.confidence is Confidence.HIGH)
+    return msgspec.structs.replace(
+        finding,
+        verdict=Verdict.STORAGE_FAULT,
+        culprits=(mount,),
+        confidence=Confidence.HIGH if known else Confidence.MEDIUM,
+        summary=f"{safe_line(fill.mount, 200)} is full ({words}); {finding.summary}",
+        evidence=(words, *finding.evidence),
+        next_steps=(f"df -h {fill.mount}; df -i {fill.mount}", *finding.next_steps),
+    )

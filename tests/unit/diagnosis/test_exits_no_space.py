@@ -1,0 +1,97 @@
+"""An end for want of space names the filesystem that was full, with its fill, and the rank only as the first to touch it."""
+
+import signal
+
+import msgspec
+import pytest
+
+from mldebug.core.model import Confidence, Job, RankIdentity, Verdict
+from mldebug.diagnosis.exits.judge import judge_exit
+from mldebug.diagnosis.exits.model import AttemptExit, FilesystemFill, RankError, RankExit
+
+ONE, TERM = 1 << 8, int(signal.SIGTERM)
+DATA = FilesystemFill(mount="/data", line="nfs01:/data: 100.0% used, 0 B left, inodes 12%", used_ratio=1.0, age=7.0)  # fmt: skip
+SCRATCH = FilesystemFill(mount="/data/scratch", line="/data/scratch: 41.0% used, 2.0 TiB left", used_ratio=0.41)  # fmt: skip
+INODES = FilesystemFill(mount="/data", line="/data: 40.0% used, inodes 100%", used_ratio=0.4, inodes_used_ratio=1.0)  # fmt: skip
+ROOT = FilesystemFill(mount="/", line="/: 60.0% used, 40 GiB left", used_ratio=0.6)
+
+
+def ended(error: str, *fills: FilesystemFill, others: str = "", **more: object) -> AttemptExit:
+    """Rank 1 of two fails with this error; rank 0 is ended, or fails with `others`."""
+    ranks = tuple(RankIdentity(rank=r, world_size=2, pid=100 + r, node="n1") for r in range(2))
+    statuses = {1: ONE, 0: ONE if others else TERM}
+    exits = tuple(
+        RankExit(rank=r, pid=100 + r, at=1000.0 + n, moment=n, status=statuses[r])
+        for n, r in enumerate((1, 0))
+    )
+    errors = {1: RankError(error=error, source="its own output")}
+    errors |= {0: RankError(error=others, source="its own output")} if others else {}
+    job = Job(id="j", name="train.py", launcher="torchrun", world_size=2, ranks=ranks)
+    found = AttemptExit(job=job, identities=ranks, exits=exits, errors=errors, filesystems=fills)
+    return msgspec.structs.replace(found, **more)
+
+
+@pytest.mark.parametrize(
+    ("error", "fills", "confidence"),
+    [
+        ("OSError: [Errno 28] No space left on device: '/data/ckpt/step-7.pt'", (ROOT, DATA, SCRATCH), Confidence.HIGH),
+        ("OSError: [Errno 28] No space left on device: '/data/ckpt/step-7.pt'", (ROOT, INODES), Confidence.HIGH),
+        # `write` tells no name: the only one that is full
+        ("OSError: [Errno 28] No space left on device", (ROOT, DATA, SCRATCH), Confidence.MEDIUM),
+        ("RuntimeError: PytorchStreamWriter failed writing file data/1: file write failed", (ROOT, DATA), Confidence.MEDIUM),
+    ],
+)  # fmt: skip
+def test_the_full_filesystem_is_named_with_its_fill(
+    error: str, fills: tuple[FilesystemFill, ...], confidence: Confidence
+) -> None:
+    finding = judge_exit(ended(error, *fills)).finding
+    assert finding is not None
+    assert (finding.verdict, finding.confidence) == (Verdict.STORAGE_FAULT, confidence)
+    assert [(one.kind, one.rank) for one in finding.culprits] == [("mount", 1)]
+    assert "/data is full" in finding.summary
+    assert any(fill.line in finding.summary for fill in fills if fill.mount == "/data")
+    assert finding.next_steps[0] == "df -h /data; df -i /data"
+
+
+def test_all_that_fail_for_want_of_space_name_the_filesystem_and_no_rank() -> None:
+    error = "OSError: [Errno 28] No space left on device: '/data/ckpt/step-7.pt'"
+    finding = judge_exit(ended(error, DATA, others=error)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.STORAGE_FAULT
+    assert [(one.kind, one.rank) for one in finding.culprits] == [("mount", None)]
+
+
+@pytest.mark.parametrize(
+    ("error", "fills"),
+    [
+        ("OSError: [Errno 28] No space left on device: '/data/scratch/x'", (DATA, SCRATCH)),
+        ("OSError: [Errno 122] Disk quota exceeded: '/data/scratch/x'", (DATA, SCRATCH)),
+    ],
+)
+def test_one_that_has_space_by_now_is_a_remark(
+    error: str, fills: tuple[FilesystemFill, ...]
+) -> None:
+    finding = judge_exit(ended(error, *fills)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.RANK_EXITED
+    assert any("freed since, or a quota" in fact for fact in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ValueError: no space left in the batch",
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+    ],
+)
+def test_a_full_filesystem_is_no_cause_of_another_error(error: str) -> None:
+    finding = judge_exit(ended(error, DATA)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.RANK_EXITED
+
+
+def test_two_full_ones_and_no_path_name_neither() -> None:
+    other = msgspec.structs.replace(DATA, mount="/home")
+    finding = judge_exit(ended("OSError: [Errno 28] No space left on device", DATA, other)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.RANK_EXITED
