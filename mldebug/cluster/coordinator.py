@@ -30,7 +30,7 @@ BLAMED = "blamed"  # mldebug.stall.signals.Stage
 
 
 class Coordinator(PeerRoster):
-    """Belongs to one thread."""
+    """Coordinates the stalls of runs over several nodes: decides when all are captured, under which incident. For one thread."""
 
     def __init__(
         self, may_have: Callable[[KnownPeer, str, RunKey], bool] = lambda *_: True
@@ -122,7 +122,7 @@ class Coordinator(PeerRoster):
         return min(ends, key=lambda one: one[:3])[3] if ends else None
 
     def failed(self, news: RunNews) -> bool:
-        """Nothing came of a call: it is due again, a few times. False: it is not."""
+        """Note that a capture of all nodes failed. True: it is repeated, a few times. False: it is not."""
         stall = self._stalls.get((news.key, news.attempt))
         if stall is None or stall.over or stall.tries >= MAX_TRIES:
             return False
@@ -141,11 +141,11 @@ class Coordinator(PeerRoster):
         return changes
 
     def open(self) -> frozenset[str]:
-        """The incidents that are open."""
+        """Ids of the open incidents."""
         return frozenset(one.incident for one in self._stalls.values() if not one.over)
 
     def named(self, job: str, uid: int | None = None) -> tuple[CaptureCall, ...]:
-        """The runs of that name, or whose id begins so; as calls without an incident. `uid`: of this user's alone."""
+        """The runs with this name, or whose id begins so, as calls without an incident. `uid`: only of this user; None: of all."""
         found: dict[tuple[RunKey, int], tuple[KnownPeer, RunNews]] = {}
         for peer in self._peers.values():
             for news in peer.announcement.runs:
@@ -165,7 +165,7 @@ class Coordinator(PeerRoster):
             stall.whole = whole
 
     def word(self, news: RunNews, node: str, now: float) -> RunWord:
-        """What the coordinator answers to one node about one of its runs."""
+        """What this node is told about one of its runs."""
         others = self._telling(news.key, news.attempt, node, now)
         stall = self._stalls.get((news.key, news.attempt))
         answer = RunWord(key=news.key, signals=tuple(signals_of(others, now)))

@@ -14,14 +14,14 @@ T = TypeVar("T", RunNews, RunWord)
 
 
 class GroupAnnouncement(NamedTuple):
-    """The runs that one node has announced in one group of nodes, and when (monotonic)."""
+    """The runs that one node announced in one group of nodes, and when (monotonic seconds)."""
 
     runs: tuple[RunNews, ...]
     at: float
 
 
 class KnownPeer(NamedTuple):
-    """One node that has announced itself, with the runs of all groups it belongs to. `at`: when (monotonic)."""
+    """A node that announces itself, with the runs of all its groups. `at`: when it last did (monotonic seconds)."""
 
     announcement: Announcement
     address: str  # host of its connection
@@ -31,7 +31,7 @@ class KnownPeer(NamedTuple):
 
 
 class CaptureCall(NamedTuple):
-    """A stall to be captured now, on all nodes that have shown ranks of the run."""
+    """A stalled run that has to be captured now on all nodes that announced ranks of it."""
 
     incident: str
     news: RunNews  # as whoever noticed it says it
@@ -41,19 +41,19 @@ class CaptureCall(NamedTuple):
 
     @property
     def node_list(self) -> str:
-        """The scheduler's list of nodes from any announcement: some had no room for it."""
+        """The scheduler's node list, from any announcement of the run: some left it out for lack of space."""
         news = (one for peer in self.peers for one in peer.announcement.runs)
         lists = (one.node_list for one in (self.news, *news) if one.key == self.news.key)
         return next(filter(None, lists), "")
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """The gaps of the run's announcement, where the list of the run's nodes is not known."""
+        """Why the list of the run's nodes is not known, from the run's announcements; empty where it is."""
         return () if self.node_list else self.news.gaps
 
 
 class ClusterStall(msgspec.Struct):
-    """One stall of one run and attempt."""
+    """A stall of one attempt of one run, as all its nodes report it."""
 
     incident: str
     noticed_by: dict[str, str]  # node -> its agent: one that was started again has noticed nothing
@@ -86,7 +86,7 @@ def is_another_agent(known: KnownPeer, announcement: Announcement, address: str)
 
 
 def signals_of(others: list[tuple[KnownPeer, RunNews]], now: float) -> Iterator[Signal]:
-    """Of each kind those of the first node that has it: two nodes may count differently."""
+    """One signal of each kind, from the first node that has it: counts of two nodes cannot be compared."""
     kinds: set[str] = set()
     for peer, news in others:
         for signal in news.signals:
@@ -98,7 +98,7 @@ def signals_of(others: list[tuple[KnownPeer, RunNews]], now: float) -> Iterator[
 
 
 def first_of_each_kind(shown: Iterable[tuple[KnownPeer, RunNews]]) -> tuple[str, ...]:
-    """The nodes that have each kind of signal first, and second for whoever is the first himself."""
+    """Names of the first two nodes that have each kind of signal, sorted; the second one serves the first, which needs another's."""
     found: dict[str, list[str]] = {}
     for peer, news in shown:
         for signal in news.signals:
@@ -109,6 +109,6 @@ def first_of_each_kind(shown: Iterable[tuple[KnownPeer, RunNews]]) -> tuple[str,
 
 
 def shown_ranks(peers: Iterable[KnownPeer], key: RunKey) -> int:
-    """How many ranks these nodes have shown."""
+    """How many ranks of the run these nodes have announced."""
     shown = (news.ranks for one in peers for news in one.announcement.runs if news.key == key)
     return count_ranks(join_intervals(shown))

@@ -30,21 +30,21 @@ MAX_REASONS = 64  # different reasons why nodes have sent nothing
 
 
 class MergedRun(NamedTuple):
-    """One run on all its nodes: what `mldebug.diagnosis.diagnose.diagnose` takes. `captures` is not empty."""
+    """One run on all its nodes: the input of `mldebug.diagnosis.diagnose.diagnose`. `captures` is never empty."""
 
     captures: tuple[NodeCapture, ...]  # by their lowest rank
     asked: QueriedNodes
 
 
 class MergedRuns(NamedTuple):
-    """All runs that were found. `queried`: every node that was asked, whichever run has ranks on it."""
+    """All runs that were found on the nodes. `queried`: every node that was asked, with or without ranks."""
 
     runs: tuple[MergedRun, ...]
     asked: QueriedNodes
 
 
 class NodeReplies(NamedTuple):
-    """What came of asking: replies by the name of the node, and why there is none of the others."""
+    """The nodes' replies by name, and why other nodes gave none."""
 
     replies: Mapping[str, NodeReply]
     failed: Iterable[QueriedNode] = ()
@@ -59,7 +59,7 @@ class _Claim(NamedTuple):
 
 
 def merge(answers: NodeReplies, listed_by: str = "") -> MergedRuns:
-    """Sort the captures into runs, the largest first; each run tells of every node that was asked."""
+    """Group the captures by run, the largest run first. Each run lists every node that was asked."""
     runs: dict[RunKey, list[_Claim]] = {}
     refused: dict[str, str] = {}
     for name, reply in sorted(answers.replies.items()):
@@ -85,7 +85,7 @@ def _size(run: MergedRun) -> int:
 
 
 def renamed(capture: NodeCapture, name: str) -> NodeCapture:
-    """The capture with its node renamed everywhere to the name by which the node was asked."""
+    """The capture with its node renamed everywhere, to the name by which the node was asked."""
     job = msgspec.structs.replace(
         capture.job, nodes=(name,), ranks=tuple(_on(one, name) for one in capture.job.ranks)
     )

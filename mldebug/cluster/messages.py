@@ -37,14 +37,14 @@ M = TypeVar("M", bound="PeerMessage")
 
 
 class PeerMessage(Noun, frozen=True, kw_only=True, omit_defaults=False):
-    """Base of all that travels between agents."""
+    """Base of all messages between agents."""
 
     schema: str = SCHEMA
     version: str = __version__
 
 
 class Signal(Noun, frozen=True, kw_only=True):
-    """One sign of progress: a `mldebug.stall.signals.Progress` with its age in place of a time."""
+    """A signal of progress, as in `mldebug.stall.signals.Progress` but with its age in place of a time."""
 
     kind: str
     value: float
@@ -55,7 +55,7 @@ class Signal(Noun, frozen=True, kw_only=True):
 
 
 class End(Noun, frozen=True, kw_only=True):
-    """Ranks of a run ended badly on one node: what that node says of it."""
+    """What a node reports of ranks that ended badly there."""
 
     incident: str  # id of its report
     diagnosis: Diagnosis
@@ -63,7 +63,7 @@ class End(Noun, frozen=True, kw_only=True):
 
 
 class RunNews(Noun, frozen=True, kw_only=True):
-    """One run on one node."""
+    """What a node announces about one of its runs."""
 
     key: RunKey  # mldebug.cluster.run_identity: the same on all nodes of the run
     name: str = ""
@@ -85,7 +85,7 @@ class RunNews(Noun, frozen=True, kw_only=True):
 
 
 class Relayed(Noun, frozen=True, kw_only=True):
-    """What another node announces to a node that follows the coordinator, and does not reach him itself."""
+    """The announcement of a node that cannot reach the coordinator, passed on by one that can."""
 
     node: str
     agent: str
@@ -96,7 +96,7 @@ class Relayed(Noun, frozen=True, kw_only=True):
 
 
 class Announcement(PeerMessage, frozen=True, kw_only=True):
-    """What a node tells its coordinator every few seconds."""
+    """What a node sends to its coordinator every few seconds: all its runs."""
 
     node: str
     agent: str  # of this start of the agent, at random
@@ -107,7 +107,7 @@ class Announcement(PeerMessage, frozen=True, kw_only=True):
 
 
 class Whole(Noun, frozen=True, kw_only=True):
-    """What all nodes together have come to, for those who saw a part of it."""
+    """The diagnosis from all nodes, for nodes that saw only a part."""
 
     report: str  # id
     node: str  # where the report over all nodes is
@@ -116,7 +116,7 @@ class Whole(Noun, frozen=True, kw_only=True):
 
 
 class RunWord(Noun, frozen=True, kw_only=True):
-    """What the coordinator knows of one run from others."""
+    """What the coordinator tells a node about one of its runs."""
 
     key: RunKey
     signals: tuple[Signal, ...] = ()  # of other nodes, of one node for each kind
@@ -128,14 +128,14 @@ class RunWord(Noun, frozen=True, kw_only=True):
 
 
 class WordsFor(Noun, frozen=True, kw_only=True):
-    """What the coordinator would tell a node that does not reach him, by way of the one that relays it."""
+    """What the coordinator tells a node that cannot reach it, through the node that passes messages on."""
 
     node: str
     runs: tuple[RunWord, ...] = ()
 
 
 class Welcome(PeerMessage, frozen=True, kw_only=True):
-    """The answer to an announcement."""
+    """The coordinator's answer to an announcement."""
 
     node: str
     agent: str
@@ -147,7 +147,7 @@ class Welcome(PeerMessage, frozen=True, kw_only=True):
 
 
 class CaptureOrder(PeerMessage, frozen=True, kw_only=True):
-    """Capture this run now, as part of this incident."""
+    """The order to capture a run now, as part of an incident."""
 
     key: RunKey
     attempt: int
@@ -157,7 +157,7 @@ class CaptureOrder(PeerMessage, frozen=True, kw_only=True):
 
 
 class DumpOrder(PeerMessage, frozen=True, kw_only=True):
-    """Somebody wants to know now: capture this run on all its nodes."""
+    """A person's request to capture a run on all its nodes now."""
 
     job: str  # its id, the begin of it, or its name
     uid: int | None = None  # of a run of this user alone; None: of anybody's
@@ -165,7 +165,7 @@ class DumpOrder(PeerMessage, frozen=True, kw_only=True):
 
 
 class MemberView(Noun, frozen=True, kw_only=True):
-    """One node as its coordinator sees it."""
+    """A node as its coordinator sees it."""
 
     node: str
     address: str = ""
@@ -185,7 +185,7 @@ class ClusterView(PeerMessage, frozen=True, kw_only=True):
 
 
 def read(data: bytes, kind: type[M]) -> M:
-    """One message; EvidenceError says in words why it cannot be used."""
+    """Decode a message. Raises EvidenceError that says why it cannot be used."""
     try:
         head = msgspec.json.decode(data, type=PeerMessage)
         _check(head)
@@ -195,7 +195,7 @@ def read(data: bytes, kind: type[M]) -> M:
 
 
 def joined(views: Sequence[ClusterView]) -> ClusterView:
-    """What several coordinators see, as one; of a node that two have heard of, what was heard last. At least one view."""
+    """The views of several coordinators (at least one) as one; of a node in two views the more recent one counts."""
     if len(views) == 1:
         return views[0]
     by_name: dict[str, MemberView] = {}
@@ -213,7 +213,7 @@ def joined(views: Sequence[ClusterView]) -> ClusterView:
 
 
 def of_user(view: ClusterView, uid: int | None) -> ClusterView:
-    """What this user may see of it: the nodes with runs of his own; None: all."""
+    """The part of the view that a user may see: nodes with runs of that user. None: all."""
     if uid is None:
         return view
     nodes = (
@@ -302,7 +302,7 @@ def _believed_end(end: End) -> End:
 
 
 def spoken(diagnosis: Diagnosis) -> Diagnosis:
-    """The conclusion of another node with its texts cleaned, shortened and limited in number, so that it can be shown."""
+    """The diagnosis of another node, with its texts cleaned, shortened and limited in number, so that it can be shown."""
     culprits = tuple(
         msgspec.structs.replace(one, node=clean(one.node, 100), reason=clean(one.reason, 500))
         for one in diagnosis.culprits[:MAX_LINES]
@@ -317,7 +317,7 @@ def spoken(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def check_incident(incident: str) -> None:
-    """Raise EvidenceError where this is no valid incident id; ids become names of folders. "" is allowed."""
+    """Raise EvidenceError for an invalid incident id: ids become names of folders. "" is allowed."""
     if incident and not _INCIDENT.fullmatch(incident):
         raise EvidenceError(f"{clean(incident, 60)!r} is no id of an incident")
 

@@ -34,7 +34,7 @@ class QuietCheck:
         self._since.pop(run, None)
 
     def keep(self, runs: Iterable[tuple[RunKey, int]]) -> None:
-        """Forget all runs but these, of which some node sees a stall now."""
+        """Forget all runs but these, which some node reports as stalled now."""
         known = set(runs)
         self._since = {run: since for run, since in self._since.items() if run in known}
 

@@ -114,7 +114,7 @@ class PeerRoster:
         )
 
     def others(self, call: CaptureCall, now: float) -> tuple[KnownPeer, ...]:
-        """Nodes that announced themselves once but not lately, and so may have ranks of the run by now."""
+        """Nodes that have announced themselves before, but not lately, and may have ranks of this run by now."""
         known = {one.announcement.node for one in call.peers}
         return tuple(
             one
@@ -123,7 +123,7 @@ class PeerRoster:
         )
 
     def idle(self, call: CaptureCall, hosts: Collection[str], now: float) -> tuple[KnownPeer, ...]:
-        """Those of these hosts whose agents announce themselves, but no rank of the run."""
+        """Those of these hosts whose agents announce themselves, but no rank of this run."""
         known = {one.announcement.node for one in call.peers}
         short = {host.partition(".")[0] for host in hosts}
         return tuple(
@@ -133,7 +133,7 @@ class PeerRoster:
         )
 
     def last_heard(self, node: str) -> float | None:
-        """When a node announced itself last (monotonic seconds); None: never."""
+        """When a node last announced itself (monotonic seconds); None: never."""
         known = self._peers.get(node)
         return known.at if known else None
 

@@ -20,7 +20,7 @@ def is_specific(run_id: str) -> bool:
 
 
 def is_loopback(master: str) -> bool:
-    """Can this master, `addr:port`, be reached from its own node only?"""
+    """Whether this master, `addr:port`, can be reached from its own node only."""
     return _LOOPBACK.fullmatch(master.rpartition(":")[0]) is not None
 
 
@@ -63,15 +63,15 @@ def _port(rank: RankIdentity) -> tuple[str, ...]:
 
 
 def run_id(key: RunKey) -> str:
-    """Eight digits for a run, whichever of its nodes answer."""
+    """An id of eight digits for a run, the same on all its nodes."""
     return hashlib.sha256(repr(key).encode(errors="replace")).hexdigest()[:8]
 
 
 def user_of(key: RunKey) -> str:
-    """The part "uid N" of a run's key, "" where it has none (runs of root)."""
+    """The part "uid N" of a run's key; "" where it has none (runs of root)."""
     return key[-1] if key and key[-1].startswith("uid ") else ""
 
 
 def is_of(key: RunKey, uid: int) -> bool:
-    """Is it a run of this user? Never where the user is root, whose runs say nothing."""
+    """Whether it is a run of this user. Always False for root, whose runs have no user in their key."""
     return user_of(key) == f"uid {uid}"

@@ -28,7 +28,7 @@ Cut = Callable[[RankCapture], RankCapture]
 
 
 def slim(reply: NodeReply) -> NodeReply:
-    """The reply as it is sent: cut to what is needed, then as far as its size asks for; what was left out is a gap."""
+    """The reply as it is sent: without parts that are not needed, and further reduced if it is too large; a gap names what is left out."""
     reply = _of_all(reply, _slim_capture)
     for words, cut in _CUTS:
         if len(msgspec.json.encode(reply)) <= ROOM:

@@ -12,7 +12,7 @@ Topology = Mapping[str, str]
 
 
 def placed(queried: QueriedNodes, topology: Topology | None) -> QueriedNodes:
-    """Each node with the first label that has it, by its short name or the full one; UsageError where a list cannot be read."""
+    """The nodes with the labels of the topology (rack, switch), by short or full name. Raises UsageError for an invalid node list."""
     if not topology:
         return queried
     places: dict[str, str] = {}

@@ -36,7 +36,7 @@ _SCHEMA = re.compile(r"mldebug\.node/([0-9]{1,9})")
 
 
 class NodeReply(msgspec.Struct, frozen=True, kw_only=True):  # its schema is always written
-    """All that one node knows of the runs that it was asked for, at one moment. Its clock is shown and never compared."""
+    """The captures of one node, taken at one moment. Its clock is shown, but never compared with others."""
 
     schema: str = SCHEMA
     node: str  # as it calls itself
@@ -55,7 +55,7 @@ class _ReplyHead(msgspec.Struct):
 
 
 class ReplyLine(msgspec.Struct, frozen=True):
-    """One line of a reply."""
+    """One line of an encoded reply: its number of how many lines, and its part of the text. `token` tells replies apart."""
 
     token: bytes
     number: int
@@ -65,7 +65,7 @@ class ReplyLine(msgspec.Struct, frozen=True):
 
 
 def encode(reply: NodeReply) -> Iterator[bytes]:
-    """Encode a reply as text lines, their ends included, that survive a terminal and banners."""
+    """A reply as text lines that survive terminals and login banners."""
     text = base64.b64encode(pack(reply))
     parts = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)]
     token, node = secrets.token_hex(8), re.sub(r"[^A-Za-z0-9_.-]", "-", reply.node)[:253] or "-"
@@ -166,7 +166,7 @@ def _check_schema(head: _ReplyHead) -> None:
 
 
 def another_mldebug(version: str, schema: str, ours: str) -> str:
-    """Whose messages this one does not read: `mldebug 0.3, which is newer and speaks mldebug.node/2`."""
+    """A sentence part for messages of another version: `mldebug 0.3, which is newer and speaks mldebug.node/2`."""
     age = "newer" if int(schema.rpartition("/")[2]) > int(ours.rpartition("/")[2]) else "older"
     return (
         f"mldebug {clean(version, 20) or 'of another version'}, which is {age} and speaks {schema}"

@@ -15,7 +15,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a finished `mldebug` command tells a script."""
+    """The exit codes of `mldebug` commands."""
 
     FINE = 0
     FOUND = 1
@@ -52,7 +52,7 @@ class ConfigError(UsageError):
 
 
 class EvidenceError(UsageError):
-    """Recorded evidence cannot be read."""
+    """Recorded evidence cannot be read or understood."""
 
 
 class MissingError(MldebugError):
@@ -62,7 +62,7 @@ class MissingError(MldebugError):
 
 
 class AccessError(MissingError):
-    """This user may not look at that process."""
+    """This user may not read that process."""
 
 
 class ToolError(MissingError):

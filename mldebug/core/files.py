@@ -40,7 +40,7 @@ def read_struct(file: Path, wanted: type[_T]) -> _T:
 
 
 def read_bytes(file: Path) -> bytes:
-    """Read a regular file of bounded size; neither it nor its folder may be a symlink."""
+    """The content of a regular file of limited size; neither the file nor its folder may be a symbolic link."""
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:

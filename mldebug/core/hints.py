@@ -5,5 +5,5 @@ from pathlib import Path
 
 
 def typed(command: str, config: Path | None = None) -> str:
-    """Return `mldebug COMMAND`, with `--config FILE` where a config file was given."""
+    """The command line `mldebug COMMAND`, with `--config FILE` where a config file was given."""
     return f"mldebug {command}" + (f" --config {shlex.quote(str(config))}" if config else "")

@@ -87,7 +87,7 @@ class Remark(Noun, frozen=True, kw_only=True):
 
 
 class Gap(Noun, frozen=True, kw_only=True):
-    """Evidence that could not be had: what, why, and how to get it next time."""
+    """Evidence that could not be had: what, why, and how to get it the next time."""
 
     what: str
     reason: str
@@ -176,7 +176,7 @@ class LockHolder(Noun, frozen=True, kw_only=True):
 
 
 class FileLock(Noun, frozen=True, kw_only=True):
-    """The lock on a file that one thread of a process waits for."""
+    """A file lock that one thread of a process waits for."""
 
     tid: int
     kind: str  # flock, lockf, ofd
@@ -211,7 +211,7 @@ class ProcessState(Noun, frozen=True, kw_only=True):
 
 
 class Movement(Noun, frozen=True, kw_only=True):
-    """What changed over several samples of one process: the difference between frozen and slow."""
+    """What changed between several samples of one process; it tells a frozen process from a slow one."""
 
     samples: int
     span_seconds: float
@@ -542,7 +542,7 @@ class Role(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Why the job stopped; the more specific cause first, which is the precedence where two fit."""
+    """Why the job stopped. Where two verdicts fit, the one that stands first here is given."""
 
     GPU_FAULT = "gpu_fault"
     OUT_OF_MEMORY = "out_of_memory"
@@ -563,7 +563,7 @@ class Verdict(StrEnum):
 
 
 class Confidence(StrEnum):
-    """high: direct evidence; medium: stacks and counters agree; low: one sign."""
+    """How sure a verdict is: high, direct evidence; medium, stacks and counters agree; low, one sign."""
 
     HIGH = "high"
     MEDIUM = "medium"
@@ -571,7 +571,7 @@ class Confidence(StrEnum):
 
 
 class Classification(Noun, frozen=True, kw_only=True):
-    """What one rank is doing. `name` is a row of the table in `mldebug.diagnosis.classify.rank_class`."""
+    """What one rank is doing. `name`: a class of the table in `mldebug.diagnosis.classify.rank_class`."""
 
     name: (
         str  # collective, device_sync, store, sleep, lock, blocked_io, dataloader, stopped, busy …
@@ -591,7 +591,7 @@ class Classification(Noun, frozen=True, kw_only=True):
 
 
 class ClassifiedRank(Noun, frozen=True, kw_only=True):
-    """A capture with its class; `capture` is None for a rank that has no process."""
+    """A rank's capture with its class; `capture` is None for a rank without a process."""
 
     rank: int
     node: str
@@ -601,7 +601,7 @@ class ClassifiedRank(Noun, frozen=True, kw_only=True):
 
 
 class Culprit(Spoken, frozen=True, kw_only=True):
-    """What the waiters wait for."""
+    """What the waiting ranks wait for: a rank, node, GPU, mount, link or process."""
 
     kind: Literal["rank", "node", "gpu", "mount", "link", "worker"]
     rank: int | None
@@ -611,7 +611,7 @@ class Culprit(Spoken, frozen=True, kw_only=True):
 
 
 class Finding(Noun, frozen=True, kw_only=True):
-    """What one detector concludes from one case."""
+    """The conclusion of one detector."""
 
     verdict: Verdict
     culprits: tuple[Culprit, ...]
@@ -622,7 +622,7 @@ class Finding(Noun, frozen=True, kw_only=True):
 
 
 class Diagnosis(Spoken, frozen=True, kw_only=True):
-    """The conclusion: a finding that won, word for word what people read."""
+    """The conclusion of all detectors, in the words that people read."""
 
     verdict: Verdict
     culprits: tuple[Culprit, ...]
@@ -636,7 +636,7 @@ class Diagnosis(Spoken, frozen=True, kw_only=True):
 
 
 class Group(Spoken, frozen=True, kw_only=True):
-    """Ranks whose principal stack is the same."""
+    """Ranks with the same principal stack."""
 
     ranks: str  # folded: "0-5,7"
     count: int
@@ -656,7 +656,7 @@ class TreeNode(Spoken, frozen=True, kw_only=True):
 
 
 class Judgement(Noun, frozen=True, kw_only=True):
-    """All that `mldebug.diagnosis.diagnose.diagnose` concludes from the captures of one job."""
+    """Everything that `mldebug.diagnosis.diagnose.diagnose` concludes from the captures of one job."""
 
     diagnosis: Diagnosis
     ranks: tuple[ClassifiedRank, ...]  # sorted by rank, the lost and missing ones among them

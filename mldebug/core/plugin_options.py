@@ -7,7 +7,7 @@ import msgspec
 
 
 class Plugin(msgspec.Struct, frozen=True):
-    """One config entry: the plugin's name and its `Options`."""
+    """An entry of the config: a plugin's name and its options."""
 
     kind: str
     options: Any
@@ -30,7 +30,7 @@ class PluginKind(msgspec.Struct, frozen=True):
 
 
 def problems(module: PluginModule, options: msgspec.Struct) -> Iterator[tuple[str, str]]:
-    """Yield (field, what is wrong) as the plugin itself finds."""
+    """Problems of a plugin's options that its `problems` function finds, as (field, what is wrong)."""
     check = getattr(module, "problems", None)
     if check is not None:
         yield from check(options)

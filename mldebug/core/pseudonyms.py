@@ -53,7 +53,7 @@ _MAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}
 
 
 class Pseudonyms:
-    """One set of replacements. Learn from everything first, then replace."""
+    """Replacements of names (users, nodes, jobs) by made-up ones. Learn all names first, then replace."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()  # by kind, how often something was replaced

@@ -46,7 +46,7 @@ Intervals = tuple[tuple[int, int], ...]
 
 
 def all_of(count: int) -> str:
-    """`both`, `all 8`: of the ranks, the members, the GPUs."""
+    """`both` or `all 8`, for a count of ranks, GPUs and the like."""
     return "both" if count == 2 else f"all {count:,}"
 
 
@@ -54,7 +54,7 @@ def all_of(count: int) -> str:
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """Return `0-5,7` for {0..5, 7}; duplicates are folded away and no ranks are the empty string."""
+    """A set of ranks as text: `0-5,7` for {0..5, 7}; duplicates are dropped, no ranks give ""."""
     return _folded(joined((rank, rank) for rank in set(ranks)))
 
 
@@ -74,7 +74,7 @@ def rank_intervals(text: str) -> Intervals:
 
 
 def joined(intervals: Iterable[tuple[int, int]]) -> Intervals:
-    """Return the same ranks with intervals that overlap or touch put together."""
+    """The same ranks, with overlapping and adjacent intervals joined."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(intervals):
         if found and first <= found[-1][1] + 1:
@@ -85,12 +85,12 @@ def joined(intervals: Iterable[tuple[int, int]]) -> Intervals:
 
 
 def count_ranks(intervals: Intervals) -> int:
-    """How many ranks these are."""
+    """How many ranks the intervals contain."""
     return sum(last - first + 1 for first, last in intervals)
 
 
 def join_intervals(texts: Iterable[str]) -> Intervals:
-    """Return all ranks that the nodes of a run have announced; what is no set is left out."""
+    """All ranks in the sets that nodes of a run announced; texts that are no set are left out."""
     found: list[tuple[int, int]] = []
     for text in texts:
         with suppress(UsageError):
@@ -99,7 +99,7 @@ def join_intervals(texts: Iterable[str]) -> Intervals:
 
 
 def join_ranks(texts: Iterable[str]) -> str:
-    """The same, folded."""
+    """All ranks in these sets, as one text."""
     return _folded(join_intervals(texts))
 
 
@@ -133,7 +133,7 @@ def _spans(text: str) -> tuple[range, ...]:
 
 
 def fold_nodes(names: Iterable[str]) -> str:
-    """Return `node[017-018],login` for such names; what ClusterShell would take for a pattern stays as it is."""
+    """Names of nodes as a short list, `node[017-018],login`; names with characters of ClusterShell's patterns stay as they are."""
     ordered = sorted(set(names))
     plain = [name for name in ordered if _NODE.fullmatch(name)]
     odd = [name for name in ordered if not _NODE.fullmatch(name)]
@@ -187,7 +187,7 @@ def unfold_nodes(text: str, *, groups: bool = True, most: int = MAX_NODES) -> tu
 
 
 def check_nodes(text: str) -> None:
-    """Raise UsageError, as `unfold_nodes` would, where a job's list of nodes cannot be used; nothing of it is made."""
+    """Raise UsageError, as `unfold_nodes` would, for a job's node list that cannot be used, without expanding it."""
     if _NOT_IN_A_LIST.search(text) or _BY_CLUSTERSHELL.search(text):
         raise _not_nodes(text, "it has characters that stand in no name of a host")
     _check_count(text, _name_parts(text), MAX_NODES)

@@ -11,7 +11,7 @@ REPORT_SCHEMA = "mldebug.report/1"
 
 
 class ThreadView(Spoken, frozen=True, kw_only=True):
-    """One thread as the report shows it."""
+    """One thread in a report."""
 
     name: str
     tid: int
@@ -20,7 +20,7 @@ class ThreadView(Spoken, frozen=True, kw_only=True):
 
 
 class RankView(Spoken, frozen=True, kw_only=True):
-    """One row of the rank table, small for every rank; threads and log only for culprits and representatives."""
+    """One row of a report's rank table; threads and log lines only for culprits and representatives."""
 
     rank: int
     node: str
@@ -48,7 +48,7 @@ class RankView(Spoken, frozen=True, kw_only=True):
 
 
 class GpuView(Spoken, frozen=True, kw_only=True):
-    """The GPU of one rank while the job stood still: what the looks at it told; null: not told."""
+    """The GPU of one rank while the job stood still; null for a value that was not read."""
 
     rank: int
     node: str
@@ -69,7 +69,7 @@ class GpuView(Spoken, frozen=True, kw_only=True):
 
 
 class JobView(Spoken, frozen=True, kw_only=True):
-    """The job as a report names it."""
+    """The job in a report."""
 
     id: str
     name: str
@@ -84,7 +84,7 @@ class JobView(Spoken, frozen=True, kw_only=True):
 
 
 class NodeView(Spoken, frozen=True, kw_only=True):
-    """One node that answered (or did not)."""
+    """A node that answered, or did not, in a report."""
 
     node: str
     ranks: str
@@ -96,14 +96,14 @@ class NodeView(Spoken, frozen=True, kw_only=True):
 
 
 class Stall(Spoken, frozen=True, kw_only=True):
-    """How long it took until it counted as a stall, and why that long; null fields for a manual capture."""
+    """How long it took until the job counted as stalled, and why that long; null fields for a manual capture."""
 
     timeout_seconds: float | None
     why: str
 
 
 class TimelineEvent(Spoken, frozen=True, kw_only=True):
-    """Something that happened, in the order it happened."""
+    """Something that happened; events stand in the order of time."""
 
     at: str
     what: str
@@ -111,7 +111,7 @@ class TimelineEvent(Spoken, frozen=True, kw_only=True):
 
 
 class CaptureView(Spoken, frozen=True, kw_only=True):
-    """One moment at which evidence was taken."""
+    """A moment at which evidence was captured."""
 
     at: str
     duration_seconds: float
@@ -120,7 +120,7 @@ class CaptureView(Spoken, frozen=True, kw_only=True):
 
 
 class Change(StrEnum):
-    """What became of a rank from the first capture to the later one."""
+    """What changed for a rank between the first capture and the later one."""
 
     UNCHANGED = "unchanged"
     ACTIVE = "active"  # the same frames, and its counters move
@@ -132,7 +132,7 @@ class Change(StrEnum):
 
 
 class ChangeView(Spoken, frozen=True, kw_only=True):
-    """Ranks of which the same became between two captures; `before` and `after` are frames, where they moved."""
+    """Ranks for which the same changed between two captures; `before` and `after`: frames of those that moved."""
 
     ranks: str  # folded: "0-1,3"
     count: int
@@ -143,7 +143,7 @@ class ChangeView(Spoken, frozen=True, kw_only=True):
 
 
 class Comparison(Spoken, frozen=True, kw_only=True):
-    """What moved from the first capture to the newest."""
+    """What moved between the first and the newest capture."""
 
     seconds: float  # between them
     summary: str  # one sentence: "nothing moved"
@@ -151,7 +151,7 @@ class Comparison(Spoken, frozen=True, kw_only=True):
 
 
 class GapView(Spoken, frozen=True, kw_only=True):
-    """Evidence that could not be had."""
+    """Evidence that a report lacks, and why."""
 
     what: str
     reason: str
@@ -161,7 +161,7 @@ class GapView(Spoken, frozen=True, kw_only=True):
 
 
 class Report(Spoken, frozen=True, kw_only=True):
-    """An incident written down: report.json. Times are RFC 3339, UTC."""
+    """An incident as written to report.json. Times are RFC 3339, UTC."""
 
     schema: str
     id: str  # sorts by time

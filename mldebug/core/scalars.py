@@ -27,7 +27,7 @@ class OutOfBoundsError(ValueError):
 
 
 def describe(kind: Any, meta: list[Any]) -> str:
-    """Return what a value must be, as the end of a sentence: `'auto' or a duration such as 15s`."""
+    """What a value must be, as the end of a sentence: `'auto' or a duration such as 15s`."""
     return " or ".join(_describe_one(member, tags) for member, tags in members(kind, meta))
 
 
@@ -55,7 +55,7 @@ def _describe_one(kind: Any, meta: list[Any]) -> str:
 
 
 def convert(text: str, kind: Any, meta: list[Any]) -> Any:
-    """Return the value that `text` stands for; ValueError is the problem in words."""
+    """The value that `text` stands for. Raises ValueError that says what is wrong."""
     if not text.isprintable():
         raise ValueError(f"{clean(text, 40)!r} has control characters in it")
     value = _convert_text(text, kind, meta)
@@ -113,7 +113,7 @@ def unwrap(kind: Any) -> tuple[Any, list[Any]]:
 
 
 def members(kind: Any, meta: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield each type that a union allows with its annotations; other types yield themselves."""
+    """Each type that a union allows, with its annotations; for other types the type itself."""
     if get_origin(kind) not in (Union, UnionType):
         yield kind, meta
         return

@@ -58,11 +58,11 @@ class Heartbeat(Noun, frozen=True, kw_only=True):
 
 
 class TornError(ValueError):
-    """The record was being written while it was read. Reading it again helps."""
+    """The record was being written while it was read; reading it again helps."""
 
 
 def record_name(pid: int, start_ticks: int) -> str:
-    """The file's name; `pid` as the process itself sees it."""
+    """The name of a record file; `pid` as the process itself sees it."""
     return f"{PREFIX}{pid}-{start_ticks}"
 
 
@@ -149,7 +149,7 @@ def phase_words(phase: str, age: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """`0.4 s`, `35 s`, `12 min`: as exact as a person wants it."""
+    """A time span in words, `0.4 s`, `35 s`, `12 min`, rounded as people say it."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

@@ -22,7 +22,7 @@ MAX_PATH = 1024
 
 
 class Switch(Spoken, frozen=True, kw_only=True):
-    """A switch that is set. Unix times."""
+    """A switch that is set. Times are unix seconds."""
 
     set_at: float
     until: float | None = None
@@ -30,7 +30,7 @@ class Switch(Spoken, frozen=True, kw_only=True):
 
 
 class LastPoll(Spoken, frozen=True, kw_only=True):
-    """The last time that a rank of the job looked at its switches. Unix times."""
+    """When a rank of the job last looked at its switches. Times are unix seconds."""
 
     at: float
     node: str = ""
@@ -51,7 +51,7 @@ class SwitchState(Spoken, frozen=True, kw_only=True):
     trouble: str = ""  # why the job does not obey it
 
     def at(self, name: str) -> Switch | None:
-        """The switch of that name."""
+        """The switch with this name; None where it is not set."""
         return self.kill if name == KILL else self.save
 
 
@@ -62,7 +62,7 @@ def switch_text(until: float | None, by: str) -> bytes:
 
 
 def parse_switch(data: bytes, set_at: float) -> Switch:
-    """Any file is a switch; what is no JSON of ours in it says nothing."""
+    """A switch from the content of its file. Every file counts as a switch; content that is not our JSON says nothing."""
     content = _object(data)
     return Switch(
         set_at=set_at, until=_number(content.get("until")), by=_text(content.get("by"), 40)
@@ -70,7 +70,7 @@ def parse_switch(data: bytes, set_at: float) -> Switch:
 
 
 def parse_polled(data: bytes) -> LastPoll | None:
-    """None where it is nothing that a job of ours wrote."""
+    """The last look of a job at its switches, from the content of the file `polled`; None where it is not ours."""
     content = _object(data)
     at = _number(content.get("at"))
     if at is None:
@@ -83,7 +83,7 @@ def parse_polled(data: bytes) -> LastPoll | None:
 
 
 def parse_announcement(data: bytes) -> str:
-    """The folder that a rank has named, an absolute path; "" for none."""
+    """The switch folder that a rank announced, as an absolute path; "" where it is none."""
     folder = _object(data.rstrip(b"\0")).get("folder")
     usable = isinstance(folder, str) and folder.startswith("/") and len(folder) <= MAX_PATH
     return folder if usable and isinstance(folder, str) and "\0" not in folder else ""
@@ -95,7 +95,7 @@ def holds(switch: Switch | None, now: float) -> bool:
 
 
 def state_lines(found: SwitchState, now: float) -> Iterator[str]:
-    """`mldebug switch status`, a line each."""
+    """The output of `mldebug switch status`, line by line."""
     yield f"folder  {clean(found.folder)}"
     yield f"kill    {_switch_words(found.kill, now)}"
     yield f"save    {_switch_words(found.save, now)}"

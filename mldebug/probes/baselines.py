@@ -11,7 +11,7 @@ FILE = Path(__file__).with_name("baselines.yaml")
 
 
 class PublishedFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One figure: `best` or `least`, per second. `gpus`: it holds for so many together; 0: for each."""
+    """A published figure of a GPU model: `best` or `least`, per second. `gpus`: for how many together; 0: for each."""
 
     source: str
     best: float | None = None
@@ -30,13 +30,13 @@ class ModelBaselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The contents of the file; `share`: of a best figure that a GPU must reach."""
+    """All published figures. `share`: the part of a best figure that a GPU must reach."""
 
     share: float
     models: tuple[ModelBaselines, ...]
 
     def limit(self, name: str, figure: str, gpus: int = 0) -> tuple[float, str] | None:
-        """What a GPU of this name must reach at least, and whose figure that is; None where nobody has published one."""
+        """What a GPU of this name must reach, and who published it; None where there is no such figure."""
         for model in self.models:
             found: PublishedFigure | None = getattr(model, figure, None)
             if re.search(model.match, name) and found is not None and found.gpus in (0, gpus):

@@ -15,7 +15,7 @@ UNITS = f"{'':<14} {'':>8} {'':>5} {'':>9} {'':>9} {'':>9} {'':>9} {'GB/s':>8} {
 
 
 def row(one: CollectiveResult) -> str:
-    """One result; GB are 10^9 bytes. Of one rank nothing travels: what looks like a bandwidth is left out."""
+    """A line for one result; GB are 10^9 bytes. With a single rank no bandwidth is shown, because nothing travels."""
     time = one.time_seconds
     times = " ".join(
         f"{_time_words(each):>9}" for each in (time.median, time.min, time.max, time.p99)
@@ -47,7 +47,7 @@ COLUMNS = (
 
 
 def as_csv(results: Iterable[CollectiveResult]) -> str:
-    """A header and one line for each result; `correct` is empty where there was nothing to check."""
+    """The results as CSV with a header; `correct` is empty where there was nothing to check."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -76,7 +76,7 @@ _MEASURED = "mldebug_probe_collective_timestamp_seconds"
 
 
 def as_textfile(results: Iterable[CollectiveResult], at: float) -> str:
-    """Prometheus text; `at`: unix time of the measurement, so that an old file is seen to be old."""
+    """The results as Prometheus text; `at`: unix time of the measurement, which shows how old a file is."""
     return "\n".join(_lines(tuple(results), at)) + "\n"
 
 

@@ -59,7 +59,7 @@ class ProbeSeries(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def settings(self) -> str:
-        """NCCL_ALGO and the others."""
+        """The NCCL variables of the series, such as NCCL_ALGO, in words."""
         algo = f"NCCL_ALGO={self.nccl_algo}" if self.nccl_algo else ""
         return " ".join(filter(None, (algo, self.variables)))
 
@@ -73,7 +73,7 @@ class ProbeRun(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def speed(self) -> float:
-        """More is better: bytes per second, or operations per second where no payload counts."""
+        """The speed, where more is better: bytes per second, or operations per second for ops without payload."""
         if self.busbw > 0:
             return self.busbw
         return 1 / self.seconds if self.seconds > 0 else 0.0
@@ -95,7 +95,7 @@ class JudgedSeries(Noun, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Usual(NamedTuple):
-    """Median, MAD and band of earlier speeds, in their unit; a speed below `low` or above `high` is odd."""
+    """The usual speed of earlier runs: median, MAD and band. A speed outside of `low` to `high` is odd."""
 
     median: float
     mad: float
@@ -103,7 +103,7 @@ class Usual(NamedTuple):
     high: float
 
     def standing(self, last: Sequence[float]) -> SeriesTrend:
-        """How the last speeds compare with it."""
+        """How the last speeds compare with the usual ones."""
         if all(one < self.low for one in last):
             return SeriesTrend.SHIFTED
         return SeriesTrend.IMPROVED if all(one > self.high for one in last) else SeriesTrend.STEADY

@@ -29,7 +29,7 @@ FEW = 2  # names in a small world; more of them mean that something else is the 
 
 
 class IsolationCulprit(Spoken, frozen=True, kw_only=True):
-    """A member or link that is bad, with the evidence."""
+    """A member or a link that was found bad, with the evidence."""
 
     kind: Literal["member", "link"]
     members: tuple[str, ...]
@@ -37,7 +37,7 @@ class IsolationCulprit(Spoken, frozen=True, kw_only=True):
 
 
 class Isolation(Spoken, frozen=True, kw_only=True):
-    """The answer. `suspects` may be bad, and cannot be told apart: they are no names."""
+    """The answer of an isolation. `suspects` may be bad and could not be told apart: nobody of them is named."""
 
     outcome: Literal["fine", "found", "unknown"]
     sentence: str
@@ -53,7 +53,7 @@ def isolate(
     limits: PairLimits = USUAL,
     absent: Mapping[str, str] = {},
 ) -> Isolation:
-    """Name who is bad among `members`. `absent`: who never took part -> why."""
+    """Find the bad ones among `members`. `absent`: why members did not take part."""
     all_ = list(trials)
     culprits = [
         IsolationCulprit(kind="member", members=(name,), evidence=why)
@@ -220,7 +220,7 @@ MAX_LINES = 12
 
 
 def progress_lines(number: int, trials: Sequence[Trial]) -> Iterator[str]:
-    """A line for each trial of a step."""
+    """A line for each trial of one step."""
     for one in trials:
         result = rate_words(one.bandwidth) if one.bandwidth is not None else one.outcome
         how = "fine" if result == "measured" else result.replace("_", " ")
@@ -230,7 +230,7 @@ def progress_lines(number: int, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def isolation_lines(answer: Isolation) -> Iterator[str]:
-    """The answer of `probe isolate` in lines: the sentence, the evidence, and what is not sure."""
+    """The answer of an isolation in lines: the sentence, the evidence, and what remains unsure."""
     yield answer.sentence
     for one in answer.culprits:
         yield f"  {' - '.join(one.members)}: {one.evidence}"

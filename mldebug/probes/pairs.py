@@ -18,7 +18,7 @@ HURRY = 0.5  # of its deadline that a try may take, or those that do not end tel
 
 
 class Trial(Spoken, frozen=True, kw_only=True):
-    """One try of one member alone, a pair, or a larger group. Members are named as a person calls them."""
+    """A trial of one member alone, a pair, or a larger group. Members have the names that people use."""
 
     members: tuple[str, ...]
     outcome: Outcome = "measured"
@@ -30,7 +30,7 @@ class Trial(Spoken, frozen=True, kw_only=True):
 
 
 def hurried(late: Trial, trials: Iterable[Trial]) -> bool:
-    """Whether a try that missed its deadline may have done so by chance: good tries of its kind came close to it, too."""
+    """Whether a missed deadline may be chance, because good trials of the same kind came close to it, too."""
     longest = max(
         (
             one.seconds
@@ -46,7 +46,7 @@ _WORDS = {"failed": "failed", "timed_out": "did not end in time", "wrong": "carr
 
 
 class PairLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of the best pair of the same path; `floor` is a bandwidth in bytes per second that each pair must reach."""
+    """The limits for pairs, as shares of the best pair on the same path; `floor`: bytes per second that each must reach."""
 
     slow: float = 0.5  # below it a pair is bad
     fine: float = 0.8  # from it on a pair is good; between them it is unsure
@@ -57,7 +57,7 @@ USUAL = PairLimits()
 
 
 class JudgedPairs(msgspec.Struct, frozen=True, kw_only=True):
-    """All pairs by how they did; `why`: in words, for each pair; `best`: by path, bytes per second."""
+    """All pairs by their result; `why`: the reason for each pair; `best`: bytes per second by path."""
 
     good: frozenset[Pair]
     bad: frozenset[Pair]
@@ -72,7 +72,7 @@ class JudgedPairs(msgspec.Struct, frozen=True, kw_only=True):
     )  # bad ones that no other work explains, in two tries or more
 
     def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
-        """Those of `pairs` in which the member took part, sorted."""
+        """Those of `pairs` with this member, sorted."""
         return sorted((one for one in pairs if member in one), key=sorted)
 
 
@@ -159,7 +159,7 @@ def rate_words(bandwidth: float) -> str:
 
 
 def outcome_words(trial: Trial) -> str:
-    """How a trial went wrong, in words, with the reason."""
+    """How a trial failed, in words, with the reason."""
     return _WORDS[trial.outcome] + (f": {trial.reason}" if trial.reason else "")
 
 

@@ -11,7 +11,7 @@ WANTED = re.compile(r"(\d{1,3})(?:x(\d{1,4}))?")
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """One port. `state` ACTIVE, INIT, DOWN, …; `physical` LinkUp, Polling, Disabled, …; `gigabits` a second, None: not told."""
+    """An InfiniBand or RoCE port. `state`: ACTIVE, INIT, DOWN, …; `physical`: LinkUp, …; `gigabits` per second, None: not known."""
 
     name: str  # mlx5_0/1
     state: str = ""
@@ -20,7 +20,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_port(name: str, state: str, physical: str, speed: str) -> Port:
-    """From the files `4: ACTIVE`, `5: LinkUp`, `400 Gb/sec (4X NDR)`."""
+    """A port from the kernel's files, with contents such as `4: ACTIVE`, `5: LinkUp`, `400 Gb/sec (4X NDR)`."""
     match = re.match(r"\s*([\d.]{1,8}) Gb/sec", speed)
     return Port(
         name=name,
@@ -31,7 +31,7 @@ def read_port(name: str, state: str, physical: str, speed: str) -> Port:
 
 
 def ports_check(ports: Sequence[Port], wanted: str | None = None) -> NodeCheck:
-    """`wanted`: `8`, or `8x400`: so many active ports of so many Gb/s. A port that is off is no fault by itself."""
+    """Check the ports against `wanted`: `8`, or `8x400`, active ports (of so many Gb/s). A port that is switched off is no fault."""
     active = [one for one in ports if one.state == "ACTIVE"]
     half = [one for one in ports if one.physical == "LinkUp" and one.state != "ACTIVE"]
     if not ports and wanted is None:
@@ -58,5 +58,5 @@ def _wanted(text: str) -> tuple[int, float]:
 
 
 def check_wanted(text: str) -> None:
-    """Raise ValueError where it is not `8` or `8x400`."""
+    """Raise ValueError where the text is neither `8` nor `8x400`."""
     _wanted(text)

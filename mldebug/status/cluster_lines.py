@@ -15,7 +15,7 @@ Shown = tuple[MemberView, RunNews]
 
 
 def cluster_lines(view: ClusterView) -> Iterator[str]:
-    """One line for each run and for each kind of trouble."""
+    """The view of a cluster in lines: one for each run, and one for each kind of trouble."""
     here = [one for one in view.members if one.seen is not None and one.seen < view.silent_after]
     count = len(view.members)
     of = f"{len(here)} of {count} {'node' if count == 1 else 'nodes'} here"
@@ -34,7 +34,7 @@ def cluster_lines(view: ClusterView) -> Iterator[str]:
 
 
 def stalled(view: ClusterView) -> bool:
-    """Is there a run with an open incident?"""
+    """Whether any run has an open incident."""
     return any(run.incident for peer in view.members for run in peer.runs)
 
 

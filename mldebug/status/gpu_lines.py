@@ -12,14 +12,14 @@ from mldebug.status.snapshot import RunState, Snapshot
 
 
 class StatusLine(NamedTuple):
-    """One line, and whether it is bad news."""
+    """A line, and whether it is bad news."""
 
     text: str
     bad: bool = False
 
 
 def hardware_lines(snapshot: Snapshot, now: float) -> Iterator[StatusLine]:
-    """How many GPUs there are and how they do; below it each that is not well, the worst first, at most 8."""
+    """How many GPUs there are and whether they are well; below it each that is not, the worst first, at most 8."""
     if snapshot.gpus_released_until is not None:
         left = _duration(snapshot.gpus_released_until - now)
         yield StatusLine(
@@ -51,7 +51,7 @@ def _names(snapshot: Snapshot) -> dict[str, GpuName]:
 
 
 def rank_lines(events: Iterable[RankEvent], run: RunState, now: float) -> Iterator[str]:
-    """What the kernel or the driver said against a rank of this run; the newest 8, the oldest of them first."""
+    """Kernel and driver events that concern ranks of this run: the newest 8, the oldest of them first."""
     mine = _against(events, run)
     if len(mine) > MAX_LINES:
         yield f"… {len(mine) - MAX_LINES} kernel events before"
@@ -60,7 +60,7 @@ def rank_lines(events: Iterable[RankEvent], run: RunState, now: float) -> Iterat
 
 
 def rank_sentences(events: Iterable[RankEvent], run: RunState) -> tuple[str, ...]:
-    """Sentences about events of GPUs under the run's ranks, without how long ago they were; for the API."""
+    """Sentences about GPU events of the run's ranks, without their age; for the API."""
     return tuple(_event_words(one, run) for one in _against(events, run)[-MAX_LINES:])
 
 

@@ -21,7 +21,7 @@ Row = tuple[str, ...]
 
 
 def rows(overview: GpuOverview) -> list[Row]:
-    """One row for each GPU, also for those that do not answer; by number."""
+    """One table row for each GPU by index, including GPUs that do not answer."""
     watched = {one.uuid: one for one in overview.watch.gpus} if overview.watch else {}
     answering = overview.gpus.gpus if overview.gpus else ()
     found = [_row(one, watched.get(one.uuid), overview) for one in answering]
@@ -56,7 +56,7 @@ def _lost(overview: GpuOverview) -> tuple[LostGpu, ...]:
 
 
 def table(found: Sequence[Row]) -> Iterator[str]:
-    """The rows below their headings, as wide as they have to be."""
+    """The table of GPUs in lines, with headings, as wide as necessary."""
     lines = [HEADINGS, *found]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     for line in lines:
@@ -68,7 +68,7 @@ def table(found: Sequence[Row]) -> Iterator[str]:
 
 
 def users(gpu_users: Iterable[GpuUser], indices: dict[str, int]) -> Iterator[str]:
-    """`train.py (1a2b3c): ranks 0-7 on GPUs 0-7`: one line for each job."""
+    """One line for each job, as `train.py (1a2b3c): ranks 0-7 on GPUs 0-7`."""
     by_job: dict[tuple[str, str], list[GpuUser]] = {}
     for one in gpu_users:
         by_job.setdefault((one.job, one.job_id), []).append(one)

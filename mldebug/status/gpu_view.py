@@ -50,13 +50,13 @@ class GpuOverview(Noun, frozen=True, kw_only=True):
     released_until: float | None = None  # unix: the agent has let go of the GPUs until then
 
     def names(self) -> dict[str, GpuName]:
-        """UUID -> how the GPU is called; also of those that are missing."""
+        """What sentences call each GPU, by uuid; missing GPUs included."""
         missing = self.count.missing if self.count else ()
         absent = {one.gpu.uuid: GpuName(one.gpu.index, bus_id(one.gpu.bus_id)) for one in missing}
         return absent | names_of(self.gpus)
 
     def gone(self, one: LostGpu) -> bool:
-        """Is it lost for good? One that only does not answer is not; nor one that is not listed once."""
+        """Whether a GPU is lost for good. One that does not answer, or was not listed once, is not."""
         missing = self.count.missing if self.count else ()
         return one.code == LOST or (one.uuid != "" and one.uuid in {it.gpu.uuid for it in missing})
 
@@ -68,7 +68,7 @@ class GpuOverview(Noun, frozen=True, kw_only=True):
         return plain_sentence(self.watch, uuids) if self.watch else ""
 
     def faults(self, job: Job) -> tuple[Fault, ...]:
-        """What was said against the ranks of a job, or against nobody in particular."""
+        """Faults of GPUs and node that concern the job's ranks, or nobody in particular."""
         gpus = gpus_by_address(self.gpus.gpus if self.gpus else ())
         found = faults_of_events(self.events, job.id, gpus, self.node)
         return (*found, *self._lost(job.id))
@@ -86,13 +86,13 @@ def _gone(one: LostGpu, user: GpuUser, overview: GpuOverview) -> Fault:
 
 
 def names_of(gpus: NodeGpus | None) -> dict[str, GpuName]:
-    """UUID -> how the GPU is called."""
+    """What sentences call each GPU, by uuid."""
     listed = gpus.gpus if gpus else ()
     return {one.uuid: GpuName(one.index, bus_id(one.bus_id)) for one in listed}
 
 
 def of_agent(snapshot: Snapshot) -> GpuOverview:
-    """Return the overview in the agent's last snapshot."""
+    """The overview of the GPUs from the agent's last snapshot."""
     gaps = {one.what: one for one in snapshot.gaps}
     errors = (one.error.partition(": ")[2] for one in snapshot.sources if one.name == "gpus")
     failed = next(errors, "") if snapshot.gpus_released_until is None else ""

@@ -30,7 +30,7 @@ def verdict(one: JudgedSeries) -> str:
 
 
 def dated(one: JudgedSeries) -> bool:
-    """Whether the time of the last run is possible; a damaged history file may hold any number."""
+    """Whether the time of the last run is plausible; a damaged history file may contain any number."""
     return 0 <= one.last[-1].at < MOST
 
 

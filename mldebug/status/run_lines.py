@@ -12,7 +12,7 @@ STALE = 90.0  # seconds: the longest `stall.interval` is 60
 
 
 def pace_words(run: RunState) -> Iterator[str]:
-    """`step 41`, `loss 2.25`, and what the hooks say."""
+    """The pace of a run in words: `step 41`, `loss 2.25`, and what its hooks report."""
     if run.step is not None:
         yield f"step {run.step}"
     if run.loss is not None:
@@ -21,13 +21,13 @@ def pace_words(run: RunState) -> Iterator[str]:
 
 
 def state_words(run: RunState) -> str:
-    """`watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30s (5 times the usual)`."""
+    """The state of a run in words: `watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30s (5 times the usual)`."""
     sentence = f"{_sentence(run)}{_limit(run)}"
     return f"{stage_words(run.stage)}: {sentence}" if sentence else stage_words(run.stage)
 
 
 def mood(run: RunState) -> str:
-    """How bad it is in one word, the colour of a mark: good, quiet, bad."""
+    """How serious the state is, as the colour of a mark: good, quiet or bad."""
     if run.incident:
         return "bad"
     return "good" if run.stage in ("watching", "recovered") else "quiet"
@@ -77,7 +77,7 @@ LEAST_AGE = 1.0  # seconds: the wait for the next batch is a phase of each step
 
 
 def hook_words(run: RunState) -> Iterator[str]:
-    """`rank 2 at step 40 of 43`, `ranks 0-3 in checkpoint_save for 35 s`; nothing for an untouched job."""
+    """What the hooks report, in words: `rank 2 at step 40 of 43`, `ranks 0-3 in checkpoint_save for 35 s`; empty without hooks."""
     yield from _behind(run)
     yield from _phases(run)
     if run.said and len(run.said) < len(run.ranks):

@@ -19,7 +19,7 @@ from mldebug.storage.filesystems.state import StorageState
 
 
 class RunState(Noun, frozen=True, kw_only=True):
-    """One run on this node."""
+    """One run on this node, as `mldebug status`, the API and the metrics show it."""
 
     id: str
     name: str
@@ -68,7 +68,7 @@ class RunState(Noun, frozen=True, kw_only=True):
 
 
 class SourceState(Noun, frozen=True, kw_only=True):
-    """State of one source (worker) of the agent."""
+    """The state of one worker of the agent, which reads one source."""
 
     name: str
     success: bool = True
@@ -79,7 +79,7 @@ class SourceState(Noun, frozen=True, kw_only=True):
 
 
 class Children(Noun, frozen=True, kw_only=True):
-    """What the agent's children cost, their own children included."""
+    """What the agent's child processes cost, with their own children."""
 
     count: int
     cpu_seconds: float  # of the living and of those that are gone; never falls
@@ -87,7 +87,7 @@ class Children(Noun, frozen=True, kw_only=True):
 
 
 class Snapshot(Noun, frozen=True, kw_only=True):
-    """All that the agent knows at one moment."""
+    """Everything the agent knows at one moment."""
 
     node: str
     at: float  # unix
@@ -133,5 +133,5 @@ class Snapshot(Noun, frozen=True, kw_only=True):
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """Return the snapshot as JSON, as the API and `mldebug status --json` give it."""
+    """The snapshot as JSON, as the API and `mldebug status --json` give it."""
     return msgspec.json.encode(snapshot)

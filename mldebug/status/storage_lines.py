@@ -17,7 +17,7 @@ NOTHING = "No filesystem is looked at: no job is seen here, and storage.paths na
 
 
 def storage_lines(storage: StorageState) -> Iterator[StatusLine]:
-    """Alarms first, then what was measured by heading, then what could not be had."""
+    """The state of storage in lines: alerts, then measured values by heading, then what could not be read."""
     for alarm in storage.alarms:
         yield StatusLine(clean(f"! {alarm.whole}", WIDEST), True)
     if storage.rows.get("filesystems") == ():
@@ -36,7 +36,7 @@ def storage_lines(storage: StorageState) -> Iterator[StatusLine]:
 
 
 def storage_json(storage: StorageState) -> str:
-    """One object: a list for each heading, `alarms` and `gaps`."""
+    """The state of storage as a JSON object: a list for each heading, `alarms` and `gaps`."""
     rows = {"filesystems": (), "quotas": (), **storage.rows}
     whole = {**rows, "alarms": storage.alarms, "gaps": storage.gaps}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
@@ -46,7 +46,7 @@ NAME = "checkpoints"
 
 
 def checkpoints_part(snapshot: Snapshot) -> CollectorState:
-    """One row for each series, and below it one for each of its newest saves; none where nothing is known."""
+    """A row for each series of checkpoints, and below it one for each of its newest; empty where nothing is known."""
     states = [*snapshot.saves, *(one for run in snapshot.runs for one in run.saves)]
     rows = tuple(row for one in states for row in _rows(one, snapshot.at))
     return CollectorState(name=NAME, at=snapshot.at, rows={NAME: rows} if rows else {})
@@ -76,7 +76,7 @@ def _facts(one: KnownCheckpoint) -> Row:
 
 
 def checkpoint_words(one: KnownCheckpoint, now: float) -> str:
-    """`complete, 4.2 GiB, 4 shards by 4 ranks, 12m old`."""
+    """A checkpoint in words: `complete, 4.2 GiB, 4 shards by 4 ranks, 12m old`."""
     age = format_duration(float(round(max(0.0, now - one.ended))))
     shards = f", {one.shards} {'shard' if one.shards == 1 else 'shards'}" if one.shards else ""
     ranks = f" by {one.world_size} ranks" if one.shards and one.world_size else ""

@@ -31,7 +31,7 @@ POLICY = (
 
 
 class MenuEntry(NamedTuple):
-    """One entry of the menu."""
+    """An entry of the pages' menu."""
 
     name: str
     title: str
@@ -39,7 +39,7 @@ class MenuEntry(NamedTuple):
 
 
 class PageFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands around each page."""
+    """The frame around every page: title, menu, address of style and script."""
 
     name: str
     title: str
@@ -57,19 +57,19 @@ class PageFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def pages() -> dict[str, WebPage]:
-    """Every page by its name."""
+    """All pages by name."""
     return {name: create("pages", name) for name in names("pages")}
 
 
 @cache
 def style() -> str:
-    """The style of the report, and what pages have besides."""
+    """The CSS of the report, followed by that of the pages."""
     return (REPORT / "report.css").read_text() + (TEMPLATES / "pages.css").read_text()
 
 
 @cache
 def script() -> str:
-    """The script of all pages."""
+    """The JavaScript of all pages."""
     return (TEMPLATES / "pages.js").read_text()
 
 
@@ -80,7 +80,7 @@ def version() -> str:
 
 
 def render(name: str, request: PageRequest, *, leave: bool = False, stale: str = "") -> str | None:
-    """One page as HTML; None where there is no such thing. `stale` says that all of it is old."""
+    """A page as HTML; None where its subject does not exist. `stale`: how old the data are, if they are old."""
     page = pages()[name]
     built = page.build(request)
     if built is None:
@@ -103,7 +103,7 @@ def render(name: str, request: PageRequest, *, leave: bool = False, stale: str =
 
 
 def plain(name: str, title: str, **shown: object) -> str:
-    """A page about nothing on the node: login, and what goes wrong."""
+    """A page without data of the node: login and errors."""
     frame = PageFrame(name=name, title=title, places=(), version=version(), every=0)
     return _environment().get_template(f"{name}.html.j2").render(f=frame, **shown)
 

@@ -27,7 +27,7 @@ MOODS = {"missing": "bad", "unhealthy": "bad", "healthy": "good"}
 
 
 class Meter(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure as the list tells it, "-" where it could not be read, and as a ratio where it has a limit."""
+    """A figure in the list of GPUs, "-" where it was not read, and as a ratio where it has a limit."""
 
     name: str
     words: str
@@ -35,7 +35,7 @@ class Meter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU."""
+    """A GPU in the list of GPUs."""
 
     index: str
     bus: str
@@ -50,7 +50,7 @@ class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_cards(overview: GpuOverview, doing: Mapping[str, str]) -> tuple[GpuCard, ...]:
-    """All GPUs, the worst first. `doing`: by uuid. A GPU that is gone may have left its number to another one."""
+    """All GPUs, the worst first. `doing`: what each does, by uuid. A lost GPU's index may belong to another one now."""
     read = {
         _key(one.index, one.bus_id): one for one in (overview.gpus.gpus if overview.gpus else ())
     }

@@ -15,7 +15,7 @@ STATES = {"open": "never closed", "recovered": "recovered", "ended": "job ended"
 
 
 class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One report."""
+    """A report in the list of incidents."""
 
     id: str
     verdict: str
@@ -32,7 +32,7 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of(entries: Iterable[ReportEntry], snapshot: Snapshot) -> tuple[IncidentRow, ...]:
-    """In the same order. What no agent has closed is open only where a run that lives still has it."""
+    """The reports in the same order. One that was never closed counts as open only while its run lives and has it."""
     alive = {run.incident for run in snapshot.runs} - {""}
     return tuple(_row(one, one.id in alive) for one in entries)
 

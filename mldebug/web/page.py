@@ -9,7 +9,7 @@ from mldebug.status.snapshot import Snapshot
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a page, with the data that the viewer may see; `snapshot.at` is the page's time."""
+    """A request for a page, with the data that this user may see; `snapshot.at` is the page's time."""
 
     snapshot: Snapshot
     id: str = ""  # of the address: ?id=…
@@ -20,11 +20,11 @@ class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebPage(Protocol):
-    """A page; its name is its address."""
+    """What a file in `pages/` creates: a page, whose name is its address."""
 
     title: str
     key: str  # what is pressed after g to come here; "": it stands in no menu
     reports: bool  # does it want the reports?
 
     def build(self, request: PageRequest) -> msgspec.Struct | None:
-        """What its template lays out, as `p`; None: there is no such thing."""
+        """The data for the page's template, where it is called `p`; None where the page's subject does not exist."""

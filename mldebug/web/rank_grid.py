@@ -25,7 +25,7 @@ MEANINGS = {
 
 
 class RankCell(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank: a cell and a row."""
+    """A rank as a cell of the map and a row of the table."""
 
     rank: int
     pid: int | None
@@ -40,7 +40,7 @@ class RankCell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the legend."""
+    """An entry of the map's legend."""
 
     role: str
     name: str
@@ -51,7 +51,7 @@ class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankGrid(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them, in the order of ranks; `rows` has those to look at first."""
+    """The ranks of a run in order; `rows` has those first that should be looked at."""
 
     cells: tuple[RankCell, ...]
     rows: tuple[RankCell, ...]
@@ -61,7 +61,7 @@ class RankGrid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grid(run: RunState, gpus: Mapping[str, GpuName] = {}) -> RankGrid:
-    """Of the ranks that live here, and of those that have ended; `gpus`: how each is called, by UUID."""
+    """The grid of the run's ranks on this node, ended ones included; `gpus`: what each GPU is called, by uuid."""
     numbers = sorted({*run.ranks, *run.lost, *run.exits})
     most = max((one.step for one in run.said.values() if one.step is not None), default=None)
     cells = tuple(_rank(run, rank, most, gpus) for rank in numbers[:MOST])

@@ -16,7 +16,7 @@ NAMES = ("title", "quota", "path")  # the key that an alarm names as its subject
 
 
 class ListItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One row; without a ratio there is no bar."""
+    """A row of a list, with a bar where it has a ratio."""
 
     title: str
     words: str
@@ -27,7 +27,7 @@ class ListItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItemGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of one heading of `mldebug status --storage`."""
+    """The rows under one heading of `mldebug status --storage`."""
 
     name: str
     title: str
@@ -36,7 +36,7 @@ class ItemGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def groups(storage: StorageState) -> Iterator[ItemGroup]:
-    """One for each heading; headings that are new here come last, under their own names."""
+    """One group for each heading; unknown headings come last, under their own names."""
     wrong = {(part.name, one.subject) for part in storage.parts for one in part.alarms}
     stuck = {one.subject for one in storage.alarms if "stuck" in one.kind}
     found: dict[str, list[ListItem]] = {}
@@ -75,7 +75,7 @@ def _item(row: Row, bad: Collection[str]) -> ListItem:
 
 
 def share(value: object) -> float | None:
-    """A ratio that can be drawn; None for what is none."""
+    """The ratio, if it can be drawn; otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return min(float(value), MOST_TIMES) if math.isfinite(value) and value >= 0 else None

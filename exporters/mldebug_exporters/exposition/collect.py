@@ -40,13 +40,13 @@ Values = dict[tuple[str, ...], Sample]  # by cleaned label values
 
 
 class MetricsPage(msgspec.Struct, frozen=True):
-    """What is to be written: families in order, each with its samples by cleaned label values."""
+    """What is to be written: the families in order, each with its samples by their cleaned label values."""
 
     families: tuple[tuple[Family, Values], ...]
 
 
 def collect(groups: Mapping[str, MetricGroup], snapshot: Snapshot) -> MetricsPage:
-    """Collect all groups; one that fails is missing, and says so."""
+    """Collect the samples of all groups, within the snapshot's series budget. A group that fails has none; a metric says so."""
     book = _SampleTable()
     for name, group in groups.items():
         book.declare(group.families)
@@ -55,7 +55,7 @@ def collect(groups: Mapping[str, MetricGroup], snapshot: Snapshot) -> MetricsPag
 
 
 def series(sample: Sample) -> int:
-    """How many lines a sample takes."""
+    """How many lines of the exposition a sample takes."""
     return len(sample.value.counts) + 2 if isinstance(sample.value, Histogram) else 1
 
 

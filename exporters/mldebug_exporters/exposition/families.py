@@ -16,7 +16,7 @@ Kind = Literal["gauge", "counter", "info", "histogram"]
 
 
 class Importance(IntEnum):
-    """What is left out first where there are too many series: the highest number."""
+    """What is left out first when there are too many series: the family with the highest number."""
 
     AGENT = 0  # the agent itself and its incidents: bounded, never left out
     RUN = 1  # a few series per run
@@ -36,7 +36,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def series(self) -> str:
-        """The name by which PromQL knows it; a histogram has `_bucket`, `_sum` and `_count` behind it."""
+        """The name of its series in PromQL; those of a histogram also end in `_bucket`, `_sum` and `_count`."""
         return self.name + {"counter": "_total", "info": "_info"}.get(self.kind, "")
 
 
@@ -85,7 +85,7 @@ class FamilyTable:
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """Observations by upper bound; the last count, without a bound, is what lies above all."""
+    """Numbers of observations by upper bound; the last number is of those above all bounds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]  # not cumulative, one more than bounds

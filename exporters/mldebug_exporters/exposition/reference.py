@@ -34,7 +34,7 @@ MARKS = {
 
 
 def page(groups: Mapping[str, MetricGroup], summaries: Mapping[str, str]) -> str:
-    """The page in Markdown. `summaries` is the first line of each group's docstring."""
+    """The reference page in Markdown. `summaries`: the first line of each group's docstring."""
     lines = [HEAD]
     for name, group in groups.items():
         lines += _table(name, summaries[name], group.families)

@@ -23,7 +23,7 @@ _ID = re.compile(r"[A-Za-z0-9._:/-]+")
 
 
 def write(page: MetricsPage, openmetrics: bool) -> bytes:
-    """Write all families in one of the formats."""
+    """The page as Prometheus text (0.0.4), or as OpenMetrics 1.0."""
     collector = _Collector(page)
     if openmetrics:
         return bytes(openmetrics_text.generate_latest(collector))  # type: ignore[no-untyped-call]

@@ -114,7 +114,7 @@ TROUBLES = TABLE.counter(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """Those of each run, those of the configuration, and what could not be seen."""
+    """Checkpoints of each run and of configured folders, and what could not be read."""
     for one in (*snapshot.saves, *(it for run in snapshot.runs for it in run.saves)):
         yield from _series(one)
     for reason, count in sorted(snapshot.save_troubles.items()):

@@ -17,7 +17,7 @@ REFUSED = TABLE.counter(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """One for each reason."""
+    """How many requests of other agents were refused, by reason."""
     for reason, count in snapshot.cluster_refused.items():
         yield Sample(REFUSED, (reason,), count)
 

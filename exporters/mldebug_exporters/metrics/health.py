@@ -29,7 +29,7 @@ ACTION = TABLE.info(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """All states of each component that was looked at, then the actions."""
+    """The state of each component of the node's health, then the recommended actions."""
     for component, state in sorted(worst_of(snapshot.health).items()):
         for one in HealthState:
             yield Sample(HEALTH, (component, one.value), int(one is state))

@@ -34,7 +34,7 @@ SINCE = TABLE.gauge(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """All verdicts, so that an alert can tell never from unknown; then what is open."""
+    """How many incidents there were of every verdict (0 for those that never occurred), then the open ones and since when."""
     expected = {f"{kind}/{verdict}": 0 for kind in KINDS for verdict in Verdict}
     for key, count in (expected | snapshot.incidents).items():
         kind, _, verdict = key.partition("/")

@@ -72,7 +72,7 @@ ORPHAN_BYTES = TABLE.gauge(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """Expected jobs as of the last good answer; spans up to now."""
+    """Jobs that should exist, by the scheduler's last answer; durations end now."""
     for one in snapshot.schedulers:
         if one.asks:
             yield from _asking(one)

@@ -16,7 +16,7 @@ TRAPS = TABLE.gauge(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """The traps of each run."""
+    """How often each known issue occurs in each run; nothing for issues that do not."""
     for run in snapshot.runs:
         counts: dict[str, int] = {}
         for trap in run.traps:

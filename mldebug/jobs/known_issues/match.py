@@ -48,12 +48,12 @@ class KnownIssue(Noun, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
 
     def line(self) -> str:
-        """Message and remedy in one line, without the source."""
+        """Message and remedy in one line, without the source of the knowledge."""
         return clean(f"{self.message} → {self.todo}", MAX_MESSAGE + 200)
 
 
 def allowed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those variables of an environment that rules read, cleaned and cut for display."""
+    """The variables of an environment that the rules need, cleaned and cut for display."""
     return {name: clean(environ[name], MAX_VALUE) for name in SETTINGS if name in environ}
 
 

@@ -29,7 +29,7 @@ _ON, _OFF = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n",
 
 
 class Version(msgspec.Struct, frozen=True):
-    """One version: its release, and whether it is one that came before it."""
+    """A version number: its release, and whether it is a pre-release of it."""
 
     release: Release
     early: bool = False
@@ -40,7 +40,7 @@ class Version(msgspec.Struct, frozen=True):
 
 
 def parse_version(text: str) -> Version | None:
-    """`2.13.0a0+gitabc` -> 2.13.0, early, "gitabc"; None for what is no version."""
+    """Parse `2.13.0a0+gitabc` into 2.13.0, early, "gitabc"; None for anything that is no version."""
     found = _VERSION.fullmatch(text)
     if found is None:
         return None
@@ -53,20 +53,20 @@ def parse_version(text: str) -> Version | None:
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
-    """The versions from `since` on, up to `until`, which is the first that is well again."""
+    """The versions from `since` on, up to `until`, which is the first without the issue."""
 
     of: str  # torch, nccl
     since: Release
     until: Release
 
     def holds(self, version: Version | None) -> bool:
-        """Is the version surely inside the span? False where it is not known."""
+        """Whether a version is surely inside the span; False where it is not known."""
         if version is None or (version.early and version.release in (self.since, self.until)):
             return False
         return self.since <= version.release < self.until
 
     def words(self) -> str:
-        """`PyTorch ≥ 2.7.0, < 2.7.1`."""
+        """The span in words: `PyTorch ≥ 2.7.0, < 2.7.1`."""
         since, until = (".".join(map(str, one)) for one in (self.since, self.until))
         return f"{TITLES[self.of]} ≥ {since}" + ("" if self.until == ANY else f", < {until}")
 
@@ -106,7 +106,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_cpus(self) -> bool:
-        """Is this PyTorch known, and nothing of a GPU with it: no NCCL, none for ROCm, no CUDA in its name?"""
+        """Whether this is a known PyTorch without any GPU support: no NCCL, no ROCm, no CUDA in its version."""
         if self.torch is None or self.nccl is not None or self.rocm:
             return False
         return not self.torch.local.startswith("cu")
@@ -142,7 +142,7 @@ class IssueRule(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[JobFacts], str] | None = None  # the finding in words, "" for none
 
     def finding(self, facts: JobFacts) -> str:
-        """What was found of it, in words; "" where the job does not have it."""
+        """What shows that the job has the issue, in words; "" where it has not."""
         if not all(span.holds(facts.version(span.of)) for span in self.spans):
             return ""
         versions = [f"{TITLES[span.of]} {facts.version(span.of)}" for span in self.spans]

@@ -55,14 +55,14 @@ class NcclLogFacts(Noun, frozen=True, kw_only=True):
 
 
 class LogWriters(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose NCCL lines in a log belong to a job: its ranks on this node, and other hosts where it has ranks there."""
+    """Whose NCCL lines in a log belong to a job: its ranks on this node, and other hosts that have ranks of it."""
 
     node: str
     pids: Collection[int]  # as they are called here and in their own namespace
     elsewhere: bool = False
 
     def writes(self, host: str, pid: int) -> bool:
-        """May a line written by that host and pid be the job's?"""
+        """Whether a line written by that host and pid may belong to the job."""
         here = host.partition(".")[0] == self.node.partition(".")[0]
         return pid in self.pids or (self.elsewhere and not here)
 
@@ -80,7 +80,7 @@ class NcclLog:
         self._hosts: dict[str, str] = {}
 
     def add_line(self, line: str, ours: LogWriters) -> None:
-        """Read one line of the log, without its end; anything but a whole line of NCCL's is ignored."""
+        """Take one line of the log, without its end; lines that are not NCCL's, or incomplete, are ignored."""
         if line.count(" NCCL ") - line.count(" NCCL INFO NCCL version ") > 1:
             return  # two lines that ran into each other
         found = _LINE.search(line)
@@ -140,5 +140,5 @@ _LOCAL = re.compile(
 
 
 def is_local(name: str, address: str = "") -> bool:
-    """Can nobody on another node be reached over this interface: loopback, a container bridge, a link-local address?"""
+    """Whether nobody on another node can be reached by this interface: loopback, a container bridge, a link-local address."""
     return _LOCAL.fullmatch(name) is not None or address.startswith(("169.254.", "127."))

@@ -35,7 +35,7 @@ GROUPS = (
 
 
 def page() -> str:
-    """The page in Markdown."""
+    """The reference page of all known issues, in Markdown."""
     lines = [HEAD]
     for title, rules in GROUPS:
         lines += _table(title, rules)

@@ -60,7 +60,7 @@ class LogParser:
 
     @property
     def held(self) -> int:
-        """Bytes of the unfinished line that are kept for the next `feed`."""
+        """How many bytes of an unfinished line are kept for the next `feed`."""
         return len(self._partial)
 
     def feed(self, data: bytes) -> list[LogRecord]:
@@ -86,17 +86,17 @@ class LogParser:
         return [record] if record else []
 
     def take_nccl(self) -> list[str]:
-        """Return NCCL's lines about networks, peers and its version since the last call; at most `MAX_NCCL`."""
+        """NCCL's lines about networks, peers and its version since the last call; at most `MAX_NCCL`."""
         taken, self._nccl = self._nccl, []
         return taken
 
     def resync(self) -> None:
-        """Forget the unfinished line and skip what follows up to the next line end: bytes were left out."""
+        """Skip to the next line end, because bytes of the log were left out."""
         self.restart()
         self._dropping = True
 
     def restart(self) -> None:
-        """Forget the unfinished line: what follows starts a new one."""
+        """Forget the unfinished line; the next bytes begin a new one."""
         self._partial = self._flushed = b""
         self._dropping = False
 

@@ -46,7 +46,7 @@ STEP_BOUNDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps by their duration: how many up to each of STEP_BOUNDS, not cumulative, and last those above all."""
+    """Numbers of steps by duration, one for each of STEP_BOUNDS (not cumulative), and one for those above all."""
 
     counts: tuple[int, ...]
     seconds: float  # of all together
@@ -67,7 +67,7 @@ class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def number(text: str | None) -> float | None:
-    """Return a float as a log writes it (1.5, 3E-05, nan, -inf), None where it is none."""
+    """A float as a log writes it (1.5, 3E-05, nan, -inf); None for anything else."""
     try:
         return None if text is None else float(text)
     except ValueError:
@@ -75,7 +75,7 @@ def number(text: str | None) -> float | None:
 
 
 def whole(text: str | None) -> int | None:
-    """Return a count of at most 15 digits (12, 1,234, 1_234), None where it is none."""
+    """A count of at most 15 digits (12, 1,234, 1_234); None for anything else."""
     if text is None:
         return None
     if text.isdecimal() and text.isascii():  # as nearly always
@@ -85,13 +85,13 @@ def whole(text: str | None) -> int | None:
 
 
 def epoch(text: str) -> str:
-    """Return the epoch in a line, as written there; "" where it has none."""
+    """The epoch in a line, as it is written there; "" where there is none."""
     found = _EPOCH.search(text) if "poch" in text else None
     return found[1] if found else ""
 
 
 def duration(text: str | None, unit: str | None = "s") -> float | None:
-    """Return seconds for a number and its unit (s, ms, us); None where it is not a positive finite time."""
+    """Seconds from a number and its unit (s, ms, us); None where it is no positive finite time."""
     value = number(text)
     if value is None:
         return None
@@ -100,15 +100,15 @@ def duration(text: str | None, unit: str | None = "s") -> float | None:
 
 
 class LogFormat(Protocol):
-    """Reads the lines of one training framework. Each file in `formats/` creates one."""
+    """Reads log lines of one training framework. Each file in `formats/` creates one."""
 
     @property
     def generic(self) -> bool:
-        """Does it also match lines of other formats, so that it must be tried last?"""
+        """Whether it also matches lines of other formats, and must be tried last."""
 
     @property
     def signs(self) -> tuple[str, ...]:
         """Words in lower case: a line that has none of them need not be given to it. Empty: it wants every line."""
 
     def parse(self, line: str) -> LogRecord | None:
-        """Return the record in one line without its end, None where there is none; never raises."""
+        """The record in one line (without its end); None where there is none. Never raises."""

@@ -15,14 +15,14 @@ MOST = 8  # jobs of one watch that are shown
 
 
 class JobPattern(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs are meant; `*` stands for anything, an empty field fits all."""
+    """Which jobs are meant; `*` matches anything, an empty field matches all."""
 
     name: str = ""
     user: str = ""
     id: str = ""
 
     def fits(self, job: QueueJob) -> bool:
-        """Does the job match? A task of an array matches by the array's number, too."""
+        """Whether a job matches. A task of an array also matches by the array's number."""
         return (
             _fits(self.name, job.name)
             and _fits(self.user, job.user)
@@ -62,12 +62,12 @@ def watched_state(
 
 
 def job_words(job: QueueJob, now: float) -> str:
-    """`17 (my-training): pending for 2h (Resources), to start in about 3h`."""
+    """A job in words: `17 (my-training): pending for 2h (Resources), to start in about 3h`."""
     return f"{safe_line(job.id, 60)} ({safe_line(job.name, 60)}): {', '.join(_facts(job, now))}"
 
 
 def missing_words(pattern: JobPattern) -> str:
-    """`no job named my-training of user ada`."""
+    """That no job matches, in words: `no job named my-training of user ada`."""
     parts = [f"named {safe_line(pattern.name, 60)}"] if pattern.name else []
     parts += [f"of user {safe_line(pattern.user, 40)}"] if pattern.user else []
     parts += [f"with id {safe_line(pattern.id, 40)}"] if pattern.id else []
@@ -75,7 +75,7 @@ def missing_words(pattern: JobPattern) -> str:
 
 
 def hidden_words(pattern: JobPattern, user: str) -> str:
-    """`no job named a is shown, but the scheduler shows those of mldebug alone: …`."""
+    """That no job matches and some may be hidden, in words: `no job named a is shown, but the scheduler shows those of mldebug alone: …`."""
     return (
         f"{missing_words(pattern)} is shown, but the scheduler shows those of {safe_line(user, 40)} alone"
         " (PrivateData): whether one runs is not known"

@@ -9,7 +9,7 @@ from mldebug.core.model import Noun
 
 
 class JobStanding(StrEnum):
-    """What a job's state means, whatever the scheduler calls it."""
+    """The state of a job, independent of the scheduler: running, queued, suspended, ending, over."""
 
     RUNNING = "running"
     QUEUED = "queued"
@@ -22,7 +22,7 @@ PRESENT = (JobStanding.RUNNING, JobStanding.QUEUED, JobStanding.SUSPENDED)
 
 
 class QueueJob(Noun, frozen=True, kw_only=True):
-    """One job; each task of an array that was started is one, and those that were not are one together."""
+    """A job of a scheduler. Each started task of an array is one; those not started are one together."""
 
     id: str  # as a person names it: 17, 17_3, 17_[4-10%1], namespace/name
     name: str
@@ -41,7 +41,7 @@ class QueueJob(Noun, frozen=True, kw_only=True):
 
 
 class QueueNode(Noun, frozen=True, kw_only=True):
-    """A node that takes no jobs."""
+    """A node that takes no jobs, and why."""
 
     name: str
     state: str  # drained, draining, down, fail
@@ -49,7 +49,7 @@ class QueueNode(Noun, frozen=True, kw_only=True):
 
 
 class Queue(Noun, frozen=True, kw_only=True):
-    """One answer of a scheduler. `nodes` is None where it was not asked for nodes."""
+    """An answer of a scheduler. `nodes` is None where nodes were not asked for."""
 
     jobs: tuple[QueueJob, ...] = ()
     nodes: tuple[QueueNode, ...] | None = None
@@ -59,7 +59,7 @@ class Queue(Noun, frozen=True, kw_only=True):
 
 
 class WatchedState(Noun, frozen=True, kw_only=True):
-    """One expected job of the configuration, by the last good answer of its scheduler."""
+    """An expected job of the configuration, according to the last good answer of its scheduler."""
 
     name: str
     missing: bool = False
@@ -74,7 +74,7 @@ class WatchedState(Noun, frozen=True, kw_only=True):
 
 
 class SchedulerState(Noun, frozen=True, kw_only=True):
-    """One scheduler of the configuration. `nodes` that take no jobs are those of the last good answer about nodes."""
+    """The state of one configured scheduler. `nodes`: those that take no jobs, from its last good answer about nodes."""
 
     name: str
     kind: str
@@ -91,7 +91,7 @@ class SchedulerState(Noun, frozen=True, kw_only=True):
 
 
 class Orphan(Noun, frozen=True, kw_only=True):
-    """A process whose job is gone."""
+    """A process that goes on although its job is gone, and what it holds."""
 
     pid: int
     start_ticks: int
@@ -107,7 +107,7 @@ class Orphan(Noun, frozen=True, kw_only=True):
 
 
 class QueueError(Exception):
-    """A scheduler gave no good answer; `reason` is a short word for metrics."""
+    """A scheduler gave no good answer; `reason`: a short word for metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

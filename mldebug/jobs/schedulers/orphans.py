@@ -46,7 +46,7 @@ class OrphanReason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_job(title: str) -> str:
-    """The job of a slurmstepd by its command line: `slurmstepd: [17.batch]` -> 17, "" where it does not tell."""
+    """The job id in a slurmstepd's command line: 17 for `slurmstepd: [17.batch]`; "" where it has none."""
     match = _STEP.match(title)
     return match[1] if match else ""
 
@@ -90,7 +90,7 @@ def _of_launch(suspect: OrphanSuspect, launched: Collection[str]) -> OrphanReaso
 
 
 def rank_of(variables: Mapping[str, str]) -> str:
-    """The rank in these variables, "" for none."""
+    """The rank in these environment variables; "" where there is none."""
     return next((variables[name] for name in RANKS if variables.get(name, "").isdecimal()), "")
 
 

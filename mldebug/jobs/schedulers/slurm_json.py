@@ -46,7 +46,7 @@ class _Nodes(msgspec.Struct):
 
 
 def read_jobs(data: bytes) -> tuple[QueueJob, ...]:
-    """Parse the output of `squeue --json`. Raises `QueueError` where it cannot be parsed or holds nothing but errors."""
+    """The jobs in the output of `squeue --json`. Raises QueueError where it cannot be parsed, or holds only errors."""
     answer = _decode(data, _Jobs)
     if answer.errors and not answer.jobs:
         raise QueueError("refused", f"squeue says: {_errors(answer.errors)}")
@@ -54,7 +54,7 @@ def read_jobs(data: bytes) -> tuple[QueueJob, ...]:
 
 
 def read_nodes(data: bytes) -> tuple[QueueNode, ...]:
-    """Nodes that take no jobs, of `sinfo --json` or `scontrol show node --json`."""
+    """Nodes that take no jobs, from `sinfo --json` or `scontrol show node --json`."""
     answer = _decode(data, _Nodes)
     if answer.nodes is None and answer.sinfo is None:
         raise QueueError("unreadable", f"sinfo lists no nodes: {_errors(answer.errors)}")
@@ -63,12 +63,12 @@ def read_nodes(data: bytes) -> tuple[QueueNode, ...]:
 
 
 def parse_queue(jobs: bytes) -> Queue:
-    """The jobs alone."""
+    """The jobs in the output of `squeue --json` as an answer without nodes."""
     return Queue(jobs=read_jobs(jobs), by="json")
 
 
 def number(value: Any) -> float | None:
-    """A number in any of Slurm's shapes; None where it is not set, infinite or no number."""
+    """A number in any of the forms in which Slurm writes one; None where it is not set, infinite or no number."""
     if isinstance(value, dict):
         if value.get("infinite") is True or value.get("set") is False:
             return None
@@ -79,7 +79,7 @@ def number(value: Any) -> float | None:
 
 
 def moment(value: Any) -> float | None:
-    """Unix seconds; None for "unknown" and "never"."""
+    """A time of Slurm in unix seconds; None for "unknown" and "never"."""
     seconds = number(value)
     return seconds if seconds is not None and 0 < seconds < NO_TIME else None
 

@@ -26,12 +26,12 @@ def node_format(mark: str) -> str:
 
 
 def read_jobs(text: str, mark: str) -> tuple[QueueJob, ...]:
-    """`QueueError` where something else was printed."""
+    """The jobs in the output of `squeue --format`. Raises QueueError where anything else was printed."""
     return tuple(_job(fields) for fields in _records(text, mark, len(_JOB)))
 
 
 def read_nodes(text: str, mark: str) -> tuple[QueueNode, ...]:
-    """Nodes that take no jobs; one of several partitions is listed several times."""
+    """Nodes that take no jobs, from the output of `sinfo`; a node in several partitions stands there several times."""
     found = {}
     for name, state, reason in _records(text, mark, len(_NODE)):
         if trouble := node_trouble([state]):
@@ -41,7 +41,7 @@ def read_nodes(text: str, mark: str) -> tuple[QueueNode, ...]:
 
 
 def moment(text: str) -> float | None:
-    """Slurm's `2026-11-24T01:17:01`, printed in UTC; None for N/A, NONE, Unknown."""
+    """Unix seconds of a time as Slurm prints it in UTC, `2026-11-24T01:17:01`; None for N/A, NONE, Unknown."""
     try:
         return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
     except ValueError:

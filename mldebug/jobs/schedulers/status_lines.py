@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 def scheduler_lines(states: Iterable[SchedulerState], now: float) -> Iterator[tuple[str, bool]]:
-    """Each line, and whether it is bad news."""
+    """Lines about the schedulers, each with whether it is bad news."""
     for state in states:
         if not state.asks:
             yield f"{state.name}: another node's agent asks it", False
@@ -30,7 +30,7 @@ def scheduler_lines(states: Iterable[SchedulerState], now: float) -> Iterator[tu
 
 
 def orphan_words(one: Orphan) -> str:
-    """Who, whose, since when, what it holds, and how it is known: without what changes all the time."""
+    """An orphan in words: process, user, since when, what it holds, and how it is known; without values that always change."""
     rank = f", rank {one.rank}" if one.rank else ""
     held = [amount for amount in one.gpu_bytes.values() if amount is not None]
     memory = f" ({sum(held) / GIB:.1f} GiB)" if held else ""

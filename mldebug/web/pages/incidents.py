@@ -34,7 +34,7 @@ class IncidentsPage:
     reports = True
 
     def build(self, request: PageRequest) -> IncidentsPageData:
-        """Open ones that are not written yet, then what is on disk."""
+        """The page's data: open incidents without a report, then all reports on disk."""
         written = {one.id for one in request.entries}
         unwritten = [
             run for run in request.snapshot.runs if run.incident and run.incident not in written

@@ -49,7 +49,7 @@ class SeriesRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Series that differ only in op and size."""
+    """Series of measurements that differ only in op and size."""
 
     title: str
     rows: tuple[SeriesRow, ...]

@@ -23,14 +23,14 @@ REPORTS = 10
 
 
 class RunFact(msgspec.Struct, frozen=True, kw_only=True):
-    """One word and what it is."""
+    """A fact about a run: its label and its value."""
 
     name: str
     text: str
 
 
 class QuietTime(msgspec.Struct, frozen=True, kw_only=True):
-    """How long it has been quiet, against what counts as a stall."""
+    """How long the run has been quiet, compared with what counts as a stall."""
 
     ratio: float
     text: str
@@ -59,14 +59,14 @@ class RunPageData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunPage:
-    """Found by its id."""
+    """The page of one run, found by its id."""
 
     title = "Run"
     key = ""
     reports = True
 
     def build(self, request: PageRequest) -> RunPageData | None:
-        """None where it is over, or somebody else's."""
+        """The page's data; None where the run is over, or belongs to another user."""
         snapshot = request.snapshot
         run = next((one for one in snapshot.runs if one.id == request.id), None)
         if run is None:

@@ -26,7 +26,7 @@ FEW, LATELY = 5, 86_400.0  # incidents of runs that are over, and for how many s
 
 
 class RunListRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """A run in the list of runs."""
 
     id: str
     name: str

@@ -38,7 +38,7 @@ class StorageIncident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointSeriesRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One series of checkpoints."""
+    """A series of checkpoints on the page."""
 
     id: str  # the same at each look, whatever the order
     place: str
@@ -50,7 +50,7 @@ class CheckpointSeriesRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankMemoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank; what it holds and nobody can take back comes first."""
+    """A rank's memory on the page; what the kernel cannot take back stands first."""
 
     job: str
     rank: int

@@ -34,7 +34,7 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 class LogSharing:
-    """The log files of all runs of a node. Use it in one thread."""
+    """Which log files belong to which run of this node. For one thread."""
 
     def __init__(self) -> None:
         self._runs: dict[object, _Run] = {}

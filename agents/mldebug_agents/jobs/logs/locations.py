@@ -203,7 +203,7 @@ class LogFinder:
 
 
 def container_marks(cgroup: str) -> tuple[str, ...]:
-    """Return what the log files of a container have in their path, from /proc/PID/cgroup: its id, its pod's uid."""
+    """What paths of a container's log files contain: its id, and its pod's uid, from the text of /proc/PID/cgroup."""
     pods = [match[1].replace("_", "-") for match in _POD.finditer(cgroup)]
     return tuple(dict.fromkeys(filter(None, (*pods, procfs.container_id(cgroup)))))
 

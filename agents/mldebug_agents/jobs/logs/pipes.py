@@ -23,7 +23,7 @@ MAX_LINES = 200_000
 
 
 class UnreadPipes:
-    """Pipes for which no reader was found, kept from look to look: in a container the reader is often outside."""
+    """Pipes without a reader that can be found, kept between looks: in a container the reader is often outside."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -51,7 +51,7 @@ class PipeReaders:
         self._index: dict[str, list[int]] | None = None
 
     def state(self, pid: int) -> ProcessState | None:
-        """One process and its open files; None when it is gone."""
+        """A process with its open files; None where it is gone."""
         if pid not in self._states:
             self._states[pid] = self._host.process_state(pid, threads=False, files=True)
         return self._states[pid]
@@ -117,7 +117,7 @@ class PipeReaders:
 
 
 def connected_sockets(tables: Iterable[str]) -> dict[str, str]:
-    """`socket:[12]` -> the other end's `socket:[13]`, for all connections with both ends in these tables."""
+    """The two ends of each connection: `socket:[12]` -> `socket:[13]`, where both ends are in these tables."""
     ends: dict[tuple[str, str], str] = {}
     for table in tables:
         for line in table.splitlines()[1:MAX_LINES]:

@@ -16,15 +16,15 @@ class FileOwnership(Protocol):
 
     @property
     def mode(self) -> int:
-        """Type and permission bits."""
+        """The file's type and permission bits."""
 
     @property
     def uid(self) -> int:
-        """The file's owner."""
+        """The uid of the file's owner."""
 
     @property
     def gid(self) -> int:
-        """The file's group."""
+        """The gid of the file's group."""
 
 
 class ReadRights(msgspec.Struct, frozen=True):

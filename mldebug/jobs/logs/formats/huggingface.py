@@ -52,7 +52,7 @@ _LABEL = re.compile(r"^(?:\[[^\]]{0,80}\]:?|\d{1,6}:)\s*")
 
 
 class HuggingfaceFormat:
-    """Reads Trainer dicts and training bars. Evaluation is progress without a step."""
+    """Reads the dictionaries and progress bars of the Hugging Face Trainer. Evaluation counts as progress without a step."""
 
     generic = False
     signs = ("it/s", "s/it", "%|", "it [", "/? [", "{'")

@@ -18,7 +18,7 @@ _LOSS = re.compile(rf" - loss: ({NUMBER})")
 
 
 class KerasFormat:
-    """Reads the bar of `fit`, drawn again and again in one line."""
+    """Reads the progress bar of Keras' `fit`, which is redrawn in one line."""
 
     generic = False
     signs = ("━", "╸", "[=", "[>", "step", "/unknown")

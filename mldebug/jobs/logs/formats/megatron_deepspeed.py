@@ -17,7 +17,7 @@ _EVALUATION = re.compile(r"\bEvaluating iter \d{1,15}|\bvalidation loss at itera
 
 
 class MegatronDeepspeedFormat:
-    """Reads the iteration line wherever it stands: behind `[host:rank]:`, a date, a scheduler's label."""
+    """Reads iteration lines of Megatron and DeepSpeed, wherever they stand in a line (behind `[host:rank]:`, a date, a label)."""
 
     generic = False
     signs = ("iter",)

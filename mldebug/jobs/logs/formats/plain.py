@@ -115,7 +115,7 @@ _NO_WORDS = re.compile(r"\[[^\]]{0,80}\]|\S*\d\S*|[^a-z]+")  # labels, numbers, 
 
 
 class PlainFormat:
-    """Reads what most people print. Tried last: it would take the lines of the other formats too."""
+    """Reads what most scripts print themselves. It is tried last, because it would match lines of other formats too."""
 
     generic = True
     signs = (

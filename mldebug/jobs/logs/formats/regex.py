@@ -27,14 +27,14 @@ _CLASSES = {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " "}
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The patterns, tried in this order; none: this format reads nothing."""
+    """Options: the patterns, tried in this order; without any this format reads nothing."""
 
     pattern: str = ""  # with groups named step, total, loss, seconds: at least one
     patterns: tuple[str, ...] = ()  # more, tried after `pattern`
 
 
 class RegexFormat:
-    """Reads what the user's patterns match."""
+    """Reads lines that match the user's own patterns."""
 
     generic = False
     signs = ()  # the user's words are not known
@@ -73,7 +73,7 @@ def create(options: Options) -> LogFormat:
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
-    """Yield (field, what is wrong with it), for the reader of the configuration."""
+    """Problems of the patterns, as (field, what is wrong with it)."""
     given = list(_given(options))
     if not given:
         yield "", f"has no pattern; {WAY_OUT}"
