@@ -58,6 +58,8 @@ class Incident(Noun, frozen=True, kw_only=True):
     # of the newest attempt that failed; "ending" on disk
     exit: AttemptExit | None = msgspec.field(default=None, name="ending")
     failed: tuple[int, ...] = ()  # attempts that failed the same way, in order
+    alike: int = 0  # runs of the same script and user that failed the same way within an hour, this one among them
+    runs: int = 0  # all runs of that script in that time
     versions: dict[str, str] = {}
     across: tuple[NodeCapture, ...] = ()  # of all nodes at one moment, ours among them
     asked: QueriedNodes | None = None  # the nodes that were asked for them
@@ -208,10 +210,12 @@ def _judge_here(incident: Incident) -> Judgement:
 def _judge_exit(incident: Incident, attempt: AttemptExit) -> Judgement:
     """An abnormal end, with the capture of those that outlived the first; of a crash loop with the number of attempts."""
     judgement = judgement_of(attempt, judge_exit(attempt), next(iter(incident.captures[-1:]), None))
-    if len(incident.failed) < 2:
-        return judgement
-    attempts = ", ".join(map(str, incident.failed[-8:]))
-    summary = f"{judgement.diagnosis.summary}; {len(incident.failed)} attempts failed this way ({attempts})"
+    summary = judgement.diagnosis.summary
+    if len(incident.failed) >= 2:
+        attempts = ", ".join(map(str, incident.failed[-8:]))
+        summary += f"; {len(incident.failed)} attempts failed this way ({attempts})"
+    if incident.alike >= 2:
+        summary += f"; {incident.alike} of {incident.runs} runs of this script failed the same way within an hour"
     return msgspec.structs.replace(
         judgement, diagnosis=msgspec.structs.replace(judgement.diagnosis, summary=summary)
     )

@@ -25,6 +25,7 @@ from mldebug.incidents.incident import (
 )
 from mldebug.incidents.report.build import State
 from mldebug.stall.signals import StallDecision
+from mldebug_agents.incidents.exits.similar_runs import AlikeRuns
 from mldebug_agents.incidents.recent_failures import RecentFailures
 from mldebug_agents.incidents.remote import RemoteIncidents
 from mldebug_agents.incidents.report_writer import IncidentWriter, owner, versions
@@ -256,9 +257,14 @@ class IncidentManager:
     # --- abnormal ends -----------------------------------------------------------------------------
 
     def failed(
-        self, run: Run, attempt: AttemptExit, outcome: ExitOutcome, before: Incident | None = None
+        self,
+        run: Run,
+        attempt: AttemptExit,
+        outcome: ExitOutcome,
+        before: Incident | None = None,
+        alike: AlikeRuns = AlikeRuns(),  # noqa: B008 - a value
     ) -> None:
-        """An attempt ended badly, or lost a rank; `before` is the incident of which this is more."""
+        """An attempt ended badly, or lost a rank; `before` is the incident of which this is more, `alike` counts runs of its script."""
         now = self._writer.clock.now()
         incident = before or Incident(
             id=self._writer.new_id(now, run.job.id),
@@ -273,6 +279,7 @@ class IncidentManager:
             attempt, step=_step(run, attempt), said=dict(run.hook_states)
         )
         run.incident = add_exit(incident, attempt, now, outcome.sentence)
+        run.incident = msgspec.structs.replace(run.incident, alike=alike.failed, runs=alike.runs)
         if before is None and run.capture is not None:
             run.incident = add_capture(run.incident, run.capture)  # of a suspicion just before
         self._writer.keep(run)

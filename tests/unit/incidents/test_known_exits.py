@@ -357,6 +357,48 @@ def test_a_loop_of_a_shell_is_one_story() -> None:
     assert len({one.id for one in teller.books.reports}) == 1
 
 
+# --- tasks of an array, and a script that is started again and again --------------------------------------
+
+
+def task(number: int, *, uid: int = 0, script: str = "train.py") -> Run:
+    """A task of a job array: a launcher, ranks and a run id of its own."""
+    ours = tuple(msgspec.structs.replace(one, run_id=f"4711_{number}", script=script, pid=one.pid + 100 * number) for one in RANKS)  # fmt: skip
+    one = Job(id=f"task-{number}", name=script, launcher="torchrun", launcher_pid=100 + number, uid=uid, ranks=ours)  # fmt: skip
+    return Run(one, StallWatch(StallSettings()))
+
+
+def test_tasks_of_an_array_that_fail_alike_are_told_as_one_story() -> None:
+    teller = Teller(Books())
+    tasks = [task(number) for number in range(8)]
+    for one in tasks:
+        teller.stories.goes_on(one)
+    for number in (0, 2, 3, 5, 7):
+        lose(teller, tasks[number], f"bad shard {number}")
+        teller.stories.done(tasks[number])
+    first, *_, last = teller.books.reports
+    assert "runs of this script" not in first.diagnosis.summary
+    assert "5 of 8 runs of this script failed the same way within an hour" in last.diagnosis.summary
+
+
+def test_runs_that_fail_otherwise_or_of_somebody_else_are_no_part_of_it() -> None:
+    teller = Teller(Books())
+    lose(teller, task(0), "bad shard 7")
+    lose(teller, task(1, uid=7), "bad shard 7")
+    lose(teller, task(2, script="other.py"), "bad shard 7")
+    lose(teller, task(3), "no such optimizer")
+    assert not [
+        one for one in teller.books.reports if "runs of this script" in one.diagnosis.summary
+    ]
+
+
+def test_attempts_of_one_launch_are_one_run_of_the_script() -> None:
+    teller = Teller(Books())
+    for attempt in range(3):
+        teller.fail(attempt)
+    assert "3 attempts failed this way" in teller.books.reports[-1].diagnosis.summary
+    assert "runs of this script" not in teller.books.reports[-1].diagnosis.summary
+
+
 class Pidfds:
     """Watches nobody."""
 

@@ -17,6 +17,7 @@ from mldebug.incidents.report.build import State
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.exits.exit_tracker import ELASTIC
+from mldebug_agents.incidents.exits.similar_runs import SimilarRuns, sign_of
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.state.run_row import RunRow
 from mldebug_agents.watch.runs import Run
@@ -51,6 +52,7 @@ class FailedAttempts:
         self._capture = capture
         self._forget = forget
         self._by_launch: dict[str, FailedAttempt] = {}
+        self._similar = SimilarRuns()
         self._explained: set[str] = set()  # jobs whose exit belongs to the incident of their stall
         self._came: dict[str, tuple[float, int | None]] = {}  # job -> when, and at which step
 
@@ -104,7 +106,10 @@ class FailedAttempts:
         before = run.incident or before
         if failure is not None and before is None:
             self._end(failure, "the next attempt failed in another way")
-        self._incidents.failed(run, attempt, outcome, before)
+        sign, now = sign_of(attempt, outcome), time.monotonic()
+        self._similar.note(run.job, _launch(run.job), now, sign)
+        alike = self._similar.alike(run.job, sign, now)
+        self._incidents.failed(run, attempt, outcome, before, alike)
         if run.incident is None:
             return
         if failure is not None and failure.run.job.id != run.job.id:
@@ -121,6 +126,7 @@ class FailedAttempts:
 
     def goes_on(self, run: Run) -> None:
         """Close the launch's incident as recovered once a later attempt makes steps, or has lived for `PROVED` seconds."""
+        self._similar.note(run.job, _launch(run.job), time.monotonic())
         failure = self._by_launch.get(self._key(run.job))
         if failure is None or failure.run is run or failure.closed:
             return

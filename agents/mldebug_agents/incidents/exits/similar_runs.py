@@ -1,0 +1,68 @@
+"""Runs of one script by one user: tasks of a job array, a loop that starts it again, trials of a sweep. How many failed alike.
+
+Belongs to the main loop's thread.
+"""
+
+import re
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from mldebug.core.model import Job
+from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.diagnosis.exits.outcome import ExitOutcome
+
+LATELY = 3600.0  # seconds for which a run counts since it was last seen
+MAX_RUNS = 512
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+")
+
+
+class AlikeRuns(NamedTuple):
+    """Of `runs` of the same script, `failed` ended in the same way, this one among them."""
+
+    failed: int = 0
+    runs: int = 0
+
+
+class _SeenRun(NamedTuple):
+    at: float
+    sign: str  # how it failed; "" where it did not
+
+
+class SimilarRuns:
+    """The runs of the last hour by their user and script."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[Hashable, str], _SeenRun] = {}
+
+    def note(self, job: Job, launch: str, now: float, sign: str = "") -> None:
+        """Note that a run lives, or how it failed. All attempts of a `launch` are one run."""
+        key = (_script(job), launch)
+        known = self._runs.pop(key, None)
+        self._runs[key] = _SeenRun(now, sign or (known.sign if known else ""))
+        if len(self._runs) > MAX_RUNS:
+            self._runs = dict(list(self._runs.items())[-MAX_RUNS:])
+
+    def alike(self, job: Job, sign: str, now: float) -> AlikeRuns:
+        """How many of the runs of this job's script there were lately, and how many failed with this sign."""
+        mine = [
+            run
+            for (script, _), run in self._runs.items()
+            if script == _script(job) and now - run.at <= LATELY
+        ]
+        return AlikeRuns(sum(run.sign == sign for run in mine), len(mine))
+
+
+def sign_of(attempt: AttemptExit, outcome: ExitOutcome) -> str:
+    """The way an attempt failed, without what differs from run to run: numbers, and which rank it was."""
+    finding = outcome.finding
+    named = [one.rank for one in finding.culprits] if finding else []
+    errors = [attempt.errors[rank] for rank in named if rank in attempt.errors]
+    error = next(iter(errors), attempt.shared_error)
+    if error is not None:
+        return _VARIES.sub("0", error.error)[:200]
+    return _VARIES.sub("0", " ".join((*outcome.signs[:1], str(finding.verdict if finding else ""))))
+
+
+def _script(job: Job) -> Hashable:
+    script = next((rank.script for rank in job.ranks if rank.script), "")
+    return job.uid, script or job.name
