@@ -76,7 +76,7 @@ def phase(name: str) -> Phase | SilentPhase:
 
 
 def heartbeat(step: int, **scalars: float) -> None:
-    """Say that this step was reached, and what it came to: `heartbeat(step, loss=loss.item())`. Takes microseconds.
+    """Report that a step was reached, with values of it: `heartbeat(step, loss=loss.item())`. Takes microseconds.
 
     From the first call with a possible step on, those of optimizers are no longer counted. Numbers are int, float and the
     scalars of NumPy; what is none is left out. So are tensors: to read one of a GPU would wait for the GPU.

@@ -18,7 +18,7 @@ FORGOTTEN = 150.0  # seconds after which nobody scrapes any more
 
 
 class Prometheus:
-    """Holds the newest snapshot as text, for any number of threads.
+    """Holds the newest snapshot as Prometheus text. Thread-safe.
 
     `publish` brings a snapshot; while somebody scrapes, a thread of its own renders it, at most every `pace` seconds, in
     the format that was asked for. A scrape takes what lies ready; only the first one after a pause has to wait.

@@ -56,7 +56,7 @@ def wanted(body: bytes) -> tuple[RunLabels, ...]:
 
 
 def chosen(jobs: Mapping[str, Job], one: RunLabels, node: str) -> Iterator[Job]:
-    """Those of this node's runs that an alert's labels mean: by `run`, else by `job`, else all runs if `node` is this node.
+    """The runs of this node that an alert's labels mean: by `run`, else by `job`, else all runs if `node` is this node.
 
     `job` may name no run, because Prometheus puts its own scrape job there; then `node` decides.
     """

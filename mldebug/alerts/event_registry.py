@@ -102,7 +102,7 @@ class EventRegistry:
                 self._drop(one.key)
 
     def changed(self, *, words: bool = True) -> list[tuple[str, AlertEvent | None]]:
-        """What has changed since the last call; None for what is to be forgotten.
+        """Keys of events that changed since the last call, each with the event; None for one that is to be deleted.
 
         `words`: those as well of which only the sentence has changed, which some do all the time.
         """

@@ -44,7 +44,7 @@ def message_of(event: AlertEvent, node: str, link: str = "", version: str = "") 
 
 
 def alive(node: str, at: float, version: str = "") -> EventMessage:
-    """The message that the agent lives, for a dead man's switch."""
+    """The message for a dead man's switch that the agent lives."""
     sentence = "the agent lives"
     return EventMessage(
         id=f"{node}-{at:.3f}", key="alive", state="firing", kind="alive", severity="info", node=node,

@@ -61,7 +61,7 @@ def _content(file: Path) -> str | None:
 
 
 def parse_hosts(text: str) -> NamedHosts:
-    """The same of the text itself."""
+    """The hosts that a text names, as `read_hosts` reads them from a file."""
     if len(text) > MAX_BYTES:
         raise UsageError("the list of hosts has more than a million characters", "name fewer")
     found: dict[str, None] = {}

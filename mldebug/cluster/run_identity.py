@@ -25,7 +25,7 @@ def is_loopback(master: str) -> bool:
 
 
 def port_of(master: str) -> str:
-    """The port of a master, `addr:port`: that of one listening store, so no run has two; "" where none is said.
+    """The port of a master, `addr:port`, which only one run can listen on; "" where it has none.
 
     The address may differ: where torchrun is told it on each node, the first may say `localhost`, another a name or an IP.
     """
@@ -39,7 +39,7 @@ def run_key(capture: NodeCapture) -> RunKey:
 
 
 def job_key(job: Job, node: str) -> RunKey:
-    """The same on all nodes of one attempt; without a run id and a master that others can reach, a run has one node.
+    """The key of a job's run, the same on all nodes of one attempt. Without a run id and a reachable master a run has one node.
 
     Of two jobs with one `--rdzv-id` the port of the master tells which is which; a restart may move it. Whose processes
     they are belongs to it: anybody may start one with another's run id in its environment.

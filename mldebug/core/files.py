@@ -113,7 +113,7 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def give(folder: Path, owner_uid: int | None) -> None:
-    """Hand the files over, the outermost folder last: until then nobody else can get in.
+    """Give a folder's files to their owner, the outermost folder last: until then only root can enter it.
 
     Root of a container may have no CAP_CHOWN: then they stay its own.
     """

@@ -167,7 +167,7 @@ class Io(Noun, frozen=True, kw_only=True):
 
 
 class LockHolder(Noun, frozen=True, kw_only=True):
-    """A process that holds a lock on a file. What it runs is told only where it belongs to the user of the process that waits."""
+    """A process that holds a lock on a file. Its command line is included only if it belongs to the user of the waiting process."""
 
     pid: int | None = None  # None: it belongs to somebody else
     rank: int | None = None  # of the same job; None: it is no part of the job
@@ -211,7 +211,7 @@ class ProcessState(Noun, frozen=True, kw_only=True):
 
 
 class Movement(Noun, frozen=True, kw_only=True):
-    """What changed between several samples of one process; it tells a frozen process from a slow one."""
+    """What changed between several samples of one process: it shows whether the process is frozen or slow."""
 
     samples: int
     span_seconds: float

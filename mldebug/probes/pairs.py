@@ -72,12 +72,12 @@ class JudgedPairs(msgspec.Struct, frozen=True, kw_only=True):
     )  # bad ones that no other work explains, in two tries or more
 
     def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
-        """Those of `pairs` with this member, sorted."""
+        """Those of these pairs that contain the member, sorted."""
         return sorted((one for one in pairs if member in one), key=sorted)
 
 
 def judge_pairs(trials: Iterable[Trial], limits: PairLimits) -> JudgedPairs:
-    """Sort pairs by their best try: what disturbs one try does not disturb all; wrong values are never excused.
+    """Judge pairs by their best trial, since a disturbance spoils single trials only; wrong values are never excused.
 
     A try beside others is compared with tries beside others, one by itself with those by themselves.
     """

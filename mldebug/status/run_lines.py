@@ -46,7 +46,7 @@ def _limit(run: RunState) -> str:
 
 
 def stale_words(age: float) -> str:
-    """That the agent has not looked for `age` seconds, told by the minute; "" while it looks."""
+    """A sentence that the agent has not looked for `age` seconds, rounded to minutes; "" while it looks."""
     if age <= STALE:
         return ""
     minutes = format_duration(60.0 * (age // 60))

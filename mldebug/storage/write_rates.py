@@ -159,7 +159,7 @@ class _Starts:
 
 
 def by_mount(writer: RankWriter) -> dict[str, float]:
-    """By mount point: bytes per second that the files of a rank grow."""
+    """Bytes per second by which a rank's open files grow, by mount point."""
     rates: dict[str, float] = {}
     for one in writer.growing:
         rates[one.mount] = rates.get(one.mount, 0.0) + one.rate

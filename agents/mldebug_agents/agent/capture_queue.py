@@ -61,7 +61,7 @@ class CaptureQueue:
         self._found = found
 
     def ask_now(self, run: Run) -> None:
-        """Have a run captured without a decision: a rank has ended and others live on, or other nodes ask for it."""
+        """Order a capture of the run without a stall decision: because a rank has ended and others live on, or other nodes ask for it."""
         self.ask(run, QueuedCapture(run.job, self._found))
 
     def ask(self, run: Run, order: QueuedCapture) -> None:

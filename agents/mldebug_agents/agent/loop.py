@@ -113,7 +113,7 @@ class AgentLoop:
     # --- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Watch until told to stop; raises where the state dir turns out, late, to be another agent's.
+        """Run the main loop until `stop` is called. Raises where the state dir proves, late, to belong to another agent.
 
         Also where the helper process is gone: what goes on without it sees nothing and says that all is well.
         """

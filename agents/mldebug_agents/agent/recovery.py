@@ -54,7 +54,7 @@ class Recovery:
         self._stored_at = time.monotonic()
 
     def tick(self, runs: Mapping[str, Run], settings: StallSettings, *, looked: bool) -> None:
-        """Take up what the state dir gives: at once, or late where it hangs. Raises where it is another agent's.
+        """Restore what an earlier agent stored, as soon as the state dir can be read. Raises where it belongs to another agent.
 
         `looked`: all runs that live are among `runs`.
         """

@@ -33,7 +33,7 @@ def alert_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
 
 
 def is_ours_to_report(incident: Incident) -> bool:
-    """Does this node send the alert? Of several nodes only the one with the report over all of them does."""
+    """Whether this node sends the alert of an incident: of several nodes only the one that has the report over all of them."""
     return incident.counted or bool(incident.across) or not incident.shared
 
 

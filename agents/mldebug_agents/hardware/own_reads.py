@@ -35,7 +35,7 @@ def read_gpus(
     hands_off: tuple[HandsOff, ...] = (),
     again: Callable[[], object] | None = None,
 ) -> Iterator[GpuPart]:
-    """What moves, then everything, once or twice; each time all that is known. Never raises for what a driver does.
+    """Read the GPUs: quick values, then everything, once or twice; yields all that is known each time. Never raises for what a driver does.
 
     `hands_off`: GPUs that must not be asked. `again` waits until it is time for another look; None: there is none.
     """

@@ -130,7 +130,7 @@ class ClaimVariables:
         return f"{clean(address, 100)}:{clean(port, 10)}" if address else ""
 
     def node_list(self, ranks: int, on_each: int) -> tuple[str, str]:
-        """The scheduler's nodes, folded; "" where it says none that hold so many ranks, or more than can be believed.
+        """The scheduler's node list, folded; "" where it contains too few nodes for so many ranks, or implausibly many.
 
         Second, the sentence for the user where a list cannot be used. A run may be one step on each of its nodes, whose list is
         that node alone.
@@ -226,7 +226,7 @@ def _compare(rank: int, world: int, local: int | None, local_world: int | None) 
 
 
 def overruled(environ: Mapping[str, str], rank: str, world_size: str) -> bool:
-    """Do RANK and WORLD_SIZE say something else than the scheduler's own variables?
+    """Whether RANK and WORLD_SIZE differ from the scheduler's own variables.
 
     One scheduler task per node that starts its own ranks: then the scheduler's rank is the number of the node.
     """

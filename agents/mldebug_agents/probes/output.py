@@ -32,7 +32,7 @@ class OutputFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def callbacks(output: OutputFiles, kept: dict[str, str]) -> Callbacks:
-    """A table as it grows, on stdout; with --json on stderr, for whoever watches. `kept`: variables that matter."""
+    """Callbacks that print a table as results come, on stdout; with --json on stderr. `kept`: variables that change results."""
 
     def say(line: str) -> None:
         click.echo(line, err=output.as_json)

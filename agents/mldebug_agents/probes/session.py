@@ -52,7 +52,7 @@ class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """What a probe runs in, made by `open_session`. `device` is "cuda" or "cpu"; `tools` look at this node; `facts` say what its PyTorch can."""
+    """The surroundings of a probe, made by `open_session`: `device` is "cuda" or "cpu", `tools` look at this node, `facts` describe its PyTorch."""
 
     def __init__(
         self, wanted: ProbeSettings, tools: ProbeTools, python: str, environment: ProbeEnvironment
@@ -88,7 +88,7 @@ class Session:
         seconds: float | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ChildExit:
-        """Run a script of `probes/inside` to its end, and cancel it as soon as a training job appears on this node.
+        """Run a script of `probes/inside` to its end, or until a training job appears on this node.
 
         `script`: its name. `order`: what it has to do, JSON. `hear`: called with each event that it writes. `seconds`: its limit; None:
         all that is left. `env`: variables to add. It does not raise for a script that fails: `ChildExit` says how it ended.

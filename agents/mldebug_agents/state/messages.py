@@ -13,7 +13,7 @@ DeviceInode = tuple[int, int]  # device and inode
 
 
 class OpenState(msgspec.Struct, frozen=True, tag="Open"):
-    """Take the state dir and read what is there; `pid` is the agent's, `door` asks for the listening socket.
+    """Lock the state dir and read what is stored; `pid` is the agent's, `door` asks for the listening socket.
 
     `held`: the lock file that an earlier state server of this agent held.
     """

@@ -184,7 +184,7 @@ class StorageMonitor:
         )
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
-        """The capture with how long the filesystems on which its ranks wait have not answered the agent either."""
+        """The capture, completed by how long the filesystems on which its ranks wait have not answered the agent."""
         return with_stuck(
             capture, stuck_devices(self._states.get(FilesystemCollector.name), time.time())
         )

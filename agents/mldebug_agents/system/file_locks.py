@@ -23,7 +23,7 @@ KINDS = {"FLOCK": "flock", "POSIX": "lockf", "OFDLCK": "ofd"}
 
 
 class KernelLock(NamedTuple):
-    """A line of /proc/locks. `blocked`: a process waits for the lock, which the unblocked line of the same number describes."""
+    """One line of /proc/locks. `blocked`: it is the request of a waiting process; the holder's line has the same `number`."""
 
     number: str
     kind: str  # flock, lockf, ofd

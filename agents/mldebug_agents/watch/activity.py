@@ -87,7 +87,7 @@ class Below:
 
 
 def work_between(before: Mapping[Key, Work], after: Mapping[Key, Work]) -> Work:
-    """What those did that were there at both looks: the start of a program is no work for its parent."""
+    """CPU time and bytes of the processes that exist in both readings; one that started in between does not count."""
     pairs = [(before[key], work) for key, work in after.items() if key in before]
     return Work(
         sum(new.cpu_seconds - old.cpu_seconds for old, new in pairs),

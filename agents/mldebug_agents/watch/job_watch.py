@@ -44,7 +44,7 @@ Counters = tuple[float, tuple[float, float]]  # monotonic time, CPU seconds as `
 
 
 class JobLook(msgspec.Struct, frozen=True, kw_only=True):
-    """One job at one look: what the decision needs, and what people want to see."""
+    """One look at a job: what the stall decision needs, and what people want to see."""
 
     job: Job
     look: RunLook

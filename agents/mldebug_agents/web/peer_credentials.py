@@ -55,7 +55,7 @@ def _groups(link: socket.socket) -> tuple[int, ...]:
 
 
 class PeerProtocol(H11Protocol):
-    """Tells each request who asks: `request.state.peer`, and `certificate` by TLS. Whoever asks nothing is not kept."""
+    """HTTP protocol that gives each request its peer's identity (`request.state.peer`, with TLS `certificate`), and closes idle connections."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Read the credentials of the process that connected, once per connection."""

@@ -33,7 +33,7 @@ class SameOriginOnly:
 
 
 def misled(headers: Mapping[str, str], *, local: bool, node: str = "") -> str:
-    """Why this request is not answered, "" for one that is; `local`: only a name of this machine's own loopback will do.
+    """Why this request is refused, "" for an accepted one; `local`: only names of this machine's loopback are accepted.
 
     Else this node's name will do too, alone or with a domain, and any address: nobody rebinds an address.
     """

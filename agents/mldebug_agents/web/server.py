@@ -52,7 +52,7 @@ OwnVerb = Callable[[Mapping[str, str], int | None], object]
 
 
 class SlowPollServer(uvicorn.Server):
-    """uvicorn's server with one turn a second instead of ten, which cost 0.2 % of a core for each socket while nobody asked.
+    """A uvicorn server whose loop wakes once a second instead of ten times, which cost 0.2 % of a core for each socket when idle.
 
     `leave` ends it at once; it may be called from any thread, before the server runs as well.
     """
@@ -140,7 +140,7 @@ class AgentServer:
         admits: Callable[[str], bool] = lambda _: True,
         slow: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Serve other agents: who does not show the certificate of the shared key gets no further than the handshake.
+        """Serve other agents on this listener; a client without a certificate of the shared key fails in the handshake.
 
         `admits`: may somebody come from this address? Who may not does not get so far. `slow`: somebody from there took too long.
         """

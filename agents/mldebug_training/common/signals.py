@@ -122,7 +122,7 @@ def at_fork(ask: int) -> None:
 
 
 def all_closed(ask: int) -> bool:
-    """Has every thread of this process the family blocked? A signal to a process goes to any thread that has not.
+    """Whether every thread of this process has the three signals blocked; otherwise the kernel may give one to any thread.
 
     Raises OSError or ValueError where the kernel does not say. Whom a closed thread starts is closed, too.
     """

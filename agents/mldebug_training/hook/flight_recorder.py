@@ -56,7 +56,7 @@ class FlightFile:
         self._signal = self._answers = 0
 
     def armed(self, ask: int) -> None:
-        """Write into the hook's record which signal asks for this file: two below `ask`, the one that asks the hook for stacks (0: none)."""
+        """Record which signal asks for the Flight Recorder: two below `ask`, the signal that asks for stacks (0: none)."""
         if ask:
             self._signal = ask - 2
             self._record.write_flight(self._signal, 0)

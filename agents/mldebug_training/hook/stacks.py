@@ -54,7 +54,7 @@ MAX_FRAMES = 150  # of one thread, from the inside
 
 
 def arm(path: str, answer_flight: Callable[[], None]) -> tuple[int, int]:
-    """Have `path`.stacks written when it is asked for, and `answer_flight` called when the Flight Recorder is asked for.
+    """Set the signals' handlers: one writes the stacks to `path`.stacks, another calls `answer_flight` for the Flight Recorder.
 
     Returns the signal that asks for stacks and their file; 0 and -1 where that fails, or a thread is open to the signals: one
     that C code started before. It would take what is meant for ours.
@@ -107,7 +107,7 @@ def _catch(ask: int, fd: int) -> None:
 
 
 def disarm(record: HookRecord, ask: int) -> None:
-    """The process ends: nobody shall ask any more, and a signal that still comes is ignored, at every moment."""
+    """At the end of the process: record that nobody may ask any more, and ignore the hook's signals from now on."""
     record.signal = 0
     try:
         record.write()

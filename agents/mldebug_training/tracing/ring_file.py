@@ -92,7 +92,7 @@ class ProcessRing:
         ring.STEP.pack_into(self.mapping.view, 144, number, at or time.monotonic_ns())
 
     def close(self, keep: bool) -> None:
-        """Write no more records. The memory is freed when its last user lets go of it."""
+        """Write no more records. The memory is freed when its last user releases it."""
         if not keep:
             remove(self.path)
         elif self._file.mine():
@@ -100,7 +100,7 @@ class ProcessRing:
         self._file.close()
 
     def forget(self) -> None:
-        """Let go of the parent's file and lock, in a forked child."""
+        """Release the parent's file and lock, in a forked child."""
         self._file.close()
 
     def _interned(self) -> int:
@@ -128,7 +128,7 @@ class ProcessRing:
 
 
 def sweep(folder: str = FOLDER) -> None:
-    """Remove the rings of dead processes of this user: those of yesterday, and the oldest where there are many. Never raises."""
+    """Remove rings of dead processes of this user: those older than a day, and the oldest of too many. Never raises."""
     try:
         names = [name for name in os.listdir(folder) if name.startswith(ring.PREFIX)]
     except OSError as error:

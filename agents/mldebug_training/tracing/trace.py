@@ -158,7 +158,7 @@ class trace:  # noqa: N801 - it is used as a function
             pass_on(error)
 
     def decide(self, code: CodeType, known: dict[str, Any] | None = None) -> int:
-        """The id of a function that is followed, else UNTRACED. Called by the engine, once for each code object.
+        """The number of a traced function, or UNTRACED. The engine calls it once for each code object.
 
         `known`: the globals of the frame that runs it, where that is not the one that asks.
         """

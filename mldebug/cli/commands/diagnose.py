@@ -32,7 +32,7 @@ KINDS = "capture-*.json, ending-*.json, or stacks (of py-spy, faulthandler, gdb,
 
 
 class RejudgedReport(NamedTuple):
-    """The report that the evidence gives today; `found`: it tells of a stall or a failure."""
+    """The report that stored evidence gives today; `found`: whether it shows a stall or a failure."""
 
     report: Report
     found: bool

@@ -194,7 +194,7 @@ class _LinkErrorCounts(msgspec.Struct):
 
 
 class LinkErrors:
-    """What the errors of NVLinks grew by, between the last two reads that really asked for them.
+    """By how much the error counters of NVLinks grew between the last two reads that asked for them.
 
     A link is asked at one full read of twenty: a rate over the time between two full reads would be twenty times too high
     once, and 0 for ten minutes.

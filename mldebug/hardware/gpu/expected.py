@@ -69,7 +69,7 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
     absent: dict[str, Absence] = {}  # by uuid: at the last look
 
     def look(self, node: NodeGpus, *, view: str = "", configured: int | None = None) -> GpuCount:
-        """Compare a full read with what is remembered, and remember it.
+        """Compare a full reading with the GPUs that are remembered, and remember it.
 
         `view`: what decides which devices this agent may see (its container, its device list); `configured`: how many
         there must be, where somebody said so.

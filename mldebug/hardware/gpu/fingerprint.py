@@ -74,7 +74,7 @@ class GpuFingerprint(Noun, frozen=True, kw_only=True):
 
     @property
     def progress(self) -> bool | None:
-        """Does the device compute or move memory? As `RankLook.device_progress` wants it.
+        """Whether the GPU computes or moves memory, as `RankLook.device_progress` needs it; None where that is not known.
 
         Power alone does not tell: a kernel that never ends takes as much as one that computes.
         """

@@ -27,7 +27,7 @@ class HandsOff(Noun, frozen=True, kw_only=True):
 
 
 def placed(these: Iterable[HandsOff], slots: Iterable[str]) -> tuple[HandsOff, ...]:
-    """Add the place of each. `slots`: the addresses of all GPUs that the driver has, `0000:3b:00.0`.
+    """Complete each entry by the GPU's position in the order of PCI addresses. `slots`: PCI addresses of all GPUs that the driver has, `0000:3b:00.0`.
 
     A reader that has not asked a GPU yet knows it by its number only, and asking for its address is asking it.
     """
@@ -64,7 +64,7 @@ def gaps(lost: Iterable[LostGpu]) -> tuple[Gap, ...]:
 
 
 def wants_release(node: NodeGpus) -> bool:
-    """Whether a GPU waits for a reset and nobody else is in its way: no process has a context on any GPU.
+    """Whether a GPU needs a reset and no process has a context on any GPU.
 
     All GPUs, because a reset takes those along that are linked to it. Where processes are not told, nothing is released.
     """

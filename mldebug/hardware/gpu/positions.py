@@ -18,7 +18,7 @@ _UNNAMED = "lost "  # stands for the uuid of a GPU that never told it
 
 
 def located(read: _Read, slots: Iterable[str]) -> _Read:
-    """Add the PCI addresses, as NVML writes them, of lost GPUs that never gave theirs.
+    """Add the PCI addresses, in NVML's form, of lost GPUs that never gave theirs.
 
     `slots`: those of all GPUs that the NVIDIA driver has (`0000:3b:00.0`). It counts in their order; where the GPUs that answer
     stand elsewhere, or are not all that it has, as in a container, nothing is added.
@@ -75,7 +75,7 @@ def named(joined: RankGpuMap) -> RankGpuMap:
 
 
 def remembering(now: RankGpuMap, before: RankGpuMap | None, present: Collection[str]) -> RankGpuMap:
-    """The newest map, completed by what stronger evidence said before of the same processes. `present`: uuids of all GPUs that answer.
+    """The newest map, completed by stronger evidence that an earlier map had of the same processes. `present`: uuids of GPUs that answer.
 
     A GPU that is lost lists no process any more, and a convention must not move its ranks to others.
     """

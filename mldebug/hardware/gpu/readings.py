@@ -116,7 +116,7 @@ class RemappedRows(Noun, frozen=True, kw_only=True):
 
 
 class NvLink(Noun, frozen=True, kw_only=True):
-    """One link. `errors` by kind: replay, recovery, crc_flit, crc_data, ecc_data; the last two grow on healthy links.
+    """An NVLink. `errors` by kind: replay, recovery, crc_flit, crc_data, ecc_data; the last two grow on healthy links.
 
     They are dear, and so remembered between their turns: what they grew by is told over the time between the last two reads
     that asked for them (`counting.Counters` fills it in), and stays until they are asked again.

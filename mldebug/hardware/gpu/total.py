@@ -15,7 +15,7 @@ HALF = 0.5
 
 
 class Total:
-    """One counter. `value` only grows.
+    """A total made from a driver's counter, which may fall or jump: `value` only grows.
 
     After a fall nothing is counted until it is known what it was. A counter that moves on below where it was, or stands
     still there for `STILL` reads, has started anew from 0. One that returns had never fallen: some reads were wrong.

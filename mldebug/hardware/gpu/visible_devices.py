@@ -39,7 +39,7 @@ class VisibleDevices(Noun, frozen=True, kw_only=True):
 def sights(
     environment: Mapping[str, str], gpus: Sequence[GpuReading], minors: Sequence[int] | None
 ) -> tuple[VisibleDevices, ...]:
-    """What a process may use, by each way to count that fits its open devices; never empty.
+    """The GPUs that a process may use, once for each way of counting that fits its open device files; never empty.
 
     `minors`: N of each open /dev/nvidiaN; None: not readable, then nothing narrows what the environment says.
     """

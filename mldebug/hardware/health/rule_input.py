@@ -20,7 +20,7 @@ class RuleInput(NamedTuple):
     links_once_up: frozenset[int] = frozenset()  # remembered from reads before
 
     def both(self, read: Callable[[GpuReading], Number | None]) -> Number | None:
-        """A number that only a fault makes high, as far as two reads agree: one wrong read condemns nobody.
+        """The smaller of a value's last two readings (or the only one), for values that only a fault makes high.
 
         Where there is one read only, that one counts.
         """

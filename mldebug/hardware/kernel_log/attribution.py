@@ -92,7 +92,7 @@ def join(
     *,
     first_namespace: bool = True,
 ) -> tuple[RankEvent, ...]:
-    """Say for each burst which ranks it concerns, in the bursts' order; each is there at least once.
+    """Which ranks each burst concerns, in the bursts' order; each burst is there at least once, if need be without a rank.
 
     `pids`: ranks, the lost ones too, and their children; `devices`: PCI address (`bus_id`) -> the ranks on that GPU.
     `first_namespace`: does the agent see pids as the kernel counts them?

@@ -31,7 +31,7 @@ _ANY = re.compile("|".join(re.escape(sign.word) for sign in SIGNS))
 
 
 def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | None:
-    """The event that a record of the kernel log tells of, or None: most records tell of none.
+    """The event in a record of the kernel log; None for a record without one, as most are.
 
     `at`: unix time of the event; without it the event keeps the kernel's own time, seconds since boot.
     """
@@ -57,7 +57,7 @@ def _event_of(line: KernelText) -> KernelEvent | None:
 
 
 def parse_line(line: str, boot_time: float = 0.0) -> KernelEvent | None:
-    """The event that one line of /dev/kmsg, dmesg or `journalctl -k` tells of, or None: most lines tell of none.
+    """The event in one line of /dev/kmsg, dmesg or `journalctl -k`; None for a line without one, as most are.
 
     `boot_time`: unix time of the boot, which is added where the line has only seconds since then.
     """

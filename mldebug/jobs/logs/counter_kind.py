@@ -45,7 +45,7 @@ def kind_of(description: str) -> CounterKind:
 
 
 def prepares(words: str) -> bool:
-    """Do these words, in lower case, speak of the preparation of data, of files, or of another thread's work?
+    """Whether these words, in lower case, describe the preparation of data or files, or the work of another thread.
 
     A description that begins with what is being done (`Packing train dataset`) says so, unless that is training.
     """

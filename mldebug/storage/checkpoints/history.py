@@ -281,7 +281,7 @@ class CheckpointSeries:
 def size_change(
     checkpoint: KnownCheckpoint, all_of_them: Iterable[KnownCheckpoint]
 ) -> float | None:
-    """Its size against the median of up to 5 before it, as a ratio: 0.1 is 10 % larger; None without any before."""
+    """By how much a checkpoint's size differs from the median of up to 5 before it: 0.1 is 10 % larger; None without any before."""
     sizes = [one.size for one in all_of_them if one.ended < checkpoint.ended and one.name != checkpoint.name and one.size][-5:]  # fmt: skip
     return checkpoint.size / statistics.median(sizes) - 1.0 if sizes else None
 

@@ -67,7 +67,7 @@ class FilesystemHistory(msgspec.Struct):
 def encode_histories(
     pasts: Iterable[tuple[tuple[str, str], FilesystemHistory]], others: Iterable[StoredHistory] = ()
 ) -> bytes:
-    """Histories as JSON, those first that changed most. Keys: (device, root). `others`: stored ones that were not found again yet."""
+    """Histories as JSON, with those that changed most first. Keys: (device, root). `others`: stored ones of filesystems not found yet."""
     most = sorted(pasts, key=lambda one: -one[1].span)
     rows = [StoredHistory(*key, past.source, past.thinned()) for key, past in most if past.left]
     rows = [*rows, *others][:MOST_STORED]

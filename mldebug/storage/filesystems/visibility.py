@@ -11,7 +11,7 @@ UIDS = "uids"  # of a row: who may see it, as "1000 1001"; absent or empty: ever
 
 
 def of_user(state: StorageState, uid: int, runs: Collection[str], pids: Collection[int] = ()) -> StorageState:  # fmt: skip
-    """The state without what only jobs of others use, what their ranks write, and who fills a filesystem.
+    """The part of the storage state that a user may see: without mounts that only other users' jobs use, what their ranks write, and who fills a mount.
 
     `runs`: ids of the user's runs; `pids`: of their ranks, whose gaps are shown.
     """

@@ -14,7 +14,7 @@ OFTEN = 0.1  # seconds between two lines
 
 
 class Waiting:
-    """Call it with how many have answered, and who has not; it writes on a terminal alone, to stderr.
+    """Shows on a terminal's stderr how many nodes have answered. Call it with that number and the names of the others.
 
     Its thread begins with the first call: the process starter is forked before, when there are no threads yet.
     """

@@ -36,7 +36,7 @@ class NodeToAsk(NamedTuple):
 
 
 class CaptureRound(NamedTuple):
-    """A call to capture, and configured nodes that never announced themselves and may have the ranks that nobody has shown."""
+    """An order to capture, with configured nodes that never announced themselves: they may have ranks that no announcement contains."""
 
     call: CaptureCall
     others: tuple[NodeToAsk, ...] = ()

@@ -62,7 +62,7 @@ class FoundCoordinator(NamedTuple):
 
 
 class CoordinatorSearch:
-    """Finds who coordinates among `candidates`, in their order; this agent may be one of them.
+    """Finds the coordinator among `candidates`, in their order; this agent may be one of them.
 
     The last coordinator gets each announcement, and so do those before it that may be back; only where nobody answers are
     the others tried, the first alone and then `AT_ONCE` at a time.

@@ -33,7 +33,7 @@ class HeldStalls:
         self._until: dict[str, float] = {}  # by job
 
     def tick(self, runs: Mapping[str, Run], now: float) -> None:
-        """Report those stalls as seen by this node alone that were held back for too long. `now`: monotonic seconds."""
+        """Report alone, from this node's view, the stalls that were held back for too long. `now`: monotonic seconds."""
         self._until = {job_id: until for job_id, until in self._until.items() if job_id in runs}
         for job_id in [one for one, until in self._until.items() if now >= until]:
             self._alone(runs[job_id])

@@ -97,7 +97,7 @@ class GpuMonitor:
         return as_sure((*self._faults.get(job_id, ()), *missing), self.joined(job_id).guessed())
 
     def concerning(self, job_id: str, faults: Iterable[Fault]) -> tuple[Fault, ...]:
-        """Those of the faults that may concern the job: faults of GPUs that none of its ranks uses are left out, if it is known which they use."""
+        """The faults that may concern the job. Left out are faults of GPUs that none of its ranks uses, as far as that is known."""
         joined = self.joined(job_id)
         sure = bool(joined.ranks) and not joined.unknown
         also = {uuid for one in joined.ranks for uuid in one.also}

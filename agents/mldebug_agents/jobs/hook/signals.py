@@ -63,7 +63,7 @@ class HookSignals:
 
     @contextmanager
     def hold(self, pid: int) -> Iterator[SignalTarget | None]:
-        """Hold a process while it is asked; None where it cannot be. The pidfd is opened first, so all that is read belongs to that process."""
+        """A context that holds a process for signals; None where it must not be signalled. Its pidfd is opened first, so all reads concern this process."""
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
@@ -156,7 +156,7 @@ def only_hook_takes_signals(host: Host, pid: int, ask: int) -> bool:
 
 
 def all_threads_sleep(host: Host, pid: int) -> bool:
-    """Do all threads sleep, and the main thread without waking? Takes a second.
+    """Whether all threads sleep, and the main thread does so without waking up. Takes a second.
 
     Who waits for the interpreter lock wakes 200 times a second to ask for it: it may be seen running, and takes hardly any CPU
     time. Who is kept from running by others on the machine is seen so at every look.

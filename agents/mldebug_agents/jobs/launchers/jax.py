@@ -29,7 +29,7 @@ class JaxLauncher:
     """Ranks are processes of `jax.distributed`; each may have several devices."""
 
     def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> RankClaim | None:
-        """Claim of a process that is told its number in a way that JAX's programs use."""
+        """The claim of a process that got its number in one of the ways that JAX programs use; None for any other."""
         values = {**_arguments(argv), **environ}
         for rank, world, coordinator, port in NAMES:
             if coordinator and not environ.get(coordinator):

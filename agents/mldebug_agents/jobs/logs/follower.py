@@ -41,7 +41,7 @@ class LogUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogFollower:
-    """Follows one log. Its place may move to another descriptor or process from poll to poll.
+    """Follows one log file and returns what is new at each poll. The file may be reached by another descriptor or process each time.
 
     Counters besides those of `parser`: `skipped` (bytes), `rotations`, `truncations`.
     """

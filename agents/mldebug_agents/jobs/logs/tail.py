@@ -16,7 +16,7 @@ LOG_NAMES = (".log", ".out", ".err", ".txt")
 def log_of(
     states: Iterable[ProcessState | None],
 ) -> tuple[int, OpenFile, ProcessState] | None:
-    """The log of a rank: its own stdout or stderr file, else a file named like a log; then the same of its launcher.
+    """The log of a rank: the file behind its stdout or stderr, else an open file named like a log; then those of its launcher.
 
     `states` are the rank and then whoever may hold the reading end of its pipes. Returns (pid, descriptor, the
     first of them, whose rights count).

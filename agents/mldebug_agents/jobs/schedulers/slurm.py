@@ -59,7 +59,7 @@ class SlurmScheduler:
         self._last: Queue | None = None  # one that no question for nodes was joined to
 
     def ask(self, starter: ProgramStarter, *, nodes: bool) -> Queue:
-        """Its jobs; with `nodes` those of the last answer and the nodes that take none: one call to the controller for each.
+        """The jobs of Slurm; with `nodes` also the nodes that take no jobs: one call to the controller for each.
 
         `QueueError` where no jobs were told.
         """

@@ -46,7 +46,7 @@ def launch(order: Order, work: Callable[[Order], None]) -> None:
 
 
 def watch_from_here(order: Order) -> None:
-    """End this rank, and thereby torchrun's others, when its time is over or somebody else wants this node: there is no launcher of ours."""
+    """End this rank, and so torchrun's other ranks, when its time is over or another job wants this node; used where torchrun starts the ranks."""
     first = order.get("alone") and os.environ["LOCAL_RANK"] == "0"
     others = Strangers(order["device"] == "cuda") if first else None
     until = time.monotonic() + order["seconds"]
@@ -149,7 +149,7 @@ def run_rank(order: Order, work: Callable[[Order], None]) -> int:
 
 
 def watch(pids: dict[int, int], deadline: float, others: Strangers | None = None) -> int:
-    """Wait for all ranks, beating; the others of one that failed, and all where somebody else comes, are ended. Returns the exit code."""
+    """Wait for all ranks, sending beats. When one fails the others are ended; when somebody else uses the node, all. Returns the exit code."""
     failed, beaten = False, 0.0
     while pids:
         for pid, code in reap(pids):

@@ -90,7 +90,7 @@ TOPOLOGY_SECONDS = 30.0
 
 
 def paths(gpus: int) -> dict[str, str]:
-    """By pair, such as `0,1`: peer access or not, one or two sockets, models where they differ. Empty where that cannot be read."""
+    """How the GPUs of each pair (`0,1`) are connected: peer access, same socket, different models. Empty where that cannot be read."""
     crew = ForkedTasks()
     crew.start("paths", lambda: {"paths": _read_paths(gpus)})
     found: dict[str, str] = crew.wait(TOPOLOGY_SECONDS)["paths"].get("paths", {})

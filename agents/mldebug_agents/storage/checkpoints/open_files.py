@@ -39,7 +39,7 @@ class OpenFileReader:
         self._turn: dict[str, int] = {}  # job -> the process that is next
 
     def look(self, job_id: str, pids: list[int]) -> tuple[OpenCheckpointFile, ...]:
-        """The checkpoint files that these processes write now; those for which there was no time come first the next time."""
+        """The checkpoint files that these processes are writing. Processes for which no time was left come first at the next call."""
         until = time.monotonic() + BUDGET
         begin = self._turn.get(job_id, 0) % max(1, len(pids))
         found: list[OpenCheckpointFile] = []
@@ -74,7 +74,7 @@ class OpenFileReader:
 
 
 def hints(host: Host, job: Job) -> tuple[str, ...]:
-    """Folders in which a job may write checkpoints: its working folder and those of its command line, as its first rank sees them."""
+    """Folders in which a job may write checkpoints: its working folder and folders on its command line, as its first rank sees them."""
     if not job.ranks:
         return ()
     rank = min(job.ranks, key=lambda one: one.rank)

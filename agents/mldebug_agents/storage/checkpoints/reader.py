@@ -38,7 +38,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at these jobs, and at what the patterns of the configuration lead to."""
+    """An order to look at the checkpoints of these jobs, and of the folders that the configuration names."""
 
     jobs: tuple[JobRequest, ...] = ()
     patterns: tuple[str, ...] = ()

@@ -266,7 +266,7 @@ SEARCH_SECONDS = 8.0  # seconds for one file
 
 
 def read_part(reader: Reader, path: str, wanted: ByteRange) -> bytes | Unreadable:
-    """The bytes of that range of the file at `path`, or with `find` its matches, one a line; `Unreadable` says why not."""
+    """The bytes of a range of the file at `path`, or with `find` its matches, one a line; an `Unreadable` with the reason otherwise."""
     if wanted.find:
         return _search(reader, path, wanted)
     got = reader.read_from(path, wanted.offset, max_bytes=wanted.size)

@@ -11,7 +11,7 @@ class CanaryFile(msgspec.Struct, frozen=True):
 
 
 class QuotaOwners(msgspec.Struct, frozen=True):
-    """Whose quotas are to be read: users and groups by id, and the projects (XFS, ext4) of those folders that lie on the mount."""
+    """Whose quotas are read on one mount: users and groups by id, and the projects (XFS, ext4) of folders that lie on it."""
 
     ids: tuple[tuple[int, int], ...]  # (user 0 or group 1, number)
     folders: tuple[bytes, ...] = ()

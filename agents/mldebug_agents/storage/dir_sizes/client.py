@@ -77,7 +77,7 @@ class DirSizeClient:
             self.close()
 
     def close(self) -> None:
-        """End the child."""
+        """End the child process that counts directories."""
         if self._worker is not None:
             self._worker.kill()
         self._worker = self._link = self._working = None

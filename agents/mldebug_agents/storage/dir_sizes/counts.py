@@ -117,7 +117,7 @@ class TreeCounts:
             self.remove(inode, blocks, size)
 
     def lose(self, inodes: Iterable[int]) -> None:
-        """These files have one name less; the blocks that were noted there must be noted at another of their names."""
+        """Note that these files lost a name. Their blocks, counted at that name, must be counted at another one."""
         self.stale.update(inode for inode in inodes if inode in self.links)
 
     def holders(self, folders: Iterable[H]) -> list[H]:

@@ -38,7 +38,7 @@ _MUTED = (
 
 
 class HelperRequest(msgspec.Struct, omit_defaults=True):
-    """Main process to helper. File descriptors travel beside it.
+    """A request of the main process to the helper. File descriptors travel beside it.
 
     A program: [status, stdout, stderr] and, where it has one, its stdin; a worker: [status, its socket]; a kill: none, `number` says whom.
     """

@@ -31,7 +31,7 @@ class WorkerStarter(Protocol):
 
 
 class ChildLink(Generic[T]):
-    """One end; `decoder` says what comes in. How long a call waits is the socket's own timeout.
+    """One end of a connection to a child; `decoder` decodes what arrives. A call waits for as long as the socket's timeout.
 
     All methods raise OSError: TimeoutError when time is over, ConnectionError when the other end is gone (`gone` in words),
     sends more than `max_body` bytes, or sends what is not of that type.

@@ -30,7 +30,7 @@ _NOBODYS = "0"  # inode of a connection that nobody has accepted
 
 
 class WorkerServerQuestion(IntEnum):
-    """What a worker server may be asked: nothing of it changes the job, or gathers stacks."""
+    """The questions that a PyTorch worker server may be asked: none changes the job, or collects stacks."""
 
     HANDLERS = 0
     NCCL = 1

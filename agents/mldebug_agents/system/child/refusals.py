@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Refusal(IntEnum):
-    """Why the reader child did not do what it was asked, other than for an errno. Negative, so that it is never mistaken for one."""
+    """Why the reader child refused a request, other than by an errno. The numbers are negative, so as not to be taken for one."""
 
     NOT_REGULAR = -1
     TOO_LARGE = -2

@@ -186,7 +186,7 @@ class OverflowDetector:
 
 
 def detect_overflow(value: Any, name: str) -> str:
-    """Say so on stderr where this tensor, or one in this tuple, dict or output, holds inf or nan. Waits for the GPU.
+    """Print on stderr where this tensor, or one in this tuple, dict or model output, contains inf or nan. Waits for the GPU.
 
     Returns `nan`, `inf`, `-inf` or nothing; never raises.
     """

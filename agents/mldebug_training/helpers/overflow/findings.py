@@ -60,7 +60,7 @@ class Findings:
         return self.on_found != "ignore" or self._is_traced(batch)
 
     def judge(self, batch: int, frames: list[ModuleCall], last: deque[ModuleCall]) -> None:
-        """Go through the frames of a batch, whose numbers are there; `last` keeps those before the first bad one.
+        """Judge the module calls of a batch, whose numbers have been fetched; `last`: the calls before it that a report shows.
 
         Raises OverflowFoundError, or ends the process, where that is wanted.
         """

@@ -62,7 +62,7 @@ def fault_of(frame: ModuleCall) -> TensorFault | None:
 
 
 def underflow_of(frame: ModuleCall) -> TensorFault | None:
-    """What is too small for the type that this call computes in: all its numbers but zeros are subnormal there, or lost.
+    """A fault where all numbers but zeros are too small for the type that this call computes in; None otherwise.
 
     That type is the narrowest of its tensors, as autocast keeps weights of 32 bits and computes with 16. Types of 8 bits
     have scales beside them, so their range says nothing.

@@ -24,7 +24,7 @@ MAX_LEAVES = 256  # of one value
 
 
 class Extremes:
-    """What is known of one tensor: `low` <= all numbers <= `high`, `least` the smallest absolute one; NaN where one is NaN.
+    """The extremes of one tensor: `low` <= all numbers <= `high`, `least` the smallest absolute one; NaN where one is NaN.
 
     Until it is fetched, and where `note` says why there is nothing, all three are None. What is no tensor has no `dtype`.
     """

@@ -37,7 +37,7 @@ class RankAtStore:
 
 
 class Exchange:
-    """One exchange of numbers, as one rank makes it; begins with `start`. `before`: this rank's last exchange at the same store."""
+    """One rank's side of an exchange of numbers between all ranks; `start` begins it. `before`: this rank's last exchange at the same store."""
 
     def __init__(self, place: RankAtStore, numbers: Sequence[int], before: Exchange | None) -> None:
         self.turn: int = before.turn + 1 if before else 1

@@ -29,7 +29,7 @@ _silent: list[Any] = []  # stores that have not answered; never asked again
 
 
 class Meeting:
-    """One rank's side of one barrier. `size`: how many ranks have to come; `is_host`: the store may end with this rank."""
+    """One rank's side of a barrier at the job's store. `size`: how many ranks must come; `is_host`: the store may end with this rank."""
 
     def __init__(self, store: Any, key: str, size: int, *, is_host: bool = False) -> None:
         self._store, self._key, self._size, self._is_host = store, key, size, is_host

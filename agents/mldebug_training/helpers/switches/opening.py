@@ -45,7 +45,7 @@ def hand_out_token(
 
 
 def request_token(visits: StoreRequests, name: str, longest: float) -> str:
-    """Return the token of this launch. Raises what the store does, and LateError without an answer after `longest` seconds."""
+    """The token of this launch of the job, the same on all ranks. Raises errors of the store, and LateError after `longest` seconds."""
     word = new_token()
     number = visits.ask("add", f"{name}/asked", 1)
     visits.ask("set", f"{name}/ask/{number}", word)

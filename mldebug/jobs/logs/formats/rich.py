@@ -20,7 +20,7 @@ _RATE = re.compile(rf"(?<![\w.])(?P<rate>{NUMBER}) ?(?P<unit>it/s|s/it)")
 
 
 class RichFormat:
-    """Reads the bars of training loops; those of evaluations are progress without a step."""
+    """Reads progress bars that the library rich draws; those of evaluations count as progress without a step."""
 
     generic = False
     signs = ("━", "─", "---")
