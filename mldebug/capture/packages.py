@@ -7,6 +7,7 @@ none of its own (a recipe that ships with its framework) another package's line 
 import enum
 import re
 from functools import lru_cache
+from itertools import pairwise
 
 INSTALLED = re.compile(
     r"/(?:site|dist)-packages/|/(?=mldebug_training/)"
@@ -39,8 +40,11 @@ _LIBRARY = re.compile(
 )
 _NAMES = "|".join(sorted(map(re.escape, FRAMEWORKS), key=len, reverse=True))
 _FRAMEWORK = re.compile(rf"^(?:{_NAMES})(?:/|\.py$)")
-# A clone that is run in place: /workspace/DeepSpeed/deepspeed/…, ~/transformers/src/transformers/…
-_CLONE = re.compile(rf"/(?:src|DeepSpeed|Megatron-LM|pytorch-lightning|(?P<clone>\w+))/(?P<package>{_NAMES})/", re.IGNORECASE)  # fmt: skip
+_CLONES = (
+    "src",
+    "deepspeed",
+    "megatron-lm",
+)  # folders of repositories, beside those named as the package
 _SCRIPT = re.compile(r"[\w-]+")  # torchrun, accelerate: what pip writes to start a package
 
 
@@ -70,8 +74,9 @@ def owner(path: str, file: str) -> Owner:
 
 
 def _in_clone(path: str) -> bool:
-    """Whether the file lies in a clone of a framework: below its own name, `src`, or a repository's known name."""
-    found = _CLONE.search(path)
-    if found is None:
-        return False
-    return found["clone"] is None or found["clone"].lower() == found["package"].partition("/")[0].lower()  # fmt: skip
+    """Whether the file lies in a clone that is run in place: /work/DeepSpeed/deepspeed/…, ~/transformers/src/transformers/…"""
+    parts = path.split("/")
+    return any(
+        above.lower() in (*_CLONES, name.lower()) and _FRAMEWORK.match("/".join(parts[index:]))
+        for index, (above, name) in enumerate(pairwise(parts), start=1)
+    )

@@ -23,8 +23,8 @@ from mldebug.core.model import (
 )
 from mldebug.core.plugins import create_all
 from mldebug.core.ranksets import MAX_RANK, all_of, fold_ranks, shorten_ranks
+from mldebug.diagnosis.classify.case import Case, ranks_text
 from mldebug.diagnosis.classify.combined import join
-from mldebug.diagnosis.classify.evidence import Case, ranks_text
 from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
 from mldebug.diagnosis.classify.gpus.held_stream import all_spin, held
 from mldebug.diagnosis.classify.gpus.odd_gpu import odd_gpu

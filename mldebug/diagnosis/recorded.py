@@ -7,7 +7,7 @@ import msgspec
 from mldebug.capture.stacks.form import IN_ORDER
 from mldebug.core.model import Confidence, Diagnosis, NodeCapture, ProcessCapture
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
-from mldebug.diagnosis.classify.evidence import Case
+from mldebug.diagnosis.classify.case import Case
 
 LOWER = {Confidence.HIGH: Confidence.MEDIUM, Confidence.MEDIUM: Confidence.LOW}
 

@@ -23,7 +23,7 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.diagnosis.classify.evidence import LONG, SOFT_CLASSES
-from mldebug.diagnosis.classify.gpu_faults import BEFORE, LAG, PROMPT, UNDATED
+from mldebug.diagnosis.classify.gpus.gpu_faults import BEFORE, LAG, PROMPT, UNDATED
 from mldebug.diagnosis.classify.tables.kernel_waits import WAIT_CHANNELS
 from mldebug.diagnosis.classify.tables.native_calls import NATIVE
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD, PYTHON

@@ -12,7 +12,7 @@ import msgspec
 from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.capture.frames import site
 from mldebug.core.model import ClassifiedRank, Collective, Confidence, Finding, Verdict
-from mldebug.diagnosis.classify.evidence import Case, ranks_text, sentence
+from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
 from mldebug.diagnosis.classify.nccl_ras import RasStatement
 
 LOWER = {Confidence.HIGH: Confidence.MEDIUM, Confidence.MEDIUM: Confidence.LOW}

@@ -1,32 +1,21 @@
-"""The case before the detectors: every rank with its class, who waits, who does not, and whether anything moved."""
+"""From suspects to a finding: whom to name, how surely, with which facts; and when naming would be a guess."""
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Iterable
 
-from mldebug.capture.flight_recorder.analysis import Analysis
 from mldebug.capture.frames import principal, site
-from mldebug.capture.stacks.form import RECORDED
 from mldebug.core.model import (
     ClassifiedRank,
     Confidence,
     Culprit,
-    Fault,
     Finding,
-    FlightRecord,
-    Job,
-    Movement,
-    ProcessCapture,
-    QueriedNodes,
     Role,
     Verdict,
 )
-from mldebug.core.ranksets import all_of, fold_nodes, fold_ranks
-from mldebug.diagnosis.classify.process_facts import FUTEX_SWITCHES
-from mldebug.diagnosis.classify.tables.kernel_waits import FUTEX_WAITS
+from mldebug.core.ranksets import fold_nodes
+from mldebug.diagnosis.classify.case import Case, sentence
 
-INIT_CLASSES = ("init", "store")
 SOFT_CLASSES = frozenset(
     [
         "sleep",
@@ -58,179 +47,6 @@ FOR_OTHERS = frozenset(
 """Soft classes that may be a wait for another rank: none is named for one while there are ranks that nobody saw."""
 LONG = 10.0
 """Seconds of stillness after which a soft class may be `high`."""
-
-
-class Case:
-    """One job at one moment, classified. Immutable; what is derived is computed once."""
-
-    def __init__(
-        self,
-        job: Job,
-        ranks: tuple[ClassifiedRank, ...],
-        quiet_seconds: float = 0.0,
-        *,
-        faults: tuple[Fault, ...] = (),
-        taken_at: float = 0.0,
-        usual_gap: float = 0.0,
-        flight_records: Mapping[int, FlightRecord] | None = None,
-        queried: QueriedNodes | None = None,
-    ) -> None:
-        self.job = job
-        self.ranks = ranks
-        self.quiet_seconds = quiet_seconds
-        self.faults = faults
-        self.taken_at = taken_at
-        self.usual_gap = usual_gap
-        self.flight_records = flight_records or {}  # by rank
-        self.queried = (
-            queried  # the nodes that were asked for captures; None: one node judges its own
-        )
-
-    @cached_property
-    def alive(self) -> tuple[ClassifiedRank, ...]:
-        """Ranks that have a process to look at."""
-        return tuple(r for r in self.ranks if r.is_.role not in (Role.EXITED, Role.MISSING))
-
-    @cached_property
-    def waiting(self) -> tuple[ClassifiedRank, ...]:
-        """The victims: ranks that only others can free."""
-        return tuple(r for r in self.ranks if r.is_.role is Role.WAITING)
-
-    @cached_property
-    def suspects(self) -> tuple[ClassifiedRank, ...]:
-        """Every rank that does not wait."""
-        return tuple(r for r in self.ranks if r.is_.role is not Role.WAITING)
-
-    @cached_property
-    def analysis(self) -> Analysis:
-        """What the Flight Recorders prove; one without any group may be switched off, and is left out."""
-        records = {
-            rank: one
-            for rank, one in sorted(self.flight_records.items())
-            if one.groups or one.counts
-        }
-        return Analysis(records)
-
-    @cached_property
-    def process_groups(self) -> int:
-        """How many process groups the ranks have, by their threads: two run loops for each gloo group, one watchdog
-        for each NCCL group; 0 where threads were not seen."""
-        return max((_groups_of(r.capture.process) for r in self.ranks if r.capture), default=0)
-
-    @cached_property
-    def complete(self) -> bool:
-        """True where every rank of the job was captured, or is known to be gone."""
-        return len({r.rank for r in self.ranks}) >= self.job.world_size
-
-    @property
-    def recorded(self) -> bool:
-        """True for stacks that others have dumped: a rank without one was forgotten, or could not be dumped."""
-        return self.job.launcher == RECORDED
-
-    @cached_property
-    def unseen(self) -> bool:
-        """True where all nodes were asked, and ranks may live on those of which there is no capture, or dump."""
-        if self.complete:
-            return False
-        return self.recorded or (self.queried is not None and bool(self.queried.absent))
-
-    @cached_property
-    def elsewhere(self) -> tuple[int, ...]:
-        """Ranks of the job that were not captured and are not known to be gone."""
-        here = {rank.rank for rank in self.ranks}
-        return tuple(rank for rank in range(self.job.world_size) if rank not in here)
-
-    @cached_property
-    def starting(self) -> bool:
-        """True while those who wait all wait for the group to come together."""
-        return bool(self.waiting) and all(r.is_.name in INIT_CLASSES for r in self.waiting)
-
-    @cached_property
-    def moved(self) -> tuple[ClassifiedRank, ...]:
-        """Waiting ranks whose wait ended, or began anew, while they were watched: such a job is not stuck."""
-        return tuple(r for r in self.waiting if _advanced(r))
-
-    @property
-    def stuck(self) -> bool:
-        """True where blame is in order: somebody waits and no wait moved, or the job has one rank only."""
-        if self.moved:
-            return False
-        return bool(self.waiting) or len(self.ranks) == self.job.world_size == 1
-
-    def named(self, *classes: str) -> tuple[ClassifiedRank, ...]:
-        """Ranks of these classes."""
-        return tuple(r for r in self.ranks if r.is_.name in classes)
-
-    def victims(self) -> str:
-        """`ranks 0-2,4-7 wait in all_reduce at sync (train.py:30)`, or "" where nobody waits."""
-        if not self.waiting:
-            return ""
-        return "; ".join(_wait_phrases(self.waiting)[:3])
-
-    def everybody(self) -> str:
-        """What all ranks of a job that waits do, each place once: `both ranks wait for their GPU in step (train.py:9)`."""
-        phrases = _wait_phrases(self.waiting)
-        if len(self.ranks) == 1:
-            return phrases[0]
-        who = all_of(len(self.ranks))
-        if len(phrases) > 1:
-            return f"{who} ranks wait: {self.victims()}"
-        return f"{who} ranks {plural(self.waiting[0].is_.doing)}"
-
-
-def _advanced(rank: ClassifiedRank) -> bool:
-    """Its frames changed, or it slept anew; the store polls while it waits, so only frames count there."""
-    move = rank.capture.process.movement if rank.capture else None
-    if move is None:
-        return False
-    if rank.is_.thread:
-        return not move.same_threads
-    return not move.same_frames or (rank.is_.name not in INIT_CLASSES and _slept_anew(rank, move))
-
-
-def _slept_anew(rank: ClassifiedRank, move: Movement) -> bool:
-    """A wait on a futex does not wake up in between; others may, some times a second."""
-    state = rank.capture.process.state if rank.capture else None
-    on_futex = (
-        state is not None and state.main is not None and FUTEX_WAITS.fullmatch(state.main.wchan)
-    )
-    return move.switches > (FUTEX_SWITCHES if on_futex else max(2, 2 * move.span_seconds))
-
-
-def _groups_of(process: ProcessCapture) -> int:
-    names = [thread.name for thread in process.state.threads] if process.state else []
-    return max(names.count("pt_gloo_runloop") // 2, names.count("pt_nccl_watchdg"))
-
-
-def _wait_phrases(ranks: Iterable[ClassifiedRank]) -> list[str]:
-    by_doing: dict[str, list[int]] = {}
-    for rank in ranks:
-        by_doing.setdefault(rank.is_.doing, []).append(rank.rank)
-    ordered = sorted(by_doing.items(), key=lambda item: -len(item[1]))
-    return [
-        f"{ranks_text(who)} {plural(doing) if len(who) > 1 else doing}" for doing, who in ordered
-    ]
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """`rank 3` or `ranks 0-2,4`."""
-    numbers = sorted(set(ranks))
-    return f"rank{'s' if len(numbers) > 1 else ''} {fold_ranks(numbers)}"
-
-
-_PLURALS = {"is": "are", "does": "do", "has": "have", "was": "were"}
-
-
-def plural(doing: str) -> str:
-    """A phrase about one rank put into the plural: "sleeps in its loader" becomes "sleep in their loader"."""
-    first, _, rest = doing.partition(" ")
-    verb = _PLURALS.get(first, first.removesuffix("s"))
-    return f"{verb} {rest}".replace(" its ", " their ")
-
-
-def sentence(ranks: Iterable[ClassifiedRank]) -> str:
-    """Say of some ranks what they do: `rank 3 sleeps at load (train.py:7)`."""
-    return "; ".join(_wait_phrases(ranks)[:4])
 
 
 def show_source(rank: ClassifiedRank) -> str:
@@ -271,6 +87,8 @@ def blame(
     proved = all(_proved(case, rank) for rank in culprits)
     sure = proved and bool(case.waiting or case.job.world_size == 1)
     confidence = confidence or (Confidence.HIGH if sure else Confidence.MEDIUM)
+    if case.waiting and all(rank.is_.name == "native_wait" for rank in case.waiting):
+        confidence = Confidence.LOW  # that anybody waits is inferred
     named = {rank.rank for rank in culprits}
     gone = [r for r in case.named("exited", "missing") if r.rank not in named]
     if gone and not case.waiting:
@@ -305,14 +123,14 @@ def _larger_half(case: Case, culprits: tuple[ClassifiedRank, ...]) -> bool:
 
     Where the others all wait in one place a minority of unclear ranks may be named, at `low`; a half never.
     """
-    if len(culprits) < 2 or not all(map(_is_faint, culprits)):
+    if len(culprits) < 2 or not all(map(is_faint, culprits)):
         return False
     places = Counter((rank.is_.operation, rank.is_.site) for rank in case.waiting)
     fewer = len(places) > 1 and min(places.values()) <= len(culprits)
     return fewer or 2 * len(culprits) >= len(case.alive)
 
 
-def _is_faint(rank: ClassifiedRank) -> bool:
+def is_faint(rank: ClassifiedRank) -> bool:
     """Named by no more than its place: outside of Python, or in one look at its stack that shows nothing it waits for."""
     if rank.is_.direct or rank.capture is None:
         return False

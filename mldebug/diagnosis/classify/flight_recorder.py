@@ -25,7 +25,8 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.core.ranksets import shorten_ranks
-from mldebug.diagnosis.classify.evidence import Case, blame, ranks_text, show_source
+from mldebug.diagnosis.classify.case import Case, ranks_text
+from mldebug.diagnosis.classify.evidence import blame, show_source
 
 UNRECORDED = frozenset(("point_to_point", "init", "store", "destroy"))
 """Classes of waits for others that are in no recorder, or not on every backend."""

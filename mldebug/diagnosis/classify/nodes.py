@@ -14,7 +14,7 @@ from mldebug.core.model import (
 )
 from mldebug.core.ranksets import fold_nodes, fold_ranks, shorten_ranks
 from mldebug.core.redact import safe_line
-from mldebug.diagnosis.classify.evidence import Case, ranks_text
+from mldebug.diagnosis.classify.case import Case, ranks_text
 
 MAX_MISSING = 65_536  # ranks that are shown one by one
 MAX_LINES = 6

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.capture.frames import labels, principal, python_frames
+from mldebug.capture.frames import is_own, labels, principal, python_frames
 from mldebug.core.model import (
     Classification,
     ClassifiedRank,
@@ -16,18 +16,22 @@ from mldebug.core.model import (
 )
 from mldebug.core.ranksets import fold_ranks
 from mldebug.diagnosis.classify.awaited.file_locks import as_victim
-from mldebug.diagnosis.classify.evidence import Case
+from mldebug.diagnosis.classify.case import Case
 from mldebug.diagnosis.classify.rank_class import classify
 
 MIN_INFERRED = 3
 """Fewest ranks in one unexplained position that count as waiting in native code."""
+ON_ONE_LINE = "on the same line as most ranks, outside Python, without the GIL: taken as a wait"
+INSIDE = "inside a framework or PyTorch, where a call waits for others, while another rank stands elsewhere: taken as a wait"
+OPEN = ("native_code", "idle", "backward", "compile")
+"""Classes that one look at a Python stack cannot tell from a wait."""
 
 Position = tuple[tuple[str, ...], str, str]
 
 
 def classified(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
     """All ranks that were captured, and those that have ended."""
-    return _infer_native_waits(_share_native([*_captured(captures), *_lost(captures)]))
+    return inferred_waits(_share_native([*_captured(captures), *_lost(captures)]))
 
 
 def _captured(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
@@ -68,17 +72,6 @@ def _lost_class(lost: LostRank) -> Classification:
     )
 
 
-def position(rank: ClassifiedRank) -> Position:
-    """The position of a rank: its Python stack, and the state and wait channel of its main thread."""
-    if rank.capture is None:
-        return (), "", ""
-    process = rank.capture.process
-    stack = principal(process.stacks, process.pid) or principal(process.native, process.pid)
-    frames = labels(python_frames(stack.frames)) if stack else ()
-    main = process.state.main if process.state else None
-    return frames, main.state if main else "", main.wchan if main else ""
-
-
 def _share_native(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     """What a native stack proved for one rank holds for ranks in the same position without one."""
     proved = {
@@ -105,7 +98,23 @@ def _adopt(rank: ClassifiedRank, model: ClassifiedRank | None) -> ClassifiedRank
     return msgspec.structs.replace(rank, is_=msgspec.structs.replace(model.is_, why=why))
 
 
-def _infer_native_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
+def position(rank: ClassifiedRank) -> Position:
+    """The position of a rank: its Python stack, and the state and wait channel of its main thread."""
+    if rank.capture is None:
+        return (), "", ""
+    process = rank.capture.process
+    stack = principal(process.stacks, process.pid) or principal(process.native, process.pid)
+    frames = labels(python_frames(stack.frames)) if stack else ()
+    main = process.state.main if process.state else None
+    return frames, main.state if main else "", main.wchan if main else ""
+
+
+def inferred_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
+    """The ranks, with those as waiting that must be by where the others stand."""
+    return _inside_frameworks(_on_one_line(ranks))
+
+
+def _on_one_line(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     """Many ranks on one line, in native code without the GIL, while all others wait: they wait there too.
 
     The published BLOOM hang is such a case: six ranks at `train (megatron/training.py:915)` without any frame that
@@ -120,7 +129,9 @@ def _infer_native_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
         return ranks
     if any(rank.capture and _may_compute(rank.capture) for rank in unclear):
         return ranks
-    return [_as_wait(rank) if rank.is_.name == "native_code" else rank for rank in ranks]
+    return [
+        _as_wait(rank, ON_ONE_LINE) if rank.is_.name == "native_code" else rank for rank in ranks
+    ]
 
 
 def _may_compute(capture: RankCapture) -> bool:
@@ -128,14 +139,38 @@ def _may_compute(capture: RankCapture) -> bool:
     return bool(capture.process.native) or capture.process.state is not None
 
 
-def _as_wait(rank: ClassifiedRank) -> ClassifiedRank:
-    why = (
-        *rank.is_.why,
-        "on the same line as most ranks, outside Python, without the GIL: taken as a wait",
-    )
-    doing = f"waits in native code in {rank.is_.site}"
+def _inside_frameworks(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
+    """Most ranks stand in calls of frameworks, one in code of its own: they wait for it, whatever the call is.
+
+    A GPU's queue is full while a collective before does not end, so that any call may wait: a layer, a copy, backward.
+    """
+    inside = {rank.rank for rank in ranks if _is_inside(rank)}
+    elsewhere = [r for r in ranks if r.rank not in inside and r.is_.role is not Role.WAITING]
+    seen = [rank for rank in elsewhere if rank.capture is not None and rank.is_.name != "unclear"]
+    if not inside or not seen or len(seen) < len(elsewhere) or 2 * len(elsewhere) >= len(ranks):
+        return ranks
+    return [_as_wait(rank, INSIDE) if rank.rank in inside else rank for rank in ranks]
+
+
+def _is_inside(rank: ClassifiedRank) -> bool:
+    """Seen once, by its Python stack alone, in a call that is no line of the job and does not hold the interpreter's lock."""
+    if rank.capture is None or rank.is_.direct or rank.is_.name not in OPEN:
+        return False
+    process = rank.capture.process
+    if process.state is not None or process.movement is not None or process.native:
+        return False
+    stack = principal(process.stacks, process.pid)
+    frames = python_frames(stack.frames) if stack and not stack.owns_gil else ()
+    return bool(frames) and not is_own(frames[0]) and any(map(is_own, frames))
+
+
+def _as_wait(rank: ClassifiedRank, reason: str) -> ClassifiedRank:
     waits = Classification(
-        name="native_wait", role=Role.WAITING, doing=doing, site=rank.is_.site, why=why
+        name="native_wait",
+        role=Role.WAITING,
+        doing=f"waits in native code in {rank.is_.site}",
+        site=rank.is_.site,
+        why=(*rank.is_.why, reason),
     )
     return msgspec.structs.replace(rank, is_=waits)
 
@@ -143,7 +178,7 @@ def _as_wait(rank: ClassifiedRank) -> ClassifiedRank:
 def still_waiting(capture: NodeCapture) -> tuple[int, ...] | None:
     """The ranks that wait; None where any rank moved between the looks, or was looked at only once."""
     moves = [rank.process.movement for rank in capture.ranks]
-    ranks = tuple(_infer_native_waits(_share_native(_captured((capture,)))))
+    ranks = tuple(inferred_waits(_share_native(_captured((capture,)))))
     case = Case(capture.job, ranks, capture.quiet_seconds)
     if case.moved or not all(move is not None and move.same_frames for move in moves):
         return None

@@ -3,7 +3,8 @@
 from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Role, Verdict
 from mldebug.core.ranksets import all_of
-from mldebug.diagnosis.classify.evidence import FOR_OTHERS, Case, ranks_text, sentence
+from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
+from mldebug.diagnosis.classify.evidence import FOR_OTHERS
 from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
 from mldebug.diagnosis.classify.nodes import not_all_seen
 

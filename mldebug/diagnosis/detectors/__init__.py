@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from mldebug.core.model import Finding
-from mldebug.diagnosis.classify.evidence import Case
+from mldebug.diagnosis.classify.case import Case
 
 
 class Detector(Protocol):

@@ -5,12 +5,15 @@ Flight Recorders have sequence numbers, and decide where the ranks can be asked 
 
 import re
 from collections import Counter
+from itertools import dropwhile
 
 import msgspec
 
+from mldebug.capture.frames import bare, is_own, labels, principal
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Verdict
 from mldebug.core.plugins import NoOptions
-from mldebug.diagnosis.classify.evidence import Case, blame, sentence, show_source
+from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
+from mldebug.diagnosis.classify.evidence import blame, show_source
 from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
 from mldebug.diagnosis.detectors import Detector
 
@@ -19,6 +22,11 @@ Key = tuple[str, str]
 TO_ROOT = re.compile(r"gather|reduce")  # gather_object begins with an all_gather of the sizes
 FROM_ROOT = re.compile(r"broadcast\w*|scatter\w*")
 """Collectives with a root: who has sent, or passed on, leaves while others still wait for somebody who never came."""
+
+DECORATORS = re.compile(
+    r"_?(?:wrap(?:per|ped)?(?:_\w+)?|inner|decorat\w+|log_wrapper|timed|__call__|__enter__)"
+)
+"""Names of what a decorator puts around a function: its line is the same for all that are so decorated."""
 
 PARTIAL_MAJORITY = 0.75
 """Share of the captured ranks that must agree where not all ranks of the job were captured."""
@@ -42,7 +50,7 @@ class CollectiveMismatch:
             return None
         votes = Counter(_key(rank) for rank in voters)
         if len(votes) < 2:
-            return None
+            return self._by_paths(case)
         if case.process_groups > 1:
             return _nobody(case, f"the job has {case.process_groups} process groups")
         (winner, count), *_ = votes.most_common()
@@ -54,6 +62,29 @@ class CollectiveMismatch:
             return _nobody(case, "who waits in it may be the victim of one that left it out")
         return self._finding(case, odd, winner, count)
 
+    def _by_paths(self, case: Case) -> Finding | None:
+        """All wait in one call of one line, but came to it on different ways through the job's own code."""
+        paths = {rank.rank: _way(rank) for rank in case.waiting}
+        votes = Counter(paths.values())
+        (winner, count), *others = votes.most_common()
+        needed = 0.5 if case.complete else PARTIAL_MAJORITY - 1e-9
+        if not others or not winner or case.process_groups > 1 or case.unseen:
+            return None
+        odd = tuple(rank for rank in case.waiting if paths[rank.rank] != winner)
+        if count <= needed * len(case.waiting) or _left_behind(odd):
+            return None
+        way = paths[odd[0].rank]
+        hidden = bool(way) and way[0] != winner[0]  # it is the line itself that a decorator hides
+        sure = Confidence.MEDIUM if hidden and case.complete else Confidence.LOW
+        finding = blame(
+            case, Verdict.COLLECTIVE_MISMATCH, odd, (show_source(odd[0]),), confidence=sure
+        )
+        came = f"{ranks_text(r.rank for r in odd)} came to it through {_parting(way, winner)}, the others through {_parting(winner, way)}"
+        summary = (
+            f"{case.everybody()}; {came}: {len(odd)} of {len(case.waiting)} took another branch"
+        )
+        return msgspec.structs.replace(finding, summary=summary)
+
     def _finding(
         self, case: Case, odd: tuple[ClassifiedRank, ...], winner: Key, count: int
     ) -> Finding:
@@ -63,10 +94,25 @@ class CollectiveMismatch:
             Verdict.COLLECTIVE_MISMATCH,
             odd,
             (show_source(odd[0]), show_source(rest[0])),
-            confidence=Confidence.MEDIUM if case.complete else Confidence.LOW,
+            confidence=Confidence.MEDIUM
+            if case.complete and _comparable((*odd, *rest))
+            else Confidence.LOW,
         )
         summary = f"{sentence(odd)} while {sentence(rest)}: {len(odd)} of {len(odd) + count} took another branch"
         return msgspec.structs.replace(finding, summary=summary)
+
+
+def _way(rank: ClassifiedRank) -> tuple[str, ...]:
+    """The job's own frames, innermost first, without decorators where it begins: they stand in front of every call."""
+    process = rank.capture.process if rank.capture else None
+    stack = principal(process.stacks or process.native, process.pid) if process else None
+    own = [frame for frame in stack.frames if is_own(frame)] if stack else []
+    return labels(dropwhile(lambda frame: DECORATORS.fullmatch(bare(frame)) is not None, own))
+
+
+def _parting(way: tuple[str, ...], other: tuple[str, ...]) -> str:
+    """The innermost place of a way that the other does not have."""
+    return next((place for place in way if place not in other), "another way")
 
 
 def _may_vote(rank: ClassifiedRank) -> bool:
@@ -74,6 +120,11 @@ def _may_vote(rank: ClassifiedRank) -> bool:
     if rank.is_.name == "point_to_point":
         return False
     return bool(rank.is_.operation) or rank.is_.name == "native_wait"
+
+
+def _comparable(ranks: tuple[ClassifiedRank, ...]) -> bool:
+    """All wait for their GPU, or none does: who waits for the GPU may wait there for what the others wait in."""
+    return len({rank.is_.name == "device_sync" for rank in ranks}) == 1
 
 
 def _left_behind(odd: tuple[ClassifiedRank, ...]) -> bool:

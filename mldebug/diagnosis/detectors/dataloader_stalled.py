@@ -4,7 +4,8 @@ import msgspec
 
 from mldebug.core.model import ClassifiedRank, Culprit, Finding, Verdict
 from mldebug.core.plugins import NoOptions
-from mldebug.diagnosis.classify.evidence import Case, blame
+from mldebug.diagnosis.classify.case import Case
+from mldebug.diagnosis.classify.evidence import blame
 from mldebug.diagnosis.detectors import Detector
 
 

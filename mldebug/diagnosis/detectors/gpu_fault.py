@@ -10,8 +10,9 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.core.plugins import NoOptions
-from mldebug.diagnosis.classify.evidence import Case, evidence_of
-from mldebug.diagnosis.classify.gpu_faults import ONE_MOMENT, FittingFault, fitting
+from mldebug.diagnosis.classify.case import Case
+from mldebug.diagnosis.classify.evidence import evidence_of
+from mldebug.diagnosis.classify.gpus.gpu_faults import ONE_MOMENT, FittingFault, fitting
 from mldebug.diagnosis.detectors import Detector
 from mldebug.hardware.kernel_log.attribution import whose
 

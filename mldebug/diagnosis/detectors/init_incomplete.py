@@ -3,7 +3,8 @@
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Role, Verdict
 from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_nodes
-from mldebug.diagnosis.classify.evidence import Case, blame, evidence_of, ranks_text
+from mldebug.diagnosis.classify.case import Case, ranks_text
+from mldebug.diagnosis.classify.evidence import blame, evidence_of
 from mldebug.diagnosis.detectors import Detector
 
 

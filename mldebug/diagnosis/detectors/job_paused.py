@@ -2,7 +2,8 @@
 
 from mldebug.core.model import Confidence, Finding, Verdict
 from mldebug.core.plugins import NoOptions
-from mldebug.diagnosis.classify.evidence import Case, evidence_of, ranks_text
+from mldebug.diagnosis.classify.case import Case, ranks_text
+from mldebug.diagnosis.classify.evidence import evidence_of
 from mldebug.diagnosis.detectors import Detector
 
 

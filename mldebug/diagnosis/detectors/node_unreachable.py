@@ -3,7 +3,8 @@
 from mldebug.core.model import Confidence, Culprit, Finding, QueriedNode, Verdict
 from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_nodes
-from mldebug.diagnosis.classify.evidence import Case, evidence_of
+from mldebug.diagnosis.classify.case import Case
+from mldebug.diagnosis.classify.evidence import evidence_of
 from mldebug.diagnosis.detectors import Detector
 
 MAX_NAMED = 64

@@ -6,8 +6,9 @@ import msgspec
 
 from mldebug.core.model import ClassifiedRank, Confidence, Fault, Finding, Role, Verdict
 from mldebug.core.plugins import NoOptions, create_all
-from mldebug.diagnosis.classify.evidence import Case, blame
-from mldebug.diagnosis.classify.gpu_faults import fitting
+from mldebug.diagnosis.classify.case import Case
+from mldebug.diagnosis.classify.evidence import blame
+from mldebug.diagnosis.classify.gpus.gpu_faults import fitting
 from mldebug.diagnosis.detectors import Detector
 from mldebug.diagnosis.exits.cuda_memory import DeviceMemory, device_memory
 from mldebug.diagnosis.exits.memory_text import memory_sentence, memory_steps

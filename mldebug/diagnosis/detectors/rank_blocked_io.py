@@ -17,14 +17,8 @@ from mldebug.core.model import (
 )
 from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.awaited.file_locks import HELD, holding_children, lock_circle
-from mldebug.diagnosis.classify.evidence import (
-    Case,
-    blame,
-    evidence_of,
-    rank_culprit,
-    ranks_text,
-    sentence,
-)
+from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
+from mldebug.diagnosis.classify.evidence import blame, evidence_of, rank_culprit
 from mldebug.diagnosis.detectors import Detector
 
 CLASSES = ("fifo", "pipe_read", "pipe_write", "socket", "flock", "uninterruptible", "storage")

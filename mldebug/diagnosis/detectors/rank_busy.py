@@ -2,7 +2,8 @@
 
 from mldebug.core.model import Confidence, Finding, Role, Verdict
 from mldebug.core.plugins import NoOptions
-from mldebug.diagnosis.classify.evidence import Case, blame
+from mldebug.diagnosis.classify.case import Case
+from mldebug.diagnosis.classify.evidence import blame
 from mldebug.diagnosis.detectors import Detector
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from mldebug.core.model import Finding, LostRank, Role, Verdict
 from mldebug.core.plugins import NoOptions
-from mldebug.diagnosis.classify.evidence import Case, blame
+from mldebug.diagnosis.classify.case import Case
+from mldebug.diagnosis.classify.evidence import blame
 from mldebug.diagnosis.detectors import Detector
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -5,7 +5,8 @@ import msgspec
 from mldebug.core.model import ClassifiedRank, Culprit, Finding, OpenFile, Verdict
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import safe_line
-from mldebug.diagnosis.classify.evidence import Case, blame
+from mldebug.diagnosis.classify.case import Case
+from mldebug.diagnosis.classify.evidence import blame
 from mldebug.diagnosis.detectors import Detector
 
 MAX_LISTED = 4  # ranks in the evidence

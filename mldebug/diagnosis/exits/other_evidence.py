@@ -16,7 +16,7 @@ from mldebug.capture.flight_recorder.analysis import Analysis
 from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import Confidence, Culprit, Fault, Finding, Verdict
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
-from mldebug.diagnosis.classify.gpu_faults import ONE_MOMENT, FittingFault, fitting
+from mldebug.diagnosis.classify.gpus.gpu_faults import ONE_MOMENT, FittingFault, fitting
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.hardware.kernel_log.attribution import SLACK

@@ -18,7 +18,7 @@ from mldebug.core.model import (
     RankIdentity,
     Verdict,
 )
-from mldebug.diagnosis.classify.gpu_faults import BEFORE, LAG, PROMPT, UNDATED
+from mldebug.diagnosis.classify.gpus.gpu_faults import BEFORE, LAG, PROMPT, UNDATED
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import AttemptExit, RankError, RankExit

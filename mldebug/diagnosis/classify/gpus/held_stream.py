@@ -21,7 +21,8 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.core.ranksets import all_of
-from mldebug.diagnosis.classify.evidence import Case, blame, ranks_text, show_source
+from mldebug.diagnosis.classify.case import Case, ranks_text
+from mldebug.diagnosis.classify.evidence import blame, show_source
 from mldebug.diagnosis.classify.gpus import looks
 from mldebug.diagnosis.classify.gpus.looks import Devices, called_alike, range_words, rests, span
 

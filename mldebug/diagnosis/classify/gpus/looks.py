@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from mldebug.core.model import ClassifiedRank, NodeCapture, RankDevice
-from mldebug.diagnosis.classify.evidence import Case
+from mldebug.diagnosis.classify.case import Case
 from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
 from mldebug.diagnosis.classify.nccl_ras import ras_alike
 

@@ -21,7 +21,8 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.core.ranksets import all_of
-from mldebug.diagnosis.classify.evidence import Case, blame, show_source
+from mldebug.diagnosis.classify.case import Case
+from mldebug.diagnosis.classify.evidence import blame, show_source
 from mldebug.diagnosis.classify.gpus import looks
 from mldebug.diagnosis.classify.gpus.looks import Devices, range_words
 from mldebug.diagnosis.classify.nccl_ras import ras_alike

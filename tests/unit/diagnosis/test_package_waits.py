@@ -1,0 +1,145 @@
+"""The table of frameworks' waits: what its rows say, and that the sources have them."""
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from builders import capture, process, rank, stack, still
+from mldebug.capture.packages import FRAMEWORKS, Owner, owner
+from mldebug.core.model import Classification, ProcessCapture
+from mldebug.diagnosis.classify.rank_class import classify
+from mldebug.diagnosis.classify.tables.package_waits import KINDS, PACKAGE_WAITS, PackageWait
+from mldebug.diagnosis.diagnose import diagnose
+from packagewaits import missing
+
+INSTALLED = Path(sysconfig.get_path("purelib"))
+OWN = ("step (train.py:30)", "<module> (train.py:50)")
+
+
+def class_of(what: ProcessCapture) -> Classification:
+    return classify(rank(0, what))
+
+
+@pytest.mark.parametrize("wait", PACKAGE_WAITS, ids=lambda one: f"{one.file}:{one.functions[0]}")
+def test_a_row_is_in_the_sources_that_are_here(wait: PackageWait) -> None:
+    if not (INSTALLED / wait.file.partition("/")[0]).is_dir():
+        pytest.skip(f"{wait.package} is not installed: python tests/packagewaits.py FOLDER")
+    assert missing(wait, INSTALLED) == []
+
+
+@pytest.mark.parametrize("wait", PACKAGE_WAITS, ids=lambda one: f"{one.file}:{one.functions[0]}")
+def test_each_function_is_classified_and_the_place_is_the_jobs(wait: PackageWait) -> None:
+    name, role, _ = KINDS[wait.kind]
+    for function in wait.functions:
+        found = class_of(
+            process(f"{function} ({wait.file}:7)", *OWN, state="", active=role == "busy")
+        )
+        assert (found.name, found.role, found.site) == (name, role, OWN[0]), function
+        assert found.operation == (wait.operation or function)
+
+
+def test_a_row_is_of_a_package_that_is_no_code_of_the_job() -> None:
+    for wait in PACKAGE_WAITS:
+        assert owner("", wait.file) in (Owner.FRAMEWORK, Owner.LIBRARY), wait.file
+
+
+def test_what_a_frameworks_function_calls_is_not_taken_for_its_own_wait() -> None:
+    inside = ("__getitem__ (data.py:4)", "fetch_sub_module (deepspeed/runtime/zero/partitioned_param_coordinator.py:386)")  # fmt: skip
+    found = class_of(process(*inside, *OWN, wchan="hrtimer_nanosleep", move=still()))
+
+    assert (found.name, found.site) == ("sleep", "__getitem__ (data.py:4)")
+
+
+def test_a_line_that_holds_the_gil_does_not_block() -> None:
+    top = "has_overflow (deepspeed/runtime/zero/stage3.py:2400)"
+    found = class_of(process(top, *OWN, state="R", wchan="0", gil=True, move=still(cpu=1.0)))
+
+    assert (found.name, found.role) == ("busy", "busy")
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_framework_is_known_by_every_form_of_its_path(name: str) -> None:
+    file = f"{name}/deep/inside.py"
+    root = name.partition("/")[0]
+    paths = (f"/opt/conda/lib/python3.11/site-packages/{file}", f"/usr/lib/python3/dist-packages/{file}", f"/work/{root}/{file}", f"/work/{root}/src/{file}")  # fmt: skip
+
+    assert owner("", file) is Owner.FRAMEWORK
+    assert [owner(path, "inside.py") for path in paths] == [Owner.FRAMEWORK] * 4
+
+
+@pytest.mark.parametrize(
+    ("path", "file", "whose"),
+    [
+        ("", "train.py", Owner.JOB),
+        ("", "rayleigh/train.py", Owner.JOB),
+        ("", "megatron/training/training.py", Owner.JOB),
+        ("/home/u/ray/experiments/train.py", "train.py", Owner.JOB),
+        ("/home/u/transformers/examples/run_clm.py", "run_clm.py", Owner.JOB),
+        ("/opt/conda/lib/python3.11/site-packages/ourlib/train.py", "ourlib/train.py", Owner.INSTALLED),
+        ("/usr/local/bin/torchrun", "torchrun", Owner.FRAMEWORK),
+        ("/tmp/torchinductor_u/ab/cab.py", "cab.py", Owner.LIBRARY),
+        ("/usr/lib/python3.11/threading.py", "threading.py", Owner.LIBRARY),
+        ("/opt/env/lib/python3.11/site-packages/torch/nn/modules/module.py", "module.py", Owner.LIBRARY),
+    ],
+)  # fmt: skip
+def test_whose_code_a_file_is(path: str, file: str, whose: Owner) -> None:
+    assert owner(path, file) is whose
+
+
+def test_a_recipe_of_a_framework_has_a_place_too() -> None:
+    """Nobody's own line anywhere: the innermost of the framework stands in for it, and waits are known all the same."""
+    frames = ("_dist_reduce (torchtitan/distributed/utils.py:60)", "train_step (torchtitan/trainer.py:500)", "<module> (torchtitan/train.py:9)")  # fmt: skip
+    found = class_of(process(*frames, state="", active=True))
+
+    assert (found.name, found.site) == ("device_sync", frames[0])
+
+
+# --- native code of no library of communication ---------------------------------------------------
+
+
+def blocked_in(*native: str) -> ProcessCapture:
+    return process(*OWN, native=(*native, *OWN), move=still())
+
+
+def test_an_extensions_own_queue_is_what_the_others_wait_for() -> None:
+    waiter = process("all_reduce (torch/distributed/distributed_c10d.py:3252)", *OWN, move=still())
+    own = blocked_in("pthread_cond_wait (libc.so.6)", "tokens::Queue::pop (_fasttok.cpython-311-x86_64-linux-gnu.so)")  # fmt: skip
+    found = diagnose([capture(*[rank(n, own if n == 2 else waiter) for n in range(4)])]).diagnosis
+
+    assert (str(found.verdict), [one.rank for one in found.culprits]) == ("rank_waiting", [2])
+    assert "tokens::Queue::pop, _fasttok" in found.summary
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        ("pthread_cond_wait (libc.so.6)", "ncclGroupEnd (libnccl.so.2)"),
+        ("pthread_cond_wait (libc.so.6)", "PMPI_Allreduce (libmpi.so.40)"),
+        ("pthread_cond_wait (libc.so.6)", "horovod::common::Wait (mpi_lib_v2.cpython-311.so)"),
+        ("pthread_cond_wait (libc.so.6)", "at::native::copy_ (libtorch_cpu.so)"),
+        ("pthread_cond_wait (libc.so.6)", "0x7f0011223344 (_fasttok.so)"),
+        ("pthread_cond_wait (libc.so.6)",),
+    ],
+)
+def test_what_may_wait_for_others_is_not_blamed(frames: tuple[str, ...]) -> None:
+    assert class_of(blocked_in(*frames)).name != "native_lock"
+
+
+# --- training in a thread ---------------------------------------------------------------------------
+
+
+def test_of_two_threads_that_train_neither_speaks_for_the_rank() -> None:
+    both = tuple(stack("all_reduce (torch/distributed/distributed_c10d.py:1)", f"run_{n} (pool.py:4)", tid=200 + n, name=f"t{n}") for n in range(2))  # fmt: skip
+    main = process("join (threading.py:9)", "main (train.py:3)", others=both, move=still())
+
+    assert class_of(main).site != "run_0 (pool.py:4)" or class_of(main).thread
+
+
+def test_main_that_trains_is_not_left_for_a_thread_that_does_so_too() -> None:
+    other = stack("all_reduce (torch/distributed/distributed_c10d.py:1)", "push (pool.py:4)", tid=200, name="comm")  # fmt: skip
+    found = class_of(
+        process("load (train.py:7)", wchan="hrtimer_nanosleep", others=(other,), move=still())
+    )
+
+    assert (found.name, found.site) == ("sleep", "load (train.py:7)")
