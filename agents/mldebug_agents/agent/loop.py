@@ -252,7 +252,7 @@ class AgentLoop:
     def _looked(self, look: NodeLook) -> None:
         self.found = look.found
         self._parts.capture_queue.update(look.found)
-        seen = {one.job.id: one for one in look.jobs}
+        here = {one.job.id for one in look.jobs} | look.later
         for one in look.jobs:
             with self._defects.catching(one.job):
                 run = self.runs.get(one.job.id) or self._meet(one.job)
@@ -261,11 +261,11 @@ class AgentLoop:
                 one = self._parts.ras.complete(self._parts.exits.complete(one))
                 one = self.peers.complete(one) if self.peers is not None else one
                 self._see(run, self.monitors.complete(one))
-        for gone in [job_id for job_id in self.runs if job_id not in seen]:
+        for gone in [job_id for job_id in self.runs if job_id not in here]:
             run = self.runs.pop(gone)
             with self._defects.catching(run.job):
                 self._ended(run)
-        self._defects.keep(seen.keys())
+        self._defects.keep(here)
 
     def _meet(self, job: Job) -> Run:
         log.info("run %s (%s): %d ranks found", job.id, job.name, len(job.ranks))

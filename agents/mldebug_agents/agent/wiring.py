@@ -14,6 +14,7 @@ from mldebug.cluster.run_identity import job_key, run_id
 from mldebug.config.schema import Config
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, NodeCapture
+from mldebug.jobs.owners import owner_of
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent import loop as agent_loop
 from mldebug_agents.agent.capture_queue import CaptureQueue, take
@@ -270,13 +271,18 @@ def _workers(
     return {
         "watch": Worker("watch", watch.look, inbox, agent_loop.LOOK_DEADLINE),
         "capture": Worker(
-            "capture", partial(take, tools.capture), inbox, agent_loop.CAPTURE_DEADLINE, many
+            *("capture", partial(take, tools.capture), inbox, agent_loop.CAPTURE_DEADLINE, many),
+            whose=lambda order: owner_of(order.job),
         ),
-        "exits": Worker("exits", lambda work: work(), inbox, agent_loop.EXITS_DEADLINE),
+        "exits": Worker(
+            *("exits", lambda work: work(), inbox, agent_loop.EXITS_DEADLINE),
+            whose=lambda work: work.owner,
+        ),
         "ras": Worker(
             "ras",
             lambda order: ras.ask(order.job, whole=False, seconds=RAS_GLANCE),
             *(inbox, agent_loop.RAS_DEADLINE, many),
+            whose=lambda order: owner_of(order.job),
         ),
         "config": Worker("config", lambda _: read_config(), inbox, agent_loop.CONFIG_DEADLINE),
     }

@@ -22,6 +22,7 @@ from mldebug_agents.system.syscalls import syscall_name
 
 MAX_FILES = 4096  # descriptors looked at per process
 MAX_BYTES = 1 << 20
+MAX_THREADS = 512  # looked at per process, its main thread first; as many stacks are kept
 JUMP = 2.0  # seconds by which the wall clock was set; less is the slewing of a time service
 _MAIN_GONE = "ZX"
 _GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV)
@@ -246,7 +247,10 @@ class Host:
     def _threads(self, pid: int, kernel_stacks: bool) -> tuple[ThreadState, ...]:
         tids = _numbers(f"{self.proc}/{pid}/task")
         tids.sort(key=lambda tid: (tid != pid, tid))
-        found = (self._thread(f"{self.proc}/{pid}/task/{tid}", kernel_stacks) for tid in tids)
+        found = (
+            self._thread(f"{self.proc}/{pid}/task/{tid}", kernel_stacks)
+            for tid in tids[:MAX_THREADS]
+        )
         return tuple(thread for thread in found if thread is not None)
 
     def _thread(self, folder: str, kernel_stacks: bool) -> ThreadState | None:

@@ -3,6 +3,7 @@
 Only where the decision asks for a sample are stacks read, and then without stopping a rank, within one deadline for all.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -38,7 +39,6 @@ from mldebug_agents.jobs.ranks.discovery import RankChild
 from mldebug_agents.watch.activity import COMPILER, Below, rate, read_activity
 
 SAMPLE_TIMEOUT = 3.0
-SAMPLES_DEADLINE = 6.0  # seconds for the stacks of all ranks of one job
 KEPT = 2  # samples of one rank that are compared
 Counters = tuple[float, tuple[float, float]]  # monotonic time, CPU seconds as `_cpu` takes them
 
@@ -97,6 +97,7 @@ class JobWatch:
         self._samples: dict[int, deque[ProcessSample]] = {}
         self._followed: dict[int, int] = {}  # pid -> the thread that speaks for it
         self._turn = 0
+        self._looked_at = self._sampled_at = -math.inf  # monotonic
 
     def look(
         self,
@@ -105,12 +106,14 @@ class JobWatch:
         finder: LogFinder,
         now: float,
         *,
-        sample: bool,
+        sample: float,
     ) -> JobLook:
-        """Look at the processes and the logs of the job; with `sample`, at its stacks too."""
+        """Look at the processes and the logs of the job, and for `sample` seconds at most at the stacks of all its ranks."""
+        self._looked_at = now
+        self._sampled_at = now if sample else self._sampled_at
         self.logs.look(job, finder, now)
         self._forget(job.ranks)
-        captures, gaps = self._sample(job.ranks, now) if sample else ({}, ())
+        captures, gaps = self._sample(job.ranks, now, sample) if sample else ({}, ())
         classes = {rank: classify(capture) for rank, capture in captures.items()}
         beats = self._heartbeats.read(job.ranks)
         self.progress.take_heartbeats(beats, now)
@@ -150,6 +153,10 @@ class JobWatch:
             gaps=(*self.logs.gaps, *gaps),
         )
 
+    def last(self, sample: bool) -> float:
+        """When the job was looked at last, or with `sample` its stacks (monotonic seconds)."""
+        return self._sampled_at if sample else self._looked_at
+
     def _has_started(self, job: Job, now: float) -> bool:
         """Was a step written since the youngest rank came? A log may begin with those of an earlier launch."""
         written = self.progress.moved_at
@@ -168,13 +175,13 @@ class JobWatch:
     # --- stacks ------------------------------------------------------------------------------------
 
     def _sample(
-        self, ranks: tuple[RankIdentity, ...], now: float
+        self, ranks: tuple[RankIdentity, ...], now: float, seconds: float
     ) -> tuple[dict[int, RankCapture], tuple[Gap, ...]]:
         """Stacks of all ranks, non-blocking and in parallel; a rank that could not be read is left out.
 
         Where the time is not enough for all, the next sample begins with those that are left.
         """
-        until = time.monotonic() + SAMPLES_DEADLINE
+        until = time.monotonic() + seconds
         turn = self._turn % len(ranks)
         with ThreadPoolExecutor(self._tools.capturer().workers()) as pool:
             futures = [

@@ -6,12 +6,13 @@ that one job cannot keep us from the others.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
 from mldebug.core.model import Gap, Job
 from mldebug.jobs.known_issues.match import KnownIssue, remarks
+from mldebug.jobs.owners import in_turns, owner_of
 from mldebug.stall.signals import RankLook, RunLook
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.jobs.hook.records import HeartbeatReader
@@ -24,6 +25,11 @@ from mldebug_agents.watch.job_watch import JobLook, JobWatch, with_traces
 log = logging.getLogger("mldebug")
 
 MAX_GAPS = 16  # of one look
+LOOKS = 2.0  # seconds for the jobs of one look, after which the others are left to the next
+SAMPLES, SAMPLES_ALONE = (
+    2.0,
+    6.0,
+)  # seconds for the stacks of one look: where several owners have jobs, or one
 
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +38,9 @@ class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     found: Discovery
     jobs: tuple[JobLook, ...] = ()
+    later: frozenset[str] = (
+        frozenset()
+    )  # ids of jobs for which no time was left: they are here, and that is all
     seconds: float = 0.0
 
 
@@ -56,9 +65,8 @@ class Watch:
         to_sample = set(wanted)
         self._jobs = {job.id: self._jobs.get(job.id) or self._meet() for job in found.jobs}
         self._writers.keep([watch.logs for watch in self._jobs.values()])
-        looks = tuple(
-            self._look(job, found, finder, sample=job.id in to_sample) for job in found.jobs
-        )
+        looks = tuple(self._in_turns(found, finder, to_sample))
+        seen = {one.job.id for one in looks}
         self.tools.known_issues.keep(self._jobs)
         looks = tuple(
             msgspec.structs.replace(one, traps=self._traps(one.job, found)) for one in looks
@@ -72,7 +80,33 @@ class Watch:
         found = msgspec.structs.replace(
             found, gaps=(*found.gaps, *gaps), remarks=(*found.remarks, *notes)
         )
-        return NodeLook(at=started, found=found, jobs=looks, seconds=self.clock() - started)
+        later = frozenset(job.id for job in found.jobs if job.id not in seen)
+        seconds = self.clock() - started
+        return NodeLook(at=started, found=found, jobs=looks, later=later, seconds=seconds)
+
+    def _in_turns(
+        self, found: Discovery, finder: LogFinder, to_sample: Collection[str]
+    ) -> Iterator[JobLook]:
+        """Look at one job of each owner, then at the next of each, as long as there is time; what is left comes first the next time.
+
+        A thousand jobs of one owner, or one of his with a thousand threads, delay the others by seconds at most.
+        """
+        begun, sampled = time.monotonic(), 0.0
+        waiting = sorted(found.jobs, key=lambda job: self._jobs[job.id].last(job.id in to_sample))
+        unlikely = {job.id for job in waiting if _is_unlikely(job, found)}
+        jobs = [
+            *in_turns((job for job in waiting if job.id not in unlikely), owner_of),
+            *in_turns((job for job in waiting if job.id in unlikely), owner_of),
+        ]
+        owners = len(set(map(owner_of, jobs)))
+        patience = SAMPLES_ALONE if owners < 2 else SAMPLES
+        for number, job in enumerate(jobs):
+            before = time.monotonic()
+            if number >= owners and before - begun - sampled > LOOKS:
+                return
+            sample = patience if job.id in to_sample and sampled < patience else 0.0
+            yield self._look(job, found, finder, sample=sample)
+            sampled += time.monotonic() - before if sample else 0.0
 
     def _traps(self, job: Job, found: Discovery) -> tuple[KnownIssue, ...]:
         """An error in a rule must cost nothing but the finding."""
@@ -86,7 +120,7 @@ class Watch:
     def _meet(self) -> JobWatch:
         return JobWatch(self.tools, self._hung, self._writers, self._heartbeats)
 
-    def _look(self, job: Job, found: Discovery, finder: LogFinder, *, sample: bool) -> JobLook:
+    def _look(self, job: Job, found: Discovery, finder: LogFinder, *, sample: float) -> JobLook:
         """One job; an error in our own code that only this job brings out must not hide the others."""
         now = self.clock()
         try:
@@ -100,6 +134,14 @@ class Watch:
             ranks = tuple(RankLook(rank=rank.rank) for rank in job.ranks)
             empty = RunLook(at=now, run=job.id, attempt=job.attempt, ranks=ranks)
             return JobLook(job=job, look=empty, gaps=(gap,))
+
+
+def _is_unlikely(job: Job, found: Discovery) -> bool:
+    """Is it a job in its environment alone: most of its ranks are not here, and none has loaded PyTorch?"""
+    programs = (found.programs.get(rank.pid) for rank in job.ranks)
+    return 2 * len(job.ranks) <= job.world_size and not any(
+        one and one.libraries.torch for one in programs
+    )
 
 
 def _few(gaps: Sequence[Gap]) -> list[Gap]:

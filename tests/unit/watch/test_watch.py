@@ -288,7 +288,7 @@ def test_a_defect_that_one_job_brings_out_does_not_hide_the_others(
 def test_stacks_have_one_deadline_for_all_ranks_and_the_late_ones_come_first_next_time(
     tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.watch.job_watch.SAMPLES_DEADLINE", 0.5)
+    monkeypatch.setattr("mldebug_agents.watch.watch.SAMPLES_ALONE", 0.5)
     node = Node(tmp_path, ranks=12)
     pyspy = SlowPySpy(0.2)
     looks = watch(FakeTools(node.host(), reader, pyspy))

@@ -16,7 +16,7 @@ from mldebug.core.model import Gap, NodeCapture, ProcessState, RankCapture
 from mldebug.diagnosis.classify.rank_states import wants_native
 from mldebug.diagnosis.classify.tables.kernel_waits import STORAGE_WAITS
 from mldebug_agents.capture.stacks.pyspy import Dump, PySpy
-from mldebug_agents.system.host import Host
+from mldebug_agents.system.host import MAX_THREADS, Host
 
 NATIVE_TIMEOUT = 15.0
 STOP_BIT = 1 << (signal.SIGSTOP - 1)
@@ -86,6 +86,8 @@ def unsafe_to_stop(state: ProcessState | None) -> str:
             return f"thread {thread.tid} is in state {thread.state}"
         if STORAGE_WAITS.fullmatch(thread.wchan):
             return f"thread {thread.tid} waits for storage ({thread.wchan})"
+    if len(state.threads) >= MAX_THREADS:
+        return f"it has more than {MAX_THREADS} threads, which were not all looked at"
     return "" if state.threads else "its threads cannot be read"
 
 

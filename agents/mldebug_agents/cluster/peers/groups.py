@@ -5,8 +5,7 @@ Belongs to the main loop's thread; asking the candidates is a worker's.
 
 import logging
 import queue
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mldebug.cluster.messages import Announcement, Welcome
@@ -14,6 +13,7 @@ from mldebug.cluster.roster import SLOWEST
 from mldebug.cluster.run_identity import job_key, run_id
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
+from mldebug.jobs.owners import in_turns
 from mldebug_agents.cluster.peers.coordinator_search import (
     CoordinatorSearch,
     FoundCoordinator,
@@ -146,7 +146,8 @@ class CoordinatorGroups:
         fresh: dict[str, tuple[Peer, ...]] = {}
         self._known = {job.id: self._name(job, fresh) for job in jobs}
         of = {name: job for job in jobs if (name := self._known[job.id][1])}
-        kept = _in_turns({name: job.uid for name, job in of.items()}, self._groups)
+        here = sorted(of, key=lambda name: name not in self._groups)
+        kept = in_turns(here, lambda name: of[name].uid)[:MOST]
         for name in (one for one in kept if one not in self._groups):
             peers = fresh.get(name) or candidates(of[name], self._port)
             self._groups[name] = CoordinatorGroup(name, peers, self._client, now, of[name].uid)
@@ -190,13 +191,3 @@ class CoordinatorGroups:
         if group is None:
             raise MldebugError("the run is gone")
         return group.seeker.announce(announcement)
-
-
-def _in_turns(whose: Mapping[str, int], here: Collection[str]) -> list[str]:
-    """Names of at most `MOST` groups: one of each user, then a second of each; of one user first those that are `here`."""
-    had: Counter[int] = Counter()
-    turns = []
-    for name in sorted(whose, key=lambda one: one not in here):
-        turns.append((had[whose[name]], name))
-        had[whose[name]] += 1
-    return [name for _, name in sorted(turns, key=lambda one: one[0])[:MOST]]

@@ -8,13 +8,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from mldebug.core.model import Job
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import AttemptExit, KnownExits, RankExit, words_of_status
 from mldebug.diagnosis.exits.outcome import ExitOutcome
+from mldebug.jobs.owners import Owner, owner_of
 from mldebug_agents.incidents.exits.attempt import WatchedAttempt
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
 from mldebug_agents.incidents.exits.known_exits import joined_exits, with_exits
@@ -30,6 +32,17 @@ ELASTIC = ("torchrun", "accelerate", "deepspeed")  # launchers that may start an
 EAGER = 30.0  # seconds after a failure in which the next attempt is looked for more often
 
 Work = Callable[[], AttemptExit | None]
+
+
+class OwnedWork(NamedTuple):
+    """Work for the worker, and whose job it serves."""
+
+    work: Work
+    owner: Owner
+
+    def __call__(self) -> AttemptExit | None:
+        """In the worker: do it."""
+        return self.work()
 
 
 class ExitListener(Protocol):
@@ -58,7 +71,7 @@ class ExitTracker:
         self,
         evidence: ExitEvidence,
         exits: ExitWatch,
-        order: Callable[[Work], bool],
+        order: Callable[[OwnedWork], bool],
         listener: ExitListener,
         keep: Callable[[str, KnownExits], None],
     ) -> None:
@@ -88,7 +101,7 @@ class ExitTracker:
         self._follow_launcher(one)
         self._note_losses(one)
         now = time.monotonic()
-        if one.wants_notes(now) and self._order(lambda: self._evidence.add_job(job)):
+        if one.wants_notes(now) and self._hand_over(job, lambda: self._evidence.add_job(job)):
             one.noted_at = now
         self._listener.goes_on(run)
 
@@ -162,7 +175,7 @@ class ExitTracker:
                 log.info("%s: ended: all ranks left with exit 0", one.job.name)
                 self._forget(one)
                 continue
-            one.collecting = self._order(partial(self._collect, one.as_exit()))
+            one.collecting = self._hand_over(one.job, partial(self._collect, one.as_exit()))
 
     def on_attempt_exit(self, attempt: AttemptExit) -> None:
         """Judge an attempt from the evidence that the worker has collected."""
@@ -240,13 +253,16 @@ class ExitTracker:
             return one.job.launcher in ELASTIC
         return any(o.job.launcher_pid == launcher for o in self._jobs.values() if o is not one)
 
+    def _hand_over(self, job: Job, work: Work) -> bool:
+        return self._order(OwnedWork(work, owner_of(job)))
+
     def _collect(self, attempt: AttemptExit) -> AttemptExit:
         return self._evidence.collect(attempt)
 
     def _forget(self, one: WatchedAttempt) -> None:
         self._jobs.pop(one.job.id, None)
         self._ranks = {key: mine for key, mine in self._ranks.items() if mine[0] != one.job.id}
-        self._order(lambda: self._evidence.forget(one.job.id))
+        self._hand_over(one.job, lambda: self._evidence.forget(one.job.id))
         self._listener.done(one.run)
         self._forget_launchers()
 

@@ -2,12 +2,14 @@
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from mldebug.core.model import Gap, Job, RankIdentity, Remark
 from mldebug.core.redact import clean
+from mldebug.jobs.owners import Owner
 from mldebug_agents.jobs.launcher import Launcher
 from mldebug_agents.jobs.ranks.grouping import Key, RankGroup, common_parent, find_rank_groups
 from mldebug_agents.jobs.ranks.libraries import Program
@@ -17,6 +19,9 @@ from mldebug_agents.jobs.ranks.rank_processes import Claimant, ProcessTree, find
 from mldebug_agents.jobs.ranks.ras_ranks import Ask, RasRanks
 from mldebug_agents.jobs.ranks.registry import ProcessInfo, Registry, named_python
 from mldebug_agents.system.host import Host, Paths
+
+MAX_RUNS = 128  # of one owner: a node has as many cores
+MAX_REMARKS = 200  # of one look
 
 _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}")  # a run id that says nothing
 
@@ -77,7 +82,7 @@ class RankFinder:
         claimants = find_claimants(processes, tree)
         known_children = {child for memory in self._memory.values() for child in memory.children}
         rank_groups = find_rank_groups(claimants, tree, known_children)
-        alive = [rank_group for rank_group in rank_groups if rank_group.claimants]
+        alive, too_many = self._watched([one for one in rank_groups if one.claimants])
         self._memory = {rank_group.key: self._recall(rank_group, tree) for rank_group in alive}
         children = dict(_children(alive, processes, tree))
         self._remember_children(alive, children, tree)
@@ -90,7 +95,8 @@ class RankFinder:
             job, more = self._job(rank_group, losses, tree)
             jobs.append(job)
             gaps += more
-        remarks = (*impossible_environments(processes, tree), *oddities(rank_groups))
+        odd = (*impossible_environments(processes, tree), *oddities(rank_groups))
+        remarks = (*too_many, *odd[:MAX_REMARKS])
         jobs.sort(key=lambda job: (job.started_at, job.id))
         return Discovery(
             jobs=tuple(jobs),
@@ -99,6 +105,29 @@ class RankFinder:
             children=children,
             programs={pid: processes[pid].program for pid in claimed if pid in processes},
         )
+
+    def _watched(self, alive: list[RankGroup]) -> tuple[list[RankGroup], list[Remark]]:
+        """At most `MAX_RUNS` of each owner: those that were watched before and those of PyTorch first, and a remark on the others."""
+        by_owner: dict[Owner, list[RankGroup]] = defaultdict(list)
+        for one in alive:
+            by_owner[one.first.process.uid, one.first.process.container].append(one)
+        remarks = []
+        for (uid, _), mine in by_owner.items():
+            if (more := len(mine) - MAX_RUNS) <= 0:
+                continue
+            mine.sort(
+                key=lambda one: (
+                    one.key not in self._memory,
+                    not one.first.process.torch,
+                    one.first.age,
+                )
+            )
+            del mine[MAX_RUNS:]
+            who = self._host.user(uid)
+            message = f"{more:,} more runs of user {who} are not watched: {MAX_RUNS} are, which is the most for one user"
+            remarks.append(Remark(kind="too_many_runs", message=message))
+        kept = {id(one) for mine in by_owner.values() for one in mine}
+        return [one for one in alive if id(one) in kept], remarks
 
     def _recall(self, rank_group: RankGroup, tree: ProcessTree) -> _RankMemory:
         memory = self._memory.get(rank_group.key) or _RankMemory(

@@ -14,6 +14,7 @@ from mldebug_agents.jobs.ranks.rank_processes import BY_RAS, Claimant, ProcessTr
 from mldebug_agents.system.procfs import Stat
 
 Key = tuple[object, ...]
+MAX_LAUNCHES = 64  # of one run, among which the launch of other ranks is looked for
 
 
 class RankGroup(msgspec.Struct, kw_only=True):
@@ -140,7 +141,7 @@ def _launches(claimants: list[Claimant]) -> list[list[Claimant]]:
         ranks = {claimant.claim.rank for claimant in group}
         room = (
             one
-            for one in launches
+            for one in launches[:MAX_LAUNCHES]
             if ranks.isdisjoint(claimant.claim.rank for claimant in one)
             and _ports(one) == _ports(group)
         )

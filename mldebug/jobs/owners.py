@@ -1,0 +1,30 @@
+"""Whose a job is, and turns between owners: what one of them has much of delays what another has little of by one turn."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+from mldebug.core.model import Job
+
+T = TypeVar("T")
+
+Owner = tuple[int, str]
+"""User id, and the container: those of root in two containers are two owners."""
+
+
+def owner_of(job: Job) -> Owner:
+    """Who shares with others what the node has for all jobs."""
+    return job.uid, next((rank.container for rank in job.ranks), "")
+
+
+def in_turns(things: Iterable[T], whose: Callable[[T], Hashable]) -> list[T]:
+    """The first of each owner, then the second of each, and so on; in a turn, who has fewest things comes first."""
+    ordered = list(things)
+    all_of = Counter(map(whose, ordered))
+    had: Counter[Hashable] = Counter()
+    turns = []
+    for number, one in enumerate(ordered):
+        who = whose(one)
+        turns.append((had[who], all_of[who], number))
+        had[who] += 1
+    return [ordered[number] for _, _, number in sorted(turns)]

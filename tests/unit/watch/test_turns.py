@@ -1,0 +1,155 @@
+"""Owners take turns: what one of them has many of, or makes slow, delays another's look, sample and capture by little."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mldebug.jobs.owners import in_turns, owner_of
+from mldebug_agents.jobs.ranks import discovery
+from mldebug_agents.system.host import MAX_THREADS
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.workers import Result, Worker
+from unit.jobs.test_ranks import Node as Processes
+from unit.jobs.test_ranks import plain
+from unit.watch.test_watch import FakeTools, Node, SlowPySpy, reader, watch, world
+
+__all__ = ["reader"]
+LOW, HIGH = 1001, 1002  # users
+
+
+def test_one_of_each_and_the_one_who_has_little_is_first() -> None:
+    things = [(2, n) for n in range(4)] + [(1, 9)] + [(3, 7), (3, 8)]
+    assert in_turns(things, lambda one: one[0]) == [
+        *((1, 9), (3, 7), (2, 0)),
+        *((3, 8), (2, 1)),
+        *((2, 2), (2, 3)),
+    ]
+    assert in_turns([], lambda one: one) == []
+
+
+def many(node: Node, count: int, first: int = 1000, **more: Any) -> None:
+    """Jobs of another user, of one rank each."""
+    for number in range(count):
+        variables = world(0, 1, MASTER_PORT=30_000 + number, TORCHELASTIC_RUN_ID=f"x{number}")
+        node.tree.add(first + number, 1, environ=variables, uid=HIGH, **more)
+
+
+def test_samples_of_one_user_s_hundred_jobs_leave_the_other_s_its_own(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mldebug_agents.watch.watch.SAMPLES", 2.0)
+    node = Node(tmp_path)
+    many(node, 40)
+    pyspy = SlowPySpy(0.3)
+    looks = watch(FakeTools(node.host(), reader, pyspy))
+    jobs = looks.look().jobs
+    assert len(jobs) == 41
+    looks.look({one.job.id for one in jobs})
+    assert pyspy.asked[0] in (100, 101, 102)  # before all those of the other user
+    assert {100, 101, 102} <= set(pyspy.asked)
+    assert 1 <= sum(pid >= 1000 for pid in pyspy.asked) < 40
+    first = list(pyspy.asked)
+    looks.look({one.job.id for one in jobs})
+    again = [pid for pid in pyspy.asked[len(first) :] if pid >= 1000]
+    assert again[0] not in first  # those that were left
+
+
+def test_what_no_time_was_left_for_is_here_and_comes_first_the_next_time(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mldebug_agents.watch.watch.LOOKS", 0.0)
+    node = Node(tmp_path)
+    many(node, 3)
+    looks = watch(FakeTools(node.host(), reader))
+    one = looks.look()
+    assert [look.job.uid for look in one.jobs] == [0, HIGH]
+    assert len(one.later) == 2
+    others = [looks.look() for _ in range(2)]
+    seen = {look.job.id for each in others for look in each.jobs if look.job.uid == HIGH}
+    assert seen == one.later
+    assert all(len(each.jobs) + len(each.later) == 4 for each in others)
+
+
+def test_jobs_in_their_environment_alone_are_looked_at_last(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mldebug_agents.watch.watch.LOOKS", 0.0)
+    node = Node(tmp_path)
+    for number in range(5):  # one rank of each, of a world of four, before the real one
+        node.tree.add(60 + number, 50, environ=world(0, 4, MASTER_PORT=40_000 + number), uid=1003 + number, torch=False)  # fmt: skip
+    looks = watch(FakeTools(node.host(), reader)).look().jobs
+    assert [rank.pid for rank in looks[0].job.ranks] == [100, 101, 102]
+    assert len(looks) == 6
+
+
+def test_one_user_has_so_many_runs_watched_and_the_others_all_of_theirs(tmp_path: Path) -> None:
+    node = Processes(tmp_path)
+    node.tree.add(50, 1, "bash", exe="/bin/bash", uid=HIGH)
+    for number in range(discovery.MAX_RUNS + 40):
+        node.tree.add(
+            5000 + number, 50, environ=plain(0, 2, MASTER_PORT=number + 1), uid=HIGH, torch=False
+        )
+    first = {job.id for job in node.find().jobs}
+    mine = node.torchrun(100, 2, uid=LOW)
+    node.tree.add(4000, 1, environ=plain(0, 2, MASTER_PORT=60_000), uid=HIGH)  # with PyTorch
+    found = node.find()
+    by_user = [sum(job.uid == uid for job in found.jobs) for uid in (LOW, HIGH)]
+    assert by_user == [1, discovery.MAX_RUNS]
+    assert [rank.pid for rank in next(job for job in found.jobs if job.uid == LOW).ranks] == mine
+    assert {job.id for job in found.jobs if job.uid == HIGH} == first  # nothing comes and goes
+    (remark,) = (one for one in found.remarks if one.kind == "too_many_runs")
+    assert remark.message.startswith("41 more runs of user")
+
+
+def test_odd_things_of_a_thousand_processes_are_a_few_remarks(tmp_path: Path) -> None:
+    node = Processes(tmp_path)
+    for number in range(1000):
+        node.tree.add(1000 + number, 1, environ=plain(0, 2))
+    assert len(node.find().remarks) == discovery.MAX_REMARKS
+
+
+@pytest.fixture
+def held() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_capture_of_one_user_does_not_wait_for_the_other_s_fifty(held: threading.Event) -> None:
+    """They were taken in the order in which they came: the 51st came twenty seconds late."""
+    inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+
+    def take(order: Any) -> str:
+        if order.job.uid == HIGH:
+            held.wait(30)
+        return str(order.job.uid)
+
+    worker = Worker("capture", take, inbox, 60.0, 4, whose=lambda order: owner_of(order.job))
+    job = lambda uid: SimpleNamespace(job=SimpleNamespace(uid=uid, ranks=()))
+    for _ in range(50):
+        assert worker.order(job(HIGH))
+    assert worker.order(job(LOW))
+    result = inbox.get(timeout=20)
+    assert result is not None
+    assert result.value == str(LOW)
+
+
+def test_a_process_with_thousands_of_threads_costs_as_much_as_one_with_some(tmp_path: Path) -> None:
+
+    node = Node(tmp_path)
+    task = tmp_path / "proc" / "100" / "task"
+    own = task / "100"
+    assert own.is_dir()
+    for tid in range(20_000, 20_000 + 2 * MAX_THREADS):
+        (task / str(tid)).symlink_to(own)
+    begun = time.process_time()
+    state = node.host().process_state(100)
+    assert time.process_time() - begun < 5
+    assert state is not None
+    assert len(state.threads) == MAX_THREADS
