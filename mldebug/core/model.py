@@ -300,6 +300,14 @@ class GroupCount(Noun, frozen=True, kw_only=True):
     completed: int = 0
 
 
+class PairCount(Noun, frozen=True, kw_only=True):
+    """How far a rank is with the sends and receives of a process group of two, which both number alike."""
+
+    group: str
+    members: str  # global ranks, folded
+    done: int  # number of the last that is done
+
+
 class FlightRecord(Noun, frozen=True, kw_only=True):
     """The content of one rank's Flight Recorder at one moment."""
 
@@ -307,6 +315,7 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
     groups: tuple[FlightGroup, ...] = ()
     sends: tuple[str, ...] = ()  # point-to-point calls that are not done: "recv 3<-2"
     transfers: tuple[Transfer, ...] = ()  # the same, taken apart
+    pairs: tuple[PairCount, ...] = ()
     silent: tuple[str, ...] = ()  # backends that have made calls of which no recorder tells
     counts: tuple[GroupCount, ...] = ()  # of a dump that holds no finished call
     way: str = (

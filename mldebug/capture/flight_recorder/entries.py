@@ -18,6 +18,7 @@ from mldebug.core.model import (
     FlightRecord,
     Frame,
     GroupCount,
+    PairCount,
     Transfer,
 )
 from mldebug.core.ranksets import unfold
@@ -26,6 +27,7 @@ from mldebug.core.redact import clean
 MAX_GROUPS = 64
 MAX_CALLS = 8  # of one group
 MAX_SENDS = 8
+PAIR = 2  # members of a group whose sends and receives both number alike
 MAX_NAME = 64
 MAX_PATH = 200
 _OP = re.compile(r"[\w.-]{1,40}", re.ASCII)
@@ -63,9 +65,21 @@ def make_record(
         groups=tuple([*_unused(infos), *groups][-MAX_GROUPS:]),
         sends=tuple(map(_send, sends[:MAX_SENDS])),
         transfers=tuple(found for send in sends[:MAX_SENDS] if (found := _transfer(send, infos))),
+        pairs=tuple(_pairs([call for entries in current for call in entries], infos)),
         silent=silent,
         counts=counts,
     )
+
+
+def _pairs(calls: Iterable[RawCall], infos: Mapping[str, GroupInfo]) -> Iterable[PairCount]:
+    """Of each group of two, the last send or receive that is done."""
+    last: dict[str, int] = {}
+    for call in calls:
+        name = call.process_group[0]
+        if call.is_p2p and call.done and name in infos and _size(infos[name].members) == PAIR:
+            last[name] = max(call.p2p_seq_id, last.get(name, 0))
+    for name, done in list(last.items())[-MAX_GROUPS:]:
+        yield PairCount(group=short(name), members=infos[name].members, done=done)
 
 
 def group_counts(status: object, entries: Sequence[RawCall]) -> tuple[GroupCount, ...]:

@@ -117,21 +117,22 @@ def _counted(
     """Members whose dumps leave out finished calls and hold none of this group: how far they are, by their `pg_status`.
 
     It numbers groups as their process does, so only a number counts that all who name this group have in common, and not where it may be
-    that of a send or receive, which the status counts as well.
+    that of a send or receive, which the status counts as well. A group that has called nothing is not in it.
     """
     have = [records[rank] for rank in by_rank]
     numbers = {count.number for one in have for count in one.counts if count.name == name}
     if len(numbers) != 1 or any(one.group == name for record in have for one in record.transfers):
         return {}
-    usual = next(iter(by_rank.values()))
-    found = {}
+    usual, found = next(iter(by_rank.values())), {}
     for rank in members & records.keys() - by_rank.keys():
-        for count in records[rank].counts:
-            near = abs(count.enqueued - usual.enqueued) <= NEAR
-            if count.number in numbers and not count.name and near:
-                found[rank] = msgspec.structs.replace(
-                    usual, enqueued=count.enqueued, completed=count.completed, calls=()
-                )
+        counts = records[rank].counts
+        its = [count for count in counts if count.number in numbers]
+        far = [one for one in its if one.name or abs(one.enqueued - usual.enqueued) > NEAR]
+        if counts and not far:
+            enqueued, completed = (its[0].enqueued, its[0].completed) if its else (0, 0)
+            found[rank] = msgspec.structs.replace(
+                usual, enqueued=enqueued, completed=completed, calls=()
+            )
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
-from mldebug.capture.flight_recorder.entries import MAX_SENDS
+from mldebug.capture.flight_recorder.entries import MAX_SENDS, PAIR
 from mldebug.capture.flight_recorder.votes import View, members_of
 from mldebug.core.model import Collective, FlightGroup, FlightRecord, Frame, Transfer
 
@@ -56,7 +56,12 @@ class Claim(NamedTuple):
     @property
     def ended_on_some(self) -> bool:
         """Is it done for members that leave it only when all have come? Then what holds it up is with those who are still in it."""
-        return bool(self.finished) and not self.rooted and not self.transfer
+        return bool(self.finished) and not self.rooted
+
+    def accuses(self, rank: int) -> bool:
+        """Is this waiting rank still in it, when half of the group or more has left it? What was sent may lie in a buffer, so a transfer has to be its oldest call."""
+        few = 2 * len(self.waiting) <= len(self.members)
+        return self.ended_on_some and few and not (self.transfer and rank in self.held)
 
     def called_at(self, rank: int) -> float:
         """When this waiting rank has called it, unix."""
@@ -177,7 +182,8 @@ def _transfer(
     theirs = records[peer].transfers if peer in records else ()
     wanted = "recv" if one.op == "send" else "send"
     met = any((it.op, it.peer, it.group) == (wanted, own, one.group) for it in theirs)
-    if not met and len(theirs) >= MAX_SENDS:
+    passed = len(numbered) == PAIR and _has_passed(one, records, rank, peer)
+    if not met and not passed and len(theirs) >= MAX_SENDS:
         return
     yield Claim(
         view=View(
@@ -187,13 +193,31 @@ def _transfer(
         sequence=one.sequence,
         members=frozenset((rank, peer)),
         waiting=(rank,),
-        late=(peer,) if peer in records and not met else (),
+        late=(peer,) if peer in records and not (met or passed) else (),
+        finished=(peer,) if passed else (),
         absent=() if peer in records else (peer,),
         peer=peer,
-        met=met,
+        met=met and not passed,
         created_at=one.created_at,
         frames=one.frames,
         transfer=True,
+    )
+
+
+def _has_passed(one: Transfer, records: Mapping[int, FlightRecord], rank: int, peer: int) -> bool:
+    """Is it done for the other of a group of two? By the last that is done there, by what pends there, or by its `pg_status`."""
+    theirs, key = records.get(peer, FlightRecord()), (one.group, one.members)
+    done = [it.done for it in theirs.pairs if (it.group, it.members) == key]
+    pending = [it.sequence for it in theirs.transfers if (it.group, it.members) == key]
+    if pending or done:
+        return max(done, default=min(pending, default=0) - 1) >= one.sequence > 0
+    both = (records[rank], theirs)
+    if any(group.name == one.group for record in both for group in record.groups):
+        return False  # the status may count its collectives
+    numbers = {it.number for it in records[rank].counts if it.name == one.group}
+    return any(
+        it.number in numbers and not it.name and it.completed >= one.sequence > 0
+        for it in theirs.counts
     )
 
 
@@ -214,9 +238,7 @@ class WaitChains:
     def _unfinished(self) -> Iterable[tuple[int, Claim]]:
         """By rank, the oldest call that has ended on half of its group or more, and not on this rank."""
         for rank, own in sorted(self._of.items()):
-            ended = (
-                one for one in own if one.ended_on_some and 2 * len(one.waiting) <= len(one.members)
-            )
+            ended = (one for one in own if one.accuses(rank))
             if first := min(ended, key=lambda one: one.called_at(rank), default=None):
                 yield rank, first
 
