@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from mldebug.core.errors import MldebugError
 from mldebug_agents.web.control_requests import ErrorAnswer
+from mldebug_agents.web.sessions import Sessions
 
 PATH = "/api/v1/alerts"
 MAX_BODY = 8 << 20  # bytes: ten thousand alerts
@@ -24,13 +25,15 @@ Answer = Callable[[bytes], tuple[int, bytes]]
 class AlertmanagerRoute:
     """Takes POSTs of alerts. `answer` handles a body in a thread and returns status and JSON; None until the agent runs."""
 
-    def __init__(self, token_file: Path | None) -> None:
-        self._token_file = token_file
+    def __init__(self, token_file: Path | None, sessions: Sessions) -> None:
+        self._token_file, self._sessions = token_file, sessions
         self.answer: Answer | None = None
 
     async def post(self, request: Request) -> Response:
-        """Answer one POST: 401 or 403 without the token, 408, 413 or 503 where it cannot be handled, else what `answer` says."""
-        refused = await run_in_threadpool(self._refusal, request.headers.get("authorization", ""))
+        """Answer one POST: 401, 403 or 429 without the token, 408, 413 or 503 where it cannot be handled, else what `answer` says."""
+        address = request.client.host if request.client else ""
+        shown = request.headers.get("authorization", "")
+        refused = await run_in_threadpool(self._refusal, shown, address)
         if refused is not None:
             return refused
         try:
@@ -44,7 +47,7 @@ class AlertmanagerRoute:
         status, answer = await run_in_threadpool(self.answer, body)
         return Response(answer, status_code=status, media_type="application/json")
 
-    def _refusal(self, shown: str) -> Response | None:
+    def _refusal(self, shown: str, address: str) -> Response | None:
         if self._token_file is None:
             way_out = "agent: {token_file: /etc/mldebug/token}"
             return _error(403, "this agent takes no alerts: it has no token", way_out)
@@ -54,6 +57,10 @@ class AlertmanagerRoute:
             return _error(503, "the agent's token cannot be read", "see agent.token_file")
         if hmac.compare_digest(shown.encode(errors="replace"), f"Bearer {token}".encode()):
             return None
+        if not self._sessions.tries(address, right=False):
+            refusal = _error(429, "too many wrong tokens", "wait a minute, then try again")
+            refusal.headers["Retry-After"] = "60"
+            return refusal
         refusal = _error(
             401, "the token is not the agent's", "authorization: {credentials_file: …}"
         )

@@ -29,6 +29,7 @@ from mldebug_agents.web.responses import (
     not_modified,
     peer_at,
 )
+from mldebug_agents.web.sessions import Sessions
 from mldebug_agents.web.token_auth import TokenAuth
 
 MAX_ID = 512
@@ -46,6 +47,7 @@ class PageRoutes:
         self,
         state_dir: Path,
         token_file: Path | None,
+        sessions: Sessions,
         group: int | None,
         snapshot: Callable[[], Snapshot | None],
         age: Callable[[], float],
@@ -54,7 +56,7 @@ class PageRoutes:
         self._snapshot = snapshot
         self._age = age
         self._reports = ReportCache(state_dir)
-        self._token_auth = TokenAuth(token_file)
+        self._token_auth = TokenAuth(token_file, sessions)
 
     def at_socket(self) -> list[Route]:
         """The routes of the Unix socket, where the kernel identifies the user."""

@@ -46,6 +46,15 @@ def misled(headers: Mapping[str, str], *, local: bool, node: str = "") -> str:
     return ""
 
 
+def rebound(headers: Mapping[str, str], node: str) -> str:
+    """Why a browser gets nothing that is public, "" where it does: a page of somebody else's may have given its name this address.
+
+    Programs are not asked for the name: a Prometheus may know this node by any.
+    """
+    is_browser = headers.get("user-agent", "").startswith("Mozilla/") or from_browser(headers)
+    return misled(headers, local=False, node=node) if is_browser else ""
+
+
 def forged(headers: Mapping[str, str]) -> bool:
     """Whether a browser sent this POST from anywhere but a page of this address."""
     site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")

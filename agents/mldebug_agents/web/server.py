@@ -6,6 +6,7 @@ without credentials, and with a token the route for alerts and the web pages; ev
 
 import asyncio
 import logging
+import platform
 import socket
 import ssl
 import threading
@@ -37,7 +38,8 @@ from mldebug_agents.web.peer_credentials import (
     may_see_all,
     view,
 )
-from mldebug_agents.web.same_origin import SameOriginOnly
+from mldebug_agents.web.same_origin import SameOriginOnly, rebound
+from mldebug_agents.web.sessions import Sessions
 
 log = logging.getLogger("mldebug")
 
@@ -90,11 +92,14 @@ class AgentServer:
         self._servers: list[tuple[SlowPollServer, threading.Thread]] = []
         self._private_server: SlowPollServer | None = None
         self._stopped = False
-        self.alerts = AlertmanagerRoute(settings.token_file)
+        self._node = platform.node()
+        sessions = Sessions()
+        self.alerts = AlertmanagerRoute(settings.token_file, sessions)
         self.published_at = time.monotonic()
         self.pages = PageRoutes(
             settings.state_dir,
             settings.token_file,
+            sessions,
             self.group,
             snapshot=lambda: self.snapshot,
             age=lambda: time.monotonic() - self.published_at,
@@ -219,6 +224,8 @@ class AgentServer:
 
     def _metrics(self, request: Request) -> Response:
         peer, accept = _peer(request), request.headers.get("accept", "")
+        if peer is None and (why := rebound(request.headers, self._node)):
+            return PlainTextResponse(f"Not answered: {why}.\n", status_code=421)
         if self.snapshot is None:
             return PlainTextResponse("not ready\n", status_code=503)
         if peer is None:  # by TCP they are public

@@ -55,14 +55,18 @@ class Sessions:
             self._open.pop(_hash(shown), None)
 
     def tries(self, address: str, *, right: bool) -> bool:
-        """Whether a login attempt counts; not where this address, or all together, have tried wrong tokens too often lately."""
+        """Whether a login attempt counts; a right token always does, since others may guess from the same address.
+
+        A wrong one does not where this address, or all together, have tried wrong tokens too often lately.
+        """
+        if right:
+            return True
         with self._lock:
             self._forget()
             mine = len(self._wrong.get(address, ()))
             if mine >= TRIES or sum(map(len, self._wrong.values())) >= ALL_TRIES:
                 return False
-            if not right:
-                self._wrong.setdefault(address, deque()).append(self._clock())
+            self._wrong.setdefault(address, deque()).append(self._clock())
             return True
 
     def _forget(self) -> None:

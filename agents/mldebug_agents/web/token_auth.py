@@ -27,9 +27,9 @@ NO_PAGES = "By TCP there are pages only with agent.token_file. At the agent's so
 class TokenAuth:
     """Checks the token or session of a request. Whoever has the token may see everything."""
 
-    def __init__(self, token_file: Path | None) -> None:
-        self._token_file = token_file
-        self._sessions = Sessions()
+    def __init__(self, token_file: Path | None, sessions: Sessions) -> None:
+        """`sessions` counts wrong tokens on all routes."""
+        self._token_file, self._sessions = token_file, sessions
 
     def routes(self) -> list[Route]:
         """The routes for login and logout."""

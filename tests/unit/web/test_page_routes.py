@@ -368,8 +368,33 @@ def test_whoever_guesses_has_few_tries(tcp: tuple[str, int]) -> None:
         answer = log_in(tcp, "wrong")
         assert answer[0] == 401
         assert "set-cookie" not in answer[1]
-    assert log_in(tcp)[0] == 429
-    assert by_tcp(tcp, "/runs", authorization=f"Bearer {TOKEN}")[0] == 429
+    assert log_in(tcp, "wrong")[0] == 429
+    assert by_tcp(tcp, "/runs", authorization=f"Bearer {TOKEN}x")[0] == 429
+    assert by_tcp(tcp, "/api/v1/alerts", "POST", "{}", authorization="Bearer x")[0] == 429
+    assert log_in(tcp)[0] == 303  # whoever guesses at this address shuts nobody out
+    assert by_tcp(tcp, "/runs", authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_the_route_for_alerts_has_as_few_tries(tcp: tuple[str, int]) -> None:
+    post = lambda shown: by_tcp(tcp, "/api/v1/alerts", "POST", "{}", authorization=shown)[0]
+    assert [post("Bearer wrong") for _ in range(TRIES + 2)] == [401] * TRIES + [429] * 2
+    assert post(f"Bearer {TOKEN}") not in (401, 429)
+    assert log_in(tcp, "wrong")[0] == 429
+
+
+@pytest.mark.parametrize(
+    ("agent", "host", "status"),
+    [
+        ("Mozilla/5.0 (X11)", "evil.example", 421),
+        ("Mozilla/5.0 (X11)", "127.0.0.1", 200),
+        ("Prometheus/3.0", "mldebug-agents.monitoring.svc", 200),
+        ("", "evil.example", 200),
+    ],
+)
+def test_a_browser_under_another_name_gets_no_metrics(
+    tcp: tuple[str, int], agent: str, host: str, status: int
+) -> None:
+    assert by_tcp(tcp, "/metrics", user_agent=agent, host=host)[0] == status
 
 
 def test_a_new_token_ends_all_sessions(tcp: tuple[str, int], folder: Path) -> None:
@@ -428,12 +453,14 @@ def test_tries_are_counted_by_address_and_in_all_and_forgotten() -> None:
     sessions = Sessions(lambda: now[0])
     for number in range(ALL_TRIES):
         assert sessions.tries(f"a{number}", right=False)
-    assert not sessions.tries("new", right=True)
+    assert not sessions.tries("new", right=False)
+    assert sessions.tries("new", right=True)
     now[0] = 61.0
     for _ in range(TRIES):
         assert sessions.tries("new", right=False)
-    assert not sessions.tries("new", right=True)
-    assert sessions.tries("other", right=True)
+    assert not sessions.tries("new", right=False)
+    assert sessions.tries("new", right=True)
+    assert sessions.tries("other", right=False)
 
 
 @pytest.mark.parametrize(
