@@ -18,6 +18,7 @@
 A rank that was asked to end, and one whose error only tells that a peer is gone, follow from another's end.
 """
 
+import re
 import signal
 from collections.abc import Sequence
 
@@ -244,6 +245,13 @@ def _begun_by(
     )
     overtaken = first.death is None and any(one.kind is ExitKind.FAILED and not one.own and _earlier(one, first) for one in failing)  # fmt: skip
     weak = lost or doubtful or hinted or overtaken or (textual and before)
+    same = first.error is not None and any(
+        one.own and one.error is not None and alike(one.error.error) == alike(first.error.error)
+        for one in failing
+        if one is not first
+    )
+    if same and first.death is None:  # another run might as well name another of them
+        return abnormal(exits, (first,), Confidence.LOW, attempt)
     sure = own and first.proved and ordered and not weak
     doubt = Confidence.LOW if _is_one_sign(attempt, first, failing) else Confidence.MEDIUM
     return abnormal(exits, (first,), Confidence.HIGH if sure else doubt, attempt)
@@ -259,9 +267,15 @@ def _is_one_sign(
     """
     if first.error is not None:
         return first.error.unclear
-    if first.own or first.kind is ExitKind.KILLED or attempt.shared_error is not None:
+    if (
+        first.own
+        or first.kind is ExitKind.KILLED
+        or has_the_only_traceback(attempt, first, failing)
+    ):
         return False
     silent = [one for one in failing if one.kind is ExitKind.FAILED and not one.own]
+    if attempt.shared_error is not None:
+        return len(silent) > 1
     heard = attempt.output_read or attempt.log or attempt.logs
     aborted = exit_signal(first.exit.status) == signal.SIGABRT
     return aborted or not heard or len(silent) > 1
@@ -312,12 +326,18 @@ def common_error(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> str:
         return ""
     if any(one.kind is not ExitKind.FAILED or one.out_of_memory for one in exits):
         return ""
-    errors = {one.error.error if one.own and one.error else "" for one in exits}
+    errors = {alike(one.error.error) if one.own and one.error else "" for one in exits}
     if errors == {""} and not any(one.error for one in exits):
         shared = attempt.shared_error
         from_all = shared and not shared.blames_peer and shared.copies >= len(exits)
         return shared.error if shared and from_all else ""
-    return errors.pop() if len(errors) == 1 else ""
+    own = next((one.error.error for one in exits if one.error), "")
+    return own if len(errors) == 1 and errors != {""} else ""
+
+
+def alike(error: str) -> str:
+    """An error without its numbers, in which those of several ranks differ."""
+    return re.sub(r"\d+", "0", error)
 
 
 def has_the_only_traceback(

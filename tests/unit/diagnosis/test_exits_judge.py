@@ -42,6 +42,7 @@ OWN = RankError(
     lines=("Traceback", "ValueError: bad shard 7"),
     source="its own output",
 )
+NO_SHARD = RankError(error="FileNotFoundError: /data/shard-0", source="its own output")
 OTHER = RankError(error="KeyError: 3", source="its own output")
 CAUGHT = msgspec.structs.replace(OWN, caught=True)
 ONLY = RankError(error="TypeError: x", source="the job's log", alone=True)
@@ -144,6 +145,9 @@ ABNORMAL = [
     ("the first of all that left alike, with the only traceback", ending(ONE, ONE, ONE, shared_error=ONLY), "rank_exited", [0], "medium", "exited with code 1"),
     ("all left alike within a moment, with one traceback", ending(ONE, ONE, ONE, order=(0, 0, 0), shared_error=ONLY), "unknown", [], "low", "the job's log ends with TypeError: x"),
     ("all failed with one error", ending(ONE, ONE, errors={0: OWN, 1: OWN}), "unknown", [], "low", "all 2 ranks failed with ValueError: bad shard 7"),
+    ("all failed with one error, but for its numbers", ending(ONE, ONE, errors={0: NO_SHARD, 1: msgspec.structs.replace(NO_SHARD, error="FileNotFoundError: /data/shard-1")}), "unknown", [], "low", "all 2 ranks failed with FileNotFoundError"),
+    ("two of three failed alike before the third was ended: another run might name the other", ending(ONE, ONE, TERM, errors={0: OWN, 1: OWN}), "rank_exited", [0], "low", "bad shard 7"),
+    ("the first of two without a word, and a traceback of nobody in particular", ending(ONE, 3 << 8, TERM, shared_error=OWN, output_read=True), "rank_exited", [0], "low", "exited with code 1"),
     ("all failed with one error, in one log", ending(ONE, ONE, shared_error=RankError(error="FileNotFoundError: x", copies=2)), "unknown", [], "low", "all 2 ranks failed with FileNotFoundError: x"),
     ("all left alike, and a log says something", ending(ONE, ONE, shared_error=OWN), "unknown", [], "low", "none says why; the job's log ends with ValueError: bad shard 7"),
     ("told to stop, and one failed with an error", ending(ONE, TERM, errors={0: OWN}, launcher="environment", told_to_stop="caught SIGTERM"), "rank_exited", [0], "high", "ValueError"),

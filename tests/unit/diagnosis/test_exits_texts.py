@@ -500,3 +500,34 @@ def test_torn_tracebacks_of_several_ranks_still_tell_that_they_are_victims() -> 
     found = last_error(torn, "log", shared=True)
     assert found is not None
     assert found.blames_peer
+
+
+WAIT = 'File "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2924, in all_reduce'
+
+
+@pytest.mark.parametrize(
+    ("frame", "error", "unclear"),
+    [
+        (WAIT, "RuntimeError: something that no table knows", True),
+        ('File "/opt/horovod/torch/mpi_ops.py", line 1282, in synchronize', "RuntimeError: x", True),
+        # what is said of arguments, of the own device, and in the job's own code is the rank's own
+        (WAIT, "ValueError: Tensors must be contiguous", False),
+        (WAIT, "RuntimeError: CUDA error: an illegal memory access was encountered", False),
+        (WAIT, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", False),
+        ('File "/job/train.py", line 88, in train_step', "RuntimeError: bad shard 7", False),
+        ('File "/opt/torch/nn/parallel/distributed.py", line 9, in forward', "RuntimeError: Expected to have finished reduction", False),
+    ],
+)  # fmt: skip
+def test_an_unknown_error_from_within_a_library_that_talks_to_others_is_unclear(
+    frame: str, error: str, unclear: bool
+) -> None:
+    text = ["Traceback (most recent call last):", '  File "/job/train.py", line 3, in <module>', "    step()", f"  {frame}", "    work.wait()", error]  # fmt: skip
+    found = last_error(text, "log")
+    assert found is not None
+    assert (found.unclear, found.blames_peer) == (unclear, False)
+
+
+def test_intel_s_and_mpich_s_marks_name_ranks() -> None:
+    text = [f"[{rank}] {line}" for rank in (0, 1) for line in ("Traceback (most recent call last):", '  File "x", line 1', f"KeyError: {rank}")]  # fmt: skip
+    words = take_apart(text, {}, (0, 1))
+    assert {rank: error.error for rank, error in own_errors([LogOutput(path="log", owner=None, words=words)]).items()} == {0: "KeyError: 0", 1: "KeyError: 1"}  # fmt: skip

@@ -1,5 +1,6 @@
 """Last words as people have posted them: who is named, and that what stands before a line never changes it."""
 
+import json
 import random
 
 import pytest
@@ -68,7 +69,12 @@ def tagged(rank: int, line: str) -> str:
     return f"Wed Jun 22 15:48:08 2026[1,{rank}]<stderr>:{line}"
 
 
-DRESSES: tuple[Dress, ...] = (plain, stamped, cri, kubectl, compose, pdsh, ray, coloured, behind_bar, teed, tagged)  # fmt: skip
+def docker(rank: int, line: str) -> str:
+    """Docker's json-file."""
+    return json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-09-18T19:29:44Z"})
+
+
+DRESSES: tuple[Dress, ...] = (plain, stamped, cri, kubectl, compose, pdsh, ray, coloured, behind_bar, teed, tagged, docker)  # fmt: skip
 
 
 def named(outcome: ExitOutcome) -> tuple[int, ...]:

@@ -80,6 +80,11 @@ RANKS: tuple[Accuser, ...] = (
         "called MPI_Abort",
     ),
     Accuser(
+        re.compile(r"\bwait(?:ing|ed)?(?: \d+ ?s\w{0,6})? (?:for|on) ranks? \[?(?P<who>[\d, ]{1,200})"),
+        _NUMBER,
+        "did not come",
+    ),
+    Accuser(
         re.compile(r"ProcessExitedException: process (?P<who>\d{1,7}) terminated"),
         _NUMBER,
         "has ended, says its parent",

@@ -38,12 +38,13 @@ _SOCKET = re.compile(
 _GROUP = re.compile(r"^(?:RuntimeError|torch\.)|gloo|c10d|nccl|Dist[A-Z]\w*Error", re.IGNORECASE)
 # The job's own word that the reason lies elsewhere: ranks that agree to stop
 _SECOND_HAND = re.compile(
-    r"\b(?:another|other|some|remote|failed) (?:rank|worker|process|peer)|\bon (?:an)?other rank",
+    r"\bwait(?:ing|ed)?(?: \d+ ?s\w{0,6})? (?:for|on) (?:all )?(?:ranks?|workers?|peers?)\b|\b(?:another|other|some|remote|failed) (?:rank|worker|process|peer)|\bon (?:an)?other rank",
     re.IGNORECASE,
 )
 # NCCL gives no reason: it may be a peer, the network, the node
 _NO_REASON = re.compile(
-    r"unhandled system error|internal error - please report|ncclInternalError|unhandled (?:cuda|hip) error",
+    r"unhandled system error|internal error - please report|ncclInternalError|unhandled (?:cuda|hip) error"
+    r"|\bNCCL error \d|DistBackendError|DistError\b",
     re.IGNORECASE,
 )
 _REASON = re.compile(r"\b(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d{1,4} )?'")

@@ -48,6 +48,13 @@ _LAUNCHER = re.compile(
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|^MemoryError|DefaultCPUAllocator: (?:can't|not enough memory)|Cannot allocate memory"
 )
+_BY_LIBRARY = re.compile(
+    r"(?:RuntimeError|[\w.]*(?:Internal|Distributed|Communication|Xla|Jax)\w*Error|mpi4py\.\S*)\b(?!.*(?:CUDA|HIP) error)"
+)
+_COMMUNICATION = re.compile(
+    r"/(?:torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives|rendezvous)|horovod/\S{1,80}|mpi4py/\S{1,80}"
+    r"|deepspeed/comm/\S{1,40}|jax/experimental/multihost_utils|jax/_src/distributed|ray/util/collective/\S{1,80})\.py\""
+)
 _CLOSED = re.compile(
     r"[Cc]losed by (?:remote )?peer|[Rr]eset by (?:remote )?peer|Broken pipe|remote process exit|ncclRemoteError|(?:got|sent) 0 bytes"
 )
@@ -98,6 +105,8 @@ def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:
     if began is not None:
         cause = found.causes[began]
         error = f"{error[:160]} … after {with_cause(safe_line(cause.error, 300), lines, cause.at)}"
+    if blame is Blame.OWN and not found.causes and in_communication(lines, found):
+        blame = Blame.UNCLEAR
     traceback = lines[max(found.start, found.end - MAX_LINES) : found.end + 1]
     accuser = texts[began][0] if began is not None else whole_error(lines, found.end, found.error)
     return RankError(
@@ -110,6 +119,17 @@ def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:
         memory=device_memory(lines[found.end]) or device_memory(error),
         accuses=_accused(blame, accuser, lines, found.start),
     )
+
+
+def in_communication(lines: Sequence[str], found: Traceback) -> bool:
+    """Whether a RuntimeError was raised inside a library that talks to other ranks, whose words tell nothing.
+
+    What such a library says of its arguments it says by other exceptions. A lack of memory, or a device's error, is the rank's own.
+    """
+    if not _BY_LIBRARY.match(found.error) or is_out_of_memory(found.error):
+        return False
+    frames = [line for line in lines[found.start : found.end] if 'File "' in line]
+    return bool(frames) and _COMMUNICATION.search(frames[-1]) is not None
 
 
 def _began(causes: Sequence[tuple[str, bool]], last: str) -> tuple[Blame, int | None]:

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from mldebug.jobs.logs.labels import unwrap_docker
+
 _MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?")
 # Behind a time, a progress bar, colours, or what a container writes before each line
 _MARK_INSIDE = re.compile(r"\[rank(?P<number>\d{1,7})\]: ?")
@@ -23,7 +25,8 @@ MARKED_WITHIN = 400  # characters of a line in which a mark may stand
 _TAG = re.compile(
     r"\[(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?P<task>\d{1,7})\]<std(?:out|err|diag)>:(?(prte) ?)"
 )
-_LABEL = re.compile(r" *(?P<task>\d{1,7}): ?")
+# srun -l, and Intel MPI's and MPICH's -prepend-rank
+_LABEL = re.compile(r" *(?:(?=\d{1,7}: ?)|\[(?=\d{1,7}\] ))(?P<task>\d{1,7})(?:\]|:) ?")
 
 
 class LogWords(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +42,7 @@ def take_apart(
 ) -> LogWords:
     """Give marked lines to their ranks; `ranks_of_local` turns local ranks into ranks, `tasks` are numbers of tasks
     that are ranks."""
+    lines = [part for line in lines for part in _unwrapped(line)]
     by_rank: dict[int, list[str]] = {}
     shared: list[str] = []
     every: list[str] = []
@@ -49,6 +53,12 @@ def take_apart(
         every.append(text)
     own = {rank: tuple(some) for rank, some in by_rank.items()}
     return LogWords(by_rank=own, shared=tuple(shared), every=tuple(every))
+
+
+def _unwrapped(line: str) -> Sequence[str]:
+    """The lines in a line of Docker's JSON, wherever it begins; else the line."""
+    at = line.find('{"log":', 0, MARKED_WITHIN)
+    return unwrap_docker(line[at:]) if at >= 0 else (line,)
 
 
 def _labelled(lines: Sequence[str]) -> bool:

@@ -35,7 +35,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"caught collective operation timeout|ran for \d{1,9} milliseconds before timing out",
         r"Some NCCL operations have failed or timed out|caused the desync are",
         r"Received a (?:dump signal|global timeout) (?:due to a collective timeout )?from",
-        r"Timeout at NCCL work|WorkNCCL\(.{0,400}timed out in call to wait",
+        r"Timeout at NCCL work|failure detected by watchdog at work|WorkNCCL\(.{0,400}timed out in call to wait",
     ),
     "heartbeat monitor": (
         r"ProcessGroupNCCL watchdog hang|ProcessGroupNCCL's watchdog got stuck|watchdog got stuck for \d+ ?s",
