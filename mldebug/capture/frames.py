@@ -18,7 +18,7 @@ def is_user(frame: Frame) -> bool:
 
 def is_own(frame: Frame) -> bool:
     """True for code of the training job itself."""
-    return owner_of(frame) is Owner.JOB
+    return not frame.native and owner(frame.path, frame.file) is Owner.JOB
 
 
 def bare(frame: Frame) -> str:
@@ -28,7 +28,7 @@ def bare(frame: Frame) -> str:
 
 def python_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
     """Drop native frames, so that a `--native` stack compares with a plain one."""
-    return tuple(frame for frame in frames if not frame.native)
+    return tuple([frame for frame in frames if not frame.native])
 
 
 def site(frames: Iterable[Frame]) -> Frame | None:
@@ -48,9 +48,8 @@ def own_path(frames: Iterable[Frame]) -> tuple[str, ...]:
     return labels(filter(is_own, frames))
 
 
-def inner(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The frames inside that place, innermost first: what the job's line called. All, where no line is the job's."""
-    place = site(frames)
+def inner(frames: tuple[Frame, ...], place: Frame | None) -> tuple[Frame, ...]:
+    """The frames inside the stack's `site`, innermost first: what the job's line called. All, where no line is the job's."""
     if place is None or owner_of(place) is Owner.FRAMEWORK:
         return frames
     return frames[: frames.index(place)]
@@ -97,7 +96,7 @@ def _parked(main: ThreadStack) -> bool:
     if not python:
         return False
     waits = bare(python[0]) in _WAITS and owner_of(python[0]) is Owner.LIBRARY
-    return waits or not any(map(is_own, python))
+    return waits or not any(map(is_own, reversed(python)))  # its outermost frame mostly is
 
 
 def _handed_over(main: ThreadStack) -> bool:

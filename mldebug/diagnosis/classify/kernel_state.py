@@ -2,7 +2,6 @@
 
 import re
 
-from mldebug.capture.frames import inner
 from mldebug.core.model import Classification, OpenFile, ProcessState, Role, ThreadState
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.classify.awaited.file_locks import waits_for_file_lock, with_holders
@@ -97,7 +96,7 @@ def stdin_wait(process: ProcessFacts) -> Classification | None:
     reading = thread.syscall in READ_CALLS and thread.syscall_args[:1] == (0,)
     if not reading or not process.asleep:
         return None
-    if any(call.file.fullmatch(f.file) for f in inner(process.frames) for call in PYTHON[:1]):
+    if any(call.file.fullmatch(f.file) for f in process.region for call in PYTHON[:1]):
         return inert(
             process, "debugger", f"stands in a debugger in {process.at}", "reads standard input"
         )

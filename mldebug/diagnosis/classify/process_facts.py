@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from mldebug.capture.frames import principal, python_frames, site
+from mldebug.capture.frames import inner, principal, python_frames, site
 from mldebug.core.model import Frame, ProcessCapture, ThreadStack, ThreadState
 from mldebug.diagnosis.classify.tables.kernel_waits import FUTEX_WAITS
 
@@ -27,6 +27,7 @@ class ProcessFacts:
         self.native = principal(capture.native, capture.pid)
         self.frames = python_frames((self.stack or self.native or ThreadStack(tid=0)).frames)
         self.place: Frame | None = site(self.frames)
+        self.region = inner(self.frames, self.place)  # what the job's line called, innermost first
         self.thread: ThreadState = self._thread()
         self.movement = capture.movement
 

@@ -80,7 +80,8 @@ def _by_other_threads(process: ProcessFacts) -> Classification | None:
     for stack in process.capture.stacks:
         if stack is process.stack or site(stack.frames) is None:
             continue
-        match = _match_calls(python_frames(stack.frames))
+        frames = python_frames(stack.frames)
+        match = _match_calls(inner(frames, site(frames)))
         if match and match[0].role is Role.WAITING and match[0].name != "device_sync":
             return _waits_in_thread(process, stack, *match)
     return None
@@ -108,7 +109,7 @@ def _waits_in_thread(
 def _by_calls(process: ProcessFacts, capture: RankCapture) -> Classification | None:
     """Ask the table of Python calls; the kernel and the native stack then make it direct, or correct it."""
     runs_python = bool(process.stack and process.stack.owns_gil)
-    match = _match_calls(process.frames, runs_python=runs_python)
+    match = _match_calls(process.region, runs_python=runs_python)
     if match is None:
         return _backward(process)
     row, operation = match
@@ -152,36 +153,28 @@ def _other_threads(process: ProcessFacts) -> str:
     return f" ({'; '.join(threads[:3])})" if threads else ""
 
 
-def _match_calls(frames: tuple[Frame, ...], *, runs_python: bool = False) -> Match | None:
+def _match_calls(region: tuple[Frame, ...], *, runs_python: bool = False) -> Match | None:
     """The first row that matches; the operation is the outermost matching call, as the user wrote it.
 
     `runs_python`: the thread holds the interpreter's lock, so that the line it stands in does not block.
     """
-    region = inner(frames)
-    rows = [_rows_of(_file(frame), bare(frame)) for frame in region]
-    first = min((r for n, found in enumerate(rows) for r in found if not PYTHON[r].top or (n == 0 and not runs_python)), default=None)  # fmt: skip
+    rows = [_rows_of(frame.path, frame.file, frame.function) for frame in region]
+    first = min((r for n, found in enumerate(rows) if found for r in found if not PYTHON[r].top or (n == 0 and not runs_python)), default=None)  # fmt: skip
     if first is None:
         return None
-    hits = [bare(frame) for frame, found in zip(region, rows, strict=True) if first in found]
     row = PYTHON[first]
     if row.name == "dataloader" and any(frame.file.endswith(_LOADS_ITSELF) for frame in region):
         return None
-    return row, row.operation or hits[0 if row.top else -1]
-
-
-def _file(frame: Frame) -> str:
-    """The file as far as it is known: a tool may show no more than its last part."""
-    return frame.file if "/" in frame.file else frame.path or frame.file
+    hits = [frame for frame, found in zip(region, rows, strict=True) if first in found]
+    return row, row.operation or bare(hits[0 if row.top else -1])
 
 
 @lru_cache(maxsize=4096)
-def _rows_of(file: str, function: str) -> tuple[int, ...]:
+def _rows_of(path: str, file: str, function: str) -> tuple[int, ...]:
     """The rows that this call fits; thousands of ranks stand in a few dozen calls."""
-    return tuple(
-        index
-        for index, row in enumerate(PYTHON)
-        if row.file.fullmatch(file) and row.function.fullmatch(function)
-    )
+    where = file if "/" in file else path or file  # a tool may show no more than its last part
+    name = function.rpartition(".")[2]
+    return tuple(n for n, row in enumerate(PYTHON) if row.file.fullmatch(where) and row.function.fullmatch(name))  # fmt: skip
 
 
 def _frozen_work(process: ProcessFacts, doing: str) -> Classification | None:
@@ -198,9 +191,7 @@ def _backward(process: ProcessFacts) -> Classification | None:
     """`backward()` computes, or waits inside for other ranks: native frames decide, else whether it sleeps."""
     row = BACKWARD
     hits = [
-        f
-        for f in inner(process.frames)
-        if row.file.fullmatch(f.file) and row.function.fullmatch(bare(f))
+        f for f in process.region if row.file.fullmatch(f.file) and row.function.fullmatch(bare(f))
     ]
     if not hits:
         return None

@@ -138,7 +138,7 @@ def test_the_site_is_the_innermost_line_of_the_job_itself() -> None:
     ).frames
 
     assert site(frames).label == "batches (megatron/data.py:7)"
-    assert len(inner(frames)) == 3
+    assert len(inner(frames, site(frames))) == 3
     assert not is_user(frame("wait (threading.py:320)"))
 
 
