@@ -3,6 +3,7 @@
 Pure: the clock is an argument, and what must be stored is handed out by `changed`. Unix seconds throughout.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 import msgspec
@@ -114,7 +115,11 @@ class EventRegistry:
     # --- inside --------------------------------------------------------------------------------------
 
     def _begin(self, alert: Alert, now: float) -> None:
-        if alert.key not in self._events and len(self._events) >= MOST and not self._make_room():
+        if (
+            alert.key not in self._events
+            and len(self._events) >= MOST
+            and not self._make_room(alert.uid)
+        ):
             self.dropped += 1
             return
         since = now if alert.since is None else min(now, alert.since)
@@ -134,10 +139,20 @@ class EventRegistry:
         if not 0 <= now - event.fired < event.alert.stands:
             self._set(msgspec.structs.replace(event, state=EventState.RESOLVED))
 
-    def _make_room(self) -> bool:
+    def _make_room(self, uid: int) -> bool:
+        """Forget what is over, else the newest event of whoever has most, unless that is the user who wants one more."""
         over = [one for one in self._events.values() if one.state is EventState.RESOLVED]
         if not over:
-            return False
+            held = Counter(one.alert.uid for one in self._events.values())
+            heaviest = max(held, key=lambda one: (held[one], one))
+            if held[heaviest] <= held[uid] + 1:
+                return False
+            self.dropped += 1
+            newest = next(
+                k for k, one in reversed(self._events.items()) if one.alert.uid == heaviest
+            )
+            self._drop(newest)
+            return True
         oldest = min(over, key=lambda one: one.ended or 0.0)
         self.dropped += not oldest.acknowledged
         self._drop(oldest.key)

@@ -25,6 +25,7 @@ from mldebug.core.model import Judgement
 from mldebug.core.plugin_options import Plugin
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.incidents.incident import Incident
+from mldebug.jobs.owners import in_turns
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.delivery import WORKER, ChannelDelivery, ChannelOrder
 from mldebug_agents.alerts.incident_alerts import INCIDENT, alert_of, is_ours_to_report
@@ -192,7 +193,7 @@ class AlertNotifier:
             line.keep_only(everything)
         known = [one for one in self.registry.all() if one.state is not EventState.PENDING]
         events = EventsView(
-            events=tuple(map(_view, known[-SHOWN:])),
+            events=tuple(map(_view, _newest(known))),
             counts=_counts(known),
             dropped=self.registry.dropped,
             channels=tuple(self._state(line) for line in self._lines.values()),
@@ -233,6 +234,12 @@ def _subject_alerts(snapshot: Snapshot) -> Iterator[SubjectAlerts]:
     yield from of_saves("", -1, snapshot.saves)
     for run in snapshot.runs:
         yield from of_saves(run.id, run.uid, run.saves)
+
+
+def _newest(events: list[AlertEvent]) -> list[AlertEvent]:
+    """As many as are shown, the newest of each user, in their order: nobody's many push out another's."""
+    shown = in_turns(reversed(events), lambda one: one.alert.uid)[:SHOWN]
+    return sorted(shown, key=lambda one: one.started)
 
 
 def _view(event: AlertEvent) -> EventView:

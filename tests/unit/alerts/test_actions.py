@@ -357,6 +357,20 @@ def test_a_step_has_a_cool_down_for_each_run_and_a_limit_in_the_hour() -> None:
     assert limits.refusal("stop", "r4", NOW + 3601, 600, 3) == ""
 
 
+def test_what_one_user_s_jobs_used_up_is_not_missing_to_another() -> None:
+    """Twelve stalls of B: A's `page` was refused, since it ran ten times in the last hour."""
+    limits = ActionRateLimits()
+    for number in range(10):
+        assert limits.refusal("page", f"b{number}", NOW, 600, 10, uid=2002) == ""
+        limits.note("page", f"b{number}", NOW, 600, uid=2002)
+    assert "10 times" in limits.refusal("page", "b10", NOW, 600, 10, uid=2002)
+    for number in range(5):  # his half
+        assert limits.refusal("page", f"a{number}", NOW, 600, 10, uid=2001) == ""
+        limits.note("page", f"a{number}", NOW, 600, uid=2001)
+    assert "15 times" in limits.refusal("page", "a5", NOW, 600, 10, uid=2001)
+    assert limits.refusal("page", "node", NOW, 600, 10) == ""  # what concerns the node itself
+
+
 def test_a_cool_down_outlives_the_agent(tmp_path: Path, spawner: Spawner) -> None:
     rules = settings(steps=counting(tmp_path))
     first = Stand(tmp_path, spawner, rules)

@@ -141,6 +141,31 @@ def test_ten_thousand_alarms_are_bounded_and_the_rest_is_counted() -> None:
 # --- words ---------------------------------------------------------------------------------------
 
 
+def test_one_user_s_thousands_of_alerts_leave_room_for_another_s() -> None:
+    book = EventRegistry()
+    for number in range(MOST + 50):
+        book.raise_(alarm(f"b{number}", uid=2002), NOW, at_once=True)
+    book.raise_(alarm("a", uid=2001), NOW + 1, at_once=True)
+    book.raise_(alarm("node"), NOW + 1, at_once=True)
+    for number in range(50):  # he raises them again at each turn
+        book.raise_(alarm(f"b{MOST + number}", uid=2002), NOW + 2, at_once=True)
+    assert book.get("a") is not None
+    assert book.get("node") is not None
+    assert len(book.all()) == MOST
+    assert book.get("b0") is not None  # his own first ones stay
+
+
+def test_the_events_that_are_shown_are_some_of_each_user() -> None:
+    events = [
+        AlertEvent(alert=alarm(f"b{n}", uid=2002), state=EventState.FIRING, started=NOW + n)
+        for n in range(500)
+    ]
+    mine = AlertEvent(alert=alarm("a", uid=2001), state=EventState.FIRING, started=NOW - 9)
+    shown = notifier._newest([mine, *events])
+    assert len(shown) == notifier.SHOWN
+    assert [one.key for one in shown[:2]] == ["a", "b401"]
+
+
 def test_a_hostile_name_neither_breaks_the_subject_nor_leaks_a_secret() -> None:
     evil = "job\r\nBcc: x@evil\x1b[31m token=hf_abcdefghijklmnopqrstuvwxyz müller"
     event = AlertEvent(

@@ -29,6 +29,7 @@ from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.redact import safe_line
+from mldebug.jobs.owners import in_turns
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.alerts.action_runner.action_counts import ActionCounts
 from mldebug_agents.alerts.action_runner.audit import AuditLog
@@ -65,6 +66,7 @@ class ActionStep(NamedTuple):
     against: str = ""
     dry: bool = False
     since: Callable[[], str] = str  # what is against it by now; "": nothing
+    uid: int = -1  # whose job it concerns
 
 
 class StepResult(NamedTuple):
@@ -93,7 +95,9 @@ class ActionRunner:
         self._settings, self._link = config.actions, config.events.link
         self.captures = captures
         self._audit = AuditLog(config.agent.state_dir, inbox)
-        self._worker = Worker(WORKER, carry_out, inbox, DEADLINE, HANDS)
+        self._worker = Worker(
+            WORKER, carry_out, inbox, DEADLINE, HANDS, whose=lambda step: step.uid
+        )
         self._limits = ActionRateLimits()
         self._tally = ActionCounts()
         self._chains: dict[str, ActionChain] = {}  # by key of the event
@@ -120,7 +124,7 @@ class ActionRunner:
             known = self._chains.get(event.key)
             if not is_over(event) and (known is None or known.started != event.started):
                 self._begin(event)
-        for key, chain in list(self._chains.items()):
+        for key, chain in in_turns(self._chains.items(), lambda one: self._user(one[0])):
             known_event = self._registry.get(key)
             if len(self._under_way) >= AT_ONCE:
                 return
@@ -173,17 +177,18 @@ class ActionRunner:
         job, harms = jobs.get(facts.labels.get("run", "")), action_of(plugin).harms
         others = tuple(one for one in jobs.values() if one is not job)
         work = self._work(facts, as_it_was(job, event) if harms else job, others)
-        order = ActionStep(chain, plugin, work, since=lambda: self._since(chain))
+        uid = event.alert.uid
+        order = ActionStep(chain, plugin, work, since=lambda: self._since(chain), uid=uid)
         against = refusal(chain, event, self._settings) if harms else ""
         if against or self._settings.dry_run:
             self._order(order._replace(against=against, dry=self._settings.dry_run))
         elif chain.begun:
             self._go(order, facts, harms=harms)
-        elif why := self._limited(chain.step, facts):
+        elif why := self._limited(chain.step, facts, uid):
             self._decide(chain, plugin, StepResult(ActionOutcome.REFUSED, why), facts)
         else:
             now, rules = self._now(), self._settings
-            self._limits.note(chain.step, subject_of(facts), now, rules.cooldown)
+            self._limits.note(chain.step, subject_of(facts), now, rules.cooldown, uid)
             self._state_store.remember(LIMITS, msgspec.json.encode(self._limits.past))
             self._waiting[chain.key] = time.monotonic()
             self._keep(chain.begin())
@@ -211,10 +216,14 @@ class ActionRunner:
         against = refusal(chain, self._registry.get(chain.key), settings)
         return against or ("actions.dry_run is on by now" if settings.dry_run else "")
 
-    def _limited(self, step: str, facts: ActionFacts) -> str:
+    def _user(self, key: str) -> int:
+        event = self._registry.get(key)
+        return event.alert.uid if event is not None else -1
+
+    def _limited(self, step: str, facts: ActionFacts, uid: int) -> str:
         rules = self._settings
         return self._limits.refusal(
-            step, subject_of(facts), self._now(), rules.cooldown, rules.hourly
+            step, subject_of(facts), self._now(), rules.cooldown, rules.hourly, uid
         )
 
     def _work(self, facts: ActionFacts, job: Job | None, others: tuple[Job, ...]) -> ActionInput:
