@@ -98,10 +98,10 @@ def prefers_openmetrics(accept: str) -> bool:
 
 
 def _quality(parameters: list[str]) -> float:
-    for one in parameters:
-        if one.startswith("q="):
+    for parameter in parameters:
+        if parameter.startswith("q="):
             try:
-                return float(one[2:])
+                return float(parameter[2:])
             except ValueError:
                 return 0.0
     return 1.0

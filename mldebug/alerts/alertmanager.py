@@ -51,7 +51,7 @@ def wanted(body: bytes) -> tuple[RunLabels, ...]:
         raise UsageError("this is no payload of Alertmanager's webhook", _HOW) from None
     if payload.version != VERSION:
         raise UsageError(f"its version is {safe_line(payload.version, 20)!r} and not '4'", _HOW)
-    firing = (one.labels for one in payload.alerts if one.status == "firing")
+    firing = (alert.labels for alert in payload.alerts if alert.status == "firing")
     return tuple(dict.fromkeys(map(_of, firing)))
 
 

@@ -31,7 +31,7 @@ def message_of(event: AlertEvent, node: str, link: str = "", version: str = "") 
         sentence=sentence,
         subject=safe_line(f"[{state}] {node}: {sentence}", SUBJECT),
         verdict=alert.verdict,
-        culprits=tuple(safe_line(one, 300) for one in alert.culprits[:MOST_CULPRITS]),
+        culprits=tuple(safe_line(culprit, 300) for culprit in alert.culprits[:MOST_CULPRITS]),
         next_steps=tuple(safe_line(one, 500) for one in alert.next_steps[:MOST_STEPS]),
         report=alert.report,
         link=_link(alert.report, link),
@@ -60,7 +60,7 @@ def cleaned(alert: Alert) -> Alert:
         sentence=safe_line(alert.sentence, 2000),
         labels={name: safe_line(value, 200) for name, value in alert.labels.items()},
         next_steps=tuple(safe_line(one, 500) for one in alert.next_steps[:MOST_STEPS]),
-        culprits=tuple(safe_line(one, 300) for one in alert.culprits[:MOST_CULPRITS]),
+        culprits=tuple(safe_line(culprit, 300) for culprit in alert.culprits[:MOST_CULPRITS]),
         blamed=tuple(map(_cleaned, alert.blamed[:MOST_CULPRITS])),
     )
 
@@ -73,7 +73,7 @@ def _cleaned(one: Culprit) -> Culprit:
 def plain_text(message: EventMessage) -> str:
     """The message as the text of a mail or chat."""
     lines = [message.sentence, ""]
-    lines += [f"culprit: {one}" for one in message.culprits]
+    lines += [f"culprit: {culprit}" for culprit in message.culprits]
     lines += [f"next step: {one}" for one in message.next_steps]
     lines += [f"report: {message.link}"] if message.link else []
     lines += [f"{name}: {value}" for name, value in sorted(message.labels.items())]

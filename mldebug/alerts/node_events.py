@@ -38,7 +38,7 @@ def together(words: Iterable[SubjectAlerts]) -> SubjectAlerts:
     """Merge the alerts of several subjects."""
     parts = tuple(words)
     return SubjectAlerts(
-        alerts=tuple(one for word in parts for one in word.alerts),
+        alerts=tuple(alert for word in parts for alert in word.alerts),
         watched=tuple(one for word in parts for one in word.watched),
         unsure=tuple(one for word in parts for one in word.unsure),
     )
@@ -59,7 +59,7 @@ def of_storage(parts: Iterable[CollectorState]) -> Iterator[SubjectAlerts]:
             )
             for one in part.alarms
         )
-        silent = [one.what.partition(" ")[2] or one.what for one in part.gaps]
+        silent = [gap.what.partition(" ")[2] or gap.what for gap in part.gaps]
         silent += [one.subject for one in part.alarms if one.kind == "stuck"]
         yield SubjectAlerts(
             alerts=alerts,
@@ -71,7 +71,7 @@ def of_storage(parts: Iterable[CollectorState]) -> Iterator[SubjectAlerts]:
 def of_memory(memory: NodeMemory | None) -> Iterator[SubjectAlerts]:
     """The alerts about memory of the host and of control groups; none where `memory` is None, not read yet."""
     if memory is not None:
-        alerts = (_memory(one, memory) for one in memory.levels if one.alarm)
+        alerts = (_memory(level, memory) for level in memory.levels if level.alarm)
         yield SubjectAlerts(alerts=tuple(alerts), watched=(MEMORY,))
 
 
@@ -81,15 +81,15 @@ def of_saves(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[Subj
     `run`: its name, "" for folders named in the configuration. `uid`: the user who is told. A series that could not be read is `unsure`.
     """
     begin = f"{SAVES}{_name(run)}/"
-    for one in states:
-        key = f"{begin}{_name(one.folder)}/{_name(one.series)}#"
-        if one.trouble:
+    for state in states:
+        key = f"{begin}{_name(state.folder)}/{_name(state.series)}#"
+        if state.trouble:
             yield SubjectAlerts(unsure=(key,))
-        elif one.newest is not None and one.newest.state is SaveNews.INCOMPLETE:
-            labels = {"run": run, "folder": one.folder, "series": one.series}
+        elif state.newest is not None and state.newest.state is SaveNews.INCOMPLETE:
+            labels = {"run": run, "folder": state.folder, "series": state.series}
             alert = Alert(
                 key=f"{key}incomplete", kind="save_incomplete", severity=Severity.WARNING, uid=uid,
-                sentence=f"checkpoint in {one.folder}: {one.sentence}", labels=labels,
+                sentence=f"checkpoint in {state.folder}: {state.sentence}", labels=labels,
             )  # fmt: skip
             yield SubjectAlerts(alerts=(alert,))
         else:

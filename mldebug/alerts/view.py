@@ -60,5 +60,5 @@ class EventsView(Noun, frozen=True, kw_only=True):
 
 def for_user(view: EventsView, uid: int | None) -> EventsView:
     """What the user with this uid may see: events of the node and of the user's own jobs, but no channels and no actions."""
-    visible = tuple(one for one in view.events if one.uid in (-1, uid))
+    visible = tuple(event for event in view.events if event.uid in (-1, uid))
     return EventsView(events=visible, dropped=view.dropped)

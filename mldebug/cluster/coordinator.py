@@ -142,7 +142,7 @@ class Coordinator(PeerRoster):
 
     def open(self) -> frozenset[str]:
         """Ids of the open incidents."""
-        return frozenset(one.incident for one in self._stalls.values() if not one.over)
+        return frozenset(stall.incident for stall in self._stalls.values() if not stall.over)
 
     def named(self, job: str, uid: int | None = None) -> tuple[CaptureCall, ...]:
         """The runs with this name, or whose id begins so, as calls without an incident. `uid`: only of this user; None: of all."""

@@ -42,7 +42,7 @@ class CaptureCall(NamedTuple):
     @property
     def node_list(self) -> str:
         """The scheduler's node list, from any announcement of the run: some left it out for lack of space."""
-        news = (one for peer in self.peers for one in peer.announcement.runs)
+        news = (run for peer in self.peers for run in peer.announcement.runs)
         lists = (one.node_list for one in (self.news, *news) if one.key == self.news.key)
         return next(filter(None, lists), "")
 
@@ -69,8 +69,8 @@ class ClusterStall(msgspec.Struct):
 def aged(message: T, seconds: float) -> T:
     """The message with all ages in it increased by `seconds`."""
     signals = tuple(
-        msgspec.structs.replace(one, age=one.age + seconds, stale=one.stale + seconds)
-        for one in message.signals
+        msgspec.structs.replace(signal, age=signal.age + seconds, stale=signal.stale + seconds)
+        for signal in message.signals
     )
     return msgspec.structs.replace(message, signals=signals)
 
@@ -110,5 +110,5 @@ def first_of_each_kind(shown: Iterable[tuple[KnownPeer, RunNews]]) -> tuple[str,
 
 def shown_ranks(peers: Iterable[KnownPeer], key: RunKey) -> int:
     """How many ranks of the run these nodes have announced."""
-    shown = (news.ranks for one in peers for news in one.announcement.runs if news.key == key)
+    shown = (news.ranks for peer in peers for news in peer.announcement.runs if news.key == key)
     return count_ranks(join_intervals(shown))

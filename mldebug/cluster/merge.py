@@ -90,9 +90,9 @@ def renamed(capture: NodeCapture, name: str) -> NodeCapture:
         capture.job, nodes=(name,), ranks=tuple(_on(one, name) for one in capture.job.ranks)
     )
     ranks = tuple(
-        msgspec.structs.replace(one, identity=_on(one.identity, name)) for one in capture.ranks
+        msgspec.structs.replace(rank, identity=_on(rank.identity, name)) for rank in capture.ranks
     )
-    faults = tuple(msgspec.structs.replace(one, node=name) for one in capture.faults)
+    faults = tuple(msgspec.structs.replace(fault, node=name) for fault in capture.faults)
     return msgspec.structs.replace(capture, node=name, job=job, ranks=ranks, faults=faults)
 
 
@@ -117,7 +117,7 @@ def _run(
     listed_by: str,
 ) -> MergedRun:
     captures = _joined(key, sorted(claims, key=lambda one: (_lowest(one.capture), one.name)))
-    queried = _queried(answers, refused, {one.name for one in claims}, listed_by)
+    queried = _queried(answers, refused, {claim.name for claim in claims}, listed_by)
     queried = msgspec.structs.replace(queried, hidden=_hiding(answers, captures[0].job.uid))
     first = captures[0]
     first = msgspec.structs.replace(
@@ -166,8 +166,8 @@ def _of_one_shape(claims: list[_Claim], refused: dict[str, str]) -> list[_Claim]
     """
     votes = Counter(_shape(one.capture.job) for one in claims)
     ranks: Counter[tuple[int, int]] = Counter()
-    for one in claims:
-        ranks[_shape(one.capture.job)] += len(one.capture.ranks)
+    for claim in claims:
+        ranks[_shape(claim.capture.job)] += len(claim.capture.ranks)
     winner = max(votes, key=lambda shape: (votes[shape], ranks[shape], shape))
     kept = []
     for one in claims:
@@ -198,15 +198,15 @@ def _once_each_machine(claims: list[_Claim]) -> list[_Claim]:
 
 
 def _processes(capture: NodeCapture) -> tuple[tuple[int, int, int], ...]:
-    return tuple((one.rank, one.pid, one.start_ticks) for one in capture.job.ranks)
+    return tuple((rank.rank, rank.pid, rank.start_ticks) for rank in capture.job.ranks)
 
 
 def _once_each_rank(claims: list[_Claim], refused: dict[str, str]) -> list[_Claim]:
     """Where two nodes show one rank, nobody knows which lies: neither is used."""
     holders: dict[int, list[str]] = {}
-    for one in claims:
-        for rank in one.capture.ranks:
-            holders.setdefault(rank.identity.rank, []).append(one.name)
+    for claim in claims:
+        for rank in claim.capture.ranks:
+            holders.setdefault(rank.identity.rank, []).append(claim.name)
     doubled = {rank: names for rank, names in holders.items() if len(names) > 1}
     for number, names in sorted(doubled.items()):
         for name in names:
@@ -252,7 +252,7 @@ def _refusals(queried: QueriedNodes) -> Iterator[Remark]:
 
 def _joined(key: RunKey, claims: list[_Claim]) -> list[NodeCapture]:
     """All under one id; a rank that lives on one node is not lost on another."""
-    living = {rank.identity.rank for one in claims for rank in one.capture.ranks}
+    living = {rank.identity.rank for claim in claims for rank in claim.capture.ranks}
     return [_as_one(one.capture, run_id(key), living) for one in claims]
 
 

@@ -221,7 +221,7 @@ def of_user(view: ClusterView, uid: int | None) -> ClusterView:
         for one in view.members
     )
     return msgspec.structs.replace(
-        view, members=tuple(one for one in nodes if one.runs), refused={}
+        view, members=tuple(node for node in nodes if node.runs), refused={}
     )
 
 
@@ -265,8 +265,8 @@ def _believed_run(news: RunNews) -> RunNews:
     stage, key = clean(news.stage, 20), tuple(clean(one, 300) for one in news.key[:8])
     end = None if news.end is None else _believed_end(news.end)
     gaps = tuple(
-        Gap(what=clean(one.what, 200), reason=clean(one.reason, 300))
-        for one in news.gaps[:MAX_GAPS]
+        Gap(what=clean(gap.what, 200), reason=clean(gap.reason, 300))
+        for gap in news.gaps[:MAX_GAPS]
     )
     return msgspec.structs.replace(news, **words, stage=stage, key=key, end=end, gaps=gaps)
 

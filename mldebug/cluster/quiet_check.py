@@ -54,4 +54,4 @@ def _moves(noticed: Shown, others: Iterable[Shown]) -> bool:
 def _newest(shown: Shown) -> float | None:
     """When that node saw the run move last, by the clock here; None where it sees no steps."""
     peer, news = shown
-    return max((peer.at - max(0.0, one.age) for one in news.signals), default=None)
+    return max((peer.at - max(0.0, signal.age) for signal in news.signals), default=None)

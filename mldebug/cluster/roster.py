@@ -115,7 +115,7 @@ class PeerRoster:
 
     def others(self, call: CaptureCall, now: float) -> tuple[KnownPeer, ...]:
         """Nodes that have announced themselves before, but not lately, and may have ranks of this run by now."""
-        known = {one.announcement.node for one in call.peers}
+        known = {peer.announcement.node for peer in call.peers}
         return tuple(
             one
             for name, one in self._peers.items()
@@ -124,7 +124,7 @@ class PeerRoster:
 
     def idle(self, call: CaptureCall, hosts: Collection[str], now: float) -> tuple[KnownPeer, ...]:
         """Those of these hosts whose agents announce themselves, but no rank of this run."""
-        known = {one.announcement.node for one in call.peers}
+        known = {peer.announcement.node for peer in call.peers}
         short = {host.partition(".")[0] for host in hosts}
         return tuple(
             one
@@ -165,7 +165,7 @@ class PeerRoster:
             )
             for name, one in sorted(self._peers.items())
         ]  # fmt: skip
-        known = {*self._peers, *(one.address for one in self._peers.values())}
+        known = {*self._peers, *(peer.address for peer in self._peers.values())}
         known |= {name.partition(".")[0] for name in self._peers}
         found += [
             MemberView(node=name)

@@ -121,7 +121,7 @@ def _without_origins(rank: RankCapture) -> RankCapture:
 
 
 def _without_frames(group: FlightGroup) -> FlightGroup:
-    calls = tuple(msgspec.structs.replace(one, frames=()) for one in group.calls)
+    calls = tuple(msgspec.structs.replace(call, frames=()) for call in group.calls)
     return msgspec.structs.replace(group, calls=calls)
 
 

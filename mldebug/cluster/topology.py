@@ -19,7 +19,7 @@ def placed(queried: QueriedNodes, topology: Topology | None) -> QueriedNodes:
     for label, nodes in topology.items():
         for name in unfold_nodes(nodes):
             places.setdefault(name, label)
-    names = ((one, one.name.partition(".")[0]) for one in queried.nodes)
+    names = ((node, node.name.partition(".")[0]) for node in queried.nodes)
     labelled = (
         msgspec.structs.replace(one, place=places.get(one.name) or places.get(short, ""))
         for one, short in names

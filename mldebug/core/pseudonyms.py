@@ -132,7 +132,7 @@ class Pseudonyms:
 
     def _options(self, items: Sequence[Any]) -> Sequence[Any]:
         """A command line in a list: the value that follows `--token` stands for itself."""
-        if not all(isinstance(one, str) for one in items):
+        if not all(isinstance(item, str) for item in items):
             return items
         pairs = list(zip(items, redact_argv(items), strict=True))
         self.counts["secret"] += sum(new == HIDDEN != old for old, new in pairs)

@@ -39,7 +39,7 @@ def accept(node: str, checks: Sequence[NodeCheck], cut: str = "") -> Acceptance:
 
     `cut`: why not all was checked. Then the node is not fit, but that is no reason to drain it.
     """
-    failed = [one for one in checks if one.state == "failed"]
+    failed = [check for check in checks if check.state == "failed"]
     fine = [one.stage for one in checks if one.state == "fine"]
     skipped = list(dict.fromkeys(one.stage for one in checks if one.state == "skipped"))
     if failed:

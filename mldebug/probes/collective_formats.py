@@ -51,12 +51,12 @@ def as_csv(results: Iterable[CollectiveResult]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for one in results:
-        time = one.time_seconds
-        right = "" if one.correct is None else str(one.correct).lower()
-        speeds = (one.algbw_bytes_per_second, one.busbw_bytes_per_second)
+    for result in results:
+        time = result.time_seconds
+        right = "" if result.correct is None else str(result.correct).lower()
+        speeds = (result.algbw_bytes_per_second, result.busbw_bytes_per_second)
         times = (time.min, time.median, time.max, time.p99)
-        writer.writerow([one.op, one.bytes, one.ranks, *times, *speeds, right])
+        writer.writerow([result.op, result.bytes, result.ranks, *times, *speeds, right])
     return text.getvalue()
 
 

@@ -160,8 +160,8 @@ def judge(series: ProbeSeries, runs: Sequence[ProbeRun]) -> JudgedSeries:
     """The series with its verdict, from at least one run, the oldest first."""
     last = tuple(runs[-LAST:])
     detector = TrendDetector()
-    for one in runs:
-        detector.add(one.speed)
+    for run in runs:
+        detector.add(run.speed)
     usual = detector.usual
     now = median(one.speed for one in last)
     return JudgedSeries(

@@ -64,7 +64,7 @@ def isolate(
         suspects = tuple(f"{one.members[0]}: {one.evidence}" for one in alone)
         return Isolation(outcome="unknown", sentence=_unknown(suspects), suspects=suspects)
     culprits += alone
-    out = {name for one in culprits for name in one.members}
+    out = {name for culprit in culprits for name in culprit.members}
     left = [name for name in members if name not in out]
     judged = judge_pairs([one for one in all_ if not out & set(one.members)], limits)
     named = _few(_members(left, judged), _links(left, judged), max(FEW, len(left) // 4))
@@ -85,10 +85,10 @@ def _few(
 def _alone(trials: Iterable[Trial]) -> list[IsolationCulprit]:
     """Members that failed alone in all of their tries, or had wrong values in any of them."""
     tries: dict[str, list[Trial]] = {}
-    singles = [one for one in trials if len(one.members) == 1]
-    for one in singles:
-        if not hurried(one, singles):
-            tries.setdefault(one.members[0], []).append(one)
+    singles = [trial for trial in trials if len(trial.members) == 1]
+    for single in singles:
+        if not hurried(single, singles):
+            tries.setdefault(single.members[0], []).append(single)
     return [
         IsolationCulprit(
             kind="member", members=(name,), evidence=f"alone it {outcome_words(bad[0])}"
@@ -154,9 +154,9 @@ def _explained(judged: JudgedPairs, named: Iterable[IsolationCulprit]) -> set[Pa
 
 def _together(trials: Iterable[Trial], out: set[str]) -> str:
     """How a larger group failed in which no named member took part; "" where none did."""
-    for one in trials:
-        if len(one.members) > 2 and one.outcome != "measured" and not out & set(one.members):
-            return f"all {len(one.members)} together: it {outcome_words(one)}"
+    for trial in trials:
+        if len(trial.members) > 2 and trial.outcome != "measured" and not out & set(trial.members):
+            return f"all {len(trial.members)} together: it {outcome_words(trial)}"
     return ""
 
 
@@ -221,19 +221,19 @@ MAX_LINES = 12
 
 def progress_lines(number: int, trials: Sequence[Trial]) -> Iterator[str]:
     """A line for each trial of one step."""
-    for one in trials:
-        result = rate_words(one.bandwidth) if one.bandwidth is not None else one.outcome
+    for trial in trials:
+        result = rate_words(trial.bandwidth) if trial.bandwidth is not None else trial.outcome
         how = "fine" if result == "measured" else result.replace("_", " ")
-        reason = f" ({one.reason})" if one.reason else ""
-        who = " - ".join(one.members) if len(one.members) < 3 else f"all {len(one.members)}"
+        reason = f" ({trial.reason})" if trial.reason else ""
+        who = " - ".join(trial.members) if len(trial.members) < 3 else f"all {len(trial.members)}"
         yield f"step {number}: {who}: {how}{reason}"
 
 
 def isolation_lines(answer: Isolation) -> Iterator[str]:
     """The answer of an isolation in lines: the sentence, the evidence, and what remains unsure."""
     yield answer.sentence
-    for one in answer.culprits:
-        yield f"  {' - '.join(one.members)}: {one.evidence}"
+    for culprit in answer.culprits:
+        yield f"  {' - '.join(culprit.members)}: {culprit.evidence}"
     for head, some in (("cannot be result apart", answer.suspects), ("unsure", answer.unsure)):
         for text in some[:MAX_LINES]:
             yield f"  {head}: {text}"

@@ -95,16 +95,16 @@ def _peers(
     pairs = measured["node"]["pairs"]
     trials = [
         Trial(
-            members=tuple(f"GPU {gpu}" for gpu in one["pair"]),
-            bandwidth=one["bandwidth"],
-            path=_kind(one, models),
+            members=tuple(f"GPU {gpu}" for gpu in pair["pair"]),
+            bandwidth=pair["bandwidth"],
+            path=_kind(pair, models),
         )
-        for one in pairs
+        for pair in pairs
     ]
     members = sorted({name for one in trials for name in one.members})
-    figures = {" - ".join(one.members): one.bandwidth or 0.0 for one in trials}
+    figures = {" - ".join(trial.members): trial.bandwidth or 0.0 for trial in trials}
     answer = isolate(members, trials) if len(members) > 2 else None
-    wrong = [f"{' - '.join(one.members)}: {one.evidence}" for one in answer.culprits] if answer else []  # fmt: skip
+    wrong = [f"{' - '.join(culprit.members)}: {culprit.evidence}" for culprit in answer.culprits] if answer else []  # fmt: skip
     wrong += [f"{who} has {rate_words(value)}" for who, value in figures.items() if _low(who, value, models, baselines)]  # fmt: skip
     access = sum(one["access"] for one in pairs)
     fine = f"peers: {access} of {len(pairs)} pairs have peer access, {rate_words(min(figures.values()))} or more"

@@ -33,9 +33,9 @@ def hurried(late: Trial, trials: Iterable[Trial]) -> bool:
     """Whether a missed deadline may be chance, because good trials of the same kind came close to it, too."""
     longest = max(
         (
-            one.seconds
-            for one in trials
-            if one.outcome == "measured" and len(one.members) == len(late.members)
+            trial.seconds
+            for trial in trials
+            if trial.outcome == "measured" and len(trial.members) == len(late.members)
         ),
         default=0.0,
     )
@@ -73,7 +73,7 @@ class JudgedPairs(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
         """Those of these pairs that contain the member, sorted."""
-        return sorted((one for one in pairs if member in one), key=sorted)
+        return sorted((pair for pair in pairs if member in pair), key=sorted)
 
 
 def judge_pairs(trials: Iterable[Trial], limits: PairLimits) -> JudgedPairs:

@@ -32,7 +32,7 @@ def read_port(name: str, state: str, physical: str, speed: str) -> Port:
 
 def ports_check(ports: Sequence[Port], wanted: str | None = None) -> NodeCheck:
     """Check the ports against `wanted`: `8`, or `8x400`, active ports (of so many Gb/s). A port that is switched off is no fault."""
-    active = [one for one in ports if one.state == "ACTIVE"]
+    active = [port for port in ports if port.state == "ACTIVE"]
     half = [one for one in ports if one.physical == "LinkUp" and one.state != "ACTIVE"]
     if not ports and wanted is None:
         return NodeCheck(stage="ib", state="skipped", sentence="ib: this node has no RDMA ports")

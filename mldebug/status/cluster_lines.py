@@ -62,4 +62,4 @@ def _rank_of(stage: str) -> int:
 
 
 def _names(peers: Iterable[MemberView]) -> str:
-    return shorten_ranks(fold_nodes(clean(one.node, 100) for one in peers), MAX_NAMES) or "none"
+    return shorten_ranks(fold_nodes(clean(peer.node, 100) for peer in peers), MAX_NAMES) or "none"

@@ -65,7 +65,7 @@ def rank_sentences(events: Iterable[RankEvent], run: RunState) -> tuple[str, ...
 
 
 def _against(events: Iterable[RankEvent], run: RunState) -> list[RankEvent]:
-    return [one for one in events if one.run == run.id and one.rank is not None]
+    return [event for event in events if event.run == run.id and event.rank is not None]
 
 
 def _event_words(one: RankEvent, run: RunState) -> str:

@@ -70,8 +70,8 @@ def table(found: Sequence[Row]) -> Iterator[str]:
 def users(gpu_users: Iterable[GpuUser], indices: dict[str, int]) -> Iterator[str]:
     """One line for each job, as `train.py (1a2b3c): ranks 0-7 on GPUs 0-7`."""
     by_job: dict[tuple[str, str], list[GpuUser]] = {}
-    for one in gpu_users:
-        by_job.setdefault((one.job, one.job_id), []).append(one)
+    for gpu_user in gpu_users:
+        by_job.setdefault((gpu_user.job, gpu_user.job_id), []).append(gpu_user)
     for (job, job_id), some in by_job.items():
         ranks = {one.rank for one in some}
         gpus = {indices[one.uuid] for one in some if one.uuid in indices}
@@ -126,10 +126,10 @@ def _of(value: float | None, limit: float | None, scale: int, unit: str) -> str:
 
 def _user(uuid: str, gpu: GpuReading | None, overview: GpuOverview) -> str:
     """The ranks on it, or else the processes that the driver lists."""
-    ranks = {one.rank for one in overview.users if one.uuid == uuid}
+    ranks = {user.rank for user in overview.users if user.uuid == uuid}
     if ranks:
         return shorten_ranks(_many("rank", ranks), MAX_USER)
-    pids = [one.pid for one in gpu.processes or ()] if gpu else []
+    pids = [process.pid for process in gpu.processes or ()] if gpu else []
     if not pids:
         return "-"
     return f"pid {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes"

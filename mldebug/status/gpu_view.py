@@ -64,7 +64,7 @@ class GpuOverview(Noun, frozen=True, kw_only=True):
         """What the GPUs of a job do, in one sentence: its fingerprint, or else the plain figures."""
         if sentence := self.sentences.get(job_id):
             return sentence
-        uuids = {one.uuid for one in self.users if one.job_id == job_id}
+        uuids = {user.uuid for user in self.users if user.job_id == job_id}
         return plain_sentence(self.watch, uuids) if self.watch else ""
 
     def faults(self, job: Job) -> tuple[Fault, ...]:
@@ -93,7 +93,7 @@ def names_of(gpus: NodeGpus | None) -> dict[str, GpuName]:
 
 def of_agent(snapshot: Snapshot) -> GpuOverview:
     """The overview of the GPUs from the agent's last snapshot."""
-    gaps = {one.what: one for one in snapshot.gaps}
+    gaps = {gap.what: gap for gap in snapshot.gaps}
     errors = (one.error.partition(": ")[2] for one in snapshot.sources if one.name == "gpus")
     failed = next(errors, "") if snapshot.gpus_released_until is None else ""
     return GpuOverview(

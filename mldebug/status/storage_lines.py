@@ -48,7 +48,7 @@ NAME = "checkpoints"
 def checkpoints_part(snapshot: Snapshot) -> CollectorState:
     """A row for each series of checkpoints, and below it one for each of its newest; empty where nothing is known."""
     states = [*snapshot.saves, *(one for run in snapshot.runs for one in run.saves)]
-    rows = tuple(row for one in states for row in _rows(one, snapshot.at))
+    rows = tuple(row for state in states for row in _rows(state, snapshot.at))
     return CollectorState(name=NAME, at=snapshot.at, rows={NAME: rows} if rows else {})
 
 

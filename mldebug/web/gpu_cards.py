@@ -126,7 +126,7 @@ def _ratio(value: float | None, limit: float | None) -> float | None:
 def _facts(gpu: GpuReading) -> Iterator[StatusLine]:
     yield from _clocks(gpu)
     yield from _errors(gpu)
-    if links := [one.up for one in gpu.nvlinks if one.up is not None]:
+    if links := [nvlink.up for nvlink in gpu.nvlinks if nvlink.up is not None]:
         yield StatusLine(f"{sum(links)} of {len(links)} NVLinks up")
     if gpu.pcie_width is not None and gpu.pcie_width_max is not None:
         yield StatusLine(f"PCIe {gpu.pcie_width} of {gpu.pcie_width_max} lanes")

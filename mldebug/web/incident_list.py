@@ -34,7 +34,7 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
 def rows_of(entries: Iterable[ReportEntry], snapshot: Snapshot) -> tuple[IncidentRow, ...]:
     """The reports in the same order. One that was never closed counts as open only while its run lives and has it."""
     alive = {run.incident for run in snapshot.runs} - {""}
-    return tuple(_row(one, one.id in alive) for one in entries)
+    return tuple(_row(entry, entry.id in alive) for entry in entries)
 
 
 def _row(one: ReportEntry, alive: bool) -> IncidentRow:

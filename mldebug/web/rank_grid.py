@@ -130,8 +130,8 @@ def _suspicion(role: str) -> int:
 
 def _legend(cells: Sequence[RankCell]) -> tuple[LegendEntry, ...]:
     members: dict[tuple[str, str], list[int]] = {}
-    for one in cells:
-        members.setdefault((one.role, one.kind), []).append(one.rank)
+    for cell in cells:
+        members.setdefault((cell.role, cell.kind), []).append(cell.rank)
     order = sorted(members, key=lambda key: (_suspicion(key[0]), -len(members[key]), key[1]))
     return tuple(_kind(role, name, members[role, name]) for role, name in order[:24])
 

@@ -12,7 +12,7 @@ import msgspec
 from gpu.smi import Key, Value
 from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.status.snapshot import Snapshot
-from mldebug_exporters.metrics.gpus import GpuMetrics
+from mldebug_exporters.metrics.gpus import samples
 
 OURS = "mldebug_gpu_"
 MOVING: dict[str, tuple[float, float]] = {
@@ -87,7 +87,7 @@ def ours(node: NodeGpus) -> dict[str, dict[Key, Value]]:
     """Every metric that the exposition has of each GPU, by uuid."""
     snapshot = Snapshot(node="", at=node.at, started_at=node.at, gpus=node)
     found: dict[str, dict[Key, Value]] = {one.uuid: {} for one in node.gpus}
-    for sample in GpuMetrics().samples(snapshot):
+    for sample in samples(snapshot):
         family = sample.family
         if not family.series.startswith(OURS) or family.labels[:1] != ("uuid",):
             continue

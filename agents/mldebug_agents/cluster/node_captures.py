@@ -38,7 +38,7 @@ def reply(
 ) -> NodeReply:
     """What this node captured of its jobs, of those of one Slurm job, or of those with a name; limited in size (see `slimming`)."""
     found = tools.finder.find()
-    jobs = [one for one in found.jobs if wanted in (None, one.name) or one.id == wanted]
+    jobs = [job for job in found.jobs if wanted in (None, job.name) or job.id == wanted]
     if slurm_job is not None:
         jobs = [
             one for one in jobs if _is_of(one, slurm_job, tools.context.host, tools.context.reader)
@@ -94,8 +94,8 @@ def capture_all(
         raise _nothing(merged, answers, plan)
     state_dir = config.agent.state_dir
     return [
-        write_case(state_dir, one.captures, detected, placed(one.asked, topology), node)
-        for one in merged.runs
+        write_case(state_dir, run.captures, detected, placed(run.asked, topology), node)
+        for run in merged.runs
     ]
 
 

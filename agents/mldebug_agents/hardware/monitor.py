@@ -269,7 +269,7 @@ class HardwareMonitor:
         return msgspec.structs.replace(
             snapshot,
             runs=tuple(map(self._with_gpus, snapshot.runs)),
-            sources=(*snapshot.sources, *(one.state() for one in self.workers.values())),
+            sources=(*snapshot.sources, *(worker.state() for worker in self.workers.values())),
             gaps=(*snapshot.gaps, *self._gaps()),
             gpus=self._gpus.full,
             gpu_watch=self._gpus.watch,
@@ -285,7 +285,7 @@ class HardwareMonitor:
         joined = self._gpus.joined(run.id)
         return msgspec.structs.replace(
             run,
-            gpus={one.rank: one.uuid for one in joined.ranks},
+            gpus={rank.rank: rank.uuid for rank in joined.ranks},
             gpus_guessed=tuple(sorted(joined.guessed())),
             devices=self._levels.sentence(run.id),
             gpu_states=self._gpu_states(run.id),

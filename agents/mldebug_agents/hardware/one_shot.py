@@ -135,7 +135,7 @@ def _is_recent(snapshot: Snapshot) -> bool:
 
 def _blocked(snapshot: Snapshot) -> Gap | None:
     """Does its reader sit in a call into the driver?"""
-    hangs = any(one.error.startswith(GpuBlockedError.__name__) for one in snapshot.sources)
+    hangs = any(source.error.startswith(GpuBlockedError.__name__) for source in snapshot.sources)
     return of_agent(snapshot).gpu_gap if hangs else None
 
 
@@ -232,14 +232,14 @@ def _node_health(
 
 def _users(jobs: Sequence[Job], joined: Mapping[str, RankGpuMap]) -> Iterator[GpuUser]:
     for job in jobs:
-        for one in joined.get(job.id, RankGpuMap()).ranks:
+        for rank in joined.get(job.id, RankGpuMap()).ranks:
             yield GpuUser(
-                uuid=one.uuid,
+                uuid=rank.uuid,
                 job_id=job.id,
                 job=job.name,
-                rank=one.rank,
-                words=one.words,
-                sure=one.sure,
+                rank=rank.rank,
+                words=rank.words,
+                sure=rank.sure,
             )
 
 

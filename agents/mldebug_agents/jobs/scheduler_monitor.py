@@ -78,8 +78,8 @@ class SchedulerMonitor:
 
     def tick(self) -> None:
         """Start what is due: polls of schedulers, the search for orphans."""
-        for one in self._schedulers.values():
-            one.tick()
+        for scheduler in self._schedulers.values():
+            scheduler.tick()
         now, jobs = time.monotonic(), self._config.jobs
         if not jobs.orphans:
             self._orphans = None
@@ -126,8 +126,8 @@ class SchedulerMonitor:
 def _holders(gpus: NodeGpus | None) -> dict[int, dict[str, int | None]]:
     held: dict[int, dict[str, int | None]] = {}
     for gpu in gpus.gpus if gpus else ():
-        for one in gpu.processes or ():
-            held.setdefault(one.pid, {})[gpu.uuid] = one.memory_bytes
+        for process in gpu.processes or ():
+            held.setdefault(process.pid, {})[gpu.uuid] = process.memory_bytes
     return held
 
 
@@ -233,10 +233,10 @@ class PolledScheduler:
         patterns = [one for one in wanted if one != "own"]
         mine = "own" in wanted
         return [
-            one.name
-            for one in self._nodes[:MOST_NODES]
-            if any(fnmatchcase(one.name, p) for p in patterns)
-            or (mine and one.name.partition(".")[0] == own)
+            node.name
+            for node in self._nodes[:MOST_NODES]
+            if any(fnmatchcase(node.name, p) for p in patterns)
+            or (mine and node.name.partition(".")[0] == own)
         ]
 
 

@@ -135,7 +135,7 @@ class ProbeChild:
             return ChildExit(outcome="cancelled", reason=self._cancelled, **details)
         if self._broken:
             return ChildExit(outcome="failed", reason=self._broken, **details)
-        if completed.timed_out or any(one["event"] == "late" for one in self._failures):
+        if completed.timed_out or any(failure["event"] == "late" for failure in self._failures):
             return ChildExit(
                 outcome="late", reason=f"it did not end within {timeout:.0f} s", **details
             )
@@ -170,7 +170,7 @@ def failure_cause(failures: Sequence[Event]) -> str:
 
     A rank that died without an exception is named first; else the first whose exception is not about a connection to another rank.
     """
-    failed = [one for one in failures if one["event"] == "failed"]
+    failed = [failure for failure in failures if failure["event"] == "failed"]
     talked = {one.get("rank") for one in failed}
     silent = [one for one in failures if one["event"] == "died" and one.get("rank") not in talked]
     for one in silent:

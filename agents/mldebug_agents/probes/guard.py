@@ -66,7 +66,7 @@ class Guard:
             yield from self._on(gpu, session)
         for job in self._finder.find().jobs:
             if not self._is_ours(job, session):
-                pids = ", ".join(str(one.pid) for one in job.ranks[:4])
+                pids = ", ".join(str(rank.pid) for rank in job.ranks[:4])
                 yield f"the training job {job.name} runs on this node (pid {pids})"
 
     def _readings(self) -> tuple[GpuReading, ...]:
@@ -93,16 +93,16 @@ class Guard:
                 raise MldebugError(f"GPU {gpu.index} does not tell who computes on it", TELL)
             return
         unseen = 0  # of another PID namespace: one of them may be our rank as the driver sees it
-        for one in gpu.processes:
-            if not (self._proc / str(one.pid)).exists():
+        for process in gpu.processes:
+            if not (self._proc / str(process.pid)).exists():
                 unseen += 1
-            elif session is None or _session(one.pid) != session:
-                yield f"a process computes on GPU {gpu.index} (pid {one.pid})"
+            elif session is None or _session(process.pid) != session:
+                yield f"a process computes on GPU {gpu.index} (pid {process.pid})"
         if unseen > (session is not None):
             yield f"a process of another container computes on GPU {gpu.index}"
 
     def _is_ours(self, job: Job, session: int | None) -> bool:
-        return session is not None and all(_session(one.pid) == session for one in job.ranks)
+        return session is not None and all(_session(rank.pid) == session for rank in job.ranks)
 
 
 def _session(pid: int) -> int | None:

@@ -106,8 +106,8 @@ class Nodes:
             threading.Thread(target=follow, args=(host,), name=f"probe-{host}", daemon=True)
             for host in self.hosts
         ]
-        for one in threads:
-            one.start()
+        for thread in threads:
+            thread.start()
         for one in threads:
             while one.is_alive():  # a join without a limit hears no Ctrl-C
                 one.join(LOOK)

@@ -180,7 +180,7 @@ class StorageMonitor:
         return msgspec.structs.replace(
             snapshot,
             storage=StorageState(parts=tuple(self._states.values())),
-            sources=(*snapshot.sources, *(one.state() for one in self._workers.values())),
+            sources=(*snapshot.sources, *(worker.state() for worker in self._workers.values())),
         )
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
@@ -191,7 +191,7 @@ class StorageMonitor:
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
         """The exit with how full the filesystems were that its user's jobs use."""
-        uids = {one.uid for one in attempt.identities}
+        uids = {identity.uid for identity in attempt.identities}
         fills = fills_for(self._states.get(FilesystemCollector.name), time.time(), uids)
         return msgspec.structs.replace(attempt, filesystems=fills)
 

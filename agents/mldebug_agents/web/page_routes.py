@@ -130,7 +130,7 @@ class PageRoutes:
 
 def _over(request: PageRequest) -> Response:
     """Answer 404 for a run that is not there, with the reports of one that is over."""
-    mine = [one for one in request.entries if request.id and one.job_id == request.id]
+    mine = [entry for entry in request.entries if request.id and entry.job_id == request.id]
     sentence = "This run is over." if mine else "There is no such thing here, or it is over."
     return message_page(404, sentence, link="/runs", reports=rows_of(mine[:FEW], request.snapshot))
 

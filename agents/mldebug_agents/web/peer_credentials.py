@@ -129,13 +129,13 @@ def view(snapshot: Snapshot, peer: PeerCredentials | None, group: int | None) ->
         runs=runs,
         hidden_runs=len(snapshot.runs) - len(runs),
         events=for_user(snapshot.events, peer.uid if peer is not None else None),
-        remarks=tuple(one for one in snapshot.remarks if not one.pids),
-        gaps=tuple(one for one in snapshot.gaps if one.pid is None),
+        remarks=tuple(remark for remark in snapshot.remarks if not remark.pids),
+        gaps=tuple(gap for gap in snapshot.gaps if gap.pid is None),
         last_report={},
         memory=of_runs(snapshot.memory, mine) if snapshot.memory else None,
         saves=(),  # of the places of the configuration: whoever owns them
         storage=of_user(snapshot.storage, uid, mine, pids) if snapshot.storage else None,
-        orphans=tuple(one for one in snapshot.orphans if one.uid == uid)
+        orphans=tuple(orphan for orphan in snapshot.orphans if orphan.uid == uid)
         if snapshot.orphans is not None
         else None,
         kernel_events=tuple(one for one in snapshot.kernel_events if one.run in mine),

@@ -38,7 +38,7 @@ def _is_the_jobs(error: BaseException) -> bool:
     if not frames:  # most errors: nothing was called that is not C
         return False
     handlers = map(_signal.getsignal, _signal.valid_signals())
-    codes = [_code(one) for one in handlers if callable(one)]
+    codes = [_code(handler) for handler in handlers if callable(handler)]
     return any(_is_handler(frame, codes) for frame in frames)
 
 

@@ -100,7 +100,7 @@ def recorded_json(rank: int) -> bytes:
 
     groups, its_rank = membership()
     dumps = [condensed(json.loads(raw)) for raw in _dumps()] if groups else []
-    for backend in {one["backend"] for one in groups.values()}.intersection(APART):
+    for backend in {group["backend"] for group in groups.values()}.intersection(APART):
         raw = recorded_by(backend)
         if raw and len(raw) <= MAX_RAW:
             dumps.append(condensed(only_of(backend, json.loads(raw))))
@@ -140,7 +140,7 @@ def collective_timeout(group: Any = None) -> float:
     try:
         group = group or sys.modules["torch.distributed.distributed_c10d"]._world.default_pg
         backends = [group._get_backend(device) for device in group._device_types]
-        timeouts = [one.options._timeout.total_seconds() for one in backends]
+        timeouts = [backend.options._timeout.total_seconds() for backend in backends]
         return float(min(timeouts))
     except Exception as error:  # no torch, no group yet, another PyTorch than those we know
         pass_on(error)
@@ -215,7 +215,7 @@ def _settled(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _few(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The oldest that are not finished and the newest, in their order."""
     newest = calls[-KEEP:]
-    older = [one for one in calls[:-KEEP] if not _finished(one)]
+    older = [call for call in calls[:-KEEP] if not _finished(call)]
     return older[:KEEP] + newest
 
 

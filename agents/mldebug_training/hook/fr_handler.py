@@ -47,5 +47,5 @@ def recorded_by(backend: str) -> bytes:
 def only_of(backend: str, dump: dict[str, Any]) -> dict[str, Any]:
     """The dump without calls of other backends."""
     calls = dump.get("entries") or []
-    own = [one for one in calls if str(one.get("profiling_name")).startswith(f"{backend}:")]
+    own = [call for call in calls if str(call.get("profiling_name")).startswith(f"{backend}:")]
     return {**dump, "entries": own}

@@ -78,7 +78,7 @@ class OwnProcess:
 
     def _end_phases(self, record: HookRecord) -> None:
         """No step is made in these: an exception of the job's signal handler has kept us from ending them."""
-        self._phases = [one for one in self._phases if one[0] not in WITHOUT_STEPS]
+        self._phases = [phase for phase in self._phases if phase[0] not in WITHOUT_STEPS]
         record.phase, record.phase_ns = self._phases[-1] if self._phases else _NONE
 
     def _look(self, record: HookRecord) -> None:

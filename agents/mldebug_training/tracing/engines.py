@@ -141,7 +141,7 @@ class Monitoring(Engine):
     def begin(self) -> str:
         """Start tracing. Returns why that is impossible, or ""."""
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
-        free = [one for one in TOOLS if self._monitoring.get_tool(one) is None]
+        free = [tool for tool in TOOLS if self._monitoring.get_tool(tool) is None]
         if not free:
             return "other tools have taken all of sys.monitoring"
         self._tool = free[0]

@@ -322,7 +322,7 @@ class NicerTrace:
             raise ValueError("nothing is counted here; use trace.Trace of the standard library")
         if ignoredirs and packages_to_include is not None:
             raise ValueError("can't have both ignoredirs and packages_to_include not None")
-        exclude = [*ignoremods, *(os.path.join(one, "") for one in ignoredirs or ())]
+        exclude = [*ignoremods, *(os.path.join(ignoredir, "") for ignoredir in ignoredirs or ())]
         place = ring or outfile or _usual_name()
         self.trace = _trace(
             *_packages(packages_to_include), exclude=exclude, start=start, stop=stop,

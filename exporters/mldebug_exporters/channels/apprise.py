@@ -47,7 +47,7 @@ def _addresses(path: Path | None) -> list[str]:
         raise OSError("no urls_file is set")
     with path.open("rb") as file:
         lines = file.read(MOST).decode("utf-8", "replace").splitlines()
-    found = [one.strip() for one in lines if one.strip() and not one.strip().startswith("#")]
+    found = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not found:
         raise OSError(f"{path} is empty: it should hold an address in each line")
     return found

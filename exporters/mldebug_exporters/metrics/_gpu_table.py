@@ -149,7 +149,7 @@ _one("pcie_receive_bytes_total", "Bytes to the GPU since the agent's first read"
 _one("pcie_transmit_bytes_total", "Bytes from the GPU since the agent's first read",
      lambda g: g.pcie_transmit_bytes)  # fmt: skip
 _many("nvlink_up", "1 where the link is up", "link",
-      lambda g: {str(one.link): _number(one.up) for one in g.nvlinks}, detail=True)  # fmt: skip
+      lambda g: {str(nvlink.link): _number(nvlink.up) for nvlink in g.nvlinks}, detail=True)  # fmt: skip
 _many("nvlink_errors_total", "NVLink errors of all links; crc_data and ecc_data grow on healthy links", "kind",
       lambda g: {kind: nvlink_errors(g, kind)
                  for kind in ("replay", "recovery", "crc_flit", "crc_data", "ecc_data")})  # fmt: skip

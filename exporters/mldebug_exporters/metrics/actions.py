@@ -24,11 +24,11 @@ SUCCESS = TABLE.gauge(
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
     """How often each configured action ran, by outcome, and when it last succeeded."""
-    for one in snapshot.events.actions:
+    for action in snapshot.events.actions:
         for outcome in ActionOutcome:
-            yield Sample(ACTIONS, (one.name, str(outcome)), one.counts.get(outcome, 0))
-        if one.last_success is not None:
-            yield Sample(SUCCESS, (one.name,), one.last_success)
+            yield Sample(ACTIONS, (action.name, str(outcome)), action.counts.get(outcome, 0))
+        if action.last_success is not None:
+            yield Sample(SUCCESS, (action.name,), action.last_success)
 
 
 def create(options: NoOptions) -> MetricGroup:

@@ -50,14 +50,14 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
         kind, _, severity = name.partition("/")
         yield Sample(FIRING, (kind, severity), count)
     yield Sample(DROPPED, (), events.dropped)
-    for one in events.channels:
-        whose = (one.name, one.kind)
-        yield Sample(WAITING, whose, one.waiting)
-        results = {"sent": one.sent, "failed": one.failed, "refused": one.refused}
+    for channel in events.channels:
+        whose = (channel.name, channel.kind)
+        yield Sample(WAITING, whose, channel.waiting)
+        results = {"sent": channel.sent, "failed": channel.failed, "refused": channel.refused}
         for result, count in results.items():
             yield Sample(MESSAGES, (*whose, result), count)
-        if one.last_success is not None:
-            yield Sample(SUCCESS, whose, one.last_success)
+        if channel.last_success is not None:
+            yield Sample(SUCCESS, whose, channel.last_success)
 
 
 def create(options: NoOptions) -> MetricGroup:

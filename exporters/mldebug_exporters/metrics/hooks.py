@@ -46,7 +46,7 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
 def _samples(run: RunState) -> Iterator[Sample]:
     hooks = [run.said[rank] for rank in sorted(run.said)]
     yield Sample(HOOKED, (run.id,), len(hooks))
-    steps = [one.step for one in hooks if one.step is not None]
+    steps = [hook.step for hook in hooks if hook.step is not None]
     if steps:
         yield Sample(LEAST, (run.id,), min(steps))
         yield Sample(MOST, (run.id,), max(steps))

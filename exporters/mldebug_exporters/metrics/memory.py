@@ -86,8 +86,8 @@ def samples(snapshot: Snapshot) -> Iterator[Sample]:
         return
     yield Sample(UNREADABLE, ("rank",), snapshot.memory.unread)
     yield Sample(UNREADABLE, ("cgroup",), len(snapshot.memory.gaps))
-    for one in snapshot.memory.levels:
-        yield from _level(one)
+    for level in snapshot.memory.levels:
+        yield from _level(level)
     runs = {run.id for run in snapshot.runs}
     for rank in snapshot.memory.ranks:
         if rank.run in runs:

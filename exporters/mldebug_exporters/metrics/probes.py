@@ -30,8 +30,8 @@ SHIFTED = TABLE.gauge(
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
     """The last run of each series in the probe history."""
-    for one in snapshot.probes or ():
-        yield from _series(one)
+    for probe in snapshot.probes or ():
+        yield from _series(probe)
 
 
 def _series(one: JudgedSeries) -> Iterator[Sample]:

@@ -73,10 +73,10 @@ ORPHAN_BYTES = TABLE.gauge(
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
     """Jobs that should exist, by the scheduler's last answer; durations end now."""
-    for one in snapshot.schedulers:
-        if one.asks:
-            yield from _asking(one)
-            yield from _watched(one, snapshot.at)
+    for scheduler in snapshot.schedulers:
+        if scheduler.asks:
+            yield from _asking(scheduler)
+            yield from _watched(scheduler, snapshot.at)
     if snapshot.orphans is None:
         return
     yield Sample(ORPHANS, (), len(snapshot.orphans))

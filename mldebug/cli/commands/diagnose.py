@@ -155,7 +155,7 @@ def _judge_stall(
 
 def _judge_end(attempt_exit: AttemptExit, captures: tuple[NodeCapture, ...]) -> RejudgedReport:
     """An end, with the capture of the ranks that lived on where there is one."""
-    times = [one.at for one in attempt_exit.exits] + [one.taken_at for one in captures]
+    times = [one.at for one in attempt_exit.exits] + [capture.taken_at for capture in captures]
     at = max(times)
     incident = Incident(
         id=make_id(at, attempt_exit.job.id),

@@ -94,8 +94,8 @@ def _problems(folder: FolderRecords) -> Iterator[Text]:
     count = len(folder.problems)
     if count:
         yield Text(f"\n{count} {'file tells' if count == 1 else 'files tell'} nothing")
-    for one in folder.problems[:MAX_PROBLEMS]:
-        yield Text(f"  {clean(one.file, 120)}: {one.reason}", style="dim")
+    for problem in folder.problems[:MAX_PROBLEMS]:
+        yield Text(f"  {clean(problem.file, 120)}: {problem.reason}", style="dim")
     if count > MAX_PROBLEMS:
         yield Text(f"  and {count - MAX_PROBLEMS} more", style="dim")
 

@@ -52,7 +52,7 @@ def _say(group: list[GpuWatch]) -> str:
 
 
 def _span(values: Iterable[float | None], scale: float, unit: str) -> str:
-    figures = [one * scale for one in values if one is not None]
+    figures = [value * scale for value in values if value is not None]
     if not figures:
         return ""
     low, high = f"{min(figures):.0f}", f"{max(figures):.0f}"

@@ -69,7 +69,7 @@ def _place(one: LostGpu, node: NodeGpus) -> GpuReading:
 
 def named(joined: RankGpuMap) -> RankGpuMap:
     """The map without ranks on GPUs whose uuid was never read."""
-    unnamed = {one.rank: LOST for one in joined.ranks if one.uuid.startswith(_UNNAMED)}
+    unnamed = {rank.rank: LOST for rank in joined.ranks if rank.uuid.startswith(_UNNAMED)}
     ranks = tuple(one for one in joined.ranks if one.rank not in unnamed)
     return msgspec.structs.replace(joined, ranks=ranks, unknown=joined.unknown | unnamed)
 

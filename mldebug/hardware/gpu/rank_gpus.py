@@ -60,9 +60,9 @@ def _devices(
     read: Mapping[str, GpuReading],
     at: float,
 ) -> Iterator[RankDevice]:
-    for one in joined.ranks:
-        if looks := samples.get(one.uuid):
-            yield _device(one, looks, prints.get(one.rank), read.get(one.uuid), at)
+    for rank in joined.ranks:
+        if looks := samples.get(rank.uuid):
+            yield _device(rank, looks, prints.get(rank.rank), read.get(rank.uuid), at)
 
 
 def _device(

@@ -71,11 +71,11 @@ class RankGpuMap(Noun, frozen=True, kw_only=True):
 
     def on_gpu(self, uuid: str) -> tuple[int, ...]:
         """The ranks that use one GPU, by its uuid or that of a slice."""
-        return tuple(one.rank for one in self.ranks if uuid in (one.uuid, one.instance))
+        return tuple(rank.rank for rank in self.ranks if uuid in (rank.uuid, rank.instance))
 
     def guessed(self) -> frozenset[int]:
         """The ranks whose GPU is only guessed from a convention (local rank = index)."""
-        return frozenset(one.rank for one in self.ranks if not one.sure)
+        return frozenset(rank.rank for rank in self.ranks if not rank.sure)
 
 
 class _GpuClaim(Noun, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ def join(processes: Iterable[RankProcess], gpus: Sequence[GpuReading]) -> RankGp
         ranks=tuple(found),
         unknown=unknown,
         remarks=tuple(remarks),
-        processes={one.rank: (one.pid, one.start_ticks) for one in ranks},
+        processes={rank.rank: (rank.pid, rank.start_ticks) for rank in ranks},
     )
 
 
@@ -185,7 +185,7 @@ def _counted(
     if not 0 <= local < len(sight.devices):
         beyond = f"local rank {local} is beyond the {len(sight.devices)} of {source}"
         return None, sight.problem or beyond
-    here = {one.uuid for one in sight.devices}
+    here = {device.uuid for device in sight.devices}
     some = [gpu for gpu in gpus if gpu.uuid in here]
     if sight.source != CUDA and not in_pci_order(process.environment or {}, some):
         return None, "the GPUs differ, and CUDA's order of them is not known"
@@ -234,8 +234,8 @@ def _device(gpu: GpuReading) -> VisibleDevice:
 
 def _foreign(ranks: Sequence[RankProcess], gpus: Sequence[GpuReading]) -> Iterator[str]:
     """The driver counts processes, and none is a rank: it counts in another pid namespace, or they are not ours."""
-    listed = {one.pid for gpu in gpus for one in gpu.processes or ()}
-    if listed and ranks and not listed & {one.pid for one in ranks}:
+    listed = {process.pid for gpu in gpus for process in gpu.processes or ()}
+    if listed and ranks and not listed & {rank.pid for rank in ranks}:
         yield (
             f"the driver lists {len(listed)} compute processes and none is a rank's: "
             "another pid namespace (start the agent with hostPID), or leftovers of another job"

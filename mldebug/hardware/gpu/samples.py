@@ -56,7 +56,7 @@ class GpuSign(Noun, frozen=True, kw_only=True):
             activity.nvlink_transmit_bytes_per_second,
         )
         return any(one > MOVES_RATIO for one in ratios) or any(
-            one is not None and one > MOVES_BYTES_PER_SECOND for one in links
+            link is not None and link > MOVES_BYTES_PER_SECOND for link in links
         )
 
 

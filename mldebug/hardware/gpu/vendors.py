@@ -30,7 +30,7 @@ def of_vendor(read: _Read, vendor: str, first: int) -> _Read:
             read,
             gpus=_named(read.gpus, vendor, first),
             lost=_named(read.lost, vendor, first),
-            events=tuple(_renumbered(one, first) for one in read.events),
+            events=tuple(_renumbered(event, first) for event in read.events),
         )
     return msgspec.structs.replace(
         read, gpus=_named(read.gpus, vendor, first), lost=_named(read.lost, vendor, first)

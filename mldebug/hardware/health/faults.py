@@ -147,8 +147,8 @@ def faults_of_memory(
 def as_sure(faults: Iterable[Fault], guessed: Collection[int]) -> tuple[Fault, ...]:
     """The faults, marked where only a convention says which GPU the rank uses (`guessed`: such ranks)."""
     return tuple(
-        msgspec.structs.replace(one, by="environment")
-        if one.by == "gpu" and one.rank in guessed
-        else one
-        for one in faults
+        msgspec.structs.replace(fault, by="environment")
+        if fault.by == "gpu" and fault.rank in guessed
+        else fault
+        for fault in faults
     )

@@ -40,7 +40,7 @@ def _by_last_two_margins(now: GpuReading, limits: Thresholds) -> RuleFinding | N
     The answers, and not those of two readings: what is remembered between its turns would confirm itself.
     """
     margins = (now.temperature_margin_celsius, now.temperature_margin_before_celsius)
-    answers = [one for one in margins if one is not None]
+    answers = [margin for margin in margins if margin is not None]
     found = _margin(max(answers), limits) if answers else None
     return found if found is FINE or len(answers) > 1 else None
 

@@ -112,7 +112,7 @@ def combine(
     Healthy needs a value that was read: where nothing could be, the component is unknown.
     """
     findings = tuple(one for one in found if one is not OFF)
-    faults = [one for one in findings if one.state in BAD]
+    faults = [finding for finding in findings if finding.state in BAD]
     missing = [one.reason for one in findings if one.state is HealthState.UNKNOWN]
     if faults:
         return _faulty(component, faults, uuid, gpu)

@@ -80,10 +80,10 @@ def node_health(
 def _once(events: Iterable[RankEvent]) -> Iterator[RankEvent]:
     """One event concerns several ranks, and is one all the same."""
     before: set[int] = set()
-    for one in events:
-        if id(one.burst) not in before:
-            before.add(id(one.burst))
-            yield one
+    for event in events:
+        if id(event.burst) not in before:
+            before.add(id(event.burst))
+            yield event
 
 
 def _calm(readable: bool) -> tuple[RuleFinding, ...]:
@@ -137,7 +137,7 @@ def _xid(burst: Burst) -> RuleFinding:
     if burst.root.kind is KernelEventKind.GPU_INIT_FAILED:
         return bad(HealthState.UNHEALTHY, code, words, SuggestedAction.CHECK_HARDWARE)
     action = max(
-        (_OF_XID[xid_row(one).action] for one in burst.xids if one >= 0),
+        (_OF_XID[xid_row(xid).action] for xid in burst.xids if xid >= 0),
         key=list(SuggestedAction).index,
         default=SuggestedAction.WATCH,
     )

@@ -41,7 +41,7 @@ def judged(level: Level, growth: float | None, horizon: float) -> LevelState:
 
 def alarms(memory: NodeMemory) -> Iterator[str]:
     """One sentence for each limit that is about to be reached, the most urgent first."""
-    bad = [one for one in memory.levels if one.alarm]
+    bad = [level for level in memory.levels if level.alarm]
     for one in sorted(bad, key=lambda it: it.seconds_left if it.seconds_left is not None else 0.0):
         yield level_sentence(one, memory.ranks)
 
@@ -53,7 +53,7 @@ def level_sentence(one: LevelState, ranks: Sequence[RankMemory]) -> str:
 
 def of_runs(memory: NodeMemory, runs: Collection[str]) -> NodeMemory:
     """The same memory state, with only those ranks that belong to these runs (ids)."""
-    mine = tuple(one for one in memory.ranks if one.run in runs)
+    mine = tuple(rank for rank in memory.ranks if rank.run in runs)
     return msgspec.structs.replace(memory, ranks=mine)
 
 
@@ -78,7 +78,7 @@ def level_name(level: Level) -> str:
 
 
 def _grower(ranks: Sequence[RankMemory]) -> str:
-    growing = [one for one in ranks if one.growth and one.growth > FLAT]
+    growing = [rank for rank in ranks if rank.growth and rank.growth > FLAT]
     if not growing:
         return ""
     most = max(growing, key=lambda one: one.growth or 0.0)

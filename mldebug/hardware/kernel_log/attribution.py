@@ -251,13 +251,13 @@ def gpu_owners(joined: Iterable[tuple[Job, RankGpuMap]]) -> dict[str, tuple[Rank
     found: dict[str, tuple[RankOwner, ...]] = {}
     for job, ranks in joined:
         started = {one.rank: one.started_at for one in job.ranks}
-        for one in ranks.ranks:
-            if address := bus_id(one.bus_id):
+        for rank in ranks.ranks:
+            if address := bus_id(rank.bus_id):
                 owner = RankOwner(
                     run=job.id,
-                    rank=one.rank,
-                    started_at=started.get(one.rank, _began(job)),
-                    by="gpu" if one.sure else "environment",
+                    rank=rank.rank,
+                    started_at=started.get(rank.rank, _began(job)),
+                    by="gpu" if rank.sure else "environment",
                 )
                 found[address] = (*found.get(address, ()), owner)
     return found

@@ -117,9 +117,9 @@ def named(counts: KernelCounts, gpus: Mapping[str, GpuLabel]) -> KernelCounts:
     unknown = GpuLabel("")
     xids = (
         msgspec.structs.replace(
-            one, uuid=gpus.get(one.device, unknown).uuid, gpu=gpus.get(one.device, unknown).gpu
+            xid, uuid=gpus.get(xid.device, unknown).uuid, gpu=gpus.get(xid.device, unknown).gpu
         )
-        for one in counts.xids
+        for xid in counts.xids
     )
     return msgspec.structs.replace(counts, xids=tuple(xids))
 

@@ -126,10 +126,10 @@ def _array_id(raw: _Job, own: int) -> str:
 
 
 def _nodes(answer: _Nodes) -> Iterator[QueueNode]:
-    for one in answer.nodes or ():
-        states = [*_words(one.get("state")), *_words(one.get("state_flags"))]
+    for node in answer.nodes or ():
+        states = [*_words(node.get("state")), *_words(node.get("state_flags"))]
         if trouble := node_trouble(states):
-            yield QueueNode(name=_text(one.get("name")), state=trouble, reason=_text(one.get("reason")))  # fmt: skip
+            yield QueueNode(name=_text(node.get("name")), state=trouble, reason=_text(node.get("reason")))  # fmt: skip
     for group in answer.sinfo or ():
         trouble = node_trouble(_words(_inside(group.get("node")).get("state")))
         reason = group.get("reason")
@@ -145,7 +145,7 @@ def _inside(value: Any) -> dict[str, Any]:
 
 def _words(value: Any) -> list[str]:
     words = value if isinstance(value, list) else [value]
-    return [one for one in words if isinstance(one, str)]
+    return [word for word in words if isinstance(word, str)]
 
 
 def _text(value: Any) -> str:

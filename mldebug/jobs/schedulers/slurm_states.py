@@ -41,10 +41,10 @@ def standing_of(states: Iterable[str]) -> tuple[str, JobStanding]:
     COMPLETING wins, then PENDING, then the first other state of a job that still exists; only states of finished jobs left: the
     first of them, OVER. A word that is not known counts as QUEUED.
     """
-    words = [one.upper() for one in states if _WORD.fullmatch(one.upper())]
+    words = [state.upper() for state in states if _WORD.fullmatch(state.upper())]
     matches = [(word, _STANDINGS[word]) for word in words if word in _STANDINGS]
     if matches:
-        ending = [one for one in matches if one[1] is JobStanding.ENDING]
+        ending = [match for match in matches if match[1] is JobStanding.ENDING]
         base = [one for one in matches if one[0] == "PENDING"]
         return (ending or base or matches)[0]
     over = [word for word in words if word in _OVER]

@@ -48,9 +48,9 @@ def orphan_line(one: Orphan, now: float) -> str:
 
 def _nodes(state: SchedulerState) -> str:
     shown = ", ".join(
-        f"{safe_line(one.name, 40)} is {one.state}"
-        + (f" ({safe_line(one.reason, 60)})" if one.reason else "")
-        for one in state.nodes[:MOST]
+        f"{safe_line(node.name, 40)} is {node.state}"
+        + (f" ({safe_line(node.reason, 60)})" if node.reason else "")
+        for node in state.nodes[:MOST]
     )
     more = len(state.nodes) - MOST
     return f"{shown}, and {more} more" if more > 0 else shown

@@ -31,7 +31,7 @@ BESIDE = ("latest", "latest_checkpointed_iteration.txt")
 def fitting_layouts(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
     """The layouts that fit the checkpoint, the most specific first; several may, as Megatron's folders hold PyTorch's shards."""
     return tuple(
-        sorted((one for one in layouts if one.fits(checkpoint)), key=lambda one: one.order)
+        sorted((layout for layout in layouts if layout.fits(checkpoint)), key=lambda one: one.order)
     )
 
 
@@ -89,9 +89,9 @@ def _judged(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerd
 def checked_files(checkpoint: Checkpoint) -> tuple[FileEntry, ...]:
     """The `.pt` and `.safetensors` files whose own format is checked: all, or `MOST_FILES` evenly spread."""
     found = [
-        one
-        for one in checkpoint.files
-        if (one.path or checkpoint.name).endswith((*_ZIPS, ".safetensors"))
+        file
+        for file in checkpoint.files
+        if (file.path or checkpoint.name).endswith((*_ZIPS, ".safetensors"))
     ]
     if len(found) <= MOST_FILES:
         return tuple(found)
@@ -116,9 +116,9 @@ def worst(verdicts: Sequence[CheckpointVerdict]) -> CheckpointVerdict:
     """The first verdict, turned into incomplete (or else unknown) with the reason of the first verdict that is so."""
     first = verdicts[0]
     for state in (Completeness.INCOMPLETE, Completeness.UNKNOWN):
-        for one in verdicts:
-            if one.state is state:
-                return _as(first, state, one.why)
+        for verdict in verdicts:
+            if verdict.state is state:
+                return _as(first, state, verdict.why)
     return first
 
 

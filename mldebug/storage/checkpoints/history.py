@@ -105,8 +105,8 @@ class CheckpointSeries:
 
     def look(self, now: float, readings: Sequence[CheckpointReading], *, whole: bool, step: int | None = None, world_size: int | None = None) -> None:  # fmt: skip
         """Take the readings of one look at unix time `now`. `whole`: what is not in `readings` is gone; else it was not looked at."""
-        for one in readings[:MAX_TRACKS]:
-            track = self._follow(one, now, step, world_size)
+        for reading in readings[:MAX_TRACKS]:
+            track = self._follow(reading, now, step, world_size)
             track.checkpoint = self._judge(track, now)
             track.looked = now
         if whole:
@@ -258,7 +258,7 @@ class CheckpointSeries:
     @property
     def checkpoints(self) -> tuple[KnownCheckpoint, ...]:
         """All checkpoints that are there, the oldest first."""
-        found = (one.checkpoint for one in self._tracks.values() if one.checkpoint)
+        found = (track.checkpoint for track in self._tracks.values() if track.checkpoint)
         return tuple(sorted(found, key=lambda one: (one.ended, one.step or 0, one.name)))
 
     @property
@@ -268,7 +268,7 @@ class CheckpointSeries:
 
     def of(self, state: Completeness) -> tuple[KnownCheckpoint, ...]:
         """The present checkpoints of this state, the oldest first."""
-        return tuple(one for one in self.checkpoints if one.state is state)
+        return tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.state is state)
 
     @property
     def period(self) -> float | None:

@@ -142,10 +142,10 @@ def size_words(size: float) -> str:
 
 def lines_of(states: Iterable[SeriesState], run: str) -> list[str]:
     """Sentences about the checkpoints of one run; run "": those of folders named in the configuration."""
-    return [one.sentence for one in states if one.run == run and one.sentence]
+    return [state.sentence for state in states if state.run == run and state.sentence]
 
 
 def newest_of(states: Sequence[SeriesState], run: str) -> SeriesState | None:
     """The series of a run whose last complete checkpoint is the newest, from which it would resume; None without any."""
-    found = [one for one in states if one.run == run and one.last]
+    found = [state for state in states if state.run == run and state.last]
     return max(found, key=lambda one: one.last.ended if one.last else 0.0, default=None)

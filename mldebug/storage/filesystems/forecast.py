@@ -56,7 +56,7 @@ def forecast(points: Sequence[Point], free: float) -> Forecast:
         slope = growth(points)
         left = max(0.0, free) / slope if slope > 0 else None
         return Forecast(per_second=slope, seconds_left=left, trusted=_near(left, span))
-    room = free + points[-1].used - min(one.used for one in points if one.at >= bursts.last)
+    room = free + points[-1].used - min(point.used for point in points if point.at >= bursts.last)
     number = _first_that_fails(bursts, room)
     if number is None:
         return Forecast(save=bursts.written, period=bursts.period)
@@ -74,7 +74,7 @@ def forecast(points: Sequence[Point], free: float) -> Forecast:
 def growth(points: Sequence[Point]) -> float:
     """Growth in units per second: the median of the slopes over several windows of time."""
     end, span = points[-1].at, points[-1].at - points[0].at
-    windows = [one for one in WINDOWS if one < span] + [span]
+    windows = [window for window in WINDOWS if window < span] + [span]
     slopes = []
     for seconds in windows:
         inside = [point for point in points if point.at >= end - seconds]
@@ -91,7 +91,7 @@ def find_checkpoints(points: Sequence[Point]) -> CheckpointBursts | None:
     if len(bursts) < LEAST_BURSTS:
         return None
     written = statistics.median(one.size for one in bursts)
-    alike = [one for one in bursts if abs(one.size - written) <= ALIKE * written]
+    alike = [burst for burst in bursts if abs(burst.size - written) <= ALIKE * written]
     if len(alike) < LEAST_BURSTS or len(alike) < 0.7 * len(bursts):
         return None
     pairs = list(itertools.pairwise(alike))

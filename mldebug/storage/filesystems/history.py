@@ -80,4 +80,4 @@ def decode_histories(data: bytes) -> dict[tuple[str, str, str], StoredHistory]:
         rows = msgspec.json.decode(data or b"[]", type=list[StoredHistory])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return {}
-    return {(one.device, one.root, one.source): one for one in rows}
+    return {(row.device, row.root, row.source): row for row in rows}

@@ -49,7 +49,7 @@ class StorageState(Noun, frozen=True, kw_only=True):
     @property
     def measures(self) -> tuple[Measure, ...]:
         """The metric values of all collectors."""
-        return tuple(one for part in self.parts for one in part.measures)
+        return tuple(measure for part in self.parts for measure in part.measures)
 
     @property
     def alarms(self) -> tuple[StorageAlert, ...]:
@@ -59,7 +59,7 @@ class StorageState(Noun, frozen=True, kw_only=True):
     @property
     def gaps(self) -> tuple[Gap, ...]:
         """What could not be read, of all collectors."""
-        return tuple(one for part in self.parts for one in part.gaps)
+        return tuple(gap for part in self.parts for gap in part.gaps)
 
     @property
     def rows(self) -> dict[str, tuple[Row, ...]]:

@@ -33,10 +33,10 @@ def _part(
     }
     return msgspec.structs.replace(
         state,
-        measures=tuple(one for one in state.measures if _measure(one, uid, runs)),
+        measures=tuple(measure for measure in state.measures if _measure(measure, uid, runs)),
         rows={heading: kept for heading, kept in rows.items() if kept},
         alarms=tuple(msgspec.structs.replace(one, aside="") for one in alarms),
-        gaps=tuple(one for one in state.gaps if one.pid is None or one.pid in pids),
+        gaps=tuple(gap for gap in state.gaps if gap.pid is None or gap.pid in pids),
     )
 
 

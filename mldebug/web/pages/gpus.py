@@ -67,7 +67,7 @@ class GpusPage:
         snapshot = request.snapshot
         overview = of_agent(snapshot)
         found = gpu_cards(overview, _doing(snapshot) if fresh(snapshot) else {})
-        events = [one for one in overview.events if _of_hardware(one)]
+        events = [event for event in overview.events if _of_hardware(event)]
         return GpusPageData(
             lead=_lead(overview, found),
             bad=any(one.mood == "bad" for one in found) or overview.gpu_gap is not None,
@@ -151,9 +151,9 @@ def _doing(snapshot: Snapshot) -> dict[str, str]:
     """What the fingerprint says, by GPU; of several ranks on one, each once."""
     found: dict[str, list[str]] = {}
     for run in snapshot.runs:
-        for one in run.gpu_states:
-            if one.state in DOING and not one.sliced:
-                found.setdefault(one.uuid, []).append(DOING[one.state])
+        for gpu_state in run.gpu_states:
+            if gpu_state.state in DOING and not gpu_state.sliced:
+                found.setdefault(gpu_state.uuid, []).append(DOING[gpu_state.state])
     return {uuid: ", ".join(dict.fromkeys(words)) for uuid, words in found.items()}
 
 

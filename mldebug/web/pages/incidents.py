@@ -35,7 +35,7 @@ class IncidentsPage:
 
     def build(self, request: PageRequest) -> IncidentsPageData:
         """The page's data: open incidents without a report, then all reports on disk."""
-        written = {one.id for one in request.entries}
+        written = {entry.id for entry in request.entries}
         unwritten = [
             run for run in request.snapshot.runs if run.incident and run.incident not in written
         ]

@@ -119,7 +119,7 @@ def _ago(one: JudgedSeries, now: float) -> str:
 
 
 def _notes(snapshot: Snapshot) -> Iterator[str]:
-    mine = tuple(one for one in snapshot.sources if one.name == "probes")
+    mine = tuple(source for source in snapshot.sources if source.name == "probes")
     bare = Snapshot(node="", at=0.0, started_at=0.0, sources=mine)
     yield from (clean(line, 300) for line in ailing_lines(bare))
 

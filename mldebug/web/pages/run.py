@@ -71,7 +71,7 @@ class RunPage:
         run = next((one for one in snapshot.runs if one.id == request.id), None)
         if run is None:
             return None
-        mine = [one for one in request.entries if one.job_id == run.id]
+        mine = [entry for entry in request.entries if entry.job_id == run.id]
         return RunPageData(
             id=run.id,
             name=clean(run.name, 60),
@@ -87,7 +87,7 @@ class RunPage:
             kernel=tuple(
                 clean(one, 400) for one in rank_lines(snapshot.kernel_events, run, snapshot.at)
             ),
-            traps=tuple(clean(one.line(), 600) for one in run.traps[:8]),
+            traps=tuple(clean(trap.line(), 600) for trap in run.traps[:8]),
             gaps=tuple(_gaps(snapshot, run)),
             reports=rows_of(mine[:REPORTS], snapshot),
             unread=request.unread,

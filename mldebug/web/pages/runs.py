@@ -64,7 +64,7 @@ class RunsPage:
     def build(self, request: PageRequest) -> RunsPageData:
         """The page's data: runs with an incident first, then quiet ones, then the others."""
         snapshot = request.snapshot
-        newest = {one.job_id: one for one in reversed(request.entries)}
+        newest = {entry.job_id: entry for entry in reversed(request.entries)}
         written = {one.id for one in request.entries}
         made = [_row(run, snapshot, newest.get(run.id), written) for run in snapshot.runs]
         rows = sorted(made, key=lambda row: ("bad", "quiet", "good").index(row.mood))
@@ -83,7 +83,7 @@ def _over(request: PageRequest) -> tuple[Incident, ...]:
     first, last = (
         rfc3339(snapshot.at + by) for by in (-LATELY, LATELY)
     )  # clocks of nodes may differ
-    gone = (one for one in request.entries if one.job_id not in alive and one.kind in ("stall", "abnormal_end"))  # fmt: skip
+    gone = (entry for entry in request.entries if entry.job_id not in alive and entry.kind in ("stall", "abnormal_end"))  # fmt: skip
     return rows_of(islice((one for one in gone if first <= one.time <= last), FEW), snapshot)
 
 

@@ -97,8 +97,8 @@ class StoragePage:
             blocked=tuple(_blocked(snapshot)),
             groups=tuple(groups(snapshot.storage)) if snapshot.storage else (),
             saves=tuple(_saves(states, names, snapshot.at)),
-            levels=tuple(_level(one, memory) for one in memory.levels),
-            ranks=tuple(_rank(one, names) for one in ranks[:MOST]),
+            levels=tuple(_level(level, memory) for level in memory.levels),
+            ranks=tuple(_rank(rank, names) for rank in ranks[:MOST]),
             more_ranks=max(0, len(ranks) - MOST),
             notes=tuple(_notes(snapshot)),
             gaps=_gaps(snapshot, memory, states),
@@ -136,16 +136,16 @@ def _saves(
     states: Iterable[SeriesState], names: dict[str, str], now: float
 ) -> Iterator[CheckpointSeriesRow]:
     """Whoever would lose most comes first, and before him those of whom it is not known."""
-    for one in sorted(states, key=_by_loss):
-        left = one.newest is not None and one.newest.state is Completeness.INCOMPLETE
-        key = f"{one.run}/{one.folder}/{one.series}".encode(errors="replace")
+    for state in sorted(states, key=_by_loss):
+        left = state.newest is not None and state.newest.state is Completeness.INCOMPLETE
+        key = f"{state.run}/{state.folder}/{state.series}".encode(errors="replace")
         yield CheckpointSeriesRow(
             id=f"saves-{zlib.crc32(key):08x}",
-            place=clean(f"{one.folder}/{one.series}", 180),
-            job=names.get(one.run, clean(one.run, 60)),
-            mood="quiet" if one.last is None or one.trouble or left else "good",
-            lost=lost_words(one),
-            sentence=clean(one.sentence, 600),
+            place=clean(f"{state.folder}/{state.series}", 180),
+            job=names.get(state.run, clean(state.run, 60)),
+            mood="quiet" if state.last is None or state.trouble or left else "good",
+            lost=lost_words(state),
+            sentence=clean(state.sentence, 600),
             listed=tuple(
                 ListItem(
                     title=clean(kept.name, 80),
@@ -154,7 +154,7 @@ def _saves(
                     if kept.state in (Completeness.COMPLETE, Completeness.WRITING)
                     else "quiet",
                 )
-                for kept in one.listed
+                for kept in state.listed
             ),
         )
 
@@ -189,7 +189,7 @@ def _rank(one: RankMemory, names: dict[str, str]) -> RankMemoryRow:
 
 
 def _notes(snapshot: Snapshot) -> Iterator[str]:
-    mine = tuple(one for one in snapshot.sources if one.name.startswith(SOURCES))
+    mine = tuple(source for source in snapshot.sources if source.name.startswith(SOURCES))
     bare = Snapshot(node="", at=0.0, started_at=0.0, sources=mine)
     yield from (clean(line, WIDEST) for line in ailing_lines(bare))
     if snapshot.storage is None:
@@ -201,7 +201,7 @@ def _notes(snapshot: Snapshot) -> Iterator[str]:
 def _gaps(snapshot: Snapshot, memory: NodeMemory, states: Iterable[SeriesState]) -> tuple[Gap, ...]:
     """Each once, however many ranks it hit."""
     every = (*(snapshot.storage.gaps if snapshot.storage else ()), *memory.gaps)
-    every = (*every, *(gap for one in states for gap in one.gaps))
+    every = (*every, *(gap for state in states for gap in state.gaps))
     found = {(one.what, one.reason, one.way_out): one for one in every}
     return tuple(
         Gap(what=clean(what, 160), reason=clean(reason, 300), way_out=clean(way_out, 200))

@@ -43,7 +43,7 @@ from mldebug_agents.alerts.actions import command, signal
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.system.workers import Result
-from mldebug_exporters.metrics.actions import ActionMetrics
+from mldebug_exporters.metrics.actions import samples
 from snapshots import snapshot
 
 NOW = 1_700_000_000.0
@@ -247,12 +247,9 @@ def test_a_program_that_never_ends_or_floods_is_bounded_and_told(
     (line,) = stand.until(1)
     assert (line.outcome, why in line.why) == (ActionOutcome.FAILED, True), line.why
     assert time.monotonic() - began < 25
-    samples = {
-        (one.family.name, one.labels): one.value
-        for one in ActionMetrics().samples(stand.snapshot())
-    }
-    assert samples["mldebug_actions", ("count", "failed")] == 1
-    assert samples["mldebug_actions", ("count", "ran")] == 0
+    values = {(one.family.name, one.labels): one.value for one in samples(stand.snapshot())}
+    assert values["mldebug_actions", ("count", "failed")] == 1
+    assert values["mldebug_actions", ("count", "ran")] == 0
 
 
 def test_an_event_without_a_chain_gets_the_one_of_all_others(

@@ -26,7 +26,7 @@ from mldebug_agents.hardware.host_memory.cgroups import MemoryCgroup, groups_of
 from mldebug_agents.hardware.host_memory.reader import MemoryOrder, MemoryWatch
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
-from mldebug_exporters.metrics.memory import UNREADABLE, MemoryMetrics
+from mldebug_exporters.metrics.memory import UNREADABLE, samples
 
 GIB, MIB = 1 << 30, 1 << 20
 STATUS = "Name:\tpython\nVmRSS:\t 9000 kB\nRssAnon:\t 1000 kB\nRssFile:\t 7000 kB\nRssShmem:\t 1000 kB\nVmSwap:\t 24 kB\n"
@@ -140,7 +140,7 @@ def test_a_limit_that_may_not_be_read_is_not_the_same_as_none(tmp_path: Path) ->
     [gap] = told.gaps  # /slurm and / have no such file, and no limit
     assert gap.what == "memory of cgroup /slurm/job_5"
     snapshot = Snapshot(node="n", at=1.0, started_at=0.0, memory=told)
-    unread = [one for one in MemoryMetrics().samples(snapshot) if one.family is UNREADABLE]
+    unread = [one for one in samples(snapshot) if one.family is UNREADABLE]
     assert [(one.labels, one.value) for one in unread] == [(("rank",), 0), (("cgroup",), 1)]
 
 

@@ -78,4 +78,4 @@ def as_it_was(job: Job | None, event: AlertEvent) -> Job | None:
     fired = event.fired
     if job is None or event.ended is not None or fired is None:
         return None
-    return job if all(one.started_at <= fired + SLACK for one in job.ranks) else None
+    return job if all(rank.started_at <= fired + SLACK for rank in job.ranks) else None

@@ -140,7 +140,7 @@ class ActionRunner:
             came: StepResult = result.value or StepResult(ActionOutcome.FAILED, str(result.error))
             self._under_way.discard(step.chain.key)
             self._decide(step.chain, step.plugin, came, step.work.facts)
-        return result.worker in {one.name for one in self.workers}
+        return result.worker in {worker.name for worker in self.workers}
 
     def show(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, completed by what was done and by the state of the workers."""
@@ -272,7 +272,7 @@ class ActionRunner:
         self._state_store.remember(ROW + chain.key, msgspec.json.encode(chain))
 
     def _forget(self) -> None:
-        for key in [one for one in self._chains if self._registry.get(one) is None]:
+        for key in [chain for chain in self._chains if self._registry.get(chain) is None]:
             if key not in self._under_way:
                 del self._chains[key]
                 self._state_store.remember(ROW + key, b"")

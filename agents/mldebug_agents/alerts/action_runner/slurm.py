@@ -29,7 +29,7 @@ _DRAINED = re.compile(r" State=\S*DRAIN")
 
 def raw_of(job: Job, host: Host, starter: ProgramStarter) -> str:
     """The SLURM_JOB_ID that the job's ranks on this node should have. Raises UnfitError where they disagree or it is not sure."""
-    raws = {_raw(one, host, starter) for one in job.ranks}
+    raws = {_raw(rank, host, starter) for rank in job.ranks}
     if len(raws) != 1:
         raise UnfitError(f"the ranks here are of {len(raws)} Slurm jobs")
     return raws.pop()

@@ -38,15 +38,15 @@ class SignalAction:
             raise UnfitError("the event is of no run that is on this node now")
         sure_enough(work.facts, options.confidence)
         ranks = _chosen(work.job.ranks, work.facts, work.node, options.to)
-        targets = ", ".join(f"rank {one.rank} (pid {one.pid})" for one in ranks)
+        targets = ", ".join(f"rank {rank.rank} (pid {rank.pid})" for rank in ranks)
         return ActionPlan(f"{options.signal} to {targets}", lambda: self._send(ranks, work.host))
 
     def _send(self, ranks: Sequence[RankIdentity], host: Host) -> ActionResult:
         number = signal.Signals[self._options.signal]
         fds = []
         try:
-            for one in ranks:  # all of them are proved before the first is hit
-                fds.append(held(one, host))
+            for rank in ranks:  # all of them are proved before the first is hit
+                fds.append(held(rank, host))
             for fd in fds:
                 signal.pidfd_send_signal(fd, number)
         finally:
@@ -80,7 +80,7 @@ def _chosen(
     blamed = {
         (one.rank, one.pid) for one in facts.blamed if one.kind == "rank" and one.node == node
     }
-    chosen = tuple(one for one in ranks if (one.rank, one.pid) in blamed)
+    chosen = tuple(rank for rank in ranks if (rank.rank, rank.pid) in blamed)
     if len(chosen) != 1:
         raise UnfitError(f"{len(chosen)} ranks on this node are blamed: it hits one alone")
     return chosen

@@ -55,7 +55,7 @@ def written(command: click.Group) -> str:
 
 def table(command: click.Command, context: click.Context) -> Verb:
     """A command with all its subcommands as a table; hidden options are left out."""
-    shown = [one for one in command.params if not getattr(one, "hidden", False)]
+    shown = [param for param in command.params if not getattr(param, "hidden", False)]
     return Verb(
         name=str(context.info_name),
         help=command.get_short_help_str(100),

@@ -107,7 +107,7 @@ class PeersController:
     @property
     def sentence(self) -> str:
         """The sentence for `mldebug status` about which agents coordinate the runs of this node."""
-        sentences = list(dict.fromkeys(self._who(one) for one in self._groups))
+        sentences = list(dict.fromkeys(self._who(group) for group in self._groups))
         return "; ".join(sentences[:MAX_SHOWN]) or "no run here has ranks on other nodes"
 
     def _who(self, group: CoordinatorGroup) -> str:

@@ -46,11 +46,11 @@ class CaptureRound(NamedTuple):
         """All nodes that have to be captured."""
         known = tuple(
             NodeToAsk(
-                one.announcement.node,
-                Peer(one.address, one.announcement.port, one.announcement.node),
-                one.at,
+                peer.announcement.node,
+                Peer(peer.address, peer.announcement.port, peer.announcement.node),
+                peer.at,
             )
-            for one in self.call.peers
+            for peer in self.call.peers
         )
         shown = shown_ranks(self.call.peers, self.call.news.key) or 1
         return known if shown >= self.call.news.world_size else (*known, *self.others)
@@ -93,9 +93,9 @@ def ask_all(
     where = [one.to for one in first]
     shots = broadcast(client, where, CAPTURE, body, most=MAX_BYTES, patience=DEADLINE, clock=clock)
     came = dict(zip(first, shots, strict=True))
-    each = (_answer(one, came[one], order.key, clock) for one in nodes)
+    each = (_answer(node, came[node], order.key, clock) for node in nodes)
     answers = list(_once_each(each))
-    replies = {one.name: one.reply for one in answers if one.reply is not None}
+    replies = {answer.name: answer.reply for answer in answers if answer.reply is not None}
     replies_of = NodeReplies(replies, [one.failed for one in answers if one.failed is not None])
     run = next(iter(merge(replies_of).runs), None)
     took = [one.begun for one in answers if one.reply is not None and one.reply.captures]
@@ -123,14 +123,14 @@ def _completed(run: MergedRun, gaps: tuple[Gap, ...], topology: Topology | None)
 def _once_each(answers: Iterable[_CaptureAnswer]) -> Iterator[_CaptureAnswer]:
     """Each node once: one that was asked under two names counts under the name it announced, which comes first."""
     known = set()
-    for one in answers:
-        if one.reply is not None and one.reply.machine:
-            ranks = [rank for capture in one.reply.captures for rank in capture.job.ranks]
-            place = (one.reply.machine, *((rank.pid, rank.start_ticks) for rank in ranks))
+    for answer in answers:
+        if answer.reply is not None and answer.reply.machine:
+            ranks = [rank for capture in answer.reply.captures for rank in capture.job.ranks]
+            place = (answer.reply.machine, *((rank.pid, rank.start_ticks) for rank in ranks))
             if place in known:
                 continue
             known.add(place)
-        yield one
+        yield answer
 
 
 def _answer(
@@ -162,6 +162,6 @@ def _reply(shot: NodeAnswer, key: RunKey) -> NodeReply:
     if isinstance(shot.answer, MldebugError):
         raise shot.answer
     reply = unpack(shot.answer)
-    if any(run_key(one) != key for one in reply.captures):
+    if any(run_key(capture) != key for capture in reply.captures):
         raise EvidenceError("its answer is of another run")
     return reply

@@ -142,7 +142,7 @@ class CoordinatorGroups:
         """Put each of these runs into its group, make groups that are missing, and drop groups that have no run left. Does nothing where peers are configured."""
         if self._all is not None:
             return
-        jobs = [one.job for one in runs.values()]
+        jobs = [run.job for run in runs.values()]
         fresh: dict[str, tuple[Peer, ...]] = {}
         self._known = {job.id: self._name(job, fresh) for job in jobs}
         of = {name: job for job in jobs if (name := self._known[job.id][1])}
@@ -173,7 +173,7 @@ class CoordinatorGroups:
             return known
         if not (peers := candidates(job, self._port)):
             return facts, ""
-        name = run_id((f"uid {job.uid}", *(f"{one.host} {one.port}" for one in peers)))
+        name = run_id((f"uid {job.uid}", *(f"{peer.host} {peer.port}" for peer in peers)))
         fresh[name] = peers
         return facts, name
 

@@ -168,7 +168,7 @@ class Leader:
         """Capture a run on all its nodes because a person asks for it, whether it stalls or not."""
         job, calls = order.job, self._coordinator.named(order.job, order.uid)
         if len(calls) != 1:
-            names = sorted({f"{run_id(one.news.key)} ({one.news.name})" for one in calls})
+            names = sorted({f"{run_id(call.news.key)} ({call.news.name})" for call in calls})
             have = f": {', '.join(names[:MAX_TOLD])}" if calls else ""
             count = (
                 f"{len(calls) or 'no'} runs"
@@ -223,12 +223,12 @@ class Leader:
     def _listed(self, run: MergedRun) -> QueriedNodes:
         """Where every node that the scheduler has given the run was asked, these are all that it has."""
         queried = self.judged(run.asked)
-        lists = {one.job.node_list for one in run.captures}
+        lists = {capture.job.node_list for capture in run.captures}
         hosts = listed(lists.pop()) if len(lists) == 1 else ()
-        short = {one.name.partition(".")[0] for one in queried.nodes}
+        short = {node.name.partition(".")[0] for node in queried.nodes}
         most = max((len(one.job.ranks) for one in run.captures), default=0)
         holds = len(hosts) * most >= max((one.job.world_size for one in run.captures), default=0)
-        whole = bool(hosts) and holds and all(one.partition(".")[0] in short for one in hosts)
+        whole = bool(hosts) and holds and all(host.partition(".")[0] in short for host in hosts)
         return msgspec.structs.replace(queried, listed_by=SCHEDULER if whole else "")
 
     def _alive(self, node: QueriedNode) -> QueriedNode:
@@ -245,7 +245,7 @@ class Leader:
         """Nodes that do not announce themselves here, or not any more; one of them may have coordinated before."""
         group = self._groups.of(self._find(call.news.key, None))
         peers = group.candidates if group is not None else ()
-        view = self._coordinator.view(self._node, (one.host for one in peers), now)
+        view = self._coordinator.view(self._node, (peer.host for peer in peers), now)
         never = {one.node for one in view.members if one.seen is None}
         idle = self._coordinator.idle(call, listed(call.node_list), now)
         lost = (

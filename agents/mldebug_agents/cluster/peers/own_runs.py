@@ -59,21 +59,21 @@ class RemoteProgress:
         A value that is announced again unchanged is not new progress: its time stays that of the first announcement.
         """
         kinds = set()
-        for one in signals:
-            if (kind := _KINDS.get(one.kind)) is None:
+        for signal in signals:
+            if (kind := _KINDS.get(signal.kind)) is None:
                 continue
             kinds.add(kind)
             known = self._far.get(kind)
-            until = now - min(max(0.0, one.stale), 1e9)
-            if known is not None and known.value == one.value:
+            until = now - min(max(0.0, signal.stale), 1e9)
+            if known is not None and known.value == signal.value:
                 until = max(until, known.until or until)
                 self._far[kind] = msgspec.structs.replace(known, until=until)
             else:
-                steps = one.value - known.value if known else 0.0
+                steps = signal.value - known.value if known else 0.0
                 events = int(min(max(1.0, steps), 1e6))
-                at = now - min(max(0.0, one.age), 1e9)
+                at = now - min(max(0.0, signal.age), 1e9)
                 self._far[kind] = Progress(
-                    kind=kind, value=one.value, at=at, events=events, until=max(at, until)
+                    kind=kind, value=signal.value, at=at, events=events, until=max(at, until)
                 )
         self._far = {kind: one for kind, one in self._far.items() if kind in kinds}
 

@@ -31,5 +31,5 @@ def _shown(view: ClusterView) -> Iterator[tuple[str, RunNews]]:
 
 def _is_ours(job: str, snapshot: Snapshot, node: str, news: RunNews) -> bool:
     """`mldebug status` calls a run of this node by an id of its own."""
-    named = (one for one in snapshot.runs if one.id.startswith(job) and node == snapshot.node)
+    named = (run for run in snapshot.runs if run.id.startswith(job) and node == snapshot.node)
     return any(one.name == news.name and fold_ranks(one.ranks) == news.ranks for one in named)

@@ -36,7 +36,7 @@ def join(settings: ClusterConfig, make: Callable[[bytes], KeyPair]) -> PeerSetup
         raise ConfigError(problems, HOW)
     if settings.key_file is None and settings.certificate is None:
         return None
-    networks = [_network(one) for one in settings.networks]
+    networks = [_network(network) for network in settings.networks]
     placed(QueriedNodes(), settings.topology)  # who writes a list that cannot be read hears it now
     for text in settings.peers:
         _peers(text, 1)  # before anything is opened

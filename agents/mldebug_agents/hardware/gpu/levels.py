@@ -43,7 +43,7 @@ class Levels:
         fingerprint = self._fingerprint(look, watch, joined)
         if fingerprint is None:
             return look
-        ranks = tuple(_with_progress(one, fingerprint) for one in look.look.ranks)
+        ranks = tuple(_with_progress(rank, fingerprint) for rank in look.look.ranks)
         return msgspec.structs.replace(look, look=msgspec.structs.replace(look.look, ranks=ranks))
 
     def sentence(self, job_id: str) -> str:
@@ -108,13 +108,13 @@ def _rank_signs(look: JobLook, before: _Before) -> dict[int, RankSign]:
         stepping = look.step != before.step
     before.looked, before.step = True, look.step
     return {
-        one.rank: RankSign(
-            rank=one.rank,
+        rank.rank: RankSign(
+            rank=rank.rank,
             stepping=stepping,
-            written_bytes_per_second=_rate(one, look.look.at, before.writes),
-            waiting=None if one.role is None else one.role is Role.WAITING,
+            written_bytes_per_second=_rate(rank, look.look.at, before.writes),
+            waiting=None if rank.role is None else rank.role is Role.WAITING,
         )
-        for one in look.look.ranks
+        for rank in look.look.ranks
     }
 
 
@@ -127,10 +127,10 @@ def _signs(
 ) -> Iterator[GpuSign]:
     """One sign for each GPU that a rank of the run uses: of several ranks the first."""
     gpus = {one.uuid: one for one in watch.gpus}
-    for one in joined.ranks:
-        gpu = gpus.pop(one.uuid, None)
+    for rank in joined.ranks:
+        gpu = gpus.pop(rank.uuid, None)
         if gpu is not None:
-            yield sign_of(gpu, rank=ranks.get(one.rank) or RankSign(rank=one.rank))
+            yield sign_of(gpu, rank=ranks.get(rank.rank) or RankSign(rank=rank.rank))
 
 
 def _with_progress(rank: RankLook, fingerprint: Fingerprint) -> RankLook:

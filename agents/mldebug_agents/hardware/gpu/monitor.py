@@ -79,7 +79,7 @@ class GpuMonitor:
 
     def knows(self, job: Job) -> bool:
         """Whether the GPU of every rank of the job is known from a process on it, not only guessed by convention (local rank = index)."""
-        sure = {one.rank for one in self.joined(job.id).ranks if one.sure}
+        sure = {rank.rank for rank in self.joined(job.id).ranks if rank.sure}
         return all(one.rank in sure for one in job.ranks)
 
     def events(self) -> tuple[GpuEvent, ...]:
@@ -100,7 +100,7 @@ class GpuMonitor:
         """The faults that may concern the job. Left out are faults of GPUs that none of its ranks uses, as far as that is known."""
         joined = self.joined(job_id)
         sure = bool(joined.ranks) and not joined.unknown
-        also = {uuid for one in joined.ranks for uuid in one.also}
+        also = {uuid for rank in joined.ranks for uuid in rank.also}
         return tuple(
             one
             for one in faults
@@ -127,7 +127,7 @@ class GpuMonitor:
 
     def _ranks(self, job_id: str) -> dict[str, tuple[int, ...]]:
         joined = self.joined(job_id)
-        return {one.uuid: joined.on_gpu(one.uuid) for one in joined.ranks}
+        return {rank.uuid: joined.on_gpu(rank.uuid) for rank in joined.ranks}
 
     def _compare(self, now: NodeGpus, limits: Thresholds) -> None:
         before = {one.uuid: one for one in self._before.gpus} if self._before else {}
@@ -147,7 +147,7 @@ class GpuMonitor:
         """What only the read before told is told again by this one, or was wrong."""
         for job_id in self._joined:
             faults = self._faults.get(job_id, [])
-            faults = [one for one in faults if one.confirmed or one.uuid != gpu.uuid]
+            faults = [fault for fault in faults if fault.confirmed or fault.uuid != gpu.uuid]
             faults += faults_of_memory(gpu, new, self._ranks(job_id), self._node)
             self._faults[job_id] = faults[-MAX_FAULTS:]
 

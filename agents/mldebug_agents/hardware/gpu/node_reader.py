@@ -44,12 +44,12 @@ class NodeReader:
     @property
     def released_seconds(self) -> float:
         """For how many seconds more the GPUs are left alone after `release`; 0.0 where they are not."""
-        return max(one.released_seconds for one in self._readers)
+        return max(reader.released_seconds for reader in self._readers)
 
     def release(self, seconds: float) -> None:
         """Close all handles on GPUs for `seconds`, so that somebody can reset a GPU; 0 takes it back. Returns at once."""
-        for one in self._readers:
-            one.release(seconds)
+        for reader in self._readers:
+            reader.release(seconds)
 
     def let_go(self) -> bool:
         """Whether all children have ended, so that this agent holds no GPU. Returns at once."""
@@ -58,12 +58,12 @@ class NodeReader:
 
     def leftovers(self) -> tuple[Leftover, ...]:
         """Children that hang and may outlive this agent, for a later agent to know of."""
-        return tuple(left for one in self._readers for left in one.leftovers())
+        return tuple(left for reader in self._readers for left in reader.leftovers())
 
     def close(self) -> None:
         """Close the connections to all children; one that is blocked in the driver ends when its call comes back."""
-        for one in self._readers:
-            one.close()
+        for reader in self._readers:
+            reader.close()
 
     def _each(self, read: Callable[[VendorReader], T]) -> tuple[list[T], list[Gap]]:
         """What each vendor answers, and why others do not; raises where none answers."""

@@ -61,7 +61,7 @@ class MemoryWatch:
         groups = groups_of(self._host, pids)
         levels = self._limits(groups)
         states = tuple(self._state(one, order.horizon, now) for one in levels)
-        wanted = {(one.scope, one.name, one.limit) for one in levels}
+        wanted = {(level.scope, level.name, level.limit) for level in levels}
         self._levels = {key: trend for key, trend in self._levels.items() if key in wanted}
         processes = {(rank.pid, rank.start_ticks) for job in order.jobs for rank in job.ranks}
         self._ranks = {key: trend for key, trend in self._ranks.items() if key in processes}
@@ -70,7 +70,7 @@ class MemoryWatch:
 
     def _limits(self, groups: Iterable[MemoryCgroup]) -> list[Level]:
         found = [parse_host(self._host.node_text("meminfo"))]
-        found += [self._group(one) for one in groups]
+        found += [self._group(group) for group in groups]
         return [one for one in found if one is not None]
 
     def _closed(self, groups: Iterable[MemoryCgroup]) -> Iterator[Gap]:

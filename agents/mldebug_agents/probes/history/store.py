@@ -156,7 +156,7 @@ def _read(link: sqlite3.Connection) -> Past:
         return ()
     found: dict[bytes, list[ProbeRun]] = {}
     for encoded, *figures in link.execute(_ALL):
-        if isinstance(encoded, bytes) and all(_is_figure(one) for one in figures):
+        if isinstance(encoded, bytes) and all(_is_figure(figure) for figure in figures):
             at, seconds, busbw = figures
             found.setdefault(encoded, []).append(ProbeRun(at=at, seconds=seconds, busbw=busbw))
     return tuple(

@@ -240,7 +240,7 @@ class TrialLeader:
             self._trial(group, [_of(results[node], place, position) for position, (node, _) in enumerate(seats[place])], len(groups) == 1)
             for place, group in enumerate(groups)
         ]  # fmt: skip
-        emit("step", number=number, trials=[one.as_event(self._names) for one in trials])
+        emit("step", number=number, trials=[trial.as_event(self._names) for trial in trials])
         return trials
 
     def _answered(self, number: int, node: int, until: float) -> Any:
@@ -254,8 +254,8 @@ class TrialLeader:
 
     def _trial(self, group: Group, results: List[Result], alone: bool) -> GroupTrial:
         path = self._paths.get(",".join(map(str, sorted(group))), "")
-        reasons = [failure(one) for one in results]
-        failed = [one for one in reasons if one]
+        reasons = [failure(result) for result in results]
+        failed = [reason for reason in reasons if reason]
         made = GroupTrial(group=group, path=path, alone=alone)
         if any(one.get("wrong") for one in results):
             made.outcome = "wrong"
@@ -280,7 +280,7 @@ def _of(results: Any, place: int, position: int) -> Result:
 
 def _first_cause(reasons: List[str]) -> str:
     """The reason that is no consequence of another's end."""
-    for one in reasons:
-        if not any(word in one for word in CONSEQUENCES):
-            return one
+    for reason in reasons:
+        if not any(word in reason for word in CONSEQUENCES):
+            return reason
     return reasons[0]

@@ -35,7 +35,7 @@ def main(order: dict[str, Any]) -> None:
         begin = time.monotonic()
         longest = min(SECONDS[stage], until - begin)
         results = _stage(stage, order, longest)
-        cut = longest < SECONDS[stage] and any(one.get("late") for one in results.values())
+        cut = longest < SECONDS[stage] and any(result.get("late") for result in results.values())
         seconds = round(time.monotonic() - begin, 3)
         emit("stage", stage=stage, seconds=seconds, results=results, cut=cut)
     emit("done")

@@ -58,7 +58,7 @@ def tournament(members: int) -> Iterator[Step]:
 
 def alone_again(trials: List[GroupTrial]) -> Iterator[Step]:
     """A step for members that failed alone, once more: on a machine with other work a deadline may pass by chance."""
-    bad = [one.group for one in trials if len(one.group) == 1 and one.outcome != "measured"]
+    bad = [trial.group for trial in trials if len(trial.group) == 1 and trial.outcome != "measured"]
     if bad:
         yield bad
 
@@ -67,8 +67,8 @@ def again(trials: List[GroupTrial], fine: float) -> Iterator[Step]:
     """Steps for doubtful pairs once more, each with nothing beside it, and for some of the best, to compare."""
     pairs = [one for one in trials if len(one.group) == 2]
     best: Dict[str, float] = {}
-    for one in pairs:
-        best[one.path] = max(best.get(one.path, 0.0), one.bandwidth or 0.0)
+    for pair in pairs:
+        best[pair.path] = max(best.get(pair.path, 0.0), pair.bandwidth or 0.0)
     doubtful = [one for one in pairs if not (one.bandwidth or 0.0) > fine * best[one.path]]
     if not doubtful or len(doubtful) > MOST:
         return

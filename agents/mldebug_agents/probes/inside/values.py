@@ -55,8 +55,8 @@ class Values:
         def compare(part: Any, correct: Any) -> None:
             counts[0] += int((part != correct).sum().item())
 
-        for one in stretches:
-            self._each(buffer, one, compare)
+        for stretch in stretches:
+            self._each(buffer, stretch, compare)
         return counts[0]
 
     def _each(self, buffer: Any, stretch: Stretch, work: Any) -> None:

@@ -138,7 +138,7 @@ def _measured(
     if not measurement.results:
         why = measurement.skipped[0] if measurement.skipped else "no rank said anything"
         raise MldebugError(f"nothing was measured: {why}", "smaller --sizes, or other --ops")
-    wrong = any(one.correct is False for one in measurement.results)
+    wrong = any(result.correct is False for result in measurement.results)
     return int(ExitCode.FOUND if wrong else ExitCode.FINE)
 
 

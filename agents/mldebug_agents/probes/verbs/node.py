@@ -102,10 +102,10 @@ def _line(check: NodeCheck) -> str:
 
 def _stages(text: str | None) -> tuple[str, ...]:
     names = STAGES if text is None else tuple(text.split(","))
-    for one in names:
-        if one not in STAGES:
-            raise UsageError(f"there is no stage {one[:40]!r}", f"choose from: {','.join(STAGES)}")
-    return tuple(one for one in STAGES if one in names)
+    for name in names:
+        if name not in STAGES:
+            raise UsageError(f"there is no stage {name[:40]!r}", f"choose from: {','.join(STAGES)}")
+    return tuple(stage for stage in STAGES if stage in names)
 
 
 def _ports(text: str | None) -> str | None:

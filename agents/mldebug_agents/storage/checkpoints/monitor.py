@@ -161,7 +161,7 @@ class CheckpointMonitor:
             series.settle = self._settings.settle
             series.look(look.at, look.readings, whole=look.whole, step=self._steps.get(look.run), world_size=self._worlds.get(look.run))  # fmt: skip
             self._looks[key] = look
-            self._troubles.update(one.code for one in look.troubles)
+            self._troubles.update(trouble.code for trouble in look.troubles)
 
     def _forget_configured(self, news: CheckpointNews) -> None:
         """Drop series of the configuration whose folder it does not name any more, or that were deleted."""
@@ -204,7 +204,7 @@ class CheckpointMonitor:
         """Add to the snapshot all series, the errors counted so far, and the worker's state."""
         states = self.states()
         by_run = {
-            run.id: tuple(one for one in states if one.run == run.id) for run in snapshot.runs
+            run.id: tuple(state for state in states if state.run == run.id) for run in snapshot.runs
         }
         return msgspec.structs.replace(
             snapshot,

@@ -115,7 +115,7 @@ class SeriesReader:
         if isinstance(listed, Unreadable):
             code = "stuck" if listed.stuck else "unreadable"
             return msgspec.structs.replace(look, troubles=(Trouble(code, listed.reason),))
-        found = {one.path: one for one in listed.entries if self.is_one(one)}
+        found = {entry.path: entry for entry in listed.entries if self.is_one(entry)}
         beside = self._beside(root, reader, listed)
         troubles = list(troubles_of(listed))
         newest = self._newest(self._in_order(list(found.values()), writing))
@@ -217,12 +217,12 @@ class SeriesReader:
 
     def _beside(self, root: str, reader: Reader, listed: FolderListing) -> Mapping[str, bytes]:
         found = {}
-        for one in listed.entries:
-            if one.path in BESIDE and one.kind == "file":
-                path = f"{root}{self.folder}/{one.path}"
+        for entry in listed.entries:
+            if entry.path in BESIDE and entry.kind == "file":
+                path = f"{root}{self.folder}/{entry.path}"
                 got = reader.read_from(path, 0, max_bytes=BESIDE_BYTES)
                 if not isinstance(got, Unreadable):
-                    found[basename(one.path)] = got.data
+                    found[basename(entry.path)] = got.data
         return found
 
 

@@ -138,7 +138,7 @@ class DirSizeClient:
 
     def _forgive(self) -> None:
         """Who came back may be asked again; who is stuck since an earlier agent may not."""
-        left = {one.words for one in self._starter.leftovers}
+        left = {leftover.words for leftover in self._starter.leftovers}
         for order in self._orders:
             if _words(order.path) in left:
                 if order.path not in self._stuck:

@@ -53,7 +53,7 @@ class DirSizeCollector:
 
     def alarms(self) -> Sequence[StorageAlert]:
         """An alert for each directory that does not answer."""
-        stuck = tuple(one for one in self._client.states if one.how == STUCK)
+        stuck = tuple(state for state in self._client.states if state.how == STUCK)
         lines = dir_size_lines(stuck, time.time())
         return [
             StorageAlert(kind="stuck", subject=one.path, sentence=line)
@@ -63,9 +63,9 @@ class DirSizeCollector:
     def gaps(self) -> Sequence[Gap]:
         """Directories that could be counted only in part, or not at all."""
         return [
-            Gap(what=f"the size of {one.path}", reason=_reason(one))
-            for one in self._client.states
-            if one.lower_bound or one.how == STUCK or (one.inodes is None and one.why)
+            Gap(what=f"the size of {state.path}", reason=_reason(state))
+            for state in self._client.states
+            if state.lower_bound or state.how == STUCK or (state.inodes is None and state.why)
         ]
 
 

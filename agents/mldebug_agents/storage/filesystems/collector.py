@@ -149,13 +149,13 @@ class FilesystemCollector:
     def _configured(self) -> tuple[str, ...]:
         """All folders that the configuration names; of a pattern the folder before its first wildcard."""
         config = self._context.config
-        bare = (_GLOB.split(one)[0].rpartition("/")[0] if _GLOB.search(one) else one for one in config.checkpoints.paths)  # fmt: skip
+        bare = (_GLOB.split(path)[0].rpartition("/")[0] if _GLOB.search(path) else path for path in config.checkpoints.paths)  # fmt: skip
         chosen = (*config.storage.paths, *config.storage.limits, *config.storage.usable, *bare)
         return tuple(dict.fromkeys(one for one in chosen if one.startswith("/")))
 
     def _find(self, paths: Sequence[str]) -> None:
         """Find the mount ids of configured folders, through the mount child as links may hang. Hanging ones are not asked again."""
-        hanging = {one.used.mount.id for one in self._readings if one.answer.stuck}
+        hanging = {reading.used.mount.id for reading in self._readings if reading.answer.stuck}
         self._where = {path: at for path, at in self._where.items() if path in paths}
         free = [one for one in paths if self._where.get(one) not in hanging]
         root = os.fsencode(self._context.host.root)
@@ -205,7 +205,7 @@ class FilesystemCollector:
     def _limit(self, used: UsedMount) -> UsageLimit:
         """The limit by the most special rule for the mount point, a folder on it, or one above."""
         names = sorted((used.name, *used.folders), key=len)
-        usual = min(default_limit(one) for one in names)
+        usual = min(default_limit(name) for name in names)
         for path in reversed(names):
             text = nearest_rule(self._context.config.storage.limits, path)
             try:

@@ -52,7 +52,7 @@ def with_stuck(capture: NodeCapture, stuck: Mapping[str, float]) -> NodeCapture:
     """The capture with `stuck_seconds` where a process waits on one of these devices. `stuck`: seconds by major:minor."""
     if not stuck:
         return capture
-    ranks = tuple(_rank(one, stuck) for one in capture.ranks)
+    ranks = tuple(_rank(rank, stuck) for rank in capture.ranks)
     return msgspec.structs.replace(capture, ranks=ranks)
 
 

@@ -61,7 +61,7 @@ class WriteRateCollector:
 
     def status(self) -> dict[str, tuple[Row, ...]]:
         """The table "writers" of `mldebug status`: one row for each rank that writes, the fastest first. No table where no rank writes."""
-        busy = [one for one in self.writers.values() if one.rate >= 1 or one.growing]
+        busy = [writer for writer in self.writers.values() if writer.rate >= 1 or writer.growing]
         busy.sort(key=lambda one: -max(one.rate, *by_mount(one).values(), 0.0))
         rows = tuple(self._row(one) for one in busy)
         return {"writers": rows} if rows else {}

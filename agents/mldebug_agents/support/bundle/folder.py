@@ -42,7 +42,7 @@ class BundleFolder:
 
     def add_lines(self, name: str, values: list[Any]) -> None:
         """Add values as a JSON Lines file: one JSON text per line."""
-        self.add(name, b"".join(msgspec.json.encode(one) + b"\n" for one in values))
+        self.add(name, b"".join(msgspec.json.encode(value) + b"\n" for value in values))
 
     def miss(self, what: str, reason: str, way_out: str = "") -> None:
         """Add a gap: what is missing, why, and what would help."""

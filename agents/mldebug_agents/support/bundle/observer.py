@@ -152,7 +152,7 @@ class DirectObserver:
             source = self._reads(GpuOrder(ranks, self._forbidden()))
             if source.full is None and source.watch is None:
                 self._resting = "no GPU library: no GPU here, or no driver"
-            joined = {id: {one.rank: one.uuid for one in rank_map.ranks} for id, rank_map in source.joined.items()}  # fmt: skip
+            joined = {id: {rank.rank: rank.uuid for rank in rank_map.ranks} for id, rank_map in source.joined.items()}  # fmt: skip
         except NoGpuLibraryError as error:
             self._resting, joined = error.message, {}
         except MldebugError as error:

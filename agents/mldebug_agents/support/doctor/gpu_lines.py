@@ -80,11 +80,11 @@ def _xids(events: Sequence[RankEvent], now: float) -> Iterator[Text]:
     """The newest last."""
     if len(events) > MAX_XIDS:
         yield Text(f"  … {len(events) - MAX_XIDS} before", style="dim")
-    for one in events[-MAX_XIDS:]:
-        at = one.burst.last_at
+    for event in events[-MAX_XIDS:]:
+        at = event.burst.last_at
         moment = datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S UTC")
         ago = format_duration(float(max(0, int(now - at))))
-        yield Text(clean(f"  {moment} ({ago} ago): {sentence(one)}", 500))
+        yield Text(clean(f"  {moment} ({ago} ago): {sentence(event)}", 500))
 
 
 def _users(found: GpuExamination, names: Mapping[str, GpuName]) -> Iterator[Text]:

@@ -50,7 +50,7 @@ def examined(overview: GpuOverview, snapshot: Snapshot | None, uid: int) -> GpuE
         uid=uid,
         checks=tuple(_checks(overview, snapshot)),
         health=snapshot.health if snapshot and snapshot.health else overview.health,
-        xids=tuple(one for one in overview.events if is_gpu(one.burst.root.kind)),
+        xids=tuple(event for event in overview.events if is_gpu(event.burst.root.kind)),
         users=overview.users,
         unjoined=overview.unjoined,
         glance=overview,

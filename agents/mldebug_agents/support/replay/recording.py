@@ -159,9 +159,9 @@ def _check_count(name: str, content: bytes, most: int) -> None:
 
 def _check_times(where: str, *seconds: float) -> None:
     """EvidenceError where one of them is no time that a node can have."""
-    for one in seconds:
-        if not 0 <= one <= LAST_TIME:
-            raise EvidenceError(f"{where} is malformed: {one:g} is no time", WAY_OUT)
+    for second in seconds:
+        if not 0 <= second <= LAST_TIME:
+            raise EvidenceError(f"{where} is malformed: {second:g} is no time", WAY_OUT)
 
 
 def _decoded(where: str, read: Callable[[], T]) -> T:

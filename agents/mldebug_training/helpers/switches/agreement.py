@@ -108,8 +108,8 @@ class RankAgreement:
         except Exception as error:  # no torch, another PyTorch than those we know
             pass_on(error)
             groups = []
-        timeouts = [collective_timeout(one) for one in groups]
-        return min((one for one in timeouts if one), default=0.0)
+        timeouts = [collective_timeout(group) for group in groups]
+        return min((timeout for timeout in timeouts if timeout), default=0.0)
 
     def _meet(self, timeout: float) -> None:
         meeting = self._meeting

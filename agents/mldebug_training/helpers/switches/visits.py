@@ -60,7 +60,7 @@ class StoreRequests:
         """Return the values of these keys, all of which exist."""
         if hasattr(self.store, "multi_get") and self.store.has_extended_api():
             return list(self.ask("multi_get", keys))
-        return [self.ask("get", one) for one in keys]
+        return [self.ask("get", key) for key in keys]
 
     def until(self, ask: Callable[[], T], longest: float = LONGEST) -> T:
         """Call `ask` again and again until it returns something true, and return that. Raises LateError after `longest` seconds."""

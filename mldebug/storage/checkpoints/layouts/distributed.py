@@ -50,11 +50,11 @@ class Distributed:
         """Complete where every file that an index names is there and long enough."""
         shards = [file for file in checkpoint.files if _SHARD.fullmatch(basename(file.path))]
         count, found = len(shards), _indexes(checkpoint)
-        folders = {dirname(one.path) for one in shards}
+        folders = {dirname(shard.path) for shard in shards}
         if missing := folders - {dirname(one.path) for one in found}:
             return incomplete(NAME, count, _no_index(sorted(missing)))
         verdicts = [self._index(checkpoint, one) for one in found]
-        faults = [one for one in verdicts if one and one[0] == "broken"]
+        faults = [verdict for verdict in verdicts if verdict and verdict[0] == "broken"]
         doubts = [one for one in verdicts if one and one[0] == "unsure"]
         if faults:
             return incomplete(NAME, count, faults[0][1])

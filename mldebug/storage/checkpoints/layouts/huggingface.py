@@ -50,9 +50,9 @@ class HuggingFace:
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
         """Each index of at most `MAX_INDEX` bytes, and the end of `trainer_state.json`."""
-        for one in checkpoint.files:
-            if _INDEX.fullmatch(basename(one.path)) and one.size <= MAX_INDEX:
-                yield ByteRange(one.path, 0, one.size)
+        for file in checkpoint.files:
+            if _INDEX.fullmatch(basename(file.path)) and file.size <= MAX_INDEX:
+                yield ByteRange(file.path, 0, file.size)
         if (state := checkpoint.entry(STATE)) is not None:
             yield _end(state)
 
@@ -93,7 +93,7 @@ def _named(checkpoint: Checkpoint, index: FileEntry) -> set[str] | str:
 
 def _lost_part(weights: list[FileEntry]) -> str:
     """Why shards are missing by their own names (`model-00001-of-00003`); "" where none is. An index is written after them."""
-    parts = [found for one in weights if (found := _PART.fullmatch(basename(one.path)))]
+    parts = [found for weight in weights if (found := _PART.fullmatch(basename(weight.path)))]
     wanted = max((int(one[2]) for one in parts), default=0)
     here = len({int(one[1]) for one in parts})
     return f"{here} of {wanted} parts are there" if here < wanted else ""

@@ -136,7 +136,7 @@ class PeerClient:
             _check_room()  # without a descriptor no name is known
             raise SilentError(f"its name is not known: {error}") from error
         addresses = [str(one[4][0]) for one in found]
-        allowed = [one for one in addresses if self.allows(one)]
+        allowed = [address for address in addresses if self.allows(address)]
         if not allowed:
             why = f"{addresses[0]} is in no network of cluster.networks"
             self._turned_away("network", to.host, why)
@@ -148,7 +148,7 @@ class PeerClient:
         ip = plain_ip(address)
         if ip.is_link_local or ip.is_multicast or ip.is_unspecified:
             return False
-        return not self._networks or any(ip in one for one in self._networks)
+        return not self._networks or any(ip in network for network in self._networks)
 
 
 class PeerConnection:

@@ -72,7 +72,7 @@ def still_there(worker: ForkedWorker) -> GpuBlockedError:
 
 def as_leftovers(host: Host, workers: Iterable[ForkedWorker]) -> tuple[Leftover, ...]:
     """The children among these that still exist, as records that a later agent reads."""
-    found = [host.brief(one.pid) for one in workers if one.pid]
+    found = [host.brief(worker.pid) for worker in workers if worker.pid]
     return tuple(Leftover(one.pid, one.start_ticks, f"{NAME}: {one.name}") for one in found if one)
 
 

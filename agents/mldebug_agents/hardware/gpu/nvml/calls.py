@@ -49,7 +49,7 @@ class Ask:
         self, metric: str, function: str, *arguments: Any, to: Callable[[Any], T] = lambda x: x
     ) -> T | None:
         """Call `function(handle, *arguments)`; raises only `DeviceLostError` and `DriverGoneError`."""
-        key = (function, *(one for one in arguments if isinstance(one, int | tuple)))
+        key = (function, *(argument for argument in arguments if isinstance(argument, int | tuple)))
         call = getattr(self.nvml, function, None)
         if call is None:  # a pynvml that is older than the metric
             self.device.unsupported[key] = metric

@@ -156,5 +156,5 @@ def _moved(ask: Ask, values: Values, field: int, links: list[int]) -> int | None
 def _whole(values: Values, keys: list[Key]) -> int | None:
     """The sum; None where one is not told, because a sum without it would fall."""
     counts = [values.get(key) for key in keys]
-    numbers = [int(one) for one in counts if one is not None and 0 <= one < 2**62]
+    numbers = [int(count) for count in counts if count is not None and 0 <= count < 2**62]
     return sum(numbers) if numbers and len(numbers) == len(counts) else None
