@@ -247,6 +247,7 @@ class LogTail(Noun, frozen=True, kw_only=True):
 
     path: str
     lines: tuple[str, ...] = ()
+    earlier: tuple[str, ...] = ()  # tracebacks further up, as far as the log was searched
     modified_at: float = 0.0
     size_bytes: int = 0
 

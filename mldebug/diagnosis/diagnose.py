@@ -39,6 +39,7 @@ from mldebug.diagnosis.classify.nccl_ras import (
 from mldebug.diagnosis.classify.nodes import missing_ranks, node_evidence, where_to_type
 from mldebug.diagnosis.classify.rank_states import classified, grouped, position
 from mldebug.diagnosis.classify.unknown import unknown
+from mldebug.diagnosis.raised import with_exceptions
 from mldebug.diagnosis.recorded import with_missing_dumps
 
 
@@ -161,6 +162,7 @@ def conclude(
     """
     best = min(findings, key=_precedence, default=None) or unknown(case)
     best = join(case, _within_sight(case, best), statements)
+    best = with_exceptions(case, best)
     return Diagnosis(
         verdict=best.verdict,
         culprits=best.culprits,

@@ -30,6 +30,7 @@ from mldebug.stall.signals import RankLook
 
 SLICE = 1.0  # counters are compared over at least this long: a clock tick is 10 ms
 CPU_STILL = 0.01
+CPU_POLLS = 0.05  # more than a loop needs that only wakes up to look again
 TICKS = 0.02
 SWITCHES_STILL = 3  # a DataLoader's poll is one in 5 s, a training step on a GPU about one per step
 SWITCH_RATE = 0.5
@@ -46,6 +47,11 @@ ITS_OWN = frozenset(
     ("sleep", "debugger", "stdin", "terminal", "stopped", "traced", "storage", "uninterruptible")
 )
 """Classes of a main thread that no other thread and no child sets free."""
+WAKES = frozenset(
+    ("poll", "gil", "lock", "sleep", "idle", "file_lock", "flock", "future", "thread_join")
+)
+"""Classes of a main thread that may wake often to look again, 200 times a second for the interpreter's lock: in one
+place and with little CPU time it is as still as one that sleeps on."""
 ON_STORAGE = frozenset(("storage", "uninterruptible"))  # where fsync stands
 
 
@@ -86,6 +92,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
     frames_unchanged_since: float  # as `unchanged_since`, but device progress is ignored
     no_switches_since: float  # at most a few context switches of its main thread
     cpu_idle_since: float  # the same, and no CPU time of its main thread
+    cpu_low_since: float  # its main thread used little CPU time, however often it woke
     asleep_since: float  # not a single context switch
     others_idle_since: float  # no other thread and no child worked or did I/O
     compared_at: float  # when counters were last compared
@@ -126,9 +133,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
     def forget(self, now: float) -> None:
         """Note that the job made progress: what the rank did before counts for no later stall."""
         self.unchanged_since = self.frames_unchanged_since = self.sampled_at = now
-        self.no_switches_since = self.cpu_idle_since = self.asleep_since = (
-            self.others_idle_since
-        ) = now
+        self.no_switches_since = self.cpu_idle_since = self.cpu_low_since = now
+        self.asleep_since = self.others_idle_since = now
         self.signature = self.role = self.classified = self.device_moves = None
         self.samples = 0
         self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
@@ -168,10 +174,10 @@ class RankActivity(msgspec.Struct, kw_only=True):
     @property
     def idle_since(self) -> float:
         """Since when neither the main thread nor any thread or child that it may wait for has worked, on the caller's clock."""
-        alone = self.classified is not None and self.classified.class_name in ITS_OWN
-        alone = alone or self.last.state in STOPPED
+        class_name = self.classified.class_name if self.classified else ""
+        alone = class_name in ITS_OWN or self.last.state in STOPPED
         return max(
-            self.cpu_idle_since,
+            self.cpu_low_since if class_name in WAKES else self.cpu_idle_since,
             min(self.others_idle_since, self.asleep_since) if alone else self.others_idle_since,
         )
 
@@ -247,6 +253,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
             self.asleep_since = now
         if self.used.main > max(TICKS, CPU_STILL * span):
             self.cpu_idle_since = now
+        if self.used.main > CPU_POLLS * span:
+            self.cpu_low_since = now
         works = self.used.process >= OTHERS_BUSY * span or moved > IO_RATE * span
         works = works or self.used.children >= CHILDREN_BUSY * span
         if works or self.used.children_bytes > COPY_RATE * span:
@@ -267,6 +275,7 @@ def new_activity(look: RankLook, now: float) -> RankActivity:
         frames_unchanged_since=now,
         no_switches_since=now,
         cpu_idle_since=now,
+        cpu_low_since=now,
         asleep_since=now,
         others_idle_since=now,
         compared_at=now,

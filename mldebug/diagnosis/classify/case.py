@@ -104,8 +104,10 @@ class Case:
 
     @cached_property
     def starting(self) -> bool:
-        """True while those who wait all wait for the group to come together."""
-        return bool(self.waiting) and all(r.is_.name in INIT_CLASSES for r in self.waiting)
+        """True while those who wait all wait for the group to come together; at the store alone only before there is a group."""
+        names = {rank.is_.name for rank in self.waiting}
+        at_store = names == {"store"} and self.process_groups > 0
+        return bool(names) and names <= set(INIT_CLASSES) and not at_store
 
     @cached_property
     def moved(self) -> tuple[ClassifiedRank, ...]:

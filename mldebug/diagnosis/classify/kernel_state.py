@@ -5,7 +5,7 @@ import re
 from mldebug.core.model import Classification, OpenFile, ProcessState, Role, ThreadState
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.classify.awaited.file_locks import waits_for_file_lock, with_holders
-from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
+from mldebug.diagnosis.classify.process_facts import LITTLE_CPU, ProcessFacts, activity
 from mldebug.diagnosis.classify.tables.kernel_waits import STORAGE_WAITS, WAIT_CHANNELS
 from mldebug.diagnosis.classify.tables.python_calls import PYTHON
 from mldebug.diagnosis.classify.tables.signs import NameSign
@@ -137,7 +137,9 @@ def _receives(process: ProcessFacts, wchan: str) -> bool:
 
 def _polls(process: ProcessFacts, fact: str) -> Classification | None:
     """It waits again and again: for whom, nobody can tell; where I/O or CPU time go on meanwhile it works."""
-    if process.computes or process.transfers:
+    move = process.movement
+    used = max(move.cpu_ratio, move.process_cpu_ratio) if move else 0.0
+    if process.computes or process.transfers or used >= LITTLE_CPU:
         return None
     doing = f"polls (it sleeps, looks and sleeps again) in {process.at}"
     return Classification(

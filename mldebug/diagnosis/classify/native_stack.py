@@ -3,8 +3,8 @@
 import re
 from dataclasses import replace
 
-from mldebug.capture.frames import site
 from mldebug.core.model import Classification, Frame
+from mldebug.diagnosis.classify.awaited.threads import gil_holder, holder_words
 from mldebug.diagnosis.classify.kernel_state import from_sign, inert
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, native_words
 from mldebug.diagnosis.classify.tables.native_calls import (
@@ -49,16 +49,10 @@ def _operation(frames: tuple[Frame, ...]) -> str:
     return next(names, "")
 
 
-def gil(process: ProcessFacts) -> Classification:
-    holder = next(
-        (s for s in process.capture.stacks if s.owns_gil and s is not process.stack), None
-    )
-    where = site(holder.frames) if holder else None
-    who = f", held by its thread {holder.name or holder.tid}" if holder else ""
-    at = f" in {where.label}" if where else ""
-    return inert(
-        process, "gil", f"waits for the GIL in {process.at}{who}{at}", "native stack: take_gil"
-    )
+def gil(process: ProcessFacts, fact: str = "native stack: take_gil") -> Classification:
+    holder = gil_holder(process.capture)
+    who = f", held by {holder_words(holder)}" if holder else ""
+    return inert(process, "gil", f"waits for the GIL in {process.at}{who}", fact)
 
 
 def own_wait(process: ProcessFacts) -> Classification | None:

@@ -10,6 +10,8 @@ from mldebug.diagnosis.classify.tables.kernel_waits import FUTEX_WAITS
 
 BUSY_CPU = 0.1
 """Share of one core above which a process computes; on a crowded node a loop gets no more."""
+LITTLE_CPU = 0.05
+"""Share of a core below which a thread that wakes again and again only looks whether it may go on."""
 SOME_CPU = 0.02
 """More than a wait that polls now and then uses."""
 SOME_IO = 64 << 10

@@ -15,7 +15,14 @@ from mldebug.core.model import (
     Role,
     ThreadStack,
 )
+from mldebug.diagnosis.classify.awaited.children import with_child
 from mldebug.diagnosis.classify.awaited.dataloader import stalled_loader
+from mldebug.diagnosis.classify.awaited.threads import (
+    gil_holder,
+    waits_for_engine,
+    waits_for_gil,
+    with_threads,
+)
 from mldebug.diagnosis.classify.kernel_state import (
     by_wait_channel,
     from_sign,
@@ -53,9 +60,11 @@ def classify(capture: RankCapture) -> Classification:
         found = by_native(process) or own_wait(process)
         found = found or by_wait_channel(process) or _by_source(process)
     found = found or _by_activity(process)
+    if found.name == "child_wait":
+        return with_child(found, capture, classify_process)
     if found.role is Role.WAITING or found.name in OF_ITS_OWN:
         return found
-    return _by_other_threads(process) or found
+    return _by_other_threads(process) or with_threads(found, capture.process, classify_process)
 
 
 def classify_process(capture: ProcessCapture) -> Classification:
@@ -197,6 +206,8 @@ def _backward(process: ProcessFacts) -> Classification | None:
         return None
     if (native := by_native(process)) is not None:
         return native
+    if gil_holder(process.capture) and not process.computes and process.still:
+        return gil(process, "another thread of it owns the GIL")
     facts = activity(process)
     if process.computes or not (process.still or process.rests):
         return Classification(
@@ -206,7 +217,7 @@ def _backward(process: ProcessFacts) -> Classification | None:
             site=process.at,
             why=facts,
         )
-    if not process.on_futex:
+    if not process.on_futex and not waits_for_engine(process.native):
         return None
     doing = f"waits inside backward at {process.at}"
     return Classification(
@@ -263,10 +274,12 @@ def _by_activity(process: ProcessFacts) -> Classification:
     state = process.capture.state
     if state is not None and held_by_profiler(state):
         return _loosely(process, "profiled", Role.UNCLEAR, f"is held by {tracer_words(state)} in")
+    if waits_for_gil(process):
+        return gil(process, "another thread of it owns the GIL")
     if process.computes or not process.still:
         return _loosely(process, "busy", Role.BUSY, "runs")
     if holder is not None and holder is not process.stack:
-        return gil(process)
+        return gil(process, "another thread of it owns the GIL")
     if process.on_futex and is_user(process.frames[0]):
         return _loosely(process, "futex", Role.UNCLEAR, "waits for a lock, or for other ranks, in")
     polls = POLL_WAITS.fullmatch(wait_channel(process.thread))

@@ -16,6 +16,7 @@ from mldebug.core.model import (
 )
 from mldebug.core.ranksets import fold_ranks
 from mldebug.diagnosis.classify.awaited.file_locks import as_victim
+from mldebug.diagnosis.classify.awaited.threads import on_thread, training_thread
 from mldebug.diagnosis.classify.case import Case
 from mldebug.diagnosis.classify.rank_class import classify
 
@@ -35,17 +36,29 @@ def classified(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
 
 
 def _captured(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
+    trains = training_thread([rank for one in captures for rank in one.ranks], classify)
     return [
         ClassifiedRank(
             rank=rank.identity.rank,
             node=capture.node,
             pid=rank.identity.pid,
-            is_=as_victim(classify(rank), rank.identity.rank),
+            is_=as_victim(_class_of(rank, trains), rank.identity.rank),
             capture=rank,
         )
         for capture in captures
         for rank in capture.ranks
     ]
+
+
+def _class_of(rank: RankCapture, trains: str) -> Classification:
+    """The class of a rank, or that of its thread that trains."""
+    alone = on_thread(rank, trains) if trains else rank
+    found = classify(alone)
+    if alone is rank:
+        return found
+    thread = next(one.name for one in rank.process.stacks if one.tid == alone.process.stacks[0].tid)
+    doing = f"{found.doing}, in its thread {thread}"
+    return msgspec.structs.replace(found, doing=doing, thread=thread)
 
 
 def _lost(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:

@@ -3,10 +3,12 @@
 from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Role, Verdict
 from mldebug.core.ranksets import all_of
+from mldebug.diagnosis.classify.awaited.threads import second_waits
 from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
 from mldebug.diagnosis.classify.evidence import FOR_OTHERS
 from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
 from mldebug.diagnosis.classify.nodes import not_all_seen
+from mldebug.diagnosis.classify.rank_class import classify
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1  # next time: then Flight Recorders tell whose GPU has not come to the call"
 PERHAPS_FOR_OTHERS = FOR_OTHERS | {"lock", "child_wait", "thread_exit", "gil"}
@@ -17,6 +19,9 @@ RUN = "mldebug run -- torchrun …  # next time: then ranks tell who is behind"
 def unknown(case: Case, agreed: tuple[str, ...] = ()) -> Finding:
     """The verdict `unknown`, with the reason. `agreed`: phrases for what all ranks have in common."""
     summary, steps = _why_unknown(case, agreed)
+    captures = [rank.capture for rank in case.ranks if rank.capture is not None]
+    if not case.suspects and not case.moved and (also := second_waits(captures, classify)):
+        summary = f"{summary}; {also}"
     evidence = tuple(
         f"{ranks_text([rank.rank])}: {fact}" for rank in case.ranks[:4] for fact in rank.is_.why
     )

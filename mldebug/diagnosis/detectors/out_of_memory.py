@@ -1,7 +1,5 @@
 """A rank, or a worker of it, was killed for memory or ran out of device memory, while the others wait for it."""
 
-from collections.abc import Sequence
-
 import msgspec
 
 from mldebug.core.model import ClassifiedRank, Confidence, Fault, Finding, Role, Verdict
@@ -12,9 +10,8 @@ from mldebug.diagnosis.classify.gpus.gpu_faults import fitting
 from mldebug.diagnosis.detectors import Detector
 from mldebug.diagnosis.exits.cuda_memory import DeviceMemory, device_memory
 from mldebug.diagnosis.exits.memory_text import memory_sentence, memory_steps
-from mldebug.diagnosis.exits.words.marks import take_apart
-from mldebug.diagnosis.exits.words.output import ranks_of_tasks
 from mldebug.diagnosis.exits.words.tracebacks import went_on
+from mldebug.diagnosis.raised import own_lines
 from mldebug.jobs.logs.parser import LogParser
 
 KILLS = frozenset({"oom_kill"})
@@ -68,41 +65,22 @@ class OutOfMemory:
 
 
 def _hit(victim: ClassifiedRank, fault: Fault) -> bool:
-    """The process itself is gone, or one of its children was killed and it waits for one."""
+    """The process itself is gone, or one of its children was killed and it waits for one; not for one that lives and is stuck."""
     if fault.by == "process":
         return victim.is_.role in (Role.EXITED, Role.MISSING)
-    return fault.by == "child" and victim.is_.name.startswith(("dataloader", "child_wait"))
+    waits = victim.is_.name.startswith(("dataloader", "child_wait"))
+    return fault.by == "child" and waits and victim.is_.worker_pid is None
 
 
 def _last_words(case: Case, rank: ClassifiedRank) -> DeviceMemory | None:
     """The lack of memory that its own log ends with; not one that it caught: it went on, or made a step, after it."""
-    lines = _own_lines(case, rank)[-LAST_WORDS:]
+    lines = own_lines(case, rank)[-LAST_WORDS:]
     found = [(at, memory) for at, line in enumerate(lines) if (memory := device_memory(line))]
     if not found:
         return None
     after = lines[found[-1][0] + 1 :]
     steps = LogParser(create_all("logs")).feed("".join(f"{line}\n" for line in after).encode())
     return None if went_on(after) or steps else found[-1][1]
-
-
-def _own_lines(case: Case, rank: ClassifiedRank) -> Sequence[str]:
-    """What this rank wrote beyond doubt: all of a log of its own; of a shared one, the lines that bear its mark."""
-    if rank.capture is None or rank.capture.log is None:
-        return ()
-    known = [one.capture.identity for one in case.ranks if one.capture is not None]
-    locals_ = {one.local_rank: one.rank for one in known if one.local_rank is not None}
-    one_node = len({one.node for one in case.ranks}) == 1  # else a local rank is several ranks
-    tasks = ranks_of_tasks(case.job, known)
-    words = take_apart(rank.capture.log.lines, locals_ if one_node else {}, tasks)
-    if words.by_rank.keys() <= {rank.rank} and _writes_alone(case, rank, rank.capture.log.path):
-        return words.every
-    return words.by_rank.get(rank.rank, ())
-
-
-def _writes_alone(case: Case, rank: ClassifiedRank, path: str) -> bool:
-    """Does no other rank write there? One without a process may have done so."""
-    others = [one.capture for one in case.ranks if one is not rank]
-    return all(one is not None and (one.log is None or one.log.path != path) for one in others)
 
 
 def create(options: NoOptions) -> Detector:

@@ -11,14 +11,15 @@ from mldebug.diagnosis.detectors import Detector
 
 MAX_LISTED = 4  # ranks in the evidence
 ON_STORAGE = ("storage", "uninterruptible")
+FOR_CHILDREN = ("dataloader", "child_wait")
 
 
 class StorageFault:
     """Blames the mount, not the rank: the rank is only the first to touch it."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where a filesystem is shown not to answer a rank, or the worker of its DataLoader."""
-        blocked = tuple(filter(_by_filesystem, case.named(*ON_STORAGE, "dataloader")))
+        """A finding where a filesystem is shown not to answer a rank, or the child that it waits for."""
+        blocked = tuple(filter(_by_filesystem, case.named(*ON_STORAGE, *FOR_CHILDREN)))
         if not blocked or case.moved:
             return None
         mounts = sorted({rank.is_.mount for rank in blocked})
@@ -37,7 +38,7 @@ def _by_filesystem(rank: ClassifiedRank) -> bool:
 
     What a worker waits for decides, not that it waits: a FIFO, a lock and a sleep have a mount as well.
     """
-    what = rank.is_.worker_class if rank.is_.name == "dataloader" else rank.is_.name
+    what = rank.is_.worker_class if rank.is_.name in FOR_CHILDREN else rank.is_.name
     if not rank.is_.mount or not rank.is_.direct or what not in ON_STORAGE:
         return False
     return what == "storage" or _silent(rank)

@@ -4,11 +4,13 @@ from collections.abc import Iterable
 
 from mldebug.core.model import LogTail, OpenFile, ProcessState
 from mldebug.core.redact import redact, safe_line
+from mldebug.diagnosis.exits.words.tracebacks import find_tracebacks
 from mldebug_agents.jobs.logs.rights import ReadRights
 from mldebug_agents.system import procfs
 from mldebug_agents.system.reader import Reader, Unreadable
 
-MAX_BYTES = 64 * 1024
+MAX_BYTES = 512 * 1024  # searched for tracebacks
+MAX_TRACEBACKS = 4
 MAX_LINES = 40
 LOG_NAMES = (".log", ".out", ".err", ".txt")
 
@@ -44,9 +46,29 @@ def read_log(
         return tail
     if not rights.may_read(tail):
         return Unreadable(f"user {rights.uid} of the job may not read it")
-    lines = tail.data.decode(errors="replace").splitlines()[-MAX_LINES:]
-    cleaned = tuple(safe_line(redact(line), 400) for line in lines)
-    return LogTail(path=file.target, lines=cleaned, modified_at=tail.mtime, size_bytes=tail.size)
+    lines = tail.data.decode(errors="replace").splitlines()
+    return LogTail(
+        path=file.target,
+        lines=_cleaned(lines[-MAX_LINES:]),
+        earlier=_cleaned(_tracebacks(lines[:-MAX_LINES])),
+        modified_at=tail.mtime,
+        size_bytes=tail.size,
+    )
+
+
+def _cleaned(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(safe_line(redact(line), 400) for line in lines)
+
+
+def _tracebacks(lines: list[str]) -> list[str]:
+    """The last few tracebacks of these lines, each with the two lines before it and without its middle."""
+    if not any("Traceback (most recent call last)" in line for line in lines):
+        return []
+    kept: list[str] = []
+    for one in find_tracebacks(lines)[-MAX_TRACEBACKS:]:
+        whole = lines[max(0, one.start - 2) : one.end + 1]
+        kept += whole if len(whole) <= MAX_LINES else [*whole[:4], *whole[4 - MAX_LINES :]]
+    return kept
 
 
 def _rights(reader: Reader, rank: ProcessState, proc: str) -> ReadRights:

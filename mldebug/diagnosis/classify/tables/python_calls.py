@@ -165,16 +165,16 @@ OTHER_CALLS: tuple[FrameSign, ...] = (
     calls(
         "lock",
         I,
-        "waits for a lock in {site}",
-        r"threading\.py",
-        r"acquire|wait|wait_for|__enter__|_acquire_restore",
+        "waits on a queue in {site}",
+        r"queue\.py|multiprocessing/(queues|connection|synchronize)\.py",
+        r"get|put|wait|_poll|acquire|__enter__",
     ),
     calls(
         "lock",
         I,
-        "waits on a queue in {site}",
-        r"queue\.py|multiprocessing/(queues|connection|synchronize)\.py",
-        r"get|put|wait|_poll|acquire|__enter__",
+        "waits for a lock in {site}",
+        r"threading\.py",
+        r"acquire|wait|wait_for|__enter__|_acquire_restore",
     ),
 )
 

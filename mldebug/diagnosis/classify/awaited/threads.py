@@ -1,0 +1,176 @@
+"""A rank that waits for threads of its own: what they do, and which of them holds the interpreter's lock."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from mldebug.capture.frames import labels, principal, site
+from mldebug.core.model import (
+    MAIN_THREAD,
+    Classification,
+    Frame,
+    ProcessCapture,
+    RankCapture,
+    Role,
+    ThreadStack,
+)
+from mldebug.diagnosis.classify.process_facts import LITTLE_CPU, ProcessFacts
+
+ClassifyProcess = Callable[[ProcessCapture], Classification]
+ClassifyRank = Callable[[RankCapture], Classification]
+
+MAX_NAMED = 3
+PARKED = ("sleep", "poll", "idle", "lock", "thread_join", "future")
+"""What a main thread does whose work is done by another one."""
+LIBC = ("libc.so.6", "libc-2.31.so", "libpthread.so.0", "ld-linux-x86-64.so.2")
+ENGINE_WAITS = ("torch::autograd::ReadyQueue::pop",)
+WAITS_FOR_THREADS = ("thread_join", "thread_exit", "future")
+
+
+def with_threads(
+    found: Classification, capture: ProcessCapture, classify_process: ClassifyProcess
+) -> Classification:
+    """The class of a rank that waits for a thread of its own, with what its threads do that run code of the job."""
+    if found.name not in WAITS_FOR_THREADS:
+        return found
+    words = list(_words(capture, classify_process))[:MAX_NAMED]
+    if not words or words[0] in found.doing:
+        return found
+    return msgspec.structs.replace(found, doing=f"{found.doing}: {'; '.join(words)}")
+
+
+def _words(capture: ProcessCapture, classify_process: ClassifyProcess) -> Iterator[str]:
+    main = principal(capture.stacks, capture.pid)
+    for stack in capture.stacks:
+        if stack is not main and site(stack.frames) is not None:
+            alone = as_main(capture, stack)
+            yield f"its thread {stack.name or stack.tid} {classify_process(alone).doing}"
+
+
+def as_main(capture: ProcessCapture, stack: ThreadStack) -> ProcessCapture:
+    """The process as if this thread were its only one: the signs that hold for a main thread then hold for it."""
+    native = tuple(one for one in capture.native if one.tid == stack.tid)
+    facts = ProcessFacts(
+        msgspec.structs.replace(capture, stacks=(_renamed(stack),), native=(), movement=None)
+    )
+    call = facts.thread.syscall_args[:1]
+    files = capture.state.files if capture.state else ()
+    move = capture.movement
+    return msgspec.structs.replace(
+        capture,
+        stacks=(_renamed(stack),),
+        native=tuple(map(_renamed, native)),
+        source_line="",
+        blocked_on=next((file for file in files if (file.fd,) == call), None),
+        movement=msgspec.structs.replace(move, same_frames=move.same_threads, switches=0, cpu_ratio=0.0)
+        if move
+        else None,
+    )  # fmt: skip
+
+
+def _renamed(stack: ThreadStack) -> ThreadStack:
+    return msgspec.structs.replace(stack, name=MAIN_THREAD)
+
+
+# --- the interpreter's lock ------------------------------------------------------------------------
+
+
+def gil_holder(capture: ProcessCapture) -> ThreadStack | None:
+    """The thread that holds the interpreter's lock, where it is not the one that speaks for the process."""
+    main = principal(capture.stacks, capture.pid)
+    return next((one for one in capture.stacks if one.owns_gil and one is not main), None)
+
+
+def waits_for_gil(process: ProcessFacts) -> bool:
+    """Whether the thread only wakes to ask for the lock that another one keeps: one place, a futex, next to no CPU time."""
+    move = process.movement
+    if move is None or gil_holder(process.capture) is None or not process.on_futex:
+        return False
+    return move.same_frames and move.cpu_ratio < LITTLE_CPU and not process.transfers
+
+
+def holder_words(stack: ThreadStack) -> str:
+    """`its thread gpu-metrics in sleep (libc.so.6) at metrics_plugin (train.py:9)`: the native call, where one was read."""
+    place = site(stack.frames)
+    native = next(filter(_has_name, stack.frames), None) if stack.frames else None
+    call = f" in {native.function} ({native.file})" if native is not None else ""
+    at = f"{' at' if call else ' in'} {place.label}" if place else ""
+    return f"its thread {stack.name or stack.tid}{call}{at}"
+
+
+def _has_name(frame: Frame) -> bool:
+    """A native function with a name, of a library that is not the C library's own."""
+    return frame.native and not frame.function.startswith("0x") and frame.file not in LIBC
+
+
+def waits_for_engine(stack: ThreadStack | None) -> bool:
+    """Whether the main thread of a backward pass waits for the threads of autograd to have done it."""
+    frames = stack.frames if stack else ()
+    return any(frame.native and frame.function in ENGINE_WAITS for frame in frames)
+
+
+# --- ranks that train in a thread ------------------------------------------------------------------
+
+
+def training_thread(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str:
+    """The name of the thread that trains, where the main threads of all ranks are parked in one place; "" where they train.
+
+    It is there on every rank, and waits for other ranks on one of them at least. Digits of a name count for nothing.
+    """
+    if len(ranks) < 2 or not all(classify(rank).name in PARKED for rank in ranks):
+        return ""
+    mains = {_main_labels(rank.process) for rank in ranks}
+    if len(mains) != 1 or () in mains:
+        return ""
+    common = set.intersection(*(_thread_names(rank.process) for rank in ranks))
+    waiting = {
+        name: sum(classify(on_thread(rank, name)).role is Role.WAITING for rank in ranks)
+        for name in sorted(common)
+    }
+    name = max(waiting, key=lambda name: waiting[name], default="")
+    return name if name and waiting[name] else ""
+
+
+def on_thread(rank: RankCapture, name: str) -> RankCapture:
+    """The rank as if this thread were its only one."""
+    stacks = rank.process.stacks
+    stack = next((one for one in stacks if _plain(one.name) == name and site(one.frames)), None)
+    if stack is None:
+        return rank
+    return msgspec.structs.replace(rank, process=as_main(rank.process, stack))
+
+
+def second_waits(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str:
+    """What a further thread of every rank waits for, in a sentence; "" where not all have one that waits for other ranks."""
+    found: list[tuple[str, str]] = []
+    for rank in ranks:
+        main = principal(rank.process.stacks, rank.process.pid)
+        names = [one.name for one in rank.process.stacks if one is not main and site(one.frames)]
+        classes = [(name, classify(on_thread(rank, _plain(name)))) for name in names]
+        waits = [(name, is_.operation) for name, is_ in classes if is_.role is Role.WAITING]
+        if not waits:
+            return ""
+        found += waits[:1]
+    threads = ", ".join(dict.fromkeys(name for name, _ in found))
+    calls = ", ".join(dict.fromkeys(filter(None, (operation for _, operation in found))))
+    if not calls:
+        return ""
+    return (
+        f"a second thread of every rank ({threads}) waits in {calls}: where two threads use one process group, ranks may call it"
+        " in another order"
+    )
+
+
+def _main_labels(process: ProcessCapture) -> tuple[str, ...]:
+    main = next((one for one in process.stacks if one.name == MAIN_THREAD), None)
+    return labels(main.frames) if main else ()
+
+
+def _thread_names(process: ProcessCapture) -> set[str]:
+    others = (one for one in process.stacks if one.name != MAIN_THREAD and site(one.frames))
+    return {_plain(one.name) for one in others if one.name}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\d+", "#", name)

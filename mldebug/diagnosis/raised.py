@@ -1,0 +1,207 @@
+"""Exceptions that a rank printed and has outlived: a thread of it died of one, it cannot exit after it, or it swallowed one.
+
+In a log that all ranks share most lines bear no rank's mark. Then an exception is a rank's where its thread is missing there and
+nowhere else, where it was raised in a function in which that rank alone stands, or where that rank alone is at its exit.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.capture.frames import bare, principal
+from mldebug.core.model import MAIN_THREAD, ClassifiedRank, Finding, Verdict
+from mldebug.core.plugins import create_all
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.classify.case import Case
+from mldebug.diagnosis.exits.words.last_words import blames_peer
+from mldebug.diagnosis.exits.words.marks import LogWords, take_apart
+from mldebug.diagnosis.exits.words.output import ranks_of_tasks
+from mldebug.diagnosis.exits.words.tracebacks import find_tracebacks, went_on
+from mldebug.jobs.logs.parser import LogParser
+
+MAX_TEXT = 240
+MAX_NAMED = 2
+AT_EXIT = ("thread_exit", "dataloader_exit", "destroy")
+QUIET_ABOUT = (Verdict.GPU_FAULT, Verdict.OUT_OF_MEMORY, Verdict.RANK_EXITED, Verdict.JOB_PAUSED)
+"""Verdicts that have the error in their own words, or nothing to do with one."""
+_THREAD = re.compile(r"Exception in thread (?P<name>.{1,80}?):\s*$")
+_FRAME = re.compile(
+    r'File "(?P<path>[^"]{1,1000})", line (?P<line>\d{1,7}), in (?P<name>[^\s(]{1,200})'
+)
+_CLOCK = re.compile(r"\b\d\d:\d\d:\d\d\b")
+
+
+class Raised(NamedTuple):
+    """One exception as a log has it."""
+
+    error: str  # ValueError: bad shard 7
+    thread: str = ""  # that died of it; "": the main thread, or not told
+    moment: str = ""  # 12:03:11, as the log has it; "": it has no times
+    frames: tuple[tuple[str, str, str], ...] = ()  # (file name, line, function), innermost first
+    went_on: bool = False  # lines after it show that it was no end of anything
+
+    @property
+    def place(self) -> str:
+        """` in load (train.py:9)`, "" where it is not told."""
+        if not self.frames:
+            return ""
+        file, line, function = self.frames[0]
+        return f" in {function} ({file}:{line})"
+
+
+def with_exceptions(case: Case, finding: Finding) -> Finding:
+    """The finding with what the named ranks have raised; where nobody is named, the evidence alone has it."""
+    if finding.verdict in QUIET_ABOUT or case.moved:
+        return finding
+    by_rank = dict(raised_by(case))
+    named = {one.rank for one in finding.culprits if one.rank is not None}
+    suspects = {rank.rank for rank in case.suspects}
+    shown = {rank: one for rank, one in by_rank.items() if rank in (named or suspects)}
+    facts = tuple(f"rank {rank}: its log has {safe_line(one.error, MAX_TEXT)}{one.place}" for rank, one in sorted(shown.items()))  # fmt: skip
+    words = [_words(case, rank, one) for rank, one in sorted(shown.items()) if rank in named and not one.went_on]  # fmt: skip
+    return msgspec.structs.replace(
+        finding,
+        summary="; ".join((finding.summary, *words[:MAX_NAMED])),
+        evidence=(*facts, *finding.evidence),
+    )
+
+
+def _words(case: Case, number: int, one: Raised) -> str:
+    """`thread prefetcher of rank 2 died with OSError: … at 12:03:11`."""
+    rank = next(rank for rank in case.ranks if rank.rank == number)
+    at = f" at {one.moment}" if one.moment else ""
+    error = f"{safe_line(one.error, MAX_TEXT)}{one.place}{at}"
+    if one.thread and one.thread not in _thread_names(rank):
+        return f"thread {safe_line(one.thread, 80)} of rank {number} died with {error}"
+    exits = " and waits at its exit since" if _exits(rank) else ""
+    return f"rank {number} raised {error}{exits}"
+
+
+# --- whose it is -----------------------------------------------------------------------------------
+
+
+def raised_by(case: Case) -> Iterator[tuple[int, Raised]]:
+    """(rank, the last exception in its log that is its own beyond doubt); what only blames a peer is left out."""
+    for rank in case.ranks:
+        lines = own_lines(case, rank)
+        found = [one for one in exceptions_in(lines) if not blames_peer(one.error)]
+        found = found or [one for one in _unmarked(case, rank) if not blames_peer(one.error)]
+        if found:
+            yield rank.rank, _with_moment(found[-1], rank)
+
+
+def _with_moment(one: Raised, rank: ClassifiedRank) -> Raised:
+    """With the time that its line bears before the rank's mark."""
+    log = rank.capture.log if rank.capture else None
+    if one.moment or log is None:
+        return one
+    lines = (line for line in (*log.lines, *log.earlier) if line.endswith(one.error))
+    clock = next((match[0] for line in lines if (match := _CLOCK.search(line.removesuffix(one.error)))), "")  # fmt: skip
+    return one._replace(moment=clock)
+
+
+def own_lines(case: Case, rank: ClassifiedRank) -> Sequence[str]:
+    """What this rank wrote beyond doubt: all of a log of its own; of a shared one, the lines that bear its mark."""
+    words = _log_words(case, rank)
+    if rank.capture is None or rank.capture.log is None or words is None:
+        return ()
+    if words.by_rank.keys() <= {rank.rank} and _writes_alone(case, rank, rank.capture.log.path):
+        return words.every
+    return words.by_rank.get(rank.rank, ())
+
+
+def _log_words(case: Case, rank: ClassifiedRank) -> LogWords | None:
+    if rank.capture is None or rank.capture.log is None:
+        return None
+    known = [one.capture.identity for one in case.ranks if one.capture is not None]
+    locals_ = {one.local_rank: one.rank for one in known if one.local_rank is not None}
+    one_node = len({one.node for one in case.ranks}) == 1  # else a local rank is several ranks
+    tasks = ranks_of_tasks(case.job, known)
+    log = rank.capture.log
+    return take_apart((*log.earlier, *log.lines), locals_ if one_node else {}, tasks)
+
+
+def _writes_alone(case: Case, rank: ClassifiedRank, path: str) -> bool:
+    """Does no other rank write there? One without a process may have done so."""
+    others = [one.capture for one in case.ranks if one is not rank]
+    return all(one is not None and (one.log is None or one.log.path != path) for one in others)
+
+
+def _unmarked(case: Case, rank: ClassifiedRank) -> Iterator[Raised]:
+    """The exceptions in a shared log that bear no mark and can be of this rank alone."""
+    words = _log_words(case, rank)
+    if rank.capture is None or rank.capture.log is None or words is None or not words.shared:
+        return
+    path = rank.capture.log.path
+    others = [one for one in case.ranks if one is not rank and _may_write(one, path)]
+    for one in exceptions_in(words.shared):
+        mine, theirs = _signs(rank, one), {sign for other in others for sign in _signs(other, one)}
+        if mine - theirs:
+            yield one._replace(went_on=False)  # others write there as well
+
+
+def _may_write(rank: ClassifiedRank, path: str) -> bool:
+    log = rank.capture.log if rank.capture else None
+    return log is None or log.path == path
+
+
+def _signs(rank: ClassifiedRank, one: Raised) -> set[tuple[str, str]]:
+    """What speaks for this rank: its thread is gone, it stands in a function of the traceback, or it is at its exit."""
+    names = _thread_names(rank)
+    found = {("thread", one.thread)} if one.thread and names and one.thread not in names else set()
+    process = rank.capture.process if rank.capture else None
+    stack = principal(process.stacks, process.pid) if process else None
+    for frame in stack.frames if stack else ():
+        place = (frame.file.rpartition("/")[2], bare(frame))
+        found |= {place for file, _, function in one.frames if (file, function) == place}
+    uncaught = not one.thread and any(frame[2] == "<module>" for frame in one.frames)
+    if uncaught and _exits(rank):
+        found.add(("exit", ""))
+    return found
+
+
+def _exits(rank: ClassifiedRank) -> bool:
+    """Whether its main thread is through with the script and waits for what keeps the process."""
+    stacks = rank.capture.process.stacks if rank.capture else ()
+    main = next((stack for stack in stacks if stack.name == MAIN_THREAD), None)
+    ends = any(frame.file == "threading.py" and bare(frame) == "_shutdown" for frame in main.frames) if main else False  # fmt: skip
+    return ends or rank.is_.name in AT_EXIT
+
+
+def _thread_names(rank: ClassifiedRank) -> frozenset[str]:
+    stacks = rank.capture.process.stacks if rank.capture else ()
+    return frozenset(stack.name for stack in stacks)
+
+
+# --- text ------------------------------------------------------------------------------------------
+
+
+def exceptions_in(lines: Sequence[str]) -> list[Raised]:
+    """The exceptions whose tracebacks stand among these lines, in order."""
+    found = find_tracebacks(lines)
+    return [_read(lines, one.start, one.end, one.error) for one in found]
+
+
+def _read(lines: Sequence[str], start: int, end: int, error: str) -> Raised:
+    before = lines[max(0, start - 1) : start]
+    thread = next((match["name"] for line in before if (match := _THREAD.search(line))), "")
+    head = (lines[start].partition("Traceback (")[0], *lines[max(0, start - 2) : start])
+    clock = next((match[0] for line in head if (match := _CLOCK.search(line))), "")
+    frames = [match.groups() for line in lines[start:end] if (match := _FRAME.search(line))]
+    after = lines[end + 1 :]
+    return Raised(
+        error=error,
+        thread=thread,
+        moment=clock,
+        frames=tuple(
+            (path.rpartition("/")[2], line, name) for path, line, name in reversed(frames)
+        ),
+        went_on=bool(went_on(after)) or _steps(after),
+    )
+
+
+def _steps(lines: Iterable[str]) -> bool:
+    text = "".join(f"{line}\n" for line in lines)
+    return bool(text and LogParser(create_all("logs")).feed(text.encode()))

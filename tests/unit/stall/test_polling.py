@@ -1,0 +1,52 @@
+"""A rank that only wakes to look again stands as still as one that sleeps on; one that works, however slowly, does not."""
+
+import pytest
+
+from mldebug.core.model import Role
+from mldebug.stall.signals import Stage
+from plots import trained
+from traces import Does, watch
+
+TIMEOUT, BUSY = 20.0, 60.0
+BEGIN = 60.0  # seconds that `trained` steps before
+POLLS = Does(Role.INERT, "polls in wait_for_file (train.py:7)", class_name="poll", cpu=0.02, switches=20.0)  # fmt: skip
+WAITS_FOR_GIL = POLLS._replace(doing="waits for the GIL in train (train.py:9)", class_name="gil", switches=200.0)  # fmt: skip
+
+
+def blamed_after(does: Does) -> float:
+    """Seconds of quiet at which the stall of rank 3 is blamed."""
+    story = watch(trained().play(150, {3: does}).looks, timeout=TIMEOUT, busy_timeout=BUSY)
+    return story.times(lambda decision: decision.stage is Stage.BLAMED)[0] - BEGIN
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        POLLS,
+        WAITS_FOR_GIL,
+        POLLS._replace(class_name="file_lock", switches=2.0),
+        POLLS._replace(class_name="lock", switches=100.0),  # queue.get(timeout=0.01)
+        POLLS._replace(class_name="sleep", cpu=0.04, switches=50.0),
+    ],
+)
+def test_who_only_looks_again_is_blamed_at_the_timeout(does: Does) -> None:
+    assert blamed_after(does) <= TIMEOUT + 3
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        POLLS._replace(cpu=0.1),  # it works slowly
+        POLLS._replace(stands=False),  # in another line each time
+        POLLS._replace(process_cpu=0.9),  # a thread of it works
+        POLLS._replace(children_cpu=0.3),  # a child of it works
+        POLLS._replace(io=1e6),  # it reads
+        POLLS._replace(compiling=True),
+        POLLS._replace(role=Role.BUSY, class_name="busy"),
+        POLLS._replace(class_name="storage", state="D"),  # pages of a file come in
+    ],
+)
+def test_who_works_meanwhile_is_blamed_late_or_never(does: Does) -> None:
+    story = watch(trained().play(150, {3: does}).looks, timeout=TIMEOUT, busy_timeout=BUSY)
+    blamed = story.times(lambda decision: decision.stage is Stage.BLAMED)
+    assert not blamed or blamed[0] - BEGIN >= BUSY - 1
