@@ -1,5 +1,6 @@
 """Whom last words accuse: texts of each family of libraries, with whom they blame and whom they name."""
 
+import time
 from typing import Any
 
 import msgspec
@@ -60,3 +61,13 @@ def test_what_began_a_chain_of_exceptions_counts(
     first: Blame, last: Blame, explicit: bool, blame: Blame
 ) -> None:
     assert blame_of_chain(first, last, explicit=explicit) is blame
+
+
+@pytest.mark.parametrize("piece", ["\n", " ", "/job:a ", "[1, ", "ActorDiedError\n", "Missing ranks:1: [", "- Process 1: [", "Rank 1, ", "from remote peer "])  # fmt: skip
+def test_no_text_of_a_job_holds_the_reader_up(piece: str) -> None:
+    """Of 8 KiB, in CPU time: a pattern that tries every beginning at every end needs seconds."""
+    text = (piece * 8192)[:8192]
+    began = time.process_time()
+    blame_of(text)
+    accusation_of(text)
+    assert time.process_time() - began < 1.0

@@ -60,7 +60,7 @@ RANKS: tuple[Accuser, ...] = (
         "did not submit the tensors that the others wait for",
     ),
     Accuser(
-        re.compile(r"(?:stopped sending heartbeats\)|unhealthy[^:\n]{0,80}):(?P<who>(?:\s*/job:\S{1,120}){1,64})"),
+        re.compile(r"(?:stopped sending heartbeats\)|unhealthy[^:\n]{0,80}):(?P<who>(?:\s{1,8}/job:\S{1,120}){1,64})"),
         _TASK,
         "sends no heartbeat",
     ),
@@ -83,6 +83,11 @@ RANKS: tuple[Accuser, ...] = (
         re.compile(r"\bwait(?:ing|ed)?(?: \d+ ?s\w{0,6})? (?:for|on) ranks? \[?(?P<who>[\d, ]{1,200})"),
         _NUMBER,
         "did not come",
+    ),
+    Accuser(
+        re.compile(r"\bfrom remote rank ?\[?(?P<who>\d{1,7})"),
+        _NUMBER,
+        "did not notify the others",
     ),
     Accuser(
         re.compile(r"ProcessExitedException: process (?P<who>\d{1,7}) terminated"),
@@ -122,7 +127,9 @@ _CALLS = (
     ),
 )
 _SPEAKER = re.compile(r"^[\w.]{1,80}: \[[Rr]ank (\d{1,7})\]")
-_SHAPE = re.compile(r"^\s*- Process (?P<who>\d{1,7}): (?P<call>\[[^\n]{1,400})$", re.MULTILINE)
+_SHAPE = re.compile(
+    r"^[ \t]{0,8}- Process (?P<who>\d{1,7}): (?P<call>\[[^\n]{1,400})$", re.MULTILINE
+)
 _VARIES = re.compile(r"\s+")
 
 

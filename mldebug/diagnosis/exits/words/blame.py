@@ -43,7 +43,7 @@ _SECOND_HAND = re.compile(
 )
 # NCCL gives no reason: it may be a peer, the network, the node
 _NO_REASON = re.compile(
-    r"unhandled system error|internal error - please report|ncclInternalError|unhandled (?:cuda|hip) error"
+    r"unhandled system error|internal error - please report|nccl(?:Internal|System|UnhandledCuda)Error|unhandled (?:cuda|hip) error"
     r"|\bNCCL error \d|DistBackendError|DistError\b",
     re.IGNORECASE,
 )

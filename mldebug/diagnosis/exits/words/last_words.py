@@ -243,7 +243,7 @@ BEFORE = 40  # lines before its exception in which NCCL says so
 
 
 AFTER = 4
-MAX_ERROR = 16 << 10  # characters of one error
+MAX_ERROR = 8 << 10  # characters of one error
 
 
 _NCCL_GOES_ON = re.compile(r"\s*(?:nccl\w{1,40}: |Last error:)")

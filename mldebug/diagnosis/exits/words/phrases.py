@@ -87,6 +87,13 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"DEADLINE_EXCEEDED: .{0,40}Barrier|Barrier (?:timed out|failed because)|[Ss]hutdown barrier has failed|Failed to connect to (?:distributed|coordination) (?:JAX )?(?:controller|service)",
         r"DEADLINE_EXCEEDED: (?:GetKeyValue|Gloo|Failed to)|Gloo (?:all|context)\w{0,20}.{0,40}failed: .{0,80}(?:peer|[Tt]imed out)",
     ),
+    "HCCL": (
+        # Ascend's collectives: the error codes of a wait and of a socket that time out
+        r"HCCL.{0,60}time ?(?:d )?out|\bEI000[26]\b|notify (?:wait|register).{0,40}time ?s? ?out",
+    ),
+    "TensorFlow": (
+        r"Collective ops is aborted by|worker/replica:\d{1,7}/task:\d{1,7}.{0,80}(?:is down|unavailable|restarted)",
+    ),
     "UCX": (
         r"Endpoint timeout|Endpoint is not connected|Destination is unreachable|Transport retry count exceeded|transport retry counter exceeded",
         r"Remote (?:access|operation) error.{0,40}mlx|Connection reset by remote peer|peer is not responding|failed: keepalive",
@@ -110,6 +117,7 @@ LAUNCHERS: Mapping[str, tuple[str, ...]] = {
 UNCLEAR: tuple[str, ...] = (
     r"disagreement between rank0 and rank\d|NVLink SHARP|Fabric Manager|CUDA error:? (?:802 )?.{0,2}system not yet initialized",
     r"Duplicate GPU detected|Mismatched NCCL version|NCCL version mismatch|Bootstrap Root : ",
+    r"^(?:ConnectionResetError|BrokenPipeError|ConnectionRefusedError|ConnectionAbortedError|EOFError)(?:: \[Errno \d{1,3}\] [A-Za-z ]{1,60})?:?\s*$",
     r"Could not acquire GIL within \d+ ms on exit",
     r"Invalid access of peer GPU memory|external entity outside of CUDA|driver shutting down|context is destroyed",
 )
