@@ -41,7 +41,7 @@ from mldebug_agents.capture.nccl_ras.client import DEADLINE as RAS_TIMEOUT
 from mldebug_agents.capture.nccl_ras.client import RasBackgroundQuery
 from mldebug_agents.capture.stacks.blocked_call import blocked_on, source_line, thread_of
 from mldebug_agents.capture.stacks.native import NativeStacks
-from mldebug_agents.capture.stacks.pyspy import FORBIDDEN, Dump, PySpy
+from mldebug_agents.capture.stacks.pyspy import CLOSED, FORBIDDEN, Dump, PySpy
 from mldebug_agents.capture.stacks.pystack import find_pystack, second_opinion
 from mldebug_agents.capture.stacks.sampling import DUMP_TIMEOUT, CaptureTarget, Sampling
 from mldebug_agents.jobs.hook.flight_recorder import HookFlightRecords
@@ -275,7 +275,7 @@ class _Session:
             stacks=dump.stacks,
             by_hook=bool(dump.instead),
             movement=movement(target.pid, self.sampling.samples.get(target.pid, [])),
-            source_line=source_line(self.c.host, self.c.reader, target.pid, dump.stacks),
+            source_line=source_line(self.c.host, self.c.reader, state, dump.stacks),
             blocked_on=self._blocked_on(state, training),
             lock=self.locks.wait_of(state, training),
             command=self._command(target, state),
@@ -289,7 +289,7 @@ class _Session:
 
     def _second_opinion(self, target: CaptureTarget, dump: Dump) -> Dump:
         """Where py-spy could not read a living Python process for another reason than rights: ask pystack."""
-        if not dump.failure or dump.not_python or dump.gone or dump.failure == FORBIDDEN:
+        if not dump.failure or dump.not_python or dump.gone or dump.failure in (FORBIDDEN, CLOSED):
             return dump
         stacks = second_opinion(self.c.pyspy.starter, find_pystack(), target.pid, DUMP_TIMEOUT)
         if not stacks:
@@ -334,7 +334,9 @@ class _Session:
         where = self.c.host.link(pid, "ns/mnt"), dirname(path)
         if where in self._hung:
             return self._hung[where]
-        answer = self.c.reader.is_link(f"{self.c.host.proc}/{pid}/root{path}", LINK_TIMEOUT)
+        rights = self.c.host.rights.now(pid)
+        path = f"{self.c.host.root_of(pid)}{path}"
+        answer = self.c.reader.is_link(path, rights=rights, timeout=LINK_TIMEOUT)
         if isinstance(answer, Unreadable) and answer.stuck:
             self._hung[where] = answer
         return answer
@@ -363,7 +365,8 @@ class _Session:
         place = log_of([self.sampling.states.get(identity.pid), launcher])
         if place is None:
             return None
-        tail = read_log(self.c.reader, *place)
+        pid, file, _ = place
+        tail = read_log(self.c.reader, pid, file, self.c.host.rights.of(identity))
         if isinstance(tail, Unreadable):
             self.gaps.append(
                 Gap(what="log", reason=f"{place[1].target}: {tail.reason}", rank=identity.rank)

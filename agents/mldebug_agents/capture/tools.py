@@ -51,7 +51,8 @@ class CaptureTools:
         """py-spy as the configuration of this moment names it; a rank with the hook writes its stacks itself."""
         path = str(self.context.config.capture.py_spy)
         if path not in self._pyspy:
-            self._pyspy = {path: PySpy(self.context.spawner, path, self._hook_stacks.dump)}
+            closed = self.context.host.rights.closed
+            self._pyspy = {path: PySpy(self.context.spawner, path, self._hook_stacks.dump, closed)}
         return self._pyspy[path]
 
     def log_parser(self) -> LogParser:

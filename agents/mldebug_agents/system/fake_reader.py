@@ -3,7 +3,13 @@
 import errno
 from collections.abc import Mapping, Sequence
 
-from mldebug_agents.system.child.reader_child import HEAD, ReadAnswer, ReadOperation, pick_line
+from mldebug_agents.system.child.reader_child import (
+    HEAD,
+    ReadAnswer,
+    ReadOperation,
+    ReadRequest,
+    pick_line,
+)
 from mldebug_agents.system.child.refusals import Refusal, Refused
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable, judge
@@ -26,26 +32,17 @@ class FakeReader(Reader):
         )
 
     def _ask(
-        self,
-        operation: ReadOperation,
-        paths: Sequence[str],
-        *,
-        limit: int = 0,
-        line: int = 0,
-        timeout: float,
+        self, wanted: ReadRequest, paths: Sequence[str], *, timeout: float
     ) -> dict[str, ReadAnswer | Unreadable]:
-        return {path: self._answer(operation, path, limit, line) for path in paths}
+        how = wanted.operation, wanted.limit, wanted.line
+        return {path: self._answer(path, *how) for path in paths}
 
     def _answer(
-        self, operation: ReadOperation, path: str, limit: int, line: int
+        self, path: str, operation: ReadOperation, limit: int, line: int
     ) -> ReadAnswer | Unreadable:
         data = self.files.get(path)
         if operation is ReadOperation.LINK and not isinstance(data, Unreadable):
             return ReadAnswer()
-        if operation in (ReadOperation.EXISTS, ReadOperation.EXECUTABLE) and not isinstance(
-            data, Unreadable
-        ):
-            return ReadAnswer(b"" if data is None else b"1")
         if data is None:
             return judge(ReadAnswer(status=errno.ENOENT))
         if isinstance(data, Unreadable):

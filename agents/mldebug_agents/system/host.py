@@ -18,6 +18,7 @@ from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState
 from mldebug_agents.system import procfs
 from mldebug_agents.system.freezer import frozen_by, may_be_frozen
 from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
+from mldebug_agents.system.rights import RankRights
 from mldebug_agents.system.syscalls import syscall_name
 
 MAX_FILES = 4096  # descriptors looked at per process
@@ -70,6 +71,7 @@ class Host:
         self._boot_time = self._offset = -math.inf  # as if the clock had just been set
         self._users: dict[int, str] | None = None
         self._briefs: tuple[float, dict[int, Stat]] = (-math.inf, {})
+        self.rights = RankRights(self)
 
     # --- all processes -----------------------------------------------------------------------------
 
@@ -201,12 +203,15 @@ class Host:
     def process_state(
         self, pid: int, *, threads: bool = True, files: bool = False, kernel_stacks: bool = False
     ) -> ProcessState | None:
-        """State, threads and open files of a process from /proc; None where it is gone. What may not be read stays at its default."""
+        """State, threads and open files of a process from /proc; None where it is gone. What may not be read, by us or by its user, stays at its default."""
         stat = self.brief(pid)
         if stat is None:
             return None
         status = self.status(pid)
+        closed = self.rights.closed(pid, status)
         its_threads = self._threads(pid, kernel_stacks) if threads else ()
+        if closed:
+            its_threads, files = tuple(map(_outside, its_threads)), False
         state = ProcessState(
             pid=pid,
             name=stat.name,
@@ -221,7 +226,7 @@ class Host:
             rss_bytes=status.rss_bytes,
             exit_status=exit_status(stat, status.uid),
             frozen_by=self._frozen_by(pid, its_threads),
-            io=self._io(pid),
+            io=None if closed else self._io(pid),
             threads=its_threads,
             files=self._files(pid, its_threads) if files else (),
         )
@@ -304,6 +309,11 @@ class Host:
             source=mount.source if mount else "",
             device=mount.device if mount else "",
         )
+
+
+def _outside(thread: ThreadState) -> ThreadState:
+    """What the kernel tells everybody of a thread: of a process that its own user may not look into nothing else is told."""
+    return ThreadState(tid=thread.tid, name=thread.name, state=thread.state, cpu_seconds=thread.cpu_seconds, voluntary_switches=thread.voluntary_switches, involuntary_switches=thread.involuntary_switches)  # fmt: skip
 
 
 def exit_status(stat: Stat, uid: int) -> int | None:

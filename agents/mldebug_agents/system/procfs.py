@@ -52,6 +52,9 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     uid: int = 0
     groups: tuple[int, ...] = ()
+    uids: tuple[int, ...] = ()  # real, effective, saved, of the file system
+    gids: tuple[int, ...] = ()
+    capabilities: int = 0  # effective ones
     tracer_pid: int = 0
     pending_signals: int = 0
     caught_signals: int = 0
@@ -115,6 +118,9 @@ def parse_status(text: str) -> ProcessStatus:
     return ProcessStatus(
         uid=number("Uid"),
         groups=tuple(_integer(gid) for key in ("Gid", "Groups") for gid in values.get(key, ())),
+        uids=tuple(_integer(uid) for uid in values.get("Uid", ())),
+        gids=tuple(_integer(gid) for gid in values.get("Gid", ())),
+        capabilities=number("CapEff", 16),
         tracer_pid=number("TracerPid"),
         pending_signals=number("SigPnd", 16) | number("ShdPnd", 16),
         caught_signals=number("SigCgt", 16),

@@ -6,6 +6,7 @@ works again. The path and its folder are *stuck* until then, at once and without
 """
 
 import errno
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Self
 
 import msgspec
 
+from mldebug_agents.system.child.job_paths import OPERATOR, Rights
 from mldebug_agents.system.child.link import ChildLink, WorkerStarter
 from mldebug_agents.system.child.listing import FolderListing, unpack
 from mldebug_agents.system.child.reader_child import (
@@ -44,8 +46,9 @@ _NO_TIME = Unreadable("not read: no time left", errno=errno.EAGAIN)
 class Reader:
     """Reads through the reader child. Any thread may call; calls take turns.
 
-    All paths are absolute. Below `/proc/PID/root/` links resolve inside that root. A final symbolic link is refused,
-    except by `exists`, `executable` and `is_link`. `timeout` is per path, in seconds.
+    All paths are absolute. Below `/proc/PID/root/` links resolve inside that root. A final symbolic link is refused. `timeout` is per
+    path, in seconds. `rights` says whose rights open a path: `host.rights` knows those of a rank, and without them the child opens
+    nothing that belongs to a process. `place`: the part of the path that was learned; below it no link is followed.
     """
 
     def __init__(self, spawner: WorkerStarter) -> None:
@@ -83,20 +86,26 @@ class Reader:
 
         What there was no time for (`TOTAL`) or no reader left has errno EAGAIN: ask again later.
         """
-        answers = self._ask(ReadOperation.KERNEL, paths, limit=max_bytes, timeout=timeout)
+        answers = self._ask(
+            ReadRequest(ReadOperation.KERNEL, (), max_bytes), paths, timeout=timeout
+        )
         return {path: _data(answer) for path, answer in answers.items()}
 
     def read_file(
-        self, path: str, *, max_bytes: int, timeout: float = TIMEOUT
+        self, path: str, *, rights: Rights, max_bytes: int, timeout: float = TIMEOUT
     ) -> bytes | Unreadable:
         """Read all of a regular file that a job chose; one larger than `max_bytes` is refused."""
-        return _data(self._ask_one(ReadOperation.FILE, path, limit=max_bytes, timeout=timeout))
+        return _data(
+            self._ask_one(ReadOperation.FILE, path, rights=rights, limit=max_bytes, timeout=timeout)
+        )
 
     def read_tail(
-        self, path: str, *, max_bytes: int, timeout: float = TIMEOUT
+        self, path: str, *, rights: Rights, max_bytes: int, timeout: float = TIMEOUT
     ) -> Tail | Unreadable:
         """Read the last `max_bytes` of a regular file; `/proc/PID/fd/N` stands for the open file, even if deleted."""
-        answer = self._ask_one(ReadOperation.TAIL, path, limit=max_bytes, timeout=timeout)
+        answer = self._ask_one(
+            ReadOperation.TAIL, path, rights=rights, limit=max_bytes, timeout=timeout
+        )
         return (
             answer
             if isinstance(answer, Unreadable)
@@ -104,30 +113,59 @@ class Reader:
         )
 
     def read_from(
-        self, path: str, offset: int, *, max_bytes: int, timeout: float = TIMEOUT
+        self,
+        path: str,
+        offset: int,
+        *,
+        rights: Rights,
+        place: str = "",
+        max_bytes: int,
+        timeout: float = TIMEOUT,
     ) -> FilePiece | Unreadable:
         """Read at most `max_bytes` of a regular file from `offset` on; no bytes where it ends before that."""
         answer = self._ask_one(
-            ReadOperation.FROM, path, limit=max_bytes, line=max(0, offset), timeout=timeout
+            ReadOperation.FROM,
+            path,
+            rights=rights,
+            place=place,
+            limit=max_bytes,
+            line=max(0, offset),
+            timeout=timeout,
         )
         if isinstance(answer, Unreadable):
             return answer
         return FilePiece(answer.data, answer.size, answer.mtime, *(answer.file_id or (0, 0)))
 
     def read_heads(
-        self, path: str, start: int, stride: int, *, count: int, timeout: float = TIMEOUT
+        self,
+        path: str,
+        start: int,
+        stride: int,
+        *,
+        rights: Rights,
+        count: int,
+        timeout: float = TIMEOUT,
     ) -> bytes | Unreadable:
         """Read the 64 bytes at `start` of a regular file and at every `stride` from there, at most `count` times."""
         place = (start & 0xFFFFFFFF) | (stride & 0xFFFFFFFF) << 32
         limit = HEAD * count
-        answer = self._ask_one(ReadOperation.HEADS, path, limit=limit, line=place, timeout=timeout)
+        answer = self._ask_one(
+            ReadOperation.HEADS, path, rights=rights, limit=limit, line=place, timeout=timeout
+        )
         return _data(answer)
 
-    def read_line(self, path: str, line: int, timeout: float = TIMEOUT) -> str | Unreadable:
+    def read_line(
+        self, path: str, line: int, *, rights: Rights, timeout: float = TIMEOUT
+    ) -> str | Unreadable:
         """Read one line (the first is 1) of a source file of at most 4 MiB, cut after 400 characters."""
         data = _data(
             self._ask_one(
-                ReadOperation.LINE, path, limit=MAX_SOURCE, line=max(0, line), timeout=timeout
+                ReadOperation.LINE,
+                path,
+                rights=rights,
+                limit=MAX_SOURCE,
+                line=max(0, line),
+                timeout=timeout,
             )
         )
         return data.decode(errors="replace") if isinstance(data, bytes) else data
@@ -146,29 +184,38 @@ class Reader:
         )
 
     def list_folder(
-        self, path: str, *, depth: int, most: int, timeout: float = TIMEOUT
+        self,
+        path: str,
+        *,
+        rights: Rights,
+        place: str = "",
+        depth: int,
+        most: int,
+        timeout: float = TIMEOUT,
     ) -> FolderListing | Unreadable:
         """What lies below a folder, `depth` levels deep: no link is followed, no other file system is entered."""
         data = _data(
-            self._ask_one(ReadOperation.LIST, path, limit=most, line=depth, timeout=timeout)
+            self._ask_one(
+                ReadOperation.LIST,
+                path,
+                rights=rights,
+                place=place,
+                limit=most,
+                line=depth,
+                timeout=timeout,
+            )
         )
         return data if isinstance(data, Unreadable) else unpack(data)
 
-    def exists(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
-        """Say whether the path leads to anything; links are followed."""
-        return _truth(self._ask_one(ReadOperation.EXISTS, path, timeout=timeout))
-
-    def executable(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
-        """Say whether the path is a regular file that this user may execute; links are followed."""
-        return _truth(self._ask_one(ReadOperation.EXECUTABLE, path, timeout=timeout))
-
-    def is_link(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
+    def is_link(self, path: str, *, rights: Rights, timeout: float = TIMEOUT) -> bool | Unreadable:
         """Say whether the path itself is a symbolic link; one that leads to nothing is one, what is not there is none."""
-        return _truth(self._ask_one(ReadOperation.LINK, path, timeout=timeout))
+        return _truth(self._ask_one(ReadOperation.LINK, path, rights=rights, timeout=timeout))
 
-    def poke(self, path: str, uid: int, timeout: float = TIMEOUT) -> Unreadable | None:
-        """Write one byte into a FIFO that belongs to this user; None where that was done. Never waits for who reads it."""
-        answer = self._ask_one(ReadOperation.POKE, path, line=uid, timeout=timeout)
+    def poke(self, path: str, *, rights: Rights, timeout: float = TIMEOUT) -> Unreadable | None:
+        """Write one byte into a FIFO that belongs to the user of these rights; None where that was done. Never waits for who reads it."""
+        answer = self._ask_one(
+            ReadOperation.POKE, path, rights=rights, line=rights.uid, timeout=timeout
+        )
         return answer if isinstance(answer, Unreadable) else None
 
     def another(self) -> "Reader":
@@ -189,30 +236,42 @@ class Reader:
         place: str,
         question: WorkerServerQuestion,
         *,
+        rights: Rights,
         max_bytes: int,
         timeout: float = ASKED_FOR,
     ) -> bytes | Unreadable:
         """Ask a worker server: the path of its socket below `/proc/PID/root`, or `tcp:PORT:PID:ADDRESS` on the loopback interface."""
         return _data(
             self._ask_one(
-                ReadOperation.ASK, place, limit=max_bytes, line=int(question), timeout=timeout
+                ReadOperation.ASK,
+                place,
+                rights=rights,
+                limit=max_bytes,
+                line=int(question),
+                timeout=timeout,
             )
         )
 
     def _ask_one(
-        self, operation: ReadOperation, path: str, *, limit: int = 0, line: int = 0, timeout: float
-    ) -> ReadAnswer | Unreadable:
-        return self._ask(operation, [path], limit=limit, line=line, timeout=timeout)[path]
-
-    def _ask(
         self,
         operation: ReadOperation,
-        paths: Sequence[str],
+        path: str,
         *,
+        rights: Rights = OPERATOR,
+        place: str = "",
         limit: int = 0,
         line: int = 0,
         timeout: float,
+    ) -> ReadAnswer | Unreadable:
+        """Where no rights are named the reader child opens no path of a job."""
+        known = len(os.fsencode(place)) if place and path.startswith(place) else 0
+        request = ReadRequest(operation, (), limit, line, rights, known)
+        return self._ask(request, [path], timeout=timeout)[path]
+
+    def _ask(
+        self, wanted: ReadRequest, paths: Sequence[str], *, timeout: float
     ) -> dict[str, ReadAnswer | Unreadable]:
+        """Ask the same of all these paths."""
         answers: dict[str, ReadAnswer | Unreadable] = {}
         with self._lock:
             until = time.monotonic() + TOTAL
@@ -221,7 +280,7 @@ class Reader:
             while todo := {
                 path: raw
                 for path, raw in todo.items()
-                if not self._is_answered(operation, path, answers)
+                if not self._is_answered(wanted.operation, path, answers)
             }:
                 if time.monotonic() >= until and answers:
                     return answers | dict.fromkeys(todo, _NO_TIME)
@@ -230,7 +289,7 @@ class Reader:
                 except OSError as error:
                     lost = Unreadable(f"not read: {error.strerror or error}", errno=error.errno)
                     return answers | dict.fromkeys(todo, lost)
-                request = ReadRequest(operation, tuple(todo.values()), limit, line)
+                request = msgspec.structs.replace(wanted, paths=tuple(todo.values()))
                 self._converse(worker, request, list(todo), (timeout, until), answers)
         return answers
 
@@ -254,7 +313,7 @@ class Reader:
                 if not number:
                     worker.socket.settimeout(timeout)
                     link.send(request)
-                answers[path] = judge(link.receive())
+                answers[path] = judge(link.receive(), request.rights)
             except TimeoutError:
                 answers[path] = Unreadable(f"timed out after {timeout:.1f} s", stuck=True)
                 worker.hang_up()

@@ -6,6 +6,7 @@ import os
 
 import msgspec
 
+from mldebug_agents.system.child.job_paths import OPERATOR, Rights
 from mldebug_agents.system.child.reader_child import ReadAnswer
 from mldebug_agents.system.child.refusals import Refusal
 
@@ -28,6 +29,7 @@ _REFUSALS = {
     Refusal.NO_WORKER_SERVER: "no worker server answers there, or it refuses",
     Refusal.SHARED_PORT: "not asked: other processes answer at its port; give each rank a port of its own",
     Refusal.UNSEEN: "not asked: its open files may not be read, and so not whose answer it would be",
+    Refusal.NO_RIGHTS: "not read: its user may not look into that process, or is not known",
 }
 
 
@@ -60,13 +62,16 @@ class FilePiece(msgspec.Struct, frozen=True):
     gid: int = 0
 
 
-def judge(answer: ReadAnswer) -> ReadAnswer | Unreadable:
-    """The answer, or in words why it is none."""
+def judge(answer: ReadAnswer, rights: Rights = OPERATOR) -> ReadAnswer | Unreadable:
+    """The answer, or in words why it is none; `rights` are those that were used."""
     status = answer.status
     if status == 0:
         return answer
     if status > 0:
         return Unreadable(_REASONS.get(status) or os.strerror(status), errno=status)
+    if status == Refusal.NOT_REACHED:
+        whose = f"user {rights.uid} of the job" if rights.uid >= 0 else "the job's user"
+        return Unreadable(f"{whose} may not read it", errno=errno.EACCES)
     return Unreadable(_REFUSALS[Refusal(status)])
 
 

@@ -218,7 +218,7 @@ class JobWatch:
             stacks=dump.stacks,
             by_hook=bool(dump.instead),
             movement=movement(rank.pid, list(kept)),
-            source_line=source_line(self._host, self._reader, rank.pid, dump.stacks),
+            source_line=source_line(self._host, self._reader, state, dump.stacks),
         )
         return RankCapture(identity=rank, process=process)
 

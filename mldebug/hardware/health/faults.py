@@ -35,13 +35,18 @@ def gpus_by_address(gpus: Iterable[GpuReading | LostGpu]) -> dict[str, tuple[str
 def faults_of_events(
     events: Iterable[RankEvent], run: str, gpus: Mapping[str, tuple[str, int]], node: str
 ) -> tuple[Fault, ...]:
-    """GPU errors and out-of-memory kills that concern this run or the whole node, the oldest first."""
+    """GPU errors that concern this run or the whole node, and out-of-memory kills of this run's own processes, the oldest first."""
     found = [
         _of_event(event, gpus, node)
         for event in events
-        if event.burst.root.kind in _KINDS and event.run in (run, "")
+        if event.burst.root.kind in _KINDS and event.run in _whose(event, run)
     ]
     return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _whose(event: RankEvent, run: str) -> tuple[str, ...]:
+    """The runs whose reports may tell of it: whose process was killed is told to nobody else."""
+    return (run,) if event.burst.root.kind is KernelEventKind.OOM_KILL else (run, "")
 
 
 def _of_event(event: RankEvent, gpus: Mapping[str, tuple[str, int]], node: str) -> Fault:

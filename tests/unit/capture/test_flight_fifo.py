@@ -26,12 +26,14 @@ from mldebug_agents.capture.flight_recorder.fifo import (
     ranks_to_ask,
 )
 from mldebug_agents.capture.flight_recorder.files import FoundDump, HangAwareReader, read_dump
+from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import FilePiece, Unreadable
 from mldebug_agents.system.spawn import Spawner
 from monitored import RECORDED, Monitored, monitored, recording
+from whose import MINE
 
 OLD = (RECORDED / "hang-desync" / "flight-recorder-rank0.pickle").read_bytes()
 
@@ -44,7 +46,7 @@ def reader() -> Iterator[HangAwareReader]:
 
 def asked(one: Monitored, fifo: Path | None = None) -> FifoTarget:
     root = f"/proc/{one.pid}/root"
-    return FifoTarget(one.identity, f"{root}{fifo or one.fifo}", (f"{root}{one.dump}",))
+    return FifoTarget(one.identity, f"{root}{fifo or one.fifo}", (f"{root}{one.dump}",), MINE)
 
 
 def ask(
@@ -171,7 +173,9 @@ def test_what_earlier_agents_may_have_asked_is_bounded(
     monkeypatch.setattr("mldebug_agents.capture.flight_recorder.fifo.MAX_OPEN", 3)
     fifo = Fifo()
     ranks = [
-        FifoTarget(RankIdentity(rank=number, world_size=9, pid=number + 2, start_ticks=1), "/x", ())
+        FifoTarget(
+            RankIdentity(rank=number, world_size=9, pid=number + 2, start_ticks=1), "/x", (), MINE
+        )
         for number in range(9)
     ]
     fifo.ask(reader, ranks, 0.0, time.time(), resumed=True)
@@ -183,10 +187,10 @@ def test_two_captures_at_once_put_one_question(tmp_path: Path) -> None:
     together = threading.Barrier(2)
 
     class Meets(HangAwareReader):
-        def poke(self, path: str, uid: int) -> Unreadable | None:
+        def poke(self, path: str, *, rights: Rights) -> Unreadable | None:
             with suppress(threading.BrokenBarrierError):
                 together.wait(1.0)
-            return super().poke(path, uid)
+            return super().poke(path, rights=rights)
 
     with Spawner() as spawner, Reader(spawner) as plain, monitored(tmp_path, how="mute") as one:
         fifo, reader = Fifo(), Meets(plain)
@@ -205,7 +209,7 @@ def test_a_dump_that_never_ends_is_bounded(reader: HangAwareReader, tmp_path: Pa
         assert "no dump by its debug FIFO in 1 s" in str(ask(reader, one, 1.0))
         assert time.monotonic() - started < 8
         wait_until(lambda: one.dump.stat().st_size > MAX_DUMP)
-        assert "more than" in str(read_dump(reader, str(one.dump), one.identity))
+        assert "more than" in str(read_dump(reader, str(one.dump), one.identity, MINE))
         assert one.process.poll() is None
 
 
@@ -312,7 +316,7 @@ FILES = {
 def test_a_file_is_no_dump_because(reader: HangAwareReader, tmp_path: Path, why: str) -> None:
     with monitored(tmp_path) as one:
         FILES[why](one.dump)
-        told = read_dump(reader, str(one.dump), one.identity)
+        told = read_dump(reader, str(one.dump), one.identity, MINE)
         assert isinstance(told, str)
         assert why.strip() in told
         assert bool(why) == bool(told)
@@ -322,7 +326,7 @@ def test_a_file_is_no_dump_because(reader: HangAwareReader, tmp_path: Path, why:
 def test_a_dump_of_a_larger_job_is_not_this_rank_s(reader: HangAwareReader, tmp_path: Path) -> None:
     with monitored(tmp_path) as one:
         one.dump.write_bytes(recording(0).replace(b"[0, 1]", b"[0, 9]"))
-        told = read_dump(reader, str(one.dump), one.identity)
+        told = read_dump(reader, str(one.dump), one.identity, MINE)
         assert told == "it is not believed: it is of a job with more than 2 ranks"
 
 
@@ -330,7 +334,7 @@ def test_a_dump_of_another_run_is_not_this_rank_s(reader: HangAwareReader, tmp_p
     """Written just now, by a job on another node with the same home, or copied there: no call in it is of this run."""
     with monitored(tmp_path) as one:
         one.dump.write_bytes(OLD)
-        told = read_dump(reader, str(one.dump), one.identity)
+        told = read_dump(reader, str(one.dump), one.identity, MINE)
         assert told == "it is of another run: nothing in it was called since the rank began"
 
 
@@ -340,7 +344,7 @@ def test_a_dump_of_a_job_that_lives_is_small_in_every_way(
     """It stays in the agent's memory and goes to its disk: as many calls as the hook tells, and not too many values."""
     with monitored(tmp_path) as one:
         one.dump.write_bytes(recording(0))
-        found = read_dump(reader, str(one.dump), one.identity)
+        found = read_dump(reader, str(one.dump), one.identity, MINE)
         assert isinstance(found, FoundDump)
         assert [len(group.calls) for group in found.record.groups] == [
             MAX_CALLS // 2
@@ -349,7 +353,7 @@ def test_a_dump_of_a_job_that_lives_is_small_in_every_way(
             pickle.dumps({"entries": [[]] * 3 + [[] for _ in range(MAX_LIVING)]}, 2)
         )
         assert f"more than {MAX_LIVING:,} values" in str(
-            read_dump(reader, str(one.dump), one.identity)
+            read_dump(reader, str(one.dump), one.identity, MINE)
         )
 
 
@@ -358,9 +362,11 @@ class Counting(HangAwareReader):
 
     whole = 0
 
-    def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece | Unreadable:
+    def read_from(
+        self, path: str, offset: int, *, rights: Rights, max_bytes: int
+    ) -> FilePiece | Unreadable:
         self.whole += max_bytes > 1
-        return super().read_from(path, offset, max_bytes=max_bytes)
+        return super().read_from(path, offset, rights=rights, max_bytes=max_bytes)
 
 
 def test_a_file_that_is_wrong_is_read_twice_at_most(tmp_path: Path) -> None:
@@ -392,7 +398,9 @@ def test_after_one_path_that_does_not_answer_no_other_is_tried() -> None:
     hung = {f"/proc/{pid}/root/home/t_0": Unreadable("timed out", stuck=True) for pid in (7, 8)}
     reader = Hangs(hung)
     careful = HangAwareReader(reader)
-    told = [read_dump(careful, path, RankIdentity(rank=0, world_size=1, pid=7)) for path in hung]
+    told = [
+        read_dump(careful, path, RankIdentity(rank=0, world_size=1, pid=7), MINE) for path in hung
+    ]
     assert told == ["timed out", "not read: a path of this job did not answer just before"]
     assert reader.asked == 1
 

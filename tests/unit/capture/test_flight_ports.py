@@ -17,6 +17,7 @@ from mldebug_agents.capture.flight_recorder.worker_servers import ask_server
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
+from whose import MINE
 
 SHARED = "its worker server: not asked: other processes answer at its port; give each rank a port of its own"
 LISTENS = """
@@ -77,7 +78,7 @@ def place_of(pid: int) -> str:
 
 def told_by(reader: Reader, pid: int) -> int | str:
     """How many calls its server tells of, or why it does not."""
-    told = ask_server(reader, place_of(pid), 4)
+    told = ask_server(reader, place_of(pid), MINE, 4)
     return told.groups[0].enqueued if isinstance(told, FlightRecord) else told
 
 
@@ -125,7 +126,7 @@ def test_a_rank_that_is_stopped_accepts_nothing(reader: Reader) -> None:
         place = place_of(rank.pid)
         os.kill(rank.pid, signal.SIGSTOP)
         wait_until(lambda: state(rank.pid) == "T")
-        assert "timed out" in str(ask_server(reader, place, 4))
+        assert "timed out" in str(ask_server(reader, place, MINE, 4))
 
 
 def test_whose_open_files_may_not_be_read_is_not_asked() -> None:

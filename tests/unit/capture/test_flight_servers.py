@@ -29,6 +29,7 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import ForkedWorker, Spawner
+from whose import MINE
 
 SERVES = """
 import sys
@@ -102,7 +103,7 @@ def test_a_rank_of_gloo_tells_by_its_worker_server(
         assert [way.kind for way in plan(told_of).ways] == [AccessKind.SERVER]
         wait_until(lambda: state(pid) == "S")
         before = signals(pid)
-        told = ask_server(reader, place, 1)
+        told = ask_server(reader, place, MINE, 1)
         assert isinstance(told, FlightRecord), told
         groups = {group.description: group for group in told.groups}
         assert (groups["default_pg"].backend, groups["default_pg"].enqueued) == ("gloo", 3)
@@ -118,11 +119,11 @@ def test_a_rank_that_is_stopped_costs_two_seconds_at_most(reader: Reader, tmp_pa
         os.kill(pid, 19)
         wait_until(lambda: state(pid) == "T")
         started = time.monotonic()
-        assert "timed out" in str(ask_server(reader, place, 1))
+        assert "timed out" in str(ask_server(reader, place, MINE, 1))
         assert time.monotonic() - started < 6
         assert state(pid) == "T"
         wait_until(lambda: reader.stuck == ())  # its child is dead
-        assert reader.read_file("/etc/hostname", max_bytes=1 << 16)  # goes on at once
+        assert reader.read_file("/etc/hostname", max_bytes=1 << 16, rights=MINE)  # goes on at once
 
 
 def test_a_process_without_such_a_thread_is_never_asked(reader: Reader, tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_an_answer_is_refused_because(reader: Reader, tmp_path: Path, why: str) 
     path = tmp_path / "server"
     with listening(path, BAD[why]):
         started = time.monotonic()
-        told = ask_server(reader, f"/proc/{os.getpid()}/root{path}", 1)
+        told = ask_server(reader, f"/proc/{os.getpid()}/root{path}", MINE, 1)
         assert why in str(told), told
         assert time.monotonic() - started < 8
 
@@ -228,10 +229,10 @@ def test_whoever_reads_meanwhile_does_not_wait(reader: Reader, tmp_path: Path) -
     path = tmp_path / "server"
     with listening(path, hold):
         place = f"/proc/{os.getpid()}/root{path}"
-        asking = threading.Thread(target=ask_server, args=(reader, place, 1))
+        asking = threading.Thread(target=ask_server, args=(reader, place, MINE, 1))
         asking.start()
         assert asked.wait(20)
-        assert reader.read_file("/etc/hostname", max_bytes=1 << 16)
+        assert reader.read_file("/etc/hostname", max_bytes=1 << 16, rights=MINE)
         assert asking.is_alive()
         release.set()
         asking.join(20)
@@ -246,7 +247,7 @@ def test_a_child_that_does_not_come_back_is_not_followed_by_another(
     path = tmp_path / "server"
     with listening(path, lambda *_: release.wait(30)) as asked:
         place = f"/proc/{os.getpid()}/root{path}"
-        told = [ask_server(reader, place, 1, 0.5) for _ in range(3)]
+        told = [ask_server(reader, place, MINE, 1, 0.5) for _ in range(3)]
         gone.set()
         release.set()
     assert "timed out" in str(told[0])
@@ -261,13 +262,13 @@ def test_many_that_never_answer_cost_no_more_than_one(reader: Reader, tmp_path: 
     with listening(path, lambda *_: release.wait(30)):
         places = {rank: [f"/proc/{os.getpid()}/root{path}"] * 2 for rank in range(8)}
         started = time.monotonic()
-        told = ask_servers(reader, places, 1)
+        told = ask_servers(reader, places, dict.fromkeys(places, MINE), 1)
         took = time.monotonic() - started
         release.set()
     assert sorted(told) == list(range(8))
     assert all("timed out" in str(one) for one in told.values())
     assert took < SECONDS + 3, "not the eight times two questions of 2 s"
-    assert ask_servers(reader, places, 1, 0.0) == {}
+    assert ask_servers(reader, places, dict.fromkeys(places, MINE), 1, 0.0) == {}
 
 
 def test_nccl_is_asked_for_all_calls_and_never_for_the_active_ones_alone(
@@ -283,7 +284,7 @@ def test_nccl_is_asked_for_all_calls_and_never_for_the_active_ones_alone(
         connection.sendall(handlers if asked[:3] == b"GET" else BODY % len(body) + body)
 
     with listening(tmp_path / "server", answer) as asked:
-        told = ask_server(reader, f"/proc/{os.getpid()}/root{tmp_path}/server", 4)
+        told = ask_server(reader, f"/proc/{os.getpid()}/root{tmp_path}/server", MINE, 4)
     assert isinstance(told, FlightRecord), told
     assert (told.groups[0].enqueued, told.groups[0].completed) == (5, 5)
     assert [one.split()[1] for one in asked] == [b"/handler/", b"/handler/dump_nccl_trace_json"]
@@ -293,15 +294,15 @@ def test_an_answer_of_a_larger_job_is_refused(reader: Reader, tmp_path: Path) ->
     body = as_json(dump(calls(3)))
     with listening(tmp_path / "server", trace(BODY % len(body) + body)):
         place = f"/proc/{os.getpid()}/root{tmp_path}/server"
-        assert isinstance(ask_server(reader, place, 4), FlightRecord)
-        assert "a job with more than 3 ranks" in str(ask_server(reader, place, 3))
+        assert isinstance(ask_server(reader, place, MINE, 4), FlightRecord)
+        assert "a job with more than 3 ranks" in str(ask_server(reader, place, MINE, 3))
 
 
 def test_an_answer_of_a_smaller_job_is_refused(reader: Reader, tmp_path: Path) -> None:
     """Its default group are not the ranks of ours."""
     body = as_json(dump(calls(3)))
     with listening(tmp_path / "server", trace(BODY % len(body) + body)):
-        told = ask_server(reader, f"/proc/{os.getpid()}/root{tmp_path}/server", 8)
+        told = ask_server(reader, f"/proc/{os.getpid()}/root{tmp_path}/server", MINE, 8)
     assert told == (
         "its worker server: its answer is not believed: it is of a job with 4 ranks and not 8"
     )
@@ -312,7 +313,7 @@ def test_only_the_rank_itself_is_asked(reader: Reader, tmp_path: Path) -> None:
     path = tmp_path / "server"
     other = subprocess.Popen(["sleep", "100"])
     with listening(path, trace(LIST)) as asked:
-        told = ask_server(reader, f"/proc/{other.pid}/root{path}", 1)
+        told = ask_server(reader, f"/proc/{other.pid}/root{path}", MINE, 1)
         other.kill()
         other.wait(20)
         assert told == "its worker server: another process listens there"
@@ -327,7 +328,7 @@ def test_what_is_no_socket_is_left_alone(reader: Reader, tmp_path: Path, kind: s
     elif kind == "link":
         path.symlink_to("/run/nobody")
     place = f"/proc/{os.getpid()}/root{path}"
-    told = reader.ask_server(place, WorkerServerQuestion.HANDLERS, max_bytes=MAX_DUMP)
+    told = reader.ask_server(place, WorkerServerQuestion.HANDLERS, max_bytes=MAX_DUMP, rights=MINE)
     assert isinstance(told, Unreadable)
     why = {"file": "not a socket", "link": "a symbolic link", "gone": "no such file"}[kind]
     assert why in told.reason

@@ -22,6 +22,7 @@ from mldebug_agents.capture.flight_recorder.worker_servers import SECONDS, ask_s
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
 from unit.capture.test_flight_servers import BODY, LIST, listening
+from whose import MINE
 
 HANDLERS = LIST.replace(b"fr_trace_json", b"dump_nccl_trace_json").replace(b"17", b"24")
 
@@ -275,7 +276,7 @@ def test_only_who_lags_and_one_of_the_others_tell_all_their_calls(
 ) -> None:
     dumps = late(rank=2, world=4, count=30)
     with serving(tmp_path, dumps) as (places, asked):
-        told = ask_servers(reader, places, 4, 20.0)
+        told = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, 20.0)
         assert asked() == {0: [STATUS, "all"], 1: [STATUS, ACTIVE], 2: [STATUS, "all"], 3: [STATUS, ACTIVE]}  # fmt: skip
     records = {rank: one for rank, one in told.items() if isinstance(one, FlightRecord)}
     assert {rank: seen(one) for rank, one in records.items()} == {
@@ -287,7 +288,7 @@ def test_only_who_lags_and_one_of_the_others_tell_all_their_calls(
 
 def test_equal_counts_hide_no_other_call(reader: Reader, tmp_path: Path) -> None:
     with serving(tmp_path, odd_size(rank=3, world=4)) as (places, asked):
-        told = ask_servers(reader, places, 4, 20.0)
+        told = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, 20.0)
         assert asked()[3] == [STATUS, ACTIVE]
     found = Analysis({rank: one for rank, one in told.items() if not isinstance(one, str)}).found
     assert (found.kind, found.culprits) == ("mismatch", (3,))
@@ -295,7 +296,7 @@ def test_equal_counts_hide_no_other_call(reader: Reader, tmp_path: Path) -> None
 
 def test_where_nobody_waits_all_tell_everything(reader: Reader, tmp_path: Path) -> None:
     with serving(tmp_path, dict.fromkeys(range(3), dump(calls(4)))) as (places, asked):
-        assert all(isinstance(one, FlightRecord) for one in ask_servers(reader, places, 4, 20.0).values())  # fmt: skip
+        assert all(isinstance(one, FlightRecord) for one in ask_servers(reader, places, dict.fromkeys(places, MINE), 4, 20.0).values())  # fmt: skip
         assert {tuple(one[-1:]) for one in asked().values()} == {("all",)}
 
 
@@ -305,13 +306,13 @@ def test_where_ranks_of_the_job_are_elsewhere_all_tell_everything(
     """One of these may wait in a call that is done here."""
     with serving(tmp_path, stuck(world=3)) as (places, asked):
         few = {rank: places[rank] for rank in (0, 1)}
-        assert all(isinstance(one, FlightRecord) for one in ask_servers(reader, few, 3, 20.0).values())  # fmt: skip
+        assert all(isinstance(one, FlightRecord) for one in ask_servers(reader, few, dict.fromkeys(few, MINE), 3, 20.0).values())  # fmt: skip
         assert asked() == {0: ["all"], 1: ["all"], 2: []}
 
 
 def test_servers_that_know_no_options_tell_everything(reader: Reader, tmp_path: Path) -> None:
     with serving(tmp_path, stuck(world=3), old=True) as (places, asked):
-        assert all(isinstance(one, FlightRecord) for one in ask_servers(reader, places, 3, 20.0).values())  # fmt: skip
+        assert all(isinstance(one, FlightRecord) for one in ask_servers(reader, places, dict.fromkeys(places, MINE), 3, 20.0).values())  # fmt: skip
         assert asked() == {rank: [STATUS, "all"] for rank in range(3)}
 
 
@@ -323,7 +324,7 @@ def test_one_that_is_silent_keeps_nobody_else_from_telling(reader: Reader, tmp_p
         with listening(path, lambda *_: release.wait(30)):
             began = time.monotonic()
             places[3] = [f"/proc/{os.getpid()}/root{path}"]
-            told = ask_servers(reader, places, 4, SECONDS + 1)
+            told = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, SECONDS + 1)
             took = time.monotonic() - began
             release.set()
     assert [rank for rank, one in told.items() if isinstance(one, FlightRecord)] == [0, 1, 2]
@@ -348,7 +349,7 @@ def test_a_speaker_that_then_fails_keeps_nobody_else_from_telling(
     others = {rank: one for rank, one in dumps.items() if rank}
     with serving(tmp_path, others) as (places, _), listening(tmp_path / "speaker", stops):
         places = {0: [f"/proc/{os.getpid()}/root{tmp_path}/speaker"]} | places
-        told = ask_servers(reader, places, 4, SECONDS + 1)
+        told = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, SECONDS + 1)
         release.set()
     assert [rank for rank, one in told.items() if isinstance(one, FlightRecord)] == [1, 2, 3]
     assert "timed out" in str(told[0])

@@ -140,10 +140,11 @@ def test_a_stopped_and_a_killed_rank_tell_their_last_line(
     assert tail.last == "line 9 of data:7 load"
 
 
-def test_of_a_rank_that_died_before_it_was_met_the_default_place_is_looked_into(
+def test_of_a_rank_whose_ring_was_never_met_the_default_place_is_looked_into(
     reader: Reader, sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     rank = identity(sleeper.pid)
+    HOST.rights.of(rank)  # while it lives: of a stranger nothing is read
     sleeper.kill()
     sleeper.wait(30)
     place = tmp_path / default_name(rank)

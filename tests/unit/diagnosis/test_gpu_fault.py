@@ -420,6 +420,8 @@ def test_a_line_that_names_the_pid_goes_before_the_gpu() -> None:
 def test_faults_of_another_run_and_of_no_gpu_are_left_out() -> None:
     assert of_lines("NVRM: Xid (PCI:0000:99:00): 79, pid=4712, name=python, x") == ()
     assert of_lines("mlx5_core 0000:12:00.0 ens1f0: Link down") == ()
+    assert of_lines("Out of memory: Killed process 4712 (python) total-vm:1kB") == ()
+    assert of_lines("Out of memory: Killed process 9999 (payroll) total-vm:1kB") == ()  # nobody's
 
 
 def test_a_gpu_that_does_not_start_is_fatal_for_its_rank_alone() -> None:

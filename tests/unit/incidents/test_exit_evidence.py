@@ -191,6 +191,18 @@ def test_records_that_were_overwritten_while_all_lived_hide_nothing(
     assert (shortly.kernel_readable, later.kernel_readable) == (False, True)
 
 
+def test_whose_process_was_killed_is_told_to_nobody_else(tmp_path: Path, kmsg: Kmsg) -> None:
+    """A rank and a worker of it; not the process of another user, whose name and size the kernel logs as well."""
+    one = job("a", 100, 101)
+    with open_tools(Config(agent=AgentConfig(state_dir=tmp_path / "state", listen=""))) as tools:
+        watched = ExitEvidence(tools.capture, kmsg.log)
+        watched.add_job(one)
+        kmsg.answers = [KILL.replace(b"{}", b"%d" % pid) for pid in (100, 7, 9999)]
+        told = watched.collect(AttemptExit(job=one, identities=one.ranks, children={7: 1}))
+
+    assert [death.pid for death in told.deaths] == [100, 7]
+
+
 def test_in_a_container_the_kernel_means_other_processes(
     tmp_path: Path, kmsg: Kmsg, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from mldebug_agents.jobs.logs.locations import LogFile
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
+from whose import MINE
 
 
 @pytest.fixture
@@ -46,7 +47,9 @@ class Writer:
     @property
     def place(self) -> LogFile:
         path = f"/proc/{os.getpid()}/fd/{self.fd}"
-        return LogFile(path=path, target=os.readlink(path), pid=os.getpid(), kind="stdout")
+        return LogFile(
+            rights=MINE, path=path, target=os.readlink(path), pid=os.getpid(), kind="stdout"
+        )
 
 
 @pytest.fixture
@@ -251,7 +254,7 @@ def test_a_deleted_log_is_followed_on(log: Writer, follower: LogFollower) -> Non
 def test_a_fifo_is_refused_unopened_and_a_device_too(tmp_path: Path, follower: LogFollower) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (str(tmp_path / "fifo"), "/dev/zero", "/dev/full"):
-        news = follower.poll(LogFile(path=path, target=path, pid=1, kind="stdout"))
+        news = follower.poll(LogFile(rights=MINE, path=path, target=path, pid=1, kind="stdout"))
         assert news.gap is not None
         assert news.gap.reason == f"{path}: not a regular file"
         assert not news.stuck
@@ -263,7 +266,9 @@ def test_a_vanished_descriptor_is_a_gap_and_its_return_is_news(
     log: Writer, follower: LogFollower
 ) -> None:
     follower.poll(log.place)
-    gone = LogFile(path=f"/proc/{os.getpid()}/fd/9999", target="x.log", pid=1, kind="stdout")
+    gone = LogFile(
+        rights=MINE, path=f"/proc/{os.getpid()}/fd/9999", target="x.log", pid=1, kind="stdout"
+    )
     news = follower.poll(gone)
     assert news.gap is not None
     assert "no such file" in news.gap.reason
@@ -276,16 +281,18 @@ def test_a_log_on_a_hung_mount_never_blocks(follower: LogFollower, tmp_path: Pat
         (mount.source / "train.log").write_text("step 1 loss 1\n")
         path = str(mount.target / "train.log")
         mount.hang()
-        news = follower.poll(LogFile(path=path, target=path, pid=1, kind="stdout"))
+        news = follower.poll(LogFile(rights=MINE, path=path, target=path, pid=1, kind="stdout"))
         assert news.stuck
         assert news.gap is not None
-        assert follower.poll(LogFile(path=path, target=path, pid=1, kind="stdout")).stuck
+        assert follower.poll(
+            LogFile(rights=MINE, path=path, target=path, pid=1, kind="stdout")
+        ).stuck
         mount.recover()
 
 
 def test_an_event_file_is_only_measured(log: Writer, follower: LogFollower) -> None:
     log.write("step 1 loss 1\n")
-    place = LogFile(path=log.place.path, target="events", pid=1, kind="growth")
+    place = LogFile(rights=MINE, path=log.place.path, target="events", pid=1, kind="growth")
     first = follower.poll(place)
     assert (first.before, first.grew_bytes, first.size) == (None, 0, 14)
     log.write("step 2 loss 1\n" * 3)
@@ -297,7 +304,7 @@ def test_an_event_file_is_only_measured(log: Writer, follower: LogFollower) -> N
 def test_works_on_the_fake_reader() -> None:
     reader = FakeReader({"/proc/7/fd/1": b"step 1 loss 1\n"})
     follower = LogFollower(reader, LogParser(create_all("logs")))
-    place = LogFile(path="/proc/7/fd/1", target="t.log", pid=7, kind="stdout")
+    place = LogFile(rights=MINE, path="/proc/7/fd/1", target="t.log", pid=7, kind="stdout")
     follower.poll(place)
     reader.files["/proc/7/fd/1"] = b"step 1 loss 1\nstep 2 loss 1\n"
     assert steps(follower.poll(place)) == [2]
@@ -306,12 +313,12 @@ def test_works_on_the_fake_reader() -> None:
 def test_read_from_gives_bytes_size_and_identity(reader: Reader, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
-    piece = reader.read_from(str(path), 4, max_bytes=3)
+    piece = reader.read_from(str(path), 4, max_bytes=3, rights=MINE)
     facts = path.stat()
     assert isinstance(piece, following.FilePiece)
     assert (piece.data, piece.size) == (b"456", 10)
     assert (piece.inode, piece.device, piece.mtime) == (facts.st_ino, facts.st_dev, facts.st_mtime)
     for offset in (10, 11, 1 << 62):
-        beyond = reader.read_from(str(path), offset, max_bytes=3)
+        beyond = reader.read_from(str(path), offset, max_bytes=3, rights=MINE)
         assert isinstance(beyond, following.FilePiece)
         assert beyond.data == b""

@@ -14,11 +14,12 @@ from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug_agents.jobs.logs.follower import LogFollower, LogUpdate
 from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
-from mldebug_agents.jobs.logs.rights import ReadRights
 from mldebug_agents.jobs.logs.tail import log_of, read_log
+from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import FilePiece, Reader, Unreadable
 from mldebug_agents.system.spawn import Spawner
+from whose import MINE
 
 NOBODY = 65534
 SECRET = "step 99 loss 1\n"
@@ -64,32 +65,6 @@ def steps(news: LogUpdate) -> list[int | None]:
     return [record.step for record in (news.before, *news.records) if record]
 
 
-@pytest.mark.parametrize(
-    ("uid", "groups", "owner", "group", "mode", "allowed"),
-    [
-        (0, (), 1000, 1000, 0o000, True),
-        (1000, (), 1000, 1, 0o000, True),  # he may give himself the right
-        (1000, (), 0, 0, 0o644, True),
-        (1000, (), 0, 0, 0o640, False),
-        (1000, (5,), 0, 5, 0o640, True),
-        (
-            1000,
-            (5,),
-            0,
-            5,
-            0o604,
-            False,
-        ),  # the group's bits count for its members, as in the kernel
-        (1000, (), 0, 0, 0o222, False),
-    ],
-)
-def test_the_kernel_s_rule(
-    uid: int, groups: tuple[int, ...], owner: int, group: int, mode: int, allowed: bool
-) -> None:
-    file = FilePiece(b"", 0, 0.0, 1, 1, 0o100000 | mode, owner, group)
-    assert ReadRights(uid, groups).may_read(file) is allowed
-
-
 @needs_root
 def test_a_file_that_only_root_may_read_is_not_read_for_nobody(
     tmp_path: Path, reader: Reader
@@ -103,14 +78,16 @@ def test_a_file_that_only_root_may_read_is_not_read_for_nobody(
         assert news.gap is not None
         assert news.gap.reason == f"{log}: user {NOBODY} of the job may not read it"
         state = Host().process_state(pid, files=True)
+        assert state is not None
         place = log_of([state])
         assert place is not None
-        tail = read_log(reader, *place)
+        rights = Host().rights.of_process(pid, state.start_ticks)
+        tail = read_log(reader, *place[:2], rights)
         assert isinstance(tail, Unreadable)
         assert "may not read it" in tail.reason
         log.chmod(0o644)
         assert steps(follower(reader).poll(place_of(pid))) == [1]
-        assert not isinstance(read_log(reader, *place), Unreadable)
+        assert not isinstance(read_log(reader, *place[:2], rights), Unreadable)
 
 
 @needs_root
@@ -138,6 +115,12 @@ def test_the_log_of_another_user_s_tee(tmp_path: Path, reader: Reader) -> None:
         wait_until(lambda: log.exists() and log.stat().st_size > 0)
         place = place_of(rank.pid)
         assert (place.kind, place.via) == ("reader", f"tee (pid {tee.pid})")
+        hidden = follower(reader).poll(place)  # pytest's folder is root's alone
+        assert hidden.gap is not None
+        assert "may not read it" in hidden.gap.reason
+        for folder in tmp_path.parents[:-2]:
+            folder.chmod(0o755)
+        tmp_path.chmod(0o755)
         assert steps(follower(reader).poll(place)) == [5]
         log.chmod(0o600)
         news = follower(reader).poll(place)
@@ -157,9 +140,18 @@ class SwappingReader(Reader):
         self.swap = swap
 
     def read_from(
-        self, path: str, offset: int, *, max_bytes: int, timeout: float = 2.0
+        self,
+        path: str,
+        offset: int,
+        *,
+        rights: Rights,
+        place: str = "",
+        max_bytes: int,
+        timeout: float = 2.0,
     ) -> FilePiece | Unreadable:
-        answer = super().read_from(path, offset, max_bytes=max_bytes, timeout=timeout)
+        answer = super().read_from(
+            path, offset, rights=rights, place=place, max_bytes=max_bytes, timeout=timeout
+        )
         if "/root/" in path and isinstance(answer, FilePiece) and self.swap:
             folder, elsewhere = self.swap.pop()
             folder.rename(folder.with_name("moved"))
@@ -177,7 +169,9 @@ def test_a_folder_that_becomes_a_link_between_check_and_read(tmp_path: Path) -> 
     path = f"/proc/{os.getpid()}/fd/{log}"
 
     def place() -> LogFile:
-        return LogFile(path=path, target=os.readlink(path), pid=os.getpid(), kind="stdout")
+        return LogFile(
+            rights=MINE, path=path, target=os.readlink(path), pid=os.getpid(), kind="stdout"
+        )
 
     with Spawner() as spawner, SwappingReader(spawner, [(mine, secret)]) as reader:
         watch = follower(reader)

@@ -25,7 +25,8 @@ from mldebug.core.errors import AccessError, MldebugError, UsageError
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.jobs.switches import parse_announcement, parse_polled, parse_switch, state_lines
 from mldebug_agents.jobs.hook import switches as switch_child
-from mldebug_agents.jobs.hook.switches import FolderOwner, SwitchRequest, ask, carry_out
+from mldebug_agents.jobs.hook.switches import SwitchRequest, ask, carry_out
+from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.spawn import Spawner
 from mldebug_training.helpers.deadline import TimeLimit, seconds, slurm_end
 from mldebug_training.helpers.switches import agreement, files, meeting
@@ -157,6 +158,47 @@ def test_the_default_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None
     folder.mkdir()
     os.chown(folder, NOBODY, NOBODY)
     assert "belongs to user" in files.make(str(folder))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to somebody else")
+def test_a_default_folder_in_one_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+    """Who has the folder above may put a folder of his own in its place at any time."""
+    folder = tmp_path / "switches/job"
+    folder.mkdir(parents=True)
+    assert files.make(str(folder)) == ""
+    os.chown(folder.parent, NOBODY, NOBODY)
+    assert "lies in a folder that belongs to user" in files.make(str(folder))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to somebody else")
+@pytest.mark.parametrize("ours", [True, False], ids=["default", "named"])
+def test_a_folder_that_somebody_else_puts_in_its_place_stops_nobody(
+    tmp_path: Path, *, ours: bool
+) -> None:
+    """By a rename, by a link, and back again: the owner is looked at each time, at the folder that is open."""
+    folder, his = tmp_path / "switches/job", tmp_path / "his"
+    folder.mkdir(parents=True)
+    his.mkdir()
+    (his / "kill").touch()
+    for one in (his, his / "kill"):
+        os.chown(one, NOBODY, NOBODY)
+    watch = switchwatch.SwitchWatch(str(folder), ours=ours)
+    watch._round()
+    (folder / "save").touch()
+    watch._round()
+    assert watch.last_reading is not None
+    assert watch.last_reading.save
+    folder.rename(folder.with_name("away"))
+    for swap in (lambda: folder.symlink_to(his), lambda: his.rename(folder)):
+        swap()
+        watch._round()
+        assert (watch.last_reading.kill, watch.last_reading.save) == (0, 0)
+        assert "is not obeyed: it belongs to user" in watch.last_reading.trouble
+        folder.unlink(missing_ok=True) if folder.is_symlink() else folder.rename(his)
+    folder.with_name("away").rename(folder)
+    (folder / "kill").touch()
+    watch._round()
+    assert watch.last_reading.kill
 
 
 # --- one rank ------------------------------------------------------------------------------------
@@ -920,7 +962,7 @@ def test_root_acts_with_the_rights_of_the_jobs_user(tmp_path: Path, spawner: Spa
     for path in (tmp_path, *tmp_path.parents[:-1]):
         if path.stat().st_uid == os.geteuid() and path != Path("/tmp"):
             path.chmod(path.stat().st_mode | 0o055)
-    owner = FolderOwner(NOBODY, NOBODY)
+    owner = Rights(NOBODY, NOBODY)
     ask(spawner, SwitchRequest(verb="set", folder=str(folder), name="kill", owner=owner))
     ask(spawner, SwitchRequest(verb="set", folder=str(folder), name="save"))
     assert {(folder / name).stat().st_uid for name in ("kill", "save")} == {NOBODY}

@@ -13,6 +13,7 @@ from mldebug.storage.checkpoints.rank_files import rank_family, ranks_of
 from mldebug_agents.storage.checkpoints.series_reader import SeriesReader
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
+from whose import of_mine
 
 torch = pytest.importorskip("torch", reason="the files are real ones of PyTorch")
 START, SOON, LATER = 1_700_000_000.0, 10.0, 200.0
@@ -41,7 +42,7 @@ class Watched:
             if one.stat().st_mtime > REAL:  # written since, by a clock that is not the test's
                 os.utime(one, (self.now + 1,) * 2)
         self.now += seconds
-        told = self.watch.look("run", "", self.reader, frozenset(), self.now)
+        told = self.watch.look("run", of_mine(self.reader), frozenset(), self.now)
         self.series.look(self.now, told.readings, whole=told.whole, world_size=self.world)
         return {one.name: one for one in self.series.checkpoints}
 

@@ -19,6 +19,7 @@ from mldebug_agents.storage.checkpoints import series_reader
 from mldebug_agents.storage.checkpoints.series_reader import (
     OVERLAP,
     PIECE,
+    SeriesFiles,
     SeriesLook,
     SeriesReader,
     read_part,
@@ -27,6 +28,7 @@ from mldebug_agents.system.child.listing import FolderListing, LeftOut
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import Spawner
+from whose import MINE, of_mine
 
 NOW = 1e9
 NOBODY = 65534
@@ -39,14 +41,14 @@ def reader() -> Iterator[Reader]:
 
 
 def listed(reader: Reader, path: Path, depth: int = 1, most: int = 10_000) -> FolderListing:
-    found = reader.list_folder(str(path), depth=depth, most=most, timeout=20.0)
+    found = reader.list_folder(str(path), depth=depth, most=most, timeout=20.0, rights=MINE)
     assert isinstance(found, FolderListing), found
     return found
 
 
 def watch(folder: Path, series: str, reader: Reader) -> SeriesLook:
     place = SeriesReader((str(folder), series), create_all("checkpoints"))
-    return place.look("run", "", reader, frozenset(), NOW)
+    return place.look("run", of_mine(reader), frozenset(), NOW)
 
 
 def step(folder: Path, number: int, size: int = 10) -> Path:
@@ -71,7 +73,9 @@ def test_a_link_and_a_file_are_no_folder(tmp_path: Path, reader: Reader) -> None
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "file").write_text("")
     for name in ("link", "file", "none"):
-        assert isinstance(reader.list_folder(f"{tmp_path}/{name}", depth=1, most=9), Unreadable)
+        assert isinstance(
+            reader.list_folder(f"{tmp_path}/{name}", depth=1, most=9, rights=MINE), Unreadable
+        )
 
 
 def test_a_loop_of_links_ends(tmp_path: Path, reader: Reader) -> None:
@@ -116,8 +120,9 @@ def test_names_with_newlines_and_without_utf8_are_saves_like_others(
 STRANGER = f"""
 import os, sys, time
 from mldebug.core.plugins import create_all
+from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.storage.checkpoints.series_reader import SeriesReader
+from mldebug_agents.storage.checkpoints.series_reader import SeriesFiles, SeriesReader
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.storage.dir_sizes.updater import DirSizeUpdater
 from mldebug_agents.storage.dir_sizes.messages import DirSizeRequest
@@ -125,7 +130,8 @@ layouts, folder = create_all("checkpoints"), sys.argv[1]
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 with Spawner() as spawner, Reader(spawner) as reader:
-    look = SeriesReader((folder, "step_#"), layouts).look("run", "", reader, frozenset(), {NOW})
+    files = SeriesFiles(reader, "", "", Rights(os.geteuid()))
+    look = SeriesReader((folder, "step_#"), layouts).look("run", files, frozenset(), {NOW})
     for one in sorted(look.readings, key=lambda one: one.name):
         print(one.name, one.verdict.state, one.verdict.why)
     print(look.whole, sorted(one.code for one in look.troubles), [one.reason for one in look.gaps])
@@ -191,7 +197,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_raises_nothing(
     thread.start()
     try:
         place = SeriesReader((str(tmp_path), "step_#"), create_all("checkpoints"))
-        looks = [place.look("run", "", reader, frozenset(), NOW + i) for i in range(200)]
+        looks = [place.look("run", of_mine(reader), frozenset(), NOW + i) for i in range(200)]
     finally:
         done.set()
         thread.join()
@@ -231,7 +237,7 @@ def test_a_long_run_with_very_many_saves_is_told_like_others(
         os.utime(step(tmp_path, number), (NOW + number, NOW + number))
     place = SeriesReader((str(tmp_path), "step_#"), create_all("checkpoints"))
     for add in (80, 81):
-        told = place.look("run", "", reader, frozenset(), NOW + add)
+        told = place.look("run", of_mine(reader), frozenset(), NOW + add)
         names = {one.name for one in told.readings}
         assert (told.whole, told.trouble, len(names)) == (True, "", 64)
         assert {f"step_{add - 1}", f"step_{add - 64}"} <= names
@@ -254,11 +260,12 @@ def test_only_what_changed_is_judged_again(tmp_path: Path, reader: Reader) -> No
     for number in range(9):
         step(tmp_path, number)
     place = SeriesReader((str(tmp_path), "step_#"), create_all("checkpoints"))
-    first = place.look("run", "", reader, frozenset(), NOW)
+    first = place.look("run", of_mine(reader), frozenset(), NOW)
     assert len(first.readings) == 9
     (tmp_path / "step_8/__0_0.distcp").write_bytes(b"more than before")
     later = {
-        one.name: one.size for one in place.look("run", "", reader, frozenset(), NOW + 1).readings
+        one.name: one.size
+        for one in place.look("run", of_mine(reader), frozenset(), NOW + 1).readings
     }
     assert later["step_8"] == 16
 
@@ -273,10 +280,10 @@ def test_a_large_index_is_searched_piece_by_piece_and_little_is_held(tmp_path: P
             file.write(name)
         file.truncate(64 << 20)
     wanted = ByteRange("", 0, 64 << 20, rb"__\d{1,7}_\d{1,7}\.distcp")
-    read_part(reader, str(path), wanted)  # what is allocated once
+    read_part(of_mine(reader), str(path), wanted)  # what is allocated once
     tracemalloc.start()
     try:
-        found = read_part(reader, str(path), wanted)
+        found = read_part(of_mine(reader), str(path), wanted)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -286,7 +293,7 @@ def test_a_large_index_is_searched_piece_by_piece_and_little_is_held(tmp_path: P
 
 def test_a_file_that_becomes_shorter_while_it_is_searched_is_said(tmp_path: Path, reader: Reader) -> None:  # fmt: skip
     (tmp_path / ".metadata").write_bytes(b"x" * 1000)
-    found = read_part(reader, str(tmp_path / ".metadata"), ByteRange("", 0, 2000, b"x"))
+    found = read_part(of_mine(reader), str(tmp_path / ".metadata"), ByteRange("", 0, 2000, b"x"))
     assert isinstance(found, Unreadable)
     assert "shorter" in found.reason
 
@@ -295,8 +302,8 @@ def test_what_could_not_be_read_is_tried_again_although_it_did_not_change(tmp_pa
     (step(tmp_path, 5) / ".metadata").write_bytes(pickle.dumps(["__0_0.distcp"]))
     place, closed = SeriesReader((str(tmp_path), "step_#"), create_all("checkpoints")), [True]
 
-    def read(reader: Reader, path: str, wanted: ByteRange) -> bytes | Unreadable:
-        return Unreadable("permission denied") if closed[0] else read_part(reader, path, wanted)
+    def read(files: SeriesFiles, path: str, wanted: ByteRange) -> bytes | Unreadable:
+        return Unreadable("permission denied") if closed[0] else read_part(files, path, wanted)
 
     monkeypatch.setattr(series_reader, "read_part", read)
     for second, state, codes in (
@@ -304,7 +311,7 @@ def test_what_could_not_be_read_is_tried_again_although_it_did_not_change(tmp_pa
         (60, "unknown", ["unread"]),
         (130, "complete", []),
     ):
-        look = place.look("run", "", reader, frozenset(), NOW + second)
+        look = place.look("run", of_mine(reader), frozenset(), NOW + second)
         assert (look.readings[0].verdict.state, [one.code for one in look.troubles]) == (
             state,
             codes,

@@ -18,10 +18,11 @@ import pytest
 
 from hung import HungMount, hung_mount, state, wait_until
 from mldebug_agents.system import reader as reader_module
-from mldebug_agents.system.child import reader_child
+from mldebug_agents.system.child import job_paths, reader_child
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.reader import Reader, Tail, Unreadable
 from mldebug_agents.system.spawn import Spawner
+from whose import MINE
 
 PATIENT = 20.0  # seconds; a loaded machine must not fail a test that is not about time
 
@@ -50,13 +51,18 @@ def reason(answer: object) -> str:
 def test_reads_a_whole_file_up_to_the_limit(tmp_path: Path, reader: Reader) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 200_000)
-    assert reader.read_file(str(path), max_bytes=200_000, timeout=PATIENT) == b"x" * 200_000
-    assert "larger" in reason(reader.read_file(str(path), max_bytes=199_999, timeout=PATIENT))
+    assert (
+        reader.read_file(str(path), max_bytes=200_000, timeout=PATIENT, rights=MINE)
+        == b"x" * 200_000
+    )
+    assert "larger" in reason(
+        reader.read_file(str(path), max_bytes=199_999, timeout=PATIENT, rights=MINE)
+    )
 
 
 def test_missing_and_odd_paths_are_named(tmp_path: Path, reader: Reader) -> None:
     def why(path: str) -> str:
-        return reason(reader.read_file(path, max_bytes=10, timeout=PATIENT))
+        return reason(reader.read_file(path, max_bytes=10, timeout=PATIENT, rights=MINE))
 
     assert why(str(tmp_path / "none")) == "no such file"
     assert why("/etc/passwd/below") == "no such file"
@@ -80,7 +86,7 @@ def _as_nobody(path: str) -> bytes:
     script = (
         "import os, sys; from mldebug_agents.system.child import reader_child as r\n"
         "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
-        "answer = r.answer(r.ReadOperation.FILE, os.fsencode(sys.argv[1]), 10, 0)\n"
+        "answer = r.answer(r.ReadRequest(r.ReadOperation.FILE, (), 10), os.fsencode(sys.argv[1]))\n"
         "print(answer.status, len(answer.data), end='')"
     )
     return subprocess.run([sys.executable, "-c", script, path], check=True, stdout=-1).stdout
@@ -89,7 +95,7 @@ def _as_nobody(path: str) -> bytes:
 def test_final_link_is_refused(tmp_path: Path, reader: Reader) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
     for read in (reader.read_file, reader.read_tail):
-        answer = read(str(tmp_path / "link"), max_bytes=1 << 20, timeout=PATIENT)
+        answer = read(str(tmp_path / "link"), rights=MINE, max_bytes=1 << 20, timeout=PATIENT)
         assert "symbolic link" in reason(answer)
 
 
@@ -101,16 +107,20 @@ def test_fifo_is_never_opened(tmp_path: Path, reader: Reader) -> None:
         try:
             wait_until(lambda: _waits_for_a_reader(writer.pid))
             assert (
-                reason(reader.read_file(fifo, max_bytes=9, timeout=PATIENT)) == "not a regular file"
+                reason(reader.read_file(fifo, max_bytes=9, timeout=PATIENT, rights=MINE))
+                == "not a regular file"
             )
             assert (
-                reason(reader.read_tail(fifo, max_bytes=9, timeout=PATIENT)) == "not a regular file"
+                reason(reader.read_tail(fifo, max_bytes=9, timeout=PATIENT, rights=MINE))
+                == "not a regular file"
             )
-            assert reason(reader.read_line(fifo, 1, timeout=PATIENT)) == "not a regular file"
+            assert (
+                reason(reader.read_line(fifo, 1, timeout=PATIENT, rights=MINE))
+                == "not a regular file"
+            )
             many = reader.read_many([fifo], max_bytes=9, timeout=PATIENT)
             assert reason(many[fifo]) == "not a regular file"
-            assert reader.exists(fifo, timeout=PATIENT) is True
-            assert reader.executable(fifo, timeout=PATIENT) is False
+            assert reader.is_link(fifo, rights=MINE, timeout=PATIENT) is False
             assert writer.poll() is None
             assert state(writer.pid) == "S"
         finally:
@@ -125,9 +135,9 @@ def test_tail_gives_the_end_size_and_time(tmp_path: Path, reader: Reader) -> Non
     path = tmp_path / "log"
     path.write_bytes(b"0123456789")
     os.utime(path, (5.0, 1234.5))
-    tail = reader.read_tail(str(path), max_bytes=4, timeout=PATIENT)
+    tail = reader.read_tail(str(path), max_bytes=4, timeout=PATIENT, rights=MINE)
     assert tail == Tail(b"6789", 10, 1234.5)
-    assert reader.read_tail(str(path), max_bytes=99, timeout=PATIENT) == Tail(
+    assert reader.read_tail(str(path), max_bytes=99, timeout=PATIENT, rights=MINE) == Tail(
         b"0123456789", 10, 1234.5
     )
 
@@ -138,7 +148,7 @@ def test_tail_of_an_open_file_works_after_it_was_deleted(tmp_path: Path, reader:
         file.flush()
         os.unlink(tmp_path / "log")
         tail = reader.read_tail(
-            f"/proc/{os.getpid()}/fd/{file.fileno()}", max_bytes=5, timeout=PATIENT
+            f"/proc/{os.getpid()}/fd/{file.fileno()}", max_bytes=5, timeout=PATIENT, rights=MINE
         )
     assert isinstance(tail, Tail)
     assert (tail.data, tail.size) == (b"words", 10)
@@ -147,7 +157,9 @@ def test_tail_of_an_open_file_works_after_it_was_deleted(tmp_path: Path, reader:
 def test_tail_of_an_open_pipe_is_refused(reader: Reader) -> None:
     outlet, inlet = os.pipe()
     try:
-        tail = reader.read_tail(f"/proc/{os.getpid()}/fd/{outlet}", max_bytes=5, timeout=PATIENT)
+        tail = reader.read_tail(
+            f"/proc/{os.getpid()}/fd/{outlet}", max_bytes=5, timeout=PATIENT, rights=MINE
+        )
         assert reason(tail) == "not a regular file"
     finally:
         os.close(outlet)
@@ -157,25 +169,19 @@ def test_tail_of_an_open_pipe_is_refused(reader: Reader) -> None:
 def test_source_line(tmp_path: Path, reader: Reader) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(b"first\r\n\n\xff\xc3\xa9" + b"y" * 500 + b"\nlast\n")
-    assert reader.read_line(str(path), 1, timeout=PATIENT) == "first"
-    assert reader.read_line(str(path), 2, timeout=PATIENT) == ""
-    assert reader.read_line(str(path), 3, timeout=PATIENT) == "\ufffd\u00e9" + "y" * 398
-    assert reader.read_line(str(path), 4, timeout=PATIENT) == "last"
+    assert reader.read_line(str(path), 1, timeout=PATIENT, rights=MINE) == "first"
+    assert reader.read_line(str(path), 2, timeout=PATIENT, rights=MINE) == ""
+    assert (
+        reader.read_line(str(path), 3, timeout=PATIENT, rights=MINE) == "\ufffd\u00e9" + "y" * 398
+    )
+    assert reader.read_line(str(path), 4, timeout=PATIENT, rights=MINE) == "last"
     for line in (5, 0, -1, 1 << 40):
-        assert reason(reader.read_line(str(path), line, timeout=PATIENT)) == "no such line"
+        assert (
+            reason(reader.read_line(str(path), line, timeout=PATIENT, rights=MINE))
+            == "no such line"
+        )
     path.write_bytes(b"\n" * (reader_child.MAX_SOURCE + 1))
-    assert "larger" in reason(reader.read_line(str(path), 1, timeout=PATIENT))
-
-
-def test_exists_and_executable(tmp_path: Path, reader: Reader) -> None:
-    plain, program, link = tmp_path / "plain", tmp_path / "program", tmp_path / "link"
-    plain.write_text("")
-    program.write_text("")
-    program.chmod(0o755)
-    link.symlink_to(program)
-    names = [plain, program, link, tmp_path, tmp_path / "none"]
-    assert [reader.exists(str(p), PATIENT) for p in names] == [True, True, True, True, False]
-    assert [reader.executable(str(p), PATIENT) for p in names] == [False, True, True, False, False]
+    assert "larger" in reason(reader.read_line(str(path), 1, timeout=PATIENT, rights=MINE))
 
 
 # --- inside a job's root -------------------------------------------------------------------------
@@ -185,7 +191,7 @@ def test_exists_and_executable(tmp_path: Path, reader: Reader) -> None:
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root below a fake /proc, resolved by the kernel and by our own walk."""
     if request.param == "by hand":
-        monkeypatch.setattr(reader_child, "open_inside", reader_child.walk_inside)
+        monkeypatch.setattr(job_paths, "open_inside", job_paths.walk_inside)
     root = tmp_path / "proc/123/root"
     (root / "data/logs").mkdir(parents=True)
     (root / "data/logs/log").write_text("inside")
@@ -212,10 +218,12 @@ def test_links_stay_inside_the_root(root: Path, link: str, target: str, path: st
     (root / "data/again").symlink_to("logs")
     (root / link).symlink_to(target)
     with Spawner() as spawner, Reader(spawner) as reader:
-        assert reader.read_file(f"{root}/{path}", max_bytes=99, timeout=PATIENT) == b"inside"
-        assert reader.exists(f"{root}/{path}", PATIENT) is True
+        assert (
+            reader.read_file(f"{root}/{path}", max_bytes=99, timeout=PATIENT, rights=MINE)
+            == b"inside"
+        )
         many = reader.read_many([f"{root}/{path}"], max_bytes=99, timeout=PATIENT)
-        assert list(many.values()) == [b"inside"]
+        assert "not read" in reason(many[f"{root}/{path}"])  # without rights nothing opens there
 
 
 def test_what_lies_outside_cannot_be_reached(root: Path) -> None:
@@ -226,22 +234,14 @@ def test_what_lies_outside_cannot_be_reached(root: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for path in ("up/secret", "../secret", "out", "host/env", "loop/x", "data/logs/log/x"):
         for operation in reader_child.ReadOperation:
-            reply = reader_child.answer(operation, os.fsencode(f"{root}/{path}"), 99, 1)
-            assert len(reply.data) == (
-                operation is reader_child.ReadOperation.LINK and path == "out"
-            ), path
-            assert reply.status or operation in TRUTHS, path
+            request = reader_child.ReadRequest(operation, (), 99, 1, MINE)
+            reply = reader_child.answer(request, os.fsencode(f"{root}/{path}"))
+            link = operation is reader_child.ReadOperation.LINK
+            assert len(reply.data) == (link and path == "out"), path
+            assert reply.status or link, path
     assert len(os.listdir("/proc/self/fd")) == before
-    assert (
-        reader_child.look(reader_child.ReadOperation.EXECUTABLE, b"/usr/bin/env", 0, 0).data == b"1"
-    )
 
 
-TRUTHS = (
-    reader_child.ReadOperation.EXISTS,
-    reader_child.ReadOperation.EXECUTABLE,
-    reader_child.ReadOperation.LINK,
-)
 CHROOTED = """
 import os, sys, time
 os.chroot(sys.argv[1]); os.chdir("/")
@@ -262,9 +262,12 @@ def test_root_of_a_real_process(tmp_path: Path, reader: Reader) -> None:
         assert process.stdout
         assert process.stdout.readline() == b"ready\n"
         inside = f"/proc/{process.pid}/root"
-        assert reader.read_file(f"{inside}/var/log", max_bytes=9, timeout=PATIENT) == b"inside"
+        assert (
+            reader.read_file(f"{inside}/var/log", max_bytes=9, timeout=PATIENT, rights=MINE)
+            == b"inside"
+        )
         assert "link" in reason(
-            reader.read_file(f"{inside}/etc/passwd", max_bytes=9, timeout=PATIENT)
+            reader.read_file(f"{inside}/etc/passwd", max_bytes=9, timeout=PATIENT, rights=MINE)
         )
         process.communicate(b"")
 
@@ -322,7 +325,9 @@ def test_threads_take_turns(tmp_path: Path, reader: Reader) -> None:
         (tmp_path / str(number)).write_text(str(number))
 
     def one(number: int) -> bytes | Unreadable:
-        return reader.read_file(str(tmp_path / str(number % 20)), max_bytes=9, timeout=PATIENT)
+        return reader.read_file(
+            str(tmp_path / str(number % 20)), max_bytes=9, timeout=PATIENT, rights=MINE
+        )
 
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(one, range(400))) == [b"%d" % (number % 20) for number in range(400)]
@@ -342,7 +347,7 @@ def mount(tmp_path: Path) -> Iterator[HungMount]:
 
 def test_stuck_path_is_named_and_others_are_read(mount: HungMount, reader: Reader) -> None:
     path, other = str(mount.target / "file"), str(mount.target / "other")
-    assert reader.read_file(path, max_bytes=9, timeout=PATIENT) == b"content"
+    assert reader.read_file(path, max_bytes=9, timeout=PATIENT, rights=MINE) == b"content"
     mount.hang()
     paths = ["/proc/self/status", path, other, "/proc/self/cmdline"]
     answers = reader.read_many(paths, max_bytes=99, timeout=1.0)
@@ -352,23 +357,22 @@ def test_stuck_path_is_named_and_others_are_read(mount: HungMount, reader: Reade
     assert reader.stuck == (path,)
 
     before = time.monotonic()
-    again = reader.read_tail(path, max_bytes=9, timeout=PATIENT)
+    again = reader.read_tail(path, max_bytes=9, timeout=PATIENT, rights=MINE)
     assert isinstance(again, Unreadable)
     assert again.stuck
     assert time.monotonic() - before < 1.0
 
     mount.recover()
     wait_until(lambda: not reader.stuck)
-    assert reader.read_file(path, max_bytes=9, timeout=PATIENT) == b"content"
-    assert reader.read_file(other, max_bytes=9, timeout=PATIENT) == b"content"
+    assert reader.read_file(path, max_bytes=9, timeout=PATIENT, rights=MINE) == b"content"
+    assert reader.read_file(other, max_bytes=9, timeout=PATIENT, rights=MINE) == b"content"
 
 
 def test_every_question_has_its_deadline(mount: HungMount, spawner: Spawner) -> None:
     asks: list[Callable[[Reader, str], object]] = [
-        lambda reader, path: reader.exists(path, timeout=0.3),
-        lambda reader, path: reader.executable(path, timeout=0.3),
-        lambda reader, path: reader.read_line(path, 1, timeout=0.3),
-        lambda reader, path: reader.read_tail(path, max_bytes=1, timeout=0.3),
+        lambda reader, path: reader.is_link(path, rights=MINE, timeout=0.3),
+        lambda reader, path: reader.read_line(path, 1, timeout=0.3, rights=MINE),
+        lambda reader, path: reader.read_tail(path, max_bytes=1, timeout=0.3, rights=MINE),
     ]
     mount.hang()
     for ask in asks:
@@ -388,7 +392,7 @@ def test_too_many_stuck_paths_start_no_more(
     assert [answers[path].stuck for path in paths] == [True, True, False]  # type: ignore[union-attr]
     assert "stuck already" in reason(answers[paths[2]])
     assert reader.read_file(
-        "/etc/passwd", max_bytes=1 << 20, timeout=PATIENT
+        "/etc/passwd", max_bytes=1 << 20, timeout=PATIENT, rights=MINE
     )  # has a limit of its own
 
 
@@ -409,8 +413,8 @@ def test_one_question_has_a_deadline_for_all_its_paths_together(
 def test_close_kills_what_is_stuck(mount: HungMount, spawner: Spawner) -> None:
     reader = Reader(spawner)
     mount.hang()
-    reader.read_file(str(mount.target / "file"), max_bytes=9, timeout=0.3)
-    reader.read_file("/etc/passwd", max_bytes=9, timeout=PATIENT)
+    reader.read_file(str(mount.target / "file"), max_bytes=9, timeout=0.3, rights=MINE)
+    reader.read_file("/etc/passwd", max_bytes=9, timeout=PATIENT, rights=MINE)
     assert len(children(spawner.helper_pid)) == 2
     reader.close()
     wait_until(lambda: not children(spawner.helper_pid))
@@ -421,7 +425,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_dead_reader_costs_one_path(spawner: Spawner, reader: Reader) -> None:
-    reader.exists("/", PATIENT)
+    reader.is_link("/", rights=MINE, timeout=PATIENT)
     [pid] = children(spawner.helper_pid)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not children(spawner.helper_pid))
@@ -449,8 +453,8 @@ def test_no_descriptor_leaks(mount: HungMount, spawner: Spawner) -> None:
     for _ in range(3):
         with Reader(spawner) as reader:
             mount.hang()
-            reader.read_file(str(mount.target / "file"), max_bytes=9, timeout=0.2)
-            reader.read_file("/etc/passwd", max_bytes=99, timeout=PATIENT)
+            reader.read_file(str(mount.target / "file"), max_bytes=9, timeout=0.2, rights=MINE)
+            reader.read_file("/etc/passwd", max_bytes=99, timeout=PATIENT, rights=MINE)
             mount.recover()
             wait_until(lambda: not reader.stuck)
     wait_until(lambda: all(map(int.__le__, count(), before)))
@@ -461,7 +465,7 @@ def test_reader_works_while_programs_run(spawner: Spawner, reader: Reader) -> No
         target=spawner.run, args=(["/bin/sleep", "0.5"],), kwargs={"timeout": 20}
     )
     thread.start()
-    assert reader.exists("/", PATIENT) is True
+    assert reader.is_link("/", rights=MINE, timeout=PATIENT) is False
     thread.join()
 
 
@@ -475,13 +479,17 @@ def test_fake_reader_answers_like_the_real_one() -> None:
         "/a": b"one",
         "/b": Unreadable("no such file", errno=2),
     }
-    assert fake.read_file("/a", max_bytes=8) == b"one\ntwo\n"
-    assert "larger" in reason(fake.read_file("/a", max_bytes=7))
-    assert fake.read_tail("/a", max_bytes=4) == Tail(b"two\n", 8, 0.0)
-    assert fake.read_line("/a", 2) == "two"
-    assert reason(fake.read_line("/a", 3)) == "no such line"
-    assert (fake.exists("/a"), fake.exists("/b"), fake.executable("/b")) == (True, False, False)
-    assert fake.read_file("/hung", max_bytes=1) == fake.exists("/hung") == stuck
+    assert fake.read_file("/a", max_bytes=8, rights=MINE) == b"one\ntwo\n"
+    assert "larger" in reason(fake.read_file("/a", max_bytes=7, rights=MINE))
+    assert fake.read_tail("/a", max_bytes=4, rights=MINE) == Tail(b"two\n", 8, 0.0)
+    assert fake.read_line("/a", 2, rights=MINE) == "two"
+    assert reason(fake.read_line("/a", 3, rights=MINE)) == "no such line"
+    assert fake.is_link("/a", rights=MINE) is False
+    assert (
+        fake.read_file("/hung", max_bytes=1, rights=MINE)
+        == fake.is_link("/hung", rights=MINE)
+        == stuck
+    )
     fake.files["/proc/7/mem"] = b"0123456789"
     assert fake.read_memory(7, 3, max_bytes=2) == b"34"
     assert fake.stuck == ("/hung",)

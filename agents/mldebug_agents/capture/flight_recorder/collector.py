@@ -59,6 +59,8 @@ class FlightRecorderCollector:
             for rank in job.ranks
             if (program := found.programs.get(rank.pid)) is not None
         )
+        for one in met:
+            self._host.rights.of(one.identity)  # for when it has ended
         with self._lock:
             for one in met:
                 self._ranks.pop(one.key, None)  # the newest stand last
@@ -130,11 +132,11 @@ class FlightRecorderCollector:
         )
 
     def _left_by(self, reader: HangAwareReader, rank: RankIdentity) -> FoundDump | str:
-        """Its dump, in its own root where that is still there, else in that of its launcher, or in ours."""
+        """Its dump, in its own root where that is still there, else in that of its launcher or in ours, if they are the same."""
         entry = self._rank_record(rank)
         if entry is None:
             return ""
         places = plan(rank_facts(self._host, rank, entry.program, entry.software)).dumps
-        roots = [self._host.root_of(pid) for pid in (rank.pid, rank.launcher_pid) if pid]
-        paths = [f"{root}{place}" for root in (*roots, "") for place in places]
-        return newest([read_dump(reader, path, rank) for path in paths])
+        rights = self._host.rights.of(rank)
+        paths = [f"{root}{place}" for root in self._host.rights.roots(rank) for place in places]
+        return newest([read_dump(reader, path, rank, rights) for path in paths])

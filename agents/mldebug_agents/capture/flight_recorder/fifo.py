@@ -21,6 +21,7 @@ from mldebug_agents.capture.flight_recorder.files import (
     newest,
     read_dump,
 )
+from mldebug_agents.system.child.job_paths import Rights
 
 LONGEST = 2.5  # seconds for all answers together: PyTorch looks into the FIFO once a second
 MAX_OPEN = 256  # questions without an answer that are remembered
@@ -47,6 +48,7 @@ class FifoTarget(NamedTuple):
     identity: RankIdentity
     fifo: str
     dumps: tuple[str, ...]
+    rights: Rights
 
     @property
     def place(self) -> str:
@@ -135,7 +137,9 @@ class Fifo:
         with self._lock:
             if one.key in self._open:
                 return None
-            found = newest([read_dump(reader, path, one.identity) for path in one.dumps])
+            found = newest(
+                [read_dump(reader, path, one.identity, one.rights) for path in one.dumps]
+            )
             if isinstance(found, FoundDump) and found.at >= since:
                 self._answers[one.key] = found.mark
                 return found
@@ -159,7 +163,7 @@ class Fifo:
             if timeout <= 0:
                 return NO_TIME
             before = _marks(reader, one)
-            refused = reader.poke(one.fifo, one.identity.uid)
+            refused = reader.poke(one.fifo, rights=one.rights)
             if refused is not None:
                 return _WHY.get(refused.errno or 0) or f"its debug FIFO: {refused.reason}"
             own = self._answers.get(one.key)
@@ -198,11 +202,11 @@ def _answer(reader: HangAwareReader, target: FifoTarget, before: FileStamps) -> 
     """The newest dump written since the question: only files whose stamp has changed count."""
     now = zip(target.dumps, before, _marks(reader, target), strict=True)
     changed = [path for path, then, mine in now if mine is not None and mine != then]
-    return newest([read_dump(reader, path, target.identity) for path in changed])
+    return newest([read_dump(reader, path, target.identity, target.rights) for path in changed])
 
 
 def _marks(reader: HangAwareReader, target: FifoTarget) -> FileStamps:
-    return tuple(file_stamp(reader, path) for path in target.dumps)
+    return tuple(file_stamp(reader, path, target.rights) for path in target.dumps)
 
 
 def _late(it: _FifoQuestion, seconds: float) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from mldebug.capture.flight_recorder.dump import MAX_DUMP, limits_of_living_job, parse_dump
 from mldebug.capture.flight_recorder.votes import newest_call
 from mldebug.core.model import FlightRecord, RankIdentity
+from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import FilePiece, Tail, Unreadable
 
@@ -26,17 +27,20 @@ class HangAwareReader:
         self._reader = reader
         self._hung = False
 
-    def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece | Unreadable:
+    def read_from(
+        self, path: str, offset: int, *, rights: Rights, max_bytes: int
+    ) -> FilePiece | Unreadable:
         """As `Reader.read_from`, or `Unreadable` after a path has hung."""
-        return self._ask(lambda: self._reader.read_from(path, offset, max_bytes=max_bytes))
+        read = self._reader.read_from
+        return self._ask(lambda: read(path, offset, rights=rights, max_bytes=max_bytes))
 
-    def read_tail(self, path: str, *, max_bytes: int) -> Tail | Unreadable:
+    def read_tail(self, path: str, *, rights: Rights, max_bytes: int) -> Tail | Unreadable:
         """As `Reader.read_tail`, or `Unreadable` after a path has hung."""
-        return self._ask(lambda: self._reader.read_tail(path, max_bytes=max_bytes))
+        return self._ask(lambda: self._reader.read_tail(path, rights=rights, max_bytes=max_bytes))
 
-    def poke(self, path: str, uid: int) -> Unreadable | None:
+    def poke(self, path: str, *, rights: Rights) -> Unreadable | None:
         """As `Reader.poke`, or `Unreadable` after a path has hung."""
-        return self._ask(lambda: self._reader.poke(path, uid))
+        return self._ask(lambda: self._reader.poke(path, rights=rights))
 
     def _ask(self, ask: Callable[[], Answered | Unreadable]) -> Answered | Unreadable:
         if self._hung:
@@ -69,9 +73,9 @@ class FoundDump(NamedTuple):
     mark: FileStamp
 
 
-def file_stamp(reader: HangAwareReader, path: str) -> FileStamp | None:
+def file_stamp(reader: HangAwareReader, path: str, rights: Rights) -> FileStamp | None:
     """None where there is no such file, or none that may be read."""
-    piece = reader.read_from(path, 0, max_bytes=0)
+    piece = reader.read_from(path, 0, rights=rights, max_bytes=0)
     return _mark(piece) if isinstance(piece, FilePiece) else None
 
 
@@ -79,9 +83,11 @@ def _mark(piece: FilePiece) -> FileStamp:
     return FileStamp(piece.device, piece.inode, piece.size, piece.mtime)
 
 
-def read_dump(reader: HangAwareReader, path: str, rank: RankIdentity) -> FoundDump | str:
+def read_dump(
+    reader: HangAwareReader, path: str, rank: RankIdentity, rights: Rights
+) -> FoundDump | str:
     """The dump of this rank, or why what lies there is none; "" where nothing does."""
-    piece = reader.read_from(path, 1 << 62, max_bytes=0)
+    piece = reader.read_from(path, 1 << 62, rights=rights, max_bytes=0)
     if isinstance(piece, Unreadable):
         return "" if piece.errno in (2, 3, 20) else piece.reason
     why = not_theirs(piece, rank)
@@ -89,10 +95,10 @@ def read_dump(reader: HangAwareReader, path: str, rank: RankIdentity) -> FoundDu
         return why
     if piece.size > MAX_DUMP:
         return f"it has {piece.size} bytes, more than {MAX_DUMP}"
-    tail = reader.read_tail(path, max_bytes=1)
+    tail = reader.read_tail(path, rights=rights, max_bytes=1)
     if isinstance(tail, Unreadable) or tail.data != STOP:
         return "it is not complete"
-    whole = reader.read_from(path, 0, max_bytes=MAX_DUMP + 1)
+    whole = reader.read_from(path, 0, rights=rights, max_bytes=MAX_DUMP + 1)
     if isinstance(whole, Unreadable):
         return whole.reason
     return not_theirs(whole, rank) or parsed(path, whole, rank)

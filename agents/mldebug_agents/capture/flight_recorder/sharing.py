@@ -70,7 +70,8 @@ class SharedDumps:
     ) -> bool:
         if file is None:
             return False
-        found = file_stamp(reader, f"{self._host.root_of(other.identity.pid)}{place}")
+        path = f"{self._host.root_of(other.identity.pid)}{place}"
+        found = file_stamp(reader, path, self._host.rights.of(other.identity))
         return found is not None and found.file == file
 
 

@@ -104,15 +104,16 @@ class AccessAttempts:
             for way in rank_plan.ways
             if way.kind is AccessKind.SERVER and not self._is_deaf(rank, DEAF)
         }
+        of_user = {rank: self._tools.host.rights.of(self._ranks[rank].identity) for rank in places}
         world, limit = self._taken.job.world_size, min(SECONDS, self._left() - RESERVE)
-        for rank, answer in ask_servers(self._tools.servers, places, world, limit).items():
+        for rank, answer in ask_servers(self._tools.servers, places, of_user, world, limit).items():
             self._note(rank, AccessKind.SERVER, answer)
 
     def _recent(self, rank: RankIdentity, way: AccessMethod) -> FlightRecord | str:
         """The dump of its own timeout. A living rank has gone on since an old one, and since one that somebody asked for."""
-        root = self._tools.host.root_of(rank.pid)
-        reader = self._tools.reader
-        found = newest([read_dump(reader, f"{root}{place}", rank) for place in way.places])
+        root, rights = self._tools.host.root_of(rank.pid), self._tools.host.rights.of(rank)
+        reader, paths = self._tools.reader, [f"{root}{place}" for place in way.places]
+        found = newest([read_dump(reader, path, rank, rights) for path in paths])
         if isinstance(found, str):
             return f"its dump file: {found}" if found else ""
         age = self._taken.taken_at - found.at
@@ -207,9 +208,8 @@ class AccessAttempts:
     def _fifo_target(self, rank: int, fifo: str) -> FifoTarget:
         one = self._ranks[rank].identity
         root = self._tools.host.root_of(one.pid)
-        return FifoTarget(
-            one, f"{root}{fifo}", tuple(f"{root}{it}" for it in self._plans[rank].dumps)
-        )
+        dumps = tuple(f"{root}{it}" for it in self._plans[rank].dumps)
+        return FifoTarget(one, f"{root}{fifo}", dumps, self._tools.host.rights.of(one))
 
     def _is_deaf(self, rank: int, states: str) -> bool:
         """Is it stopped? Then it answers nothing, and what it was asked would be carried out much later."""

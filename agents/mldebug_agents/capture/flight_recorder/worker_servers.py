@@ -16,6 +16,7 @@ import msgspec
 from mldebug.capture.flight_recorder.dump import MAX_DUMP, limits_of_living_job, parse_dump
 from mldebug.capture.flight_recorder.status import RankStatus, beside, parse_status, spoken_for
 from mldebug.core.model import FlightRecord
+from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.child.reader_writes import ASKED_FOR, WorkerServerQuestion
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
@@ -78,11 +79,15 @@ class StatusComparison:
 
 
 def ask_servers(
-    reader: Reader, places: Mapping[int, Sequence[str]], world: int, seconds: float = SECONDS
+    reader: Reader,
+    places: Mapping[int, Sequence[str]],
+    rights: Mapping[int, Rights],
+    world: int,
+    seconds: float = SECONDS,
 ) -> dict[int, FlightRecord | str]:
     """By rank, what the first of its servers that tells anything says, or why none does. All at once, in `seconds` at most.
 
-    `world`: the ranks of the job.
+    `rights`: those of each rank. `world`: the ranks of the job.
     """
     if not places or seconds <= 0:
         return {}
@@ -90,7 +95,10 @@ def ask_servers(
     agreed = StatusComparison(len(places), began + min(QUICK, seconds / 2), world)
     with ThreadPoolExecutor(min(AT_ONCE, len(places))) as pool:
         answers = pool.map(
-            lambda rank: _first(reader, places[rank], world, began + seconds, rank, agreed), places
+            lambda rank: _first(
+                reader, places[rank], rights[rank], world, began + seconds, rank, agreed
+            ),
+            places,
         )
         return dict(zip(places, answers, strict=True))
 
@@ -98,6 +106,7 @@ def ask_servers(
 def _first(
     reader: Reader,
     places: Sequence[str],
+    rights: Rights,
     world: int,
     until: float,
     rank: int,
@@ -105,26 +114,32 @@ def _first(
 ) -> FlightRecord | str:
     answers: list[FlightRecord | str] = []
     for place in places:
-        answers.append(_from(reader, place, world, until, rank, agreed))
+        answers.append(_from(reader, place, rights, world, until, rank, agreed))
         if isinstance(answers[-1], FlightRecord):
             return answers[-1]
     return answers[0]
 
 
 def ask_server(
-    reader: Reader, place: str, world: int, seconds: float = SECONDS
+    reader: Reader, place: str, rights: Rights, world: int, seconds: float = SECONDS
 ) -> FlightRecord | str:
     """What the server at this place tells of all backends, or why it tells nothing."""
-    return ask_servers(reader, {0: (place,)}, world, seconds)[0]
+    return ask_servers(reader, {0: (place,)}, {0: rights}, world, seconds)[0]
 
 
 def _from(
-    reader: Reader, place: str, world: int, until: float, rank: int, agreed: StatusComparison
+    reader: Reader,
+    place: str,
+    rights: Rights,
+    world: int,
+    until: float,
+    rank: int,
+    agreed: StatusComparison,
 ) -> FlightRecord | str:
     """It is asked by a child of its own: who reads the node's files meanwhile does not wait for a job that is silent."""
     answer: FlightRecord | str = "an earlier question has not come back"
     if place not in reader.stuck:
-        server = WorkerServer(reader, place, world, until)
+        server = WorkerServer(reader, place, rights, world, until)
         try:
             answer = server.read(rank, agreed)
         finally:
@@ -137,8 +152,10 @@ def _from(
 class WorkerServer:
     """One server while it is asked, until a moment (monotonic)."""
 
-    def __init__(self, reader: Reader, place: str, world: int, until: float) -> None:
-        self._reader, self._place, self._until = reader, place, until
+    def __init__(
+        self, reader: Reader, place: str, rights: Rights, world: int, until: float
+    ) -> None:
+        self._reader, self._place, self._rights, self._until = reader, place, rights, until
         self._limits = limits_of_living_job(world)
         self._own = reader.another()
 
@@ -203,7 +220,8 @@ class WorkerServer:
         left = min(ASKED_FOR, self._until - time.monotonic())
         if left <= 0:
             return Unreadable("no time was left to ask it")
-        return self._own.ask_server(self._place, question, max_bytes=most, timeout=left)
+        ask = self._own.ask_server
+        return ask(self._place, question, rights=self._rights, max_bytes=most, timeout=left)
 
 
 def joined(records: list[FlightRecord]) -> FlightRecord:

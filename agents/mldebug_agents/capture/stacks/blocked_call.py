@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from mldebug.capture.frames import principal, site
+from mldebug.capture.trace.line_format import is_source
 from mldebug.core.model import OpenFile, ProcessState, ThreadStack, ThreadState
 from mldebug.core.redact import clean
 from mldebug_agents.system.host import Host
@@ -113,11 +114,14 @@ def _by_path(pid: int, path: str, mount_of: MountOf, is_link: IsLink) -> OpenFil
     )
 
 
-def source_line(host: Host, reader: Reader, pid: int, stacks: tuple[ThreadStack, ...]) -> str:
-    """The innermost line of the job's own code, read through the process's root; "" where it cannot be had."""
-    stack = principal(stacks, pid)
+def source_line(
+    host: Host, reader: Reader, state: ProcessState | None, stacks: tuple[ThreadStack, ...]
+) -> str:
+    """The innermost line of the job's own code, as the process's user may read it below its root; "" where it cannot be had."""
+    stack = principal(stacks, state.pid) if state else None
     frame = site(stack.frames) if stack else None
-    if frame is None or not frame.path.startswith("/") or not frame.line:
+    if state is None or frame is None or not frame.line or not is_source(frame.path):
         return ""
-    line = reader.read_line(f"{host.root_of(pid)}{frame.path}", frame.line)
+    rights = host.rights.of_process(state.pid, state.start_ticks)
+    line = reader.read_line(f"{host.root_of(state.pid)}{frame.path}", frame.line, rights=rights)
     return "" if isinstance(line, Unreadable) else line.strip()

@@ -22,6 +22,7 @@ from mldebug_agents.system.spawn import Completed, ProgramStarter
 INSTALL = "pip install py-spy, or name it in the config: capture: {py_spy: /path/to/py-spy}"
 
 FORBIDDEN = "no permission to read its memory"
+CLOSED = "its own user may not look into it: it has another effective user, or is not dumpable"
 TORN = "get_stack_trace"
 """In py-spy's words: the stack changed while it was read without stopping the process. Worth a second try."""
 
@@ -46,16 +47,20 @@ class PySpy:
         starter: ProgramStarter,
         binary: str = "auto",
         hook: Callable[[int], tuple[ThreadStack, ...]] = lambda _: (),
+        closed: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """`hook` asks a process for its stacks in another way, where py-spy may not read it."""
+        """`hook` asks a process for its stacks in another way, where py-spy may not read it; of what is `closed` to its own user none are taken."""
         self.starter = starter
         self._hook = hook
+        self._closed = closed
         self.binary = find_binary() if binary == "auto" else binary
         self._lock = threading.Lock()
         self._busy: set[int] = set()
 
     def dump(self, pid: int, *, native: bool = False, timeout: float = 5.0) -> Dump:
         """Take the stacks of one process; never raises for what the target or py-spy does."""
+        if self._closed(pid):
+            return Dump(failure=CLOSED)
         if not self._claim(pid):
             return Dump(failure="another dump of this process is still running")
         try:

@@ -22,7 +22,6 @@ from mldebug_agents.capture.trace.ring_file import (
     living,
     maps_of,
 )
-from mldebug_agents.jobs.logs.rights import ReadRights
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
@@ -117,13 +116,17 @@ class TraceCollector:
 
     def _living(self, rank: RankIdentity) -> Iterator[RingLocation]:
         """The rings that it writes now, not those of before an exec. Few ranks are traced, so /proc/PID/maps is read last."""
+        rights = self._host.rights.of(rank)
         for place in living(self._host, rank):
-            if begins_as_one(self._reader, place) and (place.open or self._maps(rank, place)):
+            if begins_as_one(self._reader, place, rights) and (
+                place.open or self._maps(rank, place)
+            ):
                 yield place
 
     def _maps(self, rank: RankIdentity, place: RingLocation) -> bool:
-        maps = self._reader.read_from(maps_of(self._host, rank.pid), 0, max_bytes=MAX_MAPS)
-        return isinstance(maps, FilePiece) and place.path_in_rank.encode() in maps.data
+        path = maps_of(self._host, rank.pid)
+        maps = self._reader.read_many([path], max_bytes=MAX_MAPS)[path]
+        return isinstance(maps, bytes) and place.path_in_rank.encode() in maps
 
     def _is_its(self, rank: RankIdentity, place: RingLocation) -> bool:
         try:
@@ -137,7 +140,8 @@ class TraceCollector:
             self._locations.pop(_key(rank), None)
 
     def _file(self, rank: RankIdentity, place: RingLocation) -> RingReader:
-        return RingReader(self._reader, place, rank, self._host.boot_id())
+        rights = self._host.rights.of(rank)
+        return RingReader(self._reader, place, rank, rights, self._host.boot_id())
 
     # --- at a capture, and at the end --------------------------------------------------------------
 
@@ -186,8 +190,8 @@ class SourceText:
 
     def __init__(self, host: Host, reader: Reader, rank: RankIdentity) -> None:
         self._reader = reader
-        self._rights = ReadRights(rank.uid, host.status(rank.pid).groups)
-        self._roots = _roots(host, rank)
+        self._rights = host.rights.of(rank)
+        self._roots = host.rights.roots(rank)
         self._files: dict[str, bytes] = {}
 
     def line(self, path: str, number: int) -> str:
@@ -201,15 +205,8 @@ class SourceText:
 
     def _read(self, path: str) -> bytes:
         for root in self._roots:
-            piece = self._reader.read_from(f"{root}{path}", 0, max_bytes=MAX_BYTES)
-            if isinstance(piece, FilePiece) and self._rights.may_read(piece):
+            whole = f"{root}{path}"
+            piece = self._reader.read_from(whole, 0, rights=self._rights, max_bytes=MAX_BYTES)
+            if isinstance(piece, FilePiece):
                 return piece.data
         return b""
-
-
-def _roots(host: Host, rank: RankIdentity) -> Sequence[str]:
-    """That of the rank; where it has ended that of its launcher, or ours."""
-    stat = host.brief(rank.pid)
-    if stat is not None and stat.start_ticks == rank.start_ticks and stat.state not in "ZX":
-        return [host.root_of(rank.pid)]
-    return [*([host.root_of(rank.launcher_pid)] if rank.launcher_pid else []), host.root]

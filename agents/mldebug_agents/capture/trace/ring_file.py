@@ -14,6 +14,7 @@ from mldebug.capture.trace.reader import newest, read_ends, read_header
 from mldebug.capture.trace.records import Ring, RingHeader
 from mldebug.core.model import RankIdentity
 from mldebug_agents.jobs.hook.records import check_owner
+from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import FilePiece, Unreadable
@@ -69,12 +70,11 @@ def dead(
 ) -> list[RingLocation]:
     """Where the call trace of a rank that has ended may be: its last known path, and the default name in each folder.
 
-    Each path is tried below the root of the launcher (for a container), the rank and the host. Files need not exist.
+    Each path is tried below the root of the launcher (for a container) and ours, where they are the rank's, too. Files need not exist.
     """
     paths = [last.path_in_rank] if last is not None else []
     paths += [f"{folder}/{default_name(rank)}" for folder in (FOLDER, *folders)]
-    roots = [host.root_of(rank.launcher_pid)] if rank.launcher_pid else []
-    roots += [host.root_of(rank.pid), host.root]
+    roots = host.rights.roots(rank)
     return [RingLocation(f"{root}{path}", path) for path in dict.fromkeys(paths) for root in roots]
 
 
@@ -86,8 +86,14 @@ class RingReader:
     """Reads parts of one rank's call-trace file. All methods raise OSError where it cannot be read, and ValueError where it is not this rank's."""
 
     def __init__(
-        self, reader: Reader, place: RingLocation, rank: RankIdentity, boot_id: str
+        self,
+        reader: Reader,
+        place: RingLocation,
+        rank: RankIdentity,
+        rights: Rights,
+        boot_id: str,
     ) -> None:
+        self._rights = rights
         self.place = place
         self._reader = reader
         self._rank = rank
@@ -95,7 +101,7 @@ class RingReader:
 
     def read(self, at: int, size: int) -> bytes:
         """Read `size` bytes at offset `at`, after a check that the file belongs to the rank's user."""
-        piece = self._reader.read_from(self.place.path, at, max_bytes=size)
+        piece = self._reader.read_from(self.place.path, at, rights=self._rights, max_bytes=size)
         if not isinstance(piece, FilePiece):
             raise _error(piece)
         check_owner(piece, self._rank.uid)
@@ -105,7 +111,7 @@ class RingReader:
         """Read the heads of all chunks: `HEAD_SIZE` bytes each, one after the other."""
         count = min(header.chunks, MAX_CHUNKS)
         where = (self.place.path, header.chunks_at, header.chunk_size)
-        data = self._reader.read_heads(*where, count=count)
+        data = self._reader.read_heads(*where, rights=self._rights, count=count)
         if isinstance(data, Unreadable):
             raise _error(data)
         return data[: count * HEAD_SIZE]
@@ -132,9 +138,9 @@ class RingReader:
         return None if at is None else at + header.offset_ns
 
 
-def begins_as_one(reader: Reader, place: RingLocation) -> bool:
+def begins_as_one(reader: Reader, place: RingLocation, rights: Rights) -> bool:
     """Whether the file begins with the magic bytes of a call trace."""
-    piece = reader.read_from(place.path, 0, max_bytes=HEADER_SIZE)
+    piece = reader.read_from(place.path, 0, rights=rights, max_bytes=HEADER_SIZE)
     return isinstance(piece, FilePiece) and piece.data[:7] == b"mltrace"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from mldebug.core.model import FlightRecord, Job, LogTail, RankIdentity
+from mldebug.core.model import FlightRecord, Job, LogTail, ProcessState, RankIdentity
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.model import AttemptExit, RankError
 from mldebug.diagnosis.exits.words.last_words import (
@@ -42,8 +42,8 @@ from mldebug_agents.incidents.exits.job_notes import (
 from mldebug_agents.incidents.exits.kernel_deaths import KernelDeathLog, log_doubt, oom_counter
 from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
 from mldebug_agents.jobs.logs.pipes import UnreadPipes
-from mldebug_agents.jobs.logs.rights import ReadRights
 from mldebug_agents.system import procfs
+from mldebug_agents.system.child.job_paths import NO_RIGHTS, Rights
 from mldebug_agents.system.reader import Unreadable
 
 MAX_RANKS = 64  # of one job, whose files are remembered
@@ -105,7 +105,11 @@ class ExitEvidence:
         outputs, lines = self._outputs(attempt, notes, gaps)
         read = bool(outputs) and len(gaps) == known
         own, shared = own_lines(outputs), shared_lines(outputs)
+        own_pids = {*notes.pids, *attempt.children, *(one.pid for one in attempt.exits)}
         deaths = self._kernel.since(notes.mark) if self._kernel_pids else ()
+        deaths = tuple(
+            one for one in deaths if one.pid in own_pids
+        )  # others' are not theirs to read
         calm = notes.calm[0] if len(notes.calm) > 1 else notes.mark
         doubt = log_doubt(self._kernel, calm, kernel_pids=self._kernel_pids)
         if doubt:
@@ -150,9 +154,17 @@ class ExitEvidence:
                 if place.parsed:
                     self._note_log(place, rank.rank, notes)
         if launcher is not None:  # its own words may go elsewhere than those of its ranks
-            for place in finder.find(launcher).places:
+            for place in finder.find(launcher, rights=self._rights(job, launcher)).places:
                 self._note_log(place, None, notes)
         self._mark_shared_logs(notes)
+
+    def _rights(self, job: Job, launcher: ProcessState) -> Rights:
+        """Those of a rank. Where there is none yet, the launcher's own, if it is of the job's user: it may be root's."""
+        rights = self._host.rights
+        if job.ranks:
+            return rights.of(job.ranks[0])
+        found = rights.of_process(launcher.pid, launcher.start_ticks)
+        return found if found.uid == job.uid else NO_RIGHTS
 
     def _mark_shared_logs(self, notes: JobNotes) -> None:
         """Mark the logs that living ranks of another run write to, too. Ranks of an earlier attempt are gone."""
@@ -172,7 +184,7 @@ class ExitEvidence:
         key = (place.inode, place.target)
         log = notes.logs.get(key)
         if log is None and len(notes.logs) < MAX_LOGS + MAX_RANKS:
-            piece = self._reader.read_from(place.path, 0, max_bytes=0)
+            piece = self._reader.read_from(place.path, 0, rights=place.rights, max_bytes=0)
             if isinstance(piece, Unreadable):
                 return
             log = JobLog(
@@ -194,15 +206,8 @@ class ExitEvidence:
             if isinstance(data, bytes):
                 file = procfs.parse_environ(data).get(ERROR_FILE, "")
                 if file.startswith("/"):
-                    notes.error_files[one.pid] = self._error_file(one, file)
-
-    def _error_file(self, one: RankIdentity, path: str) -> RankErrorFile:
-        return RankErrorFile(
-            rank=one.rank,
-            path=path,
-            pids=tuple(filter(None, (one.pid, one.launcher_pid))),
-            rights=ReadRights(one.uid, self._host.status(one.pid).groups),
-        )
+                    self._host.rights.of(one)  # while it lives
+                    notes.error_files[one.pid] = RankErrorFile(rank=one, path=file)
 
     # --- when it has ended -------------------------------------------------------------------------
 
@@ -229,20 +234,18 @@ class ExitEvidence:
     def _text(self, log: JobLog, gaps: list[str]) -> list[str]:
         """The lines written since the log was found, at most the last `MAX_TEXT` bytes."""
         place, reader, proc = log.place, self._reader, self._host.proc
-        why = ""
-        for path in (place.path, f"{proc}/{place.pid}/root{place.target}", place.target):
-            head = reader.read_from(path, 0, max_bytes=0)
+        rights, why = place.rights, ""
+        root = f"{proc}/{place.pid}/root"
+        for path, learned in ((place.path, ""), (f"{root}{place.target}", root), (place.target, "/")):  # fmt: skip
+            head = reader.read_from(path, 0, rights=rights, place=learned, max_bytes=0)
             if isinstance(head, Unreadable) or (head.device, head.inode) != log.file:
                 why = head.reason if isinstance(head, Unreadable) else "it is another file by now"
                 continue
-            if place.rights and not place.rights.may_read(head):
-                why = f"user {place.rights.uid} of the job may not read it"
-                continue
             start = max(log.start if head.size >= log.start else 0, head.size - MAX_TEXT)
-            piece = reader.read_from(path, start, max_bytes=MAX_TEXT)
-            if not isinstance(piece, Unreadable):
+            piece = reader.read_from(path, start, rights=rights, place=learned, max_bytes=MAX_TEXT)
+            if not isinstance(piece, Unreadable) and (piece.device, piece.inode) == log.file:
                 return piece.data.decode(errors="replace").splitlines()
-            why = piece.reason
+            why = piece.reason if isinstance(piece, Unreadable) else "it is another file by now"
         gaps.append(f"the log {place.target} could not be read again: {why}")
         return []
 
@@ -251,15 +254,16 @@ class ExitEvidence:
         for file in notes.error_files.values():
             error = self._read_error(file)
             if error is not None:
-                found[file.rank] = error
+                found[file.rank.rank] = error
         return found
 
     def _read_error(self, file: RankErrorFile) -> RankError | None:
-        """Read it by the path as the rank or its launcher has it, then as this agent has it; only what the job's user may read."""
-        proc = self._host.proc
-        for path in (*(f"{proc}/{pid}/root{file.path}" for pid in file.pids), file.path):
-            piece = self._reader.read_from(path, 0, max_bytes=MAX_ERROR_FILE)
-            if not isinstance(piece, Unreadable) and file.rights.may_read(piece):
+        """Read it by the path as the rank or its launcher has it, or as we have it where that is the same; with the rank's rights."""
+        rights = self._host.rights.of(file.rank)
+        for root in self._host.rights.roots(file.rank):
+            path = f"{root}{file.path}"
+            piece = self._reader.read_from(path, 0, rights=rights, max_bytes=MAX_ERROR_FILE)
+            if not isinstance(piece, Unreadable):
                 return parse_error_file(piece.data)
         return None
 

@@ -2,9 +2,9 @@
 
 import msgspec
 
+from mldebug.core.model import RankIdentity
 from mldebug_agents.incidents.exits.kernel_deaths import oom_kills
 from mldebug_agents.jobs.logs.locations import LogFile
-from mldebug_agents.jobs.logs.rights import ReadRights
 
 
 class JobLog(msgspec.Struct, kw_only=True):
@@ -20,12 +20,10 @@ class JobLog(msgspec.Struct, kw_only=True):
 
 
 class RankErrorFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The file in which a rank writes why it failed; `path` is as the processes `pids` have it in their file system."""
+    """The file in which a rank writes why it failed; `path` is as the rank has it in its file system."""
 
-    rank: int
+    rank: RankIdentity
     path: str
-    pids: tuple[int, ...]
-    rights: ReadRights
 
 
 class JobNotes(msgspec.Struct, kw_only=True):

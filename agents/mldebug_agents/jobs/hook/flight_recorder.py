@@ -99,9 +99,8 @@ class HookFlightRecorder:
 
     def _read(self, process: SignalTarget) -> FlightRecord | str:
         """Its answer, or why there is none."""
-        piece = self._reader.read_from(
-            self._asking.path(process, FLIGHT), 0, max_bytes=MAX_BYTES + 1
-        )
+        path, rights = self._asking.path(process, FLIGHT), self._asking.rights(process)
+        piece = self._reader.read_from(path, 0, rights=rights, max_bytes=MAX_BYTES + 1)
         if not isinstance(piece, FilePiece):
             return f"its process could not write it ({piece.reason})"
         try:

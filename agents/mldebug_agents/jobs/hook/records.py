@@ -69,9 +69,10 @@ class HeartbeatReader:
     def _believed(self, rank: RankIdentity) -> Heartbeat | None:
         pid = rank.namespace_pid or rank.pid
         name = record_name(pid, rank.start_ticks)
-        path = f"{self._host.root_of(rank.pid)}{FOLDER}/{name}"
+        root, rights = self._host.root_of(rank.pid), self._host.rights.of(rank)
+        path = f"{root}{FOLDER}/{name}"
         for _ in range(TRIES):
-            piece = self._reader.read_from(path, 0, max_bytes=SIZE + 1)
+            piece = self._reader.read_from(path, 0, rights=rights, place=root, max_bytes=SIZE + 1)
             if not isinstance(piece, FilePiece):
                 self._unread(rank.pid, piece)
                 return None

@@ -17,6 +17,7 @@ from mldebug.core.model import RankIdentity
 from mldebug.jobs.heartbeat import STACKS, Heartbeat, record_name
 from mldebug_agents.jobs.hook.records import FOLDER, HeartbeatReader
 from mldebug_agents.system import procfs
+from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 
@@ -143,6 +144,10 @@ class HookSignals:
         info = self._host.text(pid, f"fdinfo/{fd}")
         found = re.search(r"^pos:\s*(\d+)$", info, re.MULTILINE)
         return int(found[1]) if found else None
+
+    def rights(self, one: SignalTarget) -> Rights:
+        """Whose rights its files are read with."""
+        return self._host.rights.of(one.identity)
 
     def path(self, one: SignalTarget, suffix: str) -> str:
         """The path of a file beside the process's heartbeat record, as this process can open it."""

@@ -116,8 +116,9 @@ class HookStacks:
     def _text(self, process: SignalTarget, now: int) -> str:
         """What was written since the question: where it stands before that, it has begun at the front since."""
         begin = process.position if now > process.position else 0
-        path = self._asking.path(process, STACKS)
-        piece = self._reader.read_from(path, begin, max_bytes=min(MAX_TEXT, now - begin))
+        path, rights = self._asking.path(process, STACKS), self._asking.rights(process)
+        size = min(MAX_TEXT, now - begin)
+        piece = self._reader.read_from(path, begin, rights=rights, max_bytes=size)
         if not isinstance(piece, FilePiece):
             return ""
         try:

@@ -32,8 +32,9 @@ from mldebug.jobs.switches import (
     switch_text,
 )
 from mldebug_agents.jobs.hook.records import FOLDER, check_owner
+from mldebug_agents.system.child.job_paths import Rights, held
 from mldebug_agents.system.child.link import ChildLink, ask_once
-from mldebug_agents.system.child.reader_child import open_inside
+from mldebug_agents.system.child.refusals import Refused
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import FilePiece
@@ -47,14 +48,6 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_ASKED = 8  # ranks of a job: rank 0 of the node is enough, if it lives
 
 
-class FolderOwner(msgspec.Struct, frozen=True):
-    """The user and groups with whose rights a switch folder is read or written."""
-
-    uid: int
-    gid: int
-    groups: tuple[int, ...] = ()
-
-
 class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An order about switches. `pid`: the rank below whose root the folder lies, 0 for ours. `owner` None: that of the folder."""
 
@@ -64,7 +57,7 @@ class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
     by: str = ""
     pid: int = 0
-    owner: FolderOwner | None = None
+    owner: Rights | None = None
 
 
 class SwitchReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +95,8 @@ def carry_out(order: SwitchRequest) -> SwitchReply:
     """Carry out an order with the rights of the folder's owner. Never raises, whatever the folder is."""
     try:
         handle = _enter(order)
+    except Refused:
+        return SwitchReply(error=f"{order.folder}: not for the job's user", denied=True)
     except OSError as error:
         return _failed(order.folder, error)
     try:
@@ -133,23 +128,19 @@ def look(handle: int, folder: str) -> SwitchState:
 
 def _enter(order: SwitchRequest) -> int:
     """Open the folder and become its user: links below a rank's root stay inside it."""
-    root = os.open(f"/proc/{order.pid}/root" if order.pid else "/", _ROOT)
-    try:
-        if order.owner:
-            _become(order.owner)
-        if order.pid:
-            handle = open_inside(root, order.folder.lstrip("/").encode(), _ROOT)
-        else:
-            handle = os.open(order.folder, _ROOT)
-    finally:
-        os.close(root)
-    if order.owner is None:
+    if order.owner is None:  # the folder that a person has named
+        handle = os.open(order.folder, _ROOT)
         found = os.fstat(handle)
-        _become(FolderOwner(found.st_uid, found.st_gid))
+        _become(Rights(found.st_uid, found.st_gid))
+        return handle
+    path = os.fsencode(f"/proc/{order.pid}/root{order.folder}" if order.pid else order.folder)
+    with held(path, order.owner, place=len(path)) as (found_, _):
+        handle = os.dup(found_)
+    _become(order.owner)
     return handle
 
 
-def _become(owner: FolderOwner) -> None:
+def _become(owner: Rights) -> None:
     """Only root can, and only root has to; there is no way back."""
     if os.geteuid() == 0 and owner.uid != 0:
         os.setgroups(owner.groups)
@@ -213,14 +204,14 @@ def switch_request(job: Job, host: Host, reader: Reader) -> SwitchRequest | None
         if folder:
             inside = host.link(rank.pid, "ns/mnt") != host.link(os.getpid(), "ns/mnt")
             pid = rank.pid if inside else 0
-            return SwitchRequest(verb="look", folder=folder, pid=pid, owner=_owner(rank, host))
+            return SwitchRequest(verb="look", folder=folder, pid=pid, owner=host.rights.of(rank))
     return None
 
 
 def _announced(rank: RankIdentity, host: Host, reader: Reader) -> str:
     name = record_name(rank.namespace_pid or rank.pid, rank.start_ticks) + SUFFIX
     path = f"{host.root_of(rank.pid)}{FOLDER}/{name}"
-    piece = reader.read_from(path, 0, max_bytes=MAX_BYTES)
+    piece = reader.read_from(path, 0, rights=host.rights.of(rank), max_bytes=MAX_BYTES)
     if not isinstance(piece, FilePiece):
         return ""
     try:
@@ -228,9 +219,3 @@ def _announced(rank: RankIdentity, host: Host, reader: Reader) -> str:
     except ValueError:
         return ""
     return parse_announcement(piece.data)
-
-
-def _owner(rank: RankIdentity, host: Host) -> FolderOwner:
-    """Its user, its effective group and its others, as the kernel says."""
-    groups = host.status(rank.pid).groups
-    return FolderOwner(rank.uid, groups[1] if len(groups) > 1 else rank.uid, tuple(groups[4:]))

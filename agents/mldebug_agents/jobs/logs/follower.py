@@ -84,13 +84,10 @@ class LogFollower:
         """
         self._failure = None
         self._until = until
-        piece = self._reader.read_from(place.path, self._offset - len(self._seam), max_bytes=SEAM)
+        at = self._offset - len(self._seam)
+        piece = self._reader.read_from(place.path, at, rights=place.rights, max_bytes=SEAM)
         if isinstance(piece, Unreadable):
             return _no_news(place, piece)
-        if place.rights and not place.rights.may_read(piece):
-            return _no_news(
-                place, Unreadable(f"user {place.rights.uid} of the job may not read it")
-            )
         if self._file is None:
             news = self._begin(place, piece)
         elif self._file != (piece.device, piece.inode):
@@ -139,7 +136,9 @@ class LogFollower:
         root = f"{place.path.rpartition('/fd/')[0]}/root"
         for target in (self._target, f"{self._target}.1"):
             path = f"{root}{target}"
-            piece = self._reader.read_from(path, self._offset, max_bytes=0)
+            piece = self._reader.read_from(
+                path, self._offset, rights=place.rights, place=root, max_bytes=0
+            )
             if isinstance(piece, FilePiece) and (piece.device, piece.inode) == self._file:
                 self._skip(piece.size)
                 return self._read(place, path, piece.size)
@@ -182,7 +181,9 @@ class LogFollower:
         records: list[LogRecord] = []
         left = MAX_NEWS if place.parsed and size > self._offset else 0
         while left > 0 and time.monotonic() < self._until:
-            piece = self._reader.read_from(path, self._offset, max_bytes=min(CHUNK, left))
+            piece = self._reader.read_from(
+                path, self._offset, rights=place.rights, max_bytes=min(CHUNK, left)
+            )
             if isinstance(piece, Unreadable):
                 self._failure = piece
                 break

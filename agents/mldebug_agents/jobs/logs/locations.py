@@ -12,8 +12,8 @@ import msgspec
 from mldebug.core.model import OpenFile, ProcessState
 from mldebug.core.redact import clean
 from mldebug_agents.jobs.logs.pipes import PipeReaders, UnreadPipes, connected_sockets
-from mldebug_agents.jobs.logs.rights import ReadRights
 from mldebug_agents.system import procfs
+from mldebug_agents.system.child.job_paths import NO_RIGHTS, Rights
 from mldebug_agents.system.host import Host
 
 LOG_NAMES = (".log", ".out", ".err", ".txt", ".jsonl")
@@ -39,6 +39,7 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str  # /proc/PID/fd/N: what a `Reader` opens
     target: str  # the file's name in the eyes of its writer
+    rights: Rights  # of the rank: what its user may not read is not read
     pid: int
     kind: str
     inode: int = 0  # 0: an old kernel that does not tell
@@ -46,9 +47,6 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     fstype: str = ""
     via: str = ""  # "tee (pid 12)" for kind reader and container
     start_ticks: int = 0  # of the process with that pid
-    rights: ReadRights | None = (
-        None  # of the rank: what it may not read is not read; None: not asked
-    )
 
     @property
     def parsed(self) -> bool:
@@ -73,8 +71,16 @@ class LogFinder:
         self._host = host
         self._processes = PipeReaders(host, unread)
 
-    def find(self, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> RankLogs:
-        """Where the output of a rank goes. `launchers`: processes whose output counts where the rank has none of its own."""
+    def find(
+        self,
+        rank: ProcessState,
+        launchers: Sequence[ProcessState] = (),
+        rights: Rights | None = None,
+    ) -> RankLogs:
+        """Where the output of a rank goes. `launchers`: processes whose output counts where the rank has none of its own.
+
+        `rights`: whose they are to be read with, where `rank` is not a rank but its launcher; None: its own.
+        """
         state = rank if rank.files else self._processes.state(rank.pid)
         if state is None or not state.files:
             return RankLogs(reason="no log found: its file descriptors may not be read")
@@ -92,9 +98,13 @@ class LogFinder:
         distinct: dict[tuple[int, str], LogFile] = {}
         for place in places:
             distinct.setdefault((place.inode, place.target), place)
-        rights = ReadRights(state.uid, self._host.status(state.pid).groups)
+        if rights is None:
+            rights = self._host.rights.of_process(state.pid, state.start_ticks)
         kept = tuple(
-            place if place.kind == "container" else msgspec.structs.replace(place, rights=rights)
+            msgspec.structs.replace(
+                place,
+                rights=Rights(-1, name=place.target) if place.kind == "container" else rights,
+            )
             for place in list(distinct.values())[:MAX_PLACES]
         )
         if any(place.parsed for place in kept):
@@ -192,6 +202,7 @@ class LogFinder:
         return LogFile(
             path=f"{self._host.proc}/{state.pid}/fd/{file.fd}",
             target=file.target,
+            rights=NO_RIGHTS,  # until it is known whose it is
             pid=state.pid,
             kind=kind,
             inode=int(inode[1]) if inode else 0,

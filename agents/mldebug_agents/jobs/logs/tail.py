@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from mldebug.core.model import LogTail, OpenFile, ProcessState
 from mldebug.core.redact import redact, safe_line
 from mldebug.diagnosis.exits.words.tracebacks import find_tracebacks
-from mldebug_agents.jobs.logs.rights import ReadRights
-from mldebug_agents.system import procfs
+from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.reader import Reader, Unreadable
 
 MAX_BYTES = 512 * 1024  # searched for tracebacks
@@ -34,18 +33,13 @@ def log_of(
 
 
 def read_log(
-    reader: Reader, pid: int, file: OpenFile, rank: ProcessState, proc: str = "/proc"
+    reader: Reader, pid: int, file: OpenFile, rights: Rights, proc: str = "/proc"
 ) -> LogTail | Unreadable:
-    """The end of the file behind that descriptor: its last lines, without control characters and secrets."""
-    path, rights = f"{proc}/{pid}/fd/{file.fd}", _rights(reader, rank, proc)
-    whole = reader.read_from(path, 0, max_bytes=0)
-    if isinstance(whole, Unreadable):
-        return whole
-    tail = reader.read_from(path, whole.size - MAX_BYTES, max_bytes=MAX_BYTES)
+    """The end of the file behind that descriptor, with the rights of the rank: its last lines, without control characters and secrets."""
+    path = f"{proc}/{pid}/fd/{file.fd}"
+    tail = reader.read_tail(path, rights=rights, max_bytes=MAX_BYTES)
     if isinstance(tail, Unreadable):
         return tail
-    if not rights.may_read(tail):
-        return Unreadable(f"user {rights.uid} of the job may not read it")
     lines = tail.data.decode(errors="replace").splitlines()
     return LogTail(
         path=file.target,
@@ -69,11 +63,3 @@ def _tracebacks(lines: list[str]) -> list[str]:
         whole = lines[max(0, one.start - 2) : one.end + 1]
         kept += whole if len(whole) <= MAX_LINES else [*whole[:4], *whole[4 - MAX_LINES :]]
     return kept
-
-
-def _rights(reader: Reader, rank: ProcessState, proc: str) -> ReadRights:
-    """Its user's, and its groups' too while it lives."""
-    path = f"{proc}/{rank.pid}/status"
-    answer = reader.read_many([path], max_bytes=1 << 16)[path]
-    status = procfs.parse_status("" if isinstance(answer, Unreadable) else answer.decode())
-    return ReadRights(rank.uid, status.groups if status.uid == rank.uid else ())

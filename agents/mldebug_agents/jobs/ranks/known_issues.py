@@ -11,6 +11,7 @@ from mldebug.jobs.known_issues.match import KnownIssue, RankSoftware, find_known
 from mldebug.jobs.known_issues.model import NodeFacts
 from mldebug.jobs.known_issues.nccl_log import NcclLogFacts
 from mldebug_agents.jobs.ranks.libraries import TIMEOUT, InstalledSoftware, Program
+from mldebug_agents.system.child.job_paths import OPERATOR
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 
@@ -93,7 +94,9 @@ def read_node(host: Host, reader: Reader) -> NodeFacts:
         if isinstance(given, bytes)
         else (),
         cores=os.cpu_count() or 0,
-        hosts=_hosts(reader.read_file(f"{host.root}/etc/hosts", max_bytes=MAX_HOSTS_FILE)),
+        hosts=_hosts(
+            reader.read_file(f"{host.root}/etc/hosts", rights=OPERATOR, max_bytes=MAX_HOSTS_FILE)
+        ),
     )
 
 

@@ -140,15 +140,19 @@ class InstalledSoftware:
 
     def _read(self, pid: int, loaded: Libraries) -> tuple[Software, bool]:
         """What the files say, and whether that is all there is to know."""
-        root = self._host.root_of(pid)
+        root, rights = self._host.root_of(pid), self._host.rights.now(pid)
         text: bytes | Unreadable = b""
         if loaded.torch:
             path = f"{root}{version_file(loaded.torch)}"
-            text = self._reader.read_file(path, max_bytes=MAX_VERSION_FILE, timeout=TIMEOUT)
+            text = self._reader.read_file(
+                path, rights=rights, max_bytes=MAX_VERSION_FILE, timeout=TIMEOUT
+            )
         nccl, head = numbered(loaded.nccl), b""
         if loaded.nccl and not nccl and not _stuck(text):
             path = f"{root}{header_file(loaded.nccl)}"
-            piece = self._reader.read_from(path, 0, max_bytes=MAX_HEADER, timeout=TIMEOUT)
+            piece = self._reader.read_from(
+                path, 0, rights=rights, max_bytes=MAX_HEADER, timeout=TIMEOUT
+            )
             head = piece.data if isinstance(piece, FilePiece) else b""
         version_text = "" if isinstance(text, Unreadable) else text.decode(errors="replace")
         nccl = nccl or header_version(head.decode(errors="replace"))

@@ -11,6 +11,7 @@ from mldebug.core.errors import EvidenceError
 from mldebug.probes.history import JudgedSeries, current, judge_all
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.probes.history.store import MAX_BYTES, NAME, unpack
+from mldebug_agents.system.child.job_paths import OPERATOR
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.workers import Result, Worker
@@ -30,7 +31,7 @@ class ProbeHistoryReader:
 
     def look(self, _: object) -> tuple[JudgedSeries, ...]:
         """All judged series; empty where nobody has probed. Raises EvidenceError where the history cannot be read."""
-        tail = self._reader.read_tail(self._path, max_bytes=1)
+        tail = self._reader.read_tail(self._path, rights=OPERATOR, max_bytes=1)
         if isinstance(tail, Unreadable):
             self._version = None
             if tail.errno == errno.ENOENT:
@@ -42,7 +43,7 @@ class ProbeHistoryReader:
         return self._judged
 
     def _read(self) -> tuple[JudgedSeries, ...]:
-        content = self._reader.read_file(self._path, max_bytes=MAX_BYTES)
+        content = self._reader.read_file(self._path, rights=OPERATOR, max_bytes=MAX_BYTES)
         if isinstance(content, Unreadable):
             raise EvidenceError(f"{NAME}: {content.reason}")
         return current(judge_all(unpack(content)))[:MOST]

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from posixpath import basename, dirname, join
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,10 +14,12 @@ from mldebug.storage.checkpoints.model import Layout
 from mldebug.storage.checkpoints.names import CheckpointPath, checkpoint_of, is_part, series_of
 from mldebug_agents.storage.checkpoints.open_files import OpenCheckpointFile, OpenFileReader, hints
 from mldebug_agents.storage.checkpoints.series_reader import (
+    SeriesFiles,
     SeriesKey,
     SeriesLook,
     SeriesReader,
 )
+from mldebug_agents.system.child.job_paths import OPERATOR, Rights
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
@@ -51,6 +54,15 @@ class CheckpointNews(msgspec.Struct, frozen=True, kw_only=True):
     configured: frozenset[SeriesKey] = frozenset()  # what the patterns lead to now
 
 
+class SeriesWork(NamedTuple):
+    """One series to look at. `run`: of the job that writes it, "" for a pattern of the configuration; `writing`: names that are open."""
+
+    run: str
+    key: SeriesKey
+    files: SeriesFiles
+    writing: frozenset[str] = frozenset()
+
+
 class CheckpointReader:
     """Reads all series of this node through the reader child."""
 
@@ -67,46 +79,48 @@ class CheckpointReader:
         """Look once at all series, for at most about `ROUND` seconds; the others come first the next time."""
         until = time.monotonic() + ROUND
         self._descriptors.keep(one.job.id for one in request.jobs)
-        work: list[tuple[str, str, SeriesKey, frozenset[str]]] = []
+        work: list[SeriesWork] = []
         for job in request.jobs:
             work += self._of_job(job, request)
-        configured = [key for pattern in request.patterns for key in self._expand(pattern)]
-        work += [("", self._host.root, key, frozenset()) for key in dict.fromkeys(configured)]
-        self._series = {(run, key): self._series.get((run, key)) or SeriesReader(key, self._layouts) for run, _, key, _ in work}  # fmt: skip
+        configured = {key: plain_part(pattern) for pattern in request.patterns for key in self._expand(pattern)}  # fmt: skip
+        work += [SeriesWork("", key, self._by_operator(place)) for key, place in configured.items()]
+        self._series = {(one.run, one.key): self._series.get((one.run, one.key)) or SeriesReader(one.key, self._layouts) for one in work}  # fmt: skip
         return CheckpointNews(
             looks=tuple(self._look(work, until)), configured=frozenset(configured)
         )
 
-    def _look(self, work: list[tuple[str, str, SeriesKey, frozenset[str]]], until: float) -> Iterator[SeriesLook]:  # fmt: skip
+    def _look(self, work: list[SeriesWork], until: float) -> Iterator[SeriesLook]:
         begin = self._turn % max(1, len(work))
-        for number, (run, root, key, writing) in enumerate([*work[begin:], *work[:begin]]):
+        for number, one in enumerate([*work[begin:], *work[:begin]]):
             if number and time.monotonic() > until:
                 self._turn = begin + number
                 return
-            yield self._series[run, key].look(run, root, self._reader, writing, self._host.clock())
+            series = self._series[one.run, one.key]
+            yield series.look(one.run, one.files, one.writing, self._host.clock())
 
     # --- where ---------------------------------------------------------------------------------------
 
-    def _of_job(self, job: JobRequest, request: CheckpointRequest) -> Iterator[tuple[str, str, SeriesKey, frozenset[str]]]:  # fmt: skip
+    def _of_job(self, job: JobRequest, request: CheckpointRequest) -> Iterator[SeriesWork]:
+        """What the job writes is looked at as its user sees it: from the root of one of its ranks, with that rank's rights."""
         opened = self._descriptors.look(job.job.id, list(job.pids))
-        root = self._root(job)
-        if root is None:
+        rank = next((one for one in job.job.ranks if self._host.brief(one.pid) is not None), None)
+        if rank is None:
             return
+        root, rights = self._host.root_of(rank.pid), self._host.rights.of(rank)
         learned = [file.checkpoint for file in opened]
         if job.burst:
-            learned += self._new_files(job, root, request)
+            learned += self._new_files(job, root, rights, request)
         fresh = [series_key(checkpoint) for checkpoint in learned]
         keys = list(dict.fromkeys((*job.series, *fresh)))[:MAX_SERIES]
         for key in keys:
-            yield job.job.id, root, key, _names(opened, key)
+            files = SeriesFiles(self._reader, root, key[0], rights)
+            yield SeriesWork(job.job.id, key, files, _names(opened, key))
 
-    def _root(self, job: JobRequest) -> str | None:
-        living = (rank.pid for rank in job.job.ranks if self._host.brief(rank.pid) is not None)
-        pid = next(living, None)
-        return None if pid is None else self._host.root_of(pid)
+    def _by_operator(self, place: str) -> SeriesFiles:
+        return SeriesFiles(self._reader, self._host.root, place, OPERATOR)
 
     def _new_files(
-        self, job: JobRequest, root: str, request: CheckpointRequest
+        self, job: JobRequest, root: str, rights: Rights, request: CheckpointRequest
     ) -> Iterator[CheckpointPath]:
         """Checkpoint files that the job's user has written since it began, in folders that no other job of this node may write to."""
         others = {it for other in request.jobs if other is not job for it in hints(self._host, other.job)}  # fmt: skip
@@ -114,7 +128,7 @@ class CheckpointReader:
             if folder in others:
                 continue
             listed = self._reader.list_folder(
-                f"{root}{folder}", depth=HINT_DEPTH, most=HINT_ENTRIES
+                f"{root}{folder}", rights=rights, depth=HINT_DEPTH, most=HINT_ENTRIES
             )
             for it in () if isinstance(listed, Unreadable) else listed.entries:
                 mine = it.kind == "file" and it.uid == job.job.uid
@@ -130,7 +144,8 @@ class CheckpointReader:
         """
         folders, answered = [""], True
         for part in dirname(pattern).split("/")[1:]:
-            matches = [self._matching(folder, part) for folder in folders]
+            files = self._by_operator(plain_part(pattern))
+            matches = [self._matching(files, folder, part) for folder in folders]
             answered = answered and None not in matches
             folders = [inner for some in matches for inner in some or ()][:MAX_PLACES]
         found = [(folder, basename(pattern)) for folder in folders]
@@ -138,13 +153,20 @@ class CheckpointReader:
         self._expanded[pattern] = found if answered else list(dict.fromkeys((*found, *before)))
         return self._expanded[pattern]
 
-    def _matching(self, folder: str, part: str) -> list[str] | None:
+    def _matching(self, files: SeriesFiles, folder: str, part: str) -> list[str] | None:
         if "*" not in part and "?" not in part:
             return [f"{folder}/{part}"]
-        listed = self._reader.list_folder(f"{self._host.root}{folder}/", depth=1, most=HINT_ENTRIES)
+        listed = files.list_folder(f"{folder}/", depth=1, most=HINT_ENTRIES)
         if isinstance(listed, Unreadable):
             return None if listed.errno not in (errno.ENOENT, errno.ENOTDIR) else []
         return [f"{folder}/{it.path}" for it in listed.entries if it.kind == "folder" and fnmatchcase(it.path, part)]  # fmt: skip
+
+
+def plain_part(pattern: str) -> str:
+    """The folder of a pattern as far as its words are the operator's: what a `*` leads to may be a job's."""
+    parts = dirname(pattern).split("/")
+    wild = (number for number, part in enumerate(parts) if "*" in part or "?" in part)
+    return "/".join(parts[: next(wild, len(parts))])
 
 
 def series_key(checkpoint: CheckpointPath) -> SeriesKey:

@@ -25,9 +25,10 @@ from mldebug.storage.checkpoints.model import (
     Layout,
 )
 from mldebug.storage.checkpoints.names import is_part, series_of
+from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.child.listing import FolderListing, LeftOut, ListedFile
 from mldebug_agents.system.reader import Reader
-from mldebug_agents.system.reader_answers import Unreadable
+from mldebug_agents.system.reader_answers import FilePiece, Unreadable
 
 MOST_CHECKPOINTS = 4096  # entries of the folder of a series
 MOST_FILES = 20_000  # files of one checkpoint
@@ -100,6 +101,31 @@ class _Judged(msgspec.Struct):
         )
 
 
+class SeriesFiles:
+    """The folder of a series: whose rights it is read with, below which root, and from where on no link is followed."""
+
+    def __init__(self, reader: Reader, root: str, place: str, rights: Rights) -> None:
+        self._reader, self._root, self._rights = reader, root, rights
+        self._place = f"{root}{place}"
+
+    def list_folder(self, path: str, *, depth: int, most: int) -> FolderListing | Unreadable:
+        """As `Reader.list_folder`."""
+        how = {"depth": depth, "most": most}
+        return self._reader.list_folder(
+            f"{self._root}{path}", rights=self._rights, place=self._place, **how
+        )
+
+    def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece | Unreadable:
+        """As `Reader.read_from`."""
+        return self._reader.read_from(
+            f"{self._root}{path}",
+            offset,
+            rights=self._rights,
+            place=self._place,
+            max_bytes=max_bytes,
+        )
+
+
 class SeriesReader:
     """Looks at one series again and again, and remembers the verdicts of checkpoints that have not changed."""
 
@@ -108,15 +134,15 @@ class SeriesReader:
         self._layouts = layouts
         self._judged: dict[str, _Judged] = {}
 
-    def look(self, run: str, root: str, reader: Reader, writing: frozenset[str], now: float) -> SeriesLook:  # fmt: skip
-        """Look once. `root`: the prefix of the folder, such as `/proc/PID/root`; `writing`: names of checkpoints that a process of the job has open; `now`: unix time."""
-        listed = reader.list_folder(f"{root}{self.folder}", depth=1, most=MOST_CHECKPOINTS)
+    def look(self, run: str, reader: SeriesFiles, writing: frozenset[str], now: float) -> SeriesLook:  # fmt: skip
+        """Look once. `writing`: names of checkpoints that a process of the job has open; `now`: unix time."""
+        listed = reader.list_folder(self.folder, depth=1, most=MOST_CHECKPOINTS)
         look = SeriesLook(run=run, folder=self.folder, series=self.series, at=now)
         if isinstance(listed, Unreadable):
             code = "stuck" if listed.stuck else "unreadable"
             return msgspec.structs.replace(look, troubles=(Trouble(code, listed.reason),))
         found = {entry.path: entry for entry in listed.entries if self.is_one(entry)}
-        beside = self._beside(root, reader, listed)
+        beside = self._beside(reader, listed)
         troubles = list(troubles_of(listed))
         newest = self._newest(self._in_order(list(found.values()), writing))
         kept = {one.path for one, _ in newest}  # older ones change nothing in what is shown
@@ -124,7 +150,7 @@ class SeriesReader:
         for one, number in newest:
             judged = self._judged.get(one.path)
             if judged is None or number < NEWEST or self._due(judged, one, beside, now):
-                troubles += self._checkpoint(one, root, reader, writing, beside, now)
+                troubles += self._checkpoint(one, reader, writing, beside, now)
         readings = tuple(join_ranks(one.reading for one in self._judged.values()))
         whole = not troubles_of(listed)
         return msgspec.structs.replace(look, readings=readings, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
@@ -162,8 +188,8 @@ class SeriesReader:
 
     # --- one checkpoint ------------------------------------------------------------------------------------
 
-    def _checkpoint(self, one: ListedFile, root: str, reader: Reader, writing: frozenset[str], beside: Mapping[str, bytes], now: float) -> list[Trouble]:  # fmt: skip
-        path = f"{root}{self.folder}/{one.path}"
+    def _checkpoint(self, one: ListedFile, reader: SeriesFiles, writing: frozenset[str], beside: Mapping[str, bytes], now: float) -> list[Trouble]:  # fmt: skip
+        path = f"{self.folder}/{one.path}"
         checkpoint, troubles = self._listed(one, path, reader, beside)
         if checkpoint is None:
             self._judged.pop(one.path, None)
@@ -178,7 +204,7 @@ class SeriesReader:
         self._judged[one.path] = msgspec.structs.replace(judged, reading=reading, looked=now)
         return troubles + [Trouble("unread", why) for why in judged.unread[:1]]
 
-    def _listed(self, one: ListedFile, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Checkpoint | None, list[Trouble]]:  # fmt: skip
+    def _listed(self, one: ListedFile, path: str, reader: SeriesFiles, beside: Mapping[str, bytes]) -> tuple[Checkpoint | None, list[Trouble]]:  # fmt: skip
         if one.kind == "file":
             entry = FileEntry("", one.size, one.mtime, inode=one.inode)
             return Checkpoint(name=one.path, folder=False, files=(entry,), beside=beside), []
@@ -193,7 +219,7 @@ class SeriesReader:
         cut = troubles[0].why if troubles else ""
         return Checkpoint(name=one.path, files=tuple(files), cut=cut, beside=beside), troubles
 
-    def _read(self, checkpoint: Checkpoint, path: str, reader: Reader) -> Checkpoint:
+    def _read(self, checkpoint: Checkpoint, path: str, reader: SeriesFiles) -> Checkpoint:
         """The checkpoint with the byte ranges that its layouts need, as far as they can be read in time."""
         until, left = time.monotonic() + LONGEST, MAX_READ
         for _ in range(ROUNDS):
@@ -215,12 +241,11 @@ class SeriesReader:
                 break
         return checkpoint
 
-    def _beside(self, root: str, reader: Reader, listed: FolderListing) -> Mapping[str, bytes]:
+    def _beside(self, reader: SeriesFiles, listed: FolderListing) -> Mapping[str, bytes]:
         found = {}
         for entry in listed.entries:
             if entry.path in BESIDE and entry.kind == "file":
-                path = f"{root}{self.folder}/{entry.path}"
-                got = reader.read_from(path, 0, max_bytes=BESIDE_BYTES)
+                got = reader.read_from(f"{self.folder}/{entry.path}", 0, max_bytes=BESIDE_BYTES)
                 if not isinstance(got, Unreadable):
                     found[basename(entry.path)] = got.data
         return found
@@ -265,7 +290,7 @@ MOST_FOUND = 100_000  # different matches
 SEARCH_SECONDS = 8.0  # seconds for one file
 
 
-def read_part(reader: Reader, path: str, wanted: ByteRange) -> bytes | Unreadable:
+def read_part(reader: SeriesFiles, path: str, wanted: ByteRange) -> bytes | Unreadable:
     """The bytes of a range of the file at `path`, or with `find` its matches, one a line; an `Unreadable` with the reason otherwise."""
     if wanted.find:
         return _search(reader, path, wanted)
@@ -273,7 +298,7 @@ def read_part(reader: Reader, path: str, wanted: ByteRange) -> bytes | Unreadabl
     return got if isinstance(got, Unreadable) else got.data
 
 
-def _search(reader: Reader, path: str, wanted: ByteRange) -> bytes | Unreadable:
+def _search(reader: SeriesFiles, path: str, wanted: ByteRange) -> bytes | Unreadable:
     """All distinct matches. A match at the end of a piece may go on in the next, so the last bytes are searched again."""
     expression, found, until = (
         re.compile(wanted.find),

@@ -22,8 +22,8 @@ from mldebug_agents.storage.child.messages import (
 )
 from mldebug_agents.storage.child.quota import read_blocks
 from mldebug_agents.storage.child.trial import write
+from mldebug_agents.system.child.job_paths import open_inside
 from mldebug_agents.system.child.link import ChildLink
-from mldebug_agents.system.child.reader_child import open_inside
 
 Key = tuple[int, str, bytes]  # Place.key
 

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 
-from mldebug_agents.system.child.reader_child import open_inside
+from mldebug_agents.system.child.job_paths import open_inside
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 

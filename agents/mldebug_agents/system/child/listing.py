@@ -5,7 +5,6 @@ number of entries and the time have an end. The highest numbers in names come fi
 newest are told. Wire: `HEAD` (what was left out), then for each entry `ENTRY` and its path below the folder.
 """
 
-import errno
 import os
 import re
 import stat
@@ -14,7 +13,8 @@ import time
 from enum import IntFlag
 from typing import NamedTuple
 
-from mldebug_agents.system.child.refusals import Refusal, Refused
+from mldebug_agents.system.child.job_paths import PATH, Access, closing, reopen
+from mldebug_agents.system.child.refusals import Refused
 
 HEAD = struct.Struct("<BQ")  # Left, entries that were left out
 ENTRY = struct.Struct("<HBQdQI")  # bytes of the path, kind, size, mtime, inode, uid
@@ -22,7 +22,7 @@ KINDS = ("file", "folder", "link", "other")
 LONGEST = 1.2  # seconds, within the deadline of whoever asks
 MAX_NAMES = 200_000  # of one folder
 _NUMBERS = re.compile(rb"\d{1,18}")
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_HOLD = PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class LeftOut(IntFlag):
@@ -54,16 +54,10 @@ class FolderListing(NamedTuple):
     left_out: int = 0
 
 
-def listed(handle: int, most: int, depth: int) -> bytes:
-    """List what lies below the folder of an O_PATH descriptor, and close it. Raises OSError where it cannot be opened. Returns packed bytes."""
-    try:
-        facts = os.fstat(handle)
-        if not stat.S_ISDIR(facts.st_mode):
-            raise Refused(Refusal.NOT_REGULAR) if not stat.S_ISLNK(facts.st_mode) else OSError(errno.ELOOP, os.strerror(errno.ELOOP))  # fmt: skip
-        folder = os.open(b"/proc/self/fd/%d" % handle, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    finally:
-        os.close(handle)
-    walk = _Walk(most, facts.st_dev)
+def listed(handle: int, access: Access, most: int, depth: int) -> bytes:
+    """List what lies below the folder of an O_PATH descriptor, with these rights. Raises OSError where it cannot be opened. Returns packed bytes."""
+    folder = reopen(handle, access, folder=True)
+    walk = _Walk(access, most, os.fstat(folder).st_dev)
     walk.take(folder, b"", depth)
     return HEAD.pack(walk.left, walk.left_out) + b"".join(walk.entries)
 
@@ -71,7 +65,8 @@ def listed(handle: int, most: int, depth: int) -> bytes:
 class _Walk:
     """One walk, within its limits."""
 
-    def __init__(self, most: int, device: int) -> None:
+    def __init__(self, access: Access, most: int, device: int) -> None:
+        self._access = access
         self.entries: list[bytes] = []
         self.left = LeftOut(0)
         self.left_out = 0
@@ -122,10 +117,11 @@ class _Walk:
             self.left |= LeftOut.OTHER
             return
         try:
-            inner = os.open(name, _OPEN, dir_fd=folder)
+            with closing(os.open(name, _HOLD, dir_fd=folder)) as held:
+                inner = reopen(held, self._access, folder=True)
         except FileNotFoundError:
             self.left |= LeftOut.GONE
-        except OSError:
+        except (OSError, Refused):
             self.left |= LeftOut.DENIED
         else:
             self.take(inner, path + b"/", depth - 1)

@@ -16,6 +16,8 @@ class Refusal(IntEnum):
     NO_WORKER_SERVER = -8
     SHARED_PORT = -9
     UNSEEN = -10
+    NO_RIGHTS = -11
+    NOT_REACHED = -12
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a defect

@@ -4,7 +4,8 @@
     FOLDER/save     set: save once, and go on; taken away when it was obeyed
     FOLDER/polled   JSON, written by the job: who asks for the switches, and when it did so last
 
-Whoever may write the folder may stop the job, so one that everybody may write is not obeyed. A switch is a regular file:
+Whoever may write the folder may stop the job, so one that everybody may write is not obeyed, nor the default one where it belongs
+to another user, or lies where another user may put one of his own in its place. Owners are looked at each time. A switch is a regular file:
 anything else of that name (a link, a FIFO, a folder) is none. No more than 4 KiB of it is read. Every call may take as
 long as a hung mount: only the thread of `SwitchWatch` makes them.
 """
@@ -42,6 +43,7 @@ class SwitchReading:
 
     def __init__(self, kill: int = 0, save: int = 0, by: str = "", trouble: str = "") -> None:
         self.kill, self.save, self.by, self.trouble = kill, save, by, trouble
+        self.owner: int | None = None  # of the folder that was looked at
 
 
 def choose(folder: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
@@ -77,14 +79,32 @@ def make(folder: str) -> str:
     """Create the default folder of switches for this user alone. Returns "", or a sentence why it cannot be used."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        owner = os.stat(folder).st_uid
+        handle = os.open(folder, _FOLDER)
+        try:
+            strange = stranger(handle, os.geteuid(), above=True)
+        finally:
+            os.close(handle)
     except OSError as error:
         return f"{folder} cannot be made: {error.strerror or error}; set {VARIABLE}"
-    return "" if owner == os.geteuid() else f"{folder} belongs to user {owner}; set {VARIABLE}"
+    return f"{folder} {strange}; set {VARIABLE}" if strange else ""
 
 
-def look(folder: str, now: float) -> SwitchReading:
-    """Which switches are set; `now` is unix time. Never raises; a folder that is not there has none."""
+def stranger(handle: int, owner: int, *, above: bool) -> str:
+    """Why the folder that is open is not that user's: `belongs to user 7`; with `above` the one above it counts, too. "" where it is."""
+    found = os.fstat(handle).st_uid
+    if found != owner:
+        return f"belongs to user {found}"
+    if not above:
+        return ""
+    found = os.stat("..", dir_fd=handle).st_uid
+    return "" if found == owner else f"lies in a folder that belongs to user {found}"
+
+
+def look(folder: str, now: float, owner: int | None = None, *, ours: bool = False) -> SwitchReading:
+    """Which switches are set; `now` is unix time. Never raises; a folder that is not there has none.
+
+    `owner`: whose folder it has to be, None: anybody's; `ours`: the default one, which has to lie in a folder of this user.
+    """
     try:
         handle = os.open(folder, _FOLDER)
     except OSError as error:
@@ -97,7 +117,12 @@ def look(folder: str, now: float) -> SwitchReading:
             return SwitchReading(
                 trouble=f"{folder} is not obeyed: everybody may write it (chmod o-w)"
             )
-        return _look(handle, folder, now)
+        strange = "" if owner is None else stranger(handle, owner, above=ours)
+        if strange:
+            return SwitchReading(trouble=f"{folder} is not obeyed: it {strange}")
+        reading = _look(handle, folder, now)
+        reading.owner = os.fstat(handle).st_uid
+        return reading
     except OSError as error:
         return SwitchReading(trouble=f"{folder}: {error.strerror or error}")
     finally:

@@ -49,6 +49,7 @@ class SwitchWatch:
         self.last_reading: SwitchReading | None = None
         self.trouble = ""  # of taking a switch away
         self._ours = ours
+        self._owner = os.geteuid() if ours else None
         self._interval = interval
         self._pid = 0
         self._to_remove: list[int] = []
@@ -103,7 +104,9 @@ class SwitchWatch:
         self.last_reading = SwitchReading(trouble=self.trouble)
 
     def _round(self) -> None:
-        self.last_reading = look(self.folder, time.time())
+        self.last_reading = look(self.folder, time.time(), self._owner, ours=self._ours)
+        if self._owner is None:  # a folder that somebody puts in its place later is not obeyed
+            self._owner = self.last_reading.owner
         self._tidy()
         now = time.monotonic()
         if self._word and now - self._worded > WORD_EVERY and self._writes_status():

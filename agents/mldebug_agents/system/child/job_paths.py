@@ -1,0 +1,343 @@
+"""The one way to a path that a job names: it is opened with the rights of the rank's user, all folders above it included.
+
+An agent has more rights than the jobs that it looks at, so a path that a job chose must never be opened with the agent's own. Three
+ways lead there, by what the agent is: root takes the user's place in the file system (fsuid, fsgid, groups) while it opens; a user with
+CAP_DAC_READ_SEARCH goes step by step and asks what the kernel would ask; who has the user's rights and no others just opens.
+
+Below /proc/PID/root links stay inside that root, and below a learned place none is followed. A descriptor, /proc/PID/fd/N, is the
+user's own where the process is; that of another's process counts only where its user reaches the same file by its name.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from functools import cache
+from typing import Self
+
+import msgspec
+
+from mldebug_agents.system.child.acl import allows
+from mldebug_agents.system.child.refusals import Refusal, Refused
+
+READ, WRITE, SEARCH = 4, 2, 1  # as in the last digit of a mode
+PATH = os.O_PATH | os.O_CLOEXEC
+_IN_ROOT = re.compile(rb"(.*?/proc/(?:\d+|self)/root)(?:/(.*))?", re.DOTALL)
+_DESCRIPTOR = re.compile(rb"(.*/proc)/(\d+|self)(?:/task/\d+)?/fd/\d+", re.DOTALL)
+_OPENAT2 = 437  # the same number on every architecture
+_NO_LINKS, _IN_ROOT_ONLY = 0x04, 0x10  # RESOLVE_NO_SYMLINKS, RESOLVE_IN_ROOT
+_MAX_LINKS = 40
+_DAC = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+_IDENTITY = 1 << 6 | 1 << 7  # CAP_SETGID, CAP_SETUID
+_GET_SECUREBITS, _NO_SETUID_FIXUP = 27, 1 << 2
+_UNMAPPED = 65534  # how a user or group shows that this user namespace has no number for
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Rights(msgspec.Struct, frozen=True, array_like=True):
+    """Whose rights count for a path: those of the user that runs the process `pid`, a rank.
+
+    `everything`: it is root with the capability to read every file. `name`: in place of a user's rights, what the kernel must call an open
+    file (the log that a container runtime writes for the rank, which is nobody's to read but is about nobody else).
+    """
+
+    uid: int
+    gid: int = -1
+    groups: tuple[int, ...] = ()
+    pid: int = 0
+    everything: bool = False
+    name: str = ""
+
+
+OPERATOR = Rights(-1)
+"""The agent's own rights: for what its configuration or the node names, and no job. They open nothing below /proc/PID/root or /proc/PID/fd."""
+NO_RIGHTS = Rights(-2)
+"""Of a process whose user may not look into it, or is not known: nothing is opened."""
+
+
+class _Way(Enum):
+    PLAIN = 0
+    BECOME = 1
+    CHECK = 2
+
+
+class Access:
+    """The rights of a user, for as long as the `with` block lasts. One thread only: `BECOME` is this thread's alone, but for the groups."""
+
+    def __init__(self, rights: Rights) -> None:
+        self.rights = rights
+        self.way = _way(rights)
+        self._groups: list[int] = []
+
+    def __enter__(self) -> Self:
+        if self.way is _Way.BECOME:
+            self._groups = os.getgroups()
+            try:
+                os.setgroups(self.rights.groups)
+                _set(_libc.setfsgid, self.rights.gid)
+                _set(_libc.setfsuid, self.rights.uid)  # last: it takes the capabilities away
+            except OSError:
+                self.__exit__()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.way is not _Way.BECOME:
+            return
+        try:
+            _set(_libc.setfsuid, os.geteuid())
+            _set(_libc.setfsgid, os.getegid())
+            os.setgroups(self._groups)
+        except OSError:  # never go on as somebody else
+            os._exit(1)
+
+    def check(self, handle: int, wanted: int) -> None:
+        """Raise `Refused` where the user has not this right to what an O_PATH descriptor holds, as far as the kernel does not say so itself."""
+        if self.way is _Way.CHECK and not _may(handle, self.rights, wanted):
+            raise Refused(Refusal.NOT_REACHED)
+
+
+@contextmanager
+def held(path: bytes, rights: Rights, *, place: int = 0) -> Iterator[tuple[int, Access]]:
+    """Hold what a path names by an O_PATH descriptor, with the rights of that user: nothing has been opened yet.
+
+    `place`: how many bytes of the path are a learned place; no link below it is followed. 0: only a last link is not followed.
+    Raises OSError, and `Refused` where no rights are known, or the user's do not lead there.
+    """
+    access = Access(rights)
+    is_open = _DESCRIPTOR.fullmatch(path) is not None and not _IN_ROOT.fullmatch(path)
+    with closing(_descriptor(path, access) if is_open else _start(path, rights)) as first:
+        try:
+            with access:
+                if is_open:
+                    yield first, access
+                    return
+                with closing(_named(first, path, access, place)) as handle:
+                    if rights.name and _name_of(handle) not in _names(rights):
+                        raise Refused(Refusal.NOT_REACHED)
+                    yield handle, access
+        except PermissionError:
+            if access.way is not _Way.BECOME:  # it is the agent that may not
+                raise
+            raise Refused(Refusal.NOT_REACHED) from None
+
+
+def reopen(handle: int, access: Access, *, folder: bool = False) -> int:
+    """Open for reading what is held, where it is a regular file (or a folder); raises `Refused`, or OSError for a link."""
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISLNK(mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
+        raise Refused(Refusal.NOT_REGULAR)
+    access.check(handle, READ | SEARCH if folder else READ)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    return os.open(b"/proc/self/fd/%d" % handle, flags | (os.O_DIRECTORY if folder else 0))
+
+
+def _start(path: bytes, rights: Rights) -> int:
+    """The root that the path begins at, by the agent's own right: that way is the kernel's, not the job's."""
+    inside = _IN_ROOT.fullmatch(path)
+    if not path.startswith(b"/"):  # from where on, nobody knows
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    if rights == OPERATOR and inside:
+        raise Refused(Refusal.NO_RIGHTS)
+    return os.open(inside[1] if inside else b"/", PATH | os.O_DIRECTORY)
+
+
+def _named(root: int, path: bytes, access: Access, place: int) -> int:
+    """The rest of the path below its root: up to a learned place with links, below it without."""
+    inside = _IN_ROOT.fullmatch(path)
+    begin = len(inside[1]) if inside else 0
+    flags = PATH | os.O_NOFOLLOW
+    if not place:
+        return open_inside(root, path[begin:], flags, access=access, links=not access.rights.name)
+    middle = max(place, begin)
+    with closing(open_inside(root, path[begin:middle], PATH, access=access)) as base:
+        return open_inside(base, path[middle:], flags, access=access, links=False)
+
+
+def _descriptor(path: bytes, access: Access) -> int:
+    """An open file of a process, where it is the user's, or where the user reaches the same file by its name."""
+    rights = access.rights
+    if rights == OPERATOR:
+        raise Refused(Refusal.NO_RIGHTS)
+    handle = os.open(path, PATH)
+    try:
+        name = _name_of(handle)
+        theirs = name in _names(rights) if rights.name else _is_theirs(path, rights)
+        if not theirs and (rights.name or not _reached(name, handle, access)):
+            raise Refused(Refusal.NOT_REACHED)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _name_of(handle: int) -> bytes:
+    return os.readlink(b"/proc/self/fd/%d" % handle)
+
+
+def _names(rights: Rights) -> tuple[bytes, bytes]:
+    """What the file of a container runtime is called, and what after it was rotated."""
+    return os.fsencode(rights.name), os.fsencode(f"{rights.name}.1")
+
+
+def _is_theirs(path: bytes, rights: Rights) -> bool:
+    """Whether the process belongs to the user, who may look into it (else the kernel gives its files to root).
+
+    Root of a container is not root of the node: there the processes of one mount namespace belong together.
+    """
+    found = _DESCRIPTOR.fullmatch(path)
+    if found is None or os.stat(b"%b/%b/stat" % found.groups()).st_uid != rights.uid:
+        return False
+    if rights.uid != 0 or found[2] == b"%d" % rights.pid:
+        return True
+    mine, other = (b"%b/%b/ns/mnt" % (found[1], pid) for pid in (b"%d" % rights.pid, found[2]))
+    return os.readlink(mine) == os.readlink(other)
+
+
+def _reached(name: bytes, handle: int, access: Access) -> bool:
+    """Whether this name leads the user, from his own root, to the file that is held."""
+    flags = PATH | os.O_NOFOLLOW
+    try:
+        top = os.open(b"/proc/%d/root" % access.rights.pid, PATH | os.O_DIRECTORY)
+        with closing(top), access:
+            other = open_inside(top, name, flags, access=access, links=False)
+    except (OSError, Refused):
+        return False
+    with closing(other):
+        return os.path.samestat(os.fstat(other), os.fstat(handle))
+
+
+# --- a way below a root ----------------------------------------------------------------------------------
+
+
+def open_inside(
+    root: int, rest: bytes, flags: int, *, access: Access | None = None, links: bool = True
+) -> int:
+    """openat2(RESOLVE_IN_ROOT), or the same by hand where each step is checked, or the kernel (< 5.6) or a seccomp filter has none."""
+    if access is not None and access.way is _Way.CHECK:
+        return walk_inside(root, rest, flags, access=access, links=links)
+    resolve = _IN_ROOT_ONLY if links else _IN_ROOT_ONLY | _NO_LINKS
+    how = struct.pack("<QQQ", flags, 0, resolve)
+    for _ in range(8):
+        fd = _libc.syscall(_OPENAT2, root, rest.lstrip(b"/") or b".", how, len(how))
+        if fd >= 0:
+            return int(fd)
+        if ctypes.get_errno() != errno.EAGAIN:  # EAGAIN: a rename somewhere came between
+            break
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EPERM):
+        return walk_inside(root, rest, flags, access=access, links=links)
+    raise OSError(number, os.strerror(number))
+
+
+def walk_inside(
+    root: int, rest: bytes, flags: int, *, access: Access | None = None, links: bool = True
+) -> int:
+    """Resolve `rest` below the directory `root` component by component; `..` and links never leave it."""
+    trail = [root]
+    names = rest.split(b"/")[::-1]
+    followed = 0
+    try:
+        while names:
+            name = names.pop()
+            if name in (b"", b"."):
+                continue
+            if access is not None:
+                access.check(trail[-1], SEARCH)
+            if name == b"..":
+                if len(trail) > 1:
+                    os.close(trail.pop())
+                continue
+            trail.append(os.open(name, PATH | os.O_NOFOLLOW, dir_fd=trail[-1]))
+            is_link = stat.S_ISLNK(os.fstat(trail[-1]).st_mode)
+            if is_link and (any(names) or not flags & os.O_NOFOLLOW):
+                followed += 1
+                if followed > _MAX_LINKS or not links:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                _follow(trail, names)
+        return os.dup(trail[-1])
+    finally:
+        for fd in trail[1:]:
+            os.close(fd)
+
+
+def _follow(trail: list[int], names: list[bytes]) -> None:
+    link = trail.pop()
+    try:
+        target = os.readlink(b"", dir_fd=link)
+    finally:
+        os.close(link)
+    if target.startswith(b"/"):
+        while len(trail) > 1:
+            os.close(trail.pop())
+    names.extend(target.split(b"/")[::-1])
+
+
+# --- whose rights ----------------------------------------------------------------------------------------
+
+
+def _way(rights: Rights) -> _Way:
+    """How this process comes to have the rights of that user, and no others; raises `Refused` where nobody's are known."""
+    if rights == OPERATOR or rights.name or rights.everything:
+        return _Way.PLAIN
+    if rights.uid < 0:
+        raise Refused(Refusal.NO_RIGHTS)
+    powers = _powers()
+    if rights.uid == os.geteuid() and not powers & _DAC:
+        return _Way.PLAIN
+    if rights.uid and not os.geteuid() and powers & _IDENTITY == _IDENTITY and _drops():
+        return _Way.BECOME
+    return _Way.CHECK
+
+
+def _may(handle: int, rights: Rights, wanted: int) -> bool:
+    """What the kernel would say to this user: owner, then access list, group, others. Where we cannot be sure: no."""
+    facts = os.fstat(handle)
+    unsure = () if _knows_all_ids() else (_UNMAPPED,)
+    groups = {rights.gid, *rights.groups}.difference(unsure)
+    if facts.st_uid == rights.uid:
+        return rights.uid not in unsure and facts.st_mode >> 6 & wanted == wanted
+    return allows(handle, facts, rights.uid, groups, wanted)
+
+
+@cache
+def _powers() -> int:
+    with open("/proc/self/status", "rb") as file:
+        found = re.search(rb"^CapEff:\s*([0-9a-f]+)$", file.read(), re.MULTILINE)
+    return int(found[1], 16) if found else ~0
+
+
+@cache
+def _drops() -> bool:
+    """Whether root loses the capabilities over files with its fsuid: who set this bit does not want that."""
+    return not _libc.prctl(_GET_SECUREBITS, 0, 0, 0, 0) & _NO_SETUID_FIXUP
+
+
+@cache
+def _knows_all_ids() -> bool:
+    """Whether users and groups of all files have a number here, as they do in no inner user namespace."""
+    with open("/proc/self/uid_map", "rb") as file:
+        return file.read().split() == [b"0", b"0", b"4294967295"]
+
+
+def _set(call: "ctypes._NamedFuncPointer", number: int) -> None:
+    """setfsuid or setfsgid, which tell no error: asked again for the number that there is not, they say what it is now."""
+    call(number)
+    if call(-1) & 0xFFFFFFFF != number:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@contextmanager
+def closing(handle: int) -> Iterator[int]:
+    """A descriptor, closed at the end of the block."""
+    try:
+        yield handle
+    finally:
+        os.close(handle)

@@ -1,0 +1,130 @@
+"""Whose rights count for what a process names: read from /proc while it lives, and remembered for when it has ended.
+
+Nothing that a job names is opened with the agent's own rights (`child/job_paths.py`), so whoever reads a job's file asks here first.
+A process that its own user may not look into (another effective user than real one, or not dumpable) gives nobody any rights.
+"""
+
+import os
+import threading
+from typing import NamedTuple, Protocol
+
+from mldebug.core.model import RankIdentity
+from mldebug_agents.system.child.job_paths import NO_RIGHTS, Rights
+from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
+
+MAX_KNOWN = 8192  # processes
+_READS_ALL = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+
+Key = tuple[int, int]  # pid, start
+
+
+class RootPlace(NamedTuple):
+    """What a process has as its root: its mount namespace, the name of the root there, and whether the agent's own is the same folder."""
+
+    namespace: str = ""
+    name: str = ""
+    ours: bool = False
+
+
+class RightsSource(Protocol):
+    """The part of a `Host` that is asked here."""
+
+    root: str
+    proc: str
+
+    def brief(self, pid: int) -> Stat | None: ...
+    def status(self, pid: int) -> ProcessStatus: ...
+    def link(self, pid: int, name: str) -> str: ...
+    def mount_at(self, pid: int, path: str) -> Mount | None: ...
+    def root_of(self, pid: int) -> str: ...
+
+
+class RankRights:
+    """One per `Host`. Any thread may ask."""
+
+    def __init__(self, host: RightsSource) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._known: dict[Key, tuple[Rights, RootPlace]] = {}
+        self._real = os.path.ismount(host.proc)  # a copy of /proc in a folder has other owners
+
+    def of(self, rank: RankIdentity) -> Rights:
+        """Those of a rank, remembered after it has ended; `NO_RIGHTS` where they were never read, or are another user's by now."""
+        found = self.of_process(rank.pid, rank.start_ticks)
+        return found if found.uid == rank.uid else NO_RIGHTS
+
+    def of_process(self, pid: int, start_ticks: int) -> Rights:
+        """The same of any process; a start of 0 is not known."""
+        status, stat = self._host.status(pid), self._host.brief(pid)
+        lives = stat is not None and start_ticks in (0, stat.start_ticks) and stat.state not in "ZX"
+        if not lives or not status.uids:
+            with self._lock:
+                return self._known.get((pid, start_ticks), _UNKNOWN)[0]
+        rights = NO_RIGHTS if self.closed(pid, status) else self._rights(pid, status)
+        self._remember((pid, start_ticks), rights)
+        return rights
+
+    def now(self, pid: int) -> Rights:
+        """Those of whoever has this pid now."""
+        stat = self._host.brief(pid)
+        return NO_RIGHTS if stat is None else self.of_process(pid, stat.start_ticks)
+
+    def closed(self, pid: int, status: ProcessStatus | None = None) -> bool:
+        """Whether its own user may not look into it: it has taken another user's rights, or holds what it keeps from him."""
+        status = status or self._host.status(pid)
+        if len(set(status.uids)) > 1 or len(set(status.gids)) > 1:
+            return True
+        try:
+            return self._real and os.stat(f"{self._host.proc}/{pid}/stat").st_uid != status.uid
+        except OSError:
+            return False
+
+    def roots(self, rank: RankIdentity) -> list[str]:
+        """Where the paths of a rank are found: below its root; once it has ended below its launcher's or ours, if that was the same."""
+        stat = self._host.brief(rank.pid)
+        if stat is not None and stat.start_ticks == rank.start_ticks and stat.state not in "ZX":
+            return [self._host.root_of(rank.pid)]
+        with self._lock:
+            _, place = self._known.get((rank.pid, rank.start_ticks), _UNKNOWN)
+        launcher = rank.launcher_pid
+        through = [launcher] if launcher and place.namespace and self._place(launcher)[:2] == place[:2] else []  # fmt: skip
+        return [*map(self._host.root_of, through), *([self._host.root] if place.ours else [])]
+
+    def _rights(self, pid: int, status: ProcessStatus) -> Rights:
+        """Root has the right to every file only with the capability to, in the user namespace that the files' owners are of."""
+        everything = (
+            status.uid == 0
+            and bool(status.capabilities & _READS_ALL)
+            and self._same(pid, "ns/user")
+        )
+        return Rights(
+            status.uid, status.gids[0] if status.gids else -1, status.groups, pid, everything
+        )
+
+    def _remember(self, key: Key, rights: Rights) -> None:
+        with self._lock:
+            known = self._known.pop(key, None)
+        place = known[1] if known else self._place(key[0])
+        with self._lock:
+            self._known[key] = rights, place
+            while len(self._known) > MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+
+    def _place(self, pid: int) -> RootPlace:
+        """Ours: in the same mount namespace, or (the agent's unit has one of its own) the same folder of the same device as root."""
+        namespace, name = self._host.link(pid, "ns/mnt"), self._host.link(pid, "root")
+        ours = name == "/" and self._same(pid, "ns/mnt")
+        if not ours and name == "/":
+            mine, its = (self._host.mount_at(one, "/") for one in (os.getpid(), pid))
+            ours = (
+                mine is not None
+                and its is not None
+                and (mine.device, mine.root) == (its.device, its.root)
+            )
+        return RootPlace(namespace, name, ours)
+
+    def _same(self, pid: int, namespace: str) -> bool:
+        return (self._host.link(pid, namespace) or "-") == self._host.link(os.getpid(), namespace)
+
+
+_UNKNOWN = NO_RIGHTS, RootPlace()

@@ -1,0 +1,154 @@
+"""Nobody reads what a job names but through `Reader` with the rank's rights: a new reader that opens files itself fails here.
+
+Each module that opens, lists or follows anything has a row that says what, and why it is no job's. To add one: read the job's file with
+`Reader` and `host.rights`; where a path is the kernel's, the operator's or our own, add the row.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+AGENTS = ROOT / "agents/mldebug_agents"
+NAMES = frozenset({"open"})
+METHODS = frozenset(
+    [
+        "open",
+        "read_text",
+        "read_bytes",
+        "scandir",
+        "listdir",
+        "walk",
+        "fwalk",
+        "iterdir",
+        "glob",
+        "rglob",
+        "readlink",
+        "getxattr",
+        "memfd_create",
+        "open_inside",
+        "walk_inside",
+    ]
+)
+KERNEL, OWN, OPERATOR = (
+    "files of the kernel",
+    "our own files",
+    "what the operator or a person names",
+)
+ALLOWED: dict[str, str] = {
+    "alerts/action_runner/audit.py": OWN,
+    "cli/commands/completion.py": OWN,
+    "cli/completion/answer.py": OWN,
+    "cli/completion/table.py": OWN,
+    "capture/nccl_ras/child.py": KERNEL,
+    "capture/nccl_ras/netinfo.py": KERNEL,
+    "cluster/node_captures.py": KERNEL,
+    "cluster/peers/leader.py": OWN,
+    "cluster/peers/net/identity.py": OPERATOR,
+    "hardware/gpu/holders.py": KERNEL,
+    "hardware/gpu/reads.py": KERNEL,
+    "hardware/kernel_log.py": KERNEL,
+    "incidents/exits/kernel_deaths.py": KERNEL,
+    "agent/loop.py": OWN,
+    "jobs/hook/signals.py": KERNEL,
+    "jobs/hook/switches.py": "a child that has become the job's user, and a folder that a person names",
+    "jobs/job_start.py": OPERATOR,
+    "jobs/logs/pipes.py": KERNEL,
+    "jobs/ranks/known_issues.py": KERNEL,
+    "jobs/schedulers/kubernetes.py": OPERATOR,
+    "jobs/trace_start.py": "a file that the user names who runs `mldebug trace`, with his own rights",
+    "probes/history/store.py": OWN,
+    "state/client.py": OWN,
+    "state/database.py": OWN,
+    "state/folder.py": OWN,
+    "state/store.py": OWN,
+    "storage/checkpoints/open_files.py": KERNEL,
+    "storage/child/quota.py": OPERATOR,
+    "storage/child/server.py": "mount points that the kernel names, held and not opened; folders of the configuration",
+    "storage/child/trial.py": OPERATOR,
+    "storage/dir_sizes/mounts.py": OPERATOR,
+    "storage/dir_sizes/tree.py": OPERATOR,
+    "storage/filesystems/mounts.py": KERNEL,
+    "support/bundle/facts.py": OWN,
+    "support/bundle/kernel_log.py": KERNEL,
+    "support/bundle/packing.py": OPERATOR,
+    "support/demo/agent.py": OWN,
+    "support/demo/job.py": OWN,
+    "support/demo/training.py": OWN,
+    "support/doctor/checks.py": KERNEL,
+    "support/replay/recording.py": OPERATOR,
+    "support/replay/running.py": OPERATOR,
+    "system/child/acl.py": "asks of what job_paths holds",
+    "system/child/gpu_driver.py": KERNEL,
+    "system/child/helper.py": KERNEL,
+    "system/child/job_paths.py": "the one way",
+    "system/child/leftovers.py": KERNEL,
+    "system/child/listing.py": "below what job_paths holds",
+    "system/child/pipes.py": KERNEL,
+    "system/child/reader_child.py": "files of the kernel; all others by job_paths",
+    "system/child/reader_writes.py": "FIFOs and sockets that job_paths holds; tables of the kernel",
+    "system/host.py": KERNEL,
+    "system/service/usage.py": KERNEL,
+    "system/spawn.py": OWN,
+    "web/alertmanager_route.py": OPERATOR,
+    "web/listeners.py": OWN,
+    "web/token_auth.py": OPERATOR,
+}
+WITH_OPERATORS_RIGHTS = {
+    "jobs/ranks/known_issues.py": "/etc/hosts of the node",
+    "probes/history/monitor.py": "the store of the probes",
+    "storage/checkpoints/reader.py": "patterns of the configuration, without links below their plain part",
+    "system/child/job_paths.py": "defines them",
+    "system/child/reader_child.py": "files of the kernel",
+    "system/reader.py": "files of the kernel",
+    "system/reader_answers.py": "no words of a user",
+}
+FOR_THEMSELVES = ("probes/",)  # what a person runs, in a process of its own and with his rights
+
+
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    for file in sorted(AGENTS.rglob("*.py")):
+        name = str(file.relative_to(AGENTS))
+        if not name.startswith(FOR_THEMSELVES) or name.startswith("probes/history"):
+            yield name, ast.parse(file.read_text())
+
+
+def opens(tree: ast.AST) -> bool:
+    """Whether a call in it opens, lists or follows a path."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = any(isinstance(one, ast.Name) and one.id in NAMES | METHODS for one in calls)
+    return named or any(isinstance(one, ast.Attribute) and one.attr in METHODS for one in calls)
+
+
+def test_whoever_opens_files_has_a_row_that_says_why() -> None:
+    found = {name for name, tree in _modules() if opens(tree)}
+    new = found - ALLOWED.keys()
+    assert not new, (
+        f"{sorted(new)}: read what a job names by Reader, with host.rights; see the docstring here"
+    )
+    assert not ALLOWED.keys() - found, "rows that nobody needs any more"
+
+
+def test_only_these_read_with_the_agent_s_own_rights() -> None:
+    found = {
+        name
+        for name, tree in _modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "OPERATOR"
+    }
+    assert found == WITH_OPERATORS_RIGHTS.keys()
+
+
+def test_the_rule_is_not_blind() -> None:
+    """A reader as somebody might add it tomorrow."""
+    for line in (
+        "open(f'/proc/{pid}/root{path}')",
+        "os.open(path, os.O_RDONLY)",
+        "Path(path).read_text()",
+        "Path(path).open()",
+        "os.scandir(folder)",
+        "io.open(path)",
+        "list(Path(folder).glob('*'))",
+    ):
+        assert opens(ast.parse(line)), line
+    assert not opens(ast.parse("reader.read_from(path, 0, rights=rights, max_bytes=1)"))
