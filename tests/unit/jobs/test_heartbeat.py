@@ -180,7 +180,7 @@ class OneFile:
         self.answer = answer
         self.asked: list[str] = []
 
-    def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece | Unreadable:
+    def read_from(self, path: str, offset: int, **_: object) -> FilePiece | Unreadable:
         self.asked.append(path)
         return self.answer
 

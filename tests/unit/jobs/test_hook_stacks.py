@@ -177,7 +177,10 @@ def test_half_an_answer_is_waited_for_wherever_it_begins() -> None:
         def path(self, one: SignalTarget, suffix: str) -> str:
             return suffix
 
-        def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece:
+        def rights(self, _: object) -> None:
+            """Nobody's: nothing is opened."""
+
+        def read_from(self, path: str, offset: int, *, rights: object, max_bytes: int) -> FilePiece:
             data = (whole[: self.now] + old[self.now :])[offset : offset + max_bytes]
             return FilePiece(data=data, size=len(data), mtime=0, inode=1, device=1)
 
