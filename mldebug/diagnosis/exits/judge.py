@@ -23,6 +23,7 @@ import signal
 from collections.abc import Sequence
 
 from mldebug.core.model import Confidence
+from mldebug.core.ranksets import fold_ranks
 from mldebug.diagnosis.exits.full_filesystem import with_full_filesystem
 from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal, words_of_status
 from mldebug.diagnosis.exits.other_evidence import with_flights, with_gpu_fault
@@ -236,6 +237,14 @@ def _begun_by(
         and {one.exit.status for one in exits} == {first.exit.status}
     ):
         return nobody(attempt, exits, f"all left with {status_words(first)}, and none says why")
+    silent = [one for one in failing if one.kind is ExitKind.FAILED and not one.own and one.error is None]  # fmt: skip
+    if not explained and first in silent and len(silent) > 1 and shared is not None:
+        who = fold_ranks(one.exit.rank for one in silent)
+        return nobody(
+            attempt,
+            exits,
+            f"ranks {who} failed, and no line of the log says whose its last error is",
+        )
     lost = len(exits) < len(attempt.identities) - len(attempt.living)
     doubtful = any(one.own for one in failing if one is not first) and not first.own
     ordered = len(failing) == 1 or first.exit.moment is not None or first.death is not None
@@ -275,7 +284,7 @@ def _is_one_sign(
         return False
     silent = [one for one in failing if one.kind is ExitKind.FAILED and not one.own]
     if attempt.shared_error is not None:
-        return len(silent) > 1
+        return attempt.shared_error.unclear
     heard = attempt.output_read or attempt.log or attempt.logs
     aborted = exit_signal(first.exit.status) == signal.SIGABRT
     return aborted or not heard or len(silent) > 1
@@ -348,7 +357,7 @@ def has_the_only_traceback(
     1 is what Python makes of an exception that nobody catches.
     """
     shared = attempt.shared_error
-    if shared is None or not shared.alone or shared.caught or shared.blames_peer:
+    if shared is None or not shared.alone or shared.caught or shared.blames_peer or shared.unclear:
         return False
     if exit_code(first.exit.status) != 1 or any(one.error for one in failing):
         return False
