@@ -57,6 +57,14 @@ class FamilyTable:
         """All rows so far, in order."""
         return tuple(self._rows)
 
+    def labelled(self, *labels: str, absent: str = "") -> "FamilyTable":
+        """A part of this table whose rows all have these labels; they stand among the other rows in the order of declaration."""
+        part = FamilyTable(
+            *(*self._labels, *labels), absent=absent or self._absent, importance=self._importance
+        )
+        part._rows = self._rows
+        return part
+
     def row(
         self,
         kind: Kind,

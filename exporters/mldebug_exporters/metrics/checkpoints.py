@@ -15,93 +15,76 @@ from mldebug_exporters.exposition.families import (
     Sample,
 )
 
-LABELS = ("run", "folder", "series")
 UNSAVED = "until a run has saved, and when it has ended"
 NONE = "while no complete checkpoint is there, or nobody could look"
 
 TABLE = FamilyTable(absent=UNSAVED, importance=Importance.RUN)
-COUNT = TABLE.gauge(
+SERIES = TABLE.labelled("run", "folder", "series")
+COUNT = SERIES.gauge(
     "checkpoint_saves",
     "Checkpoints that are there, by what became of them: complete, incomplete (it died, or was damaged since), writing,"
     " unknown. `run` is empty for a place of the configuration; `series` is the name with # for numbers.",
-    *LABELS,
     "state",
 )
-READABLE = TABLE.gauge(
+READABLE = SERIES.gauge(
     "checkpoint_readable",
     "1 where the last look saw the whole folder, 0 where it could not: then nothing is said of what would be lost.",
-    *LABELS,
 )
-LAST = TABLE.gauge(
+LAST = SERIES.gauge(
     "checkpoint_last_complete_timestamp_seconds",
     "Unix time at which the last complete checkpoint was finished.",
-    *LABELS,
     absent=NONE,
 )
-SIZE = TABLE.gauge(
-    "checkpoint_last_complete_size_bytes",
-    "Size of the last complete checkpoint.",
-    *LABELS,
-    absent=NONE,
+SIZE = SERIES.gauge(
+    "checkpoint_last_complete_size_bytes", "Size of the last complete checkpoint.", absent=NONE
 )
-SHARDS = TABLE.gauge(
+SHARDS = SERIES.gauge(
     "checkpoint_last_complete_shards",
     "Files with tensors in the last complete checkpoint.",
-    *LABELS,
     absent=NONE,
 )
-STEP = TABLE.gauge(
+STEP = SERIES.gauge(
     "checkpoint_last_complete_step",
     "Step of the last complete checkpoint.",
-    *LABELS,
     absent=f"{NONE}, and where no step is known",
 )
-TOOK = TABLE.gauge(
+TOOK = SERIES.gauge(
     "checkpoint_save_duration_seconds",
     "How long the last complete checkpoint took, from its first file or from when it was first seen.",
-    *LABELS,
     absent=f"{NONE}, and where nothing tells when it was begun",
 )
-RATE = TABLE.gauge(
+RATE = SERIES.gauge(
     "checkpoint_save_bytes_per_second",
     "Throughput of the last complete checkpoint.",
-    *LABELS,
     absent=TOOK.absent,
 )
-CHANGE = TABLE.gauge(
+CHANGE = SERIES.gauge(
     "checkpoint_size_change_ratio",
     "Size of the last complete checkpoint against the median of up to 5 before it, minus 1: 0.05 is 5 % larger.",
-    *LABELS,
     absent="before the second complete checkpoint",
 )
-PERIOD = TABLE.gauge(
+PERIOD = SERIES.gauge(
     "checkpoint_period_seconds",
     "Time between two checkpoints, the median of the last.",
-    *LABELS,
     absent="before the third complete checkpoint",
 )
-LOST = TABLE.gauge(
+LOST = SERIES.gauge(
     "checkpoint_work_lost_seconds",
     "Time since the last complete checkpoint was begun: what is lost if the run ends now.",
-    *LABELS,
     absent=NONE,
 )
-STEPS = TABLE.gauge("checkpoint_work_lost_steps", "The same in steps.", *LABELS, absent=STEP.absent)
-LEFT = TABLE.gauge(
-    "checkpoint_leftover_bytes",
-    "Bytes of incomplete checkpoints that nobody writes any more.",
-    *LABELS,
+STEPS = SERIES.gauge("checkpoint_work_lost_steps", "The same in steps.", absent=STEP.absent)
+LEFT = SERIES.gauge(
+    "checkpoint_leftover_bytes", "Bytes of incomplete checkpoints that nobody writes any more."
 )
-GROWS = TABLE.gauge(
+GROWS = SERIES.gauge(
     "checkpoint_writing_bytes",
     "Size so far of a checkpoint that is being written.",
-    *LABELS,
     absent="while none is",
 )
-SKEW = TABLE.gauge(
+SKEW = SERIES.gauge(
     "checkpoint_clock_skew_seconds",
     "Seconds by which the file system's clock is ahead of this node's.",
-    *LABELS,
 )
 TROUBLES = TABLE.counter(
     "checkpoint_look_troubles",

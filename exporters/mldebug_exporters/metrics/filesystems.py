@@ -12,7 +12,6 @@ from mldebug_exporters.exposition.families import (
     storage_measures,
 )
 
-LABELS = ("mount", "device", "fstype")
 SILENT = "for a filesystem that does not answer"
 FULL = "for one that does not answer or is read-only"
 
@@ -69,7 +68,7 @@ ALARMS = TABLE.gauge(
     absent="while there is none of that kind",
 )
 
-MEASURED = FamilyTable(*LABELS, absent=SILENT, importance=Importance.DETAIL)
+MEASURED = FamilyTable("mount", "device", "fstype", absent=SILENT, importance=Importance.DETAIL)
 MEASURED.gauge(
     "filesystem_stuck_seconds",
     "Since when a call there has not come back; 0 where it answers.",

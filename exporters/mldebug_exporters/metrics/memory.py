@@ -9,45 +9,36 @@ from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 UNREAD = "where it cannot be read, and for control groups without a limit"
-LEVEL = (
-    "scope",
-    "cgroup",
-)  # one limit: the host's own, or that of a control group with ranks below it
-
 TABLE = FamilyTable(absent=UNREAD, importance=Importance.RUN)
-LIMIT = TABLE.gauge(
+# of one limit: the host's own, or that of a control group with ranks below it
+LEVEL = TABLE.labelled("scope", "cgroup")
+LIMIT = LEVEL.gauge(
     "memory_limit_bytes",
     "What may be used: all memory of the host (scope host), or the limit of a control group.",
-    *LEVEL,
 )
-USED = TABLE.gauge(
+USED = LEVEL.gauge(
     "memory_used_bytes",
     "In use, without what the kernel takes back by itself (page cache, reclaimable slab).",
-    *LEVEL,
 )
-CACHED = TABLE.gauge("memory_reclaimable_bytes", "What the kernel takes back by itself.", *LEVEL)
-HIGH = TABLE.gauge(
+CACHED = LEVEL.gauge("memory_reclaimable_bytes", "What the kernel takes back by itself.")
+HIGH = LEVEL.gauge(
     "memory_high_bytes",
     "From where on a control group is slowed down.",
-    *LEVEL,
     absent="where memory.high is not set, and in version 1",
 )
-GROWTH = TABLE.gauge(
+GROWTH = LEVEL.gauge(
     "memory_growth_bytes_per_second",
     "How fast the lows of the use rise; 0 where they do not.",
-    *LEVEL,
     absent="in the first 2 minutes",
 )
-LEFT = TABLE.gauge(
+LEFT = LEVEL.gauge(
     "memory_oom_seconds",
     "Time until the limit is reached at that pace.",
-    *LEVEL,
     absent="where nothing grows, and in the first 2 minutes",
 )
-ALARM = TABLE.gauge(
+ALARM = LEVEL.gauge(
     "memory_alarm",
     "1 where the end is nearer than memory.alarm, or 95 % of the limit are in use, else 0.",
-    *LEVEL,
 )
 KILLS = TABLE.counter(
     "memory_oom_kills",

@@ -20,107 +20,94 @@ LOG_EVENTS = ("records", "binary", "oversized", "rotations", "truncations", "fai
 NOT_YET = "until a log or a hook of the run tells one, and when the run has ended"
 
 TABLE = FamilyTable(absent=GONE, importance=Importance.RUN)
+RUN = TABLE.labelled("run")
 RUNS = TABLE.gauge(
     "runs", "Training runs on this node.", absent="never", importance=Importance.AGENT
 )
-INFO = TABLE.info(
+INFO = RUN.info(
     "run",
     "A training run on this node, to join on `run`. The name is what its command line says.",
-    "run",
     "name",
     "launcher",
     "user",
 )
-UP = TABLE.gauge(
+UP = RUN.gauge(
     "run_up",
     "1 while no incident of the run is open, 0 while one is: 1 means not known to be stalled. A run that has ended has"
     " no sample, so an alert on 0 ends with the run.",
-    "run",
 )
-MOVED = TABLE.gauge(
+MOVED = RUN.gauge(
     "run_progress_timestamp_seconds",
     "Unix time at which the run last made progress: a new step or record in its log or of its hooks; without either, the"
     " last sign that its processes moved.",
-    "run",
     absent="until the run is watched (a lone process that never told a step is not), and when it has ended",
 )
-QUIET = TABLE.gauge(
+QUIET = RUN.gauge(
     "run_progress_age_seconds",
     "Seconds since the run made progress, at the last look; alerts are better built on time() - the timestamp.",
-    "run",
     absent=MOVED.absent,
 )
-LIMIT = TABLE.gauge(
+LIMIT = RUN.gauge(
     "run_stall_timeout_seconds",
     "Silence that counts as a stall at present.",
-    "run",
     absent="while no timeout runs: the job starts, ends, or is not watched",
 )
-ATTEMPT = TABLE.gauge("run_attempt", "Elastic restarts of the run by its launcher so far.", "run")
-WORLD = TABLE.gauge("run_world_size", "Ranks of the run on all nodes.", "run")
-RANKS = TABLE.gauge("run_ranks", "Ranks with a process on this node.", "run")
-LOST = TABLE.gauge("run_ranks_lost", "Ranks that should be on this node and are gone.", "run")
-STEP = TABLE.gauge(
+ATTEMPT = RUN.gauge("run_attempt", "Elastic restarts of the run by its launcher so far.")
+WORLD = RUN.gauge("run_world_size", "Ranks of the run on all nodes.")
+RANKS = RUN.gauge("run_ranks", "Ranks with a process on this node.")
+LOST = RUN.gauge("run_ranks_lost", "Ranks that should be on this node and are gone.")
+STEP = RUN.gauge(
     "run_step",
     "Last step that the run's log told; it falls with a new epoch. Without one the step of the furthest rank's hook.",
-    "run",
     absent=NOT_YET,
 )
-LOSS = TABLE.gauge(
+LOSS = RUN.gauge(
     "run_loss",
     "Last loss that the run's log told, else its hook; NaN and +Inf are what a log said.",
-    "run",
     absent=NOT_YET,
 )
-PACE = TABLE.gauge(
+PACE = RUN.gauge(
     "run_last_step_duration_seconds",
     "Last duration of a step that the run's log told, else what its hooks measured.",
-    "run",
     absent=NOT_YET,
 )
-TIMES = TABLE.histogram(
+TIMES = RUN.histogram(
     "run_step_duration_seconds",
     "Durations of steps since the agent met the run. Where the log tells them, those (a record of N steps counts"
     " N times); where it or the ranks' hooks tell only steps, the time between them, shared by the steps of one poll.",
-    "run",
     absent="until a log or a hook of the run has told two steps, or a log one with its duration; and when the run has ended",
     importance=Importance.DETAIL,
 )
-LOG = TABLE.counter(
+LOG = RUN.counter(
     "run_log_events",
     "What the agent met in the logs of the run: records of training, lines that are no text (binary) or too long"
     " to be a record (oversized), rotations, truncations, and polls that could not read (failures).",
-    "run",
     "event",
     absent="while no log is found, and when the run has ended",
     importance=Importance.DETAIL,
 )
-SKIPPED = TABLE.counter(
+SKIPPED = RUN.counter(
     "run_log_skipped_bytes",
     "Bytes of the run's logs left out because more came than one look can parse.",
-    "run",
     absent=LOG.absent,
     importance=Importance.DETAIL,
 )
-STAGE = TABLE.gauge(
+STAGE = RUN.gauge(
     "run_stage",
     "State set: 1 for how far the suspicion has come, 0 for the other stages.",
-    "run",
     "stage",
     importance=Importance.DETAIL,
 )
-CLASSES = TABLE.gauge(
+CLASSES = RUN.gauge(
     "run_ranks_by_class",
     "Ranks by what the last stack sample shows them in.",
-    "run",
     "class",
     absent="while nobody is suspected: no stacks are sampled then",
     importance=Importance.DETAIL,
 )
-CLASS = TABLE.info(
+CLASS = RUN.info(
     "rank_class",
     "What the last stack sample shows each rank in.",
-    "run",
     "rank",
     "class",
     absent="while nobody is suspected: no stacks are sampled then",

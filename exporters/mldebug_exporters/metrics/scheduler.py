@@ -9,54 +9,46 @@ from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
 BEFORE = "before the first good answer"
-WATCH = ("scheduler", "watch")
 
 TABLE = FamilyTable(absent=BEFORE, importance=Importance.RUN)
-MISSING = TABLE.gauge(
-    "scheduler_job_missing",
-    "1 where an expected job is neither running nor queued.",
-    "scheduler",
-    "watch",
+POLLED = TABLE.labelled("scheduler")
+MISSING = POLLED.gauge(
+    "scheduler_job_missing", "1 where an expected job is neither running nor queued.", "watch"
 )
-JOBS = TABLE.gauge(
+JOBS = POLLED.gauge(
     "scheduler_jobs",
     "Jobs that an entry of jobs.expected fits, by state: running, queued, suspended, ending, over.",
-    "scheduler",
     "watch",
     "state",
     absent="while none is in that state",
 )
-PENDING = TABLE.gauge(
+PENDING = POLLED.gauge(
     "scheduler_pending_seconds",
     "Since when the oldest of the queued jobs waits.",
-    "scheduler",
     "watch",
     absent="while none is queued",
 )
-LEFT = TABLE.gauge(
+LEFT = POLLED.gauge(
     "scheduler_time_limit_left_seconds",
     "Until a time limit ends the first of the running jobs.",
-    "scheduler",
     "watch",
     absent="while none runs that has a limit",
 )
-BLOCKED = TABLE.gauge(
-    "scheduler_jobs_blocked", "Queued jobs that will not start by themselves.", "scheduler", "watch"
+BLOCKED = POLLED.gauge(
+    "scheduler_jobs_blocked", "Queued jobs that will not start by themselves.", "watch"
 )
-NODES = TABLE.gauge(
+NODES = POLLED.gauge(
     "scheduler_nodes_out",
     "Nodes that take no jobs, by state.",
-    "scheduler",
     "state",
     absent="while there is none in that state",
 )
-SUCCESS = TABLE.gauge(
-    "scheduler_last_success_timestamp_seconds", "Unix time of the last good answer.", "scheduler"
+SUCCESS = POLLED.gauge(
+    "scheduler_last_success_timestamp_seconds", "Unix time of the last good answer."
 )
-FAILURES = TABLE.counter(
+FAILURES = POLLED.counter(
     "scheduler_failures",
     "Questions without a good answer since the agent's start, by reason.",
-    "scheduler",
     "reason",
     absent="while there was none for that reason",
 )
