@@ -17,14 +17,19 @@ from mldebug.storage.checkpoints.model import (
     FileEntry,
     Layout,
 )
-from mldebug.storage.checkpoints.names import is_temporary
-from mldebug.storage.checkpoints.rank_files import ranks_of
+from mldebug.storage.checkpoints.names import is_temporary, step_of
+from mldebug.storage.checkpoints.rank_files import kinds_of, ranks_of
 
 MOST_FILES = (
     512  # of one checkpoint that are looked into; of more, the first, the last and some between
 )
-_ZIPS = (".pt", ".pth", ".ckpt", ".bin")
-BESIDE = ("latest", "latest_checkpointed_iteration.txt")
+_ZIPS = (".pt", ".pth", ".ckpt", ".bin", ".tar")
+_TRACKERS = (
+    "latest_checkpointed_iteration.txt",
+    "latest.txt",
+    "latest",
+)  # each names the newest whole one
+BESIDE = _TRACKERS
 """Names of small files beside a checkpoint that are always read: some layouts need them."""
 
 
@@ -56,7 +61,22 @@ def wants(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> tuple[ByteRange,
 
 def judge(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:
     """The verdict by names, index and file ends. Complete needs a whole listing, all that its layouts promise, no broken file."""
-    return msgspec.structs.replace(_judged(checkpoint, layouts), ranks=ranks_of(checkpoint))
+    verdict = _judged(checkpoint, layouts)
+    behind = _tracker_behind(checkpoint)
+    if behind and verdict.state is Completeness.COMPLETE:
+        verdict = _as(verdict, Completeness.INCOMPLETE, behind)
+    return msgspec.structs.replace(verdict, ranks=ranks_of(checkpoint), kinds=kinds_of(checkpoint))
+
+
+def _tracker_behind(checkpoint: Checkpoint) -> str:
+    """Why the small file beside a checkpoint speaks against it: who saves names there what is whole, at the end."""
+    own = step_of(checkpoint.name)
+    for name in _TRACKERS:
+        text = checkpoint.beside.get(name, b"")[:300].decode(errors="replace").strip()
+        named = int(text) if text.isdecimal() and len(text) < 13 else step_of(text)
+        if own is not None and named is not None and named < own:
+            return f"{name} still says {clean(text, 60)}"
+    return ""
 
 
 def _judged(checkpoint: Checkpoint, layouts: Sequence[Layout]) -> CheckpointVerdict:

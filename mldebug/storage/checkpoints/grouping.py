@@ -1,4 +1,4 @@
-"""Files of single ranks side by side in file folder (`ckpt_10_rank0.pt` … `ckpt_10_rank3.pt`) are file checkpoint."""
+"""Files of single ranks side by side in a folder (`ckpt_10_rank0.pt` … `ckpt_10_rank3.pt`) are one checkpoint."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

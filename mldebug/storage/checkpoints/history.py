@@ -14,7 +14,7 @@ from mldebug.core.model import Noun
 from mldebug.core.redact import clean
 from mldebug.storage.checkpoints.model import CheckpointVerdict, Completeness
 from mldebug.storage.checkpoints.names import step_of
-from mldebug.storage.checkpoints.rank_files import OtherCheckpoint, missing_files
+from mldebug.storage.checkpoints.rank_files import OtherCheckpoint, lost_kind, missing_files
 
 MAX_KEPT = 16  # complete checkpoints that are remembered
 MAX_TRACKS = 256
@@ -58,6 +58,7 @@ class KnownCheckpoint(Noun, frozen=True, kw_only=True):
     step: int | None = None
     world_size: int | None = None
     ranks: dict[str, str] = {}  # which ranks have a file there: `{"rank#.pt": "0-3"}`
+    kinds: tuple[str, ...] = ()  # names of its files with # for numbers
 
     @property
     def seconds(self) -> float | None:
@@ -105,7 +106,10 @@ class CheckpointSeries:
 
     def look(self, now: float, readings: Sequence[CheckpointReading], *, whole: bool, step: int | None = None, world_size: int | None = None) -> None:  # fmt: skip
         """Take the readings of one look at unix time `now`. `whole`: what is not in `readings` is gone; else it was not looked at."""
-        for reading in readings[:MAX_TRACKS]:
+        in_order = sorted(
+            readings[:MAX_TRACKS], key=lambda it: it.newest
+        )  # each is compared with those before it
+        for reading in in_order:
             track = self._follow(reading, now, step, world_size)
             track.checkpoint = self._judge(track, now)
             track.looked = now
@@ -180,13 +184,20 @@ class CheckpointSeries:
             step=_step(one.name, track.step),
             world_size=track.world_size,
             ranks=dict(one.verdict.ranks),
+            kinds=one.verdict.kinds,
         )
         return self._remember(checkpoint, track) if state is Completeness.COMPLETE else checkpoint
 
     def _missing(self, track: _Track) -> tuple[Completeness, str] | None:
         """Why it is not complete although its own files look so: the file of a rank is missing."""
         verdict = track.reading.verdict
-        if verdict.state is not Completeness.COMPLETE or not verdict.ranks:
+        if verdict.state is not Completeness.COMPLETE:
+            return None
+        at = track.reading.newest - self.memory.skew
+        earlier = [one for one in self._others(track) if one.ended < at]
+        if lost := lost_kind(verdict.kinds, earlier):
+            return Completeness.INCOMPLETE, lost
+        if not verdict.ranks:
             return None
         return missing_files(verdict.ranks, verdict.writers, track.world_size, self._others(track))
 
@@ -199,11 +210,17 @@ class CheckpointSeries:
         for one in (*present, *self.memory.complete):
             if (
                 one.name != own
-                and one.ranks
+                and (one.ranks or one.kinds)
                 and one.state in (Completeness.COMPLETE, Completeness.UNKNOWN)
             ):
+                whole = one.state is Completeness.COMPLETE
                 yield OtherCheckpoint(
-                    one.name, one.ranks, one.world_size, whole=one.state is Completeness.COMPLETE
+                    one.name,
+                    one.ranks,
+                    one.world_size,
+                    whole=whole,
+                    kinds=one.kinds,
+                    ended=one.ended,
                 )
 
     def _shrinks(self, one: CheckpointReading, before: KnownCheckpoint) -> bool:

@@ -74,6 +74,7 @@ class CheckpointVerdict(msgspec.Struct, frozen=True, kw_only=True):
     shards: int = 0  # files that hold tensors
     expected: int | None = None  # shards that the checkpoint itself promises
     ranks: Mapping[str, str] = {}  # which ranks have a file there: see `rank_files.ranks_of`
+    kinds: tuple[str, ...] = ()  # names of its files with # for numbers: see `rank_files.kinds_of`
     writers: int | None = None  # ranks that wrote a file, where each rank writes its own
 
 

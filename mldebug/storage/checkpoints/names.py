@@ -17,7 +17,7 @@ from typing import NamedTuple
 _SHARD = re.compile(r"__\d{1,7}_\d{1,7}\.distcp")
 _INDEX = (".metadata", ".metadata.tmp")
 _ENDING = re.compile(
-    r".{1,200}\.(?:pt|pth|ckpt|safetensors)|(?:pytorch_model|adapter_model|optimizer|scheduler|model)[\w.-]{0,100}\.bin"
+    r".{1,200}\.(?:pt|pth|ckpt|safetensors)(?:\.tar)?|(?:pytorch_model|adapter_model|optimizer|scheduler|model)[\w.-]{0,100}\.bin"
 )
 _WORD = (
     r"checkpoints?|ckpts?|chkpt|steps?|global_?steps?|iter(?:ation)?s?|epochs?|snapshot|saves?|it"
@@ -27,11 +27,24 @@ _CHECKPOINT_WORD = re.compile(
     rf"{_WORD}|model|weights?|state|last|latest|best|final|optim\w{{0,8}}|mp_rank|zero_pp|rng|adapter|consolidated",
     re.IGNORECASE,
 )
-_PER_RANK = re.compile(r"(?:mp_)?rank[-_]?\d.{0,20}|(?:pytorch_)?model.{0,30}|optimizer.{0,30}|shards?|dist_ckpt|global_step\d{1,12}|latest|state", re.IGNORECASE)  # fmt: skip
+_PER_RANK = re.compile(
+    r"(?:mp_)?rank[-_]?\d.{0,20}|(?:pytorch_)?model.{0,30}|optimizer.{0,30}|shards?|dist_ckpt|global_step\d{1,12}|latest|state"
+    r"|weights|context|pretrained_model|training_state|actor|critic|policy|unet|vae|transformer|text_encoder.{0,8}|adapter|lora.{0,20}|ema",
+    re.IGNORECASE,
+)
+_NUMBERED = re.compile(
+    r"\d{1,12}"
+)  # nanotron, LeRobot: a folder `checkpoints` of folders that are numbers
+_OF_NUMBERED = re.compile(r"checkpoints?|ckpts?", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?")
 _BEFORE, _AFTER = re.compile(r"^\.?(?:tmp|temp)[-_.]|^\.(?=[^.])", re.IGNORECASE), re.compile(r"(?:\.(?:tmp|temp|partial|incomplete|part|writing)|[-_]tmp|~)$", re.IGNORECASE)  # fmt: skip
 _COUNTED = re.compile(r"(?:^|[^a-z])(?:global_?)?(?:steps?|iter(?:ation)?s?)[-_=. ]{0,2}(\d{1,12})", re.IGNORECASE)  # fmt: skip
+# Names of frameworks that count steps and do not say so: the Trainer, diffusers, ms-swift; fairseq's have epoch and updates
+_UNSAID = re.compile(
+    r"(?:tmp-)?checkpoint-(\d{1,12})|checkpoint_\d{1,9}_(\d{1,12})(?:-shard.{1,9}|-rank.{1,9})?(?:\.pt)?"
+)
 MAX_UP = 3  # folders above a file in which its step is looked for
+MAX_UP_NUMBERED = 8
 
 
 class CheckpointPath(NamedTuple):
@@ -58,12 +71,26 @@ def checkpoint_of(path: str) -> CheckpointPath | None:
         if _STEP.search(basename(above)) and not (own and up):
             inner = _outermost(above)
             return CheckpointPath(dirname(inner), basename(inner))
+        if above == folder and (numbered := _numbered_above(folder)):
+            return numbered
         if not _PER_RANK.fullmatch(basename(above)):
             break
         above = dirname(above)
     if _SHARD.fullmatch(final_name(name)) or name in _INDEX:
         return CheckpointPath(dirname(folder), basename(folder))
     return CheckpointPath(folder, name) if own or _CHECKPOINT_WORD.search(name) else None
+
+
+def _numbered_above(folder: str) -> CheckpointPath | None:
+    """The folder `checkpoints/1000` above a file, however deep the file lies in it."""
+    for _ in range(MAX_UP_NUMBERED):
+        above = dirname(folder)
+        if above == folder:
+            return None
+        if _NUMBERED.fullmatch(basename(folder)) and _OF_NUMBERED.fullmatch(basename(above)):
+            return CheckpointPath(above, basename(folder))
+        folder = above
+    return None
 
 
 def _outermost(folder: str) -> str:
@@ -96,6 +123,10 @@ def series_of(name: str) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step or iteration in a name, else None: `checkpoint-3` may count anything, and an epoch is no step."""
-    found = _COUNTED.findall(basename(name)[:255])
-    return int(found[-1]) if found else None
+    """The step or iteration in a name, else None: `checkpoint-3.pt` may count anything, and an epoch is no step."""
+    name = basename(name)[:255]
+    if found := _COUNTED.findall(name):
+        return int(found[-1])
+    if unsaid := _UNSAID.fullmatch(name):
+        return int(unsaid[1] or unsaid[2])
+    return int(name) if _NUMBERED.fullmatch(name) and name.isascii() else None

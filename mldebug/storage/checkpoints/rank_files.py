@@ -15,8 +15,12 @@ Ranks = Mapping[str, str]
 """Name with # for the rank -> the ranks that have it, folded: `{"rank#.pt": "0-3"}`."""
 
 MAX_FAMILIES = 32
+MAX_KINDS = 64
+MOST_EARLIER = 3  # checkpoints that one is compared with
+_STATE = re.compile(r"(?:^|/)(?!.*(?:best|ema|final))[^/]*(?:optim|sched|model|state|rng|common|data|metadata)[^/]*\.(?:pt|pth|bin|pkl|ckpt|safetensors|json)$", re.IGNORECASE)  # fmt: skip
+_NUMBER = re.compile(r"\d+")
 MAX_TEXT = 2000  # characters of one that are kept
-_RANK = re.compile(r"((?:^|[^a-z])(?:rank|rng_state|worker|proc|process|gpu)[-_.=]?)(\d{1,6})(?!\d)", re.IGNORECASE)  # fmt: skip
+_RANK = re.compile(r"((?:^|[^a-z])(?:rank|shard|rng_state|random_states|worker|proc|process|gpu)[-_.=]?)(\d{1,6})(?!\d)", re.IGNORECASE)  # fmt: skip
 
 
 def rank_family(path: str) -> tuple[str, int] | None:
@@ -37,6 +41,16 @@ def ranks_of(checkpoint: Checkpoint) -> dict[str, str]:
     return {name: text for name, text in folded.items() if len(text) <= MAX_TEXT}
 
 
+def kinds_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The names of the files that every checkpoint of a series should have, with # for numbers: weights, optimizer, state. Empty where they are many."""
+    kinds = {
+        _NUMBER.sub("#", without_steps(file.path))
+        for file in checkpoint.files
+        if file.path and _STATE.search(file.path)
+    }
+    return tuple(sorted(kinds)) if len(kinds) <= MAX_KINDS else ()
+
+
 def writer_count(ranks: Ranks) -> int | None:
     """How many ranks have a file of their own; None where no file name has a rank."""
     return max((len(unfold(text)) for text in ranks.values()), default=None)
@@ -54,10 +68,28 @@ def first_lacking(own: Ranks, other: Ranks) -> str:
 class OtherCheckpoint:
     """Another checkpoint to compare with: its ranks, the world size that wrote it, and whether it is complete."""
 
-    __slots__ = ("name", "ranks", "whole", "world")
+    __slots__ = ("ended", "kinds", "name", "ranks", "whole", "world")
 
-    def __init__(self, name: str, ranks: Ranks, world: int | None, *, whole: bool) -> None:
-        self.name, self.ranks, self.world, self.whole = name, ranks, world, whole
+    def __init__(self, name: str, ranks: Ranks, world: int | None, *, whole: bool, kinds: tuple[str, ...] = (), ended: float = 0.0) -> None:  # fmt: skip
+        self.name, self.ranks, self.world, self.whole, self.kinds, self.ended = (
+            name,
+            ranks,
+            world,
+            whole,
+            kinds,
+            ended,
+        )
+
+
+def lost_kind(kinds: tuple[str, ...], earlier: Iterable[OtherCheckpoint]) -> str:
+    """Which file a checkpoint lacks that all complete ones before it have, in words; "" where none."""
+    compared = sorted((one for one in earlier if one.whole and one.kinds), key=lambda it: it.ended)[
+        -MOST_EARLIER:
+    ]
+    if not kinds or not compared:
+        return ""
+    common = set.intersection(*(set(one.kinds) for one in compared)) - set(kinds)
+    return f"{min(common)} is missing, which {compared[-1].name} has" if common else ""
 
 
 def missing_files(ranks: Ranks, writers: int | None, world: int | None, others: Iterable[OtherCheckpoint]) -> tuple[Completeness, str] | None:  # fmt: skip

@@ -341,8 +341,6 @@ def test_megatron_is_complete_when_the_tracker_has_come_to_it(tmp_path: Path) ->
     assert verdict(path).state is Completeness.INCOMPLETE
 
     shards = dcp(tmp_path / "iter_0000090")
-    assert verdict(shards).why == "there is no common.pt"
-    torch.save({"x": 1}, shards / "common.pt")
     assert (verdict(shards).layout, verdict(shards).state) == ("megatron", Completeness.COMPLETE)
     cut(shards / "__0_0.distcp")
     assert "__0_0.distcp has" in verdict(shards).why
@@ -398,9 +396,18 @@ def test_a_written_file_tells_its_save_or_nothing(path: str, place: CheckpointPa
 def test_the_saves_of_a_series_have_one_shape() -> None:
     assert series_of("tmp-checkpoint-500") == series_of("checkpoint-1000") == "checkpoint-#"
     assert series_of("epoch=3-val=0.12.ckpt") == "epoch=#-val=#.ckpt"
+    unsaid = (
+        "checkpoint-5.pth.tar",
+        "checkpoint_1_2000.pt",
+        "checkpoint_1_2000-shard3.pt",
+        "checkpoint_3.pt",
+        "020000",
+        "7.pt",
+    )
+    assert [step_of(name) for name in unsaid] == [None, 2000, 2000, None, 20000, None]
     assert [
         step_of(name)
         for name in ("iter_0000100", "global_step7", "checkpoint-5", "epoch=2-step=30.ckpt", "x")
-    ] == [100, 7, None, 30, None]
+    ] == [100, 7, 5, 30, None]
     assert is_part("model.pt.tmp")
     assert not is_part("events.out.tfevents.1")

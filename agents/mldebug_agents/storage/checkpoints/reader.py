@@ -24,7 +24,7 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 
-MAX_SERIES = 8  # of one job
+MAX_SERIES = 32  # of one job
 MAX_PLACES = 32  # that one pattern may lead to
 HINT_DEPTH, HINT_ENTRIES = 3, 4000
 ROUND = 15.0  # seconds of one look at all jobs; who had no turn is first the next time

@@ -102,12 +102,20 @@ def _lost_part(weights: list[FileEntry]) -> str:
 def _state(checkpoint: Checkpoint) -> str:
     state = checkpoint.entry(STATE)
     if state is None:
-        trainer = _TRAINER.fullmatch(checkpoint.name) is not None
+        trainer = _TRAINER.fullmatch(checkpoint.name) is not None and not _by_others(checkpoint)
         return f"there is no {STATE}, which the Trainer writes last" if trainer else ""
     end = checkpoint.parts.get(_end(state))
     if end is not None and not end.rstrip().endswith(b"}"):
         return f"{STATE} was cut off"
     return ""
+
+
+def _by_others(checkpoint: Checkpoint) -> bool:
+    """Whether accelerate (diffusers) or Megatron (ms-swift) wrote it: they use the Trainer's name, and not its state."""
+    names = [file.path for file in checkpoint.files]
+    if "training_args.bin" in names:
+        return False
+    return any(name.startswith("random_states_") or name.endswith("/.metadata") for name in names)
 
 
 def _other_weights(checkpoint: Checkpoint) -> bool:

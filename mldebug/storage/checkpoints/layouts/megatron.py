@@ -22,7 +22,7 @@ _RANK = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_\d{1,6})?/.{1,100}\.pt"
 
 
 class Megatron:
-    """Both layouts of Megatron: a folder for each rank, or shards with `common.pt` and `.metadata`."""
+    """Both layouts of Megatron: a folder for each rank, or shards with `.metadata` and, before Megatron-Bridge, `common.pt`."""
 
     order = 20
 
@@ -46,15 +46,17 @@ class Megatron:
         }
         shards = sum(name.endswith(".distcp") for name in names)
         count = shards + len(ranks)
-        if shards and (
-            missing := [name for name in (".metadata", "common.pt") if name not in names]
-        ):
-            return incomplete(NAME, count, f"there is no {missing[0]}")
+        if shards and ".metadata" not in names:
+            return incomplete(NAME, count, "there is no .metadata")
         wanted = (max(tp for tp, _ in ranks) + 1) * (max(pp for _, pp in ranks) + 1) if ranks else 0
         if len(ranks) < wanted:
             return incomplete(
                 NAME, count, f"{len(ranks)} of at least {wanted} folders of ranks are there", wanted
             )
+        if shards and TRACKER not in checkpoint.beside:
+            return complete(
+                NAME, count
+            )  # Megatron-Bridge: the index is written when all shards are there
         return _tracked(checkpoint, count)
 
 

@@ -16,7 +16,7 @@ from mldebug.storage.checkpoints.names import final_name
 from mldebug.storage.checkpoints.rank_files import ranks_of, writer_count
 
 NAME = "torch_save"
-ENDINGS = (".pt", ".pth", ".ckpt", ".bin")
+ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
 
 
 class TorchSave:

@@ -1,0 +1,161 @@
+"""Checkpoints as frameworks lay them out: which is whole, which is the last, and which files are of one series.
+
+The folders of tests/fixtures/checkpoints have the names that the frameworks use and small contents.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mldebug.core.plugins import create_all
+from mldebug.storage.checkpoints.history import CheckpointSeries, KnownCheckpoint
+from mldebug.storage.checkpoints.model import Completeness
+from mldebug.storage.checkpoints.names import checkpoint_of, series_of, step_of
+from mldebug_agents.storage.checkpoints.series_reader import SeriesReader
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
+
+FIELD = Path(__file__).parents[2] / "fixtures/checkpoints"
+NOW, HOUR = 1_750_000_000.0, 3600.0
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    with Spawner() as spawner, Reader(spawner) as it:
+        yield it
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def laid_out(name: str, folder: Path) -> Path:
+    """A copy of the checkpoints, each an hour after the one before it, by the numbers in their names."""
+    shutil.copytree(FIELD / name, folder)
+    entries = [one for one in folder.rglob("*") if one.is_file()]
+    numbers = sorted({step_of(part) or 0 for one in entries for part in one.relative_to(folder).parts})  # fmt: skip
+    for one in entries:
+        step = max((step_of(part) or 0 for part in one.relative_to(folder).parts), default=0)
+        at = NOW - HOUR * (len(numbers) + 1 - numbers.index(step)) - (5 if one.name == ".metadata" else 9)  # fmt: skip
+        os.utime(one, (at, at))
+    return folder
+
+
+def known(folder: Path, series: str, reader: Reader, looks: int = 2) -> list[KnownCheckpoint]:
+    """The checkpoints of a series, the oldest first."""
+    reading, history = SeriesReader((str(folder), series), create_all("checkpoints")), CheckpointSeries()  # fmt: skip
+    for number in range(looks):
+        now = NOW + number * 200
+        look = reading.look("run", "", reader, frozenset(), now)
+        history.look(now, look.readings, whole=look.whole)
+    return list(history.checkpoints)
+
+
+def whole(checkpoints: list[KnownCheckpoint]) -> list[int | None]:
+    return [one.step for one in checkpoints if one.state is Completeness.COMPLETE]
+
+
+@pytest.mark.parametrize(
+    ("name", "series", "complete"),
+    [
+        ("mega_bridge", "iter_#", [1000, 2000]),
+        ("diffusers_full", "checkpoint-#", [500, 1000]),
+        ("swift_megatron", "checkpoint-#", [500, 1000]),
+        ("hf_noopt", "checkpoint-#", [500]),
+        ("fairseq", "checkpoint_1_*", [1000]),
+        ("mega_common", "iter_#", [1000]),
+        ("verl_died", "global_step_#", [10]),
+    ],
+)
+def test_the_last_whole_one_is_known(name: str, series: str, complete: list[int], folder: Path, reader: Reader) -> None:  # fmt: skip
+    found = known(laid_out(name, folder), series, reader)
+    assert whole(found) == complete, [(one.name, one.state, one.why) for one in found]
+
+
+def test_files_of_timm_are_checkpoints(folder: Path, reader: Reader) -> None:
+    found = known(laid_out("timm", folder), "*.pth.tar", reader)
+    assert len(found) == 4
+    assert {one.state for one in found} == {Completeness.COMPLETE}
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), [("nemo2", {999, 1999}), ("lerobot", {10000, 20000}), ("nanotron", {1000, 2000})]
+)  # fmt: skip
+def test_the_files_of_a_run_lead_to_one_series(name: str, steps: set[int]) -> None:
+    files = [one for one in (FIELD / name).rglob("*") if one.suffix in (".pt", ".distcp", ".safetensors")]  # fmt: skip
+    places = {place for one in files if (place := checkpoint_of(str(one)))}
+    assert len({(place.folder, series_of(place.name)) for place in places}) == 1
+    assert {step_of(place.name) for place in places} == steps
+
+
+# --- of our own ----------------------------------------------------------------------------------
+
+
+def why_not(checkpoints: list[KnownCheckpoint], step: int) -> str:
+    (found,) = [one for one in checkpoints if one.step == step]
+    assert found.state is not Completeness.COMPLETE
+    return found.why
+
+
+@pytest.mark.parametrize(
+    ("name", "series", "step", "lost"),
+    [
+        ("diffusers_full", "checkpoint-#", 1000, "optimizer.bin"),
+        ("diffusers_full", "checkpoint-#", 1000, "unet/diffusion_pytorch_model.safetensors"),
+        ("mega_bridge", "iter_#", 2000, "train_state.pt"),
+        ("mega_bridge", "iter_#", 2000, ".metadata"),
+        ("mega_bridge", "iter_#", 2000, "__0_3.distcp"),
+        ("swift_megatron", "checkpoint-#", 1000, "iter_0001000/__0_1.distcp"),
+        ("swift_megatron", "checkpoint-#", 1000, "model-00002-of-00002.safetensors"),
+        ("hf_noopt", "checkpoint-#", 500, "trainer_state.json"),
+    ],
+)
+def test_a_file_that_is_lost_is_told(name: str, series: str, step: int, lost: str, folder: Path, reader: Reader) -> None:  # fmt: skip
+    laid_out(name, folder)
+    (path,) = folder.glob(f"*{step}/{lost}")
+    path.unlink()
+    found = known(folder, series, reader)
+    assert step not in whole(found), why_not(found, step)
+
+
+def test_a_tracker_that_is_behind_speaks_against_any_layout(folder: Path, reader: Reader) -> None:
+    laid_out("nanotron", folder)
+    place = folder / "checkpoints"
+    assert whole(known(place, "#", reader)) == [1000, 2000]
+    (place / "latest.txt").write_text("1000")
+    found = known(place, "#", reader)
+    assert whole(found) == [1000]
+    assert why_not(found, 2000) == "latest.txt still says 1000"
+
+
+def test_a_file_that_only_the_first_one_had_is_missed_and_one_that_some_had_is_not(folder: Path, reader: Reader) -> None:  # fmt: skip
+    """A user may add or leave out what is no state of the training: pictures, an evaluation, the best weights so far."""
+    laid_out("diffusers_full", folder)
+    for extra in ("samples.png", "eval.json", "model_best.safetensors"):
+        (folder / "checkpoint-500" / extra).write_bytes(b"x")
+        os.utime(folder / "checkpoint-500" / extra, (NOW - 9 * HOUR, NOW - 9 * HOUR))
+    (folder / "checkpoint-500/model_best.safetensors").unlink()
+    assert whole(known(folder, "checkpoint-#", reader)) == [500, 1000]
+    for name in ("optimizer.bin", "scheduler.bin"):
+        (folder / f"checkpoint-1000/{name}").unlink()
+    assert "is missing, which checkpoint-500 has" in why_not(
+        known(folder, "checkpoint-#", reader), 1000
+    )
+
+
+def test_the_first_one_is_not_measured_by_later_ones(folder: Path, reader: Reader) -> None:
+    """A run may begin to save its optimizer later."""
+    laid_out("diffusers_full", folder)
+    (folder / "checkpoint-500/scheduler.bin").unlink()
+    assert whole(known(folder, "checkpoint-#", reader)) == [500, 1000]
+
+
+def test_numbers_are_steps_only_below_a_folder_of_checkpoints() -> None:
+    assert checkpoint_of("/data/3/run/weights.pt") != ("/data", "3")
+    assert checkpoint_of("/out/checkpoints/020000/pretrained_model/model.safetensors") == ("/out/checkpoints", "020000")  # fmt: skip
+    assert checkpoint_of("/out/ckpt/7/a/b/c/d/model.safetensors") == ("/out/ckpt", "7")
+    assert checkpoint_of("/out/step_100/actor/optim_rank_0.pt") == ("/out", "step_100")
