@@ -49,6 +49,9 @@ class AgentConfig(Section, frozen=True, kw_only=True):
     # who shows this token sees all web pages by TCP, and may ask for captures, as Alertmanager's webhook does:
     # openssl rand -hex 32
     token_file: Path | None = None
+    # ranks of one run in several containers or pods of a node are one run. Only where all of them belong to one owner: anybody
+    # may start a container that calls itself a rank of another's run
+    join_containers: bool = False
     # Unix group whose members see all runs at the socket; others see their own. "" for none
     group: str = ""
 

@@ -30,7 +30,10 @@ class CaptureTools:
         self.failure_counts = FailureCounts()
         self.ras = RasClient(context.spawner, host, self.failure_counts)
         launchers = create_all("launchers")
-        self.finder = RankFinder(host, reader, context.node, launchers, self._ask_world, probes)
+        self.finder = RankFinder(
+            *(host, reader, context.node, launchers, self._ask_world, probes),
+            join_containers=context.config.agent.join_containers,
+        )
         self.known_issues = KnownIssueFinder(host, reader)
         self.traces = TraceCollector(host, reader, context.config.capture.trace_folders)
         self.flight_recorders = FlightRecorderCollector(

@@ -337,6 +337,24 @@ def test_ranks_that_came_after_the_event_are_not_its_run(
     assert (line.outcome, sleeper.poll()) == (ActionOutcome.REFUSED, None), line.why
 
 
+def test_ranks_of_several_containers_get_no_signal(
+    tmp_path: Path, spawner: Spawner, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    """One of them may be somebody else's, who gave his the same names."""
+    steps = {"stop": Plugin("signal", signal.Options(to="ranks"))}
+    rules = settings(steps=steps, chains={"stall": ("stop",)}, allow=("signal",))
+    stand = Stand(tmp_path, spawner, rules)
+    ranks = (
+        rank(sleeper.pid),
+        msgspec.structs.replace(rank(sleeper.pid), rank=1, container="ab" * 6),
+    )
+    stand.jobs = {RUN: Job(id=RUN, name="t", launcher="srun", ranks=ranks)}
+    stand.stalls()
+    (line,) = stand.until(1)
+    assert (line.outcome, sleeper.poll()) == (ActionOutcome.REFUSED, None), line.why
+    assert "several containers" in line.why
+
+
 # --- how often -----------------------------------------------------------------------------------
 
 

@@ -321,6 +321,62 @@ def test_ranks_in_containers_of_one_run_are_one_job(node: Node) -> None:
     assert [(rank.namespace_pid, rank.container) for rank in job.ranks] == [(7, "ab" * 6)] * 2
 
 
+POD = "0::/kubepods.slice/kubepods-pod{}.slice/cri-containerd-{}.scope\n"
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [f"0::/system.slice/docker-{'ab' * 32}.scope\n", f"0::/system.slice/docker-{'cd' * 32}.scope\n"],
+        [POD.format(f"{n * 8}_1111_2222_3333_444444444444", "ab" * 32) for n in ("a", "b")],
+        ["0::/user.slice\n", f"0::/machine.slice/libpod-{'cd' * 32}.scope\n"],
+    ],
+)  # fmt: skip
+def test_root_of_another_container_joins_nobody_s_run(node: Node, groups: list[str]) -> None:
+    """It had the same master and run id, exited with 7, and A's ranks got the signal."""
+    for number, cgroup in enumerate(groups):
+        for rank in (0, 1):
+            variables = plain(rank, 2, MASTER_ADDR="job-master-0")
+            node.tree.add(10 + 10 * number + rank, 1, environ=variables, cgroup=cgroup)
+    first, second = node.find().jobs
+    assert (pids(first), pids(second)) == ([10, 11], [20, 21])
+    assert len({first.id, second.id}) == 2
+    assert [job.id for job in node.find().jobs] == [first.id, second.id]
+    node.tree.end(20)
+    node.tree.end(21)
+    assert node.job().lost == ()
+
+
+def test_the_id_of_a_run_in_a_container_is_that_of_the_release_before(node: Node) -> None:
+    """Only of two that say the same the younger has another one."""
+    docker = f"0::/system.slice/docker-{'ab' * 32}.scope\n"
+    here = [node.tree.add(10 + rank, 1, environ=plain(rank, 2), cgroup=docker) for rank in (0, 1)]
+    inside = node.job().id
+    for pid in here:
+        node.tree.add(pid, 1, environ=plain(pid - 10, 2))
+    bare = RankFinder(
+        Host(str(node.tree.root), lambda: NOW), node.paths, "n1", create_all("launchers")
+    )
+    assert bare.find().jobs[0].id == inside
+
+
+def test_containers_of_one_pod_are_one_and_those_of_one_owner_can_be(node: Node) -> None:
+    uid = "aaaaaaaa_1111_2222_3333_444444444444"
+    for rank in (0, 1):
+        cgroup = POD.format(uid, ("ab", "cd")[rank] * 32)
+        node.tree.add(10 + rank, 1, environ=plain(rank, 2), cgroup=cgroup)
+    assert pids(node.job()) == [10, 11]
+    for rank in (0, 1):
+        cgroup = f"0::/docker/{('ab', 'cd')[rank] * 32}\n"
+        node.tree.add(20 + rank, 1, environ=plain(rank, 2, MASTER_PORT=7), cgroup=cgroup)
+    assert len(node.find().jobs) == 3
+    joined = RankFinder(
+        *(Host(str(node.tree.root), lambda: NOW), node.paths, "n1", create_all("launchers")),
+        join_containers=True,
+    )
+    assert sorted(map(pids, joined.find().jobs)) == [[10, 11], [20, 21]]
+
+
 def test_a_restart_is_a_new_attempt_with_a_new_id(node: Node) -> None:
     old = node.torchrun(100, 2)
     before = node.job()

@@ -79,3 +79,13 @@ def as_it_was(job: Job | None, event: AlertEvent) -> Job | None:
     if job is None or event.ended is not None or fired is None:
         return None
     return job if all(rank.started_at <= fired + SLACK for rank in job.ranks) else None
+
+
+def several_owners(job: Job | None) -> str:
+    """Why nothing that may harm is done to this job: its ranks are in several containers. "" where they are not."""
+    places = {rank.container for rank in job.ranks} if job is not None else set()
+    return (
+        "its ranks are in several containers, of which one may be somebody else's"
+        if len(places) > 1
+        else ""
+    )

@@ -41,6 +41,7 @@ from mldebug_agents.alerts.action_runner.chains import (
     chain_of,
     is_over,
     refusal,
+    several_owners,
 )
 from mldebug_agents.alerts.action_runner.model import ActionInput, ActionResult, ProgramError
 from mldebug_agents.state.store import StateStore
@@ -179,7 +180,9 @@ class ActionRunner:
         work = self._work(facts, as_it_was(job, event) if harms else job, others)
         uid = event.alert.uid
         order = ActionStep(chain, plugin, work, since=lambda: self._since(chain), uid=uid)
-        against = refusal(chain, event, self._settings) if harms else ""
+        against = (
+            (refusal(chain, event, self._settings) or several_owners(work.job)) if harms else ""
+        )
         if against or self._settings.dry_run:
             self._order(order._replace(against=against, dry=self._settings.dry_run))
         elif chain.begun:

@@ -134,10 +134,11 @@ class OwnRuns:
     def news(self, belongs: Belongs, now: float) -> tuple[RunNews, ...]:
         """What this node announces to others: one message for each run for which `belongs` is true, those that failed lately included. `now`: monotonic seconds."""
         bad = self._bad_ends.recent()
+        first = {job_key(run.job, self._node): run for run in reversed(list(self.runs.values()))}
         runs = tuple(
             news_of(run, self._node, self.progress(run.job.id), bad.get(run.job.id), now)
             for run in self.runs.values()
-            if not run.unjudged and belongs(run)
+            if not run.unjudged and belongs(run) and first[job_key(run.job, self._node)] is run
         )
         here = {(news.key, news.attempt) for news in runs}
         ended = (gone(one, self._node) for one in self._ended.values() if belongs(one.run))

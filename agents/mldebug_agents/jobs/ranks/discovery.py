@@ -26,6 +26,10 @@ MAX_REMARKS = 200  # of one look
 _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}")  # a run id that says nothing
 
 
+RunPlace = tuple[Key, str]
+"""A run, and the pod or container that it runs in."""
+
+
 class RankChild(msgspec.Struct, frozen=True, kw_only=True):
     """A process below a rank that is not a rank itself."""
 
@@ -64,16 +68,18 @@ class RankFinder:
         launchers: Sequence[Launcher],
         ask_ras: Ask = lambda _: None,
         probes: bool = False,
+        join_containers: bool = False,
     ) -> None:
         """`ask_ras`: asks NCCL RAS which process is which rank, where their environment does not say.
 
-        `probes`: report the ranks of our own probes as a job, too.
+        `probes`: report the ranks of our own probes as a job, too. `join_containers`: see `find_rank_groups`.
         """
         self._host = host
         self._ras = RasRanks(ask_ras, host.clock)
         self._node = node
         self._registry = Registry(host, reader, launchers, probes)
-        self._memory: dict[Key, _RankMemory] = {}
+        self._memory: dict[RunPlace, _RankMemory] = {}
+        self._join_containers = join_containers
 
     def find(self) -> Discovery:
         """Look once at all processes of this node."""
@@ -81,9 +87,14 @@ class RankFinder:
         processes = self._ras.complete(self._registry.look(tree.stats), tree)
         claimants = find_claimants(processes, tree)
         known_children = {child for memory in self._memory.values() for child in memory.children}
-        rank_groups = find_rank_groups(claimants, tree, known_children)
+        rank_groups = find_rank_groups(
+            claimants, tree, known_children, join_containers=self._join_containers
+        )
         alive, too_many = self._watched([one for one in rank_groups if one.claimants])
-        self._memory = {rank_group.key: self._recall(rank_group, tree) for rank_group in alive}
+        alive.sort(key=lambda one: one.first.age)  # of two that say the same, the older has the id
+        before, self._memory = self._memory, {}
+        for one in alive:
+            self._memory[_place(one)] = self._recall(one, before, tree)
         children = dict(_children(alive, processes, tree))
         self._remember_children(alive, children, tree)
         claimed = {
@@ -110,14 +121,14 @@ class RankFinder:
         """At most `MAX_RUNS` of each owner: those that were watched before and those of PyTorch first, and a remark on the others."""
         by_owner: dict[Owner, list[RankGroup]] = defaultdict(list)
         for one in alive:
-            by_owner[one.first.process.uid, one.first.process.container].append(one)
+            by_owner[one.first.process.uid, one.first.process.place].append(one)
         remarks = []
         for (uid, _), mine in by_owner.items():
             if (more := len(mine) - MAX_RUNS) <= 0:
                 continue
             mine.sort(
                 key=lambda one: (
-                    one.key not in self._memory,
+                    _place(one) not in self._memory,
                     not one.first.process.torch,
                     one.first.age,
                 )
@@ -129,10 +140,16 @@ class RankFinder:
         kept = {id(one) for mine in by_owner.values() for one in mine}
         return [one for one in alive if id(one) in kept], remarks
 
-    def _recall(self, rank_group: RankGroup, tree: ProcessTree) -> _RankMemory:
-        memory = self._memory.get(rank_group.key) or _RankMemory(
-            id=_job_id(self._node, rank_group, tree)
-        )
+    def _recall(
+        self, rank_group: RankGroup, before: Mapping[RunPlace, _RankMemory], tree: ProcessTree
+    ) -> _RankMemory:
+        memory = before.get(_place(rank_group))
+        if memory is None:
+            taken = {one.id for one in (*before.values(), *self._memory.values())}
+            job_id = _job_id(self._node, rank_group.key, rank_group, tree)
+            if job_id in taken:  # another container says the same
+                job_id = _job_id(self._node, _place(rank_group), rank_group, tree)
+            memory = _RankMemory(id=job_id)
         launcher = common_parent(rank_group, tree)
         for rank, claimant in rank_group.claimants.items():
             memory.ranks[rank] = self._identity(claimant, launcher)
@@ -145,7 +162,7 @@ class RankFinder:
         tree: ProcessTree,
     ) -> None:
         for rank_group in rank_groups:
-            memory = self._memory[rank_group.key]
+            memory = self._memory[_place(rank_group)]
             memory.children = {key: rank for key, rank in memory.children.items() if _is(key, tree)}
             for rank, claimant in rank_group.claimants.items():
                 for child in children.get(claimant.pid, ()):
@@ -154,7 +171,7 @@ class RankFinder:
     def _job(
         self, rank_group: RankGroup, losses: LostRankFinder, tree: ProcessTree
     ) -> tuple[Job, list[Gap]]:
-        memory = self._memory[rank_group.key]
+        memory = self._memory[_place(rank_group)]
         lost, gaps = losses.of(rank_group, memory.ranks, memory.children)
         gone_astray = {
             rank
@@ -211,11 +228,15 @@ class RankFinder:
 # --- names ---------------------------------------------------------------------------------------
 
 
-def _job_id(node: str, rank_group: RankGroup, tree: ProcessTree) -> str:
+def _place(rank_group: RankGroup) -> RunPlace:
+    return rank_group.key, rank_group.place
+
+
+def _job_id(node: str, key: Key, rank_group: RankGroup, tree: ProcessTree) -> str:
     """Eight digits, the same at every look: the launcher's start outlives that of any rank."""
     oldest = min(claimant.process.stat.start_ticks for claimant in rank_group.claimants.values())
     launcher = tree.stats[rank_group.launchers[0]].start_ticks if rank_group.launchers else oldest
-    text = repr((node, rank_group.key, launcher))
+    text = repr((node, key, launcher))
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:8]
 
 

@@ -21,6 +21,7 @@ class RankGroup(msgspec.Struct, kw_only=True):
     """One attempt of one run on this node: a job, before it is written down."""
 
     key: Key
+    place: str = ""  # the pod or container of all its ranks
     claimants: dict[int, Claimant]
     duplicates: list[Claimant]
     leftovers: list[Claimant]
@@ -40,17 +41,21 @@ def find_rank_groups(
     claimants: Iterable[Claimant],
     tree: ProcessTree,
     known_children: Collection[tuple[int, int]] = (),
+    *,
+    join_containers: bool = False,
 ) -> list[RankGroup]:
     """Group claimants into runs, then attempts, then launches; leftovers and duplicates are told apart on the way.
 
-    `known_children`: (pid, start) of processes that were once seen below a rank.
+    `known_children`: (pid, start) of processes that were once seen below a rank. `join_containers`: ranks of one run may be in
+    several containers of this node; else those of each are a run of their own, since anybody may give his the same names.
     """
-    runs: dict[Key, list[Claimant]] = defaultdict(list)
+    runs: dict[tuple[Key, str], list[Claimant]] = defaultdict(list)
     for claimant in claimants:
-        runs[_run(claimant)].append(claimant)
+        place = "" if join_containers else claimant.process.place
+        runs[_run(claimant), place].append(claimant)
     return [
-        rank_group
-        for key, members in runs.items()
+        msgspec.structs.replace(rank_group, place=place)
+        for (key, place), members in runs.items()
         for rank_group in _rank_groups(key, members, tree, known_children)
         if any(s.process.torch or not s.claim.needs_torch for s in rank_group.claimants.values())
         or not rank_group.claimants

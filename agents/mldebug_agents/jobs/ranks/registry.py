@@ -60,6 +60,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     namespace_pid: int | None = None
     nccl_ras: str = ""  # of `RankIdentity`
     container: str = ""
+    pod: str = ""
     checked_at: float = 0.0
     settings: dict[str, str] = {}  # of `Program`
     recorder: dict[str, str] = {}  # of `Program`
@@ -70,6 +71,11 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> tuple[int, int]:
         """Pid and start time (clock ticks since boot), which together identify a process even if its pid is used again."""
         return self.stat.pid, self.stat.start_ticks
+
+    @property
+    def place(self) -> str:
+        """The pod, else the container, that it runs in; "" for neither. Root of one is another user than root of the next."""
+        return self.pod or self.container
 
     @property
     def forked(self) -> bool:
@@ -209,6 +215,7 @@ class Registry:
         python = named_python(stat.name) or (bool(argv) and procfs.is_python(argv[0]))
         python = python or procfs.is_python(self._host.link(stat.pid, "exe"))
         status = self._host.status(stat.pid) if python else procfs.ProcessStatus()
+        cgroup = self._host.text(stat.pid, "cgroup")
         return ProcessInfo(
             stat=stat,
             python=python,
@@ -226,7 +233,8 @@ class Registry:
             network=self._host.link(stat.pid, "ns/net"),
             namespace=self._host.link(stat.pid, "ns/pid"),
             namespace_pid=status.pids[-1] if len(status.pids) > 1 else None,
-            container=procfs.container_id(self._host.text(stat.pid, "cgroup")),
+            container=procfs.container_id(cgroup),
+            pod=procfs.pod_id(cgroup),
         )
 
     def _launches(self, name: str, argv: tuple[str, ...]) -> bool:

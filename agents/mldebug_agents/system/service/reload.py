@@ -11,6 +11,7 @@ _FIXED = (
     "agent.listen",
     "agent.group",
     "agent.token_file",
+    "agent.join_containers",
     "logs",
     "gpus",
     "cluster",
