@@ -13,6 +13,7 @@ from mldebug.diagnosis.exits.model import AttemptExit, RankError, exit_signal, w
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit
 from mldebug.diagnosis.exits.words.last_words import is_out_of_memory
 
+NOBODY = ", and nobody can be named"
 MAX_FACTS = 12  # about ranks that are not named
 
 
@@ -87,7 +88,7 @@ def nobody(attempt: AttemptExit, exits: Sequence[ExplainedExit], why: str) -> Ex
     error = attempt.shared_error
     log = f"; {shared_words(error)}" if error and error.error not in why else ""
     over = "the job has lost ranks" if attempt.living else "the job ended"
-    summary = f"{over}, and nobody can be named: {why}{log}"
+    summary = f"{over}{NOBODY}: {why}{log}"
     finding = Finding(
         verdict=Verdict.UNKNOWN,
         culprits=(),

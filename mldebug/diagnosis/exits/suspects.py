@@ -16,7 +16,7 @@ import msgspec
 from mldebug.core.model import Confidence, Culprit, Finding, Verdict
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.diagnosis.exits.model import Accusation, AttemptExit
-from mldebug.diagnosis.exits.outcome import ExitOutcome
+from mldebug.diagnosis.exits.outcome import NOBODY, ExitOutcome
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit, explain_exits
 
 MOST = 4  # suspects; more are nobody
@@ -94,7 +94,7 @@ def _suspected(finding: Finding, suspects: Suspects, words: str, attempt: Attemp
         verdict=suspects.verdict,
         culprits=culprits,
         confidence=suspects.confidence,
-        summary=f"{words}; {finding.summary}",
+        summary=f"{words}; {finding.summary.replace(NOBODY, '', 1)}",
         evidence=(words, *finding.evidence),
     )
 

@@ -46,6 +46,7 @@ def test_a_barrier_s_words_make_a_suspect_and_no_culprit() -> None:
     found = judge_exit(attempt({0: victim(ranks=(2,), speaker=0, did=MISSED)}))
     assert named(found) == (Verdict.UNKNOWN, [2], Confidence.LOW)
     assert f"by the words of rank 0, rank 2 {MISSED}" in found.sentence
+    assert "nobody can be named" not in found.sentence
 
 
 @pytest.mark.parametrize(
