@@ -5,7 +5,7 @@ nowhere else, where it was raised in a function in which that rank alone stands,
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +23,7 @@ from mldebug.jobs.logs.parser import LogParser
 
 MAX_TEXT = 240
 MAX_NAMED = 2
+MAX_LOOKED_AT = 16  # ranks whose logs are searched
 AT_EXIT = ("thread_exit", "dataloader_exit", "destroy")
 QUIET_ABOUT = (Verdict.GPU_FAULT, Verdict.OUT_OF_MEMORY, Verdict.RANK_EXITED, Verdict.JOB_PAUSED)
 """Verdicts that have the error in their own words, or nothing to do with one."""
@@ -55,10 +56,9 @@ def with_exceptions(case: Case, finding: Finding) -> Finding:
     """The finding with what the named ranks have raised; where nobody is named, the evidence alone has it."""
     if finding.verdict in QUIET_ABOUT or case.moved:
         return finding
-    by_rank = dict(raised_by(case))
-    named = {one.rank for one in finding.culprits if one.rank is not None}
-    suspects = {rank.rank for rank in case.suspects}
-    shown = {rank: one for rank, one in by_rank.items() if rank in (named or suspects)}
+    named = [one.rank for one in finding.culprits if one.rank is not None]
+    looked_at = named or [rank.rank for rank in case.suspects]
+    shown = dict(raised_by(case, looked_at[:MAX_LOOKED_AT]))
     facts = tuple(f"rank {rank}: its log has {safe_line(one.error, MAX_TEXT)}{one.place}" for rank, one in sorted(shown.items()))  # fmt: skip
     words = [_words(case, rank, one) for rank, one in sorted(shown.items()) if rank in named and not one.went_on]  # fmt: skip
     return msgspec.structs.replace(
@@ -82,9 +82,9 @@ def _words(case: Case, number: int, one: Raised) -> str:
 # --- whose it is -----------------------------------------------------------------------------------
 
 
-def raised_by(case: Case) -> Iterator[tuple[int, Raised]]:
+def raised_by(case: Case, ranks: Collection[int]) -> Iterator[tuple[int, Raised]]:
     """(rank, the last exception in its log that is its own beyond doubt); what only blames a peer is left out."""
-    for rank in case.ranks:
+    for rank in (one for one in case.ranks if one.rank in ranks):
         lines = own_lines(case, rank)
         found = [one for one in exceptions_in(lines) if not blames_peer(one.error)]
         found = found or [one for one in _unmarked(case, rank) if not blames_peer(one.error)]
@@ -137,7 +137,8 @@ def _unmarked(case: Case, rank: ClassifiedRank) -> Iterator[Raised]:
     path = rank.capture.log.path
     others = [one for one in case.ranks if one is not rank and _may_write(one, path)]
     for one in exceptions_in(words.shared):
-        mine, theirs = _signs(rank, one), {sign for other in others for sign in _signs(other, one)}
+        mine = _signs(rank, one)
+        theirs = {sign for other in others for sign in _signs(other, one)} if mine else set()
         if mine - theirs:
             yield one._replace(went_on=False)  # others write there as well
 

@@ -21,6 +21,7 @@ ClassifyProcess = Callable[[ProcessCapture], Classification]
 ClassifyRank = Callable[[RankCapture], Classification]
 
 MAX_NAMED = 3
+MAX_COMPARED = 128  # ranks whose other threads are compared
 PARKED = ("sleep", "poll", "idle", "lock", "thread_join", "future")
 """What a main thread does whose work is done by another one."""
 LIBC = ("libc.so.6", "libc-2.31.so", "libpthread.so.0", "ld-linux-x86-64.so.2")
@@ -116,8 +117,9 @@ def waits_for_engine(stack: ThreadStack | None) -> bool:
 def training_thread(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str:
     """The name of the thread that trains, where the main threads of all ranks are parked in one place; "" where they train.
 
-    It is there on every rank, and waits for other ranks on one of them at least. Digits of a name count for nothing.
+    It is there on every rank, and waits for other ranks on one of them at least. Digits of a name count for nothing. Of many ranks the first ones stand for all.
     """
+    ranks = ranks[:MAX_COMPARED]
     if len(ranks) < 2 or not all(classify(rank).name in PARKED for rank in ranks):
         return ""
     mains = {_main_labels(rank.process) for rank in ranks}
@@ -144,7 +146,7 @@ def on_thread(rank: RankCapture, name: str) -> RankCapture:
 def second_waits(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str:
     """What a further thread of every rank waits for, in a sentence; "" where not all have one that waits for other ranks."""
     found: list[tuple[str, str]] = []
-    for rank in ranks:
+    for rank in ranks if len(ranks) <= MAX_COMPARED else ():
         main = principal(rank.process.stacks, rank.process.pid)
         names = [one.name for one in rank.process.stacks if one is not main and site(one.frames)]
         classes = [(name, classify(on_thread(rank, _plain(name)))) for name in names]
