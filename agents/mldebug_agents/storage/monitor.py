@@ -29,7 +29,7 @@ from mldebug_agents.storage.child.client import MountClient
 from mldebug_agents.storage.dir_sizes.collector import DirSizeCollector
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
-from mldebug_agents.storage.filesystems.evidence import fills_for, stuck_devices, with_stuck
+from mldebug_agents.storage.filesystems.evidence import RecentFills, stuck_devices, with_stuck
 from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotaCollector
 from mldebug_agents.storage.filesystems.quotas import QuotaCollector
 from mldebug_agents.storage.write_rates.collector import WriteRateCollector
@@ -115,6 +115,7 @@ class StorageMonitor:
         }
         self._due = dict.fromkeys(self._parts, 0.0)
         self._states: dict[str, CollectorState] = {}
+        self._fills = RecentFills()
         self._alarmed: set[tuple[str, str]] = set()
 
     @classmethod
@@ -152,6 +153,8 @@ class StorageMonitor:
             log.warning("%s failed: %s: %s", result.worker, type(error).__name__, error)
             return
         self._states[result.value.name] = result.value
+        if result.value.name == FilesystemCollector.name:
+            self._fills.add(result.value)
         self._keep(result.value.name)
         self._warn()
 
@@ -192,7 +195,7 @@ class StorageMonitor:
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
         """The exit with how full the filesystems were that its user's jobs use."""
         uids = {identity.uid for identity in attempt.identities}
-        fills = fills_for(self._states.get(FilesystemCollector.name), time.time(), uids)
+        fills = self._fills.of_users(uids, time.time())
         return msgspec.structs.replace(attempt, filesystems=fills)
 
     def _warn(self) -> None:

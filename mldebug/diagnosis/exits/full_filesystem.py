@@ -32,7 +32,7 @@ def with_full_filesystem(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutc
         return outcome
     words = _words(fill)
     if not _is_full(fill):
-        remark = f"{words}: freed since, or a quota"
+        remark = f"{words}: it has filled or was freed since, or a quota is used up"
         changed = msgspec.structs.replace(finding, evidence=(*finding.evidence, remark))
         return msgspec.structs.replace(outcome, finding=changed)
     changed = _storage_fault(finding, fill, words, sure=sure)

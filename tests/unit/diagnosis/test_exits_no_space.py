@@ -74,7 +74,7 @@ def test_one_that_has_space_by_now_is_a_remark(
     finding = judge_exit(ended(error, *fills)).finding
     assert finding is not None
     assert finding.verdict is Verdict.RANK_EXITED
-    assert any("freed since, or a quota" in fact for fact in finding.evidence)
+    assert any("or a quota is used up" in fact for fact in finding.evidence)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from mldebug.storage.filesystems.state import CollectorState, Row
 from mldebug.storage.filesystems.visibility import UIDS
-from mldebug_agents.storage.filesystems.evidence import FRESH, LATELY, fills_for, stuck_devices
+from mldebug_agents.storage.filesystems.evidence import FRESH, LATELY, RecentFills, stuck_devices
 
 
 def told(*rows: Row) -> CollectorState:
@@ -30,9 +30,13 @@ def test_an_exit_is_told_how_full_its_user_s_filesystems_were() -> None:
     common = full | {"mount": "/", "used_ratio": 0.4, UIDS: ""}
     silent = full | {"mount": "/nfs", "used_ratio": None}
     state = told(full, other, common, silent)
+    recent = RecentFills()
+    recent.add(state)
+    recent.add(CollectorState(name="filesystems", at=state.at + 5.0))  # the job has ended since
 
-    fills = fills_for(state, state.at + 7.0, {1000})
+    fills = recent.of_users({1000}, state.at + 7.0)
 
     assert [(one.mount, one.used_ratio, one.age) for one in fills] == [("/data", 0.999, 7.0), ("/", 0.4, 7.0)]  # fmt: skip
-    assert fills_for(state, state.at + 2 * LATELY, {1000}) == ()
-    assert fills_for(None, 1000.0, {1000}) == ()
+    assert recent.of_users({1000}, state.at + 2 * LATELY) == ()
+    recent.add(CollectorState(name="filesystems", at=state.at + 2 * LATELY))
+    assert recent.of_users({1000}, state.at + 7.0) == ()

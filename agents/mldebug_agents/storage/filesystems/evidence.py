@@ -24,24 +24,33 @@ def stuck_devices(state: CollectorState | None, now: float) -> dict[str, float]:
     return {device: seconds + now - state.at for device, seconds in sorted(stuck) if seconds > 0}
 
 
-def fills_for(
-    state: CollectorState | None, now: float, uids: AbstractSet[int]
-) -> tuple[FilesystemFill, ...]:
-    """How full the filesystems are that these users may see; none where the last look is older than `LATELY`."""
-    if state is None or not 0 <= now - state.at <= LATELY:
-        return ()
-    rows = [row for row in state.rows.get("filesystems", ()) if row["used_ratio"] is not None]
-    shown = [row for row in rows if not row.get(UIDS) or uids & _uids(row)]
-    return tuple(
-        FilesystemFill(
-            mount=str(row["mount"]),
-            line=str(row["line"]),
-            used_ratio=float(row["used_ratio"] or 0),
-            inodes_used_ratio=float(row.get("inodes_used_ratio") or 0),
-            age=now - state.at,
-        )
-        for row in shown[:MOST]
-    )
+class RecentFills:
+    """How full each filesystem was when it was last read: those of a job that has ended are read no more, and are still asked for."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], tuple[float, Row]] = {}  # by device and mount: unix time
+
+    def add(self, state: CollectorState) -> None:
+        """Take a look's rows, and forget those older than `LATELY`."""
+        for row in state.rows.get("filesystems", ()):
+            if row["used_ratio"] is not None:
+                self._rows[str(row["device"]), str(row["mount"])] = (state.at, row)
+        self._rows = {key: (at, row) for key, (at, row) in self._rows.items() if state.at - at <= LATELY}  # fmt: skip
+
+    def of_users(self, uids: AbstractSet[int], now: float) -> tuple[FilesystemFill, ...]:
+        """The filesystems that these users may see, as they were at most `LATELY` seconds ago."""
+        found = [
+            FilesystemFill(
+                mount=str(row["mount"]),
+                line=str(row["line"]),
+                used_ratio=float(row["used_ratio"] or 0),
+                inodes_used_ratio=float(row.get("inodes_used_ratio") or 0),
+                age=now - at,
+            )
+            for at, row in self._rows.values()
+            if 0 <= now - at <= LATELY and (not row.get(UIDS) or uids & _uids(row))
+        ]
+        return tuple(found[-MOST:])
 
 
 def _uids(row: Row) -> set[int]:
