@@ -487,6 +487,9 @@ class NodeCapture(
     quiet_seconds: float = 0.0  # without progress until then, where somebody watched; 0: nobody did
     usual_gap_seconds: float = 0.0  # between two signs of progress of this run; 0: not known
     step: int | None = None  # the run's last, as whoever watched it knew
+    steps: tuple[int, int] | None = (
+        None  # the last at the begin and at the end of the capture, where both are known
+    )
     job: Job
     ranks: tuple[RankCapture, ...] = ()  # sorted by rank
     remarks: tuple[Remark, ...] = ()
@@ -640,6 +643,7 @@ class Diagnosis(Spoken, frozen=True, kw_only=True):
     summary: str  # one sentence that names who and why
     evidence: tuple[str, ...]
     next_steps: tuple[str, ...]
+    works: bool = False  # the job went on while it was looked at: nothing is stuck
 
 
 # --- all ranks together --------------------------------------------------------------------------

@@ -38,9 +38,11 @@ from mldebug.diagnosis.classify.nccl_ras import (
 )
 from mldebug.diagnosis.classify.nodes import missing_ranks, node_evidence, where_to_type
 from mldebug.diagnosis.classify.rank_states import classified, grouped, position
-from mldebug.diagnosis.classify.unknown import unknown
+from mldebug.diagnosis.classify.unknown import not_stuck, unknown
 from mldebug.diagnosis.raised import with_exceptions
 from mldebug.diagnosis.recorded import with_missing_dumps
+
+BESIDE_WORK = (Verdict.GPU_FAULT, Verdict.OUT_OF_MEMORY)
 
 
 def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None) -> Judgement:
@@ -62,6 +64,7 @@ def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None)
         faults=tuple(_faults(captures)),
         taken_at=max(capture.taken_at for capture in captures),
         usual_gap=max(capture.usual_gap_seconds for capture in captures),
+        steps=_steps(captures),
         flight_records={rank: one for rank, one in records.items() if rank not in foreign},
         queried=asked,
     )
@@ -69,9 +72,10 @@ def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None)
     groups, group_of = grouped(case, frames)
     devices = tuple(capture.devices for capture in captures if capture.devices)
     checkpoints = tuple(dict.fromkeys(capture.saves for capture in captures if capture.saves))[:1]
-    ras = () if case.moved else ras_evidence(captures)
-    statements = () if case.moved else ras_statements(captures)
-    apart = "" if case.moved else ras_apart(captures)
+    goes_on = bool(case.moved) or case.works
+    ras = () if goes_on else ras_evidence(captures)
+    statements = () if goes_on else ras_statements(captures)
+    apart = "" if goes_on else ras_apart(captures)
     nodes = node_evidence(case, captures)
     findings = _findings(case) or _apart(case, apart) or _by_gpus(case, captures)
     findings = findings or [unknown(case, _agreed(case, captures))]
@@ -143,11 +147,23 @@ def merge_jobs(jobs: list[Job]) -> Job:
 
 
 def _findings(case: Case) -> list[Finding]:
-    return [
+    """What the detectors find; of a job that goes on only faults that it may live with for a while."""
+    found = [
         finding
         for detector in create_all("detectors")
         if (finding := detector.judge(case)) is not None
     ]
+    if not case.works:
+        return found
+    return [one for one in found if one.verdict in BESIDE_WORK] or [not_stuck(case)]
+
+
+def _steps(captures: Iterable[NodeCapture]) -> tuple[int, int] | None:
+    """The furthest step at the begin and at the end of the look, of all nodes that know it."""
+    known = [one.steps for one in captures if one.steps is not None]
+    if not known:
+        return None
+    return max(first for first, _ in known), max(last for _, last in known)
 
 
 def conclude(
@@ -170,6 +186,7 @@ def conclude(
         summary=best.summary[:1].upper() + best.summary[1:],
         evidence=(*best.evidence, *FlightRecorders(case).evidence(), *beside),
         next_steps=(*where_to_type(case, best), *best.next_steps),
+        works=case.works and best.verdict is Verdict.UNKNOWN,
     )
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from mldebug.core.model import Verdict
 from mldebug.core.redact import clean
-from mldebug.incidents.report.wording import title
+from mldebug.incidents.report.wording import NOT_STUCK, title
 from mldebug.incidents.report_entry import ReportEntry
 from mldebug.status.snapshot import Snapshot
 
@@ -40,7 +40,7 @@ def rows_of(entries: Iterable[ReportEntry], snapshot: Snapshot) -> tuple[Inciden
 def _row(one: ReportEntry, alive: bool) -> IncidentRow:
     return IncidentRow(
         id=one.id,
-        verdict=_verdict(one.verdict),
+        verdict=_verdict(one),
         confidence=clean(one.confidence, 10),
         kind=KINDS.get(one.kind, clean(one.kind, 20)),
         state=_state(one, alive),
@@ -60,7 +60,10 @@ def _state(one: ReportEntry, alive: bool) -> str:
     return STATES.get(one.state, clean(one.state, 20)) if one.kind != "manual" else ""
 
 
-def _verdict(name: str) -> str:
+def _verdict(one: ReportEntry) -> str:
+    name = one.verdict
+    if name == Verdict.UNKNOWN and one.sentence.startswith(NOT_STUCK):
+        return NOT_STUCK
     try:
         return title(Verdict(name))
     except ValueError:  # a report that somebody else wrote

@@ -24,6 +24,7 @@ from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.hardware.gpu.node_reader import NodeReader
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.incidents.report_writer import owner_of
+from mldebug_agents.incidents.step_watch import StepWatch
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.web.client import ask_nearest
 
@@ -139,7 +140,9 @@ def look(
     if tools.context.config.capture.flight_recorder:
         tools.flight_recorders.update(found)
     tools.traces.update(found)
+    steps = StepWatch(tools, job)
     capture = tools.capturer().capture(job, found.children, noted, found.gaps)
+    capture = msgspec.structs.replace(capture, steps=steps.between())
     return capture if beside is None else with_hardware(capture, beside.take())
 
 

@@ -16,7 +16,7 @@ from mldebug.core.model import (
     Role,
 )
 from mldebug.core.ranksets import all_of, fold_ranks
-from mldebug.diagnosis.classify.process_facts import FUTEX_SWITCHES
+from mldebug.diagnosis.classify.process_facts import FUTEX_SWITCHES, SOME_CPU
 from mldebug.diagnosis.classify.tables.kernel_waits import FUTEX_WAITS
 
 INIT_CLASSES = ("init", "store")
@@ -34,6 +34,7 @@ class Case:
         faults: tuple[Fault, ...] = (),
         taken_at: float = 0.0,
         usual_gap: float = 0.0,
+        steps: tuple[int, int] | None = None,
         flight_records: Mapping[int, FlightRecord] | None = None,
         queried: QueriedNodes | None = None,
     ) -> None:
@@ -43,6 +44,7 @@ class Case:
         self.faults = faults
         self.taken_at = taken_at
         self.usual_gap = usual_gap
+        self.steps = steps  # the last at the begin and at the end of the look; None: not known
         self.flight_records = flight_records or {}  # by rank
         self.queried = (
             queried  # the nodes that were asked for captures; None: one node judges its own
@@ -114,10 +116,19 @@ class Case:
         """Waiting ranks whose wait ended, or began anew, while they were watched: such a job is not stuck."""
         return tuple(r for r in self.waiting if _advanced(r))
 
+    @cached_property
+    def works(self) -> bool:
+        """True where the job made steps while it was watched, or none of its ranks stood in one place all the while."""
+        if self.steps is not None:
+            return self.steps[1] > self.steps[0]
+        moves = [rank.capture.process.movement if rank.capture else None for rank in self.ranks]
+        waits_to_begin = any(rank.is_.name in INIT_CLASSES for rank in self.ranks)
+        return bool(moves) and all(map(_goes_on, moves)) and not waits_to_begin
+
     @property
     def stuck(self) -> bool:
         """True where blame is in order: somebody waits and no wait moved, or the job has one rank only."""
-        if self.moved:
+        if self.moved or self.works:
             return False
         return bool(self.waiting) or len(self.ranks) == self.job.world_size == 1
 
@@ -140,6 +151,15 @@ class Case:
         if len(phrases) > 1:
             return f"{who} ranks wait: {self.victims()}"
         return f"{who} ranks {plural(self.waiting[0].is_.doing)}"
+
+
+def _goes_on(move: Movement | None) -> bool:
+    """Other frames from look to look, and more CPU time than a wait that looks now and then takes."""
+    return (
+        move is not None
+        and not move.same_frames
+        and max(move.cpu_ratio, move.process_cpu_ratio) >= SOME_CPU
+    )
 
 
 def _advanced(rank: ClassifiedRank) -> bool:

@@ -35,6 +35,26 @@ def unknown(case: Case, agreed: tuple[str, ...] = ()) -> Finding:
     )
 
 
+def not_stuck(case: Case) -> Finding:
+    """What is said of a job that went on while it was watched."""
+    if case.steps is not None:
+        first, last = case.steps
+        why, confidence = f"step {first:,} → {last:,} while watched", Confidence.HIGH
+    else:
+        who = (
+            f"the stacks of {all_of(len(case.ranks))} ranks" if len(case.ranks) > 1 else "its stack"
+        )
+        why, confidence = f"{who} changed while watched", Confidence.MEDIUM
+    return Finding(
+        verdict=Verdict.UNKNOWN,
+        culprits=(),
+        confidence=confidence,
+        summary=f"not stuck: {why}",
+        evidence=(sentence(case.ranks),),
+        next_steps=("mldebug dump --watch 30s  # again, watching longer",),
+    )
+
+
 def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     again = "mldebug dump --watch 30s  # again, watching longer"
     if case.moved:

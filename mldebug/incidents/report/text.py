@@ -31,7 +31,7 @@ from mldebug.incidents.report.hook_lines import (
     traced_culprit,
 )
 from mldebug.incidents.report.sanitize import tidy
-from mldebug.incidents.report.wording import ROLES, culprit_name, culprit_place, end_words, title
+from mldebug.incidents.report.wording import ROLES, culprit_name, culprit_place, end_words, headline
 
 MAX_CULPRITS = 8
 MAX_GROUPS = 8
@@ -89,9 +89,9 @@ def _lines(report: Report, width: int) -> Iterator[TextLine]:
 
 def _verdict(report: Report, width: int) -> Iterator[TextLine]:
     diagnosis = report.diagnosis
-    words = (title(diagnosis.verdict), f"confidence {diagnosis.confidence}", end_words(report))
-    headline = " · ".join(word for word in words if word)
-    yield from _wrap(headline, width, "", "", _headline_style(diagnosis))
+    words = (headline(diagnosis), f"confidence {diagnosis.confidence}", end_words(report))
+    line = " · ".join(word for word in words if word)
+    yield from _wrap(line, width, "", "", _headline_style(diagnosis))
     yield from _wrap(diagnosis.summary, width, style="bold")
     job = report.job
     where = plural(len(job.nodes), "node")
@@ -116,6 +116,8 @@ def _headline_style(diagnosis: Diagnosis) -> str:
 def _culprits(report: Report, width: int) -> Iterator[TextLine]:
     culprits = report.diagnosis.culprits
     heading = "First to fail" if is_end(report) else "Culprits" if len(culprits) > 1 else "Culprit"
+    if report.diagnosis.works:
+        return
     yield TextLine("")
     yield TextLine(heading, "underline")
     if not culprits:

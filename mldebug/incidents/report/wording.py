@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mldebug.core.model import Confidence, Culprit, Role, Verdict
+from mldebug.core.model import Confidence, Culprit, Diagnosis, Role, Verdict
 from mldebug.core.report_model import Report
 from mldebug.core.text import moment
 
@@ -45,6 +45,14 @@ _TITLES = {
     Verdict.RANK_BLOCKED_IO: "Rank blocked in I/O",
     Verdict.UNKNOWN: "Cause unknown",
 }
+
+
+NOT_STUCK = "Not stuck"
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """The title of its verdict; of a job that was seen to go on that it is not stuck."""
+    return NOT_STUCK if diagnosis.works else title(diagnosis.verdict)
 
 
 def title(verdict: Verdict) -> str:

@@ -476,7 +476,9 @@ def test_an_exported_end_can_be_judged_elsewhere(
         opened.extractall(tmp_path, filter="data")
     capsys.readouterr()
     assert cli.main(["diagnose", str(tmp_path / report["id"]), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["diagnosis"] == report["diagnosis"]
+    assert json.loads(capsys.readouterr().out)["diagnosis"] == report["diagnosis"] | {
+        "works": False
+    }
 
 
 @pytest.mark.parametrize("words", [["reports", "list"], ["reports", "show"]])

@@ -93,7 +93,7 @@ def test_stored_evidence_gives_the_same_verdict_again(name: str, place: str) -> 
     again = judge(read_evidence(RECORDED / name / place))
     document = json.loads(msgspec.json.encode(again.report))
     assert document["kind"] == "abnormal_end"
-    assert document["diagnosis"] == stored(name)["diagnosis"]
+    assert document["diagnosis"] == stored(name)["diagnosis"] | {"works": False}
     assert document["groups"] == stored(name)["groups"]
     for row, known in zip(document["ranks"], stored(name)["ranks"], strict=True):
         assert {key: row[key] for key in known} == known  # later versions tell more
