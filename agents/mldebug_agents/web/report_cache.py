@@ -41,9 +41,7 @@ class ReportCache:
         self._archive = ReportStore(state_dir)
         self._cached: dict[str, CachedReport] = {}
         self._free = threading.BoundedSemaphore(HANGING)
-        self._one = (
-            threading.Lock()
-        )  # reports are rendered one after the other: the agent has better to do
+        self._rendering: dict[int, threading.Lock] = {}  # by owner: one report of each at a time
 
     def entries(self, uid: int | None) -> tuple[ReportEntry, ...]:
         """The reports of this user (None: all), newest first. Raises MldebugError where they cannot be read."""
@@ -55,12 +53,11 @@ class ReportCache:
 
     def page(self, name: str, uid: int | None, home: str) -> ReportPage:
         """A report as HTML, with the Content-Security-Policy that fits it."""
-        return self._aside(lambda: self._render(name, uid, home))
-
-    def _render(self, name: str, uid: int | None, home: str) -> ReportPage:
-        report = self._load(name, uid)
-        with self._one:
-            return render_page(report, home)
+        owner, _ = self._aside(lambda: self._look(name, uid))
+        lock = self._rendering.setdefault(owner, threading.Lock())
+        if not lock.acquire(timeout=PATIENCE):  # what he made of his report costs him alone
+            raise _silent()
+        return self._aside(lambda: render_page(self._load(name, uid), home), lock.release)
 
     def _list(self, uid: int | None) -> tuple[ReportEntry, ...]:
         found: dict[str, CachedReport] = {}
@@ -102,14 +99,12 @@ class ReportCache:
             raise none
         return status.st_uid, (file.st_mtime_ns, file.st_ino, file.st_size)
 
-    def _aside(self, work: Callable[[], T]) -> T:
-        """Do it in another thread; AccessError where that takes too long."""
-        silent = AccessError(
-            "the reports could not be read in time", "see the mount of the state directory"
-        )
+    def _aside(self, work: Callable[[], T], done: Callable[[], None] = lambda: None) -> T:
+        """Do it in another thread; AccessError where that takes too long. `done` is called once it is over, however late."""
         until = time.monotonic() + PATIENCE
         if not self._free.acquire(timeout=PATIENCE):
-            raise silent
+            done()
+            raise _silent()
         results: list[T] = []
         errors: list[Exception] = []
 
@@ -120,6 +115,7 @@ class ReportCache:
                 errors.append(error)
             finally:
                 self._free.release()
+                done()
 
         thread = threading.Thread(target=run, name="mldebug-reports", daemon=True)
         thread.start()
@@ -127,5 +123,11 @@ class ReportCache:
         if errors:
             raise errors[0]
         if not results:
-            raise silent
+            raise _silent()
         return results[0]
+
+
+def _silent() -> AccessError:
+    return AccessError(
+        "the reports could not be read in time", "see the mount of the state directory"
+    )

@@ -1,14 +1,17 @@
 """The merged stack tree as a flat list of branches, so that neither template nor browser recurses deeply."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from mldebug.core.model import TreeNode
-from mldebug.core.ranksets import shorten_ranks
+from mldebug.core.ranksets import MAX_RANK, shorten_ranks
 
 MAX_NODES = 3_000
 """Frames shown; report.json has them all."""
+
+MAX_CULPRITS = 256  # that are marked in the tree
 
 OPEN_BRANCHES = 80  # a tree with more starts folded below its first levels
 OPEN_LEVELS = 3
@@ -96,5 +99,10 @@ def _among(ranks: Sequence[int], folded: str) -> list[int]:
     if not ranks:
         return []
     bounds = [part.partition("-") for part in folded.split(",") if part]
-    spans = [(int(low), int(high or low)) for low, _, high in bounds]
-    return [rank for rank in ranks if any(low <= rank <= high for low, high in spans)]
+    spans = sorted((int(low), int(high or low)) for low, _, high in bounds)
+    found = []
+    for rank in ranks[:MAX_CULPRITS]:
+        at = bisect_right(spans, (rank, MAX_RANK))
+        if at and rank <= spans[at - 1][1]:
+            found.append(rank)
+    return found
