@@ -7,6 +7,7 @@ import datetime
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -67,7 +68,14 @@ def late_store(rank: int) -> None:
     sync()
 
 
-WAYS = {one.__name__: one for one in (detail_mismatch, monitored_barrier, other_size, error_behind_bar, leaves_with_0, late_store)}  # fmt: skip
+def no_space(rank: int) -> None:
+    """Rank 2 cannot write its checkpoint: the disk at NO_SPACE is full already."""
+    if rank == 2:
+        Path(os.environ["NO_SPACE"], "step-17.pt").write_bytes(bytes(1 << 20))
+    sync()
+
+
+WAYS = {one.__name__: one for one in (detail_mismatch, monitored_barrier, other_size, error_behind_bar, leaves_with_0, late_store, no_space)}  # fmt: skip
 
 
 def log(rank: int, step: int) -> None:
@@ -78,7 +86,17 @@ def log(rank: int, step: int) -> None:
         print(f"step {step} loss 2.5", flush=True)
 
 
+def fill() -> None:
+    """Fill the disk with a file that stays open until this process ends."""
+    held = os.open(Path(os.environ["NO_SPACE"], "old.pt"), os.O_WRONLY | os.O_CREAT)
+    with suppress(OSError):
+        while os.write(held, bytes(1 << 16)):
+            pass
+
+
 def main() -> None:
+    if os.environ.get("NO_SPACE") and os.environ["RANK"] == "2":
+        fill()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     path = EVENTS / f"started.{rank}"

@@ -1,11 +1,12 @@
 """Ends that people have met, played by real jobs under torchrun beside a real agent: who is named, and never who only spoke first."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from disks import disk
 from fieldcases import FIELD, Answer, Case, all_cases, faults_of
 from processes.harness import JOBS, SCRIPTS, Plan, RunningJob, folder_for, wait_for
 from processes.needs import need_torch
@@ -41,8 +42,13 @@ class FieldExit(RunningJob):
     """A job that ends when it may. `torchrun`: more options of it."""
 
     def __init__(
-        self, folder: Path, script: tuple[str, ...], torchrun: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        script: tuple[str, ...],
+        torchrun: tuple[str, ...] = (),
+        more: Mapping[str, str] = {},
     ) -> None:
+        self.more = more
         super().__init__(Plan(), folder)
         self.script = [str(JOBS / script[0]), str(self.events), *script[1:]]
         self.torchrun = torchrun
@@ -53,8 +59,9 @@ class FieldExit(RunningJob):
         self._spawn([*launcher, *self.torchrun, *self.script], self.environment())
 
     def environment(self) -> dict[str, str]:
-        """What `detail_mismatch` needs."""
-        return {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if "detail_mismatch" in self.script else {}
+        """What `detail_mismatch` needs, and `more`."""
+        detail = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if "detail_mismatch" in self.script else {}
+        return {**detail, **self.more}
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +110,29 @@ def test_a_real_job_names_who_began_its_end(case: Case, agent: RunningAgent) -> 
             _check(_ended(agent, job), case, job.tail())
         finally:
             job.end()
+
+
+def test_an_end_for_want_of_space_names_the_full_disk(tmp_path: Path) -> None:
+    with folder_for(Plan().user) as folder, disk(tmp_path, "ext4", size=16 << 20) as full:
+        config = f"{settings(folder, stall=STALL)}storage: {{interval: 2s}}\n"
+        with watching(folder, config) as agent:
+            job = FieldExit(folder, ("field_exits.py", "no_space"), more={"NO_SPACE": str(full)})
+            try:
+                job.start()
+                job.wait_for_event("started", (0, 1, 2, 3))
+                wait_for("the full disk", lambda: _is_seen_full(agent, full), 60)
+                found = _ended(agent, job)["diagnosis"]
+            finally:
+                job.end()
+    assert found["verdict"] == "storage_fault", found
+    assert [(one["kind"], one["rank"]) for one in found["culprits"]] == [("mount", 2)]
+    assert f"{full} is full" in found["summary"]
+
+
+def _is_seen_full(agent: RunningAgent, disk: Path) -> bool:
+    seen = agent.snapshot()
+    rows = seen.storage.rows.get("filesystems", ()) if seen and seen.storage else ()
+    return any(row["mount"] == str(disk) and float(row["used_ratio"] or 0) > 0.98 for row in rows)
 
 
 def _plans() -> list[Any]:
