@@ -10,7 +10,7 @@ import msgspec
 from mldebug.alerts.model import Alert, Severity
 from mldebug.core.redact import safe_line
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory, level_sentence
-from mldebug.storage.checkpoints.model import Completeness as SaveNews
+from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import CollectorState
 
@@ -75,7 +75,7 @@ def of_memory(memory: NodeMemory | None) -> Iterator[SubjectAlerts]:
         yield SubjectAlerts(alerts=tuple(alerts), watched=(MEMORY,))
 
 
-def of_saves(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[SubjectAlerts]:
+def of_checkpoints(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[SubjectAlerts]:
     """Alerts about checkpoints of a run: one for each series whose newest checkpoint is incomplete.
 
     `run`: its name, "" for folders named in the configuration. `uid`: the user who is told. A series that could not be read is `unsure`.
@@ -85,7 +85,7 @@ def of_saves(run: str, uid: int, states: Iterable[SeriesState]) -> Iterator[Subj
         key = f"{begin}{_name(state.folder)}/{_name(state.series)}#"
         if state.trouble:
             yield SubjectAlerts(unsure=(key,))
-        elif state.newest is not None and state.newest.state is SaveNews.INCOMPLETE:
+        elif state.newest is not None and state.newest.state is Completeness.INCOMPLETE:
             labels = {"run": run, "folder": state.folder, "series": state.series}
             alert = Alert(
                 key=f"{key}incomplete", kind="save_incomplete", severity=Severity.WARNING, uid=uid,

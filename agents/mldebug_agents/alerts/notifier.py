@@ -17,7 +17,13 @@ from mldebug.alerts.health_events import health_alerts, health_key, healthy_keys
 from mldebug.alerts.job_events import of_orphans, of_schedulers
 from mldebug.alerts.message import alive, cleaned, message_of
 from mldebug.alerts.model import Alert, AlertEvent, EventState, MessageRefusedError
-from mldebug.alerts.node_events import SubjectAlerts, of_memory, of_saves, of_storage, together
+from mldebug.alerts.node_events import (
+    SubjectAlerts,
+    of_memory,
+    of_checkpoints,
+    of_storage,
+    together,
+)
 from mldebug.alerts.probe_events import of_probes
 from mldebug.alerts.view import ChannelState, EventsView, EventView
 from mldebug.config.schema import Config
@@ -231,9 +237,9 @@ def _subject_alerts(snapshot: Snapshot) -> Iterator[SubjectAlerts]:
     yield from of_schedulers(snapshot.schedulers, snapshot.at)
     yield from of_orphans(snapshot.orphans)
     yield from of_probes(snapshot.probes)
-    yield from of_saves("", -1, snapshot.saves)
+    yield from of_checkpoints("", -1, snapshot.saves)
     for run in snapshot.runs:
-        yield from of_saves(run.id, run.uid, run.saves)
+        yield from of_checkpoints(run.id, run.uid, run.saves)
 
 
 def _newest(events: list[AlertEvent]) -> list[AlertEvent]:

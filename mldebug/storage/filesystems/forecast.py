@@ -56,8 +56,8 @@ def forecast(points: Sequence[Point], free: float) -> Forecast:
         slope = growth(points)
         left = max(0.0, free) / slope if slope > 0 else None
         return Forecast(per_second=slope, seconds_left=left, trusted=_near(left, span))
-    room = free + points[-1].used - min(point.used for point in points if point.at >= bursts.last)
-    number = _first_that_fails(bursts, room)
+    space = free + points[-1].used - min(point.used for point in points if point.at >= bursts.last)
+    number = _first_that_fails(bursts, space)
     if number is None:
         return Forecast(save=bursts.written, period=bursts.period)
     left = max(0.0, bursts.last + number * bursts.period - now)
@@ -136,12 +136,12 @@ def _burst(first: Point, last: Point) -> _Burst:
     return _Burst(first.at, last.at, last.used - first.used, last.used)
 
 
-def _first_that_fails(bursts: CheckpointBursts, room: float) -> int | None:
+def _first_that_fails(bursts: CheckpointBursts, space: float) -> int | None:
     """The number of the first checkpoint that does not fit (1: the next); None where old ones are removed and all fit.
 
-    `room`: what was free before the next one began. Each needs room for all that it writes, though less of it stays.
+    `space`: bytes free before the next one began. Each needs space for all that it writes, though less of it stays.
     """
-    spare = room - bursts.written
+    spare = space - bursts.written
     if spare < 0:
         return 1
     return None if bursts.kept <= 0 else int(spare // bursts.kept) + 2

@@ -89,10 +89,10 @@ def forecast_words(ahead: Forecast) -> str:
     left = duration_words(ahead.seconds_left)
     if ahead.saves_left is None or ahead.save is None or ahead.period is None:
         return f"{size_words(ahead.per_second)}/s: full in {left}"
-    save = f"{size_words(ahead.save)} every {duration_words(ahead.period)}"
+    checkpoint = f"{size_words(ahead.save)} every {duration_words(ahead.period)}"
     if ahead.saves_left == 1:
-        return f"{save}: the next save, due in {left}, will not fit"
-    return f"{save}: full in {ahead.saves_left} saves, {left}"
+        return f"{checkpoint}: the next save, due in {left}, will not fit"
+    return f"{checkpoint}: full in {ahead.saves_left} saves, {left}"
 
 
 def size_words(count: float) -> str:

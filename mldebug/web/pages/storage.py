@@ -96,7 +96,7 @@ class StoragePage:
             alarms=found,
             blocked=tuple(_blocked(snapshot)),
             groups=tuple(groups(snapshot.storage)) if snapshot.storage else (),
-            saves=tuple(_saves(states, names, snapshot.at)),
+            saves=tuple(_checkpoint_rows(states, names, snapshot.at)),
             levels=tuple(_level(level, memory) for level in memory.levels),
             ranks=tuple(_rank(rank, names) for rank in ranks[:MOST]),
             more_ranks=max(0, len(ranks) - MOST),
@@ -132,7 +132,7 @@ def _blocked(snapshot: Snapshot) -> Iterator[StorageIncident]:
 # --- checkpoints and memory ----------------------------------------------------------------------
 
 
-def _saves(
+def _checkpoint_rows(
     states: Iterable[SeriesState], names: dict[str, str], now: float
 ) -> Iterator[CheckpointSeriesRow]:
     """Whoever would lose most comes first, and before him those of whom it is not known."""

@@ -20,7 +20,7 @@ from mldebug.alerts.model import (
     MessageRefusedError,
     Severity,
 )
-from mldebug.alerts.node_events import of_memory, of_saves, of_storage, together
+from mldebug.alerts.node_events import of_memory, of_checkpoints, of_storage, together
 from mldebug.alerts.status_lines import event_lines
 from mldebug.alerts.view import EventsView, EventView
 from mldebug.config.schema import Config
@@ -578,12 +578,12 @@ def test_memory_that_runs_out_is_an_event() -> None:
 def test_a_save_that_died_is_told_to_its_owner_until_a_newer_one_is_there() -> None:
     dead = KnownCheckpoint(name="ckpt-9", state=SavedAs.INCOMPLETE, why="its writer ended")
     state = SeriesState(run="r", folder="/data", series="ckpt-#", newest=dead, sentence="x")
-    (word,) = of_saves("r", 1000, [state])
+    (word,) = of_checkpoints("r", 1000, [state])
     (told,) = word.alerts
     assert (told.kind, told.uid, told.severity) == ("save_incomplete", 1000, "warning")
-    (well,) = of_saves("r", 1000, [msgspec.structs.replace(state, newest=None)])
+    (well,) = of_checkpoints("r", 1000, [msgspec.structs.replace(state, newest=None)])
     assert well.is_over(told.key)
-    (blind,) = of_saves("r", 1000, [msgspec.structs.replace(state, trouble="no answer")])
+    (blind,) = of_checkpoints("r", 1000, [msgspec.structs.replace(state, trouble="no answer")])
     assert not together([well, blind]).is_over(told.key)
 
 

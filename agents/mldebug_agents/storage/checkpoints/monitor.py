@@ -108,7 +108,7 @@ class CheckpointMonitor:
             self._orders = dict.fromkeys(runs, True)
         if now >= self._store_due and self._read_store:
             self._store_due = now + STORE_EVERY
-            self._save_state(runs)
+            self._store_state(runs)
 
     def _note(self, runs: Mapping[str, Run]) -> None:
         """Which runs have written much: a fast checkpoint is over before its files are seen open."""
@@ -270,7 +270,7 @@ class CheckpointMonitor:
             self._before[one.run] = one.who
             self._series.setdefault((one.run, one.folder, one.series), CheckpointSeries(one.memory))
 
-    def _save_state(self, runs: Mapping[str, Run]) -> None:
+    def _store_state(self, runs: Mapping[str, Run]) -> None:
         """Drop series that nobody uses, and store the others; a folder whose name is no UTF-8 is not stored."""
         wanted = self._looks.keys() | {key for key in self._series if key[0] in runs}
         for key in [key for key in self._series if key not in wanted] if self._orders else ():
