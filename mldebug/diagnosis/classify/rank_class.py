@@ -4,12 +4,11 @@ Signs are tried from the most direct to the least: the kernel's process state, w
 explain away, the Python frames, the native frames, the remaining wait channels, the source line, and last CPU time.
 """
 
-from functools import lru_cache
+import msgspec
 
 from mldebug.capture.frames import bare, inner, is_user, python_frames, site
 from mldebug.core.model import (
     Classification,
-    Frame,
     ProcessCapture,
     RankCapture,
     Role,
@@ -37,12 +36,13 @@ from mldebug.diagnosis.classify.kernel_state import (
 from mldebug.diagnosis.classify.native_stack import by_native, gil, native_sign, own_wait
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
 from mldebug.diagnosis.classify.tables.kernel_waits import POLL_WAITS
-from mldebug.diagnosis.classify.tables.python_calls import BACKWARD, PYTHON
+from mldebug.diagnosis.classify.tables.matching import match_calls
+from mldebug.diagnosis.classify.tables.python_calls import BACKWARD
 from mldebug.diagnosis.classify.tables.signs import FrameSign
 from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE
 
-Match = tuple[FrameSign, str]  # the row, and the operation that is waited in
-_LOADS_ITSELF = "torch/utils/data/_utils/fetch.py"  # a DataLoader without workers
+LOOKS_AFTER_THREADS = ("poll", "thread_join", "future", "idle")
+"""What a main thread does that has handed the training to another thread."""
 OF_ITS_OWN = frozenset(
     ("sleep", "fifo", "terminal", "flock", "file_lock", "child_wait", "debugger", "pipe_write")
 )
@@ -64,7 +64,9 @@ def classify(capture: RankCapture) -> Classification:
         return with_child(found, capture, classify_process)
     if found.role is Role.WAITING or found.name in OF_ITS_OWN:
         return found
-    return _by_other_threads(process) or with_threads(found, capture.process, classify_process)
+    return _by_other_threads(process, capture, found.name) or with_threads(
+        found, capture.process, classify_process
+    )
 
 
 def classify_process(capture: ProcessCapture) -> Classification:
@@ -79,7 +81,9 @@ def classify_process(capture: ProcessCapture) -> Classification:
     return _by_activity(process)
 
 
-def _by_other_threads(process: ProcessFacts) -> Classification | None:
+def _by_other_threads(
+    process: ProcessFacts, capture: RankCapture, name: str
+) -> Classification | None:
     """Training may run in another thread (Ray, a pool of communication threads): if one waits, the rank waits.
 
     Only for a main thread that itself does nothing but wait for its threads; the phrase names the thread.
@@ -90,10 +94,22 @@ def _by_other_threads(process: ProcessFacts) -> Classification | None:
         if stack is process.stack or site(stack.frames) is None:
             continue
         frames = python_frames(stack.frames)
-        match = _match_calls(inner(frames, site(frames)))
+        match = match_calls(inner(frames, site(frames)))
         if match and match[0].role is Role.WAITING and match[0].name != "device_sync":
             return _waits_in_thread(process, stack, *match)
+        if match and match[0].name == "dataloader" and name in LOOKS_AFTER_THREADS:
+            return _loads_in_thread(process, stack, match[0], capture)
     return None
+
+
+def _loads_in_thread(
+    process: ProcessFacts, stack: ThreadStack, row: FrameSign, capture: RankCapture
+) -> Classification:
+    place = site(stack.frames)
+    at = place.label if place else process.at
+    doing = f"{row.phrase.format(site=at)}, in its thread {stack.name or stack.tid}"
+    found = stalled_loader(process, doing, capture, classify_process)
+    return msgspec.structs.replace(found, site=at, thread=stack.name or str(stack.tid))
 
 
 def _waits_in_thread(
@@ -118,7 +134,7 @@ def _waits_in_thread(
 def _by_calls(process: ProcessFacts, capture: RankCapture) -> Classification | None:
     """Ask the table of Python calls; the kernel and the native stack then make it direct, or correct it."""
     runs_python = bool(process.stack and process.stack.owns_gil)
-    match = _match_calls(process.region, runs_python=runs_python)
+    match = match_calls(process.region, runs_python=runs_python)
     if match is None:
         return _backward(process)
     row, operation = match
@@ -160,30 +176,6 @@ def _other_threads(process: ProcessFacts) -> str:
         for stack in others
     ]
     return f" ({'; '.join(threads[:3])})" if threads else ""
-
-
-def _match_calls(region: tuple[Frame, ...], *, runs_python: bool = False) -> Match | None:
-    """The first row that matches; the operation is the outermost matching call, as the user wrote it.
-
-    `runs_python`: the thread holds the interpreter's lock, so that the line it stands in does not block.
-    """
-    rows = [_rows_of(frame.path, frame.file, frame.function) for frame in region]
-    first = min((r for n, found in enumerate(rows) if found for r in found if not PYTHON[r].top or (n == 0 and not runs_python)), default=None)  # fmt: skip
-    if first is None:
-        return None
-    row = PYTHON[first]
-    if row.name == "dataloader" and any(frame.file.endswith(_LOADS_ITSELF) for frame in region):
-        return None
-    hits = [frame for frame, found in zip(region, rows, strict=True) if first in found]
-    return row, row.operation or bare(hits[0 if row.top else -1])
-
-
-@lru_cache(maxsize=4096)
-def _rows_of(path: str, file: str, function: str) -> tuple[int, ...]:
-    """The rows that this call fits; thousands of ranks stand in a few dozen calls."""
-    where = file if "/" in file else path or file  # a tool may show no more than its last part
-    name = function.rpartition(".")[2]
-    return tuple(n for n, row in enumerate(PYTHON) if row.file.fullmatch(where) and row.function.fullmatch(name))  # fmt: skip
 
 
 def _frozen_work(process: ProcessFacts, doing: str) -> Classification | None:

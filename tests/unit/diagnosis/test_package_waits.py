@@ -128,6 +128,25 @@ def test_what_may_wait_for_others_is_not_blamed(frames: tuple[str, ...]) -> None
 
 # --- training in a thread ---------------------------------------------------------------------------
 
+LOADS = ("wait (multiprocessing/connection.py:931)", "_try_get_data (torch/utils/data/dataloader.py:1133)", "fit (train.py:7)")  # fmt: skip
+
+
+def test_a_main_thread_that_only_looks_has_its_trainers_dataloader() -> None:
+    """`while thread.is_alive(): time.sleep(0.3)`, as many own launchers do."""
+    trainer = stack(*LOADS, tid=200, name="trainer")
+    polls = process("main (train.py:40)", wchan="hrtimer_nanosleep", others=(trainer,), move=still(switches=9))  # fmt: skip
+    found = class_of(polls)
+
+    assert (found.name, found.site) == ("dataloader", "fit (train.py:7)")
+    assert "in its thread trainer" in found.doing
+
+
+def test_a_main_thread_that_sleeps_in_one_call_is_not_excused_by_a_thread_that_loads() -> None:
+    loads = stack(*LOADS, tid=200, name="prefetch")
+    found = class_of(process("main (train.py:40)", wchan="hrtimer_nanosleep", others=(loads,), move=still()))  # fmt: skip
+
+    assert (found.name, found.site) == ("sleep", "main (train.py:40)")
+
 
 def test_of_two_threads_that_train_neither_speaks_for_the_rank() -> None:
     both = tuple(stack("all_reduce (torch/distributed/distributed_c10d.py:1)", f"run_{n} (pool.py:4)", tid=200 + n, name=f"t{n}") for n in range(2))  # fmt: skip

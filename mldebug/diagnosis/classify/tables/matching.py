@@ -1,0 +1,35 @@
+"""Which row of the table a stack fits."""
+
+from functools import lru_cache
+
+from mldebug.capture.frames import bare
+from mldebug.core.model import Frame
+from mldebug.diagnosis.classify.tables.python_calls import PYTHON
+from mldebug.diagnosis.classify.tables.signs import FrameSign
+
+Match = tuple[FrameSign, str]  # the row, and the operation that is waited in
+_LOADS_ITSELF = "torch/utils/data/_utils/fetch.py"  # a DataLoader without workers
+
+
+def match_calls(region: tuple[Frame, ...], *, runs_python: bool = False) -> Match | None:
+    """The first row that matches; the operation is the outermost matching call, as the user wrote it.
+
+    `runs_python`: the thread holds the interpreter's lock, so that the line it stands in does not block.
+    """
+    rows = [_rows_of(frame.path, frame.file, frame.function) for frame in region]
+    first = min((r for n, found in enumerate(rows) if found for r in found if not PYTHON[r].top or (n == 0 and not runs_python)), default=None)  # fmt: skip
+    if first is None:
+        return None
+    row = PYTHON[first]
+    if row.name == "dataloader" and any(frame.file.endswith(_LOADS_ITSELF) for frame in region):
+        return None
+    hits = [frame for frame, found in zip(region, rows, strict=True) if first in found]
+    return row, row.operation or bare(hits[0 if row.top else -1])
+
+
+@lru_cache(maxsize=4096)
+def _rows_of(path: str, file: str, function: str) -> tuple[int, ...]:
+    """The rows that this call fits; thousands of ranks stand in a few dozen calls."""
+    where = file if "/" in file else path or file  # a tool may show no more than its last part
+    name = function.rpartition(".")[2]
+    return tuple(n for n, row in enumerate(PYTHON) if row.file.fullmatch(where) and row.function.fullmatch(name))  # fmt: skip
