@@ -85,15 +85,11 @@ class Analysis:
     @property
     def telling(self) -> tuple[Claim, ...]:
         """The same, those that the result rests on first and those behind an older call last."""
-        shown = [self.found.claim, *self._chains.unfinished.values()]
-        order = {True: 0, False: 1}
+        shown = {id(one) for one in (self.found.claim, *self._chains.unfinished.values())}
         return tuple(
             sorted(
                 self.claims,
-                key=lambda one: (
-                    order[any(one is each for each in shown)],
-                    bool(one.held) and not one.on,
-                ),
+                key=lambda one: (id(one) not in shown, bool(one.held) and not one.on),
             )
         )
 
@@ -209,7 +205,8 @@ class Analysis:
     def _unfinished(self) -> AnalysisResult | None:
         """Calls that have ended on some ranks of their group and not on all: those who are still in them, where they are no majority."""
         named = self._chains.unfinished
-        first = [claim for claim in self.claims if any(claim is one for one in named.values())]
+        accusing = {id(claim) for claim in named.values()}
+        first = [claim for claim in self.claims if id(claim) in accusing]
         few = first or [one for one in self._ends if one.ended_on_some]
         if not few:
             return None
