@@ -19,8 +19,8 @@ from mldebug.alerts.message import alive, cleaned, message_of
 from mldebug.alerts.model import Alert, AlertEvent, EventState, MessageRefusedError
 from mldebug.alerts.node_events import (
     SubjectAlerts,
-    of_memory,
     of_checkpoints,
+    of_memory,
     of_storage,
     together,
 )

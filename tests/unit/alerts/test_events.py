@@ -20,7 +20,7 @@ from mldebug.alerts.model import (
     MessageRefusedError,
     Severity,
 )
-from mldebug.alerts.node_events import of_memory, of_checkpoints, of_storage, together
+from mldebug.alerts.node_events import of_checkpoints, of_memory, of_storage, together
 from mldebug.alerts.status_lines import event_lines
 from mldebug.alerts.view import EventsView, EventView
 from mldebug.config.schema import Config
