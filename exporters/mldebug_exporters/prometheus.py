@@ -3,18 +3,27 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mldebug.core.plugins import NoOptions, names
 from mldebug.core.plugins import create as create_plugin
 from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.collect import collect
 from mldebug_exporters.exposition.families import MetricGroup
+from mldebug_exporters.exposition.pseudonyms import Pseudonyms
 from mldebug_exporters.exposition.text import write
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PACE = 5.0  # seconds between two renderings: as often as the agent looks
 FORGOTTEN = 150.0  # seconds after which nobody scrapes any more
+
+
+class Form(NamedTuple):
+    """How a scrape is written: as OpenMetrics or plain, with names or with pseudonyms."""
+
+    openmetrics: bool
+    names: bool
 
 
 class Prometheus:
@@ -29,8 +38,9 @@ class Prometheus:
         self._pace = pace
         self._clock = clock
         self._snapshot: Snapshot | None = None
-        self._ready: dict[bool, tuple[Snapshot, float, bytes]] = {}
-        self._last_scrape: dict[bool, float] = {}
+        self._ready: dict[Form, tuple[Snapshot, float, bytes]] = {}
+        self._last_scrape: dict[Form, float] = {}
+        self._pseudonyms = Pseudonyms()
         self._news = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(
@@ -44,16 +54,20 @@ class Prometheus:
         self._snapshot = snapshot
         self._news.set()
 
-    def scrape(self, accept: str = "") -> tuple[bytes, str] | None:
-        """The exposition and its content type, OpenMetrics where the scraper prefers it; None before a snapshot."""
-        snapshot, openmetrics, now = self._snapshot, prefers_openmetrics(accept), self._clock()
+    def scrape(self, accept: str = "", *, names: bool = True) -> tuple[bytes, str] | None:
+        """The exposition and its content type, OpenMetrics where the scraper prefers it; None before a snapshot.
+
+        Without `names` pseudonyms stand for users, jobs and their folders.
+        """
+        snapshot, now = self._snapshot, self._clock()
+        form = Form(prefers_openmetrics(accept), names)
         if snapshot is None:
             return None
-        self._last_scrape[openmetrics] = now
-        ready = self._ready.get(openmetrics)
+        self._last_scrape[form] = now
+        ready = self._ready.get(form)
         fresh = ready is not None and (ready[0] is snapshot or now - ready[1] < 2 * self._pace)
-        text = ready[2] if ready and fresh else self._prepare(snapshot, openmetrics)
-        return text, OPENMETRICS if openmetrics else PLAIN
+        text = ready[2] if ready and fresh else self._prepare(snapshot, form)
+        return text, OPENMETRICS if form.openmetrics else PLAIN
 
     def render(self, snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
         """Render any snapshot at once, such as one user's own view."""
@@ -66,18 +80,19 @@ class Prometheus:
             self._news.wait()
             self._news.clear()
             now = self._clock()
-            for openmetrics, asked_at in list(self._last_scrape.items()):
+            for form, asked_at in list(self._last_scrape.items()):
                 if now - asked_at < FORGOTTEN and self._snapshot is not None:
-                    self._prepare(self._snapshot, openmetrics)
+                    self._prepare(self._snapshot, form)
             time.sleep(self._pace)
 
-    def _prepare(self, snapshot: Snapshot, openmetrics: bool) -> bytes:
+    def _prepare(self, snapshot: Snapshot, form: Form) -> bytes:
         """Each snapshot once for each format."""
         with self._lock:
-            ready = self._ready.get(openmetrics)
+            ready = self._ready.get(form)
             if ready is None or ready[0] is not snapshot:
-                text = write(collect(self.groups, snapshot), openmetrics)
-                ready = self._ready[openmetrics] = (snapshot, self._clock(), text)
+                page = collect(self.groups, snapshot, None if form.names else self._pseudonyms)
+                text = write(page, form.openmetrics)
+                ready = self._ready[form] = (snapshot, self._clock(), text)
             return ready[2]
 
 

@@ -49,6 +49,9 @@ class AgentConfig(Section, frozen=True, kw_only=True):
     # who shows this token sees all web pages by TCP, and may ask for captures, as Alertmanager's webhook does:
     # openssl rand -hex 32
     token_file: Path | None = None
+    # names of users, of their jobs and of their folders in /metrics by TCP, for everybody who reaches it. Without it pseudonyms stand
+    # for them there, but for who shows the token
+    public_names: bool = False
     # ranks of one run in several containers or pods of a node are one run. Only where all of them belong to one owner: anybody
     # may start a container that calls itself a rank of another's run
     join_containers: bool = False

@@ -67,7 +67,8 @@ def _is_of(report: Report, job: RunningJob) -> bool:
 
 def settings(folder: Path, *, stall: str = "{timeout: 15s, interval: 1s}", listen: str = "") -> str:
     """A configuration with a state dir of its own, and no port unless asked."""
-    return f"agent: {{state_dir: {folder / 'state'}, listen: '{listen}'}}\nstall: {stall}\n"
+    agent = f"state_dir: {folder / 'state'}, listen: '{listen}', public_names: true"
+    return f"agent: {{{agent}}}\nstall: {stall}\n"
 
 
 def start(

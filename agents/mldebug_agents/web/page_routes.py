@@ -56,7 +56,7 @@ class PageRoutes:
         self._snapshot = snapshot
         self._age = age
         self._reports = ReportCache(state_dir)
-        self._token_auth = TokenAuth(token_file, sessions)
+        self.token_auth = TokenAuth(token_file, sessions)
 
     def at_socket(self) -> list[Route]:
         """The routes of the Unix socket, where the kernel identifies the user."""
@@ -64,7 +64,7 @@ class PageRoutes:
 
     def by_tcp(self) -> list[Route]:
         """The routes of the TCP port: pages need the token or a session; also login and logout."""
-        return [*self._routes(self._token_auth.viewer), *self._token_auth.routes()]
+        return [*self._routes(self.token_auth.viewer), *self.token_auth.routes()]
 
     def _routes(self, who: Who) -> list[Route]:
         home: Show = lambda _, __: RedirectResponse("/runs", headers=HEADERS)

@@ -229,7 +229,10 @@ class AgentServer:
         if self.snapshot is None:
             return PlainTextResponse("not ready\n", status_code=503)
         if peer is None:  # by TCP they are public
-            body, kind = self._prometheus.scrape(accept)
+            names = self.settings.public_names or self.pages.token_auth.shown(request)
+            if isinstance(names, Response):
+                return names
+            body, kind = self._prometheus.scrape(accept, names=names)
         else:
             body, kind = self._prometheus.render(view(self.snapshot, peer, self.group), accept)
         return Response(body, media_type=kind)

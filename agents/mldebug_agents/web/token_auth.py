@@ -51,6 +51,17 @@ class TokenAuth:
             return Viewer(None, leave=True)
         return RedirectResponse(LOGIN, 303, HEADERS)
 
+    def shown(self, request: Request) -> bool | Response:
+        """Whether the request has the token in its header; where it has a wrong one, the refusal. False where there is no token."""
+        shown = request.headers.get("authorization", "")
+        if not shown or self._token_file is None:
+            return False
+        try:
+            right = _same(shown, f"Bearer {token_of(self._token_file)}")
+        except (OSError, MldebugError):
+            return False
+        return self._tried(request, right) or True
+
     def _token_for(self, request: Request) -> str | Response:
         """Read anew each time: who changes the file ends all sessions."""
         if self._token_file is None:

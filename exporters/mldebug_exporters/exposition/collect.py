@@ -15,6 +15,7 @@ from mldebug_exporters.exposition.families import (
     MetricGroup,
     Sample,
 )
+from mldebug_exporters.exposition.pseudonyms import Pseudonyms
 
 log = logging.getLogger("mldebug")
 
@@ -45,9 +46,14 @@ class MetricsPage(msgspec.Struct, frozen=True):
     families: tuple[tuple[Family, Values], ...]
 
 
-def collect(groups: Mapping[str, MetricGroup], snapshot: Snapshot) -> MetricsPage:
-    """Collect the samples of all groups, within the snapshot's series budget. A group that fails has none; a metric says so."""
-    book = _SampleTable()
+def collect(
+    groups: Mapping[str, MetricGroup], snapshot: Snapshot, pseudonyms: Pseudonyms | None = None
+) -> MetricsPage:
+    """Collect the samples of all groups, within the snapshot's series budget. A group that fails has none; a metric says so.
+
+    `pseudonyms`: what hides private labels; None: they are shown.
+    """
+    book = _SampleTable(pseudonyms)
     for name, group in groups.items():
         book.declare(group.families)
         book.add(_one(SUCCESS, (name,), float(_fill(book, name, group, snapshot))))
@@ -62,7 +68,8 @@ def series(sample: Sample) -> int:
 class _SampleTable:
     """Samples by family."""
 
-    def __init__(self) -> None:
+    def __init__(self, pseudonyms: Pseudonyms | None = None) -> None:
+        self._pseudonyms = pseudonyms
         self.families: dict[str, Family] = {}
         self.values: dict[str, Values] = {}
         self.twice: dict[str, int] = {}
@@ -79,6 +86,8 @@ class _SampleTable:
         """Take a sample, unless its series is there already."""
         name, cleaned = sample.family.name, self._clean
         labels = tuple([cleaned.get(text) or self._cleaned(text) for text in sample.labels])
+        if self._pseudonyms is not None:
+            labels = self._pseudonyms.hidden(sample.family, labels)
         values = self.values[name]
         if labels in values:
             self.twice[name] = self.twice.get(name, 0) + series(sample)

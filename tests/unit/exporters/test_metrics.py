@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -20,7 +21,10 @@ from hung import wait_until
 from mldebug.core.model import Verdict
 from mldebug.jobs.logs.records import STEP_BOUNDS, StepTimes
 from mldebug.status.snapshot import RunState, Snapshot
+from mldebug_exporters.exposition.collect import collect
 from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.pseudonyms import PRIVATE, PRIVATE_OF, Pseudonyms
+from mldebug_exporters.exposition.text import write
 from mldebug_exporters.prometheus import (
     FORGOTTEN,
     OPENMETRICS,
@@ -330,6 +334,31 @@ def counting(pace: float) -> tuple[Prometheus, Counting]:
     teller, counter = Prometheus(pace), Counting()
     teller.groups = {"counting": counter}
     return teller, counter
+
+
+def test_pseudonyms_stand_for_what_is_private_and_join_as_before() -> None:
+    seen = snapshot(moving(), stalled(), hooked(), trapped())
+    open_, hidden = collect(groups(), seen), collect(groups(), seen, Pseudonyms())
+    private = 0
+    for (family, shown), (_, values) in zip(open_.families, hidden.families, strict=True):
+        names = PRIVATE | PRIVATE_OF.get(family.name, frozenset())
+        assert len(shown) == len(values)
+        for before, after in zip(shown, values, strict=True):
+            for label, was, now in zip(family.labels, before, after, strict=True):
+                private += label in names and bool(was)
+                assert (now == was) == (label not in names or not was), (family.name, label)
+                assert label not in names or not was or re.fullmatch("~[0-9a-f]{8}", now)
+    assert private > 4
+    other = collect(groups(), seen, Pseudonyms())
+    assert write(other, False) != write(hidden, False)  # another agent has another key
+
+
+def test_every_private_label_is_one() -> None:
+    labels = {
+        label for group in groups().values() for one in group.families for label in one.labels
+    }
+    assert labels >= PRIVATE
+    assert {one.name for group in groups().values() for one in group.families} >= PRIVATE_OF.keys()
 
 
 def test_before_the_first_snapshot_there_is_nothing_to_scrape() -> None:

@@ -382,6 +382,26 @@ def test_the_route_for_alerts_has_as_few_tries(tcp: tuple[str, int]) -> None:
     assert log_in(tcp, "wrong")[0] == 429
 
 
+def test_public_metrics_name_nobody_but_for_who_has_the_token(tcp: tuple[str, int]) -> None:
+    job = training()
+    hidden = by_tcp(tcp, "/metrics")
+    assert hidden[0] == 200
+    assert ',name="~' in hidden[2]
+    assert f'run="{job.id}",user="~' in hidden[2]
+    assert job.name not in hidden[2]
+    assert by_tcp(tcp, "/metrics")[2].count("~") == hidden[2].count("~")
+    assert f'name="{job.name}"' in by_tcp(tcp, "/metrics", authorization=f"Bearer {TOKEN}")[2]
+    refused = [by_tcp(tcp, "/metrics", authorization="Bearer x")[0] for _ in range(TRIES + 1)]
+    assert refused == [401] * TRIES + [429]
+    assert by_tcp(tcp, "/metrics")[0] == 200
+
+
+def test_a_site_may_show_the_names(folder: Path) -> None:
+    port, job = free_port(), training()
+    with pages(folder, shown(job), listen=f"127.0.0.1:{port}", public_names=True):
+        assert f'name="{job.name}"' in by_tcp(("127.0.0.1", port), "/metrics")[2]
+
+
 @pytest.mark.parametrize(
     ("agent", "host", "status"),
     [

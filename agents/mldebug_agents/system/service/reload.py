@@ -12,6 +12,7 @@ _FIXED = (
     "agent.group",
     "agent.token_file",
     "agent.join_containers",
+    "agent.public_names",
     "logs",
     "gpus",
     "cluster",
