@@ -14,7 +14,7 @@ from mldebug.capture.stacks.files import (
 )
 from mldebug.capture.stacks.form import IN_ORDER, RECORDED
 from mldebug.capture.stacks.numbering import Numbered, Place, PlacedProcess, number_ranks, place_of
-from mldebug.capture.stacks.process_kinds import ProcessKind, kind_of, sort_processes
+from mldebug.capture.stacks.process_kinds import ProcessKind, node_parts, sort_processes
 from mldebug.capture.stacks.process_text import ProcessText, join
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import (
@@ -48,7 +48,7 @@ def captures_from_dumps(where: Path) -> tuple[NodeCapture, ...]:
     ranks were numbered, where no dump says so, a remark.
     """
     files = [read_file(path, where) for path in dump_paths(where)]
-    found = [one for file in files for one in _found_in(file)]
+    found = _joined_files(one for file in files for one in _found_in(file))
     sorted_ones = sort_processes([one.process for one in found], [one.place for one in found])
     of_kind = {
         kind: [i for i, k in enumerate(sorted_ones.kinds) if k is kind] for kind in ProcessKind
@@ -93,25 +93,37 @@ def _place(process: ProcessText, file: DumpFile) -> Place:
 
 
 def _found_in(file: DumpFile) -> Iterator[_Found]:
-    """The processes of a file. Where all pids come again and a launcher with them, each turn is a node, else a later dump."""
-    kept: dict[tuple[Place, int, int], _Found] = {}
-    nodes = _turns_are_nodes(file.text.processes)
-    for index, one in enumerate(file.text.processes):
-        place = _place(one, file)
-        if nodes:
-            place = place._replace(name=f"{place.name} (part {one.turn + 1})", number=-1)
-        key = (place, one.pid, -1 if one.pid else index)
-        process = join(kept[key].process, one) if key in kept else one
-        kept[key] = _Found(process, file, place)
-    yield from kept.values()
+    """The processes of a file; where the dumps of several nodes stand one after the other in it, each node is a place."""
+    by_place: dict[Place, list[ProcessText]] = {}
+    for one in file.text.processes:
+        by_place.setdefault(_place(one, file), []).append(one)
+    for place, processes in by_place.items():
+        parts = node_parts(processes)
+        kept: dict[tuple[int, int, int], _Found] = {}
+        for index, (part, one) in enumerate(zip(parts, processes, strict=True)):
+            whose = place
+            if max(parts):
+                whose = place._replace(name=f"{place.name} (part {part + 1})", number=-1)
+            key = (part, one.pid, -1 if one.pid else index)
+            kept[key] = _Found(join(kept[key].process, one) if key in kept else one, file, whose)
+        yield from kept.values()
 
 
-def _turns_are_nodes(processes: Sequence[ProcessText]) -> bool:
-    """Does every turn have its launcher, as where dumps of several containers were put into one file?"""
-    last = max((one.turn for one in processes), default=0)
-    launched = {one.turn for one in processes if kind_of(one) is ProcessKind.LAUNCHER}
-    kinds = {bool(one.native) for one in processes}
-    return last > 0 and launched == set(range(last + 1)) and len(kinds) == 1
+def _joined_files(found: Iterable[_Found]) -> list[_Found]:
+    """One rank in several files of one number, as a native dump beside a plain one, or an older one: the last counts."""
+    kept: dict[object, _Found] = {}
+    for index, one in enumerate(found):
+        main = one.process.main
+        who = one.process.pid or (main.tid if main else 0)
+        folder = one.file.name.rpartition("/")[0]
+        numbered = one.place.number >= 0 and one.place.says != "node" and who
+        key = (folder, one.place.number, one.place.says, who) if numbered else index
+        if key in kept and kept[key].file is not one.file:
+            before = kept[key]
+            kept[key] = before._replace(process=join(before.process, one.process))
+        else:
+            kept[key if key not in kept else index] = one
+    return list(kept.values())
 
 
 def _nothing(files: Sequence[DumpFile], found: Sequence[_Found]) -> tuple[NodeCapture, ...]:

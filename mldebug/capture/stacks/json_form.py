@@ -15,6 +15,7 @@ _INSIDE = re.compile(
     r'^\s+"(?:pid|thread_id|thread_name|os_thread_id|active|owns_gil|frames|name|filename|module|short_filename|line|locals|is_entry'
     r'|process_info)": .*$|^\s+[\[\]{}],?$'
 )
+_FIRST = ("[", "{", '"', "]", "}")
 _DECODER = json.JSONDecoder()
 MAX_DEPTH = 3
 
@@ -36,6 +37,8 @@ class JsonText(NamedTuple):
 
 def is_json(line: str) -> bool:
     """May a JSON value of stacks begin with this line, or the line stand inside one?"""
+    if line.lstrip()[:1] not in _FIRST:
+        return False
     return bool(_BEGIN.match(line) or _INSIDE.match(line))
 
 

@@ -9,11 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from mldebug.capture.stacks.process_text import ProcessText
+from mldebug.capture.stacks.process_text import (
+    ProcessText,
+    argument_number,
+    first_number,
+    local_rank,
+)
 from mldebug.core.ranksets import MAX_RANK
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "JAX_PROCESS_ID")
-_LOCAL_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _WORLD_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _NODE_VARIABLES = ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID")
 
@@ -57,7 +61,7 @@ def place_of(name: str) -> Place:
         r"(?<![a-z])(?:nodes?|hosts?|gpu-?node|pod)[ _.=-]?(\d{1,7})(?!\d)", stem, re.IGNORECASE
     ):
         return Place(name, int(match[1]), "node")
-    match = re.search(r"(\d{1,7})$", stem)
+    match = re.search(r"(?<!\d)(\d{1,7})$", stem)
     return Place(name, int(match[1]) if match else -1)
 
 
@@ -78,11 +82,11 @@ def number_ranks(found: Sequence[PlacedProcess], launchers: Iterable[ProcessText
 def _own_rank(one: PlacedProcess, alone: bool) -> int:
     """What a process says of itself: a variable, its command line, the prefix or heading of its lines; -1 for nothing."""
     process = one.process
-    if (rank := _first(process.environment, _RANK_VARIABLES)) >= 0:
+    if (rank := first_number(process.environment, _RANK_VARIABLES)) >= 0:
         return rank
-    if (rank := _argument(process.command, r"(?:global[-_])?rank")) >= 0:
+    if (rank := argument_number(process.command, r"(?:global[-_])?rank")) >= 0:
         return rank
-    if (rank := _argument(process.command, "RANK", dashes="")) >= 0:
+    if (rank := argument_number(process.command, "RANK", dashes="")) >= 0:
         return rank
     if process.rank >= 0:
         return process.rank
@@ -110,7 +114,7 @@ def _by_names(found: Sequence[PlacedProcess], sizes: Mapping[Place, int]) -> tup
 def _by_order(
     found: Sequence[PlacedProcess], launchers: Sequence[ProcessText], world: int
 ) -> Numbered:
-    """Nodes in the order of their numbers or names; on each the local rank, else the pid, else the order in the text."""
+    """Nodes in the order of their numbers or names; on each the local rank, else the order in the text."""
     places = list(dict.fromkeys(one.place for one in found))
     nodes = {place: _node_number(place, found) for place in places}
     known = all(number >= 0 for number in nodes.values()) and len(set(nodes.values())) == len(
@@ -154,11 +158,8 @@ def _guess(found: Sequence[PlacedProcess], ordered: Sequence[Place], numbers: Se
             else f"{place.name or 'the text'}: {mine[0]}"
         )
     more = f" and {len(ordered) - 4} more" if len(ordered) > 4 else ""
-    local = all(_local(one.process) >= 0 for one in found)
-    pids = all(one.process.pid for one in found)
-    order = (
-        "by their local ranks" if local else "by their pids" if pids else "in the order of the text"
-    )
+    local = all(local_rank(one.process) >= 0 for one in found)
+    order = "by their local ranks" if local else "in the order of the text"
     where = "" if len(ordered) == 1 else "place by place and there "
     if len(ordered) == len(found) > 1:
         where, order = "", "in the order of the names"
@@ -166,28 +167,20 @@ def _guess(found: Sequence[PlacedProcess], ordered: Sequence[Place], numbers: Se
 
 
 def _order(process: ProcessText, local: Mapping[int, int]) -> tuple[int, int, int]:
-    return local.get(id(process), 0), process.pid, process.number
+    return local.get(id(process), 0), process.number, process.pid
 
 
 def _local_ranks(processes: Sequence[ProcessText]) -> dict[int, int]:
     """The local rank of each, by identity; empty where one has none, or two have the same."""
-    found = {id(one): _local(one) for one in processes}
+    found = {id(one): local_rank(one) for one in processes}
     good = min(found.values(), default=-1) >= 0 and len(set(found.values())) == len(processes)
     return found if good else {}
-
-
-def _local(process: ProcessText) -> int:
-    if (rank := _first(process.environment, _LOCAL_VARIABLES)) >= 0:
-        return rank
-    if process.label.local >= 0:
-        return process.label.local
-    return _argument(process.command, r"local[-_]rank")
 
 
 def _node_number(place: Place, found: Sequence[PlacedProcess]) -> int:
     for one in found:
         if one.place == place:
-            number = _first(one.process.environment, _NODE_VARIABLES)
+            number = first_number(one.process.environment, _NODE_VARIABLES)
             if number < 0:
                 number = one.process.label.task
             if number >= 0:
@@ -197,39 +190,26 @@ def _node_number(place: Place, found: Sequence[PlacedProcess]) -> int:
 
 def _known_world(found: Sequence[PlacedProcess], launchers: Sequence[ProcessText]) -> int:
     """The size of the job as a variable or a command line says; 0 where none does."""
-    sizes = [_first(one.process.environment, _WORLD_VARIABLES) for one in found]
-    sizes += [_argument(one.process.command, r"world[-_]size") for one in found]
+    sizes = [first_number(one.process.environment, _WORLD_VARIABLES) for one in found]
+    sizes += [argument_number(one.process.command, r"world[-_]size") for one in found]
     for launcher in launchers:
-        nodes = _argument(launcher.command, r"(?:nnodes|num[-_]nodes|num[-_]machines)")
-        local = _argument(launcher.command, r"(?:nproc[-_]per[-_]node|num[-_]gpus)")
-        total = _argument(launcher.command, r"num[-_]processes")
+        nodes = argument_number(launcher.command, r"(?:nnodes|num[-_]nodes|num[-_]machines)")
+        local = argument_number(launcher.command, r"(?:nproc[-_]per[-_]node|num[-_]gpus)")
+        total = argument_number(launcher.command, r"num[-_]processes")
         sizes.append(total if total > 0 else max(nodes, 1) * local)
     known = [size for size in sizes if 0 < size <= MAX_RANK + 1]
     return max(known, default=0)
 
 
 def _local_world(launchers: Sequence[ProcessText], found: Sequence[PlacedProcess]) -> int:
-    sizes = [_argument(one.command, r"(?:nproc[-_]per[-_]node|num[-_]gpus)") for one in launchers]
+    sizes = [
+        argument_number(one.command, r"(?:nproc[-_]per[-_]node|num[-_]gpus)") for one in launchers
+    ]
     sizes += [
-        _first(one.process.environment, ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+        first_number(one.process.environment, ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
         for one in found
     ]
     return max((size for size in sizes if size <= 1024), default=0)
-
-
-def _first(environment: Mapping[str, str], names: Iterable[str]) -> int:
-    """The number that the first of these variables holds; -1 for none."""
-    for name in names:
-        value = environment.get(name, "")
-        if value.isascii() and value.isdigit() and len(value) < 8:
-            return int(value)
-    return -1
-
-
-def _argument(command: str, name: str, dashes: str = "--?") -> int:
-    """The number behind `--name=` or `--name `; -1 for none."""
-    match = re.search(rf"(?:^|\s){dashes}{name}[= ](\d{{1,7}})(?!\S)", command)
-    return int(match[1]) if match else -1
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from mldebug.capture.stacks.process_text import ProcessText
+from mldebug.capture.stacks.process_text import ProcessText, local_rank
 from mldebug.core.model import Frame
 
 
@@ -104,6 +104,54 @@ def sort_processes(found: Sequence[ProcessText], groups: Sequence[object]) -> So
     _sort_children(found, groups, kinds, children)
     _sort_strangers(found, kinds)
     return SortedProcesses(tuple(kinds), dict(_owners(found, groups, kinds)))
+
+
+def node_parts(processes: Sequence[ProcessText]) -> list[int]:
+    """For each process of one text the node that it is of, where dumps of several nodes stand one after the other, else 0.
+
+    A node begins with its launcher (or ends with it); without launchers, where a local rank comes again.
+    """
+    launchers = [kind_of(one) is ProcessKind.LAUNCHER for one in processes]
+    begins = [
+        now and not before for before, now in zip([False, *launchers], launchers, strict=False)
+    ]
+    parts = [0] * len(processes)
+    if sum(begins) > 1 and (launchers[0] or launchers[-1]):
+        part = -1 if launchers[0] else 0
+        for index, begin in enumerate(begins):
+            part += begin and launchers[0]
+            parts[index] = part
+            part += begin and not launchers[0]
+    elif not any(launchers):
+        parts = _by_local_ranks(processes)
+    return [0] * len(parts) if _dumped_in_two_ways(processes, parts) else parts
+
+
+def _by_local_ranks(processes: Sequence[ProcessText]) -> list[int]:
+    part, here, parts = 0, dict[int, int](), list[int]()
+    for one in processes:
+        rank = local_rank(one)
+        if rank >= 0 and here.get(rank, one.pid) != one.pid:
+            part, here = part + 1, {}
+        if rank >= 0:
+            here[rank] = one.pid
+        parts.append(part)
+    return parts
+
+
+def _dumped_in_two_ways(processes: Sequence[ProcessText], parts: Sequence[int]) -> bool:
+    """Are the parts the same processes, once with native frames and once without?"""
+    ways = {(part, bool(one.native)) for part, one in zip(parts, processes, strict=True)}
+    pids = [
+        {one.pid for one, p in zip(processes, parts, strict=True) if p == part}
+        for part in set(parts)
+    ]
+    return (
+        len(pids) > 1
+        and all(some == pids[0] for some in pids)
+        and len(ways) == len(pids)
+        and len({way for _, way in ways}) > 1
+    )
 
 
 def kind_of(process: ProcessText) -> ProcessKind:

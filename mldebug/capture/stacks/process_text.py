@@ -1,6 +1,7 @@
 """Processes from the threads of a text: where one ends and the next begins, which thread is the main one, what is one process."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -11,6 +12,7 @@ from mldebug.capture.stacks.prefixes import Label
 from mldebug.capture.stacks.pyspy import MAX_THREADS
 from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
 
+LOCAL_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _IN_THREADS = ("_bootstrap", "_bootstrap_inner", "Thread._bootstrap", "Thread._bootstrap_inner")
 _STARTS = ("<module>", "_run_module_as_main", "_run_code")
 
@@ -196,3 +198,30 @@ def join(before: ProcessText, after: ProcessText) -> ProcessText:
         times=before.times + (len(kinds) == 1),
         number=before.number,
     )
+
+
+# --- numbers that it tells ---------------------------------------------------------------------------
+
+
+def local_rank(process: ProcessText) -> int:
+    """Its local rank by a variable, a prefix or its command line; -1 where none says."""
+    if (rank := first_number(process.environment, LOCAL_VARIABLES)) >= 0:
+        return rank
+    if process.label.local >= 0:
+        return process.label.local
+    return argument_number(process.command, r"local[-_]rank")
+
+
+def first_number(environment: Mapping[str, str], names: Iterable[str]) -> int:
+    """The number that the first of these variables holds; -1 for none."""
+    for name in names:
+        value = environment.get(name, "")
+        if value.isascii() and value.isdigit() and len(value) < 8:
+            return int(value)
+    return -1
+
+
+def argument_number(command: str, name: str, dashes: str = "--?") -> int:
+    """The number behind `--name=` or `--name `; -1 for none."""
+    match = re.search(rf"(?:^|\s){dashes}{name}[= ](\d{{1,7}})(?!\S)", command)
+    return int(match[1]) if match else -1

@@ -19,6 +19,9 @@ FORMS: tuple[StackForm, ...] = (PY_SPY, FAULTHANDLER, PYSTACK, GDB, LLDB)
 MAX_PROCESSES = 100_000
 MAX_BROKEN = 20
 
+_WORTH_A_LOOK = re.compile(
+    r"[(\"#\[\]{}`:!]|detached|PID|TID|stopped|process"
+)  # in every line of every form
 _PARENT = re.compile(r"^\s*Parent Process (?P<pid>\d{1,10})(?:: (?P<command>.*))?$")
 _RULE = re.compile(r"^[-=#*_~─—]{4,}$")
 _FENCE = re.compile(r"^\s*(?:```\w*|~~~\w*|</?(?:details|summary|pre|code)>.*)$")
@@ -78,13 +81,14 @@ def is_stack_line(line: str) -> bool:
     """Is this a line of some form, as it stands?"""
     if not line or len(line) > 30_000:
         return False
-    if is_json(line) or _PARENT.match(line):
-        return True
-    return any(
-        form.thread.match(line)
-        or form.frame.match(line)
-        or (form.process is not None and form.process.match(line))
-        for form in FORMS
+    if not _WORTH_A_LOOK.search(line):
+        return False
+    return bool(
+        any(form.frame.match(line) for form in FORMS)
+        or is_json(line)
+        or _PARENT.match(line)
+        or any(form.thread.match(line) for form in FORMS)
+        or any(form.process is not None and form.process.match(line) for form in FORMS)
     )
 
 
@@ -120,7 +124,7 @@ class _Stream:
         if len(text) > 30_000:
             self.unread.append((line.number, text[:200]))
             return 1
-        if not text.strip() or _FENCE.match(text):
+        if not text.strip() or self._frame(text) or _FENCE.match(text):
             return 1
         if is_json(text) and (taken := self._take_json(index)):
             return taken
@@ -146,9 +150,9 @@ class _Stream:
 
     def _host_between_rules(self, index: int) -> int:
         """The heading of clush and dshbak: a node between two rules."""
-        some = [one.text.strip() for one in self.lines[index : index + 3]]
-        if not _RULE.match(some[0]):
+        if not _RULE.match(self.lines[index].text.strip()):
             return 0
+        some = [one.text.strip() for one in self.lines[index : index + 3]]
         match = _NODES.match(some[1]) if len(some) == 3 and _RULE.match(some[2]) else None
         if match:
             self._head(host=clean(match["host"], 200))
@@ -201,17 +205,20 @@ class _Stream:
         return block.threads[-1] if block and block.threads else None
 
     def _inside(self, text: str) -> bool:
-        """A frame of the thread that was begun last, or a line of its form that holds none."""
+        """A line of the form of the thread that was begun last, that holds no frame."""
+        form = self._form
+        return form is not None and form.noise is not None and form.noise.match(text) is not None
+
+    def _frame(self, text: str) -> bool:
+        """A frame of the thread that was begun last."""
         form, last = self._form, self._last_thread()
-        if form is None:
+        if form is None or last is None or last.form is not form:
             return False
-        match = form.frame.match(text) if last is not None and last.form is form else None
-        if match and last is not None:
-            frame = form.make(match)
-            if frame is not None:
-                last.frames.append(frame)
-            return True
-        return form.noise is not None and form.noise.match(text) is not None
+        match = form.frame.match(text)
+        frame = form.make(match) if match else None
+        if frame is not None:
+            last.frames.append(frame)
+        return match is not None
 
     def _beside(self, text: str) -> bool:
         """Variables, headings and rules."""
