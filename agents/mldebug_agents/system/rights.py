@@ -60,7 +60,9 @@ class RankRights:
         if not lives or not status.uids:
             with self._lock:
                 return self._known.get((pid, start_ticks), _UNKNOWN)[0]
-        rights = NO_RIGHTS if self.closed(pid, status) else self._rights(pid, status)
+        rights = (
+            NO_RIGHTS if stat is None or self.closed(pid, status) else self._rights(stat, status)
+        )
         self._remember((pid, start_ticks), rights)
         return rights
 
@@ -90,15 +92,16 @@ class RankRights:
         through = [launcher] if launcher and place.namespace and self._place(launcher)[:2] == place[:2] else []  # fmt: skip
         return [*map(self._host.root_of, through), *([self._host.root] if place.ours else [])]
 
-    def _rights(self, pid: int, status: ProcessStatus) -> Rights:
+    def _rights(self, stat: Stat, status: ProcessStatus) -> Rights:
         """Root has the right to every file only with the capability to, in the user namespace that the files' owners are of."""
         everything = (
             status.uid == 0
             and bool(status.capabilities & _READS_ALL)
-            and self._same(pid, "ns/user")
+            and self._same(stat.pid, "ns/user")
         )
+        gid = status.gids[0] if status.gids else -1
         return Rights(
-            status.uid, status.gids[0] if status.gids else -1, status.groups, pid, everything
+            *(status.uid, gid, status.groups, stat.pid, everything), start=stat.start_ticks
         )
 
     def _remember(self, key: Key, rights: Rights) -> None:

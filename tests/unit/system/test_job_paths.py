@@ -333,6 +333,15 @@ def test_the_root_of_a_dead_chroot_is_not_ours(top: Path) -> None:
     assert host.rights.roots(rank) == []
 
 
+def test_a_number_that_another_process_has_got_since_opens_nothing(top: Path, bob: Rights, agent: Agent) -> None:  # fmt: skip
+    """He ends, and lets the number go to a process of root or of another container."""
+    gone = Rights(bob.uid, bob.gid, bob.groups, bob.pid, start=bob.start + 1)
+    for path in (in_root(bob, "/etc/passwd"), f"/proc/{bob.pid}/fd/0"):
+        assert read_as(agent, path, gone).status in (errno.ESRCH, Refusal.NOT_REACHED)
+    assert bob.start
+    assert read_as(agent, in_root(bob, "/etc/passwd"), bob).data
+
+
 def test_without_rights_nothing_of_a_process_opens(top: Path, bob: Rights, agent: Agent) -> None:
     path = in_root(bob, top / "bob/train.py")
     for rights in (OPERATOR, NO_RIGHTS):

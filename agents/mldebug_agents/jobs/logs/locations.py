@@ -103,7 +103,7 @@ class LogFinder:
         kept = tuple(
             msgspec.structs.replace(
                 place,
-                rights=Rights(-1, name=place.target) if place.kind == "container" else rights,
+                rights=rights if place.rights == NO_RIGHTS else place.rights,
             )
             for place in list(distinct.values())[:MAX_PLACES]
         )
@@ -195,7 +195,11 @@ class LogFinder:
             for state in self._processes.named(runtime, None):
                 for file in _written(state) if state.uid in trusted else ():
                     if file.target.endswith(".log") and any(mark in file.target for mark in marks):
-                        yield self._place(state, file, "container", via)
+                        place = self._place(state, file, "container", via)
+                        if state.uid == 0:  # root alone may read it, and the kernel calls it so
+                            named = Rights(-1, name=file.target)
+                            place = msgspec.structs.replace(place, rights=named)
+                        yield place
 
     def _place(self, state: ProcessState, file: OpenFile, kind: str, via: str = "") -> LogFile:
         inode = _INODE.search(self._host.text(state.pid, f"fdinfo/{file.fd}"))

@@ -40,7 +40,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Rights(msgspec.Struct, frozen=True, array_like=True):
-    """Whose rights count for a path: those of the user that runs the process `pid`, a rank.
+    """Whose rights count for a path: those of the user that runs the process `pid`, a rank, which began at `start` (ticks; 0: not known).
 
     `everything`: it is root with the capability to read every file. `name`: in place of a user's rights, what the kernel must call an open
     file (the log that a container runtime writes for the rank, which is nobody's to read but is about nobody else).
@@ -52,6 +52,7 @@ class Rights(msgspec.Struct, frozen=True, array_like=True):
     pid: int = 0
     everything: bool = False
     name: str = ""
+    start: int = 0
 
 
 OPERATOR = Rights(-1)
@@ -146,7 +147,19 @@ def _start(path: bytes, rights: Rights) -> int:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     if rights == OPERATOR and inside:
         raise Refused(Refusal.NO_RIGHTS)
-    return os.open(inside[1] if inside else b"/", PATH | os.O_DIRECTORY)
+    root = os.open(inside[1] if inside else b"/", PATH | os.O_DIRECTORY)
+    if inside and not _still_there(inside[1][: -len(b"/root")], rights):
+        os.close(root)
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return root
+
+
+def _still_there(folder: bytes, rights: Rights) -> bool:
+    """Whether /proc/PID is still the rank, and not another process that has got its number since; of other processes nothing is known."""
+    if not rights.start or folder.rpartition(b"/")[2] != b"%d" % rights.pid:
+        return True
+    with open(folder + b"/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19]) == rights.start
 
 
 def _named(root: int, path: bytes, access: Access, place: int) -> int:
@@ -193,7 +206,9 @@ def _is_theirs(path: bytes, rights: Rights) -> bool:
     Root of a container is not root of the node: there the processes of one mount namespace belong together.
     """
     found = _DESCRIPTOR.fullmatch(path)
-    if found is None or os.stat(b"%b/%b/stat" % found.groups()).st_uid != rights.uid:
+    if found is None or not _still_there(b"%b/%b" % found.groups(), rights):
+        return False
+    if os.stat(b"%b/%b/stat" % found.groups()).st_uid != rights.uid:
         return False
     if rights.uid != 0 or found[2] == b"%d" % rights.pid:
         return True
@@ -205,7 +220,7 @@ def _reached(name: bytes, handle: int, access: Access) -> bool:
     """Whether this name leads the user, from his own root, to the file that is held."""
     flags = PATH | os.O_NOFOLLOW
     try:
-        top = os.open(b"/proc/%d/root" % access.rights.pid, PATH | os.O_DIRECTORY)
+        top = _start(b"/proc/%d/root" % access.rights.pid, access.rights)
         with closing(top), access:
             other = open_inside(top, name, flags, access=access, links=False)
     except (OSError, Refused):
