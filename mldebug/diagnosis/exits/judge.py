@@ -181,10 +181,13 @@ def _named_by_launcher(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> 
 
 
 def _first(failing: Sequence[ExplainedExit]) -> ExplainedExit | None:
-    """The rank that failed first: by a line of the kernel, else the only one that says of itself that it failed, else by order."""
+    """The rank that failed first: by a line of the kernel, else the only one that says of itself that it failed, else by order.
+
+    A crash or SIGKILL is no word: either may follow from another's end.
+    """
     by_kernel = [one for one in failing if one.death is not None]
-    own = [one for one in failing if one.own or one.kind is ExitKind.KILLED]
-    alone = own if len(own) == 1 and not by_kernel else []
+    worded = [one for one in failing if one.own and one.error is not None]
+    alone = worded if len(worded) == 1 and not by_kernel else []
     for some in (by_kernel, alone, list(failing)):
         if len(some) == 1:
             return some[0]

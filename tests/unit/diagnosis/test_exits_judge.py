@@ -116,6 +116,8 @@ ABNORMAL = [
     ("exit code without a word", ending(TERM, 3 << 8, order=(1, 0), output_read=True), "rank_exited", [1], "medium", "rank 1 exited with code 3"),
     ("exit code of one whose words nobody could read", ending(TERM, 3 << 8, order=(1, 0)), "rank_exited", [1], "low", "rank 1 exited with code 3"),
     ("exit codes without a word: whoever ends first may be a victim", ending(TERM, 3 << 8, ONE, order=(2, 0, 1), output_read=True), "rank_exited", [1], "low", "rank 1 exited with code 3"),
+    ("one without a word, and its launcher kills the other", ending(KILL, 3 << 8, order=(1, 0), output_read=True, kernel_readable=True), "rank_exited", [1], "medium", "exited with code 3"),
+    ("one without a word, and the other crashes on its way out", ending(SEGV, 3 << 8, order=(1, 0), output_read=True), "rank_exited", [1], "medium", "exited with code 3"),
     ("one that says why, after one that does not", ending(ONE, 3 << 8, order=(1, 0), errors={0: OWN}, output_read=True), "rank_exited", [0], "medium", "ValueError"),
     ("SIGKILL", ending(TERM, KILL, order=(1, 0), kernel_readable=True), "rank_exited", [1], "high", "rank 1 was killed by SIGKILL"),
     ("a crash", ending(ONE, SEGV, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "high", "killed by SIGSEGV"),
