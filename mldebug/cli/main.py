@@ -22,7 +22,16 @@ from mldebug.core.redact import clean
 
 GROUPS = {
     "Find the culprit": ("dump", "diagnose", "flight-recorder", "reports"),
-    "Look at this node": ("agent", "status", "web", "gpus", "probe", "doctor", "support-bundle"),
+    "Look at this node": (
+        "agent",
+        "status",
+        "web",
+        "gpus",
+        "checkpoints",
+        "probe",
+        "doctor",
+        "support-bundle",
+    ),
     "Try and set up": ("demo", "run", "switch", "check-config", "notify", "completion"),
 }
 OTHERS = "More"

@@ -194,7 +194,8 @@ class CheckpointSeries:
         if verdict.state is not Completeness.COMPLETE:
             return None
         at = track.reading.newest - self.memory.skew
-        earlier = [one for one in self._others(track) if one.ended < at]
+        step = _step(track.reading.name, track.step)
+        earlier = [one for one in self._others(track) if _is_before(one, step, at)]
         if lost := lost_kind(verdict.kinds, earlier):
             return Completeness.INCOMPLETE, lost
         if not verdict.ranks:
@@ -215,12 +216,7 @@ class CheckpointSeries:
             ):
                 whole = one.state is Completeness.COMPLETE
                 yield OtherCheckpoint(
-                    one.name,
-                    one.ranks,
-                    one.world_size,
-                    whole=whole,
-                    kinds=one.kinds,
-                    ended=one.ended,
+                    one.name, one.ranks, one.world_size, whole, one.kinds, one.ended, one.step
                 )
 
     def _shrinks(self, one: CheckpointReading, before: KnownCheckpoint) -> bool:
@@ -306,6 +302,11 @@ def size_change(
 def printable(name: str) -> str:
     """A file name as text of at most 200 characters: bytes that are no UTF-8 are escaped, so that it can be stored and sent."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")[:200]
+
+
+def _is_before(other: OtherCheckpoint, step: int | None, ended: float) -> bool:
+    """Whether another checkpoint is of an earlier step; by their times where one has no step."""
+    return other.step < step if other.step is not None and step is not None else other.ended < ended
 
 
 def _step(name: str, at_the_beginning: int | None) -> int | None:

@@ -6,6 +6,7 @@ By file names alone: `rank3.pt`, `mp_rank_03/â€¦`, `zero_pp_rank_3_mp_rank_00_â€
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from mldebug.core.ranksets import fold_ranks, unfold
 from mldebug.storage.checkpoints.model import Checkpoint, Completeness
@@ -65,27 +66,24 @@ def first_lacking(own: Ranks, other: Ranks) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
 class OtherCheckpoint:
-    """Another checkpoint to compare with: its ranks, the world size that wrote it, and whether it is complete."""
+    """Another checkpoint to compare with."""
 
-    __slots__ = ("ended", "kinds", "name", "ranks", "whole", "world")
-
-    def __init__(self, name: str, ranks: Ranks, world: int | None, *, whole: bool, kinds: tuple[str, ...] = (), ended: float = 0.0) -> None:  # fmt: skip
-        self.name, self.ranks, self.world, self.whole, self.kinds, self.ended = (
-            name,
-            ranks,
-            world,
-            whole,
-            kinds,
-            ended,
-        )
+    name: str
+    ranks: Ranks
+    world: int | None  # size of the job that wrote it; None: not known
+    whole: bool
+    kinds: tuple[str, ...] = ()  # see `kinds_of`
+    ended: float = 0.0  # unix
+    step: int | None = None
 
 
 def lost_kind(kinds: tuple[str, ...], earlier: Iterable[OtherCheckpoint]) -> str:
     """Which file a checkpoint lacks that all complete ones before it have, in words; "" where none."""
-    compared = sorted((one for one in earlier if one.whole and one.kinds), key=lambda it: it.ended)[
-        -MOST_EARLIER:
-    ]
+    compared = sorted(
+        (one for one in earlier if one.whole and one.kinds), key=lambda it: (it.step or 0, it.ended)
+    )[-MOST_EARLIER:]
     if not kinds or not compared:
         return ""
     common = set.intersection(*(set(one.kinds) for one in compared)) - set(kinds)

@@ -97,6 +97,7 @@ ALLOWED: dict[str, str] = {
 WITH_OPERATORS_RIGHTS = {
     "jobs/ranks/known_issues.py": "/etc/hosts of the node",
     "probes/history/monitor.py": "the store of the probes",
+    "storage/checkpoints/one_shot.py": "the folder that a person names, with his rights",
     "storage/checkpoints/reader.py": "patterns of the configuration, without links below their plain part",
     "system/child/job_paths.py": "defines them",
     "system/child/reader_child.py": "files of the kernel",

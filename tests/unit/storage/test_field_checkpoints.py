@@ -3,18 +3,22 @@
 The folders of tests/fixtures/checkpoints have the names that the frameworks use and small contents.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from mldebug.cli.main import cli, main
 from mldebug.core.plugins import create_all
 from mldebug.storage.checkpoints.history import CheckpointSeries, KnownCheckpoint
 from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.names import checkpoint_of, series_of, step_of
-from mldebug_agents.storage.checkpoints.series_reader import SeriesReader
+from mldebug_agents.storage.checkpoints.series_reader import SeriesFiles, SeriesReader
+from mldebug_agents.system.child.job_paths import OPERATOR
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
 
@@ -50,7 +54,7 @@ def known(folder: Path, series: str, reader: Reader, looks: int = 2) -> list[Kno
     reading, history = SeriesReader((str(folder), series), create_all("checkpoints")), CheckpointSeries()  # fmt: skip
     for number in range(looks):
         now = NOW + number * 200
-        look = reading.look("run", "", reader, frozenset(), now)
+        look = reading.look("run", SeriesFiles(reader, "", str(folder), OPERATOR), frozenset(), now)
         history.look(now, look.readings, whole=look.whole)
     return list(history.checkpoints)
 
@@ -159,3 +163,66 @@ def test_numbers_are_steps_only_below_a_folder_of_checkpoints() -> None:
     assert checkpoint_of("/out/checkpoints/020000/pretrained_model/model.safetensors") == ("/out/checkpoints", "020000")  # fmt: skip
     assert checkpoint_of("/out/ckpt/7/a/b/c/d/model.safetensors") == ("/out/ckpt", "7")
     assert checkpoint_of("/out/step_100/actor/optim_rank_0.pt") == ("/out", "step_100")
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def said(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, ["checkpoints", *arguments], env={"COLUMNS": "80"})
+    return done.exit_code, done.output
+
+
+def test_the_command_says_which_is_whole_and_what_is_wrong_with_the_others(folder: Path) -> None:
+    laid_out("hf_noopt", folder)
+    code, text = said(str(folder))
+    assert code == 0
+    first, second = [line for line in text.splitlines() if line.startswith("  checkpoint-")]
+    assert first.split()[:2] == ["checkpoint-1000", "not"]
+    assert second.split()[:2] == ["checkpoint-500", "whole"]
+    assert "optimizer.pt is missing, which checkpoint-500 has" in text
+    assert "step 1,000" in text
+
+
+def test_the_command_says_it_to_scripts(folder: Path) -> None:
+    laid_out("verl_died", folder)
+    code, text = said(str(folder), "--json")
+    found = json.loads(text)
+    (series,) = found["series"]
+    assert (code, found["whole"], series["last"]["name"]) == (0, True, "global_step_10")
+    assert [one["state"] for one in series["listed"]] == ["incomplete", "complete"]
+
+
+def test_of_one_checkpoint_alone_the_answer_is_its_own(folder: Path) -> None:
+    laid_out("hf_noopt", folder)
+    code, text = said(str(folder / "checkpoint-1000"))
+    assert code == 1
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  checkpoint-")] == [
+        "checkpoint-1000"
+    ]
+    assert "none of them is whole" in text
+    assert said(str(folder / "checkpoint-500"))[0] == 0
+
+
+def test_a_run_without_a_whole_one_and_a_folder_without_any(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    laid_out("mega_bridge", folder)
+    for one in folder.glob("*/.metadata"):
+        one.unlink()
+    (folder / "latest_train_state.pt").unlink()
+    assert said(str(folder))[0] == 1
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert main(["checkpoints", str(empty)]) == 2
+    assert "holds no checkpoint that is known" in capsys.readouterr().err
+
+
+def test_links_pipes_and_loops_do_no_harm(folder: Path) -> None:
+    laid_out("nanotron", folder)
+    os.mkfifo(folder / "checkpoints/2000/optimizer/state_rank_9.pt")
+    (folder / "checkpoints/loop").symlink_to(folder)
+    (folder / "checkpoints/3000").symlink_to("/etc")
+    code, text = said(str(folder))
+    assert code == 0
+    assert "3000" not in text

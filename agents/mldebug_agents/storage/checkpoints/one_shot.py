@@ -1,0 +1,68 @@
+"""Look once at all checkpoints below a folder, without an agent."""
+
+from collections.abc import Sequence
+from posixpath import basename, join
+
+import msgspec
+
+from mldebug.storage.checkpoints.history import CheckpointSeries, printable
+from mldebug.storage.checkpoints.model import Completeness, Layout
+from mldebug.storage.checkpoints.names import checkpoint_of, is_part
+from mldebug.storage.checkpoints.state import SeriesState, series_state
+from mldebug_agents.storage.checkpoints.reader import series_key
+from mldebug_agents.storage.checkpoints.series_reader import (
+    SeriesFiles,
+    SeriesKey,
+    SeriesReader,
+    troubles_of,
+)
+from mldebug_agents.system.child.job_paths import OPERATOR
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Unreadable
+
+DEEP, MOST = 10, 50_000  # levels and entries below the folder
+
+
+def read_checkpoints(
+    reader: Reader, folder: str, layouts: Sequence[Layout], now: float
+) -> tuple[tuple[SeriesState, ...], str]:
+    """The series of checkpoints in a folder (or the one that the folder itself is), and why there may be more; "" where not.
+
+    `folder`: an absolute path, read with the rights of who calls. `now`: unix time. The series with the newest checkpoint is first.
+    """
+    files = SeriesFiles(reader, "", folder, OPERATOR)
+    listed = files.list_folder(folder, depth=DEEP, most=MOST)
+    if isinstance(listed, Unreadable):
+        return (), listed.reason
+    inside = (
+        one.path for one in listed.entries if one.kind == "file" and is_part(basename(one.path))
+    )
+    places = {place for path in inside if (place := checkpoint_of(join(folder, path)))}
+    states = [
+        _state(key, reader, layouts, now) for key in sorted({series_key(place) for place in places})
+    ]
+    single = next((place for place in places if _is_in(folder, join(*place))), None)
+    if single is not None:
+        states = [_only(single.name, state) for state in states]
+    states.sort(key=lambda state: -max((one.ended for one in state.listed), default=0.0))
+    return tuple(states), next((trouble.why for trouble in troubles_of(listed)), "")
+
+
+def _state(key: SeriesKey, reader: Reader, layouts: Sequence[Layout], now: float) -> SeriesState:
+    series = CheckpointSeries()
+    files = SeriesFiles(reader, "", key[0], OPERATOR)
+    look = SeriesReader(key, layouts).look("", files, frozenset(), now)
+    series.look(now, look.readings, whole=look.whole)
+    return series_state(series, ("", *key), now, trouble=look.trouble, gaps=look.gaps)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def _only(name: str, state: SeriesState) -> SeriesState:
+    """The same of one checkpoint alone; the others were there to be compared with."""
+    listed = tuple(one for one in state.listed if one.name == printable(name))
+    last = next((one for one in listed if one.state is Completeness.COMPLETE), None)
+    counts = {str(one.state): 1 for one in listed}
+    return msgspec.structs.replace(state, listed=listed, last=last, counts=counts)
