@@ -10,7 +10,7 @@ from mldebug.core.plugins import create as create_plugin
 from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.collect import collect
 from mldebug_exporters.exposition.families import MetricGroup
-from mldebug_exporters.exposition.pseudonyms import Pseudonyms
+from mldebug_exporters.exposition.hidden_labels import HiddenLabels
 from mldebug_exporters.exposition.text import write
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,7 +40,7 @@ class Prometheus:
         self._snapshot: Snapshot | None = None
         self._ready: dict[Form, tuple[Snapshot, float, bytes]] = {}
         self._last_scrape: dict[Form, float] = {}
-        self._pseudonyms = Pseudonyms()
+        self._pseudonyms = HiddenLabels()
         self._news = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(

@@ -15,7 +15,7 @@ from mldebug_exporters.exposition.families import (
     MetricGroup,
     Sample,
 )
-from mldebug_exporters.exposition.pseudonyms import Pseudonyms
+from mldebug_exporters.exposition.hidden_labels import HiddenLabels
 
 log = logging.getLogger("mldebug")
 
@@ -47,7 +47,7 @@ class MetricsPage(msgspec.Struct, frozen=True):
 
 
 def collect(
-    groups: Mapping[str, MetricGroup], snapshot: Snapshot, pseudonyms: Pseudonyms | None = None
+    groups: Mapping[str, MetricGroup], snapshot: Snapshot, pseudonyms: HiddenLabels | None = None
 ) -> MetricsPage:
     """Collect the samples of all groups, within the snapshot's series budget. A group that fails has none; a metric says so.
 
@@ -68,7 +68,7 @@ def series(sample: Sample) -> int:
 class _SampleTable:
     """Samples by family."""
 
-    def __init__(self, pseudonyms: Pseudonyms | None = None) -> None:
+    def __init__(self, pseudonyms: HiddenLabels | None = None) -> None:
         self._pseudonyms = pseudonyms
         self.families: dict[str, Family] = {}
         self.values: dict[str, Values] = {}

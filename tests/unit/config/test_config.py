@@ -85,7 +85,7 @@ captur: 3
 """
     assert problems(text, tmp_path) == [
         "c.yaml:2: agent.state_dir: 'rel' is not an absolute path",
-        "c.yaml:3: agent.statedir: there is no such key; did you mean 'state_dir'? legal here: state_dir, listen, token_file, group",
+        "c.yaml:3: agent.statedir: there is no such key; did you mean 'state_dir'? legal here: state_dir, listen, token_file, public_names, join_containers, group",
         "c.yaml:5: capture.deadline: 30 has no unit; write 30s for seconds or 30m for minutes",
         "c.yaml:6: capture.watch: 90s is too large; the largest is 1m",
         "c.yaml:7: capture.workers: 'many' is not 'auto' or a whole number",

@@ -23,7 +23,7 @@ from mldebug.jobs.logs.records import STEP_BOUNDS, StepTimes
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_exporters.exposition.collect import collect
 from mldebug_exporters.exposition.families import Family, Importance, Sample
-from mldebug_exporters.exposition.pseudonyms import PRIVATE, PRIVATE_OF, Pseudonyms
+from mldebug_exporters.exposition.hidden_labels import PRIVATE, PRIVATE_OF, HiddenLabels
 from mldebug_exporters.exposition.text import write
 from mldebug_exporters.prometheus import (
     FORGOTTEN,
@@ -338,7 +338,7 @@ def counting(pace: float) -> tuple[Prometheus, Counting]:
 
 def test_pseudonyms_stand_for_what_is_private_and_join_as_before() -> None:
     seen = snapshot(moving(), stalled(), hooked(), trapped())
-    open_, hidden = collect(groups(), seen), collect(groups(), seen, Pseudonyms())
+    open_, hidden = collect(groups(), seen), collect(groups(), seen, HiddenLabels())
     private = 0
     for (family, shown), (_, values) in zip(open_.families, hidden.families, strict=True):
         names = PRIVATE | PRIVATE_OF.get(family.name, frozenset())
@@ -349,7 +349,7 @@ def test_pseudonyms_stand_for_what_is_private_and_join_as_before() -> None:
                 assert (now == was) == (label not in names or not was), (family.name, label)
                 assert label not in names or not was or re.fullmatch("~[0-9a-f]{8}", now)
     assert private > 4
-    other = collect(groups(), seen, Pseudonyms())
+    other = collect(groups(), seen, HiddenLabels())
     assert write(other, False) != write(hidden, False)  # another agent has another key
 
 

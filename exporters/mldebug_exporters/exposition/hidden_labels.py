@@ -15,7 +15,7 @@ PRIVATE_OF = {"mldebug_run": frozenset(("name",))}
 """Labels of one family, by its name."""
 
 
-class Pseudonyms:
+class HiddenLabels:
     """Replaces label values; the same text always by the same pseudonym, `~` and eight digits."""
 
     def __init__(self) -> None:
