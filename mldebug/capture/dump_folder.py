@@ -60,6 +60,7 @@ def captures_from_dumps(where: Path) -> tuple[NodeCapture, ...]:
     numbered = number_ranks(
         [PlacedProcess(found[i].process, found[i].place) for i in ranks], launchers
     )
+    _refuse_moments(found[ranks[0]], numbered)
     workers: dict[int, list[ProcessText]] = {}
     for worker, owner in sorted_ones.of.items():
         workers.setdefault(owner, []).append(found[worker].process)
@@ -140,6 +141,20 @@ def _nothing(files: Sequence[DumpFile], found: Sequence[_Found]) -> tuple[NodeCa
             )
             raise EvidenceError(f"{file.name} holds no stacks: {why}", NO_STACKS)
     return ()
+
+
+def _refuse_moments(found: _Found, numbered: Numbered) -> None:
+    """Dumps of faulthandler with one thread address, and nothing else: of one rank at several moments, or of several ranks?"""
+    if (
+        len(numbered.ranks) == 1
+        and numbered.guess
+        and found.process.times > 1
+        and not found.process.pid
+    ):
+        raise EvidenceError(
+            f"{found.file.name} holds {found.process.times} dumps of threads of the same address, of one process or of several",
+            "put those of each rank into a file of its own: rank0.txt, rank1.txt …",
+        )
 
 
 # --- what is said about it ---------------------------------------------------------------------------

@@ -17,7 +17,7 @@ def _frame(match: re.Match[str]) -> Frame:
 
 FAULTHANDLER = StackForm(
     name="faulthandler",
-    process=re.compile(r"^\s*(?:Timeout \([\d:.]+\)!|Fatal Python error: .*)$"),
+    process=re.compile(r"^\s*(?:Timeout \([\d:.]+\)!|Fatal Python error: .*)\s*$"),
     thread=re.compile(
         r"^\s*(?:(?:Current thread|Thread) (?P<number>0x[0-9a-fA-F]+)(?: \[(?P<name>.*)\])?"
         r"|Stack) \(most recent call first\):\s*$"

@@ -27,7 +27,8 @@ PREFIXES: tuple[re.Pattern[str], ...] = tuple(
         r"\[?[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s",
         r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s",
         # mpirun --tag-output, PRRTE, mpiexec -prepend-rank
-        r"\[(?:[\w.-]{1,253}@)?\d{1,9},(?P<rank>\d{1,6})\]<std(?:out|err)>:\s?",
+        r"\[[\w.-]{1,253}@\d{1,9},(?P<rank>\d{1,6})\]<std(?:out|err)>: ?",
+        r"\[\d{1,9},(?P<rank>\d{1,6})\]<std(?:out|err)>:",
         r"\[(?:[\w.-]{1,253}@)?\d{1,9},(?P<rank>\d{1,6})\]:?\s",
         r"\[(?P<rank>\d{1,6})\]:?\s",
         # torchrun, DeepSpeed, torchx

@@ -65,8 +65,9 @@ def split(block: ThreadBlock) -> Iterator[ProcessText]:
         named = _main_named([(one, False) for one in block.json], last=False)
         yield _process(block.process, named)
         return
-    parts = [block.threads] if block.process.pid else _parts(block.threads)
-    for threads in parts:
+    for index, threads in enumerate(_parts(block.threads)):
+        if index:  # pasted behind another one's Process line
+            block.process = msgspec.structs.replace(block.process, pid=0, command="", parent=0)
         if threads:
             stacks = [(_stack(one), one.head.main) for one in threads[:MAX_THREADS]]
             found = _process(block.process, _main_named(stacks, threads[0].form.main_last))

@@ -85,6 +85,42 @@ def mixed(texts: list[list[str]]) -> list[str]:
     return lines
 
 
+NATIVE = ("0x7f15 (libc.so.6)", "cuStreamSynchronize (libcuda.so.535.54)", *ALL_REDUCE)
+WRITTEN = {
+    "as it is": lambda text: text,
+    "of Windows": lambda text: text.replace("\n", "\r\n"),
+    "with blanks behind": lambda text: text.replace("\n", "   \n"),
+    "with tabs": lambda text: text.replace("    ", "\t"),
+    "deeper": lambda text: text.replace("\n", "\n    "),
+    "without indentation": lambda text: "\n".join(line.strip() for line in text.split("\n")),
+    "behind mpirun": lambda text: "\n".join(f"[1,0]<stderr>:{line}" for line in text.split("\n")),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_blanks_are_nothing_to_rely_on(name: str) -> None:
+    (process,) = read_text(WRITTEN[name](dump(7, NATIVE))).processes
+    assert [frame.label for frame in process.stacks[0].frames] == list(NATIVE)
+    assert read_text(WRITTEN[name](dump(7, NATIVE))).unread == 0
+
+
+def test_a_dump_without_a_process_line_behind_another_is_a_process(tmp_path: Path) -> None:
+    launcher = dump(9, ("_invoke_run (torch/distributed/elastic/agent/server/api.py:9)",), "torchrun t.py")  # fmt: skip
+    pasted = dump(7, ALL_REDUCE).partition("\n\n")[2].replace("Thread 7", "Thread 0x7F81445A8440")
+    folder(tmp_path, rank0=launcher + pasted, rank1=launcher + pasted)
+    assert numbers(tmp_path) == {0: 0, 1: 0}
+
+
+def test_dumps_of_one_address_alone_may_be_of_one_process_or_of_several(tmp_path: Path) -> None:
+    one = 'Timeout (0:10:00)!\nThread 0x00007ff406132180 (most recent call first):\n  File "/job/t.py", line {} in main\n'
+    folder(tmp_path, log=one.format(3) + one.format(4))
+    with pytest.raises(EvidenceError, match="2 dumps of threads of the same address"):
+        captures_from_dumps(tmp_path)
+    (tmp_path / "log.txt").rename(tmp_path / "rank0.txt")
+    folder(tmp_path, rank1=one.format(3))
+    assert numbers(tmp_path) == {0: 0, 1: 0}
+
+
 @pytest.mark.parametrize(
     "line",
     [
