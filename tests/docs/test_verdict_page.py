@@ -27,7 +27,7 @@ from mldebug.diagnosis.classify.gpus.gpu_faults import BEFORE, LAG, PROMPT, UNDA
 from mldebug.diagnosis.classify.tables.kernel_waits import WAIT_CHANNELS
 from mldebug.diagnosis.classify.tables.native_calls import NATIVE
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD, PYTHON
-from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE
+from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE, STORE_SOURCE
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.stall import rules, timeouts, watch
 from mldebug.stall.signals import COLLECTIVE_TIMEOUTS
@@ -245,7 +245,7 @@ def test_a_silent_node_that_nobody_has_given_up_is_one_sign() -> None:
 def test_every_class_stands_in_its_row() -> None:
     rows = PAGE.split("| role | classes |")[1].split("\n\n")[0].splitlines()[2:]
     told = {row.split("|")[1].strip(): set(re.findall(r"`([a-z_]+)`", row)) for row in rows}
-    signs: list[Any] = [*PYTHON, *NATIVE, *WAIT_CHANNELS, *SOURCE, *GPU_SOURCE, BACKWARD]  # fmt: skip
+    signs: list[Any] = [*PYTHON, *NATIVE, *WAIT_CHANNELS, *SOURCE, *STORE_SOURCE, *GPU_SOURCE, BACKWARD]  # fmt: skip
     by_table = {(sign.role.value, sign.name) for sign in signs}
 
     assert not [(role, name) for role, name in by_table if name not in told[role]]

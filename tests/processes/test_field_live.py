@@ -4,23 +4,34 @@ A job that ends is reported by its end, one that hangs once its timeout is over.
 the scripts of tests/jobs/field, and a row here.
 """
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from processes.harness import JOBS, Plan, RunningJob, folder_for, wait_for
+from processes.harness import JOBS, Plan, RunningJob, User, folder_for, wait_for
 from processes.needs import need_torch
 from processes.watching import Report, RunningAgent, settings, watching
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(1800)]
 need_torch("the jobs train with PyTorch")
 
 STALL = "{timeout: 12s, busy_timeout: 60s, init_timeout: 20s, interval: 1s}"
+TOGETHER = 4  # jobs
 AT_ONCE = 45.0  # seconds of quiet: far from both timeouts
 PATIENCE = 180.0  # seconds from the start of the job to its report
+Freezer = tuple[Path, str, Sequence[str]]
+FREEZERS: tuple[Freezer, ...] = (
+    (Path("/sys/fs/cgroup"), "cgroup.freeze", "01"),
+    (Path("/sys/fs/cgroup/unified"), "cgroup.freeze", "01"),
+    (Path("/sys/fs/cgroup/freezer"), "freezer.state", ("THAWED", "FROZEN")),
+)
 NOBODY: tuple[int, ...] = ()
 
 
@@ -72,6 +83,9 @@ CASES = (
 )  # fmt: skip
 
 
+FROZEN = Field("threads", "trains", ((2,),), "rank_stopped", ("frozen by its cgroup",), inert=True)
+
+
 class FieldJob(RunningJob):
     """A script of tests/jobs/field under torchrun."""
 
@@ -81,21 +95,35 @@ class FieldJob(RunningJob):
 
 
 @pytest.fixture(scope="module")
-def agent() -> Iterator[RunningAgent]:
-    plan = Plan()
-    with folder_for(plan.user) as folder, watching(folder, settings(folder, stall=STALL)) as agent:
-        yield agent
+def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Report | str]]:
+    """The first report of each selected job, or why there is none; a few jobs hang at the same time, under one agent."""
+    calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    fields = [one["field"] for one in calls if isinstance(one.get("field"), Field)]
+    with (
+        folder_for(User()) as folder,
+        watching(folder, settings(folder, stall=STALL)) as agent,
+        ThreadPoolExecutor(TOGETHER) as pool,
+    ):
+        reports = pool.map(lambda field: _report_of(field, agent), fields)
+        yield dict(zip((field.fault for field in fields), reports, strict=True))
 
 
-@pytest.mark.parametrize("field", CASES, ids=lambda field: field.fault)
-def test_the_first_report_is_right(field: Field, agent: RunningAgent) -> None:
-    with folder_for(Plan().user) as folder:
+def _report_of(field: Field, agent: RunningAgent) -> Report | str:
+    with folder_for(User()) as folder:
         job = FieldJob(Plan(fault=field.fault, options=(field.script, field.fault)), folder)
         try:
             job.start()
-            report = wait_for("a report", lambda: _first(agent, job), PATIENCE)
+            return wait_for("a report", lambda: _first(agent, job), PATIENCE)
+        except AssertionError as error:
+            return f"{error}\n{job.tail()}"
         finally:
             job.end()
+
+
+@pytest.mark.parametrize("field", CASES, ids=lambda field: field.fault)
+def test_the_first_report_is_right(field: Field, outcomes: dict[str, Report | str]) -> None:
+    report = outcomes[field.fault]
+    assert not isinstance(report, str), report
     _check(report, field)
 
 
@@ -122,3 +150,49 @@ def _check(report: dict[str, Any], field: Field) -> None:
         assert re.search(pattern, text), f"nothing of {pattern}:\n{text}"
     for pattern in field.never:
         assert not re.search(pattern, text), text
+
+
+def test_a_rank_whose_cgroup_is_frozen_is_stopped_and_the_report_says_so() -> None:
+    """As the ranks of a paused container are."""
+    with (
+        frozen_cgroup() as (cgroup, freeze),
+        folder_for(User()) as folder,
+        watching(folder, settings(folder, stall=STALL)) as agent,
+    ):
+        job = FieldJob(Plan(fault="trains", options=("threads", "trains")), folder)
+        try:
+            job.start()
+            wait_for("its steps", lambda: "step 20 " in job.tail(), PATIENCE)
+            (cgroup / "cgroup.procs").write_text(str(job.ranks[2]))
+            freeze(True)
+            report = wait_for("a report", lambda: _first(agent, job), PATIENCE)
+        finally:
+            freeze(False)
+            job.end()
+    _check(report, FROZEN)
+
+
+@contextmanager
+def frozen_cgroup() -> Iterator[tuple[Path, Callable[[bool], object]]]:
+    """A cgroup of v2 or v1 and what freezes and thaws it; a skip where none may be made."""
+    made = next(filter(None, map(_cgroup_with, FREEZERS)), None)
+    if made is None:
+        pytest.skip("no cgroup with a freezer can be made here")
+    file, words = made
+    try:
+        yield file.parent, lambda on: file.write_text(words[on])
+    finally:
+        procs = file.with_name("cgroup.procs")
+        wait_for("an empty cgroup", lambda: not procs.read_text(), 30)
+        file.parent.rmdir()
+
+
+def _cgroup_with(freezer: Freezer) -> tuple[Path, Sequence[str]] | None:
+    parent, name, words = freezer
+    folder = parent / f"mldebug-field-{os.getpid()}"
+    with suppress(OSError):
+        folder.mkdir()
+        if (folder / name).exists():
+            return folder / name, words
+        folder.rmdir()
+    return None

@@ -45,6 +45,8 @@ FOR_OTHERS = frozenset(
     ]
 )
 """Soft classes that may be a wait for another rank: none is named for one while there are ranks that nobody saw."""
+MAY_BE_FED = frozenset(("idle", "poll", "socket", "pipe_read", "future"))
+"""What ranks do that wait for another one in code of their own: where most of them do, the few may be to blame as well."""
 LONG = 10.0
 """Seconds of stillness after which a soft class may be `high`."""
 
@@ -123,11 +125,14 @@ def _larger_half(case: Case, culprits: tuple[ClassifiedRank, ...]) -> bool:
 
     Where the others all wait in one place a minority of unclear ranks may be named, at `low`; a half never.
     """
+    half = 2 * len(culprits) >= len(case.alive)
+    if len(culprits) > 1 and half and all(r.is_.name in MAY_BE_FED for r in culprits):
+        return bool(case.waiting)
     if len(culprits) < 2 or not all(map(is_faint, culprits)):
         return False
     places = Counter((rank.is_.operation, rank.is_.site) for rank in case.waiting)
     fewer = len(places) > 1 and min(places.values()) <= len(culprits)
-    return fewer or 2 * len(culprits) >= len(case.alive)
+    return fewer or half
 
 
 def is_faint(rank: ClassifiedRank) -> bool:

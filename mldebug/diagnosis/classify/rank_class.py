@@ -38,8 +38,8 @@ from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
 from mldebug.diagnosis.classify.tables.kernel_waits import POLL_WAITS
 from mldebug.diagnosis.classify.tables.matching import match_calls
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD
-from mldebug.diagnosis.classify.tables.signs import FrameSign
-from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE
+from mldebug.diagnosis.classify.tables.signs import FrameSign, NameSign
+from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE, STORE_SOURCE
 
 LOOKS_AFTER_THREADS = ("poll", "thread_join", "future", "idle")
 """What a main thread does that has handed the training to another thread."""
@@ -58,7 +58,8 @@ def classify(capture: RankCapture) -> Classification:
     found = _by_calls(process, capture)
     if found is None:
         found = by_native(process) or own_wait(process)
-        found = found or by_wait_channel(process) or _by_source(process)
+        found = found or _by_source(process, STORE_SOURCE)
+        found = found or by_wait_channel(process) or _by_source(process, SOURCE + GPU_SOURCE)
     found = found or _by_activity(process)
     if found.name == "child_wait":
         return with_child(found, capture, classify_process)
@@ -237,7 +238,7 @@ def _busy_children(capture: RankCapture) -> bool:
 # --- what remains ----------------------------------------------------------------------------------
 
 
-def _by_source(process: ProcessFacts) -> Classification | None:
+def _by_source(process: ProcessFacts, table: tuple[NameSign, ...]) -> Classification | None:
     """A source line such as `loss.item()` shows a wait that leaves no Python frame; C code has released the GIL there."""
     line = process.capture.source_line
     if (
@@ -247,7 +248,7 @@ def _by_source(process: ProcessFacts) -> Classification | None:
         or process.frames[0] is not process.place
     ):
         return None
-    rows = SOURCE + (GPU_SOURCE if process.has_gpu else ())
+    rows = table if process.has_gpu else (row for row in table if row not in GPU_SOURCE)
     for row in rows:
         if row.pattern.fullmatch(line):
             return from_sign(process, row, f"source line: {line.strip()}", direct=False)

@@ -136,6 +136,7 @@ def two_in_one_group() -> None:
 if __name__ == "__main__":
     main(
         {
+            "trains": lambda: train(lambda: None),
             "gil_held": gil_held,
             "reads_pipe": reads_pipe,
             "prefetcher_died": prefetcher_died,

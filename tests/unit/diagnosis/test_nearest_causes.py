@@ -289,6 +289,17 @@ def test_the_nearest_other_cause_does_not(
     assert found == right, (name, diagnosis.summary)
 
 
+@pytest.mark.parametrize("wchan", ["do_poll", "sk_wait_data", "poll_schedule_timeout.constprop.0"])
+@pytest.mark.parametrize("line", ['store.get("written")', 'self._store.wait(["k"])', ""])
+def test_most_ranks_that_may_wait_for_the_few_are_not_named(wchan: str, line: str) -> None:
+    """Without a native stack a wait for a key of the store looks like one for a stranger."""
+    client = stands("wait_for_writer (train.py:8)", wchan=wchan, syscall="poll", source=line)
+    found = diagnose([of(process(*WAITER, move=still()), rest=client)]).diagnosis
+    assert [one.rank for one in found.culprits] == [], found.summary
+    asleep = diagnose([of(stands(wchan="hrtimer_nanosleep"), rest=client)]).diagnosis
+    assert {one.rank for one in asleep.culprits} <= {3}, asleep.summary
+
+
 @pytest.mark.parametrize(
     ("state", "given"), [("silent", True), ("down", True), ("unable", False), ("refused", False)]
 )

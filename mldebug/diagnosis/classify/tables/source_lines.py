@@ -17,6 +17,15 @@ SOURCE: tuple[NameSign, ...] = (
         r".*\.acquire\s*\((?!.*(False|timeout|blocking)).*|\s*with\b.*[lL]ock\b.*:\s*(#.*)?",
     ),
 )
+STORE_SOURCE: tuple[NameSign, ...] = (
+    sign(
+        "store",
+        W,
+        "waits for a key of the store in {site}",
+        r".*\b(?:\w*_)?store\.(?:get|wait|multi_get)\s*\(.*",
+    ),
+)
+"""Asked before the wait channel: the client of a TCPStore polls or receives, as whoever waits for a stranger does."""
 GPU_SOURCE: tuple[NameSign, ...] = (
     sign(
         "device_sync",
