@@ -18,7 +18,6 @@
 A rank that was asked to end, and one whose error only tells that a peer is gone, follow from another's end.
 """
 
-import re
 import signal
 from collections.abc import Sequence
 
@@ -29,6 +28,15 @@ from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal, w
 from mldebug.diagnosis.exits.other_evidence import with_flights, with_gpu_fault
 from mldebug.diagnosis.exits.outcome import ExitOutcome, abnormal, nobody, status_words
 from mldebug.diagnosis.exits.rank_exit import KILL, ExitKind, ExplainedExit, explain_exits, is_about
+from mldebug.diagnosis.exits.sureness import (
+    alike,
+    earlier,
+    has_the_only_traceback,
+    may_hang,
+    not_later,
+    sureness,
+    sureness_of_leaver,
+)
 from mldebug.diagnosis.exits.suspects import with_suspects
 from mldebug.diagnosis.exits.words.last_words import tells_of_closed
 
@@ -133,39 +141,17 @@ def _only_peers(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> ExitOut
         for one in exits
         if one.kind in (ExitKind.LEFT, ExitKind.UNKNOWN)
         and not (one.error and one.error.blames_peer)
-        and (_earlier(one, first) or (closed and not _earlier(first, one)))
+        and (earlier(one, first) or (closed and not earlier(first, one)))
     ]
-    if len(before) == 1 and _may_hang(before[0], first, exits):
+    if len(before) == 1 and may_hang(before[0], first, exits):
         words = f"rank {before[0].exit.rank} ({status_words(before[0])}) left long before the first timed out"
         return nobody(attempt, exits, f"{words}, and some that were ended may have hung")
     if len(before) == 1:
-        return abnormal(exits, (before[0],), _sureness(before[0], first, attempt))
+        return abnormal(exits, (before[0],), sureness_of_leaver(before[0], first, attempt))
     if before:
         return nobody(attempt, exits, "more than one rank left before the first failure")
     words = first.error.error if first.error else "an error about a peer"
     return nobody(attempt, exits, f"every rank that failed blames another one ({words})")
-
-
-def _may_hang(gone: ExplainedExit, first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:
-    """Whether a rank that said nothing until it was ended may be the one that others timed out on, and not the one that left."""
-    closed = first.error is not None and tells_of_closed(first.error)
-    silent = any(one.kind is ExitKind.ASKED and one.error is None for one in exits)
-    return silent and not closed and first.exit.at - gone.exit.at > SOON
-
-
-def _sureness(gone: ExplainedExit, first: ExplainedExit, attempt: AttemptExit) -> Confidence:
-    """How sure it is that the rank that left is the one that its peers lost.
-
-    A closed connection tells that its other end is gone: of two ranks that is the other one, however long the first took to say so;
-    of more it is the one that left within the time that processes need to end on a busy machine. On other nodes it may be anybody.
-    """
-    later = first.exit.at - gone.exit.at
-    if len(attempt.identities) < attempt.job.world_size:
-        return Confidence.MEDIUM if later <= SOON else Confidence.LOW
-    error = first.error
-    known = error is not None and tells_of_closed(error) and not error.caught
-    sure = known and gone.kind is ExitKind.LEFT and (len(attempt.exits) == 2 or later <= BUSY)
-    return Confidence.HIGH if sure else Confidence.MEDIUM
 
 
 def _named_by_launcher(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> ExitOutcome:
@@ -191,19 +177,10 @@ def _first(failing: Sequence[ExplainedExit]) -> ExplainedExit | None:
     for some in (by_kernel, alone, list(failing)):
         if len(some) == 1:
             return some[0]
-        firsts = [one for one in some if all(_not_later(one, other) for other in some)]
+        firsts = [one for one in some if all(not_later(one, other) for other in some)]
         if len(firsts) == 1:
             return firsts[0]
     return None
-
-
-def _earlier(one: ExplainedExit, other: ExplainedExit) -> bool:
-    mine, its = one.exit.moment, other.exit.moment
-    return mine is not None and its is not None and mine < its
-
-
-def _not_later(one: ExplainedExit, other: ExplainedExit) -> bool:
-    return one is other or _earlier(one, other)
 
 
 def _begun_by(
@@ -216,7 +193,7 @@ def _begun_by(
     before = [
         one
         for one in exits
-        if one.kind in (ExitKind.LEFT, ExitKind.UNKNOWN) and _earlier(one, first)
+        if one.kind in (ExitKind.LEFT, ExitKind.UNKNOWN) and earlier(one, first)
     ]
     if not first.own and first.kind is ExitKind.FAILED and before:
         who = ", ".join(f"rank {one.exit.rank} ({status_words(one)})" for one in before[:4])
@@ -248,58 +225,14 @@ def _begun_by(
             exits,
             f"ranks {who} failed, and no line of the log says whose its last error is",
         )
-    lost = len(exits) < len(attempt.identities) - len(attempt.living)
-    doubtful = any(one.own for one in failing if one is not first) and not first.own
-    ordered = len(failing) == 1 or first.exit.moment is not None or first.death is not None
-    hinted = first.out_of_memory and first.death is None and first.kind is ExitKind.KILLED
-    textual = (
-        first.kind is ExitKind.FAILED and first.death is None and not exit_signal(first.exit.status)
-    )
-    overtaken = first.death is None and any(one.kind is ExitKind.FAILED and not one.own and _earlier(one, first) for one in failing)  # fmt: skip
-    weak = lost or doubtful or hinted or overtaken or (textual and before)
-    same = first.error is not None and any(
-        one.own and one.error is not None and alike(one.error.error) == alike(first.error.error)
-        for one in failing
-        if one is not first
-    )
-    if same and first.death is None:  # another run might as well name another of them
-        return abnormal(exits, (first,), Confidence.LOW, attempt)
-    sure = own and first.proved and ordered and not weak
-    doubt = Confidence.LOW if _is_one_sign(attempt, first, failing) else Confidence.MEDIUM
-    return abnormal(exits, (first,), Confidence.HIGH if sure else doubt, attempt)
-
-
-def _is_one_sign(
-    attempt: AttemptExit, first: ExplainedExit, failing: Sequence[ExplainedExit]
-) -> bool:
-    """Whether nothing but the order names the first: it says nothing that tells whose failure it is, and victims may end first.
-
-    An exit code without a word is more than that where its output was read, since torch lets every victim speak, and SIGABRT is
-    less, since a watchdog's words may be nowhere.
-    """
-    if first.error is not None:
-        return first.error.unclear
-    if (
-        first.own
-        or first.kind is ExitKind.KILLED
-        or has_the_only_traceback(attempt, first, failing)
-    ):
-        return False
-    silent = [one for one in failing if one.kind is ExitKind.FAILED and not one.own]
-    if attempt.shared_error is not None:
-        return attempt.shared_error.unclear
-    heard = attempt.output_read or attempt.log or attempt.logs
-    aborted = exit_signal(first.exit.status) == signal.SIGABRT
-    return aborted or not heard or len(silent) > 1
+    confidence = sureness(first, failing, exits, attempt, before=bool(before))
+    return abnormal(exits, (first,), confidence, attempt)
 
 
 UNWATCHED = ("environment", "single", "nccl_ras")  # launchers that end nobody when one fails
 
 
 AT_ONCE = 3.0  # seconds in which all end that one Ctrl-C reached
-
-
-HEAD_START = 0.5  # seconds of the first before the others, to own the only traceback
 
 
 def stopped_by_signal(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> bool:
@@ -345,28 +278,3 @@ def common_error(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> str:
         return shared.error if shared and from_all else ""
     own = next((one.error.error for one in exits if one.error), "")
     return own if len(errors) == 1 and errors != {""} else ""
-
-
-def alike(error: str) -> str:
-    """An error without its numbers, in which those of several ranks differ."""
-    return re.sub(r"\d+", "0", error)
-
-
-def has_the_only_traceback(
-    attempt: AttemptExit, first: ExplainedExit, failing: Sequence[ExplainedExit]
-) -> bool:
-    """Whether the only traceback in a log that all ranks write to is of the rank which failed first.
-
-    1 is what Python makes of an exception that nobody catches.
-    """
-    shared = attempt.shared_error
-    if shared is None or not shared.alone or shared.caught or shared.blames_peer or shared.unclear:
-        return False
-    if exit_code(first.exit.status) != 1 or any(one.error for one in failing):
-        return False
-    return all(_well_after(one, first) for one in failing if one is not first)
-
-
-def _well_after(one: ExplainedExit, first: ExplainedExit) -> bool:
-    ordered = one.exit.moment is not None and first.exit.moment is not None and first.exit.at > 0
-    return ordered and one.exit.at - first.exit.at >= HEAD_START

@@ -1,0 +1,143 @@
+"""How sure it is that the rank that is named began an end: what speaks for it, and what else may have happened. Pure."""
+
+import re
+import signal
+from collections.abc import Sequence
+
+from mldebug.core.model import Confidence
+from mldebug.diagnosis.exits.model import AttemptExit, exit_code, exit_signal
+from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit
+from mldebug.diagnosis.exits.words.last_words import tells_of_closed
+
+SOON = (
+    5.0  # seconds in which the peers of a rank that left notice it, where nothing is in their way
+)
+BUSY = (
+    30.0  # the same, with the time that they need to write a traceback and to end on a busy machine
+)
+HEAD_START = 0.5  # seconds of the first before the others, to own the only traceback
+
+
+def sureness(
+    first: ExplainedExit,
+    failing: Sequence[ExplainedExit],
+    exits: Sequence[ExplainedExit],
+    attempt: AttemptExit,
+    *,
+    before: bool,
+) -> Confidence:
+    """How sure it is that `first` began the end; `before`: another one had left, or ended unseen, before it."""
+    if _is_one_of_many(first, failing):
+        return Confidence.LOW  # another run might as well name another of them
+    own = first.own or first.kind is ExitKind.KILLED
+    ordered = len(failing) == 1 or first.exit.moment is not None or first.death is not None
+    lost = len(exits) < len(attempt.identities) - len(attempt.living)
+    if own and first.proved and ordered and not lost and not _is_doubtful(first, failing, before=before):  # fmt: skip
+        return Confidence.HIGH
+    return Confidence.LOW if is_one_sign(attempt, first, failing) else Confidence.MEDIUM
+
+
+def _is_doubtful(first: ExplainedExit, failing: Sequence[ExplainedExit], *, before: bool) -> bool:
+    """Whether something speaks against the first: another's own failure, an earlier exit, a text alone, or a mere hint of a lack of memory."""
+    others = [one for one in failing if one is not first]
+    if first.death is not None:
+        return any(one.own for one in others) and not first.own
+    hinted = first.out_of_memory and first.kind is ExitKind.KILLED
+    silent_before = any(one.kind is ExitKind.FAILED and not one.own and earlier(one, first) for one in others)  # fmt: skip
+    textual = first.kind is ExitKind.FAILED and not exit_signal(first.exit.status)
+    doubtful = any(one.own for one in others) and not first.own
+    return hinted or silent_before or doubtful or (textual and before)
+
+
+def _is_one_of_many(first: ExplainedExit, failing: Sequence[ExplainedExit]) -> bool:
+    """Whether another one failed with the same error of its own."""
+    if first.death is not None or first.error is None:
+        return False
+    mine = alike(first.error.error)
+    return any(
+        one.own and one.error is not None and alike(one.error.error) == mine
+        for one in failing
+        if one is not first
+    )
+
+
+def is_one_sign(
+    attempt: AttemptExit, first: ExplainedExit, failing: Sequence[ExplainedExit]
+) -> bool:
+    """Whether nothing but the order names the first: it says nothing that tells whose failure it is, and victims may end first.
+
+    An exit code without a word is more than that where its output was read, since torch lets every victim speak, and SIGABRT is
+    less, since a watchdog's words may be nowhere.
+    """
+    if first.error is not None:
+        return first.error.unclear
+    if (
+        first.own
+        or first.kind is ExitKind.KILLED
+        or has_the_only_traceback(attempt, first, failing)
+    ):
+        return False
+    silent = [one for one in failing if one.kind is ExitKind.FAILED and not one.own]
+    if attempt.shared_error is not None:
+        return attempt.shared_error.unclear
+    heard = attempt.output_read or attempt.log or attempt.logs
+    aborted = exit_signal(first.exit.status) == signal.SIGABRT
+    return aborted or not heard or len(silent) > 1
+
+
+def may_hang(gone: ExplainedExit, first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:
+    """Whether a rank that said nothing until it was ended may be the one that others timed out on, and not the one that left."""
+    closed = first.error is not None and tells_of_closed(first.error)
+    silent = any(one.kind is ExitKind.ASKED and one.error is None for one in exits)
+    return silent and not closed and first.exit.at - gone.exit.at > SOON
+
+
+def sureness_of_leaver(
+    gone: ExplainedExit, first: ExplainedExit, attempt: AttemptExit
+) -> Confidence:
+    """How sure it is that the rank that left is the one that its peers lost.
+
+    A closed connection tells that its other end is gone: of two ranks that is the other one, however long the first took to say so;
+    of more it is the one that left within the time that processes need to end on a busy machine. On other nodes it may be anybody.
+    """
+    later = first.exit.at - gone.exit.at
+    if len(attempt.identities) < attempt.job.world_size:
+        return Confidence.MEDIUM if later <= SOON else Confidence.LOW
+    error = first.error
+    known = error is not None and tells_of_closed(error) and not error.caught
+    sure = known and gone.kind is ExitKind.LEFT and (len(attempt.exits) == 2 or later <= BUSY)
+    return Confidence.HIGH if sure else Confidence.MEDIUM
+
+
+def alike(error: str) -> str:
+    """An error without its numbers, in which those of several ranks differ."""
+    return re.sub(r"\d+", "0", error)
+
+
+def has_the_only_traceback(
+    attempt: AttemptExit, first: ExplainedExit, failing: Sequence[ExplainedExit]
+) -> bool:
+    """Whether the only traceback in a log that all ranks write to is of the rank which failed first.
+
+    1 is what Python makes of an exception that nobody catches.
+    """
+    shared = attempt.shared_error
+    if shared is None or not shared.alone or shared.caught or shared.blames_peer or shared.unclear:
+        return False
+    if exit_code(first.exit.status) != 1 or any(one.error for one in failing):
+        return False
+    return all(_well_after(one, first) for one in failing if one is not first)
+
+
+def _well_after(one: ExplainedExit, first: ExplainedExit) -> bool:
+    ordered = one.exit.moment is not None and first.exit.moment is not None and first.exit.at > 0
+    return ordered and one.exit.at - first.exit.at >= HEAD_START
+
+
+def earlier(one: ExplainedExit, other: ExplainedExit) -> bool:
+    mine, its = one.exit.moment, other.exit.moment
+    return mine is not None and its is not None and mine < its
+
+
+def not_later(one: ExplainedExit, other: ExplainedExit) -> bool:
+    return one is other or earlier(one, other)
