@@ -98,7 +98,7 @@ def write_files(
             evidence[f"ending-{report.node}.json"] = msgspec.json.encode(incident.exit)
         store.archive.save(report, render_html(report), evidence, owner_uid=uid)
 
-    store.report(incident.id, work)
+    store.report(incident.id, work, uid)
     store.prune()
 
 

@@ -223,9 +223,9 @@ class StateStore:
         self.writer.drop(f"ends:{job_id}")
         self.writer.put(f"run:{job_id}", lambda: self._client.ask(DeleteRun(job_id)))
 
-    def report(self, report_id: str, work: Work) -> None:
+    def report(self, report_id: str, work: Work, uid: int = 0) -> None:
         """Have a report written. One with the same id that still waits is replaced."""
-        self.writer.put(REPORT + report_id, work)
+        self.writer.put(REPORT + report_id, work, owner=uid)
 
     def withdraw(self, report_id: str) -> None:
         """Do not write a report that still waits: its incident goes on under another id."""

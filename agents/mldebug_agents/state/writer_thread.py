@@ -7,6 +7,7 @@ fails is tried again until it works; reports that wait are bounded, and what is 
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class WriterThread:
         self._open = open_place
         self._retry = self._pause = retry
         self._todo: dict[str, Work] = {}
+        self._owners: dict[str, int] = {}  # of reports that wait
         self._change = threading.Condition()
         self._tried, self._opened, self._released = (threading.Event() for _ in range(3))
         self._closing = False
@@ -86,9 +88,11 @@ class WriterThread:
         """Begin to write; called when what was stored has been read."""
         self._released.set()
 
-    def put(self, key: str, work: Work, *, last: bool = True) -> None:
-        """Have something written, in place of what waits under the same key; `last`: after everything that waits now."""
+    def put(self, key: str, work: Work, *, last: bool = True, owner: int = 0) -> None:
+        """Have something written, in place of what waits under the same key; `last`: after everything that waits now. `owner`: whose report it is."""
         with self._change:
+            if key.startswith(REPORT):
+                self._owners[key] = owner
             if last:
                 self._todo.pop(key, None)
             self._todo[key] = work
@@ -157,8 +161,11 @@ class WriterThread:
 
     def _bound_reports(self) -> None:
         reports = [key for key in self._todo if key.startswith(REPORT)]
+        self._owners = {key: self._owners.get(key, 0) for key in reports}
         if len(reports) > MAX_REPORTS:
-            del self._todo[reports[0]]
+            held = Counter(self._owners.values())  # who has most loses his oldest
+            most = max(held.values())
+            del self._todo[next(key for key in reports if held[self._owners[key]] == most)]
             self.lost += 1
             if self.lost == self._lost_before + 1:  # the end of the trouble tells how many
                 log.error(

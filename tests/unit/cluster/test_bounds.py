@@ -144,7 +144,7 @@ class Reports:
         self.written: list[str] = []
         self.opened = True
 
-    def report(self, report_id: str, work: object) -> None:
+    def report(self, report_id: str, work: object, uid: int = 0) -> None:
         self.written.append(report_id)
 
     def memos(self, beginning: str) -> tuple[str, ...]:

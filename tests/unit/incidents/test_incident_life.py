@@ -63,7 +63,7 @@ class Books:
     def forget_others(self, present: object) -> None:
         """There are none."""
 
-    def report(self, report_id: str, work: Callable[[], None]) -> None:
+    def report(self, report_id: str, work: Callable[[], None], uid: int = 0) -> None:
         work()
 
     def save(self, report: Report, html: str, evidence: object, owner_uid: int = 0) -> None:

@@ -252,7 +252,7 @@ class Books:
     def found(self) -> dict[str, RunRow]:
         return dict(self.rows)
 
-    def report(self, report_id: str, work: Callable[[], None]) -> None:
+    def report(self, report_id: str, work: Callable[[], None], uid: int = 0) -> None:
         work()
 
     def save(self, report: Report, html: str, evidence: object, owner_uid: int = 0) -> None:

@@ -45,7 +45,7 @@ class Books(StateStore):
             name for name, told in self.told.items() if told and name.startswith(beginning)
         )
 
-    def report(self, report_id: str, work: Work) -> None:
+    def report(self, report_id: str, work: Work, uid: int = 0) -> None:
         work()
 
     def save(

@@ -55,6 +55,19 @@ def scribe(disk: Disk, retry: float = 0.01, release: bool = True) -> Iterator[Wr
         one.close(5)
 
 
+def test_a_flood_of_one_owner_s_reports_drops_his_own() -> None:
+    disk = Disk()
+    with scribe(disk, release=False) as one:
+        one.put(f"{REPORT}a", disk.write("a"), owner=2001)
+        for number in range(3 * MAX_REPORTS):
+            one.put(f"{REPORT}b{number}", disk.write(f"b{number}"), owner=2002)
+        one.release()
+        one.start(5)
+        wait_until(lambda: one.idle)
+    last = [f"b{number}" for number in range(2 * MAX_REPORTS + 1, 3 * MAX_REPORTS)]
+    assert disk.wrote == ["open", "a", *last]
+
+
 def test_work_is_done_in_order_after_the_opening() -> None:
     disk = Disk()
     with scribe(disk) as one:
