@@ -21,9 +21,11 @@ AFTER = 5
 STRUCK = 1
 
 
-def announce(event: str) -> None:
-    """Leave a file that the test waits for."""
-    (FOLDER / f"{event}.{ME}").write_text(str(os.getpid()))
+def announce(event: str, text: str = str(os.getpid())) -> None:
+    """Leave a file that the test waits for, at once and whole."""
+    temporary = FOLDER / f"new.{event}.{ME}"
+    temporary.write_text(text)
+    temporary.replace(FOLDER / f"{event}.{ME}")
 
 
 def prepare_batch() -> None:
@@ -69,7 +71,7 @@ def main() -> None:
             evaluate(step, batch) if FAULT == "branch" else prepare_batch()
         train_step(step, batch)
         number += 1
-        (FOLDER / f"step.{ME}").write_text(str(number))
+        announce("step", str(number))
 
 
 main()

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -25,12 +26,13 @@ from processes.harness import (
     mldebug,
     wait_for,
 )
+from processes.test_frameworks import NEEDED
 from processes.watching import settings, watching
 
 PYTHON = os.environ.get("MLDEBUG_TEST_JAX", sys.executable)
 WORLD, STRUCK = 3, 1
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
-if subprocess.run([PYTHON, "-c", "import jax"], capture_output=True, check=False).returncode:
+if sys.executable == PYTHON and find_spec("jax") is None and not os.environ.get(NEEDED):
     pytest.skip("JAX is not installed: make test-frameworks", allow_module_level=True)
 
 FAULTS = {
