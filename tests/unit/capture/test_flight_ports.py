@@ -132,9 +132,9 @@ def test_a_rank_that_is_stopped_accepts_nothing(reader: Reader) -> None:
 def test_whose_open_files_may_not_be_read_is_not_asked() -> None:
     """Nobody could tell whether it is the rank that answers."""
     code = (
-        "import os\nfrom mldebug_agents.system.child.reader_child import ReadOperation, answer\n"
+        "import os\nfrom mldebug_agents.system.child.reader_child import ReadOperation, ReadRequest, answer\n"
         "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
-        "print(answer(ReadOperation.ASK, b'tcp:{}:{}:127.0.0.1', 99, 0).status)"
+        "print(answer(ReadRequest(ReadOperation.ASK, (), 99), b'tcp:{}:{}:127.0.0.1').status)"
     )
     with listening("127.0.0.1", 0, 3) as (_, port):
         ran = subprocess.run(

@@ -15,7 +15,6 @@ from mldebug.hardware.kernel_log.xids import (
     catalogue,
     parse_catalogue,
     tier_of,
-    worse,
     xid_row,
 )
 
@@ -101,10 +100,6 @@ def test_what_the_line_itself_says_counts_more_than_the_catalogue(line: str, tie
 
     assert event is not None
     assert tier_of(event) is tier
-
-
-def test_the_worse_of_two() -> None:
-    assert worse(Tier.FATAL, Tier.APPLICATION) is worse(Tier.WARNING, Tier.FATAL) is Tier.FATAL
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,9 @@ def test_an_nvidia_smi_that_hangs_is_started_once(
     wait_until(lambda: smi.answer() == [] and (tmp_path / "starts").exists())
     assert [smi.answer() for _ in range(5)] == [[]] * 5
     assert (tmp_path / "starts").read_text() == "x\n"
-    assert smi.asked is not None
-    smi.asked.kill()
-    smi.asked.communicate()
+    assert smi.query is not None
+    smi.query.kill()
+    smi.query.communicate()
 
 
 def test_without_nvidia_smi_nobody_computes(
