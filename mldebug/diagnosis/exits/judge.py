@@ -40,13 +40,6 @@ from mldebug.diagnosis.exits.sureness import (
 from mldebug.diagnosis.exits.suspects import with_suspects
 from mldebug.diagnosis.exits.words.last_words import tells_of_closed
 
-SOON = (
-    5.0  # seconds in which the peers of a rank that left notice it, where nothing is in their way
-)
-BUSY = (
-    30.0  # the same, with the time that they need to write a traceback and to end on a busy machine
-)
-
 
 def judge_exit(attempt: AttemptExit) -> ExitOutcome:
     """How an attempt ended. A rank is named only where the order of exits, an error or its GPU singles it out."""
