@@ -4,6 +4,8 @@ import os
 import re
 import secrets
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -113,3 +115,39 @@ def _watched(agent: RunningAgent, job: LightJob) -> bool:
     pids, seen = set(job.ranks.values()), agent.snapshot()
     runs = seen.runs if seen else ()
     return any(pids & set(run.ranks.values()) and run.step for run in runs)
+
+
+FAKES = """
+import os, sys
+for number in range(int(sys.argv[2])):
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + number)}
+    sleeps = ["-S", "-E", "-c", "import time; time.sleep(1000)"]
+    os.posix_spawnp("setpriv", ["setpriv", *sys.argv[3:], sys.executable, *sleeps], place | {"PATH": os.environ["PATH"]})
+open(sys.argv[1], "w").close()
+sys.stdin.read()
+os.killpg(0, 9)
+"""
+
+
+def test_a_hundred_false_ranks_of_one_user_leave_the_other_s_stall_its_report(folder: Path) -> None:
+    """With 200 the report came after 80 s, behind 116 of the other user; with 1,000 it did not come."""
+    with (
+        watching(folder, settings(folder, stall=TIMEOUT)) as agent,
+        light_job(folder / "victim", prefix=as_user(VICTIM)) as victim,
+    ):
+        wait_for("the victim is watched", lambda: _watched(agent, victim), 60)
+        up, user = folder / "up", as_user(ATTACKER)[1:]
+        fakes = subprocess.Popen(
+            [sys.executable, "-c", FAKES, str(up), "100", *user], stdin=subprocess.PIPE, start_new_session=True
+        )  # fmt: skip
+        try:
+            wait_for("they are there", up.exists, 60)
+            wait_for("most are found", lambda: agent.log.count("ranks found") > 80, 60)
+            os.kill(victim.ranks[1], signal.SIGSTOP)
+            victim.hang()
+            report = wait_for("the victim's report", lambda: report_of(agent, victim), SOON)
+        finally:
+            assert fakes.stdin is not None
+            fakes.stdin.close()
+            fakes.wait(30)
+    assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]
