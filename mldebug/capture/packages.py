@@ -20,11 +20,12 @@ FRAMEWORKS = (
     *("liger_kernel", "megatron/core", "megatron/bridge", "megatron_fsdp", "nemo", "nemo_rl", "openrlhf", "peft"),
     *("ray", "sentence_transformers", "torchao", "torchft", "torchtitan", "torchtune", "transformer_engine"),
     *("transformers", "trl", "unsloth", "unsloth_zoo", "verl", "vllm", "sglang", "xformers", "torch_xla"),
-    *("datasets", "diffusers", "timm", "numpy", "pandas", "pyarrow", "PIL", "tqdm", "wandb", "mlflow"),
-    *("tensorboard", "huggingface_hub", "fsspec", "hydra", "click", "typer", "fire", "absl", "decorator"),
+    *("diffusers", "numpy", "pandas", "pyarrow", "PIL", "tqdm", "wandb", "mlflow"),
+    *("tensorboard", "huggingface_hub", "fsspec", "hydra", "click", "typer", "absl"),
     *("ipykernel", "IPython", "tornado", "zmq", "traitlets", "joblib", "requests", "urllib3", "opentelemetry"),
 )  # fmt: skip
-"""Packages by the folder that they are imported from. Megatron-LM's `megatron/training` is left out: people train a copy."""
+"""Packages by the folder that they are imported from. Left out is what may be a folder of the job (`datasets`, `timm`,
+`fire`), and Megatron-LM's `megatron/training`, of which people train a copy."""
 
 # py-spy shortens paths by sys.path, so recorded stacks may show a bare "threading.py".
 _STDLIB = re.compile(

@@ -72,6 +72,9 @@ def test_a_framework_is_known_by_every_form_of_its_path(name: str) -> None:
     ("path", "file", "whose"),
     [
         ("", "train.py", Owner.JOB),
+        ("", "datasets/coco.py", Owner.JOB),
+        ("/home/u/project/datasets/coco.py", "datasets/coco.py", Owner.JOB),
+        ("/opt/conda/lib/python3.11/site-packages/datasets/arrow_dataset.py", "datasets/arrow_dataset.py", Owner.INSTALLED),
         ("", "rayleigh/train.py", Owner.JOB),
         ("", "megatron/training/training.py", Owner.JOB),
         ("/home/u/ray/experiments/train.py", "train.py", Owner.JOB),
