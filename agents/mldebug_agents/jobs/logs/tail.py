@@ -59,7 +59,9 @@ def _tracebacks(lines: list[str]) -> list[str]:
     if not any("Traceback (most recent call last)" in line for line in lines):
         return []
     kept: list[str] = []
-    for one in find_tracebacks(lines)[-MAX_TRACEBACKS:]:
-        whole = lines[max(0, one.start - 2) : one.end + 1]
+    found = find_tracebacks(lines)
+    ends = [-1, *(one.end for one in found)]
+    for one, before in list(zip(found, ends, strict=False))[-MAX_TRACEBACKS:]:
+        whole = lines[max(before + 1, one.start - 2) : one.end + 1]
         kept += whole if len(whole) <= MAX_LINES else [*whole[:4], *whole[4 - MAX_LINES :]]
     return kept
