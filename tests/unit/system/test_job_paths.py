@@ -377,6 +377,17 @@ def test_a_set_user_id_program_is_closed(top: Path) -> None:
         assert not Host().rights.closed(plain.pid)
 
 
+MIXED = "import ctypes, os, sys; os.setgroups([]); os.setresgid({0}, {1}, {0}); os.setresuid({0}, {0}, {0}); ctypes.CDLL(None).prctl(4, 1, 0, 0, 0); print('ready', flush=True); sys.stdin.read()"  # fmt: skip
+
+
+def test_a_set_group_id_program_that_lets_itself_be_dumped_is_closed_as_well() -> None:
+    """It has a group that Bob has not, and says of itself that he may look."""
+    with process(0, MIXED.format(BOB, ALICE)) as mixed, process(0, MIXED.format(BOB, BOB)) as own:
+        assert Host().rights.closed(mixed.pid)
+        assert rights_of(mixed.pid) == NO_RIGHTS
+        assert not Host().rights.closed(own.pid)
+
+
 def test_a_mount_that_hangs_ends_with_its_deadline(tmp_path: Path) -> None:
     """It takes the reader child with it while that has the user's place, and no other read waits for it."""
     mine = Rights(os.geteuid(), os.getegid(), (), os.getpid(), everything=True)
