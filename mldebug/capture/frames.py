@@ -7,7 +7,7 @@ from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
 
 
 def owner_of(frame: Frame) -> Owner:
-    """Whose code a frame is; native code counts as a library's."""
+    """Whose code a frame belongs to; native code counts as a library's."""
     return Owner.LIBRARY if frame.native else owner(frame.path, frame.file)
 
 
@@ -22,7 +22,7 @@ def is_own(frame: Frame) -> bool:
 
 
 def bare(frame: Frame) -> str:
-    """The name without its class: py-spy qualifies names from Python 3.11 on (`Queue.get`)."""
+    """The function's name without its class (py-spy gives `Queue.get` from Python 3.11 on)."""
     return frame.function.rpartition(".")[2]
 
 
@@ -49,7 +49,7 @@ def own_path(frames: Iterable[Frame]) -> tuple[str, ...]:
 
 
 def inner(frames: tuple[Frame, ...], place: Frame | None) -> tuple[Frame, ...]:
-    """The frames inside the stack's `site`, innermost first: what the job's line called. All, where no line is the job's."""
+    """The frames that the job's own line called, innermost first; all of them without such a line."""
     if place is None or owner_of(place) is Owner.FRAMEWORK:
         return frames
     return frames[: frames.index(place)]

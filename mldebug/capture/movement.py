@@ -7,7 +7,7 @@ from mldebug.core.model import Movement, ProcessState, ThreadStack, ThreadState
 
 
 class ProcessSample(NamedTuple):
-    """One cheap look: when (monotonic seconds), the kernel's counters, and the Python stacks (None: not had)."""
+    """One cheap reading of a process: time (monotonic seconds), kernel counters, and Python stacks (None: not read)."""
 
     at: float
     state: ProcessState | None

@@ -27,7 +27,7 @@ class RankChange(NamedTuple):
 
 
 def compare(first: NodeCapture, later: NodeCapture) -> tuple[RankChange, ...]:
-    """Every rank of either capture, in order."""
+    """What became of every rank of either capture, in order of rank."""
     old = {one.identity.rank: one for one in first.ranks}
     new = {one.identity.rank: one for one in later.ranks}
     seconds = later.taken_at - first.taken_at

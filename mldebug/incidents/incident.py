@@ -76,7 +76,7 @@ def add_timeline(incident: Incident, at: float, what: str) -> Incident:
 
 
 def add_capture(incident: Incident, capture: NodeCapture) -> Incident:
-    """Keep a capture: the first and the newest stay, which is what moved between them."""
+    """Keep a capture: the first and the newest are kept, so that they can be compared."""
     kept = (*incident.captures[:1], capture)
     incident = msgspec.structs.replace(incident, captures=kept)
     note = "captured all ranks"
@@ -107,7 +107,7 @@ def is_unreported(incident: Incident) -> bool:
 
 
 def close_incident(incident: Incident, state: State, at: float, what: str) -> Incident:
-    """Close it as `recovered` or `ended`."""
+    """Close the incident as `recovered` or `ended`."""
     return add_timeline(msgspec.structs.replace(incident, state=state, over_at=at), at, what)
 
 
@@ -172,7 +172,7 @@ def add_across(
 
 
 def add_cause(incident: Incident, cause: End, at: float) -> Incident:
-    """Add that ranks on another node had failed before: what the others do follows from that."""
+    """Add that ranks on another node had failed before: the exits here follow from that."""
     has_cause = incident.cause is not None
     incident = msgspec.structs.replace(incident, cause=cause.diagnosis)
     what = f"before, on another node: {cause.diagnosis.summary} (report {cause.incident})"

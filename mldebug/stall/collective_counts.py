@@ -12,7 +12,7 @@ LIMIT = 0.75  # of the time after which torch ends a collective, without a step
 
 
 class CollectiveProgress:
-    """Compares the answers of one attempt of one run. Times are monotonic seconds."""
+    """Compares successive NCCL RAS answers about one attempt of a run. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._last: NcclRas | None = None
@@ -26,7 +26,7 @@ class CollectiveProgress:
         self._last = brief(answer)
 
     def forget(self) -> None:
-        """The next answer is compared with none before it: what happened in between is known from elsewhere."""
+        """Forget the last answer, so that the next one is compared with none: other evidence covers the time between."""
         self._last = None
 
     def signals(self, look: RunLook) -> tuple[Progress, ...]:

@@ -51,5 +51,5 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
 
 
 def toward(mean: float | None, value: float, looks: int) -> float:
-    """The mean of the first values, then one that forgets slowly."""
+    """A running mean: exact for the first values, later one that forgets slowly."""
     return value if mean is None else mean + max(SLOWLY, 1 / max(looks, 1)) * (value - mean)

@@ -45,7 +45,7 @@ class MainLoopFilter:
         self._stride = 1
 
     def owns(self, record: LogRecord, step: int | None) -> bool:
-        """Whether the training loop wrote this record; `step` is where the run is."""
+        """Whether the training loop wrote this record; `step`: the step of the run."""
         shape = _shape_of(record)
         if shape in self._own:
             return True
@@ -58,7 +58,7 @@ class MainLoopFilter:
         return True
 
     def learn(self, record: LogRecord) -> None:
-        """Take a new record of the loop's own: the rhythm is made of these."""
+        """Learn from a new record of the training loop."""
         shape = _shape_of(record)
         if shape in self._own:
             self._own[shape] += 1

@@ -30,7 +30,7 @@ class LogProgress:
 
     @property
     def moved_at(self) -> float | None:
-        """When the last record came, or was there already (monotonic)."""
+        """When the last record came, or was found (monotonic seconds); None before the first."""
         return self._moved_at
 
     @property
@@ -101,7 +101,7 @@ class LogProgress:
         return self._hook.seconds
 
     def restart(self) -> None:
-        """Other processes write now: a resumed run repeats steps that an earlier one has logged."""
+        """Note that other processes write now: a resumed run repeats steps that an earlier one has logged."""
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
 
     def disown(self) -> None:

@@ -206,7 +206,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         )
 
     def condition(self, now: float, window: float, *, devices: bool = True) -> Condition:
-        """What the rank did in the last `window` seconds. `devices` False: as if its device could not be read."""
+        """What the rank did in the last `window` seconds. `devices` False: judge as if its GPU could not be read."""
         if self.role in (Role.EXITED, Role.MISSING):
             return Condition.GONE
         steady = self.unchanged_since if devices else self.frames_unchanged_since

@@ -43,7 +43,7 @@ SET_BY_HAND = "stall.timeout in the config"
 
 
 class StallSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`stall:` of the configuration, and how often the watch looks. Seconds."""
+    """The section `stall` of the configuration, and the interval of looks. Seconds."""
 
     timeout: Literal["auto"] | float = "auto"
     busy_timeout: Literal["auto"] | float = "auto"
@@ -52,7 +52,7 @@ class StallSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StallRule(msgspec.Struct, frozen=True):
-    """What holds for a run at this moment."""
+    """The timeouts that hold for a run at this moment."""
 
     by: Literal["progress", "stillness"]
     timeout: Timeout
@@ -93,7 +93,7 @@ def choose(
 def is_blamed(
     rule: StallRule, quiet: float, standing: StillnessSummary, ranks: RunActivity, now: float
 ) -> bool:
-    """Whether the incident opens: nobody moves, or somebody has kept the others waiting for too long."""
+    """Whether an incident opens now: no rank moves, or one has kept the others waiting for too long."""
     if rule.by == "stillness":
         early = waits_for_others(rule, standing) and standing.stood_for(now) < rule.patience
         return (standing.frozen and not early) or _kept_waiting(rule, ranks, now)

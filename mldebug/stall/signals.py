@@ -95,7 +95,7 @@ class RunLook(Noun, frozen=True, kw_only=True):
 
     @property
     def evidence_lives(self) -> float:
-        """Seconds that a collective may hang before torch kills the job and the evidence with it."""
+        """For how many seconds a collective may hang before torch ends the job, and the evidence with it."""
         limit = self.collective_timeout
         return limit if limit and limit > 0 else COLLECTIVE_TIMEOUTS.get(self.backend, 600.0)
 
@@ -113,7 +113,7 @@ class Stage(StrEnum):
 
 
 class StallDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do now, and the sentence that says why."""
+    """What the agent has to do after a look at a run, and the sentence that says why."""
 
     stage: Stage
     sentence: str

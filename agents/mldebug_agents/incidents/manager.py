@@ -96,7 +96,7 @@ class IncidentManager:
     def settle(
         self, present: Collection[str], goes_on: Callable[[str, RunRow], bool] = lambda *_: False
     ) -> None:
-        """What was open when an earlier agent ended, of runs that are gone since, ends now; or its story `goes_on`."""
+        """End the incidents that an earlier agent left open, of runs that are gone, unless `goes_on` says that another attempt may follow."""
         for job_id, row in self._writer.store.found().items():
             if job_id in present or goes_on(job_id, row):
                 continue
@@ -264,7 +264,7 @@ class IncidentManager:
         before: Incident | None = None,
         alike: AlikeRuns = AlikeRuns(),  # noqa: B008 - a value
     ) -> None:
-        """An attempt ended badly, or lost a rank; `before` is the incident of which this is more, `alike` counts runs of its script."""
+        """Open an incident for a failed attempt, or a lost rank; `before`: the incident of which this is a continuation."""
         now = self._writer.clock.now()
         incident = before or Incident(
             id=self._writer.new_id(now, run.job.id),

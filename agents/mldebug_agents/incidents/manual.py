@@ -38,7 +38,7 @@ MAX_TURNS = 100  # reports of one job in one second
 
 
 class Taken(NamedTuple):
-    """What one manual capture came to; `html_path` is None where the report could not be stored."""
+    """The result of one manual capture; `html_path` is None where the report could not be stored."""
 
     report: Report
     html: str
@@ -55,7 +55,7 @@ class Named(NamedTuple):
 
 
 def choose(found: Discovery, pid: int | None, wanted: str | None) -> tuple[Job, ...]:
-    """The jobs a person asked for; an error that lists what there is otherwise."""
+    """The jobs that a person asked for. Raises an error that lists the jobs that exist where none matches."""
     jobs = found.jobs
     if not jobs:
         raise _nothing_found(found, pid)
@@ -109,7 +109,7 @@ def _nothing_found(found: Discovery, pid: int | None) -> MldebugError:
 def look_beside(
     tools: CaptureTools, gpus: NodeReader, found: Discovery, *, here_only: bool
 ) -> OneShotReader:
-    """Begin to look at GPUs and kernel log, while the ranks are captured: at most `BESIDE` seconds are waited for it."""
+    """Begin to read GPUs and kernel log while the ranks are captured; the capture waits for it at most `BESIDE` seconds."""
     state_dir = tools.context.config.agent.state_dir
     return OneShotReader(
         tools.context,
@@ -147,7 +147,7 @@ def look(
 
 
 def with_hardware(capture: NodeCapture, seen: GpuOverview) -> NodeCapture:
-    """A capture, with what was said against its ranks and what their GPUs do; what could not be read is a gap."""
+    """The capture, completed by faults of the ranks' GPUs and what these GPUs do; values that could not be read become gaps."""
     gaps = [one for one in (seen.gpu_gap, seen.kernel_gap) if one is not None]
     return msgspec.structs.replace(
         capture,
@@ -159,7 +159,7 @@ def with_hardware(capture: NodeCapture, seen: GpuOverview) -> NodeCapture:
 
 
 def write_down(tools: CaptureTools, capture: NodeCapture, detected: float) -> Taken:
-    """Judge what this node has seen, and write the report."""
+    """Judge a capture of this node and write the report."""
     return write_case(tools.context.config.agent.state_dir, (capture,), detected)
 
 
@@ -228,7 +228,7 @@ def store(
 
 
 def within(timeout: float, write: Callable[[], Path]) -> tuple[Path | None, str]:
-    """Carry out a write in a thread that is left behind when it does not come back; returns (path, why not)."""
+    """Run a write in a thread that is left behind if it does not return in time. Returns (path, why there is none)."""
     done: list[tuple[Path | None, str]] = []
 
     def run() -> None:

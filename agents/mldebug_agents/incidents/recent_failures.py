@@ -18,7 +18,7 @@ MOST, KEPT = 16, 3600.0  # runs, seconds
 
 
 class FailedRun(NamedTuple):
-    """`run`: as it was then. `at`: of the first exit, by `Clock.steady`."""
+    """A run that failed lately, as it was then. `at`: its first exit, by `Clock.steady`."""
 
     run: Run
     incident: Incident
@@ -55,7 +55,7 @@ class RecentFailures:
             self._ends[job_id] = known._replace(incident=incident)
 
     def incident(self, incident_id: str) -> Incident | None:
-        """The one of that id."""
+        """The incident with this id; None where it is not known."""
         found = (one.incident for one in self._ends.values())
         return next((one for one in found if one.id == incident_id), None)
 

@@ -101,7 +101,7 @@ class RemoteIncidents:
         what: str,
         cause: End | None = None,
     ) -> Whole:
-        """All nodes were captured: the report rests on all of them. `run`: where it has ranks here, too."""
+        """Judge the captures of all nodes and keep the result in the incident. `run`: the run, where it has ranks on this node."""
         now = self._writer.clock.now()
         incident = run.incident if run is not None else None
         if incident is None or (incident.kind != "stall" and incident.id != incident_id):
@@ -138,7 +138,7 @@ class RemoteIncidents:
         return self.cases.get(incident_id) or self.failures.incident(incident_id) or new
 
     def add_whole(self, run: Run, whole: Whole) -> None:
-        """What all nodes together have come to, where another one has put it together."""
+        """Add the diagnosis from all nodes that another agent has made."""
         incident = run.incident
         if incident is None or incident.id != whole.report or whole.node == self._node:
             return
@@ -151,7 +151,7 @@ class RemoteIncidents:
         self._writer.write(run.incident, run.judgement, run.job.uid)
 
     def rename_case(self, known: str, incident_id: str) -> None:
-        """A stall of a run that has no rank here has another id from now on."""
+        """Keep the stall of a run without a rank here under another id from now on."""
         if (incident := self.cases.pop(known)) is None:
             return
         incident = msgspec.structs.replace(incident, id=incident_id)
@@ -162,7 +162,7 @@ class RemoteIncidents:
         self._writer.store.drop(known)
 
     def close_case(self, incident_id: str, state: State, why: str) -> None:
-        """A stall of a run that has no rank here is over."""
+        """Close the stall of a run without a rank here."""
         if (incident := self.cases.pop(incident_id)) is not None:
             self._writer.end(incident, state, why, owner_of(incident.across), judge(incident))
 

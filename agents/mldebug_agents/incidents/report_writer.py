@@ -48,11 +48,11 @@ class IncidentWriter:
         self.store.keep(run.job.id, run.watch.memory(), run.incident)
 
     def now(self, incident: Incident) -> float:
-        """An agent that starts after the clock was set back still tells the story in order."""
+        """The unix time for a timeline: never before the incident's last event, even if the clock was set back."""
         return max(incident.detected_at, self.clock.now())
 
     def new_id(self, now: float, job_id: str) -> str:
-        """Never one that was given before: a clock that was set back would make a report replace another."""
+        """A new report id; never one that was given before, even if the clock was set back."""
         made = make_id(now, job_id)
         while made == self._last_id:
             now += 1.0

@@ -37,7 +37,7 @@ _FILES_OF = ((2, 7), (2, 10), (2, 13))  # versions that have other files than th
 
 
 class AccessKind(StrEnum):
-    """The methods, the one that costs the rank least first."""
+    """The ways to read a rank's Flight Recorder, the one that costs the rank least first."""
 
     HOOK = "hook"
     SERVER = "worker server"
@@ -58,7 +58,7 @@ class RankFacts(Noun, frozen=True, kw_only=True):
 
 
 class AccessMethod(NamedTuple):
-    """One method, and its paths: sockets, files that PyTorch may dump into, or the FIFO."""
+    """One way to read a rank's Flight Recorder, and its paths: sockets, files that PyTorch may dump into, or the FIFO."""
 
     kind: AccessKind
     places: tuple[str, ...] = ()
@@ -73,12 +73,12 @@ class AccessPlan(NamedTuple):
 
     @property
     def dumps(self) -> tuple[str, ...]:
-        """Files into which this rank dumps, however that is caused."""
+        """Files into which this rank's PyTorch dumps, whatever causes the dump."""
         return next((way.places for way in self.ways if way.kind is AccessKind.DUMP), ())
 
 
 def plan(facts: RankFacts) -> AccessPlan:
-    """All methods for one rank."""
+    """All ways to read the Flight Recorder of one rank, in the order in which they are tried."""
     ways, closed = [], []
     if facts.hooked:
         ways.append(AccessMethod(AccessKind.HOOK))
@@ -96,7 +96,7 @@ def plan(facts: RankFacts) -> AccessPlan:
 
 
 def dump_files(facts: RankFacts) -> tuple[str, ...]:
-    """Where PyTorch writes its dumps by itself: more than one path where releases of one version differ."""
+    """Where this PyTorch writes dumps by itself; more than one path where releases of the version differ."""
     environ, torch = facts.environ, facts.torch or (0, 0)
     named = environ.get(PREFIX) if torch >= (2, 8) else None
     named = named or environ.get(OLD_PREFIX)
@@ -117,7 +117,7 @@ def _default_prefixes(environ: Mapping[str, str], torch: TorchVersion) -> Iterat
 
 
 def possible_dumps(facts: RankFacts) -> tuple[str, ...]:
-    """Where it may dump to: wherever any version would, while its own is not known."""
+    """Where the rank may dump: its version's paths, or those of every version while its own is not known."""
     if facts.torch is not None:
         return plan(facts).dumps
     guesses = (msgspec.structs.replace(facts, torch=version) for version in _FILES_OF)
@@ -125,7 +125,7 @@ def possible_dumps(facts: RankFacts) -> tuple[str, ...]:
 
 
 def is_nccl2(facts: RankFacts) -> bool:
-    """Is NCCL here the backend that began in 2.14 and is the usual one since 2.15?"""
+    """Whether "nccl" means the backend nccl2 here, which exists since PyTorch 2.14 and is the default since 2.15."""
     if facts.backends & {"nccl", "nccl2"}:
         return "nccl" not in facts.backends
     chosen = facts.environ.get(USE_NCCL2)
@@ -134,7 +134,7 @@ def is_nccl2(facts: RankFacts) -> bool:
 
 
 def expected(facts: RankFacts) -> bool:
-    """Could a Flight Recorder have been had of it? Not of gloo alone, nor where no process group was ever made."""
+    """Whether the rank can have a Flight Recorder: not with gloo alone, nor before its first process group."""
     if facts.servers or facts.hooked:
         return True
     return bool(facts.backends & {"nccl", "nccl2"}) or (not facts.backends and facts.nccl)

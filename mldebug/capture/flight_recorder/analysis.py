@@ -65,7 +65,7 @@ def analyse(records: Mapping[int, FlightRecord]) -> Conclusion:
 
 
 class Analysis:
-    """The records of a job by rank, in this order, taken as they are."""
+    """Analyses the Flight Recorder records of a job, by rank."""
 
     def __init__(self, records: Mapping[int, FlightRecord]) -> None:
         self._records = records
@@ -79,12 +79,12 @@ class Analysis:
 
     @property
     def unfinished(self) -> Mapping[int, Claim]:
-        """By rank, the call in which it still is, and which has ended on half of its group or more."""
+        """For each rank the call that it is still in although at least half of its group has left it."""
         return self._chains.unfinished
 
     @property
     def telling(self) -> tuple[Claim, ...]:
-        """The same, those that the result rests on first and those behind an older call last."""
+        """The claims, those that the result rests on first, and those behind an older call last."""
         shown = {id(one) for one in (self.found.claim, *self._chains.unfinished.values())}
         return tuple(
             sorted(

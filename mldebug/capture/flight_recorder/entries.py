@@ -43,7 +43,7 @@ class GroupInfo(NamedTuple):
     backend: str = ""  # that counts them; "": not known
 
     def is_unused(self, backend: str) -> bool:
-        """Has it called nothing by this backend? What a recorder holds of its name is then of an older group."""
+        """Whether the group has made no call with this backend; a recorder's entries of that name then belong to an older group."""
         return self.calls == 0 and self.backend in ("", backend)
 
 
@@ -83,7 +83,7 @@ def _pairs(calls: Iterable[RawCall], infos: Mapping[str, GroupInfo]) -> Iterable
 
 
 def group_counts(status: object, entries: Sequence[RawCall]) -> tuple[GroupCount, ...]:
-    """How far the rank is in each group, by its `pg_status`; nothing where a finished call says so, or none was ever made."""
+    """How far the rank is in each group, by its `pg_status`; without groups whose finished calls show it anyway."""
     if not isinstance(status, dict) or any(call.done for call in entries):
         return ()
     names = {call.pg_id: call.process_group[0] for call in entries}
@@ -249,5 +249,5 @@ def _bounded(value: int | None, unit: float) -> float:
 
 @lru_cache(maxsize=4096)
 def short(text: str) -> str:
-    """A name that can be shown."""
+    """A group's name, cleaned and cut for display."""
     return clean(text).strip()[:MAX_NAME]

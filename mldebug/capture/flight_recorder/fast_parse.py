@@ -116,7 +116,7 @@ class _Split(NamedTuple):
 
 
 def cut_pickle(data: bytes, keep: int) -> bytes:
-    """The pickle, cut and its steps checked; the same bytes where it is written otherwise. Raises ValueError: it is damaged."""
+    """The pickle with fewer calls, after a check of its steps; unchanged where it has another layout. Raises ValueError for a damaged one."""
     found = _split(data)
     end = "" if _gloo_alone(data) else "completed"
     first = max(FIRST, _first_with(end, found.calls)) if found else 0

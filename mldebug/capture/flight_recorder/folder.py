@@ -52,7 +52,7 @@ class _Named(NamedTuple):
 
 
 def read_folder(directory: Path) -> FolderRecords:
-    """Read every dump of the folder itself. EvidenceError, AccessError: it cannot be read, or holds no dump at all."""
+    """Read every dump in the folder. Raises EvidenceError or AccessError where it cannot be read, or has no dump."""
     names = _names(directory)
     found = [one for name in names if (one := _named(name))]
     chosen, problems = _one_each(found)

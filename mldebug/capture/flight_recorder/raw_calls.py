@@ -23,7 +23,7 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class RawFrame(msgspec.Struct, frozen=True):
-    """One frame of where a call was made."""
+    """A frame of the stack from which a call was made."""
 
     name: Path = ""
     filename: Path = ""
@@ -31,7 +31,7 @@ class RawFrame(msgspec.Struct, frozen=True):
 
 
 class RawCall(msgspec.Struct, frozen=True):
-    """One call."""
+    """One collective call or transfer in a dump."""
 
     process_group: tuple[Name, Name] = ("", "")
     pg_id: Whole = -1
@@ -56,7 +56,7 @@ class RawCall(msgspec.Struct, frozen=True):
 
     @property
     def owner(self) -> tuple[str, str]:
-        """Name and backend of its group."""
+        """The name and the backend of the call's group."""
         return self.process_group[0], self.profiling_name.partition(":")[0]
 
 

@@ -68,7 +68,7 @@ def is_json(data: bytes) -> bool:
 
 
 def bound_json(data: bytes, most: int) -> None:
-    """Raises ValueError where it may hold more than so many values."""
+    """Raise ValueError where a JSON text may hold more than `most` values."""
     _bound(data, _JSON_MAKERS, most)
 
 
@@ -97,7 +97,7 @@ def _run(reader: _Plain) -> object:
 
 
 def memo_of(start: bytes) -> Mapping[int, object]:
-    """What is numbered in the beginning of a pickle, which ends between two steps. Raises ValueError with the reason."""
+    """The numbered objects at the beginning of a pickle, which is cut between two steps. Raises ValueError with the reason."""
     data = start + b"."
     _bound(data, _MAKERS, MAX_NUMBERED)
     check_steps(data)

@@ -14,7 +14,7 @@ MAX_LINKS = 8
 
 
 def group(view: View) -> str:
-    """`dp`, or `0` where the job gave it no name."""
+    """The name of a process group for sentences: `dp`, or its number where the job gave it none."""
     return view.title.removeprefix("group ")
 
 
@@ -110,7 +110,7 @@ def unfinished(claim: Claim) -> str:
 
 
 def victim(claim: Claim, rank: int) -> str:
-    """Behind, in a call that others leave early."""
+    """The sentence for: a rank is behind in a call that the others may leave early."""
     return _sentence(
         f"rank {rank} is still in an earlier call of {claim.view.title}, in which members leave at different times,"
         f" while {_wait(claim.waiting)} in {claim.what}; whether it is held up itself the dumps do not tell"
@@ -132,7 +132,7 @@ def mismatch(result: Vote) -> str:
 
 
 def split(result: Vote) -> str:
-    """Different calls, and no majority."""
+    """The sentence for: ranks called different collectives, and none has a majority."""
     sides = "; ".join(f"{ranks(some)} {words}" for words, some in _sides(result.calls))
     return _sentence(
         f"collective {result.sequence} of {result.view.title} is not the same for all ({sides}), and no majority of its"
@@ -159,7 +159,7 @@ def _call(call: Collective) -> str:
 
 
 def circle(links: list[tuple[int, Claim]], odd: tuple[int, ...]) -> str:
-    """Each waits for the next."""
+    """The sentence for: each rank waits for the next one, and the last for the first."""
     after = [rank for rank, _ in links[1:]] + [links[0][0]]
     lines = [
         f"rank {rank} waits in {_of(claim)}{_at(claim.frames)} for rank {other}"
@@ -174,7 +174,7 @@ def circle(links: list[tuple[int, Claim]], odd: tuple[int, ...]) -> str:
 
 
 def absent(claim: Claim, sure: bool) -> str:
-    """No dump of those who may be missing."""
+    """The sentence for: ranks wait for others whose dumps are missing."""
     them = _verb(claim.absent, "it", "they")
     word = f"{them} {_verb(claim.absent, 'is', 'are')} most likely what they wait for"
     doubt = "whom they wait for the dumps that are there do not tell"
@@ -185,7 +185,7 @@ def absent(claim: Claim, sure: bool) -> str:
 
 
 def forgotten(claim: Claim) -> str:
-    """A recorder keeps the newest calls alone."""
+    """The sentence for: the call is older than what the recorders keep."""
     return _sentence(
         f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}; the {_verb(claim.forgot, 'dump', 'dumps')} of"
         f" {ranks(claim.forgot)} {_verb(claim.forgot, 'holds', 'hold')} no call of this group any more:"
@@ -194,7 +194,7 @@ def forgotten(claim: Claim) -> str:
 
 
 def frozen(claim: Claim) -> str:
-    """All have come."""
+    """The sentence for: all ranks have come to the call, and it does not end."""
     who = ranks(claim.waiting)
     if set(claim.waiting) == claim.members and len(claim.members) > 2:
         who = f"all {len(claim.members)} members"
@@ -205,7 +205,7 @@ def frozen(claim: Claim) -> str:
 
 
 def unclear(claim: Claim) -> str:
-    """Somebody waits, and nothing tells for whom."""
+    """The sentence for: ranks wait, and nothing shows for whom."""
     return _sentence(
         f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}; whom they wait for in the end the dumps do not tell"
     )

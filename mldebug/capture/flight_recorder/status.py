@@ -27,7 +27,7 @@ class RankStatus(NamedTuple):
 
     @property
     def calls(self) -> int:
-        """How many it has made in all."""
+        """How many calls the rank has made in all groups."""
         return sum(enqueued for _, enqueued, _, _ in self.counts)
 
 

@@ -43,7 +43,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class View:
-    """One process group as all its members that answered see it."""
+    """One process group, as the records of all its members show it."""
 
     def __init__(self, group: FlightGroup, by_rank: dict[int, FlightGroup]) -> None:
         self.name, self.backend, self.description = group.name, group.backend, group.description
@@ -52,7 +52,7 @@ class View:
 
     @cached_property
     def members(self) -> frozenset[int]:
-        """Global ranks."""
+        """The global ranks of the group."""
         return members_of(self.folded)
 
     @cached_property
@@ -68,11 +68,11 @@ class View:
         return f"group {self.name if nameless else self.description}"
 
     def call(self, rank: int, sequence: int) -> Collective | None:
-        """One call of one rank; None where it has not come so far or it is forgotten."""
+        """A rank's call with this sequence number; None where it has not made it, or it is forgotten."""
         return self._calls[rank].get(sequence)
 
     def one_size(self, sequence: int) -> bool:
-        """Is the size and type of this call the same in all records that have one? Of a scatter only the root has."""
+        """Whether sizes and types of this call agree in all records that have them. In a scatter only the root has."""
         calls = (self.call(rank, sequence) for rank in self.by_rank)
         shapes = {
             (call.elements, call.dtypes) for call in calls if call and call.elements is not None
@@ -95,7 +95,7 @@ def oldest_pending(group: FlightGroup) -> Collective | None:
 
 
 def views(records: Mapping[int, FlightRecord]) -> tuple[View, ...]:
-    """Every process group whose members are known, once; a rank that is no member of it has no say."""
+    """Every process group whose members are known, once; records of ranks that are no members are ignored."""
     found: dict[tuple[str, str, str], dict[int, FlightGroup]] = {}
     for rank, record in records.items():
         for group in record.groups:
@@ -196,7 +196,7 @@ def _fit(calls: Sequence[Collective]) -> bool:
 
 
 def majority(votes: Iterable[K], half: float) -> K | None:
-    """What more than `half` voted for; None where nothing has so many."""
+    """The value with more than `half` of the votes; None without such a majority."""
     counted = Counter(votes).most_common(1)
     return counted[0][0] if counted and counted[0][1] > half else None
 
@@ -220,7 +220,7 @@ def collective_words(record: FlightRecord | None) -> str:
 
 
 def settled(flights: Iterable[tuple[FlightRecord, float]]) -> bool:
-    """Were all calls made before the look at their ranks began (unix time)? Else the job moves, and nobody is out of step."""
+    """Whether all calls were made before the capture began (unix time); otherwise the job moves, and nobody is out of step."""
     return all(
         call.created_at <= began
         for record, began in flights
@@ -230,14 +230,14 @@ def settled(flights: Iterable[tuple[FlightRecord, float]]) -> bool:
 
 
 def newest_call(record: FlightRecord) -> float:
-    """When its last call was made (unix); -inf where it holds none."""
+    """When a record's last call was made (unix seconds); -inf without calls."""
     calls = (call.created_at for group in record.groups for call in group.calls)
     sends = (transfer.created_at for transfer in record.transfers)
     return max((*calls, *sends), default=float("-inf"))
 
 
 def everybody(record: FlightRecord) -> str:
-    """All ranks of its job, folded: the members of the default group; "" where the record does not list them."""
+    """All ranks of the job, folded, from the default group; "" where the record does not list them."""
     default = (group.members for group in record.groups if group.description == "default_pg")
     return next(filter(None, default), "")
 

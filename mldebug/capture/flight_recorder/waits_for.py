@@ -44,18 +44,18 @@ class Claim(NamedTuple):
 
     @property
     def on(self) -> tuple[int, ...]:
-        """The ranks that surely hold it up."""
+        """The ranks that surely hold this call up."""
         return (*self.late, *self.slow)
 
     @property
     def timed(self) -> bool:
-        """Does a recorder tell whose GPU has come to it? NCCL's only with TORCH_NCCL_ENABLE_TIMING=1, others never."""
+        """Whether the record shows whose GPU has reached the call (NCCL with TORCH_NCCL_ENABLE_TIMING=1 only)."""
         states = {call.state for call in self.view.pending.values()}
         return self.view.backend != "nccl" or "started" in states
 
     @property
     def ended_on_some(self) -> bool:
-        """Is it done for members that leave it only when all have come? Then what holds it up is with those who are still in it."""
+        """Whether the call ended for members that can leave it only when all have come; then those still in it hold it up."""
         return bool(self.finished) and not self.rooted
 
     def accuses(self, rank: int) -> bool:
@@ -64,7 +64,7 @@ class Claim(NamedTuple):
         return self.ended_on_some and few and not (self.transfer and rank in self.held)
 
     def called_at(self, rank: int) -> float:
-        """When this waiting rank has called it, unix."""
+        """When this waiting rank made the call, unix seconds."""
         call = self.view.pending.get(rank)
         return call.created_at if call else self.created_at
 
@@ -75,12 +75,12 @@ class Claim(NamedTuple):
 
     @property
     def outnumbered(self) -> bool:
-        """Do fewer wait than have not come? Then they may have made a call too many."""
+        """Whether fewer ranks wait than have not come; then the waiting ones may have made a call too many."""
         return not self.transfer and len(self.waiting) < len(self.late)
 
 
 def claims(views: Iterable[View], records: Mapping[int, FlightRecord]) -> tuple[Claim, ...]:
-    """All claims, that of most ranks first."""
+    """All calls in which ranks wait for others, those of most ranks first."""
     found = [claim for view in views for claim in _collectives(view, records)]
     found += _transfers(records)
     found = list(_with_held(found))
@@ -225,7 +225,7 @@ def _has_passed(one: Transfer, records: Mapping[int, FlightRecord], rank: int, p
 
 
 class WaitChains:
-    """All claims together: for each waiting rank, whom it waits for in the end."""
+    """For each waiting rank, the ranks that it waits for in the end."""
 
     def __init__(self, found: Iterable[Claim]) -> None:
         self.claims = tuple(found)
@@ -247,7 +247,7 @@ class WaitChains:
         return self._of.get(rank, [])
 
     def next(self, rank: int) -> frozenset[int]:
-        """For whom a rank surely waits; in the oldest of its calls also for who waits in an older one elsewhere."""
+        """The ranks that a rank surely waits for; in its oldest call also those that wait in an older call of another group."""
         if rank in self.unfinished:
             return frozenset()
         found: set[int] = set()
@@ -276,12 +276,12 @@ class WaitChains:
 
     @property
     def sinks(self) -> tuple[int, ...]:
-        """For whom others wait, and who surely wait for nobody."""
+        """The ranks that others wait for, and that surely wait for nobody."""
         targets = {rank for claim in self._telling for rank in claim.on}
         return tuple(sorted(rank for rank in targets if not self.next(rank)))
 
     def on(self, rank: int) -> list[Claim]:
-        """The claims that a rank holds up, that of most ranks first."""
+        """The calls that a rank holds up, those of most ranks first."""
         return [claim for claim in self._telling if rank in claim.on]
 
     def circle(self) -> tuple[int, ...]:
@@ -299,6 +299,6 @@ class WaitChains:
 
 
 def where(rank: int, claim: Claim) -> Collective | None:
-    """What a rank called last in the group of a claim."""
+    """A rank's last call in the group of a claim."""
     group = claim.view.by_rank.get(rank)
     return group.calls[-1] if group and group.calls else None

@@ -160,5 +160,5 @@ def host(name: str) -> str:
 
 
 def at_least(number: int, least: int = 0) -> int | None:
-    """The number, None below `least`: NCCL writes -1 where it does not know."""
+    """The number; None below `least`, because NCCL writes -1 for unknown values."""
     return number if number >= least else None

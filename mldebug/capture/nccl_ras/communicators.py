@@ -32,7 +32,7 @@ def communicator(
 
 
 def levels(ranks: Sequence[NcclRank]) -> Iterator[NcclLevel]:
-    """How many ranks have launched how many, for each function in which they differ; the fewest first."""
+    """How many ranks have launched how many calls, for each function in which ranks differ; the fewest first."""
     for function in sorted({name for rank in ranks for name in rank.counts}):
         found = Counter(rank.counts.get(function, 0) for rank in ranks)
         if len(found) > 1:
@@ -82,7 +82,7 @@ def _ends(communicator: NcclCommunicator) -> set[int]:
 
 
 def lowest(found: Iterable[NcclLevel]) -> dict[str, int]:
-    """Function -> the fewest that any rank has launched of it."""
+    """By function, the fewest launches of any rank."""
     fewest: dict[str, int] = {}
     for level in found:
         fewest[level.function] = min(level.count, fewest.get(level.function, level.count))

@@ -109,7 +109,7 @@ def at_level(communicator: NcclCommunicator, level: NcclLevel) -> tuple[NcclRank
 
 
 def brief(answer: NcclRas) -> NcclRas:
-    """The answer reduced to what `moved` needs."""
+    """The answer, reduced to what `moved` needs."""
     return msgspec.structs.replace(
         answer,
         own=(),

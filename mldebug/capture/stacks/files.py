@@ -18,7 +18,7 @@ MAX_DEPTH = 2  # folders below the one that is given
 
 
 class DumpFile(NamedTuple):
-    """One file: what it is called, when it was written, what it holds; `trouble`: why it could not be read."""
+    """A file: its name, its time, its content; `trouble`: why it could not be read."""
 
     name: str
     at: float
@@ -50,7 +50,7 @@ def _refuse(error: OSError) -> None:
 
 
 def read_file(path: Path, where: Path) -> DumpFile:
-    """One file; an error of one costs that file only."""
+    """Read one file. An error is noted in the result and does not stop the others."""
     name = clean(path.name if path == where else str(path.relative_to(where)), 300)
     try:
         status = path.stat()
@@ -76,7 +76,7 @@ def unread_words(file: DumpFile) -> str:
 
 
 def named_like_others(file: DumpFile, files: Sequence[DumpFile]) -> bool:
-    """Is it named as the files with stacks are, but for the number?"""
+    """Whether the file is named like those with stacks, but for the number."""
     place = place_of(file.name)
     if place.number < 0:
         return False

@@ -70,7 +70,7 @@ def short_function(name: str) -> str:
 
 
 def named_frame(path: str, line: str, function: str) -> Frame:
-    """A Python frame as pystack and faulthandler name it: with the whole path of its file."""
+    """A Python frame from a full path, as pystack and faulthandler print it."""
     whole = clean(path, 512)
     file = short_path(whole)
     return Frame(function=clean(function, MAX_NAME), file=file, line=line_number(line), path=whole)

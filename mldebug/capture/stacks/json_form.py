@@ -36,7 +36,7 @@ class JsonText(NamedTuple):
 
 
 def is_json(line: str) -> bool:
-    """May a JSON value of stacks begin with this line, or the line stand inside one?"""
+    """Whether a JSON value with stacks may begin with this line, or go on in it."""
     if line.lstrip()[:1] not in _FIRST:
         return False
     return bool(_BEGIN.match(line) or _INSIDE.match(line))

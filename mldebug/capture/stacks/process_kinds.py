@@ -15,7 +15,7 @@ from mldebug.core.model import Frame
 
 
 class ProcessKind(StrEnum):
-    """What a process is for the job."""
+    """The role of a process in a job: rank, worker, launcher, and so on."""
 
     RANK = "rank"
     LAUNCHER = "launcher"
@@ -155,7 +155,7 @@ def _dumped_in_two_ways(processes: Sequence[ProcessText], parts: Sequence[int]) 
 
 
 def kind_of(process: ProcessText) -> ProcessKind:
-    """By the process alone: what is none of the known kinds is a rank."""
+    """The kind of a process, judged by itself; one of no known kind is a rank."""
     frames = own_frames(process)
     for frame in frames:
         for sign in FRAMES:
@@ -187,7 +187,7 @@ def own_frames(process: ProcessText) -> tuple[Frame, ...]:
 
 
 def is_child(process: ProcessText) -> bool:
-    """Was it started by Python's multiprocessing?"""
+    """Whether Python's multiprocessing started the process."""
     frames = own_frames(process)
     return (
         bool(frames) and _is_start_of_child(frames[-1])

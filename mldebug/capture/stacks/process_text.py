@@ -18,7 +18,7 @@ _STARTS = ("<module>", "_run_module_as_main", "_run_code")
 
 
 class ProcessText(msgspec.Struct, kw_only=True):
-    """One process as a text shows it. 0 and "" stand for what is not there."""
+    """One process as a text shows it; 0 and "" for what the text does not have."""
 
     pid: int = 0
     parent: int = 0
@@ -184,7 +184,7 @@ def _key(process: ProcessText) -> tuple[object, ...]:
 
 
 def join(before: ProcessText, after: ProcessText) -> ProcessText:
-    """A later dump of the same process; one of native frames and one of Python's are one dump."""
+    """A later dump of the same process joined to an earlier one; native and Python frames of one moment form one dump."""
     kinds = {bool(before.native), bool(after.native)}
     plain_one = before if not before.native and after.native else after
     return msgspec.structs.replace(

@@ -78,7 +78,7 @@ def parse_text(text: str) -> dict[int, tuple[ThreadStack, ...]]:
 
 
 def is_stack_line(line: str) -> bool:
-    """Is this a line of some form, as it stands?"""
+    """Whether this line belongs to one of the known forms of stacks."""
     if not line or len(line) > 30_000:
         return False
     if not _WORTH_A_LOOK.search(line):

@@ -38,7 +38,7 @@ OF_OTHERS = 8  # of them at most, of threads beside the training thread
 
 
 def no_source(path: str, line: int) -> str:
-    """Where no source text can be read."""
+    """A source reader that finds no text; for traces read on another machine."""
     return ""
 
 
@@ -113,7 +113,7 @@ def clock(nanoseconds: int) -> str:
 
 
 def is_source(path: str) -> bool:
-    """May source text be read from this path? Only of a Python file with a whole path: a ring may name any file."""
+    """Whether source text may be read from this path: only from a Python file with an absolute path, since a ring may name any file."""
     return (
         path.startswith("/") and path.endswith(".py") and len(path) <= MAX_PATH and "\0" not in path
     )

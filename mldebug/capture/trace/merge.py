@@ -77,7 +77,7 @@ def _worth(ring: Ring) -> tuple[bool, int]:
 
 
 def merge(rings: Mapping[int, Ring]) -> MergedRings:
-    """Compare them. Pure; the clocks of different nodes are taken as they are."""
+    """Compare the rings of several ranks. The clocks of different nodes are used as they are."""
     by_calls = all(any(_counts(event, True) for event in ring.events) for ring in rings.values())
     rows = {rank: _rows(ring, by_calls) for rank, ring in rings.items()}
     steps = _common(rows)

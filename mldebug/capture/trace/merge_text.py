@@ -14,7 +14,7 @@ MAX_BRANCHES = 8
 
 
 def merged_lines(merged: MergedRings) -> Iterator[str]:
-    """The ranks that are furthest behind first, then the parting."""
+    """The comparison in lines: the ranks furthest behind first, then the first call that differs."""
     ordered = sorted(merged.standings, key=_behind)
     for one in ordered[:MAX_RANKS]:
         yield _standing_line(one)
@@ -59,7 +59,7 @@ def _parting_lines(parting: Divergence, by: str) -> Iterator[str]:
 
 
 def stop_words(stop: Stop) -> str:
-    """A call, or a line of a function."""
+    """The words for where a rank stands: a call, or a line of a function."""
     place, line = stop
     return f"line {line} of {frame_words(place)}" if line else frame_words(place)
 
@@ -81,7 +81,7 @@ def left_out(rings: Sequence[Ring], merged: MergedRings) -> Iterator[str]:
 
 
 def merged_object(merged: MergedRings) -> dict[str, object]:
-    """For scripts."""
+    """The comparison as an object for scripts."""
     return {
         "by": merged.by,
         "compared_steps": list(merged.compared),

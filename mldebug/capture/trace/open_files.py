@@ -24,7 +24,7 @@ MAX_FILES = 65_536  # of a folder
 
 @contextmanager
 def open_ring(file: Path) -> Iterator[Read]:
-    """What reads pieces of it. Raises an error that says what to do where it cannot be read."""
+    """A function that reads pieces of a ring file. Raises an error with the way out where the file cannot be read."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -48,7 +48,7 @@ def _unreadable(file: Path, error: OSError) -> EvidenceError | AccessError:
 
 
 def ring_files(paths: tuple[Path, ...]) -> list[Path]:
-    """The files themselves, and for each folder those in it that begin as a ring does."""
+    """Ring files among these paths; for a folder those in it that begin as a ring does."""
     found: list[Path] = []
     for path in paths:
         found += _in_folder(path) if path.is_dir() else [path]

@@ -109,7 +109,7 @@ def merge(files: tuple[Path, ...], as_json: bool) -> None:
 
 @contextmanager
 def loaded(files: Sequence[Path], tail: int | None) -> Iterator[list[Ring]]:
-    """The rings, which are read as one goes through them; what is none is told with what to do."""
+    """The rings, each read when it is reached. A file that is no ring becomes an error that says what to do."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # of thousands of ranks each has a ring
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with ExitStack() as stack:
@@ -186,7 +186,7 @@ def _moment(nanoseconds: int) -> str:
 
 
 def ring_json(ring: Ring) -> Iterator[str]:
-    """For scripts; times in nanoseconds of the writer's monotonic clock, `offset_ns` makes unix time of them."""
+    """A ring as JSON; times in nanoseconds of the writer's monotonic clock, `offset_ns` converts them to unix time."""
     header = msgspec.structs.asdict(ring.header)
     head = {
         "header": {**header, "offset_ns": ring.header.offset_ns},

@@ -21,7 +21,7 @@ _Key = tuple[Change, bool, str, str]
 
 
 def comparison(first: NodeCapture, later: NodeCapture) -> Comparison:
-    """Fold the ranks that did the same, and say it."""
+    """What changed between two captures; ranks with the same change are joined."""
     groups: dict[_Key, list[RankChange]] = {}
     for one in compare(first, later):
         groups.setdefault(_key(one), []).append(one)

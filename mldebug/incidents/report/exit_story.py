@@ -12,7 +12,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT(\d\d:\d\d:\d\d(?:\.\d{1,3})?)\d*Z", re.ASC
 
 
 class ExitEvent(NamedTuple):
-    """One line of the story. `culprit`: it is the exit of a rank that is named."""
+    """One line of an exit's timeline. `culprit`: it is the exit of a rank that is named."""
 
     time: str
     what: str
@@ -21,7 +21,7 @@ class ExitEvent(NamedTuple):
 
 
 class ExitStory(NamedTuple):
-    """Events, those in the middle apart where there are many."""
+    """The timeline of an exit; where it has many events, those in the middle stand apart."""
 
     day: str  # 2026-11-21
     first: Sequence[ExitEvent]
@@ -40,7 +40,7 @@ def nobody_lives(report: Report) -> bool:
 
 
 def others(report: Report) -> tuple[tuple[int, Group], ...]:
-    """Groups with their numbers; of a job that is over, those that are not named already."""
+    """Groups with their numbers; of a job that is over, those whose ranks are not named already."""
     groups = tuple(enumerate(report.groups))
     if not nobody_lives(report):
         return groups
@@ -49,14 +49,14 @@ def others(report: Report) -> tuple[tuple[int, Group], ...]:
 
 
 def groups_title(report: Report) -> str:
-    """What stands above the groups."""
+    """The heading above the groups of ranks."""
     if not nobody_lives(report):
         return "Who stands where"
     return "The others, as a consequence" if report.diagnosis.culprits else "How the ranks ended"
 
 
 def last_words(report: Report) -> RankView | None:
-    """The first culprit of an end whose last lines are known."""
+    """The first culprit of an exit whose last lines are known; None without one."""
     if not is_end(report):
         return None
     named = {one.rank: place for place, one in enumerate(report.diagnosis.culprits)}
@@ -72,7 +72,7 @@ def words_title(one: RankView) -> str:
 
 
 def story(report: Report) -> ExitStory:
-    """The timeline as events; an event that only repeats the summary becomes the moment of the judgement."""
+    """The timeline as events. An event that only repeats the summary is replaced by the moment of the judgement."""
     exits = tuple(
         f"rank {one.rank} (pid {one.pid}):"
         for one in report.diagnosis.culprits

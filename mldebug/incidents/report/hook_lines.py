@@ -61,7 +61,7 @@ def _hook(job: JobView) -> str:
 
 
 def traced_culprit(report: Report) -> RankView | None:
-    """The first culprit that has a ring."""
+    """The first culprit with a call trace; None without one."""
     named = {one.rank: place for place, one in enumerate(report.diagnosis.culprits)}
     culprits = [one for one in report.ranks if one.culprit and one.trace]
     return min(culprits, key=lambda one: named.get(one.rank, len(named)), default=None)

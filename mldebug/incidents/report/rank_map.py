@@ -48,7 +48,7 @@ class MapCell:
 
 
 class NodeCells(NamedTuple):
-    """The cells of one node."""
+    """The cells of one node in the small map."""
 
     node: str
     cells: list[MapCell]

@@ -49,7 +49,7 @@ def branches(tree: Sequence[TreeNode], culprits: Sequence[int], world: int) -> l
 
 
 def left_out(tree: Sequence[TreeNode]) -> int:
-    """Return how many frames of the tree are not shown."""
+    """How many frames of the tree are not shown."""
     every = sum(len(run.nodes) for run in _runs(tree, 0))
     return every - sum(len(run.nodes) for run in _bounded(_runs(tree, 0)))
 

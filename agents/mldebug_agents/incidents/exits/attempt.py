@@ -24,7 +24,7 @@ KEPT = 4096  # children of ranks that are remembered per job
 
 
 class WatchedAttempt:
-    """One attempt under watch."""
+    """One attempt of a run under watch: its ranks, their exits, and when its evidence is collected."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -41,7 +41,7 @@ class WatchedAttempt:
         self.judged_before: AttemptExit | None = None  # the exit that an earlier agent judged
 
     def wants_notes(self, now: float) -> bool:
-        """Whether it is time to look again where its output goes."""
+        """Whether it is time to look again where the job's output goes."""
         return now - self.noted_at >= (SOON if now - self.found_at < YOUNG else REFRESH)
 
     def recall(self, ends: KnownExits) -> None:
@@ -80,7 +80,7 @@ class WatchedAttempt:
             self.children = dict(list(self.children.items())[-KEPT:])
 
     def note_failure(self, status: int | None) -> None:
-        """From the first exit that may be a failure, the time of grace runs."""
+        """Start the time of grace at the first exit that may be a failure. `status`: its wait(2) status word."""
         if status != 0 and self.failing_at is None:
             self.failing_at, self.collecting = time.monotonic(), False
 

@@ -87,7 +87,7 @@ class ExitEvidence:
             notes.calm = [*notes.calm[-1:], seen]
 
     def forget(self, job_id: str) -> None:
-        """A job is over and done with."""
+        """Forget a job that is over and judged."""
         self._notes.pop(job_id, None)
 
     def _dumps(self, attempt: AttemptExit) -> dict[int, FlightRecord]:

@@ -49,19 +49,19 @@ class ExitListener(Protocol):
     """What is called with the exits that the tracker finds; it makes incidents of them."""
 
     def exited(self, run: Run, at: float, words: str) -> None:
-        """A rank has ended."""
+        """Called when a rank has exited. `at`: unix time; `words`: which rank, and how."""
 
     def failed(self, run: Run, attempt: AttemptExit, outcome: ExitOutcome, *, final: bool) -> None:
-        """An attempt ended badly, or has lost a rank; `final`: no other attempt is open, or can be started."""
+        """Called when an attempt failed, or lost a rank; `final`: no other attempt is open, or can be started."""
 
     def goes_on(self, run: Run) -> None:
-        """A look found the job alive."""
+        """Called when a look found the job alive."""
 
     def launcher_ended(self, pid: int) -> None:
-        """A launcher has ended, and all attempts that it started are judged."""
+        """Called when a launcher has ended, and all attempts that it started are judged."""
 
     def done(self, run: Run) -> None:
-        """A job is over, and all its exits are handled."""
+        """Called when a job is over, and all its exits are handled."""
 
 
 class ExitTracker:
@@ -140,7 +140,7 @@ class ExitTracker:
         return msgspec.structs.replace(look, job=job, look=seen)
 
     def exited(self, gone: ProcessExit) -> None:
-        """A process has ended."""
+        """Take the exit of a process."""
         job_id, rank = self._ranks.get((gone.pid, gone.start_ticks), ("", -1))
         attempt = self._jobs.get(job_id)
         if attempt is not None:
@@ -158,7 +158,7 @@ class ExitTracker:
         return one.exit_words() if one else {}
 
     def over(self, run: Run) -> None:
-        """All ranks of a job are gone: its exit will be judged after a time of grace."""
+        """Note that all ranks of a job are gone; the exit is judged after a time of grace."""
         one = self._jobs.get(run.job.id)
         if one is None:
             self._listener.done(run)

@@ -30,7 +30,7 @@ class RankGroup(msgspec.Struct, kw_only=True):
 
     @property
     def first(self) -> Claimant:
-        """The claimant of the lowest rank: speaks for all where they should agree."""
+        """The claimant of the lowest rank, which speaks for all where they should agree."""
         return self.claimants[min(self.claimants)]
 
 
@@ -177,7 +177,7 @@ def _rank_group(key: Key, claimants: list[Claimant]) -> RankGroup:
 
 
 def common_parent(rank_group: RankGroup, tree: ProcessTree) -> int | None:
-    """The launcher, or else the nearest process that most ranks of this group come from (a shell script)."""
+    """The launcher of the group, or else the nearest process that most of its ranks descend from (a shell script)."""
     if rank_group.launchers:
         return rank_group.launchers[0]
     if len(rank_group.claimants) < 2:

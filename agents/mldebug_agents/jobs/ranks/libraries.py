@@ -40,7 +40,7 @@ TIMEOUT = 2.0  # seconds for one path: the state of a port is asked from its car
 
 
 class Libraries(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths as the process itself sees them; "" where a library is not loaded, or not known."""
+    """Paths of PyTorch and NCCL as the process sees them; "" where a library is not loaded, or not known."""
 
     torch: str = ""  # the folder of the package
     nccl: str = ""  # the file
@@ -57,14 +57,14 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recorder_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment decides how a Flight Recorder can be had. Paths among it are a job's: nothing is cleaned."""
+    """The variables that decide how a Flight Recorder can be read. Paths in them come from the job and are not cleaned."""
     return {
         name: environ[name] for name in NAMES & environ.keys() if len(environ[name]) < MAX_VALUE
     }
 
 
 def libraries(maps: bytes) -> Libraries:
-    """Find both in /proc/PID/maps; a library whose file was removed since tells nothing of its version."""
+    """The paths of PyTorch and NCCL in the text of /proc/PID/maps; a file that was removed since does not count."""
     torch, nccl = _TORCH.search(maps), _NCCL.search(maps)
     file = _path(nccl[1]) if nccl else ""
     removed = torch is not None and torch[0].endswith(_DELETED.encode())
@@ -78,12 +78,12 @@ def _path(found: bytes) -> str:
 
 
 def version_file(torch: str) -> str:
-    """Where a PyTorch in that folder says its version."""
+    """The file with the version of the PyTorch in this folder."""
     return f"{torch}/version.py"
 
 
 def header_file(nccl: str) -> str:
-    """Where an NCCL of that file says its version, if its name does not: `…/nccl/lib/libnccl.so.2`."""
+    """The header with the version of the NCCL in this file, for one whose name has none: `…/nccl/lib/libnccl.so.2`."""
     return f"{dirname(dirname(nccl))}/include/nccl.h"
 
 
@@ -94,7 +94,7 @@ def numbered(nccl: str) -> str:
 
 
 def software(version_text: str, nccl: str) -> Software:
-    """What torch/version.py says, and the version of NCCL."""
+    """The versions of PyTorch and NCCL, from the text of torch/version.py and NCCL's version."""
     version = _TOLD.search(version_text)
     rocm = _HIP.search(version_text) is not None
     return Software(torch=clean(version[1], 80) if version else "", nccl=nccl, rocm=rocm)

@@ -59,7 +59,7 @@ class LostRankFinder:
         return tuple(lost), gaps
 
     def stranger(self, rank: RankIdentity) -> bool:
-        """Does the process live on, as something that is no rank any more?"""
+        """Whether the rank's process lives on as something that is no rank any more."""
         stat = self._tree.stats.get(rank.pid)
         return stat is not None and stat.start_ticks == rank.start_ticks and stat.state not in "ZX"
 

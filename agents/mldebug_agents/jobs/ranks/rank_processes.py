@@ -34,7 +34,7 @@ class ProcessTree:
             yield pid
 
     def descendants(self, pid: int, without: Collection[int] = ()) -> Iterator[int]:
-        """All below, breadth first; those in `without` are left out with all of theirs."""
+        """All processes below one, breadth first; those in `without` are left out with their descendants."""
         generation = [pid]
         while generation:
             below = [child for parent in generation for child in self.children.get(parent, ())]
@@ -60,7 +60,7 @@ class Claimant(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def age(self) -> tuple[int, int]:
-        """Sorts by start, the oldest first."""
+        """A sort key by start time, the oldest first."""
         return self.process.stat.start_ticks, self.pid
 
 

@@ -20,21 +20,21 @@ _PROBE = 9  # a port; no packet is sent
 
 
 class RasAddress(NamedTuple):
-    """One address to try."""
+    """An address at which NCCL RAS may listen."""
 
     host: str
     port: int
 
 
 def setting(environ: Mapping[str, str]) -> str:
-    """What a rank's environment says of NCCL RAS, for `RankIdentity.nccl_ras`."""
+    """What a rank's environment says about NCCL RAS, for `RankIdentity.nccl_ras`."""
     if environ.get("NCCL_RAS_ENABLE", "").strip() == "0":
         return OFF
     return clean(environ.get("NCCL_RAS_ADDR", "").strip(), 100)
 
 
 def addresses(value: str) -> tuple[RasAddress, ...]:
-    """The addresses to try, in order. Raises ValueError in words where none may be asked."""
+    """The addresses to try, in order. Raises ValueError with the reason where none may be asked."""
     match = _ADDRESS.fullmatch(value or DEFAULT)
     if match is None or not 0 < int(match[3]) < 65536:
         raise ValueError(f"NCCL_RAS_ADDR is {value!r}, which is no address and port")

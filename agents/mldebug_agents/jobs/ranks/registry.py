@@ -99,7 +99,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def claims(self) -> bool:
-        """Does it claim a rank, with nothing that speaks against it at first sight?"""
+        """Whether the process claims a rank, and nothing at first sight speaks against it."""
         claim = self.claim
         if not self.python or self.launcher or claim is None or claim.problem:
             return False

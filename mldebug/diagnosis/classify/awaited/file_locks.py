@@ -46,7 +46,7 @@ def with_holders(found: Classification, capture: ProcessCapture) -> Classificati
 
 
 def as_victim(found: Classification, rank: int) -> Classification:
-    """The class of a rank that stands, or whose worker stands, for a lock: a victim where other ranks hold it."""
+    """The class of a rank that waits for a file lock, or whose worker does: a victim where another rank holds it."""
     if not found.holders or rank in found.holders:
         return found
     return msgspec.structs.replace(
@@ -55,7 +55,7 @@ def as_victim(found: Classification, rank: int) -> Classification:
 
 
 def lock_circle(ranks: Iterable[ClassifiedRank]) -> tuple[ClassifiedRank, ...]:
-    """The ranks that hold what others want and themselves wait for others, where all of the job wait; else none."""
+    """The ranks that hold locks which others want, and wait themselves, where all ranks of the job wait; otherwise none."""
     ranks = tuple(ranks)
     wanted = {holder for rank in ranks for holder in rank.is_.holders if rank.is_.name == HELD}
     return tuple(rank for rank in ranks if rank.rank in wanted)

@@ -50,7 +50,7 @@ def _words(capture: ProcessCapture, classify_process: ClassifyProcess) -> Iterat
 
 
 def as_main(capture: ProcessCapture, stack: ThreadStack) -> ProcessCapture:
-    """The process as if this thread were its only one: the signs that hold for a main thread then hold for it."""
+    """The process as if this thread were its only one, so that rules about main threads apply to it."""
     native = tuple(one for one in capture.native if one.tid == stack.tid)
     facts = ProcessFacts(
         msgspec.structs.replace(capture, stacks=(_renamed(stack),), native=(), movement=None)
@@ -78,7 +78,7 @@ def _renamed(stack: ThreadStack) -> ThreadStack:
 
 
 def gil_holder(capture: ProcessCapture) -> ThreadStack | None:
-    """The thread that holds the interpreter's lock, where it is not the one that speaks for the process."""
+    """The thread that holds the interpreter lock, if it is not the one that speaks for the process; else None."""
     main = principal(capture.stacks, capture.pid)
     return next((one for one in capture.stacks if one.owns_gil and one is not main), None)
 
