@@ -268,7 +268,7 @@ def test_a_capture_that_hangs_does_not_delay_the_end(tmp_path: Path, number: int
 
 def test_a_hung_state_dir_does_not_delay_the_end(tmp_path: Path) -> None:
     with hung_mount(tmp_path) as mount, light_job(tmp_path / "job") as job:
-        config = f"agent: {{state_dir: {mount.target}/state, listen: '127.0.0.1:{(port := free_port())}'}}\nstall: {STALL}\n"
+        config = f"agent: {{state_dir: {mount.target}/state, listen: '127.0.0.1:{(port := free_port())}', public_names: true}}\nstall: {STALL}\n"
         with bare(tmp_path, config) as agent:
             wait_for("its memory", (mount.source / "state/agent.sqlite").exists, 60)
             mount.hang()
@@ -317,7 +317,7 @@ def test_a_start_on_a_hung_state_dir_serves_metrics_and_writes_when_it_comes_bac
     with hung_mount(tmp_path) as mount, light_job(tmp_path / "job") as job:
         state, port = mount.target / "state", free_port()
         mount.hang()
-        config = f"agent: {{state_dir: {state}, listen: '127.0.0.1:{port}'}}\nstall: {STALL}\n"
+        config = f"agent: {{state_dir: {state}, listen: '127.0.0.1:{port}', public_names: true}}\nstall: {STALL}\n"
         started = time.monotonic()
         with bare(tmp_path, config) as agent:
             wait_for("metrics", lambda: answers(port), 20)
@@ -341,7 +341,7 @@ def test_a_state_dir_that_freezes_blocks_its_keeper_alone_and_is_written_when_it
     (tmp_path / "loop").mkdir()
     with disk(tmp_path / "loop", "ext4") as folder, light_job(tmp_path / "job") as job:
         state, port = folder / "state", free_port()
-        config = f"agent: {{state_dir: {state}, listen: '127.0.0.1:{port}'}}\nstall: {STALL}\n"
+        config = f"agent: {{state_dir: {state}, listen: '127.0.0.1:{port}', public_names: true}}\nstall: {STALL}\n"
         with bare(tmp_path, config) as agent:
             wait_for("its memory", (state / "agent.sqlite").exists, 60)
             with frozen(folder):
@@ -370,7 +370,7 @@ def test_a_full_disk_costs_reports_until_it_has_room_and_never_metrics(tmp_path:
     try:
         (disk / "fill").write_bytes(b"x" * 65536)
         port = free_port()
-        config = f"agent: {{state_dir: {disk}/state, listen: '127.0.0.1:{port}'}}\nstall: {STALL}\n"
+        config = f"agent: {{state_dir: {disk}/state, listen: '127.0.0.1:{port}', public_names: true}}\nstall: {STALL}\n"
         with light_job(tmp_path / "job") as job, bare(tmp_path, config) as agent:
             wait_for("metrics", lambda: answers(port), 20)
             hang_once_seen(port, job)
