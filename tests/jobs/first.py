@@ -23,7 +23,12 @@ def main(events: Path, how: str) -> None:
         told = f"{type(error).__name__}: {error}"
     (events / f"told.{rank}").write_text(told.encode("utf-8", "backslashreplace").decode())
     if how == "stopped" and rank:
-        os.kill(int((events / "started.0").read_text()), signal.SIGCONT)
+        keeper = int((events / "started.0").read_text())
+        while Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(
+                0.05
+            )  # on a busy machine it gets there later: continued too early, it would stay stopped
+        os.kill(keeper, signal.SIGCONT)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -14,6 +14,7 @@ READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
 RECEIVE_CALLS = READ_CALLS | {"recvfrom", "recvmsg", "recvmmsg"}
 KERNEL_LOCKS = re.compile(r"rwsem_down_\w+|percpu_rwsem_wait|__percpu_\w+")
 """Locks inside the kernel, of memory as well as of files: that a filesystem is behind them its name does not show."""
+FREEZE_LOCKS = re.compile(r"percpu_rwsem_wait|__percpu_\w+")
 PROFILERS = {"py-spy", "pystack", "austin", "mldebug"}  # they hold a process and let it go again
 COMPILED = re.compile(
     r"\.(constprop|isra|part)\.\d+.*"
@@ -71,14 +72,19 @@ def storage_wait(process: ProcessFacts) -> Classification | None:
     fact = f"state {thread.state}, wait channel {thread.wchan or 'unknown'}"
     if waits_for_file_lock(thread) and thread.state != "D" and not silent:
         return _lock_wait(process, fact)  # FUSE and NFS keep the answer until the lock is free
-    storage = _in_filesystem(thread)
+    storage = _in_filesystem(thread, target)
     name = "storage" if storage else "uninterruptible"
     doing = f"is blocked in {_call(thread)}{_on(target)} at {process.at}"
     return inert(process, name, doing, fact, target)
 
 
-def _in_filesystem(thread: ThreadState) -> bool:
-    """Whether the wait channel is a filesystem's, or the kernel's own lock below a function of one."""
+def _in_filesystem(thread: ThreadState, target: OpenFile | None) -> bool:
+    """Whether the wait channel is a filesystem's, or the kernel's own lock below a function of one.
+
+    Who calls into a file of a filesystem that is frozen (`fsfreeze`) waits at a lock over all processors, with no function of it on the stack.
+    """
+    if target is not None and FREEZE_LOCKS.fullmatch(thread.wchan):
+        return True
     if not KERNEL_LOCKS.fullmatch(thread.wchan):
         return STORAGE_WAITS.fullmatch(thread.wchan) is not None
     inside = (name for name in thread.kernel_stack if not KERNEL_LOCKS.fullmatch(name))
