@@ -15,6 +15,8 @@ SOON = (
 BUSY = (
     30.0  # the same, with the time that they need to write a traceback and to end on a busy machine
 )
+_OF_A_RANK = re.compile(r"'[^']{0,200}'|\"[^\"]{0,200}\"|\S*/\S*|[\w.:-]*\d[\w.:-]*")
+AT_ONCE = 1.0  # seconds in which the order of two exits proves nothing
 HEAD_START = 0.5  # seconds of the first before the others, to own the only traceback
 
 
@@ -29,6 +31,8 @@ def sureness(
     """How sure it is that `first` began the end; `before`: another one had left, or ended unseen, before it."""
     if _is_one_of_many(first, failing):
         return Confidence.LOW  # another run might as well name another of them
+    if _is_close(first, failing) or _is_ended_by_others(first, exits):
+        return Confidence.LOW
     own = first.own or first.kind is ExitKind.KILLED
     ordered = len(failing) == 1 or first.exit.moment is not None or first.death is not None
     lost = len(exits) < len(attempt.identities) - len(attempt.living)
@@ -58,6 +62,28 @@ def _is_one_of_many(first: ExplainedExit, failing: Sequence[ExplainedExit]) -> b
         one.own and one.error is not None and alike(one.error.error) == mine
         for one in failing
         if one is not first
+    )
+
+
+def _is_close(first: ExplainedExit, failing: Sequence[ExplainedExit]) -> bool:
+    """Whether another one had an error of its own at nearly the same time: who is first then is chance, or one follows from the other."""
+    if first.death is not None:
+        return False
+    return any(
+        one.own and one is not first and abs(one.exit.at - first.exit.at) < AT_ONCE
+        for one in failing
+    )
+
+
+def _is_ended_by_others(first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:
+    """Whether it was killed well after another one had failed: launchers and schedulers kill what does not end when it is asked to."""
+    if first.kind is not ExitKind.KILLED or first.death is not None:
+        return False
+    if exit_signal(first.exit.status) != signal.SIGKILL:
+        return False
+    return any(
+        one.exit.status and earlier(one, first) and first.exit.at - one.exit.at >= AT_ONCE
+        for one in exits
     )
 
 
@@ -110,8 +136,8 @@ def sureness_of_leaver(
 
 
 def alike(error: str) -> str:
-    """An error without its numbers, in which those of several ranks differ."""
-    return re.sub(r"\d+", "0", error)
+    """An error without what differs from rank to rank: numbers, paths, addresses, quoted names."""
+    return _OF_A_RANK.sub("#", error)
 
 
 def has_the_only_traceback(

@@ -41,6 +41,12 @@ _SECOND_HAND = re.compile(
     r"\bwait(?:ing|ed)?(?: \d+ ?s\w{0,6})? (?:for|on) (?:all )?(?:ranks?|workers?|peers?)\b|\b(?:another|other|some|remote|failed) (?:rank|worker|process|peer)|\bon (?:an)?other rank",
     re.IGNORECASE,
 )
+# What waits for somebody says so in words that no table has: of an error of general type that is no proof that the fault is its own
+_WAITED = re.compile(
+    r"(?:^|\n)[\w.]{0,120}?(?:TimeoutError|RuntimeError|SystemError|TrainingFailedError|WorkerError|UnavailableError|RpcError|DisconnectError|RestartAbort)\b"
+    r".{0,400}?(?:timed? ?out|[Tt]imeout|TIMEOUT|[Dd]eadline ?[Ee]xceeded|DEADLINE_EXCEEDED|UNAVAILABLE|ABORTED|not responding|never (?:arrived|came)|[Uu]nreachable|[Dd]isconnect"
+    r"|transport error|tensorpipe|RPCErr|no message from|[Ff]ailed to connect|health check failed)"
+)
 # NCCL gives no reason: it may be a peer, the network, the node
 _NO_REASON = re.compile(
     r"unhandled system error|internal error - please report|nccl(?:Internal|System|UnhandledCuda)Error|unhandled (?:cuda|hip) error"
@@ -62,6 +68,8 @@ def blame_of(words: str) -> Blame:
         return Blame.PEER
     if _SOCKET.search(words) and _GROUP.search(words):
         return Blame.PEER
+    if _WAITED.search(words):
+        return Blame.UNCLEAR
     silent = _NO_REASON.search(words) is not None and not _REASON.search(words)
     return Blame.UNCLEAR if silent else Blame.OWN
 

@@ -26,6 +26,9 @@ _FATAL = re.compile(
     r"^(?:Fatal Python error: .*|terminate called after throwing an instance of .*|\s*what\(\): +.*"
     r"|.{0,300}: Assertion [`'].{1,300}' failed\.)$"
 )
+_ASIDE = re.compile(
+    r"(?:Exception ignored (?:in|on)|Exception in thread|Error in atexit\._run_exitfuncs)\b"
+)
 # Words that no traceback ends with, and that end a process: of the watchdog, JAX, MPI, Horovod, UCX
 _LIBRARY_ENDS = re.compile(
     r"Watchdog caught collective operation timeout|watchdog thread terminated with exception"
@@ -86,7 +89,7 @@ def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> Ra
     found = find_tracebacks(lines)
     if not found:
         return _fatal(lines, source) or (_torn(lines, source) if shared else None)
-    last = found[-1]
+    last = next((one for one in reversed(found) if not _is_aside(lines, one)), found[-1])
     after = before_launcher(lines[last.end + 1 :])
     if len(after) > MAX_AFTER:
         return None
@@ -96,6 +99,11 @@ def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> Ra
     return msgspec.structs.replace(
         error, caught=caught, alone=len(found) == copies == 1, copies=copies
     )
+
+
+def _is_aside(lines: Sequence[str], found: Traceback) -> bool:
+    """Whether Python printed it beside what ends the process: of a thread, of a destructor, of an exit handler."""
+    return found.start > 0 and _ASIDE.search(lines[found.start - 1]) is not None
 
 
 def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:

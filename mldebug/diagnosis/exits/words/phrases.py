@@ -59,6 +59,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
     "rendezvous": (
         r"Rendezvous(?:Timeout|Closed|Connection|GracefulExit|State)Error|rendezvous.{0,60}(?:timed? ?out|is closed)",
         r"connection to (?:the C10d store|etcd) has failed|Error waiting on exit barrier",
+        r"\bconnect\(\) timed out|EtcdConnectionFailed",
     ),
     "debug checks": (
         # ProcessGroupWrapper.cpp, ProcessGroupGloo.cpp, reducer, algorithms/join.py, accelerate
@@ -75,16 +76,19 @@ PEER: Mapping[str, tuple[str, ...]] = {
         r"has lost communication with|MPI_ABORT was invoked|MPI_ERR_(?:PROC_FAILED|REVOKED|TRUNCATE)\w{0,12}",
         r"Communication error with rank|Fatal error in (?:internal_|P?MPI_)\w{2,40}: (?:Message truncated|Other MPI error|Unknown error|See the MPI)",
         r"Connection reset by peer \(104\)|btl_tcp_endpoint|peer process .{0,40}(?:died|failed)",
+        r"mpi4py\.MPI\.Exception: (?:Other MPI error|MPI_ERR_(?:OTHER|UNKNOWN|INTERN))|MPIX_ERR_PROC_FAILED",
     ),
     "Ray": (
         r"ActorDiedError|RayActorError|The actor (?:died|is dead)|WorkerCrashedError|ActorUnavailableError|NodeDiedError|OwnerDiedError",
         r"RayTaskError|A worker died or was killed while executing a task|Worker unexpectedly exits with a connection error",
+        r"ray\.exceptions\.(?:GetTimeout|ObjectLost|ObjectFetchTimedOut|OwnerDied|NodeDied|LocalRayletDied|RpcError)\w{0,12}|EngineDeadError",
     ),
     "JAX": (
         # tsl/distributed_runtime/coordination, jax/_src/distributed.py
         r"JAX distributed service detected fatal errors|CoordinationService\w{0,20}|[Cc]oordination service (?:has stopped|is shutting down|.{0,80}detected)",
         r"coordination (?:agent|service).{0,120}(?:error|unavailable|heartbeat)|tasks? (?:are|is) unhealthy|heartbeat timeout",
         r"DEADLINE_EXCEEDED: .{0,40}Barrier|Barrier (?:timed out|failed because)|[Ss]hutdown barrier has failed|Failed to connect to (?:distributed|coordination) (?:JAX )?(?:controller|service)",
+        r"Failed to send RPC to coordination service|UNAVAILABLE: (?:Socket closed|failed to connect to all addresses)|failed to connect to all addresses; last error",
         r"DEADLINE_EXCEEDED: (?:GetKeyValue|Gloo|Failed to)|Gloo (?:all|context)\w{0,20}.{0,40}failed: .{0,80}(?:peer|[Tt]imed out)",
     ),
     "HCCL": (
@@ -117,7 +121,7 @@ LAUNCHERS: Mapping[str, tuple[str, ...]] = {
 UNCLEAR: tuple[str, ...] = (
     r"disagreement between rank0 and rank\d|NVLink SHARP|Fabric Manager|CUDA error:? (?:802 )?.{0,2}system not yet initialized",
     r"Duplicate GPU detected|Mismatched NCCL version|NCCL version mismatch|Bootstrap Root : ",
-    r"^(?:ConnectionResetError|BrokenPipeError|ConnectionRefusedError|ConnectionAbortedError|EOFError)(?:: \[Errno \d{1,3}\] [A-Za-z ]{1,60})?:?\s*$",
+    r"(?:^|\n)(?:ConnectionResetError|BrokenPipeError|ConnectionRefusedError|ConnectionAbortedError|EOFError)(?:: \[Errno \d{1,3}\] [A-Za-z ]{1,60})?:?\s*(?:$|\n)",
     r"Could not acquire GIL within \d+ ms on exit",
     r"Invalid access of peer GPU memory|external entity outside of CUDA|driver shutting down|context is destroyed",
 )
