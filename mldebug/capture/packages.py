@@ -75,7 +75,7 @@ def owner(path: str, file: str) -> Owner:
 
 
 def _in_clone(path: str) -> bool:
-    """Whether the file lies in a clone that is run in place: /work/DeepSpeed/deepspeed/…, ~/transformers/src/transformers/…"""
+    """Whether the file lies in a clone that is run in place: /src/DeepSpeed/deepspeed/…, ~/transformers/src/transformers/…"""
     parts = path.split("/")
     return any(
         above.lower() in (*_CLONES, name.lower()) and _FRAMEWORK.match("/".join(parts[index:]))
