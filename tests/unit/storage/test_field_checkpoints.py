@@ -204,6 +204,17 @@ def test_of_one_checkpoint_alone_the_answer_is_its_own(folder: Path) -> None:
     assert said(str(folder / "checkpoint-500"))[0] == 0
 
 
+def test_one_that_is_old_is_found_among_many(folder: Path) -> None:
+    laid_out("diffusers_full", folder)
+    for step in range(1500, 8000, 500):
+        shutil.copytree(folder / "checkpoint-1000", folder / f"checkpoint-{step}")
+    code, text = said(str(folder / "checkpoint-500"))
+    assert code == 0
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  checkpoint-")] == [
+        "checkpoint-500"
+    ]
+
+
 def test_a_run_without_a_whole_one_and_a_folder_without_any(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

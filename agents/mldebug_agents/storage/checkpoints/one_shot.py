@@ -38,31 +38,30 @@ def read_checkpoints(
         one.path for one in listed.entries if one.kind == "file" and is_part(basename(one.path))
     )
     places = {place for path in inside if (place := checkpoint_of(join(folder, path)))}
-    states = [
-        _state(key, reader, layouts, now) for key in sorted({series_key(place) for place in places})
-    ]
-    single = next((place for place in places if _is_in(folder, join(*place))), None)
-    if single is not None:
-        states = [_only(single.name, state) for state in states]
+    single = next((place.name for place in places if _is_in(folder, join(*place))), "")
+    keys = sorted({series_key(place) for place in places})
+    found = (_state(key, reader, layouts, now, single) for key in keys)
+    states = [state for state in found if state.listed or not single]
     states.sort(key=lambda state: -max((one.ended for one in state.listed), default=0.0))
     return tuple(states), next((trouble.why for trouble in troubles_of(listed)), "")
 
 
-def _state(key: SeriesKey, reader: Reader, layouts: Sequence[Layout], now: float) -> SeriesState:
+def _state(
+    key: SeriesKey, reader: Reader, layouts: Sequence[Layout], now: float, single: str
+) -> SeriesState:
+    """The series; with `single` that checkpoint alone, which all others were compared with."""
     series = CheckpointSeries()
     files = SeriesFiles(reader, "", key[0], OPERATOR)
     look = SeriesReader(key, layouts).look("", files, frozenset(), now)
     series.look(now, look.readings, whole=look.whole)
-    return series_state(series, ("", *key), now, trouble=look.trouble, gaps=look.gaps)
+    state = series_state(series, ("", *key), now, trouble=look.trouble, gaps=look.gaps)
+    if not single:
+        return state
+    listed = tuple(known for known in series.checkpoints if known.name == printable(single))
+    last = next((known for known in listed if known.state is Completeness.COMPLETE), None)
+    counts = {str(known.state): 1 for known in listed}
+    return msgspec.structs.replace(state, listed=listed, last=last, counts=counts)
 
 
 def _is_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
-
-
-def _only(name: str, state: SeriesState) -> SeriesState:
-    """The same of one checkpoint alone; the others were there to be compared with."""
-    listed = tuple(one for one in state.listed if one.name == printable(name))
-    last = next((one for one in listed if one.state is Completeness.COMPLETE), None)
-    counts = {str(one.state): 1 for one in listed}
-    return msgspec.structs.replace(state, listed=listed, last=last, counts=counts)

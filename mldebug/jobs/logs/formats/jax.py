@@ -9,18 +9,17 @@ import zlib
 
 from mldebug.core.plugins import NoOptions
 from mldebug.jobs.logs.counter_kind import CounterKind, kind_of
-from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, number
+from mldebug.jobs.logs.losses import training_loss
+from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration
 
 _MAXTEXT = re.compile(
     rf"\bcompleted (?P<hidden>profiler activation/deactivation )?step: (?P<step>{WHOLE})(?:, seconds: (?P<seconds>{NUMBER}))?"
 )
 _MAXTEXT_EVAL = re.compile(r"\b(?:Completed eval (?:step: |after train step )|eval metrics after step: )(\d{1,15})")  # fmt: skip
-_LOSS = re.compile(rf"[, ]loss[:=] ?({NUMBER})")
 _LOGGED_BAR = re.compile(
     r"\bProgress on:(?P<what>[\w /.-]{0,80}?):? (?P<done>[\d.]{1,8}|-)(?P<kilo>[kMG]?)it/(?P<total>[\d.]{1,8}|-)(?P<more>[kMG]?)(?:it)? "
     r"rate:(?P<rate>-|[\d,.]{1,12}(?:it/s|s/it))"
 )
-_BAR_LOSS = re.compile(rf"postfix:.{{0,200}}?\bloss=({NUMBER})")
 
 
 class JaxFormat:
@@ -41,20 +40,19 @@ class JaxFormat:
 
 
 def _of_maxtext(found: re.Match[str], line: str) -> LogRecord | None:
-    loss = _LOSS.search(line, found.end())
     if not (found["hidden"] or found["seconds"]):
         return None
     return LogRecord(
         step=int(found["step"]),
-        loss=number(loss[1]) if loss else None,
+        loss=training_loss(line[found.end() :].lower()),
         step_seconds=duration(found["seconds"]) if found["seconds"] else None,
         format="jax",
     )
 
 
 def _of_bar(found: re.Match[str], line: str) -> LogRecord | None:
-    loss = _BAR_LOSS.search(line, found.end())
-    news = f"{found['done']}{found['kilo']} {found['rate']} {loss[1] if loss else ''}"
+    loss = training_loss(line[found.end() :].lower())
+    news = f"{found['done']}{found['kilo']} {found['rate']} {loss}"
     kind = kind_of(found["what"])
     if kind is CounterKind.EVALUATION:
         return LogRecord(place=f"eval {found['done']}{found['kilo']}", mark=_mark(news), format="jax")  # fmt: skip
@@ -64,7 +62,7 @@ def _of_bar(found: re.Match[str], line: str) -> LogRecord | None:
     return LogRecord(
         step=round(float(found["done"])) if whole else None,
         total=round(float(found["total"])) if whole and _is_whole(found) else None,
-        loss=number(loss[1]) if loss else None,
+        loss=loss,
         step_seconds=_seconds(found["rate"]) if whole else None,
         mark=0 if whole else _mark(news),
         format="jax",
