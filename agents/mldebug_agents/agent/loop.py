@@ -43,7 +43,7 @@ from mldebug_agents.system.service.usage import Usage
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.ras_watch import RasWatch
-from mldebug_agents.watch.runs import Run, run_state, unjudged
+from mldebug_agents.watch.runs import Run, run_state
 from mldebug_agents.watch.watch import NodeLook
 
 log = logging.getLogger("mldebug")
@@ -274,11 +274,7 @@ class AgentLoop:
 
     def _see(self, run: Run, one: JobLook) -> None:
         run.update(one)
-        if one.classes:
-            run.classes = {rank: found.name for rank, found in one.classes.items()}
-            run.roles = {rank: found.role for rank, found in one.classes.items()}
-            run.frames = one.frames
-        run.unjudged = unjudged(one, self.config.stall.exclude)
+        run.exclude(self.config.stall.exclude)
         if not run.unjudged:
             self._decide(run, run.watch.look(one.look))
         elif run.incident is not None and run.incident.kind == "stall":
@@ -287,7 +283,7 @@ class AgentLoop:
     def _decide(self, run: Run, decision: StallDecision) -> None:
         if run.decision is None or run.decision.stage is not decision.stage:
             log.info("%s: %s: %s", run.job.name, stage_words(decision.stage), decision.sentence)
-        run.decision = decision
+        run.decide(decision)
         if decision.sample:
             self._wanted.add(run.job.id)
         self._due = min(self._due, time.monotonic() + decision.next_look)
@@ -307,8 +303,7 @@ class AgentLoop:
         elif decision.stage is Stage.ENDED:
             self.incidents.close(run, "ended", decision.sentence)
         elif decision.stage in (Stage.WATCHING, Stage.QUIET):
-            run.classes, run.roles, run.frames = {}, {}, {}
-            run.capture, run.missed = None, ()
+            run.clear_suspicion()
             if run.incident is None:
                 self._parts.capture_queue.forget(run)
 
@@ -332,7 +327,7 @@ class AgentLoop:
             )
             capture = self.monitors.capture(capture)
             if self.peers is not None and self.peers.holding(run):
-                run.capture = capture  # nobody knows yet under which id it is told
+                run.keep_capture(capture)  # nobody knows yet under which id it is told
             else:
                 self.incidents.captured(run, capture)
             if self.peers is not None:

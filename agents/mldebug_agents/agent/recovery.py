@@ -104,7 +104,7 @@ class Recovery:
         self._store.adopt(run.job)
         memory = self._store.earlier(run.job.id)
         if memory is not None and run.incident is None:
-            run.watch = StallWatch(settings, memory)
+            run.resume(StallWatch(settings, memory))
         self._take_up(run)
 
     def _take_up(self, run: Run) -> None:
@@ -127,7 +127,7 @@ class Recovery:
         if not launcher_lives(self._context.host, last_attempt, self._same_boot):
             job = msgspec.structs.replace(job, launcher_pid=None)
         run = Run(job, StallWatch(settings))
-        run.last_look = JobLook(job=job, look=RunLook(at=time.monotonic()))
+        run.update(JobLook(job=job, look=RunLook(at=time.monotonic())))
         return run
 
     def _goes_on(self, job_id: str, row: RunRow) -> bool:

@@ -87,11 +87,10 @@ class IncidentManager:
             known = msgspec.structs.replace(
                 known, timeline=timeline, captures=captures, gaps=gaps, job=known.job or mine.job
             )
-        run.incident = known
+        run.set_incident(known)
         self._writer.keep(run)
         if has_evidence(known):
-            run.judgement = judge(known)
-            self._writer.write(known, run.judgement, run.job.uid)
+            self._writer.write(known, run.judge(known), run.job.uid)
 
     def settle(
         self, present: Collection[str], goes_on: Callable[[str, RunRow], bool] = lambda *_: False
@@ -119,16 +118,16 @@ class IncidentManager:
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
         """Take a finished capture of the run. It is kept also for an incident that opens later."""
-        run.capture = capture
+        run.keep_capture(capture)
         if run.incident is not None and run.incident.state == "open":
             self._take(run, run.incident, capture)
 
     def missed(self, run: Run, gap: Gap) -> None:
         """Note that a capture could not be taken. The gap goes into the incident that is open or opens later."""
         if run.incident is None:
-            run.missed = tuple(dict.fromkeys((*run.missed, gap)))
+            run.add_missed(gap)
         elif run.incident.state == "open":
-            run.incident = add_gap(run.incident, self._writer.now(run.incident), gap)
+            run.set_incident(add_gap(run.incident, self._writer.now(run.incident), gap))
             self._writer.keep(run)
 
     def await_capture(self, run: Run) -> None:
@@ -146,43 +145,39 @@ class IncidentManager:
         """Write a report of the open incident without a capture, since none will come soon: whoever reads its id must find one."""
         if run.incident is None or has_evidence(run.incident):
             return
-        first = run.judgement is None
-        run.judgement = judge(run.incident)
+        first, judgement = run.judgement is None, run.judge(run.incident)
         if first:
-            self._writer.announce(run, run.incident, run.judgement)
+            self._writer.announce(run, run.incident, judgement)
             self._writer.keep(run)
-        self._writer.write(run.incident, run.judgement, run.job.uid)
+        self._writer.write(run.incident, judgement, run.job.uid)
 
     def close(self, run: Run, state: State, why: str) -> None:
         """Close the run's stall as recovered or ended, and report it even if there never was a capture."""
         if run.incident is None:
             return
         if run.capture is not None and not has_evidence(run.incident):
-            run.incident = add_capture(run.incident, run.capture)  # it was held back for others
-            run.judgement = judge(run.incident)
+            run.judge(add_capture(run.incident, run.capture))  # it was held back for others
         if is_unreported(run.incident) and run.judgement is not None:
             self._writer.announce(run, run.incident, run.judgement)  # nobody has come to it
         self._writer.end(run.incident, state, why, run.job.uid, run.judgement)
-        run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
+        run.forget_incident()
         self._writer.keep(run)
 
     def note(self, run: Run, at: float, words: str) -> None:
         """Add a line to the timeline of the run's open incident; it is written with the next report. `at`: unix time by the wall clock."""
         if run.incident is not None:
-            run.incident = add_timeline(run.incident, self._writer.clock.translate(at), words)
+            run.set_incident(add_timeline(run.incident, self._writer.clock.translate(at), words))
 
     def _take(self, run: Run, incident: Incident, capture: NodeCapture) -> None:
-        first = (
-            run.judgement is None
-        )  # recalled ones, and those of which nothing was seen, are counted
+        # recalled ones, and those of which nothing was seen, are counted
+        first = run.judgement is None
         at = max(incident.detected_at, self._writer.clock.translate(capture.taken_at))
         capture = msgspec.structs.replace(capture, taken_at=at)
-        run.incident = add_capture(incident, capture)
-        run.judgement = judge(run.incident)
+        judgement = run.judge(add_capture(incident, capture))
         if first and incident.kind == "stall" and not incident.shared:
-            self._writer.announce(run, run.incident, run.judgement)
+            self._writer.announce(run, incident, judgement)
         self._writer.keep(run)
-        self._writer.write(run.incident, run.judgement, run.job.uid)
+        self._writer.write(run.incident or incident, judgement, run.job.uid)
 
     # --- stalls ------------------------------------------------------------------------------------
 
@@ -200,7 +195,7 @@ class IncidentManager:
         ):
             self._close_forgotten(run)
         if run.incident is not None and run.incident.kind == "stall":
-            run.incident = msgspec.structs.replace(run.incident, key=decision.key)
+            run.set_incident(msgspec.structs.replace(run.incident, key=decision.key))
             self.note(run, self._writer.clock.now(), f"noticed here, too: {decision.sentence}")
             return  # another node was first
         if run.incident is not None and run.incident.kind == "abnormal_end":
@@ -220,13 +215,14 @@ class IncidentManager:
             sentence=decision.sentence,
             versions=versions(),
         )
-        run.incident = add_timeline(incident, now, f"incident opened: {decision.sentence}")
+        opened = f"incident opened: {decision.sentence}"
+        incident = run.set_incident(add_timeline(incident, now, opened))
         self._writer.keep(run)
         if hold:
             return
-        if run.capture is not None:
-            self._take(run, run.incident, run.capture)
-        missed, run.missed = run.missed, ()
+        capture, missed = run.take_evidence()
+        if capture is not None:
+            self.captured(run, capture)
         for gap in missed:
             self.missed(run, gap)
 
@@ -235,7 +231,7 @@ class IncidentManager:
         if run.incident is None or run.incident.shared or not is_unreported(run.incident):
             self.close(run, "recovered", why)
             return
-        run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
+        run.forget_incident()
         self._writer.keep(run)
 
     def _has_moved(self, incident: Incident, decision: StallDecision) -> bool:
@@ -250,9 +246,12 @@ class IncidentManager:
 
     def _close_forgotten(self, run: Run) -> None:
         """Whoever coordinated has not told that it is over; what was captured since is of another stall."""
-        capture, missed, run.capture, run.missed = run.capture, run.missed, None, ()
+        capture, missed = run.take_evidence()
         self.close(run, "recovered", "it had moved on before the next stall, and nobody said so")
-        run.capture, run.missed = capture, missed
+        if capture is not None:
+            run.keep_capture(capture)
+        for gap in missed:
+            run.add_missed(gap)
 
     # --- abnormal ends -----------------------------------------------------------------------------
 
@@ -278,17 +277,18 @@ class IncidentManager:
         attempt = msgspec.structs.replace(
             attempt, step=_step(run, attempt), said=dict(run.hook_states)
         )
-        run.incident = add_exit(incident, attempt, now, outcome.sentence)
-        run.incident = msgspec.structs.replace(run.incident, alike=alike.failed, runs=alike.runs)
+        incident = add_exit(incident, attempt, now, outcome.sentence)
+        incident = msgspec.structs.replace(incident, alike=alike.failed, runs=alike.runs)
         if before is None and run.capture is not None:
-            run.incident = add_capture(run.incident, run.capture)  # of a suspicion just before
+            incident = add_capture(incident, run.capture)  # of a suspicion just before
+        run.set_incident(incident)
         self._writer.keep(run)
-        run.judgement = judge(run.incident)
+        judgement = run.judge(incident)
         if before is None:
-            self._writer.count(run.incident, run.judgement)
-        log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
-        self._writer.write(run.incident, run.judgement, run.job.uid)
-        self.failures.note(run, attempt, run.incident, run.judgement)
+            self._writer.count(incident, judgement)
+        log.warning("%s: %s", run.job.name, judgement.diagnosis.summary)
+        self._writer.write(incident, judgement, run.job.uid)
+        self.failures.note(run, attempt, incident, judgement)
 
     def close_story(self, run: Run, incident: Incident, state: State, why: str) -> Incident:
         """End an incident whose run may be gone. Returns it as it was written."""
@@ -296,7 +296,7 @@ class IncidentManager:
         closed = close_incident(known, state, self._writer.now(incident), why)
         self._writer.write(closed, judge(closed), run.job.uid)
         if run.incident is not None:
-            run.incident, run.judgement, run.capture = None, None, None
+            run.forget_incident()
             self._writer.keep(run)
         return closed
 

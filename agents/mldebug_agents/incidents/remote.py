@@ -82,12 +82,11 @@ class RemoteIncidents:
         if known == run.incident and known.shared:
             return
         self.failures.renamed(run.job.id, known)
-        run.incident = known = msgspec.structs.replace(known, shared=True)
+        known = run.set_incident(msgspec.structs.replace(known, shared=True))
         self._writer.keep(run)
         renamed = old not in ("", known.id)
         if run.judgement is not None or (renamed and known.counted):
-            run.judgement = judge(known)
-            self._writer.write(known, run.judgement, run.job.uid)
+            self._writer.write(known, run.judge(known), run.job.uid)
         if renamed:
             self._writer.renamed(old)
             self._writer.store.drop(old)  # behind the new one: at no moment there is neither
@@ -112,7 +111,7 @@ class RemoteIncidents:
             incident = add_cause(incident, cause, max(incident.detected_at, now))
         judgement = judge(incident)
         if run is not None:
-            run.incident, run.judgement = incident, judgement
+            run.set_incident(incident, judgement)
             self._writer.keep(run)
         else:
             self.cases.put(incident)
@@ -144,11 +143,11 @@ class RemoteIncidents:
             return
         if incident.whole is not None and incident.whole.diagnosis == whole.diagnosis:
             return
-        run.incident = add_whole(incident, whole, self._writer.now(incident))
-        run.judgement = judge(run.incident)
+        incident = add_whole(incident, whole, self._writer.now(incident))
+        judgement = run.judge(incident)
         self._writer.keep(run)
-        log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
-        self._writer.write(run.incident, run.judgement, run.job.uid)
+        log.warning("%s: %s", run.job.name, judgement.diagnosis.summary)
+        self._writer.write(incident, judgement, run.job.uid)
 
     def rename_case(self, known: str, incident_id: str) -> None:
         """Keep the stall of a run without a rank here under another id from now on."""

@@ -62,7 +62,7 @@ class IncidentWriter:
 
     def announce(self, run: Run, incident: Incident, judgement: Judgement) -> None:
         self.count(incident, judgement)
-        run.incident = msgspec.structs.replace(run.incident or incident, counted=True)
+        run.set_incident(msgspec.structs.replace(run.incident or incident, counted=True))
         log.warning("%s: %s", run.job.name, judgement.diagnosis.summary)
 
     def count(self, incident: Incident, judgement: Judgement) -> None:

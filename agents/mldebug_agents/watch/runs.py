@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from mldebug.core.model import Diagnosis, Gap, HookState, Job, Judgement, NodeCapture, Role
-from mldebug.incidents.incident import Incident
+from mldebug.incidents.incident import Incident, judge
 from mldebug.jobs.heartbeat import hook_summary
 from mldebug.stall.signals import RunLook, Stage, StallDecision
 from mldebug.stall.watch import StallWatch
@@ -24,7 +24,10 @@ SERVERS = ("inet_csk_accept", "inet_csk_wait_for_connect", "ep_poll", "do_epoll_
 
 
 class Run:
-    """One run under watch: its decision logic, its last look and decision, and its open incident."""
+    """One run under watch: its decision logic, its last look and decision, and its open incident.
+
+    Others read its attributes; only its methods change them. Belongs to the main loop's thread.
+    """
 
     def __init__(self, job: Job, watch: StallWatch) -> None:
         self.job = job
@@ -32,7 +35,7 @@ class Run:
         self.decision: StallDecision | None = None
         self.last_look: JobLook | None = None
         self.hook_states: dict[int, HookState] = {}  # by rank: the last of each in this attempt
-        self.unjudged = ""
+        self.unjudged = ""  # why it raises no alert, as a sentence
         self.classes: dict[int, str] = {}
         self.roles: dict[int, Role] = {}
         self.frames: dict[int, str] = {}
@@ -48,6 +51,57 @@ class Run:
             self.hook_states = {}
         self.job, self.last_look = look.job, look
         self.hook_states |= _hook_states(look)
+        if look.classes:
+            self.classes = {rank: found.name for rank, found in look.classes.items()}
+            self.roles = {rank: found.role for rank, found in look.classes.items()}
+            self.frames = look.frames
+
+    def resume(self, watch: StallWatch) -> None:
+        """Go on with the decision logic of an earlier agent, whose memory was read only now."""
+        self.watch = watch
+
+    def exclude(self, patterns: tuple[str, ...]) -> None:
+        """Find out from the last look whether the run is judged at all. `patterns`: names of jobs that never are."""
+        self.unjudged = unjudged(self.last_look, patterns) if self.last_look is not None else ""
+
+    def decide(self, decision: StallDecision) -> None:
+        """Keep the newest decision about this run."""
+        self.decision = decision
+
+    def clear_suspicion(self) -> None:
+        """Forget what was found while it was quiet: it moves again."""
+        self.classes, self.roles, self.frames = {}, {}, {}
+        self.take_evidence()
+
+    # --- its incident ------------------------------------------------------------------------------
+
+    def keep_capture(self, capture: NodeCapture) -> None:
+        """Keep a capture for the incident that is open, or opens later."""
+        self.capture = capture
+
+    def add_missed(self, gap: Gap) -> None:
+        """Keep the reason why a capture failed, for an incident that opens later."""
+        self.missed = tuple(dict.fromkeys((*self.missed, gap)))
+
+    def take_evidence(self) -> tuple[NodeCapture | None, tuple[Gap, ...]]:
+        """Hand over the capture and the reasons why others failed; the run has none afterwards."""
+        capture, missed, self.capture, self.missed = self.capture, self.missed, None, ()
+        return capture, missed
+
+    def set_incident(self, incident: Incident, judgement: Judgement | None = None) -> Incident:
+        """Keep this state of its open incident, and its judgement where it was judged anew. Returns the incident."""
+        self.incident, self.judgement = incident, judgement or self.judgement
+        return incident
+
+    def judge(self, incident: Incident) -> Judgement:
+        """Keep this state of its open incident and judge it."""
+        self.incident, self.judgement = incident, judge(incident)
+        return self.judgement
+
+    def forget_incident(self) -> None:
+        """It has no open incident any more; what was captured for it goes, too."""
+        self.incident = self.judgement = None
+        self.take_evidence()
 
 
 def unjudged(look: JobLook, exclude: tuple[str, ...]) -> str:
