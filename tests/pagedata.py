@@ -136,7 +136,7 @@ def memory(ranks: int = 8, run: str = JOB) -> NodeMemory:
     return NodeMemory(at=AT, levels=levels, ranks=each)
 
 
-SAVING = Forecast(per_second=2.6e8, seconds_left=5040.0, saves_left=3, save=412.0 * GIB, period=1680.0, trusted=True)  # fmt: skip
+SAVING = Forecast(per_second=2.6e8, seconds_left=5040.0, saves_left=3, checkpoint_bytes=412.0 * GIB, period=1680.0, trusted=True)  # fmt: skip
 
 
 def storage(*, ranks: int = 8, writers: int = 4) -> Snapshot:
@@ -156,7 +156,7 @@ def storage(*, ranks: int = 8, writers: int = 4) -> Snapshot:
         for one in range(writers)
     )  # fmt: skip
     parts = (filesystems(*seen), part("quotas", quota, alarms=(alarm,)), part("trees", tree, part_trees), part("writers", *wrote))  # fmt: skip
-    run = replace(moving(JOB, ranks), name="llama-7b", saves=(saved(), saved(series="last", last=None, newest=None, listed=(), lost_seconds=None, sentence="no complete checkpoint in /scratch/ada/ckpt")))  # fmt: skip
+    run = replace(moving(JOB, ranks), name="llama-7b", checkpoint_series=(saved(), saved(series="last", last=None, newest=None, listed=(), lost_seconds=None, sentence="no complete checkpoint in /scratch/ada/ckpt")))  # fmt: skip
     return quiet(run, storage=StorageState(parts=parts), memory=memory(ranks))
 
 

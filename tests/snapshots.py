@@ -38,7 +38,7 @@ def hooked(run: str = "9d2e", ranks: int = 4) -> RunState:
     }
     said |= {ranks - 1: HookState(step=40, phase='tidy "up"', phase_age=0.5)}
     return RunState(
-        id=run, name="train.py", launcher="torchrun", user="ada", world_size=ranks, said=said, step=41, loss=2.25,
+        id=run, name="train.py", launcher="torchrun", user="ada", world_size=ranks, hooks=said, step=41, loss=2.25,
         ranks={rank: 300 + rank for rank in range(ranks)}, quiet_seconds=0.2, progress_at=AT - 0.2, timeout_seconds=30.0,
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ def training(ranks: int = 8) -> RunState:
         moving("5c01", ranks),
         uid=1000,
         name="llama-7b",
-        said=said,
+        hooks=said,
         sentence="last step 1.2 s ago (usual gap 0.4 s)",
         why_timeout="5 times the 99th percentile of its own gaps, at least 30 s",
         log="/scratch/ada/llama-7b/train.log",

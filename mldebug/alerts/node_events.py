@@ -14,7 +14,7 @@ from mldebug.storage.checkpoints.model import Completeness
 from mldebug.storage.checkpoints.state import SeriesState
 from mldebug.storage.filesystems.state import CollectorState
 
-STORAGE, MEMORY, SAVES = "storage/", "memory/", "saves/"
+STORAGE, MEMORY, CHECKPOINTS = "storage/", "memory/", "saves/"
 GRAVE = ("stuck", "read_only")
 
 
@@ -80,7 +80,7 @@ def of_checkpoints(run: str, uid: int, states: Iterable[SeriesState]) -> Iterato
 
     `run`: its name, "" for folders named in the configuration. `uid`: the user who is told. A series that could not be read is `unsure`.
     """
-    begin = f"{SAVES}{_name(run)}/"
+    begin = f"{CHECKPOINTS}{_name(run)}/"
     for state in states:
         key = f"{begin}{_name(state.folder)}/{_name(state.series)}#"
         if state.trouble:

@@ -33,14 +33,14 @@ class MergedRun(NamedTuple):
     """One run on all its nodes: the input of `mldebug.diagnosis.diagnose.diagnose`. `captures` is never empty."""
 
     captures: tuple[NodeCapture, ...]  # by their lowest rank
-    asked: QueriedNodes
+    queried: QueriedNodes
 
 
 class MergedRuns(NamedTuple):
     """All runs that were found on the nodes. `queried`: every node that was asked, with or without ranks."""
 
     runs: tuple[MergedRun, ...]
-    asked: QueriedNodes
+    queried: QueriedNodes
 
 
 class NodeReplies(NamedTuple):

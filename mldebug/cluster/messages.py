@@ -164,13 +164,14 @@ class DumpOrder(PeerMessage, frozen=True, kw_only=True):
     trigger: Literal["manual", "alert"] = "manual"
 
 
-class MemberView(Noun, frozen=True, kw_only=True):
+class PeerView(Noun, frozen=True, kw_only=True):
     """A node as its coordinator sees it."""
 
     node: str
     address: str = ""
     version: str = ""
-    seen: float | None = None  # seconds ago; None: never
+    # since it was last heard of; None: never; "seen" on the wire
+    seconds_ago: float | None = msgspec.field(default=None, name="seen")
     runs: tuple[RunNews, ...] = ()
 
 
@@ -179,7 +180,7 @@ class ClusterView(PeerMessage, frozen=True, kw_only=True):
 
     coordinator: str
     silent_after: float = 15.0  # seconds after which a node counts as not heard of
-    members: tuple[MemberView, ...] = ()
+    peers: tuple[PeerView, ...] = msgspec.field(default=(), name="members")  # on the wire
     refused: dict[str, str] = {}  # who is not believed, and why
     silent: dict[str, str] = {}  # coordinators of other runs that have not answered, and why
 
@@ -198,8 +199,8 @@ def joined(views: Sequence[ClusterView]) -> ClusterView:
     """The views of several coordinators (at least one) as one; of a node in two views the more recent one counts."""
     if len(views) == 1:
         return views[0]
-    by_name: dict[str, MemberView] = {}
-    for one in sorted((one for view in views for one in view.members), key=_how_long_ago):
+    by_name: dict[str, PeerView] = {}
+    for one in sorted((one for view in views for one in view.peers), key=_how_long_ago):
         first = by_name.setdefault(one.node, one)
         known = {news.key for news in first.runs}
         more = tuple(news for news in one.runs if news.key not in known)
@@ -207,7 +208,7 @@ def joined(views: Sequence[ClusterView]) -> ClusterView:
     return ClusterView(
         coordinator=", ".join(view.coordinator for view in views),
         silent_after=max(view.silent_after for view in views),
-        members=tuple(by_name[name] for name in sorted(by_name)),
+        peers=tuple(by_name[name] for name in sorted(by_name)),
         refused={who: why for view in views for who, why in view.refused.items()},
     )
 
@@ -218,15 +219,15 @@ def of_user(view: ClusterView, uid: int | None) -> ClusterView:
         return view
     nodes = (
         msgspec.structs.replace(one, runs=tuple(each for each in one.runs if is_of(each.key, uid)))
-        for one in view.members
+        for one in view.peers
     )
     return msgspec.structs.replace(
-        view, members=tuple(node for node in nodes if node.runs), refused={}
+        view, peers=tuple(node for node in nodes if node.runs), refused={}
     )
 
 
-def _how_long_ago(one: MemberView) -> float:
-    return math.inf if one.seen is None else one.seen
+def _how_long_ago(one: PeerView) -> float:
+    return math.inf if one.seconds_ago is None else one.seconds_ago
 
 
 def believed(announcement: Announcement) -> Announcement:

@@ -21,7 +21,7 @@ from mldebug.cluster.messages import (
     MAX_RUNS,
     Announcement,
     ClusterView,
-    MemberView,
+    PeerView,
     Relayed,
     RunNews,
 )
@@ -30,7 +30,7 @@ from mldebug.cluster.run_identity import RunKey
 FRESH = 15.0  # seconds that an announcement holds
 DIRECT = 5.0  # seconds in which who speaks for himself is believed before who speaks for him
 KEPT = 3600.0  # seconds that a node which was heard of is remembered
-MAX_MEMBERS = 8_192
+MAX_PEERS = 8_192
 MAX_CIRCLES = 64  # of one node
 EACH = 0.02  # seconds between two announcements to one coordinator, which cost it 2 ms each
 SLOWEST = 20.0  # seconds between two announcements of one node
@@ -51,8 +51,8 @@ class PeerRoster:
         if known and self._is_fresh(known, now) and is_another_agent(known, announcement, address):
             self.refused[address] = f"it calls itself {announcement.node}, as {known.address} does"
             return
-        if known is None and len(self._peers) >= MAX_MEMBERS:
-            self.refused[address] = f"there are {MAX_MEMBERS:,} nodes already"
+        if known is None and len(self._peers) >= MAX_PEERS:
+            self.refused[address] = f"there are {MAX_PEERS:,} nodes already"
             return
         self.refused.pop(address, None)
         self._put(announcement.node, self._with_parts(KnownPeer(announcement, address, now), known))
@@ -82,7 +82,7 @@ class PeerRoster:
             known = self._peers.get(one.node)
             if known and not known.by and now - known.at < DIRECT + self.pace:
                 continue
-            if known is None and len(self._peers) >= MAX_MEMBERS:
+            if known is None and len(self._peers) >= MAX_PEERS:
                 continue
             own = Announcement(
                 node=one.node,
@@ -159,8 +159,8 @@ class PeerRoster:
     def view(self, node: str, peers: Iterable[str], now: float) -> ClusterView:
         """All nodes for `mldebug status --cluster`: those that announced themselves, and configured ones (`peers`) that never did. `node`: the coordinator's name."""
         found = [
-            MemberView(
-                node=name, address=one.address, version=one.announcement.version, seen=round(now - one.at, 1),
+            PeerView(
+                node=name, address=one.address, version=one.announcement.version, seconds_ago=round(now - one.at, 1),
                 runs=one.announcement.runs,
             )
             for name, one in sorted(self._peers.items())
@@ -168,14 +168,14 @@ class PeerRoster:
         known = {*self._peers, *(peer.address for peer in self._peers.values())}
         known |= {name.partition(".")[0] for name in self._peers}
         found += [
-            MemberView(node=name)
+            PeerView(node=name)
             for name in peers
             if name not in known and (name[:1].isdecimal() or name.partition(".")[0] not in known)
         ]
         return ClusterView(
             coordinator=node,
             silent_after=self.patience,
-            members=tuple(found),
+            peers=tuple(found),
             refused=dict(self.refused),
         )
 

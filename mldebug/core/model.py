@@ -413,7 +413,8 @@ class RankCapture(Noun, frozen=True, kw_only=True):
     children: tuple[ProcessCapture, ...] = ()
     log: LogTail | None = None
     flight: FlightRecord | None = None  # None: nobody could ask it
-    said: HookState | None = None  # None: there is no hook in its process, or none that is believed
+    # None: there is no hook in its process, or none that is believed; "said" on disk
+    hook: HookState | None = msgspec.field(default=None, name="said")
     trace: TraceTail | None = None  # None: it is not traced, or its ring could not be read
 
 
@@ -495,7 +496,8 @@ class NodeCapture(
     remarks: tuple[Remark, ...] = ()
     faults: tuple[Fault, ...] = ()  # of the last hours, the oldest first
     devices: str = ""  # what the GPUs of its ranks did, in one sentence: evidence, no verdict
-    saves: str = ""  # its newest checkpoints, and what would be lost, in one sentence
+    # its newest checkpoints, and what would be lost, in one sentence; "saves" on disk
+    checkpoints: str = msgspec.field(default="", name="saves")
     gpus: tuple[RankDevice, ...] = ()  # of its ranks, sorted by rank; of an earlier version none
     ras: NcclRas | None = None  # None: nobody was asked, or nobody answered
     awaited: tuple[int, ...] = ()  # ranks whose Flight Recorder may still come

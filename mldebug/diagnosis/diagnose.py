@@ -45,7 +45,7 @@ from mldebug.diagnosis.recorded import with_missing_dumps
 BESIDE_WORK = (Verdict.GPU_FAULT, Verdict.OUT_OF_MEMORY)
 
 
-def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None) -> Judgement:
+def diagnose(captures: Iterable[NodeCapture], queried: QueriedNodes | None = None) -> Judgement:
     """Conclude from the captures of one job, one per node; raises nothing and names nobody without evidence.
 
     `asked`: the nodes that were asked for captures; None where this node judges its own.
@@ -53,7 +53,7 @@ def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None)
     captures = tuple(captures)
     job = merge_jobs([capture.job for capture in captures])
     ranks = classified(captures)
-    ranks += missing_ranks(captures, (rank.rank for rank in ranks), job.world_size, asked)
+    ranks += missing_ranks(captures, (rank.rank for rank in ranks), job.world_size, queried)
     ranks.sort(key=lambda rank: rank.rank)
     records = _flight_records(captures)
     foreign = _of_other_jobs(records, job.world_size)
@@ -66,12 +66,14 @@ def diagnose(captures: Iterable[NodeCapture], asked: QueriedNodes | None = None)
         usual_gap=max(capture.usual_gap_seconds for capture in captures),
         steps=_steps(captures),
         flight_records={rank: one for rank, one in records.items() if rank not in foreign},
-        queried=asked,
+        queried=queried,
     )
     frames = {rank.rank: position(rank)[0] for rank in case.ranks}
     groups, group_of = grouped(case, frames)
     devices = tuple(capture.devices for capture in captures if capture.devices)
-    checkpoints = tuple(dict.fromkeys(capture.saves for capture in captures if capture.saves))[:1]
+    checkpoints = tuple(
+        dict.fromkeys(capture.checkpoints for capture in captures if capture.checkpoints)
+    )[:1]
     goes_on = bool(case.moved) or case.works
     ras = () if goes_on else ras_evidence(captures)
     statements = () if goes_on else ras_statements(captures)

@@ -61,8 +61,10 @@ class Incident(Noun, frozen=True, kw_only=True):
     alike: int = 0  # runs of the same script and user that failed the same way within an hour, this one among them
     runs: int = 0  # all runs of that script in that time
     versions: dict[str, str] = {}
-    across: tuple[NodeCapture, ...] = ()  # of all nodes at one moment, ours among them
-    asked: QueriedNodes | None = None  # the nodes that were asked for them
+    # of all nodes at one moment, ours among them; "across" on disk
+    node_captures: tuple[NodeCapture, ...] = msgspec.field(default=(), name="across")
+    # the nodes that were asked for them; "asked" on disk
+    queried: QueriedNodes | None = msgspec.field(default=None, name="asked")
     shared: bool = False  # several nodes have it under this id: it is counted where their report is
     whole: Whole | None = None  # the diagnosis from all nodes, as the coordinator sent it
     counted: bool = False  # among the incidents of this node
@@ -97,13 +99,13 @@ def add_gap(incident: Incident, at: float, gap: Gap) -> Incident:
 
 def has_evidence(incident: Incident) -> bool:
     """Whether there is evidence to judge by."""
-    return bool(incident.captures or incident.across) or incident.exit is not None
+    return bool(incident.captures or incident.node_captures) or incident.exit is not None
 
 
 def is_unreported(incident: Incident) -> bool:
     """Whether it was held back for other nodes, or left to one of them to report, and none of them did."""
     reported = incident.counted or incident.whole is not None
-    return incident.kind == "stall" and not reported and not incident.across
+    return incident.kind == "stall" and not reported and not incident.node_captures
 
 
 def close_incident(incident: Incident, state: State, at: float, what: str) -> Incident:
@@ -149,26 +151,38 @@ def judge(incident: Incident) -> Judgement:
     """The judgement of the first capture, or of the newest where the first names nobody: a busy rank may be inert by then."""
     if incident.exit is not None:
         ended = _judge_exit(incident, incident.exit)
-        if not incident.across:
+        if not incident.node_captures:
             return _or_who_is_missed(incident, incident.exit, ended)
-        return after(ended.diagnosis, diagnose(incident.across, incident.asked))
-    if incident.across and (incident.whole is None or incident.whole.nodes < len(incident.across)):
-        return after(incident.cause, diagnose(incident.across, incident.asked))
-    found = diagnose(incident.across, incident.asked) if incident.across else _judge_here(incident)
+        return after(ended.diagnosis, diagnose(incident.node_captures, incident.queried))
+    if incident.node_captures and (
+        incident.whole is None or incident.whole.nodes < len(incident.node_captures)
+    ):
+        return after(incident.cause, diagnose(incident.node_captures, incident.queried))
+    found = (
+        diagnose(incident.node_captures, incident.queried)
+        if incident.node_captures
+        else _judge_here(incident)
+    )
     if incident.whole is None:
         return found
     return msgspec.structs.replace(found, diagnosis=incident.whole.diagnosis)
 
 
-def add_across(
-    incident: Incident, captures: tuple[NodeCapture, ...], asked: QueriedNodes, at: float, what: str
+def add_node_captures(
+    incident: Incident,
+    captures: tuple[NodeCapture, ...],
+    queried: QueriedNodes,
+    at: float,
+    what: str,
 ) -> Incident:
     """Add captures of several nodes at one moment: from now on the judgement rests on the ones of most nodes."""
-    if len(captures) < len(incident.across):
+    if len(captures) < len(incident.node_captures):
         return add_timeline(
-            incident, at, f"again: {what}; the one of {len(incident.across)} nodes stays"
+            incident, at, f"again: {what}; the one of {len(incident.node_captures)} nodes stays"
         )
-    return add_timeline(msgspec.structs.replace(incident, across=captures, asked=asked), at, what)
+    return add_timeline(
+        msgspec.structs.replace(incident, node_captures=captures, queried=queried), at, what
+    )
 
 
 def add_cause(incident: Incident, cause: End, at: float) -> Incident:
@@ -250,7 +264,7 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
     capture = msgspec.structs.replace(capture, gaps=(*capture.gaps, *incident.gaps))
     report = build_report(
         judgement,
-        incident.across or (capture,),
+        incident.node_captures or (capture,),
         kind=incident.kind,
         trigger="stall" if incident.kind == "stall" else "exit",
         state=incident.state,
@@ -261,10 +275,10 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
         versions=capture.versions or incident.versions,
         report_id=incident.id,
         stalled_since=incident.stalled_since,
-        asked=incident.asked,
-        node=incident.asked.by or None if incident.asked else None,
+        queried=incident.queried,
+        node=incident.queried.by or None if incident.queried else None,
     )
-    if incident.across and not incident.captures:
+    if incident.node_captures and not incident.captures:
         return report
     views = _views(incident, judgement)
     return msgspec.structs.replace(report, captures=views, comparison=_moved(incident))

@@ -12,7 +12,7 @@ from mldebug.core.model import CAPTURE_SCHEMA, NodeCapture, QueriedNodes
 from mldebug.diagnosis.exits.model import AttemptExit
 
 MAX_CAPTURES = 4_096
-ASKED = "asked.json"  # all nodes that were asked, where one asked for others
+QUERIED_FILE = "asked.json"  # all nodes that were asked, where one asked for others
 DAMAGED = "this file is damaged or made up"
 
 
@@ -21,7 +21,7 @@ class StoredEvidence(msgspec.Struct, frozen=True):
 
     captures: tuple[NodeCapture, ...] = ()  # in order of name, which is that of time on one node
     exit: AttemptExit | None = None
-    asked: QueriedNodes | None = None
+    queried: QueriedNodes | None = None
 
 
 def load_evidence(directory: Path) -> StoredEvidence:
@@ -29,18 +29,20 @@ def load_evidence(directory: Path) -> StoredEvidence:
 
     EvidenceError, AccessError: it is there and cannot be read.
     """
-    captures, endings = _files(directory, "capture-"), _files(directory, "ending-")
+    captures, exits = _files(directory, "capture-"), _files(directory, "ending-")
     if len(captures) > MAX_CAPTURES:
         raise EvidenceError(f"{directory} holds {len(captures)} captures, more than {MAX_CAPTURES}")
-    if len(endings) > 1:
+    if len(exits) > 1:
         raise EvidenceError(
-            f"{directory} tells how a job ended on {len(endings)} nodes",
+            f"{directory} tells how a job ended on {len(exits)} nodes",
             "put each ending-*.json into a folder of its own, and judge these",
         )
-    attempt = _checked_exit(read_struct(endings[0], AttemptExit), endings[0]) if endings else None
-    asked = next((read_struct(file, QueriedNodes) for file in _files(directory, ASKED)[:1]), None)
+    attempt = _checked_exit(read_struct(exits[0], AttemptExit), exits[0]) if exits else None
+    queried = next(
+        (read_struct(file, QueriedNodes) for file in _files(directory, QUERIED_FILE)[:1]), None
+    )
     return StoredEvidence(
-        tuple(_checked(_load_capture(file), file) for file in captures), attempt, asked
+        tuple(_checked(_load_capture(file), file) for file in captures), attempt, queried
     )
 
 

@@ -21,7 +21,7 @@ BEFORE: dict[State, str] = {
     "recovered": "the capture did not come back before the job moved again",
     "ended": "the capture did not come back before the job ended",
 }
-NOT_SEEN = Classification(
+UNCAPTURED = Classification(
     name="unknown", role=Role.UNCLEAR, doing="was not captured", why=("no capture came back",)
 )
 
@@ -38,7 +38,7 @@ def judge_uncaptured(bare: NodeCapture, sentence: str, lasted: str) -> Judgement
     summary = sentence or "the job stalled"
     evidence = (lasted, *(f"{gap.what}: {gap.reason}" for gap in bare.gaps))
     ranks = tuple(
-        ClassifiedRank(rank=one.rank, node=one.node, pid=one.pid, is_=NOT_SEEN)
+        ClassifiedRank(rank=one.rank, node=one.node, pid=one.pid, is_=UNCAPTURED)
         for one in bare.job.ranks
     )
     return Judgement(

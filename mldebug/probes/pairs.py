@@ -71,9 +71,9 @@ class JudgedPairs(msgspec.Struct, frozen=True, kw_only=True):
         frozenset()
     )  # bad ones that no other work explains, in two tries or more
 
-    def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
-        """Those of these pairs that contain the member, sorted."""
-        return sorted((pair for pair in pairs if member in pair), key=sorted)
+    def of(self, node: str, pairs: frozenset[Pair]) -> list[Pair]:
+        """Those of these pairs that contain the node or GPU, sorted."""
+        return sorted((pair for pair in pairs if node in pair), key=sorted)
 
 
 def judge_pairs(trials: Iterable[Trial], limits: PairLimits) -> JudgedPairs:

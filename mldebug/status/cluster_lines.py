@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from mldebug.cluster.messages import ClusterView, MemberView, RunNews
+from mldebug.cluster.messages import ClusterView, PeerView, RunNews
 from mldebug.cluster.run_identity import RunKey, run_id
 from mldebug.core.ranksets import fold_nodes, join_ranks, shorten_ranks
 from mldebug.core.redact import clean
@@ -11,21 +11,25 @@ from mldebug.stall.sentences import seconds
 MAX_NAMES = 100  # characters
 STAGES = ("watching", "quiet", "suspect", "confirmed", "blamed")  # the worst last
 
-Shown = tuple[MemberView, RunNews]
+Shown = tuple[PeerView, RunNews]
 
 
 def cluster_lines(view: ClusterView) -> Iterator[str]:
     """The view of a cluster in lines: one for each run, and one for each kind of trouble."""
-    here = [one for one in view.members if one.seen is not None and one.seen < view.silent_after]
-    count = len(view.members)
+    here = [
+        one
+        for one in view.peers
+        if one.seconds_ago is not None and one.seconds_ago < view.silent_after
+    ]
+    count = len(view.peers)
     of = f"{len(here)} of {count} {'node' if count == 1 else 'nodes'} here"
     yield f"{clean(view.coordinator, 100)} coordinates; {of}: {_names(here)}"
-    for shown in _runs(view.members).values():
+    for shown in _runs(view.peers).values():
         yield from _run_lines(shown)
-    if lost := [one for one in view.members if (one.seen or 0.0) >= view.silent_after]:
-        longest = max(one.seen or 0.0 for one in lost)
+    if lost := [one for one in view.peers if (one.seconds_ago or 0.0) >= view.silent_after]:
+        longest = max(one.seconds_ago or 0.0 for one in lost)
         yield f"not heard of for up to {seconds(round(longest))}: {_names(lost)}"
-    if never := [one for one in view.members if one.seen is None]:
+    if never := [one for one in view.peers if one.seconds_ago is None]:
         yield f"never heard of: {_names(never)}"
     for address, why in sorted(view.silent.items())[:8]:
         yield f"its runs are not shown: {clean(address, 60)} coordinates, and {clean(why, 200)}"
@@ -35,10 +39,10 @@ def cluster_lines(view: ClusterView) -> Iterator[str]:
 
 def stalled(view: ClusterView) -> bool:
     """Whether any run has an open incident."""
-    return any(run.incident for peer in view.members for run in peer.runs)
+    return any(run.incident for peer in view.peers for run in peer.runs)
 
 
-def _runs(peers: Iterable[MemberView]) -> dict[tuple[RunKey, int], list[Shown]]:
+def _runs(peers: Iterable[PeerView]) -> dict[tuple[RunKey, int], list[Shown]]:
     found: dict[tuple[RunKey, int], list[Shown]] = {}
     for peer in peers:
         for run in peer.runs:
@@ -61,5 +65,5 @@ def _rank_of(stage: str) -> int:
     return STAGES.index(stage) if stage in STAGES else -1
 
 
-def _names(peers: Iterable[MemberView]) -> str:
+def _names(peers: Iterable[PeerView]) -> str:
     return shorten_ranks(fold_nodes(clean(peer.node, 100) for peer in peers), MAX_NAMES) or "none"

@@ -80,13 +80,13 @@ def hook_words(run: RunState) -> Iterator[str]:
     """What the hooks report, in words: `rank 2 at step 40 of 43`, `ranks 0-3 in checkpoint_save for 35 s`; empty without hooks."""
     yield from _behind(run)
     yield from _phases(run)
-    if run.said and len(run.said) < len(run.ranks):
-        yield f"hook in {len(run.said)} of {len(run.ranks)} ranks"
+    if run.hooks and len(run.hooks) < len(run.ranks):
+        yield f"hook in {len(run.hooks)} of {len(run.ranks)} ranks"
 
 
 def _behind(run: RunState) -> Iterator[str]:
     """Those that are least far, where not all are equally far. One step apart is how ranks walk."""
-    steps = {rank: one.step for rank, one in run.said.items() if one.step is not None}
+    steps = {rank: one.step for rank, one in run.hooks.items() if one.step is not None}
     least, most = min(steps.values(), default=0), max(steps.values(), default=0)
     if most - least > 1:
         yield f"{_ranks([rank for rank, step in steps.items() if step == least])} at step {least} of {most}"
@@ -94,7 +94,7 @@ def _behind(run: RunState) -> Iterator[str]:
 
 def _phases(run: RunState) -> Iterator[str]:
     in_phase = {
-        rank: one for rank, one in run.said.items() if one.phase and one.phase_age >= LEAST_AGE
+        rank: one for rank, one in run.hooks.items() if one.phase and one.phase_age >= LEAST_AGE
     }
     for phase in sorted({one.phase for one in in_phase.values()})[:MAX_PHASES]:
         ages = {rank: one.phase_age for rank, one in in_phase.items() if one.phase == phase}

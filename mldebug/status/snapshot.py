@@ -46,7 +46,8 @@ class RunState(Noun, frozen=True, kw_only=True):
     timeout_seconds: float = 0.0
     why_timeout: str = ""
     step: int | None = None
-    said: dict[int, HookState] = {}  # rank -> what its hook says; who has none is absent
+    # rank -> the newest record of its hook; a rank without a hook is absent; "said" in JSON
+    hooks: dict[int, HookState] = msgspec.field(default_factory=dict, name="said")
     traced: dict[int, float] = {}  # rank -> unix time of the newest record in its trace ring
     loss: float | None = None
     step_seconds: float | None = None
@@ -58,7 +59,8 @@ class RunState(Noun, frozen=True, kw_only=True):
     gpus_guessed: tuple[int, ...] = ()  # ranks whose GPU only a convention tells
     devices: str = ""  # what the GPUs of its ranks do, in one sentence
     gpu_states: tuple[RankDevice, ...] = ()  # the same in figures, by rank
-    saves: tuple[SeriesState, ...] = ()  # its checkpoints, by place
+    # its checkpoints, by place; "saves" in JSON
+    checkpoint_series: tuple[SeriesState, ...] = msgspec.field(default=(), name="saves")
     incident: str = ""  # id of the open one
     incident_kind: str = ""  # stall, abnormal_end
     incident_since: float | None = None  # unix: since when the run has not moved
@@ -115,8 +117,10 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     kernel: KernelCounts | None = None  # None: the kernel's log was not looked at yet
     kernel_events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
     memory: NodeMemory | None = None  # None: not looked at yet, or the look failed
-    saves: tuple[SeriesState, ...] = ()  # of the places of the configuration
-    save_troubles: dict[str, int] = {}  # by code: looks at saves that were not whole, and why
+    # of the places of the configuration; "saves" in JSON
+    checkpoint_series: tuple[SeriesState, ...] = msgspec.field(default=(), name="saves")
+    # by code: looks at checkpoints that were not whole, and why; "save_troubles" in JSON
+    checkpoint_troubles: dict[str, int] = msgspec.field(default_factory=dict, name="save_troubles")
     health: tuple[ComponentHealth, ...] = ()  # by component and GPU; empty: not looked at yet
     storage: StorageState | None = None  # None: not looked at yet
     schedulers: tuple[SchedulerState, ...] = ()  # of the configuration

@@ -47,7 +47,10 @@ NAME = "checkpoints"
 
 def checkpoints_part(snapshot: Snapshot) -> CollectorState:
     """A row for each series of checkpoints, and below it one for each of its newest; empty where nothing is known."""
-    states = [*snapshot.saves, *(one for run in snapshot.runs for one in run.saves)]
+    states = [
+        *snapshot.checkpoint_series,
+        *(one for run in snapshot.runs for one in run.checkpoint_series),
+    ]
     rows = tuple(row for state in states for row in _rows(state, snapshot.at))
     return CollectorState(name=NAME, at=snapshot.at, rows={NAME: rows} if rows else {})
 

@@ -63,7 +63,7 @@ class RankGrid(msgspec.Struct, frozen=True, kw_only=True):
 def grid(run: RunState, gpus: Mapping[str, GpuName] = {}) -> RankGrid:
     """The grid of the run's ranks on this node, ended ones included; `gpus`: what each GPU is called, by uuid."""
     numbers = sorted({*run.ranks, *run.lost, *run.exits})
-    most = max((one.step for one in run.said.values() if one.step is not None), default=None)
+    most = max((one.step for one in run.hooks.values() if one.step is not None), default=None)
     cells = tuple(_rank(run, rank, most, gpus) for rank in numbers[:MOST])
     rows = sorted(cells, key=lambda one: (not one.culprit, _suspicion(one.role), one.rank))
     return RankGrid(
@@ -77,7 +77,7 @@ def grid(run: RunState, gpus: Mapping[str, GpuName] = {}) -> RankGrid:
 
 def _rank(run: RunState, rank: int, most: int | None, gpus: Mapping[str, GpuName]) -> RankCell:
     role, kind, doing = _does(run, rank)
-    state = run.said.get(rank)
+    state = run.hooks.get(rank)
     step = state.step if state else None
     behind = f", {most - step:,} behind" if step is not None and most and most - step > 1 else ""
     blame = ", the culprit" if rank in run.culprits else ""
@@ -104,12 +104,12 @@ def _does(run: RunState, rank: int) -> tuple[str, str, str]:
     if rank in run.classes:
         role = run.roles.get(rank, Role.UNCLEAR)
         return role, clean(run.classes[rank], 40), clean(run.frames.get(rank, ""), 200)
-    said, name = run.said.get(rank), MOVING if mood(run) == "good" else UNSEEN
-    if said is not None and said.phase and said.phase_age >= PHASE:
-        return name, clean(said.phase, 40), clean(phase_words(said.phase, said.phase_age), 120)
-    if said is not None and said.step is not None:
+    hook, name = run.hooks.get(rank), MOVING if mood(run) == "good" else UNSEEN
+    if hook is not None and hook.phase and hook.phase_age >= PHASE:
+        return name, clean(hook.phase, 40), clean(phase_words(hook.phase, hook.phase_age), 120)
+    if hook is not None and hook.step is not None:
         does = "stepping" if name == MOVING else "between steps"
-        return name, does, f"made its last step {span(said.step_age)} ago"
+        return name, does, f"made its last step {span(hook.step_age)} ago"
     return name, "runs" if name == MOVING else "not looked at yet", ""
 
 

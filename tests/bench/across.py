@@ -47,7 +47,7 @@ def page(one: MergedRun) -> str:
     """The report as HTML."""
     report = build_report(
         diagnose(*one), one.captures, kind="manual", trigger="manual", detected_at=0.0,
-        reported_at=0.0, stall=Stall(timeout_seconds=None, why="bench"), versions={}, asked=one.asked,
+        reported_at=0.0, stall=Stall(timeout_seconds=None, why="bench"), versions={}, queried=one.queried,
     )  # fmt: skip
     return render_html(report)
 

@@ -54,7 +54,7 @@ def told(agent: RunningAgent, folder: Path, wanted: Callable[[SeriesState], bool
 
     def found() -> SeriesState | None:
         seen = agent.snapshot()
-        saves = [one for run in (seen.runs if seen else ()) for one in run.saves]
+        saves = [one for run in (seen.runs if seen else ()) for one in run.checkpoint_series]
         return next((one for one in saves if one.folder == str(folder) and wanted(one)), None)
 
     return wait_for("what is told of the saves", found, 100.0)  # type: ignore[no-any-return]

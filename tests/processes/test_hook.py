@@ -56,7 +56,7 @@ def test_an_unmodified_silent_script_shows_its_steps(agent: RunningAgent) -> Non
         shown = mldebug(job, "status", "--json", "--config", str(agent.config)).report
         mine = [one["step"] for one in shown["agent"]["runs"] if one["id"] == run.id]
         assert mine[0] >= again
-        assert run.said.keys() == {0, 1}
+        assert run.hooks.keys() == {0, 1}
         by_hand = mldebug(job, "dump", "--json", "--pid", str(job.ranks[0])).report
         assert by_hand["job"]["hooked"] == 2
         assert by_hand["job"]["step"] == max(one["step"] for one in by_hand["ranks"]) >= again

@@ -43,7 +43,7 @@ def run_of(agent: RunningAgent, job: LightJob) -> RunState | None:
 def steps(agent: RunningAgent, job: LightJob) -> dict[int, int]:
     """Rank -> step, of those that have made one."""
     run = run_of(agent, job)
-    said = run.said if run else {}
+    said = run.hooks if run else {}
     return {rank: one.step for rank, one in said.items() if one.step is not None}
 
 

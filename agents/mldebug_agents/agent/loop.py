@@ -154,13 +154,13 @@ class AgentLoop:
             self._parts.ras.tick(self.runs)
         if self.peers is not None:
             self.peers.tick(self.runs)
-        self.monitors.tick(self._seen())
+        self.monitors.tick(self._loop_state())
         self._reread()
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
         self._tell()
 
-    def _seen(self) -> LoopState:
+    def _loop_state(self) -> LoopState:
         return LoopState(self.runs, self.found, self.config, bool(self._looks))
 
     def _tell(self) -> None:
@@ -183,7 +183,7 @@ class AgentLoop:
             self._reloaded(result)
         elif result.worker == "ras":
             self._parts.ras.on_result(result)
-        elif self.monitors.on_result(result, self._seen()):
+        elif self.monitors.on_result(result, self._loop_state()):
             pass  # a monitor has taken it
         elif self.peers is not None and result.worker in self.peers.worker_names:
             self.peers.on_result(result)

@@ -311,7 +311,7 @@ def _runs_elsewhere(verbs: dict[str, Verb], wanted: Iterable[str]) -> Iterator[s
     with suppress(MldebugError):
         view: Any = verbs[CLUSTER_PATH]({}, None)
         names = set(wanted)
-        shown = [news for peer in view.members for news in peer.runs if lives(news)]
+        shown = [news for peer in view.peers for news in peer.runs if lives(news)]
         keys = {news.key for news in shown if names & {news.name, run_id(news.key)}}
         yield from map(run_id, keys)
 
@@ -332,7 +332,7 @@ def _judged(config: Config, node: str, merged: ClusterCapture) -> bytes:
     """A capture of all nodes as a report for a person; it is stored here."""
     if merged.run is None:
         raise MldebugError("no node has sent a capture of it")
-    queried = msgspec.structs.replace(merged.run.asked, by=node)
+    queried = msgspec.structs.replace(merged.run.queried, by=node)
     taken = write_case(
         config.agent.state_dir, merged.run.captures, time.time(), queried, node, merged.trigger
     )

@@ -34,7 +34,7 @@ def alert_of(incident: Incident, judgement: Judgement, uid: int) -> Alert:
 
 def is_ours_to_report(incident: Incident) -> bool:
     """Whether this node sends the alert of an incident: of several nodes only the one that has the report over all of them."""
-    return incident.counted or bool(incident.across) or not incident.shared
+    return incident.counted or bool(incident.node_captures) or not incident.shared
 
 
 def _job(incident: Incident) -> Job | None:

@@ -237,9 +237,9 @@ def _subject_alerts(snapshot: Snapshot) -> Iterator[SubjectAlerts]:
     yield from of_schedulers(snapshot.schedulers, snapshot.at)
     yield from of_orphans(snapshot.orphans)
     yield from of_probes(snapshot.probes)
-    yield from of_checkpoints("", -1, snapshot.saves)
+    yield from of_checkpoints("", -1, snapshot.checkpoint_series)
     for run in snapshot.runs:
-        yield from of_checkpoints(run.id, run.uid, run.saves)
+        yield from of_checkpoints(run.id, run.uid, run.checkpoint_series)
 
 
 def _newest(events: list[AlertEvent]) -> list[AlertEvent]:

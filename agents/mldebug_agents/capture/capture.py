@@ -357,7 +357,7 @@ class _Session:
             children=tuple(processes[target.pid] for target in mine),
             log=self._log(identity),
             flight=self.flights.get(identity.rank),
-            said=self.hook_summaries.get(identity.rank),
+            hook=self.hook_summaries.get(identity.rank),
         )
 
     def _log(self, identity: RankIdentity) -> LogTail | None:

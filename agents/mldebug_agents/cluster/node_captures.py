@@ -30,7 +30,7 @@ from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
 
 MAX_ENVIRON = 1 << 20
-MAX_TOLD = 8
+MAX_LISTED = 8
 
 
 def reply(
@@ -94,7 +94,7 @@ def capture_all(
         raise _nothing(merged, answers, plan)
     state_dir = config.agent.state_dir
     return [
-        write_case(state_dir, run.captures, detected, placed(run.asked, topology), node)
+        write_case(state_dir, run.captures, detected, placed(run.queried, topology), node)
         for run in merged.runs
     ]
 
@@ -107,18 +107,18 @@ def _transport(config: Config, name: str) -> Transport:
 
 def _nothing(merged: MergedRuns, answers: NodeReplies, plan: FanoutPlan) -> MldebugError:
     """Why there is nothing to judge."""
-    reasons = by_reason(merged.asked.nodes)
-    lines = [f"{shorten_ranks(names, 60)}: {reason}" for names, reason in reasons[:MAX_TOLD]]
-    lines += [f"{name}: {gap}" for name, gap in _hidden(answers)][:MAX_TOLD]
-    if bare := merged.asked.named("answered"):
+    reasons = by_reason(merged.queried.nodes)
+    lines = [f"{shorten_ranks(names, 60)}: {reason}" for names, reason in reasons[:MAX_LISTED]]
+    lines += [f"{name}: {gap}" for name, gap in _hidden(answers)][:MAX_LISTED]
+    if bare := merged.queried.named("answered"):
         lines.append(f"no training job was found on {shorten_ranks(fold_nodes(bare), 60)}")
-    ways = [node.way_out for node in merged.asked.nodes if node.way_out]
+    ways = [node.way_out for node in merged.queried.nodes if node.way_out]
     ways += [gap.way_out for one in answers.replies.values() for gap in one.gaps if gap.way_out]
     queried = fold_nodes(plan.nodes)
     message = f"no run was found on {shorten_ranks(queried, 60)}"
     hidden = any(one.hidden for one in answers.replies.values())
     kind = MissingError if not answers.replies else AccessError if hidden else MldebugError
-    return kind("\n".join((message, *lines)), next(iter(ways), _see(merged.asked, plan)))
+    return kind("\n".join((message, *lines)), next(iter(ways), _see(merged.queried, plan)))
 
 
 def _hidden(answers: NodeReplies) -> list[tuple[str, str]]:

@@ -93,11 +93,11 @@ class HardwareMonitor:
             ComponentHealth, ...
         ] = ()  # why the agent let go of the GPUs by itself
         self._let_go_with: set[str] = set()  # runs that were here when it did
-        self._untold: list[KernelEvent] = []  # Xids that NVML told, for the kernel worker
+        self._new_xids: list[KernelEvent] = []  # Xids that NVML told, for the kernel worker
         self._tries: dict[str, int] = {}  # full reads since a run was found
         self._full_at = -FULL_EVERY
         self._due = self._store_due = 0.0
-        self._unheard = 0  # reads of the kernel's log that have not come back
+        self._pending_reads = 0  # reads of the kernel's log that have not come back
         self._ask_by: float | None = None  # the GPUs are asked then, or as soon as the log is read
 
     @classmethod
@@ -130,7 +130,7 @@ class HardwareMonitor:
             self._order_kernel()
         elif self._kernel is not None and self._kernel.behind:
             self._order_kernel()
-        if self._ask_by is not None and (now >= self._ask_by or not self._unheard):
+        if self._ask_by is not None and (now >= self._ask_by or not self._pending_reads):
             self._ask_by = None
             self._order_gpus(runs, now)
         if now >= self._store_due and looked and self._memory.opened:
@@ -165,23 +165,23 @@ class HardwareMonitor:
 
     def _order_kernel(self) -> None:
         if not self.workers["kernel"].busy:
-            self._unheard += self.workers["kernel"].order(self.take_xids())
+            self._pending_reads += self.workers["kernel"].order(self.take_xids())
 
     def take_xids(self) -> tuple[KernelEvent, ...]:
         """The Xids that NVML reported since the last call, for the worker that reads the kernel log."""
-        xids, self._untold = tuple(self._untold), []
+        xids, self._new_xids = tuple(self._new_xids), []
         return xids
 
     def on_result(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[RankChild, ...]], config: Config) -> None:  # fmt: skip
         """Take a reading, or the failure, of the worker `gpus` or `kernel`; join it with the jobs and judge health anew."""
         limits, wanted = config.health.thresholds, config.health.gpus
-        self._unheard -= result.worker == "kernel" and self._unheard > 0
+        self._pending_reads -= result.worker == "kernel" and self._pending_reads > 0
         if isinstance(result.value, GpuNews):
             self._gpus.update(result.value, limits, wanted if isinstance(wanted, int) else None)
             self._release_for_reset(result.value.full, {job.id for job in jobs})
             if result.value.full is None:
                 found = map(xid_of_nvml, self._gpus.events())
-                self._untold += [one for one in found if one is not None]
+                self._new_xids += [one for one in found if one is not None]
         elif isinstance(result.value, KernelNews):
             self._kernel = result.value
         elif isinstance(result.order, GpuOrder):

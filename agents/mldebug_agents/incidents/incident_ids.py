@@ -35,7 +35,7 @@ class IncidentIds:
         return not is_by_hand(incident_id) and incident_id not in self._stored()
 
     def _key(self, incident: Incident) -> RunKey | None:
-        if incident.across:
-            return run_key(incident.across[0])
+        if incident.node_captures:
+            return run_key(incident.node_captures[0])
         job = incident.exit.job if incident.exit else incident.job
         return job_key(job, self._node) if job else None

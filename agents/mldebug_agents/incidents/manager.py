@@ -275,7 +275,7 @@ class IncidentManager:
             versions=versions(),
         )
         attempt = msgspec.structs.replace(
-            attempt, step=_step(run, attempt), said=dict(run.hook_states)
+            attempt, step=_step(run, attempt), hooks=dict(run.hook_states)
         )
         incident = add_exit(incident, attempt, now, outcome.sentence)
         incident = msgspec.structs.replace(incident, alike=alike.failed, runs=alike.runs)

@@ -17,7 +17,7 @@ from mldebug.incidents.pruning import BY_HAND
 from mldebug.incidents.report.build import Trigger, build_report, make_id
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report_store import ReportStore
-from mldebug.incidents.stored_evidence import ASKED
+from mldebug.incidents.stored_evidence import QUERIED_FILE
 from mldebug.jobs.known_issues.match import remarks
 from mldebug.status.gpu_view import GpuOverview
 from mldebug_agents.capture.tools import CaptureTools
@@ -31,7 +31,7 @@ from mldebug_agents.web.client import ask_nearest
 STORE_TIMEOUT = 10.0
 BESIDE = 3.0  # seconds for GPUs and kernel log, from the begin of the first capture
 AGAIN = 2.0  # seconds between two looks at the GPUs: one tells what they did in the second before
-MAX_TOLD = 4  # jobs listed in an error
+MAX_LISTED = 4  # jobs listed in an error
 BY_NOBODY = "captured by hand: nobody waited for a timeout"
 WHY = {"alert": "an alert or an action asked for it: nobody waited for a timeout"}
 MAX_TURNS = 100  # reports of one job in one second
@@ -76,7 +76,8 @@ def _why(found: Discovery, pid: int | None) -> str:
 
 def _have(found: Discovery) -> str:
     jobs = [
-        f"{job.id} ({job.name}, {plural(len(job.ranks), 'rank')})" for job in found.jobs[:MAX_TOLD]
+        f"{job.id} ({job.name}, {plural(len(job.ranks), 'rank')})"
+        for job in found.jobs[:MAX_LISTED]
     ]
     more = len(found.jobs) - len(jobs)
     tail = f" and {more} more: `mldebug status` shows all" if more else ""
@@ -146,14 +147,14 @@ def look(
     return capture if beside is None else with_hardware(capture, beside.take())
 
 
-def with_hardware(capture: NodeCapture, seen: GpuOverview) -> NodeCapture:
+def with_hardware(capture: NodeCapture, gpus: GpuOverview) -> NodeCapture:
     """The capture, completed by faults of the ranks' GPUs and what these GPUs do; values that could not be read become gaps."""
-    gaps = [one for one in (seen.gpu_gap, seen.kernel_gap) if one is not None]
+    gaps = [one for one in (gpus.gpu_gap, gpus.kernel_gap) if one is not None]
     return msgspec.structs.replace(
         capture,
-        faults=seen.faults(capture.job),
-        devices=seen.devices(capture.job.id),
-        gpus=seen.states.get(capture.job.id, ()),
+        faults=gpus.faults(capture.job),
+        devices=gpus.devices(capture.job.id),
+        gpus=gpus.states.get(capture.job.id, ()),
         gaps=(*capture.gaps, *gaps),
     )
 
@@ -167,7 +168,7 @@ def write_case(
     state_dir: Path,
     captures: tuple[NodeCapture, ...],
     detected: float,
-    asked: QueriedNodes | None = None,
+    queried: QueriedNodes | None = None,
     node: str | None = None,
     trigger: Trigger = "manual",
 ) -> Taken:
@@ -175,7 +176,7 @@ def write_case(
 
     `asked`: all nodes that were asked for it; `node`: who asked, where that is not the node of the first capture.
     """
-    judgement = diagnose(captures, asked)
+    judgement = diagnose(captures, queried)
     first = captures[0]
     report = build_report(
         judgement,
@@ -187,14 +188,14 @@ def write_case(
         stall=Stall(timeout_seconds=None, why=WHY.get(trigger, BY_NOBODY)),
         versions=first.versions,
         report_id=make_id(detected, f"{first.job.id[:40]}-{BY_HAND}"),
-        asked=asked,
+        queried=queried,
         node=node,
     )
     stored: list[Named] = []
 
     def save() -> Path:
         archive = ReportStore(state_dir)
-        stored.append(store(archive, report, captures, asked))
+        stored.append(store(archive, report, captures, queried))
         archive.prune()
         return archive.folder / stored[0].report.id / "report.html"
 
@@ -204,20 +205,20 @@ def write_case(
     return Taken(named.report, named.html, judgement, path, trouble)
 
 
-def evidence(captures: tuple[NodeCapture, ...], asked: QueriedNodes | None) -> dict[str, bytes]:
+def evidence(captures: tuple[NodeCapture, ...], queried: QueriedNodes | None) -> dict[str, bytes]:
     """The files from which the same report can be made again."""
     files = {f"capture-{one.node}.json": msgspec.json.encode(one) for one in captures}
-    return files if asked is None else files | {ASKED: msgspec.json.encode(asked)}
+    return files if queried is None else files | {QUERIED_FILE: msgspec.json.encode(queried)}
 
 
 def store(
     archive: ReportStore,
     report: Report,
     captures: tuple[NodeCapture, ...],
-    asked: QueriedNodes | None = None,
+    queried: QueriedNodes | None = None,
 ) -> Named:
     """Save under an id that no other report has: of two taken in one second, the second gets a number."""
-    files, owner = evidence(captures, asked), owner_of(captures)
+    files, owner = evidence(captures, queried), owner_of(captures)
     for turn in range(1, MAX_TURNS):
         report_id = report.id if turn == 1 else f"{report.id}-{turn:02d}"
         named = msgspec.structs.replace(report, id=report_id)

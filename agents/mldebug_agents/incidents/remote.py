@@ -13,8 +13,8 @@ from mldebug.cluster.run_identity import RunKey, job_key
 from mldebug.core.model import NodeCapture, QueriedNodes
 from mldebug.incidents.incident import (
     Incident,
-    add_across,
     add_cause,
+    add_node_captures,
     add_timeline,
     add_whole,
     is_unreported,
@@ -96,7 +96,7 @@ class RemoteIncidents:
         run: Run | None,
         incident_id: str,
         found: tuple[NodeCapture, ...],
-        asked: QueriedNodes,
+        queried: QueriedNodes,
         what: str,
         cause: End | None = None,
     ) -> Whole:
@@ -105,8 +105,8 @@ class RemoteIncidents:
         incident = run.incident if run is not None else None
         if incident is None or (incident.kind != "stall" and incident.id != incident_id):
             run, incident = None, self._case(incident_id, found, now)
-        again = bool(incident.across)
-        incident = add_across(incident, found, asked, max(incident.detected_at, now), what)
+        again = bool(incident.node_captures)
+        incident = add_node_captures(incident, found, queried, max(incident.detected_at, now), what)
         if cause is not None and incident.exit is None:
             incident = add_cause(incident, cause, max(incident.detected_at, now))
         judgement = judge(incident)
@@ -122,7 +122,7 @@ class RemoteIncidents:
         return Whole(
             report=incident.id,
             node=self._node,
-            nodes=len(incident.across),
+            nodes=len(incident.node_captures),
             diagnosis=judgement.diagnosis,
         )
 
@@ -156,14 +156,16 @@ class RemoteIncidents:
         incident = msgspec.structs.replace(incident, id=incident_id)
         incident = add_timeline(incident, self._writer.now(incident), RENAMED)
         self.cases.put(incident)
-        self._writer.write(incident, judge(incident), owner_of(incident.across))
+        self._writer.write(incident, judge(incident), owner_of(incident.node_captures))
         self._writer.renamed(known)
         self._writer.store.drop(known)
 
     def close_case(self, incident_id: str, state: State, why: str) -> None:
         """Close the stall of a run without a rank here."""
         if (incident := self.cases.pop(incident_id)) is not None:
-            self._writer.end(incident, state, why, owner_of(incident.across), judge(incident))
+            self._writer.end(
+                incident, state, why, owner_of(incident.node_captures), judge(incident)
+            )
 
 
 def _goes_on(known: Incident, incident_id: str) -> bool:

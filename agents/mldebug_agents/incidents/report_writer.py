@@ -12,7 +12,7 @@ from mldebug.core.model import Judgement, NodeCapture
 from mldebug.incidents.incident import Incident, close_incident, has_evidence, judge, write_report
 from mldebug.incidents.report.build import State, make_id
 from mldebug.incidents.report.html import render_html
-from mldebug.incidents.stored_evidence import ASKED
+from mldebug.incidents.stored_evidence import QUERIED_FILE
 from mldebug_agents.incidents.incident_ids import IncidentIds
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.clock import Clock
@@ -107,14 +107,16 @@ def evidence_files(incident: Incident) -> dict[str, bytes]:
 
     For an incident of several nodes the captures of all nodes are `capture-NODE.json`, and what only this node saw is `own-N-NODE.json`.
     """
-    beside = "own" if incident.across else "capture"
+    beside = "own" if incident.node_captures else "capture"
     files = {
         f"{beside}-{number}-{capture.node}.json": msgspec.json.encode(capture)
         for number, capture in enumerate(incident.captures, 1)
     }
-    files |= {f"capture-{one.node}.json": msgspec.json.encode(one) for one in incident.across}
-    if incident.asked is not None:
-        files[ASKED] = msgspec.json.encode(incident.asked)
+    files |= {
+        f"capture-{one.node}.json": msgspec.json.encode(one) for one in incident.node_captures
+    }
+    if incident.queried is not None:
+        files[QUERIED_FILE] = msgspec.json.encode(incident.queried)
     return files
 
 

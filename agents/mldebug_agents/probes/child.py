@@ -65,7 +65,7 @@ class ProbeChild:
         self._last_event = self._looked = time.monotonic()
         self._cancelled = self._broken = ""
         self._failures: list[Event] = []
-        self._unheard: OSError | None = None
+        self._lost_output: OSError | None = None
         self._done = False
 
     def run(
@@ -88,15 +88,15 @@ class ProbeChild:
                     self._note(event)
                     hear(event)
             except OSError as error:  # of who hears: it must not be taken for one of the program
-                self._unheard = error
+                self._lost_output = error
                 return False
             return self._goes_on(pid)
 
         completed = self._starter.run(
             argv, timeout=timeout, max_output=MOST, env=env, on_output=listen
         )
-        if self._unheard:
-            raise self._unheard
+        if self._lost_output:
+            raise self._lost_output
         return self._judge(completed, shown_limit or timeout)
 
     def _events(self, chunk: bytes) -> list[Event]:

@@ -96,20 +96,20 @@ class Measurement:
             seconds = max(1.0, until - time.monotonic()) + SPARE
             return ProbeChild(spawner).run(argv, os.environ, seconds, hear)
 
-        seen = nodes.ask(run, self.wish.interface)
-        device = agreed_device(seen, wanted.device)
+        facts = nodes.ask(run, self.wish.interface)
+        device = agreed_device(facts, wanted.device)
         if not wanted.beside_jobs:
-            check_idle(seen, device == "cuda")
-        orders = self._orders(nodes.hosts, seen, device, until - time.monotonic())
+            check_idle(facts, device == "cuda")
+        orders = self._orders(nodes.hosts, facts, device, until - time.monotonic())
         for _, order in orders.values():
             order["alone"] = not wanted.beside_jobs
         return first_cause(nodes.run(run, orders, dict.fromkeys(nodes.hosts, self.hear)))
 
     def _orders(
-        self, hosts: tuple[str, ...], seen: dict[str, ProbeNodeFacts], device: str, seconds: float
+        self, hosts: tuple[str, ...], facts: dict[str, ProbeNodeFacts], device: str, seconds: float
     ) -> dict[str, tuple[str, dict[str, Any]]]:
-        first = seen[hosts[0]]
-        fewest = min(one.gpus for one in seen.values()) if device == "cuda" else CPU_RANKS
+        first = facts[hosts[0]]
+        fewest = min(one.gpus for one in facts.values()) if device == "cuda" else CPU_RANKS
         each = self.wish.nproc or fewest
         if device == "cuda" and each > fewest:
             raise MldebugError(

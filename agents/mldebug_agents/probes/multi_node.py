@@ -140,9 +140,9 @@ def first_cause(ended: Mapping[str, ChildExit]) -> ChildExit:
     return ChildExit(outcome="done")
 
 
-def check_idle(seen: Mapping[str, ProbeNodeFacts], uses_gpus: bool) -> None:
+def check_idle(facts: Mapping[str, ProbeNodeFacts], uses_gpus: bool) -> None:
     """Raise BusyError where a node trains or somebody computes on its GPUs, another MldebugError where that is not known."""
-    for host, one in seen.items():
+    for host, one in facts.items():
         if one.training:
             raise BusyError(
                 f"a training job runs on {host} (pid {one.training[0]})", "wait until it has ended"
@@ -158,10 +158,10 @@ def check_idle(seen: Mapping[str, ProbeNodeFacts], uses_gpus: bool) -> None:
             )
 
 
-def agreed_device(seen: Mapping[str, ProbeNodeFacts], wanted: str) -> str:
+def agreed_device(facts: Mapping[str, ProbeNodeFacts], wanted: str) -> str:
     """The device that all nodes use. Raises MldebugError where some have GPUs and some have none."""
-    without = [host for host, one in seen.items() if not one.gpus]
-    if wanted == "cpu" or (wanted == "auto" and len(without) == len(seen)):
+    without = [host for host, one in facts.items() if not one.gpus]
+    if wanted == "cpu" or (wanted == "auto" and len(without) == len(facts)):
         return "cpu"
     if without:
         raise MldebugError(

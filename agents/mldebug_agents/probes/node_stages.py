@@ -101,23 +101,23 @@ class NodeProbe:
 
     def _driver(self, tools: ProbeTools) -> None:
         begin = time.monotonic()
-        seen = OneShotReader(
+        overview = OneShotReader(
             tools.context, tools.gpus, tools.finder.find(), DRIVER_SECONDS, alone=True
         ).take()
         seconds = time.monotonic() - begin
-        count = self._answering = len(seen.gpus.gpus) if seen.gpus else 0
-        wrong = [seen.gpu_gap.reason] if seen.gpu_gap and not seen.no_library else []
-        wrong += [f"GPU {one.index} does not answer: {one.reason}" for one in (seen.gpus.lost if seen.gpus else ())]  # fmt: skip
+        count = self._answering = len(overview.gpus.gpus) if overview.gpus else 0
+        wrong = [overview.gpu_gap.reason] if overview.gpu_gap and not overview.no_library else []
+        wrong += [f"GPU {one.index} does not answer: {one.reason}" for one in (overview.gpus.lost if overview.gpus else ())]  # fmt: skip
         if self._wanted.gpus is not None and count < self._wanted.gpus:
             wrong.append(f"{count} of {self._wanted.gpus} GPUs answer")
-        unfit = [one for one in seen.health if one.state is HealthState.UNHEALTHY]
-        wrong += complaints(unfit, _names(seen.gpus))
+        unfit = [one for one in overview.health if one.state is HealthState.UNHEALTHY]
+        wrong += complaints(unfit, _names(overview.gpus))
         if wrong:
             self._add(NodeCheck(stage="driver", state="failed", sentence=f"driver: {'; '.join(wrong)}", seconds=seconds))  # fmt: skip
         elif not count:
             self._add(NodeCheck(stage="driver", state="skipped", sentence="driver: there is no GPU library here"))  # fmt: skip
         else:
-            version = seen.gpus.driver_version if seen.gpus else ""
+            version = overview.gpus.driver_version if overview.gpus else ""
             self._add(NodeCheck(stage="driver", state="fine", sentence=f"driver: {count} GPUs answer, version {version}", seconds=seconds))  # fmt: skip
 
     def _children(self, session: Session, stages: Sequence[str], gpus: int) -> None:

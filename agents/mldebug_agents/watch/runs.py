@@ -164,7 +164,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         traps=look.traps,
         step=look.step,
         loss=look.loss,
-        said=_hook_states(look),
+        hooks=_hook_states(look),
         traced=look.traced,
         step_seconds=look.step_seconds,
         step_times=look.step_times,

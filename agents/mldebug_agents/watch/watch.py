@@ -66,7 +66,7 @@ class Watch:
         self._jobs = {job.id: self._jobs.get(job.id) or self._meet() for job in found.jobs}
         self._writers.keep([watch.logs for watch in self._jobs.values()])
         looks = tuple(self._in_turns(found, finder, to_sample))
-        seen = {one.job.id for one in looks}
+        present = {one.job.id for one in looks}
         self.tools.known_issues.keep(self._jobs)
         looks = tuple(
             msgspec.structs.replace(one, traps=self._traps(one.job, found)) for one in looks
@@ -80,7 +80,7 @@ class Watch:
         found = msgspec.structs.replace(
             found, gaps=(*found.gaps, *gaps), remarks=(*found.remarks, *notes)
         )
-        later = frozenset(job.id for job in found.jobs if job.id not in seen)
+        later = frozenset(job.id for job in found.jobs if job.id not in present)
         seconds = self.clock() - started
         return NodeLook(at=started, found=found, jobs=looks, later=later, seconds=seconds)
 

@@ -133,7 +133,7 @@ def view(snapshot: Snapshot, peer: PeerCredentials | None, group: int | None) ->
         gaps=tuple(gap for gap in snapshot.gaps if gap.pid is None),
         last_report={},
         memory=of_runs(snapshot.memory, mine) if snapshot.memory else None,
-        saves=(),  # of the places of the configuration: whoever owns them
+        checkpoint_series=(),  # of the places of the configuration: whoever owns them
         storage=of_user(snapshot.storage, uid, mine, pids) if snapshot.storage else None,
         orphans=tuple(orphan for orphan in snapshot.orphans if orphan.uid == uid)
         if snapshot.orphans is not None

@@ -219,7 +219,7 @@ class AgentServer:
         if peer is None:
             return self._post(lambda _: None, request)
         whose = None if may_see_all(peer, self.group) else peer.uid
-        status, body = carry_out(lambda asked: verb(asked, whose), request.query_params)
+        status, body = carry_out(lambda parameters: verb(parameters, whose), request.query_params)
         return Response(body, status_code=status, media_type="application/json")
 
     def _metrics(self, request: Request) -> Response:

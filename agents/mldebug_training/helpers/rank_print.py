@@ -129,7 +129,7 @@ class _Lines:
 
     def __init__(self) -> None:
         self.dropped = 0
-        self._untold = 0  # of them: nobody has been told yet
+        self._unreported = 0  # of them: nobody has been told yet
         self._behind: set[tuple[int, int]] = set()  # files that nobody read: not waited for again
 
     def write(self, text: str, prefix: str, file: Any, wait: float) -> bool:
@@ -154,13 +154,13 @@ class _Lines:
         key = about.st_dev, about.st_ino
         until = time.monotonic() + (0.0 if key in self._behind else wait)
         todo = list(pieces(text, prefix))
-        if self._untold:
+        if self._unreported:
             todo.insert(
-                0, next(pieces(f"({self._untold} lines before this one were dropped)", prefix))
+                0, next(pieces(f"({self._unreported} lines before this one were dropped)", prefix))
             )
         out = write_all(fd, todo, until)
-        if self._untold and out:
-            self._untold = 0
+        if self._unreported and out:
+            self._unreported = 0
         return self._judge(key, todo[out:] if out else list(pieces(text, prefix)))
 
     def _judge(self, key: tuple[int, int], left: list[bytes]) -> bool:
@@ -170,7 +170,7 @@ class _Lines:
         self._behind.add(key)
         lines = sum(piece.count(b"\n") for piece in left)
         self.dropped += lines
-        self._untold += lines
+        self._unreported += lines
         return False
 
 

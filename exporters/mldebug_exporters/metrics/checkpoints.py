@@ -98,9 +98,12 @@ TROUBLES = TABLE.counter(
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
     """Checkpoints of each run and of configured folders, and what could not be read."""
-    for one in (*snapshot.saves, *(it for run in snapshot.runs for it in run.saves)):
+    for one in (
+        *snapshot.checkpoint_series,
+        *(it for run in snapshot.runs for it in run.checkpoint_series),
+    ):
         yield from _series(one)
-    for reason, count in sorted(snapshot.save_troubles.items()):
+    for reason, count in sorted(snapshot.checkpoint_troubles.items()):
         yield Sample(TROUBLES, (reason,), count)
 
 

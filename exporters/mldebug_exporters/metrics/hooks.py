@@ -39,12 +39,12 @@ VALUE = TABLE.gauge(
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
     """What the hook in the ranks of each run reports; none for runs without the hook."""
     for run in snapshot.runs:
-        if run.said:
+        if run.hooks:
             yield from _samples(run)
 
 
 def _samples(run: RunState) -> Iterator[Sample]:
-    hooks = [run.said[rank] for rank in sorted(run.said)]
+    hooks = [run.hooks[rank] for rank in sorted(run.hooks)]
     yield Sample(HOOKED, (run.id,), len(hooks))
     steps = [hook.step for hook in hooks if hook.step is not None]
     if steps:

@@ -120,8 +120,8 @@ def _collective(view: View, waiting: tuple[int, ...], records: Mapping[int, Flig
     rooted = call.op in ROOTED
     finished = tuple(rank for rank in view.by_rank if _has_finished(view, rank, call.sequence))
     joined = bool(finished) and not rooted  # it ends for nobody before all have come
-    unheard = () if joined else sorted(view.members - view.by_rank.keys())
-    idle = [rank for rank in unheard if rank in records and _has_called_nothing(records[rank])]
+    unreported = () if joined else sorted(view.members - view.by_rank.keys())
+    idle = [rank for rank in unreported if rank in records and _has_called_nothing(records[rank])]
     late = [rank for rank, one in view.by_rank.items() if one.enqueued < call.sequence] + idle
     return Claim(
         view=view,
@@ -131,8 +131,8 @@ def _collective(view: View, waiting: tuple[int, ...], records: Mapping[int, Flig
         waiting=waiting,
         late=() if joined else tuple(sorted(late)),
         slow=() if joined else _slow(view, call.sequence),
-        absent=tuple(rank for rank in unheard if rank not in records),
-        forgot=tuple(rank for rank in unheard if rank in records and rank not in idle),
+        absent=tuple(rank for rank in unreported if rank not in records),
+        forgot=tuple(rank for rank in unreported if rank in records and rank not in idle),
         finished=finished,
         created_at=call.created_at,
         frames=call.frames,

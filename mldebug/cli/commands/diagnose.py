@@ -114,7 +114,7 @@ def judge(recorded: StoredEvidence) -> RejudgedReport:
     if recorded.exit is not None:
         return _judge_end(recorded.exit, recorded.captures)
     captures = recorded.captures
-    judgement, moment = _judge_stall(captures, recorded.asked)
+    judgement, moment = _judge_stall(captures, recorded.queried)
     taken = min(capture.taken_at for capture in captures)
     report = build_report(
         judgement,
@@ -126,7 +126,7 @@ def judge(recorded: StoredEvidence) -> RejudgedReport:
         stall=Stall(timeout_seconds=None, why=WHY),
         versions=moment[0].versions,
         taken=captures,
-        asked=recorded.asked,
+        queried=recorded.queried,
     )
     return RejudgedReport(_with_changes(report, captures), judgement.stalled)
 

@@ -22,7 +22,7 @@ from mldebug.incidents.report.text import print_report, report_lines
 from mldebug.incidents.report_dirs import report_stores_of
 from mldebug.incidents.report_entry import ReportEntry
 from mldebug.incidents.report_store import ReportStore
-from mldebug.incidents.stored_evidence import ASKED, load_evidence
+from mldebug.incidents.stored_evidence import QUERIED_FILE, load_evidence
 
 SUFFIXES = (".tar.gz", ".html", ".json", ".txt")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -216,8 +216,8 @@ def _evidence(archive: ReportStore, report_id: str) -> dict[str, bytes]:
     }
     if recorded.exit is not None:
         named["evidence/ending-1.json"] = recorded.exit
-    if recorded.asked is not None:
-        named[f"evidence/{ASKED}"] = recorded.asked
+    if recorded.queried is not None:
+        named[f"evidence/{QUERIED_FILE}"] = recorded.queried
     return {name: msgspec.json.encode(one) for name, one in named.items()}
 
 

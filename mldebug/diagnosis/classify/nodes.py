@@ -21,17 +21,20 @@ MAX_LINES = 6
 
 
 def missing_ranks(
-    captures: Iterable[NodeCapture], seen: Iterable[int], world: int, asked: QueriedNodes | None
+    captures: Iterable[NodeCapture],
+    observed: Iterable[int],
+    world: int,
+    queried: QueriedNodes | None,
 ) -> list[ClassifiedRank]:
     """Ranks that run on no node of the job: known only where the scheduler has named all its nodes and each showed all."""
-    if asked is None or not asked.listed_by or asked.absent or asked.hidden:
+    if queried is None or not queried.listed_by or queried.absent or queried.hidden:
         return []
-    numbers = sorted(set(range(world)) - set(seen)) if world <= MAX_MISSING else []
-    empty = _without_ranks(captures, asked)
+    numbers = sorted(set(range(world)) - set(observed)) if world <= MAX_MISSING else []
+    empty = _without_ranks(captures, queried)
     counts = Counter(len(capture.ranks) for capture in captures)
     fits = len(counts) == 1 and len(numbers) == len(empty) * next(iter(counts))
     node = fold_nodes(empty) if fits else ""
-    is_ = _missing(len(asked.nodes))
+    is_ = _missing(len(queried.nodes))
     return [ClassifiedRank(rank=number, node=node, pid=None, is_=is_) for number in numbers]
 
 
@@ -41,9 +44,9 @@ def _missing(nodes: int) -> Classification:
     return Classification(name="missing", role=Role.MISSING, doing=doing, direct=True)
 
 
-def _without_ranks(captures: Iterable[NodeCapture], asked: QueriedNodes) -> tuple[str, ...]:
+def _without_ranks(captures: Iterable[NodeCapture], queried: QueriedNodes) -> tuple[str, ...]:
     used = {capture.node for capture in captures}
-    return tuple(name for name in asked.named("answered") if name not in used)
+    return tuple(name for name in queried.named("answered") if name not in used)
 
 
 def node_evidence(case: Case, captures: tuple[NodeCapture, ...]) -> tuple[str, ...]:
@@ -53,15 +56,17 @@ def node_evidence(case: Case, captures: tuple[NodeCapture, ...]) -> tuple[str, .
     return tuple(_sentences(case, captures, case.queried))
 
 
-def _sentences(case: Case, captures: tuple[NodeCapture, ...], asked: QueriedNodes) -> Iterator[str]:
-    if len(asked.nodes) > 1:
-        yield f"{len(asked.named('answered'))} of {len(asked.nodes)} nodes answered"
-    for names, reason in by_reason(asked.nodes)[:MAX_LINES]:
+def _sentences(
+    case: Case, captures: tuple[NodeCapture, ...], queried: QueriedNodes
+) -> Iterator[str]:
+    if len(queried.nodes) > 1:
+        yield f"{len(queried.named('answered'))} of {len(queried.nodes)} nodes answered"
+    for names, reason in by_reason(queried.nodes)[:MAX_LINES]:
         yield f"no capture of {names}: {reason}"
-    place = _place(asked, asked.absent)
-    if len(asked.absent) > 1 and place and any(one.place != place for one in asked.nodes):
-        yield f"all nodes without a capture ({fold_nodes(asked.absent)}) are in {place}"
-    if empty := _without_ranks(captures, asked):
+    place = _place(queried, queried.absent)
+    if len(queried.absent) > 1 and place and any(one.place != place for one in queried.nodes):
+        yield f"all nodes without a capture ({fold_nodes(queried.absent)}) are in {place}"
+    if empty := _without_ranks(captures, queried):
         yield f"{fold_nodes(empty)} answered, and no rank of the job runs there"
     if case.elsewhere:
         folded = shorten_ranks(fold_ranks(case.elsewhere), 200)
@@ -87,14 +92,14 @@ def _shared(case: Case) -> Iterator[str]:
     yield f"all ranks that do not wait ({who}) {run}: they are {all_of_it} of it"
 
 
-def _place(asked: QueriedNodes | None, nodes: Collection[str]) -> str:
+def _place(queried: QueriedNodes | None, nodes: Collection[str]) -> str:
     """The label that all of these nodes have; "" where they have none, or several."""
-    labels = {one.place for one in asked.nodes if one.name in nodes} if asked else set()
+    labels = {one.place for one in queried.nodes if one.name in nodes} if queried else set()
     return labels.pop() if len(labels) == 1 else ""
 
 
-def _nodes_at(asked: QueriedNodes | None, place: str) -> set[str]:
-    return {one.name for one in asked.nodes if one.place == place} if asked else set()
+def _nodes_at(queried: QueriedNodes | None, place: str) -> set[str]:
+    return {one.name for one in queried.nodes if one.place == place} if queried else set()
 
 
 def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:
@@ -105,14 +110,14 @@ def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:
     return (f"ssh {min(nodes)}  # the next lines are for that node",)
 
 
-def not_all_seen(case: Case, asked: QueriedNodes) -> tuple[str, tuple[str, ...]]:
+def not_all_present(case: Case, queried: QueriedNodes) -> tuple[str, tuple[str, ...]]:
     """Why nobody is named where what was seen waits for what was not, and what to do."""
     count = len(case.elsewhere)
     waits = f"all {len(case.ranks)} ranks seen wait ({case.victims()})"
-    if asked.absent:
-        why = f"{count} more could not be looked at: there is no capture of {fold_nodes(asked.absent)}"
-        return f"{waits}; {why}", (f"mldebug dump  # on {asked.absent[0]}",)
-    where = "any node of the job" if asked.listed_by else "any of the nodes that were named"
+    if queried.absent:
+        why = f"{count} more could not be looked at: there is no capture of {fold_nodes(queried.absent)}"
+        return f"{waits}; {why}", (f"mldebug dump  # on {queried.absent[0]}",)
+    where = "any node of the job" if queried.listed_by else "any of the nodes that were named"
     step = "mldebug dump --hosts …  # with all nodes of the job"
     return f"{waits}; {count} more have no process on {where}", (step,)
 

@@ -159,8 +159,15 @@ def _inside_frameworks(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     """
     inside = {rank.rank for rank in ranks if _is_inside(rank)}
     elsewhere = [r for r in ranks if r.rank not in inside and r.is_.role is not Role.WAITING]
-    seen = [rank for rank in elsewhere if rank.capture is not None and rank.is_.name != "unclear"]
-    if not inside or not seen or len(seen) < len(elsewhere) or 2 * len(elsewhere) >= len(ranks):
+    classified = [
+        rank for rank in elsewhere if rank.capture is not None and rank.is_.name != "unclear"
+    ]
+    if (
+        not inside
+        or not classified
+        or len(classified) < len(elsewhere)
+        or 2 * len(elsewhere) >= len(ranks)
+    ):
         return ranks
     return [_as_wait(rank, INSIDE) if rank.rank in inside else rank for rank in ranks]
 

@@ -7,7 +7,7 @@ from mldebug.diagnosis.classify.awaited.threads import second_waits
 from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
 from mldebug.diagnosis.classify.evidence import FOR_OTHERS
 from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
-from mldebug.diagnosis.classify.nodes import not_all_seen
+from mldebug.diagnosis.classify.nodes import not_all_present
 from mldebug.diagnosis.classify.rank_class import classify
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1  # next time: then Flight Recorders tell whose GPU has not come to the call"
@@ -69,7 +69,7 @@ def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, .
             "mldebug dump --native",
         )
     if not case.complete and case.queried is not None:
-        return not_all_seen(case, case.queried)
+        return not_all_present(case, case.queried)
     if not case.complete and case.recorded:
         return f"all {len(case.ranks)} ranks that were dumped wait ({case.victims()})", ()
     if not case.complete:

@@ -61,15 +61,17 @@ def _finding(
     named = {(fit.fault.node, fit.fault.uuid or fit.fault.bus_id, fit.fault.rank): fit for fit in together[::-1]}  # fmt: skip
     culprits = tuple(_culprit(fit.fault, ranks) for fit in list(named.values())[::-1])
     victims = case.victims()
-    words = "; ".join(dict.fromkeys(_said(fit.fault) for fit in together[:4]))
-    seen = tuple(ranks[one.rank] for one in culprits if one.rank is not None and one.rank in ranks)
-    facts = tuple(f"{_said(fit.fault)}{_when(case, fit.fault)}" for fit in fits[:8])
+    words = "; ".join(dict.fromkeys(_sentence(fit.fault) for fit in together[:4]))
+    affected = tuple(
+        ranks[one.rank] for one in culprits if one.rank is not None and one.rank in ranks
+    )
+    facts = tuple(f"{_sentence(fit.fault)}{_when(case, fit.fault)}" for fit in fits[:8])
     return Finding(
         verdict=Verdict.GPU_FAULT,
         culprits=culprits,
         confidence=_confidence(case, together, culprits),
         summary=f"{words}; {victims}" if victims else words,
-        evidence=(*facts, *evidence_of(case, seen)),
+        evidence=(*facts, *evidence_of(case, affected)),
         next_steps=_steps(together[0].fault),
     )
 
@@ -102,7 +104,7 @@ def _culprit(fault: Fault, ranks: dict[int, ClassifiedRank]) -> Culprit:
     )
 
 
-def _said(fault: Fault) -> str:
+def _sentence(fault: Fault) -> str:
     return (
         f"{fault.words} ({whose(fault.rank, fault.by)})" if fault.rank is not None else fault.words
     )

@@ -96,20 +96,20 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
     @property
     def cause(self) -> MemoryCause:
         """Why there was too little, as far as the figures go."""
-        asked, free = self.requested, self.free
-        if asked is None or free is None:
+        requested, free = self.requested, self.free
+        if requested is None or free is None:
             return MemoryCause.UNKNOWN
-        if self.limit is not None and asked + (self.allocated or 0) > self.limit:
+        if self.limit is not None and requested + (self.allocated or 0) > self.limit:
             return MemoryCause.LIMIT
-        if asked <= free:
+        if requested <= free:
             return MemoryCause.TRANSIENT
-        if self.capacity and self.others_bytes >= max(asked - free, MUCH * self.capacity):
+        if self.capacity and self.others_bytes >= max(requested - free, MUCH * self.capacity):
             return MemoryCause.OTHERS
         if self.unallocated is None:
             return MemoryCause.UNKNOWN
         if self.fragmented:
             return MemoryCause.FRAGMENTED
-        much = self.elsewhere >= max(asked - free, UNSEEN * (self.capacity or 0))
+        much = self.elsewhere >= max(requested - free, UNSEEN * (self.capacity or 0))
         return MemoryCause.OTHERS if much else MemoryCause.DEMAND
 
     @property
@@ -126,11 +126,11 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
 
         A full device has some MiB in pieces as well, and to mend those would gain nothing.
         """
-        asked, free = self.requested, self.free
-        if asked is None or free is None or self.unallocated is None:
+        requested, free = self.requested, self.free
+        if requested is None or free is None or self.unallocated is None:
             return None
         much = self.unallocated >= MUCH * (self.capacity or 0)
-        return much and free < asked <= free + self.unallocated
+        return much and free < requested <= free + self.unallocated
 
 
 def device_memory(text: str) -> DeviceMemory | None:

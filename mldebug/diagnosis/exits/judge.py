@@ -104,11 +104,11 @@ def _without_failure(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> Ex
     ways = {one.kind for one in exits}
     if ExitKind.PEER in ways:
         return _only_peers(attempt, exits)
-    asked = [one for one in exits if one.kind is ExitKind.ASKED]
-    if asked and attempt.words.failures:
+    stopped = [one for one in exits if one.kind is ExitKind.ASKED]
+    if stopped and attempt.words.failures:
         return _named_by_launcher(attempt, exits)
-    if asked:
-        names = words_of_status(asked[0].exit.status)
+    if stopped:
+        names = words_of_status(stopped[0].exit.status)
         return ExitOutcome(kind="outside", sentence=f"ended by a signal from outside ({names})")
     error = attempt.shared_error
     if ways <= {ExitKind.UNKNOWN} and ways and error is not None and _launcher_failed(attempt):

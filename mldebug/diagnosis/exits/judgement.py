@@ -192,14 +192,14 @@ def _capture_of(
 ) -> RankCapture | None:
     """Its stacks, where it was captured before, with the last lines of its output and the last records of its hook and tracer."""
     capture = alive.capture if alive else None
-    hook, trace = attempt.said.get(rank.rank), attempt.traces.get(rank.rank)
+    hook, trace = attempt.hooks.get(rank.rank), attempt.traces.get(rank.rank)
     if capture is not None:
-        hook, trace = capture.said or hook, trace or capture.trace
-        return msgspec.structs.replace(capture, log=log or capture.log, said=hook, trace=trace)
+        hook, trace = capture.hook or hook, trace or capture.trace
+        return msgspec.structs.replace(capture, log=log or capture.log, hook=hook, trace=trace)
     if log is None and hook is None and trace is None:
         return None
     process = ProcessCapture(pid=rank.pid)
-    return RankCapture(identity=rank, process=process, log=log, said=hook, trace=trace)
+    return RankCapture(identity=rank, process=process, log=log, hook=hook, trace=trace)
 
 
 # --- groups ----------------------------------------------------------------------------------------

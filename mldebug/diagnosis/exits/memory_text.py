@@ -13,10 +13,10 @@ def memory_sentence(memory: DeviceMemory) -> str:
 
 
 def _figures(memory: DeviceMemory) -> str:
-    asked = f"{_show(memory.requested)} asked" if memory.requested is not None else ""
+    requested = f"{_show(memory.requested)} asked" if memory.requested is not None else ""
     of = f" of {_show(memory.capacity)}" if memory.capacity is not None else ""
     free = f"{_show(memory.free)}{of} free" if memory.free is not None else ""
-    return ", ".join(part for part in (asked, free) if part)
+    return ", ".join(part for part in (requested, free) if part)
 
 
 def _why(memory: DeviceMemory) -> str:
@@ -40,8 +40,8 @@ def _why(memory: DeviceMemory) -> str:
         case MemoryCause.TRANSIENT:
             return "enough is free: another process, or another thread, held it at that moment"
         case MemoryCause.UNKNOWN:
-            asked = f"{memory.by} asked for it, " if memory.by else ""
-            return "" if memory.inside else f"{asked}outside torch's own allocator"
+            by = f"{memory.by} asked for it, " if memory.by else ""
+            return "" if memory.inside else f"{by}outside torch's own allocator"
 
 
 def memory_steps(memory: DeviceMemory) -> tuple[str, ...]:

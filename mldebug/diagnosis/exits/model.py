@@ -16,7 +16,9 @@ from mldebug.core.model import (
 )
 from mldebug.diagnosis.exits.cuda_memory import DeviceMemory
 
-ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+STOP_SIGNALS = frozenset(
+    {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+)
 """Signals that ask a process to end."""
 
 _SIGNALS = {one.value: one.name for one in signal.Signals}
@@ -124,7 +126,8 @@ class AttemptExit(Noun, frozen=True, kw_only=True):
     living: tuple[int, ...] = ()  # ranks that are still there
     launcher_pid: int | None = None
     step: int | None = None  # the last one known
-    said: dict[int, HookState] = {}  # rank -> the last record of its hook
+    # rank -> the last record of its hook; "said" on disk
+    hooks: dict[int, HookState] = msgspec.field(default_factory=dict, name="said")
     flights: dict[int, FlightRecord] = {}  # rank -> what PyTorch dumped when it timed out
     traces: dict[int, TraceTail] = {}  # rank -> what its tracer wrote last
     launcher_gone: bool = False
@@ -163,7 +166,7 @@ def exit_signal(status: int | None) -> int | None:
 def was_asked(status: int | None) -> bool:
     """Whether it ended because a signal asked it to, also where only its exit code stands for that signal."""
     code, number = exit_code(status), exit_signal(status)
-    return number in ASKED or (code is not None and code - 128 in ASKED)
+    return number in STOP_SIGNALS or (code is not None and code - 128 in STOP_SIGNALS)
 
 
 def words_of_status(status: int | None) -> str:

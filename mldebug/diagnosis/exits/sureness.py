@@ -106,9 +106,9 @@ def is_one_sign(
     silent = [one for one in failing if one.kind is ExitKind.FAILED and not one.own]
     if attempt.shared_error is not None:
         return attempt.shared_error.unclear
-    heard = attempt.output_read or attempt.log or attempt.logs
+    was_read = attempt.output_read or attempt.log or attempt.logs
     aborted = exit_signal(first.exit.status) == signal.SIGABRT
-    return aborted or not heard or len(silent) > 1
+    return aborted or not was_read or len(silent) > 1
 
 
 def may_hang(gone: ExplainedExit, first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:

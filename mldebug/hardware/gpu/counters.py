@@ -201,22 +201,22 @@ class LinkErrors:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[str, int], _LinkErrorCounts] = {}
+        self._errors_read: dict[tuple[str, int], _LinkErrorCounts] = {}
 
     def take(self, gpu: GpuReading, at: float, count: Count) -> Iterator[NvLink]:
         """The GPU's NVLinks with error counts that never fall, and how much each count grew since it was read before. `at`: unix time of the reading."""
         for link in gpu.nvlinks:
             key = (gpu.uuid, link.link)
-            before = self._asked.get(key)
+            before = self._errors_read.get(key)
             if link.errors_read or before is None:
-                before = self._asked[key] = _ask(link, at, before, count)
+                before = self._errors_read[key] = _ask(link, at, before, count)
             yield msgspec.structs.replace(
                 link, errors=before.errors, grown=before.grown, grown_seconds=before.seconds
             )
 
     def keep_only(self, uuids: set[str]) -> None:
         """Forget all GPUs but these."""
-        self._asked = {key: one for key, one in self._asked.items() if key[0] in uuids}
+        self._errors_read = {key: one for key, one in self._errors_read.items() if key[0] in uuids}
 
 
 def _ask(

@@ -174,7 +174,7 @@ class _GpuGroup:
         self.spins = any(one.load is Load.SPINNING for one in held)
         self.works = any(one.load in (Load.WORKING, Load.PARTLY) for one in held)
         self.quiet = any(one.load is Load.QUIET for one in held)
-        self.untold = any(
+        self.unexplained = any(
             one.load is Load.UNKNOWN and (one.busy_ratio or 0.0) >= BUSY for one in gpus
         )
 
@@ -210,7 +210,7 @@ class _GpuGroup:
         if self.spins:
             others = (GpuState.CHECKPOINTING,) if writes is None else ()
             return (GpuState.NEVER_ARRIVED, GpuState.INPUT_STARVED, *others)
-        if self.untold:
+        if self.unexplained:
             return GpuState.UNKNOWN, GpuState.NEVER_ARRIVED, GpuState.INPUT_STARVED, GpuState.IDLE
         last = max(one.worked_at or 0.0, one.stepped_at or 0.0)
         if last <= 0.0:

@@ -23,7 +23,7 @@ from mldebug.hardware.health.model import (
 from mldebug.hardware.health.rule_input import Rule, RuleInput
 from mldebug.hardware.health.thresholds import Thresholds
 
-_ASKED = {
+_REQUESTED = {
     "reset": (HealthState.UNHEALTHY, SuggestedAction.RESET),
     "bus_reset": (HealthState.UNHEALTHY, SuggestedAction.RESET),
     "drain_and_reset": (HealthState.UNHEALTHY, SuggestedAction.RESET),
@@ -38,8 +38,8 @@ def _recovery(look: RuleInput) -> Iterator[RuleFinding]:
     action_name = look.now.recovery_action
     if action_name == "none":
         yield FINE
-    elif action_name in _ASKED:
-        state, action = _ASKED[action_name]
+    elif action_name in _REQUESTED:
+        state, action = _REQUESTED[action_name]
         reason = f"the driver asks for: {action_name.replace('_', ' ')}"
         yield bad(state, f"recovery_{action_name}", reason, action)
     else:

@@ -23,23 +23,23 @@ class Trend:
     def __init__(self, least: float = LEAST, spacing: float = SPACING) -> None:
         self._least = least
         self._spacing = spacing
-        self._seen: deque[tuple[float, float]] = deque()
+        self._readings: deque[tuple[float, float]] = deque()
 
     def add(self, at: float, value: float) -> None:
         """Add a value read at time `at` (seconds); ignored where the last one is less than the spacing ago."""
-        if self._seen and at - self._seen[-1][0] < self._spacing:
+        if self._readings and at - self._readings[-1][0] < self._spacing:
             return
-        self._seen.append((at, value))
-        while at - self._seen[0][0] > KEPT:
-            self._seen.popleft()
+        self._readings.append((at, value))
+        while at - self._readings[0][0] > KEPT:
+            self._readings.popleft()
 
     def growth(self, noise: float = 0.0) -> float | None:
         """Growth per second of the last ten minutes where the whole hour shows growth, too, else 0; None before there are enough readings."""
-        if not self._seen or self._seen[-1][0] - self._seen[0][0] < self._least or len(self._seen) < PARTS:  # fmt: skip
+        if not self._readings or self._readings[-1][0] - self._readings[0][0] < self._least or len(self._readings) < PARTS:  # fmt: skip
             return None
-        end = self._seen[-1][0]
-        recent = [one for one in self._seen if end - one[0] <= RECENT]
-        slopes = [_slope(_lows(some), noise) for some in (list(self._seen), recent)]
+        end = self._readings[-1][0]
+        recent = [one for one in self._readings if end - one[0] <= RECENT]
+        slopes = [_slope(_lows(some), noise) for some in (list(self._readings), recent)]
         return 0.0 if min(slopes) <= 0 else slopes[1]
 
 

@@ -59,7 +59,7 @@ def build_report(
     stalled_since: float | None = None,
     node: str | None = None,
     taken: Sequence[NodeCapture] = (),
-    asked: QueriedNodes | None = None,
+    queried: QueriedNodes | None = None,
 ) -> Report:
     """Write an incident down.
 
@@ -67,8 +67,8 @@ def build_report(
     are to be listed, where the judgement rests on some of them. `asked`: all nodes that were asked, where it was not one.
     Times are unix seconds. `node` is the one that reports (default: that of the first capture).
     """
-    asked = asked or QueriedNodes()
-    job = _job(captures, asked, [one.capture for one in judgement.ranks if one.capture])
+    queried = queried or QueriedNodes()
+    job = _job(captures, queried, [one.capture for one in judgement.ranks if one.capture])
     hardware = hardware_lines(captures, judgement.diagnosis)
     report = Report(
         schema=REPORT_SCHEMA,
@@ -89,7 +89,7 @@ def build_report(
         groups=tuple(replace(one, frames=shorten_stack(one.frames)) for one in judgement.groups),
         tree=tuple(_prune(node, MAX_DEPTH) for node in judgement.tree),
         ranks=rank_views(judgement),
-        nodes=tuple(_nodes(captures, asked)),
+        nodes=tuple(_nodes(captures, queried)),
         remarks=tuple(_unique(mark.message for each in captures for mark in each.remarks)),
         gaps=tuple(_gaps(captures)),
         hardware=hardware,
@@ -109,14 +109,14 @@ def make_id(at: float, job_id: str) -> str:
 
 
 def _job(
-    captures: Sequence[NodeCapture], asked: QueriedNodes, ranks: Sequence[RankCapture]
+    captures: Sequence[NodeCapture], queried: QueriedNodes, ranks: Sequence[RankCapture]
 ) -> JobView:
     job = captures[0].job
-    hooks = [one.said for one in ranks if one.said is not None]
+    hooks = [one.hook for one in ranks if one.hook is not None]
     lived = any(one.process.state is not None for one in ranks)
     traced = any(one.trace is not None for one in ranks)  # so it is no untouched job
     names = [name for each in captures for name in (*each.job.nodes, each.node)]
-    names += [node.name for node in asked.nodes] if asked.listed_by else asked.absent
+    names += [node.name for node in queried.nodes] if queried.listed_by else queried.absent
     return JobView(
         id=job.id,
         name=job.name,
@@ -150,10 +150,10 @@ def _latest(captures: Iterable[NodeCapture]) -> list[NodeCapture]:
     return [latest[name] for name in sorted(latest)]
 
 
-def _nodes(captures: Sequence[NodeCapture], asked: QueriedNodes) -> Iterator[NodeView]:
+def _nodes(captures: Sequence[NodeCapture], queried: QueriedNodes) -> Iterator[NodeView]:
     """The nodes that were asked for captures, else those that sent one."""
     by_node = {capture.node: capture for capture in _latest(captures)}
-    others = {node.name: node for node in asked.nodes if node.name not in by_node}
+    others = {node.name: node for node in queried.nodes if node.name not in by_node}
     for name in sorted({*by_node, *others}):
         yield _node_view(by_node[name]) if name in by_node else _silent_view(others[name])
 

@@ -71,7 +71,7 @@ def _view(some: Sequence[RankChange]) -> ChangeView:
         change=first.change,
         before=before,
         after=after,
-        words=f"{_who(ranks, len(some))} {_said(first.change, before, after, some)}",
+        words=f"{_who(ranks, len(some))} {_sentence(first.change, before, after, some)}",
     )
 
 
@@ -93,7 +93,7 @@ def _who(ranks: str, count: int) -> str:
     return f"{'rank' if count == 1 else 'ranks'} {ranks}"
 
 
-def _said(change: Change, before: str, after: str, some: Sequence[RankChange]) -> str:
+def _sentence(change: Change, before: str, after: str, some: Sequence[RankChange]) -> str:
     counters = _counters([one.counters for one in some])
     if change is Change.MOVED:
         return f"moved from {before} to {after}" if before != after else f"moved within {before}"

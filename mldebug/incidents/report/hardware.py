@@ -21,7 +21,7 @@ NEAR = 900.0  # seconds before a capture in which faults of no rank in particula
 def hardware_lines(captures: Sequence[NodeCapture], diagnosis: Diagnosis) -> tuple[str, ...]:
     """`05:34:06 UTC: Xid 31 (…) on GPU 0000:4b:00.0, rank 3`: the oldest first, the newest 20."""
     cited = " ".join((diagnosis.summary, *diagnosis.evidence))
-    found = {_said(fault): fault for capture in captures for fault in _near(capture)}
+    found = {_confirmed(fault): fault for capture in captures for fault in _near(capture)}
     every = sorted(found.values(), key=lambda one: one.at)
     new = [fault for fault in every if fault.words not in cited]
     recent = max((one.taken_at for one in captures), default=0.0) - NEAR
@@ -47,7 +47,7 @@ def _near(capture: NodeCapture) -> Iterator[Fault]:
     yield from (one for one in faults if one.rank is not None or one.at >= capture.taken_at - NEAR)
 
 
-def _said(fault: Fault) -> Fault:
+def _confirmed(fault: Fault) -> Fault:
     """The fault as a later capture may confirm it: the same fault."""
     return msgspec.structs.replace(fault, confirmed=True)
 

@@ -57,7 +57,7 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
     process = one.capture.process if one.capture else None
     moved = process.movement if process else None
     log = one.capture.log if one.capture and detailed else None
-    hook = (one.capture.said if one.capture else None) or HookState()
+    hook = (one.capture.hook if one.capture else None) or HookState()
     trace = one.capture.trace if one.capture else None
     return RankView(
         rank=one.rank,
@@ -127,8 +127,8 @@ def _process_threads(process: ProcessCapture, prefix: str = "") -> Iterator[Thre
 
 def _thread_state(process: ProcessCapture, stack: ThreadStack) -> str:
     kernel = process.state.threads if process.state else ()
-    seen = next((f"{one.state} {one.wchan}" for one in kernel if one.tid == stack.tid), "")
-    words = [seen.strip(), "active" if stack.active else "", "gil" if stack.owns_gil else ""]
+    state = next((f"{one.state} {one.wchan}" for one in kernel if one.tid == stack.tid), "")
+    words = [state.strip(), "active" if stack.active else "", "gil" if stack.owns_gil else ""]
     return "+".join(word for word in words if word)
 
 

@@ -44,9 +44,9 @@ def standing_of(states: Iterable[str]) -> tuple[str, JobStanding]:
     words = [state.upper() for state in states if _WORD.fullmatch(state.upper())]
     matches = [(word, _STANDINGS[word]) for word in words if word in _STANDINGS]
     if matches:
-        ending = [match for match in matches if match[1] is JobStanding.ENDING]
+        stopping = [match for match in matches if match[1] is JobStanding.ENDING]
         base = [one for one in matches if one[0] == "PENDING"]
-        return (ending or base or matches)[0]
+        return (stopping or base or matches)[0]
     over = [word for word in words if word in _OVER]
     if over:
         return over[0], JobStanding.OVER

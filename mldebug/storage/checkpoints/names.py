@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 _SHARD = re.compile(r"__\d{1,7}_\d{1,7}\.distcp")
 _INDEX = (".metadata", ".metadata.tmp")
-_ENDING = re.compile(
+_SUFFIX = re.compile(
     r".{1,200}\.(?:pt|pth|ckpt|safetensors)(?:\.tar)?|(?:pytorch_model|adapter_model|optimizer|scheduler|model)[\w.-]{0,100}\.bin"
 )
 _WORD = (
@@ -57,7 +57,7 @@ class CheckpointPath(NamedTuple):
 def is_part(name: str) -> bool:
     """Whether a file of that name belongs to a checkpoint, judged by the name alone."""
     name = final_name(name)
-    return bool(_SHARD.fullmatch(name) or f".{name}" in _INDEX or name in _INDEX or _ENDING.fullmatch(name))  # fmt: skip
+    return bool(_SHARD.fullmatch(name) or f".{name}" in _INDEX or name in _INDEX or _SUFFIX.fullmatch(name))  # fmt: skip
 
 
 def checkpoint_of(path: str) -> CheckpointPath | None:

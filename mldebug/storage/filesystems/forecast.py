@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from mldebug.core.model import Noun
 
 LEAST_POINTS = 8
@@ -41,7 +43,9 @@ class Forecast(Noun, frozen=True, kw_only=True):
     saves_left: int | None = (
         None  # the checkpoint of this number does not fit any more; 1: the next one
     )
-    save: float | None = None  # what one checkpoint writes
+    checkpoint_bytes: float | None = msgspec.field(
+        default=None, name="save"
+    )  # what one checkpoint writes; "save" in JSON
     period: float | None = None  # seconds between two checkpoints
     trusted: bool = False  # it is no further ahead than what was watched allows
 
@@ -59,13 +63,13 @@ def forecast(points: Sequence[Point], free: float) -> Forecast:
     space = free + points[-1].used - min(point.used for point in points if point.at >= bursts.last)
     number = _first_that_fails(bursts, space)
     if number is None:
-        return Forecast(save=bursts.written, period=bursts.period)
+        return Forecast(checkpoint_bytes=bursts.written, period=bursts.period)
     left = max(0.0, bursts.last + number * bursts.period - now)
     return Forecast(
         per_second=bursts.kept / bursts.period,
         seconds_left=left,
         saves_left=number,
-        save=bursts.written,
+        checkpoint_bytes=bursts.written,
         period=bursts.period,
         trusted=_near(left, span),
     )

@@ -87,9 +87,9 @@ def forecast_words(ahead: Forecast) -> str:
     if ahead.seconds_left is None:
         return ""
     left = duration_words(ahead.seconds_left)
-    if ahead.saves_left is None or ahead.save is None or ahead.period is None:
+    if ahead.saves_left is None or ahead.checkpoint_bytes is None or ahead.period is None:
         return f"{size_words(ahead.per_second)}/s: full in {left}"
-    checkpoint = f"{size_words(ahead.save)} every {duration_words(ahead.period)}"
+    checkpoint = f"{size_words(ahead.checkpoint_bytes)} every {duration_words(ahead.period)}"
     if ahead.saves_left == 1:
         return f"{checkpoint}: the next save, due in {left}, will not fit"
     return f"{checkpoint}: full in {ahead.saves_left} saves, {left}"

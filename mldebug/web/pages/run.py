@@ -117,16 +117,16 @@ def _facts(run: RunState) -> Iterator[RunFact]:
 
 
 def _lines(run: RunState) -> Iterable[str]:
-    return (*([run.devices] if run.devices else []), *lines_of(run.saves, run.id))
+    return (*([run.devices] if run.devices else []), *lines_of(run.checkpoint_series, run.id))
 
 
 def _gaps(snapshot: Snapshot, run: RunState) -> Iterator[Gap]:
     """Of its own processes, each reason once."""
-    pids, seen = {*run.ranks.values()}, set()
+    pids, shown = {*run.ranks.values()}, set()
     for gap in snapshot.gaps:
         key = (gap.what, gap.reason, gap.way_out)
-        if gap.pid in pids and key not in seen:
-            seen.add(key)
+        if gap.pid in pids and key not in shown:
+            shown.add(key)
             yield Gap(
                 what=clean(gap.what, 80),
                 reason=clean(gap.reason, 300),

@@ -68,7 +68,7 @@ class StoragePageData(msgspec.Struct, frozen=True, kw_only=True):
     alarms: tuple[str, ...]
     blocked: tuple[StorageIncident, ...]
     groups: tuple[ItemGroup, ...]
-    saves: tuple[CheckpointSeriesRow, ...]
+    checkpoint_series: tuple[CheckpointSeriesRow, ...]
     levels: tuple[ListItem, ...]
     ranks: tuple[RankMemoryRow, ...]
     more_ranks: int
@@ -89,14 +89,17 @@ class StoragePage:
         memory = snapshot.memory or NodeMemory()
         found = tuple(_alarms(snapshot))
         ranks = sorted(memory.ranks, key=lambda one: -one.own)
-        states = (*snapshot.saves, *(one for run in snapshot.runs for one in run.saves))
+        states = (
+            *snapshot.checkpoint_series,
+            *(one for run in snapshot.runs for one in run.checkpoint_series),
+        )
         names = {run.id: clean(run.name, 60) for run in snapshot.runs}
         return StoragePageData(
             lead=_lead(snapshot, len(found)),
             alarms=found,
             blocked=tuple(_blocked(snapshot)),
             groups=tuple(groups(snapshot.storage)) if snapshot.storage else (),
-            saves=tuple(_checkpoint_rows(states, names, snapshot.at)),
+            checkpoint_series=tuple(_checkpoint_rows(states, names, snapshot.at)),
             levels=tuple(_level(level, memory) for level in memory.levels),
             ranks=tuple(_rank(rank, names) for rank in ranks[:MOST]),
             more_ranks=max(0, len(ranks) - MOST),

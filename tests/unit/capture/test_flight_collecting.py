@@ -337,7 +337,7 @@ def test_a_hook_that_did_not_answer_leaves_the_ways_that_cost_nothing(
     collector: FlightRecorderCollector, tmp_path: Path
 ) -> None:
     with met(collector, tmp_path) as one:
-        rank = msgspec.structs.replace(one.captured(WAITS), said=HookState())
+        rank = msgspec.structs.replace(one.captured(WAITS), hook=HookState())
         found = add(collector, rank)
         assert (told(found), found.gaps) == (
             {},

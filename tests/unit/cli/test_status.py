@@ -153,7 +153,7 @@ def test_a_quiet_run_says_why_it_is_quiet() -> None:
 def test_what_ranks_say_of_themselves_stands_beside_the_step() -> None:
     said = dict.fromkeys((0, 1), HookState(step=1200, phase="checkpoint_save", phase_age=12.0))
     said |= {2: HookState(step=1199, phase="data_wait", phase_age=900.0), 3: HookState(step=1200)}
-    text = " ".join(beside(watched(said=said)).split())
+    text = " ".join(beside(watched(hooks=said)).split())
     assert (
         "step 1200, loss 2.5, ranks 0-1 in checkpoint_save for 12 s, rank 2 in data_wait for 15 min,"
         " log"
@@ -163,10 +163,10 @@ def test_what_ranks_say_of_themselves_stands_beside_the_step() -> None:
 def test_who_is_behind_is_told_and_a_phase_of_a_moment_is_not() -> None:
     said = dict.fromkeys(range(3), HookState(step=1200, phase="data_wait", phase_age=0.01))
     ranks = {rank: 100 + rank for rank in range(4)}
-    text = " ".join(beside(watched(said=said, ranks=ranks)).split())
+    text = " ".join(beside(watched(hooks=said, ranks=ranks)).split())
     assert "loss 2.5, hook in 3 of 4 ranks, log" in text
     said |= {3: HookState(step=1150)}
-    text = " ".join(beside(watched(said=said, ranks=ranks)).split())
+    text = " ".join(beside(watched(hooks=said, ranks=ranks)).split())
     assert "loss 2.5, rank 3 at step 1150 of 1200, log" in text
 
 

@@ -318,14 +318,14 @@ def test_a_node_may_announce_its_runs_in_several_circles() -> None:
     first = news("0-1", signals=(step,))
     one.update(msgspec.structs.replace(announced("n1", first), circle="a"), "10.0.0.1", 0.0)
     one.update(msgspec.structs.replace(announced("n1", other), circle="b"), "10.0.0.1", 4.0)
-    (member,) = one.view("n1", [], 4.0).members
+    (member,) = one.view("n1", [], 4.0).peers
     assert {run.key for run in member.runs} == {KEY, other.key}
     (signal,) = one.word(news("2-3"), "n2", 4.0).signals
     assert signal.age == 5.0
 
     later = 2 * FRESH  # the first run has ended: nobody announces it
     one.update(msgspec.structs.replace(announced("n1", other), circle="b"), "10.0.0.1", later)
-    assert [run.key for run in one.view("n1", [], later).members[0].runs] == [other.key]
+    assert [run.key for run in one.view("n1", [], later).peers[0].runs] == [other.key]
 
 
 def test_who_does_not_lead_a_run_calls_nobody() -> None:
@@ -353,7 +353,7 @@ def test_who_is_long_gone_is_forgotten() -> None:
     one = Coordinator()
     three(one, 0.0, "watching", "watching", "watching")
     list(one.due(KEPT + 1.0))
-    assert one.view("n1", ["n2", "10.0.0.9"], KEPT + 1.0).members[0].seen is None
+    assert one.view("n1", ["n2", "10.0.0.9"], KEPT + 1.0).peers[0].seconds_ago is None
 
 
 def test_progress_of_others_travels_with_its_age() -> None:
@@ -384,10 +384,10 @@ def test_two_nodes_of_one_name_are_not_mixed() -> None:
     one.update(announced("n1", news("0")), "10.0.0.1", 0.0)
     one.update(announced("n1", news("5"), agent="liar"), "10.0.0.66", 1.0)
     assert "10.0.0.1" in one.refused["10.0.0.66"]
-    assert one.view("n1", [], 1.0).members[0].runs[0].ranks == "0"
+    assert one.view("n1", [], 1.0).peers[0].runs[0].ranks == "0"
 
     one.update(announced("n1", news("1"), agent="restarted"), "10.0.0.1", 2.0)
-    assert one.view("n1", [], 2.0).members[0].runs[0].ranks == "1"
+    assert one.view("n1", [], 2.0).peers[0].runs[0].ranks == "1"
 
 
 def test_attempts_are_told_apart() -> None:

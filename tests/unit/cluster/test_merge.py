@@ -53,7 +53,7 @@ def report_of(*arguments: object, **more: object) -> Report:
     (one,) = merged(*arguments, **more).runs  # type: ignore[arg-type]
     return build_report(
         diagnose(*one), one.captures, kind="manual", trigger="manual", detected_at=1.7e9,
-        reported_at=1.7e9, stall=Stall(timeout_seconds=None, why=""), versions={}, asked=one.asked,
+        reported_at=1.7e9, stall=Stall(timeout_seconds=None, why=""), versions={}, queried=one.queried,
     )  # fmt: skip
 
 
@@ -284,7 +284,7 @@ def test_of_two_nodes_that_show_one_rank_neither_is_believed() -> None:
     captures = run(3, 2, {5: sleeper()})
     liar = node_capture("a4", [rank(5, waiter(), 6), rank(0, sleeper(), 6)])
     (one,) = merged(captures | {"a4": liar}).runs
-    refused = {node.name: node.reason for node in one.asked.nodes if node.state == "refused"}
+    refused = {node.name: node.reason for node in one.queried.nodes if node.state == "refused"}
 
     assert refused == {
         "a1": "its answer shows rank 0, which a4 shows too",
@@ -300,7 +300,7 @@ def test_where_all_contradict_one_another_there_is_no_run() -> None:
     found = merged(captures | {"a2": node_capture("a2", captures["a1"].ranks)})
 
     assert not found.runs
-    assert {node.state for node in found.asked.nodes} == {"refused"}
+    assert {node.state for node in found.queried.nodes} == {"refused"}
 
 
 def test_two_names_of_one_machine_are_one_node() -> None:
@@ -310,7 +310,7 @@ def test_two_names_of_one_machine_are_one_node() -> None:
     (one,) = merge(NodeReplies(answers), "").runs
 
     assert [capture.node for capture in one.captures] == ["a1", "a2"]
-    assert not one.asked.absent
+    assert not one.queried.absent
     assert named(diagnose(*one)) == [3]
 
 
@@ -327,7 +327,7 @@ def test_impossible_numbers_are_refused_in_words(ranks: list, words: str) -> Non
     captures = run(2, 4, {5: sleeper()}) | {"zz": node_capture("zz", ranks)}
     (one,) = merged(captures).runs
 
-    assert [n.reason for n in one.asked.nodes if n.name == "zz"] == [f"its answer {words}"]
+    assert [n.reason for n in one.queried.nodes if n.name == "zz"] == [f"its answer {words}"]
     assert [mark.message for mark in one.captures[0].remarks] == [
         f"zz is not believed: its answer {words}"
     ]
@@ -364,7 +364,7 @@ def test_a_node_of_another_world_size_is_refused() -> None:
     captures["a3"] = node_capture("a3", [rank(6, waiter(), 8), rank(7, waiter(), 8)])
     (one,) = merged(captures).runs
 
-    reasons = {node.name: node.reason for node in one.asked.nodes if node.reason}
+    reasons = {node.name: node.reason for node in one.queried.nodes if node.reason}
     assert reasons == {"a3": "its answer says a world of 8 ranks where the others say 6"}
 
 
@@ -373,7 +373,7 @@ def test_one_node_with_many_ranks_does_not_outvote_the_others() -> None:
     captures["zz"] = node_capture("zz", [rank(n, waiter(), 5000) for n in range(6, 200)])
     (one,) = merged(captures).runs
 
-    assert [node.name for node in one.asked.nodes if node.state == "refused"] == ["zz"]
+    assert [node.name for node in one.queried.nodes if node.state == "refused"] == ["zz"]
     assert named(diagnose(*one)) == [1]
 
 
@@ -422,7 +422,7 @@ def test_the_stored_files_give_the_same_judgement(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     recorded = load_evidence(tmp_path)
 
-    assert diagnose(recorded.captures, recorded.asked) == diagnose(*one)
+    assert diagnose(recorded.captures, recorded.queried) == diagnose(*one)
 
 
 @pytest.mark.parametrize("what", ["cpu_ratio", "started_at"])
@@ -440,7 +440,7 @@ def test_a_number_that_cannot_be_costs_its_own_node(what: str) -> None:
         captures["a1"] = msgspec.structs.replace(captures["a1"], job=job)
     (found,) = merged(captures).runs
 
-    assert found.asked.named("refused") == ("a1",)
+    assert found.queried.named("refused") == ("a1",)
     assert [one.node for one in found.captures] == ["a2", "a3"]
 
 
@@ -457,7 +457,7 @@ def test_where_the_first_node_has_died_who_sleeps_is_named_while_others_wait(
         seen["a2" if number < 4 else "a3"].append(rank(number, waiter(), 6))
     captures = {name: node_capture(name, ranks) for name, ranks in seen.items() if ranks}
     run_ = merged(captures, silent("a1"), "").runs[0]
-    found = diagnose(run_.captures, run_.asked).diagnosis
+    found = diagnose(run_.captures, run_.queried).diagnosis
     assert [(one.rank, one.node) for one in found.culprits] == ([(3, "a2")] if is_named else [])
     assert found.confidence is Confidence.LOW
 
@@ -470,7 +470,7 @@ def rack_words(odd: tuple[int, ...], *lost: str, topology: dict[str, str] = RACK
     found = run(4, 2, dict.fromkeys(odd, sleeper()))
     captures = {name: one for name, one in found.items() if name not in lost}
     run_ = merged(captures, silent(*lost), "").runs[0]
-    told = diagnose(run_.captures, placed(run_.asked, topology)).diagnosis
+    told = diagnose(run_.captures, placed(run_.queried, topology)).diagnosis
     return [one for one in told.evidence if "rack" in one]
 
 

@@ -331,7 +331,7 @@ def test_who_follows_speaks_for_those_who_do_not_reach_the_coordinator(loop: Loo
     n2.update(told, "10.0.0.3", 101.0)  # it comes itself: what others say of it counts no more
     n2.update_relayed(msgspec.structs.replace(ours, relayed=()), 102.0)
     n2.update_relayed(ours, 102.0)
-    assert [one.address for one in n2.view("n2", (), 102.0).members] == ["10.0.0.3"]
+    assert [one.address for one in n2.view("n2", (), 102.0).peers] == ["10.0.0.3"]
     n2.update_relayed(ours, 108.0)  # it comes no more, and still speaks by way of the other
     assert n2.is_relayed("n3")
 
@@ -414,7 +414,7 @@ def test_who_announces_himself_is_told_what_others_know(loop: Loop) -> None:
     loop.ask(Announcement(node="n7", agent="7", port=1, runs=(first,)))
     welcome = loop.ask(Announcement(node="n8", agent="8", port=1, runs=(second,))).result(0)
     assert [one.value for one in welcome.runs[0].signals] == [5.0]
-    assert [one.node for one in loop.ask(None).result(0).members] == ["n7", "n8", "n2"]
+    assert [one.node for one in loop.ask(None).result(0).peers] == ["n7", "n8", "n2"]
 
 
 def test_a_run_that_nobody_knows_cannot_be_dumped(loop: Loop) -> None:
@@ -438,8 +438,8 @@ def test_whoever_is_not_root_has_his_own_runs_captured_and_no_others(loop: Loop)
         loop.ask(DumpOrder(job="root.py", uid=1000)).result(0)
     seen = loop.ask(None).result(0)
     assert of_user(seen, None) is seen
-    assert [(one.node, one.runs) for one in of_user(seen, 1001).members] == [("n7", (theirs,))]
-    assert of_user(seen, 1002).members == ()
+    assert [(one.node, one.runs) for one in of_user(seen, 1001).peers] == [("n7", (theirs,))]
+    assert of_user(seen, 1002).peers == ()
 
 
 def test_nodes_that_could_not_be_asked_at_all_are_told_of(loop: Loop) -> None:
@@ -479,7 +479,7 @@ def test_the_list_of_the_scheduler_tells_which_nodes_have_no_rank(loop: Loop) ->
         loop.ask(Announcement(node=f"a{number}", agent=str(number), port=1, runs=runs))
     leader = loop.members.leader
     (call,) = leader._coordinator.named("")
-    assert [one.name for one in leader._unheard_of(call, time.monotonic())] == ["a3", "n2"]
+    assert [one.name for one in leader._not_announced(call, time.monotonic())] == ["a3", "n2"]
 
     found = captures_of(2, 2)
     jobs = {
@@ -815,7 +815,7 @@ def test_a_node_that_is_asked_under_two_names_answers_once() -> None:
     told = asked(Nodes(doubled), *(f"{name}.cluster" for name in replies)).run
     assert told is not None
     assert [one.node for one in told.captures] == list(replies)
-    assert [one.name for one in told.asked.nodes] == list(replies)
+    assert [one.name for one in told.queried.nodes] == list(replies)
 
 
 def test_who_was_heard_of_last_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -868,7 +868,7 @@ def test_a_capture_of_another_run_is_refused() -> None:
     told = asked(Nodes(replies)).run
     assert told is not None
     assert [one.node for one in told.captures] == ["a1", "a2"]
-    states = {one.name: (one.state, one.reason) for one in told.asked.nodes}
+    states = {one.name: (one.state, one.reason) for one in told.queried.nodes}
     assert states["a3"] == ("refused", "its answer is of another run")
 
 

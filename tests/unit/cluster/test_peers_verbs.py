@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.cluster.messages import ClusterView, DumpOrder, MemberView, RunNews
+from mldebug.cluster.messages import ClusterView, DumpOrder, PeerView, RunNews
 from mldebug.core.errors import MldebugError
 from mldebug.status.cluster_lines import cluster_lines
 from mldebug_agents.cluster.peers.net.client import Peer
@@ -75,15 +75,15 @@ def view(host: str) -> bytes:
     if host == "c1":
         raise SilentError("no answer in 3 s")
     run = RunNews(key=("env", "0", host), name="train", world_size=2, ranks="0-1")
-    members = (MemberView(node=f"node-{host}", seen=1.0, runs=(run,)),)
-    return msgspec.json.encode(ClusterView(coordinator=host, members=members))
+    members = (PeerView(node=f"node-{host}", seconds_ago=1.0, runs=(run,)),)
+    return msgspec.json.encode(ClusterView(coordinator=host, peers=members))
 
 
 @pytest.mark.parametrize("count", [2, 6, 64])
 def test_one_silent_coordinator_hides_only_its_own_runs(count: int) -> None:
     nodes = Coordinators(count, view)
     shown = nodes.verb(CLUSTER_PATH)
-    assert {one.node for one in shown.members} == {
+    assert {one.node for one in shown.peers} == {
         f"node-c{number}" for number in range(count) if number != 1
     }
     assert shown.silent == {"c1:1": "no answer in 3 s"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mldebug.cluster.messages import ClusterView, MemberView, RunNews
+from mldebug.cluster.messages import ClusterView, PeerView, RunNews
 from mldebug.cluster.run_identity import run_id
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.cluster.peers.reach import run_elsewhere
@@ -22,7 +22,7 @@ def news(key: tuple[str, ...], ranks: str, name: str = "train.py") -> RunNews:
 
 def view(**nodes: tuple[RunNews, ...]) -> ClusterView:
     return ClusterView(
-        coordinator="n1", members=tuple(MemberView(node=n, runs=r) for n, r in nodes.items())
+        coordinator="n1", peers=tuple(PeerView(node=n, runs=r) for n, r in nodes.items())
     )
 
 

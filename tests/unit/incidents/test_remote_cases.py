@@ -83,7 +83,7 @@ def crash(all_nodes: MergedRun) -> tuple[Run, AttemptExit]:
 def test_who_coordinates_from_outside_goes_on_after_a_restart(all_nodes: MergedRun) -> None:
     books = Books({})
     IncidentManager(books).remote.together(
-        None, "first", all_nodes.captures, all_nodes.asked, "captured 3 nodes"
+        None, "first", all_nodes.captures, all_nodes.queried, "captured 3 nodes"
     )
     later = Books(books.told)
     incidents = IncidentManager(later)
@@ -133,7 +133,7 @@ def test_where_the_crash_was_here_the_report_of_it_goes_on(all_nodes: MergedRun)
     assert run.incident is not None
     incident = run.incident.id
     incidents.remote.together(
-        run, incident, all_nodes.captures, all_nodes.asked, "captured 3 nodes"
+        run, incident, all_nodes.captures, all_nodes.queried, "captured 3 nodes"
     )
     report = books.reports[incident]
     assert (report.kind, len(report.nodes)) == ("abnormal_end", 3)
@@ -193,7 +193,9 @@ def test_a_stall_that_was_told_alone_first_is_counted_once(all_nodes: MergedRun)
     assert run.incident is not None
     run.incident = msgspec.structs.replace(run.incident, shared=False)
     incidents.captured(run, all_nodes.captures[0])
-    incidents.remote.together(run, "first", all_nodes.captures, all_nodes.asked, "captured 3 nodes")
+    incidents.remote.together(
+        run, "first", all_nodes.captures, all_nodes.queried, "captured 3 nodes"
+    )
     assert sum(incidents.counts.values()) == 1
 
 
@@ -209,14 +211,14 @@ def test_who_reported_alone_and_comes_back_says_what_all_have_come_to(all_nodes:
     alone = books.reports["first"].diagnosis.summary
 
     three = incidents.remote.together(
-        None, "x", all_nodes.captures, all_nodes.asked, "captured 3 nodes"
+        None, "x", all_nodes.captures, all_nodes.queried, "captured 3 nodes"
     )
     three = msgspec.structs.replace(three, report="first", node="n1")
     incidents.remote.add_whole(run, three)
     assert books.reports["first"].diagnosis.summary == three.diagnosis.summary != alone
     fewer = msgspec.structs.replace(three.diagnosis, summary="of nobody")
     assert run.incident is not None
-    told = msgspec.structs.replace(run.incident, across=all_nodes.captures)
+    told = msgspec.structs.replace(run.incident, node_captures=all_nodes.captures)
     run.incident = told
     incidents.remote.add_whole(run, msgspec.structs.replace(three, nodes=1, diagnosis=fewer))
     assert books.reports["first"].diagnosis.summary == three.diagnosis.summary

@@ -209,7 +209,7 @@ def test_first_and_last_rank_are_asked_first() -> None:
     ]
     asked = [rank.rank for rank in job_logs._to_ask(ranks)]
     assert asked[:3] == [0, 98, 1]
-    assert len(asked) == job_logs.MAX_ASKED
+    assert len(asked) == job_logs.MAX_RANKS
     assert [rank.rank for rank in job_logs._to_ask(ranks[:1])] == [0]
     assert [rank.rank for rank in job_logs._to_ask(ranks[:2])] == [0, 1]
 

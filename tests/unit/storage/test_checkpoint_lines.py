@@ -29,7 +29,7 @@ def series(count: int) -> CheckpointSeries:
 
 def test_each_series_is_told_with_its_newest_saves() -> None:
     state = series_state(series(12), ("", "/ckpt/\x1b[0mname", "step_#"), NOW)
-    part = checkpoints_part(Snapshot(node="n", at=NOW, started_at=NOW, saves=(state,)))
+    part = checkpoints_part(Snapshot(node="n", at=NOW, started_at=NOW, checkpoint_series=(state,)))
     told = StorageState(parts=(part,))
     lines = [one.text for one in storage_lines(told)]
     assert lines[0] == "Checkpoints:"

@@ -144,7 +144,7 @@ def test_a_place_is_learned_from_an_open_file_and_growth_is_progress(setting: Se
 def test_a_capture_says_what_would_be_lost(setting: Setting) -> None:
     setting.look(setting.runs())
     capture = NodeCapture(node="n", taken_at=0.0, job=Job(id="r1", name="x", launcher="x"))
-    assert setting.board.capture(capture).saves.startswith("no complete checkpoint in")
+    assert setting.board.capture(capture).checkpoints.startswith("no complete checkpoint in")
 
 
 def test_a_learned_place_survives_a_restart_of_the_agent(setting: Setting) -> None:

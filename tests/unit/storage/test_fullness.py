@@ -44,7 +44,7 @@ def test_even_growth_is_foretold_within_a_fifth(rate: float) -> None:
 def test_saves_that_stay_are_counted() -> None:
     told = forecast(sawtooth(6, 28 * MINUTE, 412 * GIB, 412 * GIB), free=1000 * GIB)
     assert told.saves_left == 3
-    assert told.save == pytest.approx(412 * GIB, rel=0.05)
+    assert told.checkpoint_bytes == pytest.approx(412 * GIB, rel=0.05)
     assert told.period == pytest.approx(28 * MINUTE, rel=0.05)
     assert told.seconds_left is not None
     assert 2 * 28 * MINUTE <= told.seconds_left <= 3 * 28 * MINUTE
@@ -142,7 +142,9 @@ def test_the_nearest_folder_says_what_counts() -> None:
 def test_alarms_are_sentences_that_say_what_happens_then() -> None:
     now = fullness(100 * GIB, 9 * GIB, 9 * GIB, 1000, 100, 1.0)
     ahead = Forecast(seconds_left=7200.0, trusted=True)
-    last = Forecast(saves_left=1, save=20.0 * GIB, period=1680.0, seconds_left=720.0, trusted=True)
+    last = Forecast(
+        saves_left=1, checkpoint_bytes=20.0 * GIB, period=1680.0, seconds_left=720.0, trusted=True
+    )
     told = fullness_alerts(
         "/data (nfs01:/data)", now, (UsageLimit(ratio=0.85), 0.85), (last, ahead), (86400.0, 3)
     )

@@ -70,9 +70,9 @@ def test_an_open_incident_about_storage_is_linked() -> None:
 def test_whoever_would_lose_most_comes_first_and_before_him_whom_nobody_knows() -> None:
     lost = [("a", 5.0), ("b", 900.0), ("c", None)]
     states = tuple(saved(series=name, lost_seconds=seconds) for name, seconds in lost)
-    found = built(quiet(saves=states)).saves
+    found = built(quiet(checkpoint_series=states)).checkpoint_series
     assert [one.place[-1] for one in found] == ["c", "b", "a"]
-    again = built(quiet(saves=states[::-1])).saves
+    again = built(quiet(checkpoint_series=states[::-1])).checkpoint_series
     assert {one.place: one.id for one in again} == {one.place: one.id for one in found}
     assert len({one.id for one in found}) == 3
     assert [one.lost for one in found] == ["", "15m of work and 104 steps", "5s of work and 104 steps"]  # fmt: skip
@@ -112,7 +112,7 @@ def test_parts_that_are_stuck_or_fail_are_told_and_others_are_not() -> None:
 
 def test_gaps_stand_there_once() -> None:
     gap = Gap(what="memory of /x", reason="permission denied", way_out="run as root")
-    told = quiet(memory=NodeMemory(gaps=(gap, gap)), saves=(saved(gaps=(gap,)),))
+    told = quiet(memory=NodeMemory(gaps=(gap, gap)), checkpoint_series=(saved(gaps=(gap,)),))
     assert built(told).gaps == (gap,)
     assert "permission denied" in page(told)
 
@@ -132,7 +132,7 @@ def test_hostile_names_are_text() -> None:
     rows = ({"quota": HOSTILE, "line": HOSTILE * 9, "used_ratio": 2.5}, {"path": None, "line": None}, {})  # fmt: skip
     told = quiet(
         storage=StorageState(parts=(filesystems(seen), part(HOSTILE, *rows), part("quotas", *rows))),
-        saves=(saved(run=HOSTILE, folder=HOSTILE, series=HOSTILE, sentence=HOSTILE, gaps=(Gap(what=HOSTILE, reason=HOSTILE),)),),
+        checkpoint_series=(saved(run=HOSTILE, folder=HOSTILE, series=HOSTILE, sentence=HOSTILE, gaps=(Gap(what=HOSTILE, reason=HOSTILE),)),),
         memory=memory(run=HOSTILE),
     )  # fmt: skip
     html = page(told)

@@ -178,7 +178,7 @@ def test_ranks_tell_their_steps_phases_and_who_is_behind() -> None:
         0: HookState(step=43, step_age=0.1),
         1: HookState(step=40, phase="data_wait", phase_age=9.0),
     }
-    run = replace(moving(ranks=3), said=said, lost=(3,), exits={3: "killed by SIGKILL (9)"})
+    run = replace(moving(ranks=3), hooks=said, lost=(3,), exits={3: "killed by SIGKILL (9)"})
     lost, first, second, silent = grid(run).rows
     assert (lost.rank, lost.kind, lost.doing, lost.pid) == (3, "exited", "killed by SIGKILL (9)", None)  # fmt: skip
     assert (first.step, first.kind) == ("43", "stepping")
@@ -187,7 +187,7 @@ def test_ranks_tell_their_steps_phases_and_who_is_behind() -> None:
 
 
 def test_a_rank_that_nobody_looked_at_is_not_called_well_while_its_run_is_quiet() -> None:
-    run = replace(stalled(), classes={}, said={1: HookState(step=9, step_age=75.0)})
+    run = replace(stalled(), classes={}, hooks={1: HookState(step=9, step_age=75.0)})
     roles = {one.rank: (one.role, one.kind) for one in grid(run).cells}
     assert roles[0] == ("unseen", "not looked at yet")
     assert roles[1] == ("unseen", "between steps")

@@ -189,9 +189,9 @@ def test_what_others_write_and_save_is_hidden() -> None:
     )  # fmt: skip
     storage = StorageState(parts=(CollectorState(name="x", at=1.0, measures=measures, rows=rows),))
     places = (SeriesState(folder="/ckpt/other", series="step_#"),)
-    seen = msgspec.structs.replace(SEEN, storage=storage, saves=places)
+    seen = msgspec.structs.replace(SEEN, storage=storage, checkpoint_series=places)
     theirs = view(seen, PeerCredentials(1, NOBODY), None)
-    assert theirs.saves == ()
+    assert theirs.checkpoint_series == ()
     assert theirs.storage is not None
     assert {name: len(rows) for name, rows in theirs.storage.rows.items()} == {
         "writers": 1,

@@ -121,7 +121,7 @@ class FlightRecorderCollector:
 
     def _facts(self, job: str, rank: RankCapture) -> RankFacts:
         """The facts of a rank; its PyTorch version is read now if it was not read yet."""
-        entry, hooked = self._rank_record(rank.identity), rank.said is not None
+        entry, hooked = self._rank_record(rank.identity), rank.hook is not None
         if entry is None:
             return RankFacts(rank=rank.identity.rank, hooked=hooked)
         software = entry.software

@@ -87,8 +87,8 @@ def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCo
             alone=True,
             between=GPU_BETWEEN,
         )
-        seen = look.take()
-    found = examined(seen, look.agent_snapshot, os.geteuid())
+        overview = look.take()
+    found = examined(overview, look.agent_snapshot, os.geteuid())
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:

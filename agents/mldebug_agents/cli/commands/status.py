@@ -276,7 +276,7 @@ def _watched(
     )
     if run.devices:
         yield Text(clean(f"  {run.devices}", 400))
-    for line in lines_of(run.saves, run.id):
+    for line in lines_of(run.checkpoint_series, run.id):
         yield Text(clean(f"  {line}", 400))
     for line in rank_lines(events, run, now):
         yield Text(clean(f"  {line}", 400), style="red")

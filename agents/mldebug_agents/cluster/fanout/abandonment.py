@@ -12,13 +12,13 @@ from typing import NoReturn
 
 PATIENCE = 2.0  # seconds between the signal that asks to end and the one that ends
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """A context in which SIGTERM and a closed terminal end the block as an exception, so that it can end what it has started."""
-    before = {number: signal.getsignal(number) for number in _ENDING}
+    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
     for number, old in before.items():
         if old is not signal.SIG_IGN:  # nohup
             signal.signal(number, _leave)
@@ -30,7 +30,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    for each in _ENDING:
+    for each in _STOP_SIGNALS:
         signal.signal(each, signal.SIG_DFL)  # a second one ends at once
     raise SystemExit(128 + number)
 

@@ -20,7 +20,7 @@ from mldebug_agents.system.spawn import Spawner
 
 _LABEL = re.compile(r" *([0-9]{1,6}): ")  # of srun --label
 MAX_MESSAGE = 64 << 10
-ENDING = 3.0  # seconds for the child to end what it has started
+GRACE = 3.0  # seconds for the child to end what it has started
 BATCH = 2.0  # seconds that one more round of connections takes at least
 
 Progress = Callable[[int, tuple[str, ...]], None]
@@ -168,7 +168,7 @@ def _news(
 def _end(worker: ForkedWorker) -> None:
     """Hang up, and let it end what it has started; it is killed when it does not."""
     worker.hang_up()
-    deadline = time.monotonic() + ENDING
+    deadline = time.monotonic() + GRACE
     while not worker.gone() and time.monotonic() < deadline:
         time.sleep(0.02)
     worker.kill()

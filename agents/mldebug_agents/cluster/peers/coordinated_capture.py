@@ -28,11 +28,11 @@ MAX_AGE = 30.0  # seconds before the order was sent, in which a capture was begu
 
 
 class NodeToAsk(NamedTuple):
-    """One node to be captured; `seen`: when it announced itself last (monotonic), None: never."""
+    """One node to be captured; `announced_at`: when it announced itself last (monotonic), None: never."""
 
     name: str
     to: Peer
-    seen: float | None
+    announced_at: float | None
 
 
 class CaptureRound(NamedTuple):
@@ -111,13 +111,13 @@ def ask_all(
 
 def _since(node: NodeToAsk) -> float:
     """Sort key: nodes that announced themselves lately come first."""
-    return math.inf if node.seen is None else -node.seen
+    return math.inf if node.announced_at is None else -node.announced_at
 
 
 def _completed(run: MergedRun, gaps: tuple[Gap, ...], topology: Topology | None) -> MergedRun:
     first, *others = run.captures
     first = msgspec.structs.replace(first, gaps=(*gaps, *first.gaps))
-    return MergedRun((first, *others), placed(run.asked, topology))
+    return MergedRun((first, *others), placed(run.queried, topology))
 
 
 def _once_each(answers: Iterable[_CaptureAnswer]) -> Iterator[_CaptureAnswer]:
@@ -137,7 +137,7 @@ def _answer(
     node: NodeToAsk, shot: NodeAnswer, key: RunKey, clock: Callable[[], float]
 ) -> _CaptureAnswer:
     """What came of one node. Its own clock is used for the age of its capture alone."""
-    last_seen = None if node.seen is None else time.time() - (clock() - node.seen)
+    last_seen = None if node.announced_at is None else time.time() - (clock() - node.announced_at)
     failed = partial(QueriedNode, name=node.name, last_seen=last_seen)
     try:
         reply = _reply(shot, key)

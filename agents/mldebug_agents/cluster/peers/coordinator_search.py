@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.cluster.messages import MAX_WELCOME, Announcement, Welcome, believed_welcome, read
-from mldebug.cluster.roster import MAX_MEMBERS
+from mldebug.cluster.roster import MAX_PEERS
 from mldebug.cluster.run_identity import is_loopback
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.model import Job
@@ -38,7 +38,7 @@ def candidates(job: Job, port: int) -> tuple[Peer, ...]:
     return tuple(Peer(host, port) for host in hosts)
 
 
-def listed(text: str, most: int = MAX_MEMBERS) -> tuple[str, ...]:
+def listed(text: str, most: int = MAX_PEERS) -> tuple[str, ...]:
     """The nodes in a scheduler's list, which a job wrote; empty where it cannot be read, or has more than `most` nodes."""
     try:
         return unfold_nodes(text, groups=False, most=most) if text else ()

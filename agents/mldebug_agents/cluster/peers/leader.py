@@ -52,7 +52,7 @@ MISSED = 2.5  # announcements that are due and have not come, after which a node
 ASK_DEADLINE = 60.0
 AT_ONCE = 4  # runs captured at the same time
 SCHEDULER = "the scheduler"
-MAX_TOLD = 4  # runs listed in an error
+MAX_LISTED = 4  # runs listed in an error
 NOT_HERE = "no node shows it here any more: the job is over, or another agent coordinates"
 
 Find = Callable[[RunKey, int | None], Run | None]
@@ -96,7 +96,7 @@ class Leader:
         self._due = now + BEAT
         for call in self._coordinator.due(now, self._leads):
             log.info("%s: asking %d nodes", call.news.name, len(call.peers))
-            if not self.worker.order(CaptureRound(call, self._unheard_of(call, now))):
+            if not self.worker.order(CaptureRound(call, self._not_announced(call, now))):
                 self._failed(call, "too many captures wait")
         for known, incident in self._coordinator.renamed():
             self._incidents.remote.rename_case(known, incident)
@@ -169,14 +169,16 @@ class Leader:
         job, calls = order.job, self._coordinator.named(order.job, order.uid)
         if len(calls) != 1:
             names = sorted({f"{run_id(call.news.key)} ({call.news.name})" for call in calls})
-            have = f": {', '.join(names[:MAX_TOLD])}" if calls else ""
+            have = f": {', '.join(names[:MAX_LISTED])}" if calls else ""
             count = (
                 f"{len(calls) or 'no'} runs"
                 if order.uid is None
                 else f"{len(calls) or 'none'} of your runs"
             )
             refuse(answer, MldebugError(f"{count} match {clean(job, 60)}{have}"))
-        elif not self.worker.order(CaptureRound(calls[0], self._unheard_of(calls[0], now), answer)):
+        elif not self.worker.order(
+            CaptureRound(calls[0], self._not_announced(calls[0], now), answer)
+        ):
             refuse(answer, MldebugError("too many captures wait"))
 
     def together(self, result: Result) -> None:
@@ -222,7 +224,7 @@ class Leader:
 
     def _listed(self, run: MergedRun) -> QueriedNodes:
         """Where every node that the scheduler has given the run was asked, these are all that it has."""
-        queried = self.judged(run.asked)
+        queried = self.judged(run.queried)
         lists = {capture.job.node_list for capture in run.captures}
         hosts = listed(lists.pop()) if len(lists) == 1 else ()
         short = {node.name.partition(".")[0] for node in queried.nodes}
@@ -241,12 +243,12 @@ class Leader:
         reason = f"{node.reason}, and it has announced itself {now - at:.0f} s ago"
         return msgspec.structs.replace(node, state="unable", reason=reason)
 
-    def _unheard_of(self, call: CaptureCall, now: float) -> tuple[NodeToAsk, ...]:
+    def _not_announced(self, call: CaptureCall, now: float) -> tuple[NodeToAsk, ...]:
         """Nodes that do not announce themselves here, or not any more; one of them may have coordinated before."""
         group = self._groups.of(self._find(call.news.key, None))
         peers = group.candidates if group is not None else ()
         view = self._coordinator.view(self._node, (peer.host for peer in peers), now)
-        never = {one.node for one in view.members if one.seen is None}
+        never = {one.node for one in view.peers if one.seconds_ago is None}
         idle = self._coordinator.idle(call, listed(call.node_list), now)
         lost = (
             NodeToAsk(

@@ -26,7 +26,7 @@ def run_elsewhere(job: str, snapshot: Snapshot, view: ClusterView) -> str | None
 
 
 def _shown(view: ClusterView) -> Iterator[tuple[str, RunNews]]:
-    return ((one.node, news) for one in view.members for news in one.runs if lives(news))
+    return ((one.node, news) for one in view.peers for news in one.runs if lives(news))
 
 
 def _is_ours(job: str, snapshot: Snapshot, node: str, news: RunNews) -> bool:

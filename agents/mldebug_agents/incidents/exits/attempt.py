@@ -50,13 +50,13 @@ class WatchedAttempt:
         self.judged_before = self.run.incident.exit if self.run.incident else None
         for one in ends.identities:
             self.identities.setdefault(one.rank, one)
-        seen = {one.rank: one for one in past(ends.exits)}
+        past_exits = {one.rank: one for one in past(ends.exits)}
         unseen = {
             rank: RankExit(rank=rank, pid=one.pid, moment=0)
             for rank, one in self.identities.items()
             if rank not in self.exits
         }
-        for rank, gone in (unseen | seen).items():
+        for rank, gone in (unseen | past_exits).items():
             mine = self.exits.get(rank)
             if rank not in here and (mine is None or mine.status is None):
                 self.exits[rank] = gone

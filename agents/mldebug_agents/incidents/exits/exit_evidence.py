@@ -80,11 +80,11 @@ class ExitEvidence:
                 notes.counters.setdefault(counter, [])
         whole = not job.lost and notes.pids <= {one.pid for one in job.ranks}
         count_kills(notes, whole=whole)
-        seen = (
+        mark = (
             self._kernel.mark()
         )  # often enough that only a flood overwrites what we have not read
         if whole:
-            notes.calm = [*notes.calm[-1:], seen]
+            notes.calm = [*notes.calm[-1:], mark]
 
     def forget(self, job_id: str) -> None:
         """Forget a job that is over and judged."""

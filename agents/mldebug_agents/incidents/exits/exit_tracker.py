@@ -136,8 +136,8 @@ class ExitTracker:
         one = self._jobs.get(look.job.id)
         if one is None or not one.exits:
             return look
-        job, seen = with_exits(look.job, look.look, one.exits)
-        return msgspec.structs.replace(look, job=job, look=seen)
+        job, look_now = with_exits(look.job, look.look, one.exits)
+        return msgspec.structs.replace(look, job=job, look=look_now)
 
     def exited(self, gone: ProcessExit) -> None:
         """Take the exit of a process."""

@@ -23,7 +23,7 @@ class AlikeRuns(NamedTuple):
     runs: int = 0
 
 
-class _SeenRun(NamedTuple):
+class _RecentRun(NamedTuple):
     at: float
     sign: str  # how it failed; "" where it did not
 
@@ -32,13 +32,13 @@ class SimilarRuns:
     """The runs of the last hour by their user and script."""
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[Hashable, str], _SeenRun] = {}
+        self._runs: dict[tuple[Hashable, str], _RecentRun] = {}
 
     def note(self, job: Job, launch: str, now: float, sign: str = "") -> None:
         """Note that a run lives, or how it failed. All attempts of a `launch` are one run."""
         key = (_script(job), launch)
         known = self._runs.pop(key, None)
-        self._runs[key] = _SeenRun(now, sign or (known.sign if known else ""))
+        self._runs[key] = _RecentRun(now, sign or (known.sign if known else ""))
         if len(self._runs) > MAX_RUNS:
             self._runs = dict(list(self._runs.items())[-MAX_RUNS:])
 

@@ -21,7 +21,7 @@ from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import FilePiece
 
 PAUSE = 0.02  # seconds between two looks whether they have answered
-MAX_ASKED = 256  # ranks of one node at once; each takes a descriptor
+MAX_RANKS = 256  # ranks of one node at once; each takes a descriptor
 WHAT = "Flight Recorder"
 _WHY = {
     "nccl": "TORCH_FR_BUFFER_SIZE is 0, or PyTorch is older than 2.5",
@@ -55,7 +55,7 @@ class HookFlightRecorder:
         with ExitStack() as stack:
             held = {
                 rank.rank: stack.enter_context(self._asking.hold(rank.pid))
-                for rank in ranks[:MAX_ASKED]
+                for rank in ranks[:MAX_RANKS]
             }
             starts = {rank.rank: rank.start_ticks for rank in ranks}
             processes = {

@@ -45,7 +45,7 @@ TIMEOUT = 5.0
 _ROOT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-MAX_ASKED = 8  # ranks of a job: rank 0 of the node is enough, if it lives
+MAX_RANKS = 8  # ranks of a job: rank 0 of the node is enough, if it lives
 
 
 class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +199,7 @@ def _failed(what: str, error: OSError) -> SwitchReply:
 
 def switch_request(job: Job, host: Host, reader: Reader) -> SwitchRequest | None:
     """The order to read the switches of a job; None where no rank on this node uses switches."""
-    for rank in job.ranks[:MAX_ASKED]:
+    for rank in job.ranks[:MAX_RANKS]:
         folder = _announced(rank, host, reader)
         if folder:
             inside = host.link(rank.pid, "ns/mnt") != host.link(os.getpid(), "ns/mnt")

@@ -22,7 +22,7 @@ from mldebug_agents.system.reader import Reader
 
 File = tuple[int, int]  # device, inode
 MAX_LOGS = 4  # followed per job
-MAX_ASKED = 16  # ranks whose descriptors are looked through in one search
+MAX_RANKS = 16  # ranks whose descriptors are looked through in one search
 BUDGET = 3.0  # seconds for the logs of one job in one look: one read that hangs, and the others
 SEARCH_EVERY, SEARCH_AGAIN = 60.0, 10.0  # seconds between two searches; where there was no log
 _OUTPUTS = ("fd/1", "fd/2")
@@ -272,7 +272,7 @@ def _ours(node: str, job: Job, before: Collection[int]) -> LogWriters:
 
 def _to_ask(ranks: Sequence[RankIdentity]) -> list[RankIdentity]:
     """First, last, then the others: Megatron prints on its last rank."""
-    return [*ranks[:1], *ranks[1:][-1:], *ranks[1:-1]][:MAX_ASKED]
+    return [*ranks[:1], *ranks[1:][-1:], *ranks[1:-1]][:MAX_RANKS]
 
 
 def _add(total: LogCounts, follower: LogFollower) -> LogCounts:

@@ -30,7 +30,7 @@ _NCCL = re.compile(
     re.MULTILINE,
 )
 _NUMBERED = re.compile(r"libnccl\.so\.(\d{1,3}\.\d{1,3}\.\d{1,3})")
-_TOLD = re.compile(r"^__version__(?: {0,2}: {0,2}str)? {0,4}= {0,4}['\"]([^'\"\n]{1,80})['\"]", re.MULTILINE)  # fmt: skip
+_VERSION_LINE = re.compile(r"^__version__(?: {0,2}: {0,2}str)? {0,4}= {0,4}['\"]([^'\"\n]{1,80})['\"]", re.MULTILINE)  # fmt: skip
 _HIP = re.compile(r"^hip\b[^=\n]{0,40}= {0,4}['\"]\d", re.MULTILINE)
 _DEFINED = re.compile(r"^#define NCCL_(MAJOR|MINOR|PATCH) (\d{1,4})\s*$", re.MULTILINE)
 MAX_VERSION_FILE = 64 << 10  # PyTorch's has some hundred bytes
@@ -95,7 +95,7 @@ def numbered(nccl: str) -> str:
 
 def software(version_text: str, nccl: str) -> Software:
     """The versions of PyTorch and NCCL, from the text of torch/version.py and NCCL's version."""
-    version = _TOLD.search(version_text)
+    version = _VERSION_LINE.search(version_text)
     rocm = _HIP.search(version_text) is not None
     return Software(torch=clean(version[1], 80) if version else "", nccl=nccl, rocm=rocm)
 

@@ -55,8 +55,8 @@ class ForkedTasks:
 
     def _reap(self, flags: int) -> None:
         for pid in list(self._running):
-            seen, status = os.waitpid(pid, flags)
-            if seen:
+            reaped, status = os.waitpid(pid, flags)
+            if reaped:
                 label, pipe = self._running.pop(pid)
                 self._results[label] = _read(pipe, status)
 

@@ -229,7 +229,7 @@ class TrialLeader:
             emit("untried", groups=len(groups))
             return []
         number, self._step = self._step, self._step + 1
-        seats = [[seat for member in group for seat in self._seats[member]] for group in groups]
+        seats = [[seat for number in group for seat in self._seats[number]] for group in groups]
         # the deadline of the others, also where no seat of this node takes part: whoever is still in this step is late in the next one, too
         until = time.monotonic() + self._order["step"] + KILLED + GRACE
         self._stand.publish(f"step/{number}", {"end": False, "groups": seats})

@@ -181,8 +181,8 @@ def reap(pids: dict[int, int]) -> list[tuple[int, int]]:
     """Those of the pids that have ended, with their exit codes (negative: a signal)."""
     found = []
     for pid in pids:
-        seen, status = os.waitpid(pid, os.WNOHANG)
-        if seen:
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+        if reaped:
             found.append(
                 (pid, os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status))
             )

@@ -208,15 +208,18 @@ class CheckpointMonitor:
         }
         return msgspec.structs.replace(
             snapshot,
-            runs=tuple(msgspec.structs.replace(run, saves=by_run[run.id]) for run in snapshot.runs),
-            saves=tuple(one for one in states if not one.run),
-            save_troubles=dict(self._troubles),
+            runs=tuple(
+                msgspec.structs.replace(run, checkpoint_series=by_run[run.id])
+                for run in snapshot.runs
+            ),
+            checkpoint_series=tuple(one for one in states if not one.run),
+            checkpoint_troubles=dict(self._troubles),
             sources=(*snapshot.sources, self.worker.state()),
         )
 
     def capture(self, capture: NodeCapture) -> NodeCapture:
         """Add to the capture a sentence about how much training would be lost if the run ended now."""
-        return msgspec.structs.replace(capture, saves=self._sentence(capture.job.id))
+        return msgspec.structs.replace(capture, checkpoints=self._sentence(capture.job.id))
 
     def _sentence(self, run: str) -> str:
         """What would be lost if the run ended now; "" where nothing is known of it."""

@@ -175,7 +175,7 @@ class DirTree:
     def _look_at(self, folder: TreeFolder, fd: int, names: set[str]) -> Iterator[None]:
         """Some names of a folder."""
         keys = {name: hash(name) for name in names}
-        seen: dict[int, os.stat_result | None] = {}
+        stats: dict[int, os.stat_result | None] = {}
         recent = time.time() - SETTLES_AFTER if self._late is not None else math.inf
         for number, (name, key) in enumerate(keys.items()):
             if number % PIECE == PIECE - 1:
@@ -188,16 +188,16 @@ class DirTree:
             elif known is not None:
                 self.index.detach(known)
             here = facts is not None and not is_folder and facts.st_dev == self.index.device
-            seen[key] = facts if here else None
+            stats[key] = facts if here else None
             if here and facts is not None and facts.st_ctime > recent:
                 self._remember(folder, name)
-        self._exchange(folder.entries, seen)
+        self._exchange(folder.entries, stats)
 
-    def _exchange(self, entries: FolderEntries, seen: dict[int, os.stat_result | None]) -> None:
+    def _exchange(self, entries: FolderEntries, stats: dict[int, os.stat_result | None]) -> None:
         """Put what was seen in the place of what was known, in one go."""
-        places = entries.places(set(seen))
+        places = entries.places(set(stats))
         over = []
-        for key, facts in seen.items():
+        for key, facts in stats.items():
             at = places.get(key)
             if at is not None:
                 old = (entries.inodes[at], entries.blocks[at], entries.sizes[at])

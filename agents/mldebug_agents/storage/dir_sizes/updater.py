@@ -46,7 +46,7 @@ class DirSizeUpdater:
         self._job: Iterator[None] | None = None
         self._round = False  # the job counts all, or all that is unwatched
         self._began = self._spent = 0.0  # of the job
-        self._asked = self._fresh = self._fresh_round = 0.0  # unix
+        self._requested = self._fresh = self._fresh_round = 0.0  # unix
         self._counted = self._lost = self._mending = False
         self._seconds = 0.0
         self._overflows = self._rescans = 0
@@ -218,7 +218,7 @@ class DirSizeUpdater:
         self._round = not self._counted or whole or unwatched
         if whole:
             self._mending, self._lost = self._lost, False
-        self._job, self._asked = tree.look(), time.time()
+        self._job, self._requested = tree.look(), time.time()
         self._began, self._spent, self._resume_at = now, 0.0, now
 
     def _work(self, tree: DirTree, job: Iterator[None], until: float) -> None:
@@ -236,14 +236,14 @@ class DirSizeUpdater:
             self._resume_at = now + (now - began) * (1 / RESCAN_SHARE - 1)
 
     def _done(self, tree: DirTree, now: float) -> None:
-        self._fresh = self._asked
+        self._fresh = self._requested
         self._flush_at = now + (PAUSE if self._round else max(PAUSE, self._spent / SHARE))
         if tree.doubts and not self._round:
             soon = now + max(DOUBTS, DOUBT_STORM * self._seconds)
             self._verify_at, tree.doubts = min(self._verify_at, soon), False
         if not self._round:
             return
-        self._fresh_round, self._seconds = self._asked, self._spent
+        self._fresh_round, self._seconds = self._requested, self._spent
         self._mending = False
         self._calm_at = now + STORM * self._spent
         self._round_at = now + max(self._order.rescan, STORM * self._spent)

@@ -60,9 +60,9 @@ class KernelQuotaCollector:
         kept = {one.mount.device: one for one in found.values() if one.mount.fstype in WITH_QUOTAS}
         used = [one for one in kept.values() if one.ranks]
         places = [self._place(one, ranks) for one in used]
-        asked = [(use, one) for use, one in zip(used, places, strict=True) if one.owners and one.owners.ids]  # fmt: skip
-        answers = self._probe.ask([place for _, place in asked])
-        answered = [(use, one) for (use, _), one in zip(asked, answers, strict=True)]
+        wanted = [(use, one) for use, one in zip(used, places, strict=True) if one.owners and one.owners.ids]  # fmt: skip
+        answers = self._probe.ask([place for _, place in wanted])
+        answered = [(use, one) for (use, _), one in zip(wanted, answers, strict=True)]
         self._kept = [one for use, answer in answered for one in self._owned(use, answer, ranks)]
         self._gaps = [
             _gap(use, answer) for use, answer in answered if answer.reason and not answer.stuck

@@ -155,8 +155,8 @@ def kernel_stacks(world: CheckEnvironment) -> DoctorCheck:
 
 def waiting_channel(world: CheckEnvironment) -> DoctorCheck:
     """Checks /proc/PID/wchan, which names the kernel function that a process sleeps in, on one that always sleeps."""
-    seen = [_text(world, f"{world.asleep}/wchan") for _ in range(5)]
-    if any(text and text != "0" for text in seen):
+    channels = [_text(world, f"{world.asleep}/wchan") for _ in range(5)]
+    if any(text and text != "0" for text in channels):
         return DoctorCheck(
             name="wchan", state="ok", meaning="what a process sleeps on is named by the kernel"
         )

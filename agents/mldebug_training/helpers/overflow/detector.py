@@ -75,7 +75,7 @@ class OverflowDetector:
         self._waiting: list[ModuleCall] = []
         self._measures = Measures()
         self._calls: Counter[str] = Counter()
-        self._asked = False  # the autograd engine, to call us when it is through
+        self._callback_queued = False  # the autograd engine, to call us when it is through
         self._wanted = False
         self._handles: list[Any] = []
         self.batch = -1
@@ -124,7 +124,7 @@ class OverflowDetector:
         if self._waiting:  # the forward before this one failed
             self.end_batch()
         self.batch += 1
-        self._asked = False
+        self._callback_queued = False
         self._calls.clear()
         self._wanted = self._findings.wants(self.batch) and not in_capture()
 
@@ -176,11 +176,11 @@ class OverflowDetector:
         try:
             row = TensorRow("gradient", f"gradient of {label}", self._measures.put(gradient))
             self._waiting.append(ModuleCall(name, kind, 1, (row,), backward=True))
-            if not self._asked:
+            if not self._callback_queued:
                 sys.modules["torch"].autograd.Variable._execution_engine.queue_callback(
                     self.end_batch
                 )
-                self._asked = True
+                self._callback_queued = True
         except Exception as error:
             pass_on(error)
 

@@ -30,7 +30,7 @@ class StoreRequests:
         self.store = store
         self._nap = longest_nap(size)
         self._ends = False
-        self._asked = 0.0  # since when there is no answer
+        self._waiting_since = 0.0  # since when there is no answer
         self._woken = natives.allocate_lock()
         self._woken.acquire()
 
@@ -44,16 +44,16 @@ class StoreRequests:
     @property
     def silent(self) -> float:
         """For how many seconds the store has owed an answer; 0.0 where it owes none."""
-        asked = self._asked
-        return time.monotonic() - asked if asked else 0.0
+        waiting = self._waiting_since
+        return time.monotonic() - waiting if waiting else 0.0
 
     def ask(self, name: str, *args: Any) -> Any:
         """Call a method of the store by name. Raises whatever that raises, and LateError once this process is ending."""
         if self._ends:
             raise LateError("this rank ends")
-        self._asked = time.monotonic()
+        self._waiting_since = time.monotonic()
         result = getattr(self.store, name)(*args)
-        self._asked = 0.0
+        self._waiting_since = 0.0
         return result
 
     def values(self, keys: list[str]) -> list[bytes]:

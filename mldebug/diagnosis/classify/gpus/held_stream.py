@@ -101,8 +101,10 @@ def _finding(
     )  # fmt: skip
     culprits = tuple(replace(one, reason=reason) for one in finding.culprits)
     summary = f"rank {rank.rank} {reason}; {theirs}, and {all_of(len(case.ranks))} have launched the same number of collectives ({alike})"
-    seen = f"rank {rank.rank}: {len(own.samples)} looks at GPU {own.index} in {span(own):.0f} s found no kernel on it"
-    return replace(finding, culprits=culprits, summary=summary, evidence=(seen, *finding.evidence))
+    sentence = f"rank {rank.rank}: {len(own.samples)} looks at GPU {own.index} in {span(own):.0f} s found no kernel on it"
+    return replace(
+        finding, culprits=culprits, summary=summary, evidence=(sentence, *finding.evidence)
+    )
 
 
 def _figures(some: Sequence[RankDevice]) -> str:

@@ -45,7 +45,7 @@ _MPIRUN = re.compile(
 )
 _FIRST = re.compile(r"^ *Process name: \[(?:\[\d+,\d+\]|[^\],]{1,80}),(?P<rank>\d{1,7})\]")
 _CODE = re.compile(r"^ *Exit code: +(?P<code>\d{1,3})\s*$")
-_ENDING = re.compile(
+_STOPPING = re.compile(
     r"srun: .{0,60}Terminating StepId=|srun: Force Terminated|srun: forcing job termination|srun: Job step aborted"
 )
 _SRUN_STOPPED = re.compile(r"srun: forcing job termination")
@@ -90,7 +90,7 @@ class _LauncherReader:
         self.ended: list[int] = []
         self.outside = self.cancelled = self.out_of_memory = ""
         self.cited: list[str] = []
-        self._ending = False  # the launcher ends what is left
+        self._stopping = False  # the launcher ends what is left
         self._forwarded: set[int] = set()  # signals, which a job may well survive
         self._first: int | None = None  # the rank that Open MPI's next line tells the code of
 
@@ -99,14 +99,14 @@ class _LauncherReader:
         if failed := _of_torchrun(line):
             self.failures.append(failed)
         elif failure := self._plain(line) or self._of_two_lines(line):
-            (self.followers if self._ending else self.failures).append(failure)
+            (self.followers if self._stopping else self.failures).append(failure)
         elif closing := _CLOSING.search(line):
             self.ended.append(int(closing["pid"]))
         elif not self.failures:
             self._note_outside(line)
         if not self.out_of_memory and _OOM.search(line):
             self.out_of_memory = safe_line(line)
-        self._ending = self._ending or _ENDING.search(line) is not None or bool(self.outside)
+        self._stopping = self._stopping or _STOPPING.search(line) is not None or bool(self.outside)
         if _BANNER.search(line):
             self.cited.append(safe_line(line.lstrip("= ").strip(), 200))
 

@@ -140,7 +140,7 @@ def _example(tree: Any) -> Iterator[str]:
         elif name in ("ANY", "NOT_LITERAL"):
             yield "1"
         elif name == "IN":
-            yield _member(argument)
+            yield _choice(argument)
         elif name == "BRANCH":
             yield from _example(argument[1][0])
         elif not name.startswith("ASSERT"):
@@ -148,7 +148,7 @@ def _example(tree: Any) -> Iterator[str]:
                 yield from _example(part)
 
 
-def _member(choices: list[tuple[Any, Any]]) -> str:
+def _choice(choices: list[tuple[Any, Any]]) -> str:
     operation, argument = choices[0]
     if str(operation) == "LITERAL":
         return chr(argument)

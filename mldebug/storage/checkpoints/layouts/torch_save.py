@@ -16,7 +16,7 @@ from mldebug.storage.checkpoints.names import final_name
 from mldebug.storage.checkpoints.rank_files import ranks_of, writer_count
 
 NAME = "torch_save"
-ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
 
 
 class TorchSave:
@@ -27,7 +27,7 @@ class TorchSave:
     def fits(self, checkpoint: Checkpoint) -> bool:
         """Whether one of its files has an ending that torch.save files have."""
         return any(
-            final_name(file.path or checkpoint.name).endswith(ENDINGS) for file in checkpoint.files
+            final_name(file.path or checkpoint.name).endswith(SUFFIXES) for file in checkpoint.files
         )
 
     def wants(self, checkpoint: Checkpoint) -> Iterator[ByteRange]:
@@ -37,7 +37,7 @@ class TorchSave:
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
         """Complete as far as names show; `writers` is the number of ranks in the names, where they have any."""
         count = sum(
-            final_name(file.path or checkpoint.name).endswith(ENDINGS) for file in checkpoint.files
+            final_name(file.path or checkpoint.name).endswith(SUFFIXES) for file in checkpoint.files
         )
         verdict = complete(NAME, count)
         return msgspec.structs.replace(verdict, writers=writer_count(ranks_of(checkpoint)))

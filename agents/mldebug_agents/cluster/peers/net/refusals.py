@@ -21,7 +21,7 @@ REASONS = (
         "incident",
     ),
 )
-MAX_SAID = 1000  # lines in the log; after that they are only counted
+MAX_LOGGED = 1000  # lines in the log; after that they are only counted
 
 
 class Refusals:
@@ -46,7 +46,7 @@ class Refusals:
         who, why = clean(who, 60), clean(why, 200)
         with self._lock:
             self._counts[reason] += 1
-            known = (who, why) in self._logged or len(self._logged) >= MAX_SAID
+            known = (who, why) in self._logged or len(self._logged) >= MAX_LOGGED
             if not known:
                 self._logged.add((who, why))
         if not known:

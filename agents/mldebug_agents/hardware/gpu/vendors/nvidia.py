@@ -36,7 +36,7 @@ from mldebug_agents.hardware.gpu.vendors import Vendor
 
 T = TypeVar("T")
 RESTART_PAUSE = 60.0  # seconds between two new starts because no GPU answers
-MAX_HEARD = 4096  # events that wait for a look
+MAX_EVENTS = 4096  # events that wait for a look
 FORBIDDEN = in_words(INSUFFICIENT_RIGHTS)
 
 
@@ -149,7 +149,7 @@ class Nvidia:
     def _listen(self) -> None:
         """Hear what was told since the last read, and before a GPU is touched whose driver or bus is in trouble."""
         events = self._events.drain()
-        self._kept_events = [*self._kept_events, *events][-MAX_HEARD:]
+        self._kept_events = [*self._kept_events, *events][-MAX_EVENTS:]
         for event in events:
             if event.xid in XIDS:
                 self._absent.leave_alone(event.index, event.xid)
