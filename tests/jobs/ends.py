@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from events import put
+
 AGES = 3600.0
 HOARD = 10 << 20  # bytes that a hoarder takes at once
 
@@ -74,9 +76,7 @@ def together(options: argparse.Namespace, rank: int) -> None:
 
 
 def announce(options: argparse.Namespace, rank: int) -> None:
-    path = options.events / f"started.{rank}"
-    path.with_suffix(f".{rank}.new").write_text(str(os.getpid()))
-    path.with_suffix(f".{rank}.new").replace(path)
+    put(options.events / f"started.{rank}", str(os.getpid()))
 
 
 def parse() -> argparse.Namespace:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from events import put
 
 EVENTS = Path(sys.argv[1])
 PAUSE = 0.2
@@ -99,9 +100,7 @@ def main() -> None:
         fill()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    path = EVENTS / f"started.{rank}"
-    path.with_suffix(f".{rank}.new").write_text(str(os.getpid()))
-    path.with_suffix(f".{rank}.new").replace(path)
+    put(EVENTS / f"started.{rank}", str(os.getpid()))
     step = 0
     while True:
         agreed = torch.tensor([float((EVENTS / "go").exists())])

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from events import put
+
 AGES = 3600.0
 
 
 def announce(events: Path, rank: str) -> None:
-    path = events / f"started.{rank}"
-    path.with_suffix(f".{rank}.new").write_text(str(os.getpid()))
-    path.with_suffix(f".{rank}.new").replace(path)
+    put(events / f"started.{rank}", str(os.getpid()))
 
 
 def wait_for_go(events: Path, rank: str) -> None:

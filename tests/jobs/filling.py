@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from events import put
 from leaving import leave
 
 
@@ -31,9 +32,9 @@ def main() -> None:
             try:
                 save(model, options.save_dir / f"checkpoint-{number}.pt")
             except (OSError, RuntimeError):
-                (options.events / "failed").write_text(str(time.time()))
+                put(options.events / "failed", str(time.time()))
                 time.sleep(600)
-            (options.events / "saved").write_text(str(number))
+            put(options.events / "saved", str(number))
     leave()
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import torch.distributed as dist
+from events import put
 
 import mldebug_training
 from mldebug_training.helpers import first as first_module
@@ -15,13 +16,13 @@ from mldebug_training.helpers import first as first_module
 
 def main(events: Path, how: str) -> None:
     rank = int(os.environ["RANK"])
-    (events / f"started.{rank}").write_text(str(os.getpid()))
+    put(events / f"started.{rank}", str(os.getpid()))
     dist.init_process_group("gloo")
     try:
         told = HOW[how](rank, events)
     except (ValueError, mldebug_training.MainProcessError) as error:
         told = f"{type(error).__name__}: {error}"
-    (events / f"told.{rank}").write_text(told.encode("utf-8", "backslashreplace").decode())
+    put(events / f"told.{rank}", told.encode("utf-8", "backslashreplace").decode())
     if how == "stopped" and rank:
         keeper = int((events / "started.0").read_text())
         while Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[0] != "T":

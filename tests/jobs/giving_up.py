@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
+from events import put
 from leaving import leave
 
 import mldebug_training
@@ -265,7 +266,7 @@ def again() -> str:
 def leaves() -> str:
     """Rank 1 ends while an exchange is pending, which rank 0 begins only when that one is gone."""
     loop = Loop(stop_at=9)
-    (EVENTS / f"pid.{RANK}").write_text(str(os.getpid()))
+    put(EVENTS / f"pid.{RANK}", str(os.getpid()))
     told = loop.polls(3 if RANK == 1 else 2)
     return told if RANK == 1 else f"{told} {gone(int(wait_for(EVENTS / 'pid.1')))}"
 
@@ -299,7 +300,7 @@ def keeper() -> None:
     """Keep the store until the others have said all."""
     port = int(os.environ["MASTER_PORT"])
     store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
-    (EVENTS / "keeper").write_text(str(os.getpid()))
+    put(EVENTS / "keeper", str(os.getpid()))
     for one in range(KEEPER):
         wait_for(EVENTS / f"told.{one}")
     del store
@@ -343,7 +344,7 @@ def ending() -> str:
     told = loop.polls(1)
     if RANK == 1:
         last = Last()
-        atexit.register((EVENTS / "ends").write_text, "now")
+        atexit.register(put, EVENTS / "ends", "now")
     else:
         wait_for(EVENTS / "ends")
         time.sleep(0.5)
@@ -358,9 +359,7 @@ def group() -> str:
 
 
 def say(told: str) -> None:
-    fresh = EVENTS / f"new.{RANK}"
-    fresh.write_text(told)
-    fresh.replace(EVENTS / f"told.{RANK}")
+    put(EVENTS / f"told.{RANK}", told)
 
 
 def join() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from events import put
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -79,7 +80,7 @@ def main() -> None:
             optimizer.zero_grad()
             losses.append(loss.item())
     finally:
-        (folder / f"losses.{rank}").write_text(json.dumps(losses))
+        put(folder / f"losses.{rank}", json.dumps(losses))
     mldebug_training.rank_print("done", losses[-1])
     sys.stdout.flush()
     os._exit(0)  # PyTorch 2.13 can deadlock on the GIL where a DDP model outlives its gloo group

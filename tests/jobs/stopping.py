@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from events import put
 from leaving import leave
 
 import mldebug_training
@@ -92,10 +93,7 @@ def save(options: argparse.Namespace, rank: int, model: torch.nn.Module) -> None
 
 def announce(options: argparse.Namespace, event: str, rank: int, text: str) -> None:
     """Write EVENTS/EVENT.RANK at once and whole."""
-    path = options.events / f"{event}.{rank}"
-    fresh = path.with_suffix(f".{rank}.new")
-    fresh.write_text(text)
-    fresh.replace(path)
+    put(options.events / f"{event}.{rank}", text)
 
 
 def tell(options: argparse.Namespace, rank: int, line: str) -> None:

@@ -34,7 +34,9 @@ def log(step: int) -> None:
 def start() -> None:
     """Join the others and announce the pid."""
     dist.init_process_group("gloo")
-    (events / f"started.{rank}").write_text(str(os.getpid()))
+    fresh = events / f"new.{rank}"  # the test that waits for it never reads half
+    fresh.write_text(str(os.getpid()))
+    fresh.replace(events / f"started.{rank}")
 
 
 def train(strike: Callable[[], object], batches: Iterable[object] = range(200)) -> None:
