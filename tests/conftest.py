@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from patience import PATIENCE
+from shared.system.patience import PATIENCE
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine is no defect
 settings.load_profile("no deadline")

@@ -17,7 +17,7 @@ from mldebug.core.report_model import Stall
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.report.build import build_report
 from mldebug.incidents.report.html import render_html
-from nodes import replies, run, sleeper
+from shared.cluster.nodes import replies, run, sleeper
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "5"))
 EACH = 8

@@ -30,9 +30,9 @@ import psutil
 
 from bench.alone import alone
 from bench.table import Row, show
-from hung import wait_until
 from processes.harness import clean_environment, free_port
 from processes.watching import RunningAgent, settings, watching
+from shared.system.hung import wait_until
 
 SHIPPED = 5.0  # seconds between two looks
 LOOK = os.environ.get("MLDEBUG_BENCH_LOOK", "500ms")

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from natives import native_folder
+from shared.capture.natives import native_folder
 
 INSIDE = Path(__file__).with_name("filteredinside.py")
 AGENTS = Path(__file__).parents[2] / "agents"

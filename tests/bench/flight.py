@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.table import Row, show
-from dumps import Dump, as_json, as_torch, late
+from shared.capture.dumps import Dump, as_json, as_torch, late
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "3"))
 RANKS = 512

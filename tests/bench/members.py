@@ -29,8 +29,8 @@ from mldebug.core.model import NodeCapture
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE
-from nodes import replies, run, sleeper
 from processes.harness import clean_environment, free_port, wait_for
+from shared.cluster.nodes import replies, run, sleeper
 
 EACH, PROCESSES = 8, 8
 CAPTURE = 1.2  # seconds that a node takes for its own

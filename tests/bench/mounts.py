@@ -15,10 +15,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.table import Row, show
-from hung import hung_mount
 from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
+from shared.system.hung import hung_mount
 
 MOUNTS, DEAD, ROUNDS = 200, 5, 5
 INSIDE = "MLDEBUG_BENCH_MOUNTS"  # set where we are in a namespace of our own

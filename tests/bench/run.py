@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.table import Row, show
-from builders import WAITER, process, rank, still
-from builders import capture as node_capture
 from mldebug.config.schema import AgentConfig, CaptureConfig, Config
 from mldebug.core.model import NodeCapture
 from mldebug.core.report_model import Stall
@@ -26,6 +24,8 @@ from mldebug.incidents.report.html import render_html
 from mldebug_agents.agent.wiring import open_tools
 from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.incidents.manual import choose, write_down
+from shared.diagnosis.builders import WAITER, process, rank, still
+from shared.diagnosis.builders import capture as node_capture
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "9"))
 

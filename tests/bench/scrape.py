@@ -14,7 +14,7 @@ from mldebug.config.schema import AgentConfig
 from mldebug.core.plugins import create_all
 from mldebug_agents.web.server import AgentServer
 from processes.harness import free_port
-from snapshots import big, snapshot
+from shared.web.snapshots import big, snapshot
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "9")) * 40
 ACCEPT = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.table import Row, show
-from natives import native_folder
+from shared.capture.natives import native_folder
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "5"))
 PYTHON = os.environ.get("MLDEBUG_BENCH_PYTHON", sys.executable)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fieldcases import all_cases, page
+from shared.diagnosis.fieldcases import all_cases, page
 
 PAGE = Path(__file__).parents[2] / "docs/field-cases.md"
 

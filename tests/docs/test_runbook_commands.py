@@ -10,7 +10,7 @@ import pytest
 
 from mldebug.cli.main import cli
 from mldebug.status.snapshot import Snapshot
-from series import FOLDER
+from shared.deploy.series import FOLDER
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs/runbooks"

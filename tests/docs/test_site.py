@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import outside
-from browser import CHROMIUM, chromium, tab
+from shared.web.browser import CHROMIUM, chromium, tab
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "deploy/site/mkdocs.yml"

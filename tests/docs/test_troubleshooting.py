@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from doctorwords import reasons, sentences
+from shared.support.doctorwords import reasons, sentences
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")

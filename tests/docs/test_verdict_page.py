@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from builders import ALL_REDUCE, WAITER, WRAPPER, capture, process, rank, still
-from flights import job, waits_in
 from mldebug.core.model import (
     Confidence,
     Diagnosis,
@@ -31,7 +29,9 @@ from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE, S
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.stall import rules, timeouts, watch
 from mldebug.stall.signals import COLLECTIVE_TIMEOUTS
-from nodes import merged, run, silent
+from shared.capture.flights import job, waits_in
+from shared.cluster.nodes import merged, run, silent
+from shared.diagnosis.builders import ALL_REDUCE, WAITER, WRAPPER, capture, process, rank, still
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/verdicts.md").read_text()

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patience import PATIENCE
+from shared.system.patience import PATIENCE
 
 JOBS = Path(__file__).parent.parent / "jobs"
 SCRIPTS = Path(sysconfig.get_path("scripts"))

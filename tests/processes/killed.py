@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 import jsonschema
 import msgspec
 
-import samples
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
 from mldebug.incidents.report.schema import report_schema
@@ -34,6 +33,7 @@ from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.child.leftovers import children_of
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.watch.runs import Run
+from shared.incidents import samples
 
 SHORT_ONES = 2  # per life: more would be pruned
 WORDS = 3  # a life is killed after up to so many of its words, however slow the machine is...

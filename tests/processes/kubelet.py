@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from manifests import MANIFESTS, Object, containers, one, stored
+from shared.deploy.manifests import MANIFESTS, Object, containers, one, stored
 
 EVERY = 0.5  # seconds; the kubelet asks each ten
 

@@ -38,7 +38,7 @@ from processes.harness import (
 from processes.test_metrics import Prometheus
 from processes.test_prometheus_rules import rules_at_once, serving
 from processes.watching import RunningAgent, settings, watching
-from snapshots import snapshot
+from shared.web.snapshots import snapshot
 
 NODE = "n1"  # the instance of the real agent
 RANKS = 3

@@ -25,9 +25,6 @@ import jsonschema
 import psutil
 import pytest
 
-from disks import disk, frozen
-from hung import frozen_disk, hung_mount, wait_until
-from hung import state as process_state
 from mldebug.incidents.report.schema import report_schema
 from mldebug.incidents.report_store import ReportStore
 from mldebug.status.snapshot import RunState, Snapshot
@@ -46,6 +43,9 @@ from processes.light import LightJob, light_job
 from processes.watching import Report as Told
 from processes.watching import RunningAgent, settings, stop, watching
 from processes.watching import start as watching_start
+from shared.storage.disks import disk, frozen
+from shared.system.hung import frozen_disk, hung_mount, wait_until
+from shared.system.hung import state as process_state
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 

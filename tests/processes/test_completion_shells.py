@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hung import hung_mount, missing
-from terminal import CLEAR, PROMPT, Terminal, terminal
+from shared.system.hung import hung_mount, missing
+from shared.system.terminal import CLEAR, PROMPT, Terminal, terminal
 
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 START = {

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from boards import Asking, queries
 from mldebug_agents.hardware.gpu.nvml import fields
 from processes.harness import User, folder_for, send_signal, wait_for
 from processes.needs import need_torch
 from processes.staging import MADE, NODE, Scene, made, probed, staged
 from processes.test_metrics import Prometheus
-from series import asked
+from shared.deploy.boards import Asking, queries
+from shared.deploy.series import asked
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
 need_torch("the scenarios train with PyTorch")

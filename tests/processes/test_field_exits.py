@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from disks import disk
-from fieldcases import FIELD, Answer, Case, all_cases, faults_of
-from fieldexits import attempt_of
 from processes.harness import JOBS, SCRIPTS, Plan, RunningJob, folder_for, wait_for
 from processes.needs import need_torch
 from processes.watching import Report, RunningAgent, settings, watching
+from shared.diagnosis.fieldcases import FIELD, Answer, Case, all_cases, faults_of
+from shared.diagnosis.fieldexits import attempt_of
+from shared.storage.disks import disk
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 need_torch("the jobs run under torchrun")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dumps import Dump, late, not_started, odd_size, stuck, write
 from mldebug.capture.flight_recorder.analysis import Conclusion, analyse
 from mldebug.capture.flight_recorder.folder import read_folder
 from processes.needs import need_torch
+from shared.capture.dumps import Dump, late, not_started, odd_size, stuck, write
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
 need_torch("real ranks write dumps with PyTorch")

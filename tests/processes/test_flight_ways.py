@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hung import wait_until
 from mldebug_agents.system.host import Host
 from processes.needs import need_torch
+from shared.system.hung import wait_until
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
 need_torch("the job calls collectives of PyTorch")

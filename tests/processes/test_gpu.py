@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from patience import PATIENCE
 from processes.harness import JOBS, clean_environment, wait_for
 from processes.watching import Report, RunningAgent, settings, watching
+from shared.system.patience import PATIENCE
 
 torch = pytest.importorskip("torch")
 pytestmark = [

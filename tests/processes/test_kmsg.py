@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hung import wait_until
 from mldebug.core.model import Gap
 from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.model import KernelEventKind, Origin
 from mldebug_agents.hardware.kernel_log import KernelLogSource
+from shared.system.hung import wait_until
 
 KMSG = Path("/dev/kmsg")
 NOBODY = 65534

@@ -11,8 +11,8 @@ from mldebug_exporters.prometheus import Prometheus as Exposition
 from processes.harness import wait_for
 from processes.test_metrics import Prometheus
 from processes.test_prometheus_rules import FOLDER, Labels, alertmanager, ask, serving, web
-from series import load
-from snapshots import snapshot
+from shared.deploy.series import load
+from shared.web.snapshots import snapshot
 from unit.alerts.test_alertmanager_requests import ONE, Stand
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(120)]

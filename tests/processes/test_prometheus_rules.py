@@ -18,7 +18,7 @@ import yaml
 
 from mldebug_exporters.prometheus import Prometheus
 from processes.harness import clean_environment, free_port, wait_for
-from snapshots import REPORT, moving, snapshot, stalled
+from shared.web.snapshots import REPORT, moving, snapshot, stalled
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 

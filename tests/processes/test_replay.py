@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bundles import unpacked
 from fakenvml.library import FakeNvml
 from mldebug.config.schema import load_config
 from mldebug.core.pseudonyms import COMMON
@@ -25,6 +24,7 @@ from mldebug_exporters.prometheus import Prometheus
 from processes.harness import SCRIPTS, clean_environment, free_port, wait_for
 from processes.light import LightJob, light_job
 from processes.watching import RunningAgent, settings, watching
+from shared.incidents.bundles import unpacked
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
 

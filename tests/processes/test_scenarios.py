@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from patience import PATIENCE
 from processes.harness import (
     Answer,
     Plan,
@@ -24,6 +23,7 @@ from processes.needs import need_torch
 from processes.scenarios import HIGH, LOW, MEDIUM
 from processes.stuck import ALL, STALL, Case, run_all
 from processes.watching import settings, watching
+from shared.system.patience import PATIENCE
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(1500)]
 need_torch("the scenarios train with PyTorch")

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import yaml
 
-from manifests import EXAMPLES, config_files, containers, pod_templates, stored
 from processes.harness import (  # fmt: skip
     JOBS,
     MLDEBUG,
@@ -28,6 +27,7 @@ from processes.harness import (  # fmt: skip
     free_port,
     wait_for,
 )
+from shared.deploy.manifests import EXAMPLES, config_files, containers, pod_templates, stored
 from system.lending import Column, lent
 
 pytestmark = [

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from mldebug.status.snapshot import RunState
-from patience import PATIENCE
 from processes.harness import (
     SCRIPTS,
     Plan,
@@ -29,6 +28,7 @@ from processes.harness import (
 from processes.light import light_job
 from processes.needs import need_torch
 from processes.watching import RunningAgent, settings, watching
+from shared.system.patience import PATIENCE
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
 need_torch("the scenarios train with PyTorch")

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from disks import disk, frozen
-from hung import hung_mount
 from processes.harness import (
     JOBS,
     SCRIPTS,
@@ -21,6 +19,8 @@ from processes.harness import (
 from processes.kubelet import asked_all_the_time
 from processes.needs import need_torch
 from processes.watching import Report, RunningAgent, settings, watching
+from shared.storage.disks import disk, frozen
+from shared.system.hung import hung_mount
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
 need_torch("the scenarios train with PyTorch")

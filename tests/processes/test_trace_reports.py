@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from disks import disk, frozen
 from mldebug.capture.trace.layout import PREFIX
 from mldebug.cli.main import main
 from processes.harness import (
@@ -27,6 +26,7 @@ from processes.harness import (
 from processes.needs import need_torch
 from processes.test_stuck_storage import STORAGE, SavingJob, storage_report
 from processes.watching import Report, RunningAgent, settings, watching
+from shared.storage.disks import disk, frozen
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
 need_torch("the scenarios train with PyTorch")

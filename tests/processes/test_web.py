@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from browser import CHROMIUM, chromium, tab
 from processes.harness import MLDEBUG, Plan, User, clean_environment, folder_for, running, wait_for
 from processes.needs import need_torch
 from processes.watching import settings, watching
+from shared.web.browser import CHROMIUM, chromium, tab
 
 pytestmark = [
     pytest.mark.scenario,

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from browser import CHROMIUM, chromium, relayed, tab
 from fakenvml.library import FakeNvml
-from hung import hung_mount
 from mldebug.probes.history import ProbeRun
 from mldebug_agents.probes.history.store import add_runs
-from pagedata import SERIES
 from processes.harness import wait_for
 from processes.watching import settings, watching
+from shared.system.hung import hung_mount
+from shared.web.browser import CHROMIUM, chromium, relayed, tab
+from shared.web.pagedata import SERIES
 
 pytestmark = [
     pytest.mark.scenario,

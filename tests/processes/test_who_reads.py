@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hung import wait_until
-from users import ALICE, BOB, SERVICE, homes, put, system_python
+from shared.system.hung import wait_until
+from shared.system.users import ALICE, BOB, SERVICE, homes, put, system_python
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 RANK = """

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from patience import PATIENCE
+from shared.system.patience import PATIENCE
 
 SUITE = "bookworm"
 PACKAGES = "systemd,systemd-sysv,dbus,python3,procps,bindfs"

@@ -14,8 +14,8 @@ import pytest
 
 from mldebug_agents.cli.commands.web import way_in
 from processes.harness import free_port, wait_for
+from shared.web.webpages import pages, shown, training
 from system.hosts import Hosts, ssh_hosts
-from webpages import pages, shown, training
 
 pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(120)]
 

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from hung import wait_until
 from mldebug.alerts.action_model import (
     ActionDecision,
     ActionFacts,
@@ -44,7 +43,8 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.system.workers import Result
 from mldebug_exporters.metrics.actions import samples
-from snapshots import snapshot
+from shared.system.hung import wait_until
+from shared.web.snapshots import snapshot
 
 NOW = 1_700_000_000.0
 RUN = "r1"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from hung import wait_until
 from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, NodeCapture
@@ -23,7 +22,8 @@ from mldebug_agents.system.workers import Result
 from mldebug_agents.web import alertmanager_route
 from mldebug_agents.web.server import AgentServer
 from processes.harness import free_port
-from snapshots import snapshot
+from shared.system.hung import wait_until
+from shared.web.snapshots import snapshot
 
 TOKEN = "0123456789abcdef-the-token"
 ONE = Job(id="aaaa1111", name="train.py", launcher="torchrun")

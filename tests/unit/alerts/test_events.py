@@ -40,7 +40,7 @@ from mldebug_agents.alerts import delivery, notifier
 from mldebug_agents.alerts.notifier import AlertNotifier
 from mldebug_agents.state import writer_thread
 from mldebug_agents.system.workers import Result
-from snapshots import snapshot
+from shared.web.snapshots import snapshot
 
 NOW = 1_700_000_000.0
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hung import wait_until
 from mldebug.config.schema import AgentConfig, Config, StallConfig
 from mldebug.core.errors import MldebugError
 from mldebug.status.snapshot import Snapshot
@@ -25,7 +24,8 @@ from mldebug_agents.system.service.sd_notify import (
     status_text,
 )
 from mldebug_agents.watch.watch import Watch
-from snapshots import REPORT, moving, snapshot, stalled
+from shared.system.hung import wait_until
+from shared.web.snapshots import REPORT, moving, snapshot, stalled
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from mldebug_agents.system.procfs import Mount
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import WORKERS, Spawner
-from whose import MINE
+from shared.system.whose import MINE
 
 SHARD = OpenFile(fd=7, target="/data/shard-17", kind="file", mode="r", mount="/data", fstype="nfs4")
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dumps import FRAMES, Dump, as_json, as_torch, calls, dump, made, transfer
 from mldebug.capture.flight_recorder.dump import KEEP, USUAL, _record, parse_dump
 from mldebug.capture.flight_recorder.fast_parse import cut_pickle
 from mldebug.core.model import FlightRecord
+from shared.capture.dumps import FRAMES, Dump, as_json, as_torch, calls, dump, made, transfer
 
 HALF = KEEP // 2
 H200 = Path(__file__).parents[2] / "fixtures" / "h200"

@@ -9,9 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dumps import Dump, calls, dump, late, made, not_started, odd_size, stuck, transfer
 from mldebug.capture.flight_recorder.analysis import KINDS, Conclusion, analyse
 from mldebug.capture.flight_recorder.dump import parse_dump
+from shared.capture.dumps import (
+    Dump,
+    calls,
+    dump,
+    late,
+    made,
+    not_started,
+    odd_size,
+    stuck,
+    transfer,
+)
 
 WORLD = {"0": range(4)}
 

@@ -10,9 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from builders import WAITER, capture, moving, process, still
-from flights import job, waits_in
-from hung import state, wait_until
 from mldebug.config.schema import Config
 from mldebug.core.model import Gap, HookState, NodeCapture, RankCapture, ThreadState
 from mldebug.diagnosis.diagnose import diagnose
@@ -25,7 +22,10 @@ from mldebug_agents.jobs.ranks.libraries import InstalledSoftware
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
-from monitored import Monitored, discovered, monitored, recording
+from shared.capture.flights import job, waits_in
+from shared.capture.monitored import Monitored, discovered, monitored, recording
+from shared.diagnosis.builders import WAITER, capture, moving, process, still
+from shared.system.hung import state, wait_until
 
 WAITS = process(*WAITER, move=still())
 SLEEPS = process(

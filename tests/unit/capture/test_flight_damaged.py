@@ -11,12 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dumps import Dump, as_json, as_torch, calls, dump, late, made, odd_size, transfer
-from fieldcases import FIELD
 from mldebug.capture.flight_recorder.analysis import KINDS, analyse
 from mldebug.capture.flight_recorder.dump import parse_dump
 from mldebug.capture.nccl_ras.answer import parse
 from mldebug.core.model import FlightRecord, NcclRas
+from shared.capture.dumps import (
+    Dump,
+    as_json,
+    as_torch,
+    calls,
+    dump,
+    late,
+    made,
+    odd_size,
+    transfer,
+)
+from shared.diagnosis.fieldcases import FIELD
 
 PAIRS = {"0": range(4), "pp": (1, 2)}
 MIXED = dump(

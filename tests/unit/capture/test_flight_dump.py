@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dumps import as_json, calls, dump, made, transfer
 from mldebug.capture.flight_recorder.dump import KEEP, MAX_BYTES, limits_of_living_job, parse_dump
 from mldebug.capture.flight_recorder.safe_load import CUT, MAX_TUPLES, load_plain
+from shared.capture.dumps import as_json, calls, dump, made, transfer
 
 H200 = Path(__file__).parents[2] / "fixtures" / "h200"
 ONE = dump([*calls(3), made("all_reduce", 4, state="started")])

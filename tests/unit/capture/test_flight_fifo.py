@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hung import state, wait_until
 from mldebug.capture.flight_recorder.dump import MAX_DUMP, MAX_LIVING
 from mldebug.capture.flight_recorder.entries import MAX_CALLS
 from mldebug.core.model import RankIdentity
@@ -32,8 +31,9 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import FilePiece, Unreadable
 from mldebug_agents.system.spawn import Spawner
-from monitored import RECORDED, Monitored, monitored, recording
-from whose import MINE
+from shared.capture.monitored import RECORDED, Monitored, monitored, recording
+from shared.system.hung import state, wait_until
+from shared.system.whose import MINE
 
 OLD = (RECORDED / "hang-desync" / "flight-recorder-rank0.pickle").read_bytes()
 

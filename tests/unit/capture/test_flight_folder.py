@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from dumps import as_json, calls, dump, late, write
 from mldebug.capture.flight_recorder.folder import read_folder
 from mldebug.cli import main as cli
 from mldebug.core.errors import EvidenceError
+from shared.capture.dumps import as_json, calls, dump, late, write
 
 H200 = Path(__file__).parents[2] / "fixtures" / "h200"
 ONE = pickle.dumps(dump(calls(3)), 2)

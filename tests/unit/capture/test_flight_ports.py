@@ -9,15 +9,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from dumps import as_json, calls, dump
-from hung import state, wait_until
 from mldebug.core.model import FlightRecord
 from mldebug_agents.capture.flight_recorder.available import servers
 from mldebug_agents.capture.flight_recorder.worker_servers import ask_server
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
-from whose import MINE
+from shared.capture.dumps import as_json, calls, dump
+from shared.system.hung import state, wait_until
+from shared.system.whose import MINE
 
 SHARED = "its worker server: not asked: other processes answer at its port; give each rank a port of its own"
 LISTENS = """

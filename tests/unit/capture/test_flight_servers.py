@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from dumps import as_json, calls, dump, made
-from hung import state, wait_until
 from mldebug.capture.flight_recorder.access import AccessKind, RankFacts, plan
 from mldebug.capture.flight_recorder.dump import MAX_DUMP
 from mldebug.core.model import FlightRecord, RankIdentity
@@ -29,7 +27,9 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import ForkedWorker, Spawner
-from whose import MINE
+from shared.capture.dumps import as_json, calls, dump, made
+from shared.system.hung import state, wait_until
+from shared.system.whose import MINE
 
 SERVES = """
 import sys

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dumps import Dump, dump, made
 from mldebug.capture.flight_recorder.analysis import Conclusion, analyse
 from mldebug.capture.flight_recorder.dump import parse_dump
+from shared.capture.dumps import Dump, dump, made
 
 WORLD = range(8)
 STEPS, BATCHES = 2, 3

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dumps import Dump, as_json, calls, dump, late, made, odd_size, stuck, transfer
 from mldebug.capture.flight_recorder.analysis import Analysis
 from mldebug.capture.flight_recorder.dump import limits_of_living_job, parse_dump
 from mldebug.capture.flight_recorder.status import RankStatus, beside, parse_status, spoken_for
@@ -21,8 +20,9 @@ from mldebug.core.model import FlightRecord
 from mldebug_agents.capture.flight_recorder.worker_servers import SECONDS, ask_servers
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
+from shared.capture.dumps import Dump, as_json, calls, dump, late, made, odd_size, stuck, transfer
+from shared.system.whose import MINE
 from unit.capture.test_flight_servers import BODY, LIST, listening
-from whose import MINE
 
 HANDLERS = LIST.replace(b"fr_trace_json", b"dump_nccl_trace_json").replace(b"17", b"24")
 

@@ -6,13 +6,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from builders import capture, process, rank, still
-from dumps import Dump, calls, dump, late, made, not_started, odd_size, stuck, transfer
-from flights import call, group, has_done, job, waits_in
 from mldebug.capture.flight_recorder.analysis import analyse
 from mldebug.capture.flight_recorder.dump import parse_dump
 from mldebug.core.model import Diagnosis, FlightGroup, FlightRecord, NodeCapture
 from mldebug.diagnosis.diagnose import diagnose
+from shared.capture.dumps import (
+    Dump,
+    calls,
+    dump,
+    late,
+    made,
+    not_started,
+    odd_size,
+    stuck,
+    transfer,
+)
+from shared.capture.flights import call, group, has_done, job, waits_in
+from shared.diagnosis.builders import capture, process, rank, still
 
 Records = dict[int, tuple[FlightGroup, ...] | None]
 SITE = "at sync (train.py:30)"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from builders import stack
 from mldebug.capture.movement import ProcessSample, movement
 from mldebug.core.model import Io, ProcessState, ThreadState
+from shared.diagnosis.builders import stack
 
 
 def sample(

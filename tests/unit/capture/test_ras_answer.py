@@ -11,7 +11,7 @@ from mldebug.capture.nccl_ras import answer as parsing
 from mldebug.capture.nccl_ras.answer import parse
 from mldebug.capture.nccl_ras.communicators import MAX_NAMED, few
 from mldebug.core.model import NcclAbsent, NcclLevel
-from rasserver import HOST, answer, recorded, recorded_text
+from shared.capture.rasserver import HOST, answer, recorded, recorded_text
 
 GOOD = [told for name in ("sleep", "loop", "stop") for _, told in recorded(name) if told[:1] == "{"]
 REFUSED = [

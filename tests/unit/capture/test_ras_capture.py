@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hung import wait_until
 from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.diagnosis.diagnose import diagnose
@@ -23,8 +22,18 @@ from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.host import Host
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.watch import NodeLook
-from monitored import library
-from rasserver import HOLDS, RasServer, after_handshake, answer, drips, half, says, serving
+from shared.capture.monitored import library
+from shared.capture.rasserver import (
+    HOLDS,
+    RasServer,
+    after_handshake,
+    answer,
+    drips,
+    half,
+    says,
+    serving,
+)
+from shared.system.hung import wait_until
 from unit.jobs.test_ranks_live import job_when, started
 
 SLEEP = "import time; time.sleep(600)"

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from hung import wait_until
 from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug_agents.capture.nccl_ras import child
 from mldebug_agents.capture.nccl_ras.child import RasOrder, RasReply, carry_out
@@ -39,7 +38,7 @@ from mldebug_agents.capture.nccl_ras.netinfo import (
 from mldebug_agents.jobs.ranks.ras_address import OFF, RasAddress, addresses, is_own, setting
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import WORKERS, Spawner
-from rasserver import (
+from shared.capture.rasserver import (
     RasServer,
     Serve,
     after_handshake,
@@ -54,6 +53,7 @@ from rasserver import (
     speaks,
     trickles,
 )
+from shared.system.hung import wait_until
 
 NOBODY = 65534
 GOOD = answer({0: {"AllReduce": 6}, 1: {"AllReduce": 5}})
@@ -372,7 +372,7 @@ def test_whose_process_is_at_the_other_end() -> None:
 SERVER = """
 import json, sys
 sys.path[:0] = [{tests!r}]
-from rasserver import RasServer, says, answer
+from shared.capture.rasserver import RasServer, says, answer
 import os, time
 server = RasServer(says(answer({{0: {{"AllReduce": 3}}, 1: {{"AllReduce": 3}}}})), port=28028, alone=True)
 print("ready", flush=True)

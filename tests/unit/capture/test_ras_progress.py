@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from builders import WAITER, capture, process, rank, still
 from mldebug.capture.nccl_ras.answer import parse
 from mldebug.capture.nccl_ras.process_map import global_ranks, home
 from mldebug.capture.nccl_ras.progress import behind, brief, differs, moved
 from mldebug.core.model import Diagnosis, NcclRas, NodeCapture
 from mldebug.diagnosis.diagnose import diagnose
-from rasserver import HOST, answer, recorded, recorded_text
+from shared.capture.rasserver import HOST, answer, recorded, recorded_text
+from shared.diagnosis.builders import WAITER, capture, process, rank, still
 
 GONE = {"unresponsive": True}
 DEAD = {"unresponsive": True, "considered_dead": True}

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import frame, stack
 from mldebug.capture.frames import inner, is_user, last_frame, principal, site
 from mldebug.capture.stacks.form import MAX_FRAMES, named_frame, short_function
 from mldebug.capture.stacks.merge import merge
@@ -16,6 +15,7 @@ from mldebug.capture.stacks.reader import parse_text as parse_pyspy_text
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import TreeNode
 from mldebug.core.ranksets import unfold
+from shared.diagnosis.builders import frame, stack
 
 H200 = Path(__file__).parents[2] / "fixtures" / "h200"
 

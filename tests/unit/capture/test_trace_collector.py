@@ -12,8 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import rings
-import samples
 from mldebug.capture.trace.line_format import trace_tail
 from mldebug.capture.trace.reader import read_whole
 from mldebug.core.model import (
@@ -38,6 +36,8 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
 from mldebug_exporters.metrics.traces import AGE, create
+from shared.capture import rings
+from shared.incidents import samples
 
 HOST = Host()
 

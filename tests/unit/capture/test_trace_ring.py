@@ -14,7 +14,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import rings
 from mldebug.capture.trace import layout
 from mldebug.capture.trace.call_tree import tree_lines
 from mldebug.capture.trace.export import chrome, speedscope
@@ -28,7 +27,8 @@ from mldebug.capture.trace.records import ListedEvents, Ring, RingHeader, TraceE
 from mldebug.capture.trace.spans import edges
 from mldebug.cli.main import main
 from mldebug_training.tracing import ring as written
-from rings import LINE, RETURN, Chunk, Rec, function_id
+from shared.capture import rings
+from shared.capture.rings import LINE, RETURN, Chunk, Rec, function_id
 
 EVENTED = {
     "type": "object",

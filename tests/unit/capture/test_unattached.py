@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from builders import WAITER, capture, process, rank, still
 from mldebug.core.model import Diagnosis, ProcessCapture, RankCapture
 from mldebug.diagnosis.diagnose import diagnose
+from shared.diagnosis.builders import WAITER, capture, process, rank, still
 
 BUSY = ("evaluate (faults.py:26)", "<module> (train.py:50)")
 POLLS = ("prepare_or_poll (faults.py:34)", "<module> (train.py:50)")

@@ -15,7 +15,6 @@ import click
 import msgspec
 import pytest
 
-import samples
 from mldebug.cli import main as cli
 from mldebug.config import schema as config_module
 from mldebug.core import files
@@ -30,6 +29,7 @@ from mldebug.core.errors import (
 from mldebug.core.plugins import names
 from mldebug.incidents import report_dirs
 from mldebug.incidents.report_store import ReportStore
+from shared.incidents import samples
 
 Golden = Callable[[str, str], None]
 VERBS = [name.replace("_", "-") for name in names("commands")]

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-import samples
-from hung import hung_mount
 from mldebug.cli.main import COMPLETION, cli, main
 from mldebug.core.plugins import names
 from mldebug.incidents.report_store import ReportStore
@@ -24,8 +22,10 @@ from mldebug_agents.cli.completion.answer import lines, look_aside, values
 from mldebug_agents.cli.completion.request import CompletionRequest, is_plain
 from mldebug_agents.cli.completion.table import FILE, read_table, written
 from mldebug_agents.probes.node_stages import STAGES
-from proctree import as_nobody
-from webpages import hanging, hostile, pages, shown
+from shared.incidents import samples
+from shared.jobs.proctree import as_nobody
+from shared.system.hung import hung_mount
+from shared.web.webpages import hanging, hostile, pages, shown
 
 DEADLINE = answer.DEADLINE
 MAX_CPU = 0.2  # seconds of one TAB on an idle core of the test bed; half of it is Python and click

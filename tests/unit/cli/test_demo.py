@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from clocks import Clock
 from mldebug.core.errors import MldebugError, ToolError
 from mldebug.core.model import Culprit
 from mldebug.core.report_model import Report
@@ -16,7 +15,8 @@ from mldebug_agents.support.demo import job as demo_job
 from mldebug_agents.support.demo.agent import stage_line
 from mldebug_agents.support.demo.job import DemoJob, DemoPlan, DemoStep, job_environment
 from mldebug_agents.system.spawn import Completed, FakeSpawner
-from samples import report, sleeping
+from shared.incidents.samples import report, sleeping
+from shared.system.clocks import Clock
 
 PLAN = DemoPlan(fault="sleep", ranks=3, struck=1)
 

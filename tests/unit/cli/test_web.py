@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from browser import relayed
 from mldebug.cli.main import main
 from mldebug_agents.cli.commands.web import way_in
 from mldebug_agents.web import peer_credentials
 from mldebug_agents.web.connection_limiter import MOST
-from webpages import pages, shown, training
+from shared.web.browser import relayed
+from shared.web.webpages import pages, shown, training
 
 
 def ask(base: str, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:  # fmt: skip

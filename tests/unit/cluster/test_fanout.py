@@ -23,7 +23,7 @@ from mldebug_agents.cluster.fanout.progress_line import Waiting, words
 from mldebug_agents.cluster.node_captures import capture_all
 from mldebug_agents.cluster.transports import slurm, ssh
 from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
-from nodes import replies, run, sleeper
+from shared.cluster.nodes import replies, run, sleeper
 
 FAKE_SSH = """#!/bin/sh
 # the last two words are the host and its command

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import process, still
 from mldebug.cluster.merge import NodeReplies, merge
 from mldebug.cluster.topology import placed
 from mldebug.cluster.wire import NodeReply
@@ -29,7 +28,18 @@ from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
 from mldebug.incidents.stored_evidence import load_evidence
 from mldebug_agents.incidents.manual import evidence
-from nodes import merged, node_capture, rank, replies, run, silent, sleeper, starter, waiter
+from shared.cluster.nodes import (
+    merged,
+    node_capture,
+    rank,
+    replies,
+    run,
+    silent,
+    sleeper,
+    starter,
+    waiter,
+)
+from shared.diagnosis.builders import process, still
 
 OTHER = process(
     "all_gather (torch/distributed/distributed_c10d.py:2800)",

@@ -29,7 +29,7 @@ from mldebug_agents.cluster.peers.openapi import OPENAPI, document
 from mldebug_agents.cluster.peers.remote_orders import TimedCapture
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.web.server import AgentServer
-from nodes import run
+from shared.cluster.nodes import run
 from unit.cluster.test_peers import key_file
 
 CHECKS = [

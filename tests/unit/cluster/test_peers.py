@@ -43,8 +43,8 @@ from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import join
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.web.server import AgentServer
-from nodes import run
 from processes.harness import wait_for
+from shared.cluster.nodes import run
 from system.sites import Site
 
 KEY, OTHER = "a0123456789bcdef" * 4, "b0123456789acdef" * 4

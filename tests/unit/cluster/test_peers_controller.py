@@ -74,7 +74,7 @@ from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
-from nodes import run as captures_of
+from shared.cluster.nodes import run as captures_of
 
 learn_structs()  # as an agent does before it has threads
 CAPTURE = captures_of(3, 2)["a1"]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import process, stack, still
 from mldebug.cluster import slimming
 from mldebug.cluster.slimming import ROOM, slim
 from mldebug.cluster.wire import (
@@ -25,7 +24,8 @@ from mldebug.core.errors import EvidenceError
 from mldebug.core.model import LogTail, OpenFile
 from mldebug.diagnosis.classify.rank_class import classify
 from mldebug.diagnosis.diagnose import diagnose
-from nodes import node_capture, rank, replies, run, sleeper, waiter
+from shared.cluster.nodes import node_capture, rank, replies, run, sleeper, waiter
+from shared.diagnosis.builders import process, stack, still
 
 
 def packed(value: object) -> bytes:

@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from builders import WAITER, capture, process, rank, stack, still
 from mldebug.core.model import (
     Classification,
     FileLock,
@@ -15,6 +14,7 @@ from mldebug.core.model import (
 )
 from mldebug.diagnosis.classify.rank_class import classify
 from mldebug.diagnosis.diagnose import diagnose
+from shared.diagnosis.builders import WAITER, capture, process, rank, stack, still
 
 JOIN = ("poll (multiprocessing/popen_fork.py:27)", "wait (multiprocessing/popen_fork.py:43)",
         "join (multiprocessing/process.py:149)", "close (train.py:9)", "<module> (train.py:50)")  # fmt: skip

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fieldexits import outcome_of
 from mldebug.core.model import Confidence
+from shared.diagnosis.fieldexits import outcome_of
 
 VICTIM = (
     "Traceback (most recent call last):\n"

@@ -5,9 +5,6 @@ from typing import Any
 
 import msgspec
 
-from builders import WAITER, capture, process, rank, still
-from flights import call, group, has_done, waits_in
-from gpusigns import played
 from mldebug.capture.flight_recorder.dump import parse_dump
 from mldebug.capture.nccl_ras.answer import parse
 from mldebug.capture.stacks.pyspy import parse_pyspy_json
@@ -23,7 +20,10 @@ from mldebug.core.model import (
 )
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.hardware.gpu.sentences import sentence
-from rasserver import H200, HOST, answer, recorded_text
+from shared.capture.flights import call, group, has_done, waits_in
+from shared.capture.rasserver import H200, HOST, answer, recorded_text
+from shared.diagnosis.builders import WAITER, capture, process, rank, still
+from shared.hardware.gpusigns import played
 
 SLEEPS = process("load (data.py:7)", "<module> (train.py:50)", wchan="hrtimer_nanosleep", move=still(span=60.0))  # fmt: skip
 LOADS = process(

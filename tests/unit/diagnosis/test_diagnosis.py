@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from builders import ALL_REDUCE, WAITER, WRAPPER, capture, moving, process, rank, stack, still
 from mldebug.capture.stacks.pyspy import parse_pyspy_json
 from mldebug.capture.stacks.reader import parse_text as parse_pyspy_text
 from mldebug.core.model import (
@@ -20,6 +19,17 @@ from mldebug.core.model import (
 from mldebug.diagnosis.classify.rank_states import wants_native
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug_agents.storage.filesystems.evidence import with_stuck
+from shared.diagnosis.builders import (
+    ALL_REDUCE,
+    WAITER,
+    WRAPPER,
+    capture,
+    moving,
+    process,
+    rank,
+    stack,
+    still,
+)
 
 H200 = Path(__file__).parents[2] / "fixtures" / "h200"
 

@@ -5,8 +5,6 @@ import signal
 import msgspec
 import pytest
 
-from builders import WAITER, capture, process, rank, still
-from flights import call, group
 from mldebug.core.model import (
     Confidence,
     FlightRecord,
@@ -35,6 +33,8 @@ from mldebug.incidents.incident import (
     judge,
     write_report,
 )
+from shared.capture.flights import call, group
+from shared.diagnosis.builders import WAITER, capture, process, rank, still
 
 LAUNCHER = 90
 OWN = RankError(

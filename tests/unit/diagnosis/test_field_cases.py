@@ -2,7 +2,7 @@
 
 import pytest
 
-from fieldcases import ANSWERS, FIELD, Answer, Case, all_cases, answer, faults_of
+from shared.diagnosis.fieldcases import ANSWERS, FIELD, Answer, Case, all_cases, answer, faults_of
 
 CASES = [(some.folder, one) for some in all_cases() for one in some.cases]
 

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from fieldcases import FIELD, Case, all_cases
-from fieldexits import Dress, outcome_of
 from mldebug.diagnosis.exits.outcome import ExitOutcome
+from shared.diagnosis.fieldcases import FIELD, Case, all_cases
+from shared.diagnosis.fieldexits import Dress, outcome_of
 
 EXITS = FIELD / "exits"
 CASES: tuple[Case, ...] = next(some.cases for some in all_cases() if some.folder == EXITS)

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from builders import WAITER, capture, process, rank, still
 from mldebug.core.model import (
     Confidence,
     Diagnosis,
@@ -35,6 +34,7 @@ from mldebug.hardware.kernel_log.attribution import RankOwner, join
 from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.parse import parse_line
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS, catalogue, xid_row
+from shared.diagnosis.builders import WAITER, capture, process, rank, still
 
 TAKEN = 1_700_000_000.0  # builders.capture
 QUIET = 100.0

@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from builders import capture, rank
 from mldebug.capture.stacks.pyspy import parse_pyspy_json
 from mldebug.capture.stacks.reader import parse_text as parse_pyspy_text
 from mldebug.core.model import Frame, ProcessCapture
 from mldebug.diagnosis.classify.process_facts import native_words
 from mldebug.diagnosis.diagnose import diagnose
+from shared.diagnosis.builders import capture, rank
 
 H200 = Path(__file__).parents[2] / "fixtures/h200"
 DRIVER = "libcuda.so.580.159.04"

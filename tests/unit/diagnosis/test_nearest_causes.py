@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from builders import WAITER, WRAPPER, capture, moving, process, rank, stack, still
 from mldebug.core.model import (
     Diagnosis,
     Fault,
@@ -28,7 +27,8 @@ from mldebug.core.model import (
 )
 from mldebug.core.plugins import create_all
 from mldebug.diagnosis.diagnose import diagnose
-from nodes import merged, run, silent
+from shared.cluster.nodes import merged, run, silent
+from shared.diagnosis.builders import WAITER, WRAPPER, capture, moving, process, rank, stack, still
 
 TAKEN, QUIET = 1_700_000_000.0, 60.0
 DETECTORS = Path(__file__).parents[3] / "mldebug/diagnosis/detectors"

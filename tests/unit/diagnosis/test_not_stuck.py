@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from builders import WAITER, capture, process, rank, still
 from mldebug.core.model import Movement, NodeCapture, ProcessCapture
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.report.wording import headline
+from shared.diagnosis.builders import WAITER, capture, process, rank, still
 
 HERE = ("load (train.py:7)", "<module> (train.py:50)")
 SLEEPS = process(*HERE, wchan="hrtimer_nanosleep", move=still())

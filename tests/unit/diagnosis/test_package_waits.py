@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from builders import capture, process, rank, stack, still
 from mldebug.capture.packages import FRAMEWORKS, Owner, owner
 from mldebug.core.model import Classification, ProcessCapture
 from mldebug.diagnosis.classify.rank_class import classify
 from mldebug.diagnosis.classify.tables.package_waits import KINDS, PACKAGE_WAITS, PackageWait
 from mldebug.diagnosis.diagnose import diagnose
-from packagewaits import missing
+from shared.diagnosis.builders import capture, process, rank, stack, still
+from shared.diagnosis.packagewaits import missing
 
 INSTALLED = Path(sysconfig.get_path("purelib"))
 OWN = ("step (train.py:30)", "<module> (train.py:50)")
@@ -24,7 +24,9 @@ def class_of(what: ProcessCapture) -> Classification:
 @pytest.mark.parametrize("wait", PACKAGE_WAITS, ids=lambda one: f"{one.file}:{one.functions[0]}")
 def test_a_row_is_in_the_sources_that_are_here(wait: PackageWait) -> None:
     if not (INSTALLED / wait.file.partition("/")[0]).is_dir():
-        pytest.skip(f"{wait.package} is not installed: python tests/packagewaits.py FOLDER")
+        pytest.skip(
+            f"{wait.package} is not installed: python tests/shared/diagnosis/packagewaits.py FOLDER"
+        )
     assert missing(wait, INSTALLED) == []
 
 

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from builders import WAITER, capture, process, rank, stack, still
 from mldebug.core.model import Diagnosis, LogTail, NodeCapture, ProcessCapture, ThreadStack
 from mldebug.diagnosis.diagnose import diagnose
+from shared.diagnosis.builders import WAITER, capture, process, rank, stack, still
 
 STEPS = tuple(f"step {n} loss 2.5" for n in range(5))
 HERE = ("load (train.py:7)", "<module> (train.py:50)")

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from fieldcases import FIELD
 from mldebug.diagnosis.exits.model import Accusation
 from mldebug.diagnosis.exits.words.accusations import accusation_of
 from mldebug.diagnosis.exits.words.blame import Blame, blame_of, blame_of_chain
+from shared.diagnosis.fieldcases import FIELD
 
 PHRASES: dict[str, list[dict[str, Any]]] = msgspec.yaml.decode((FIELD / "phrases.yaml").read_bytes())  # fmt: skip
 

@@ -17,7 +17,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 
-from hung import wait_until
 from mldebug.core.model import Verdict
 from mldebug.jobs.logs.records import STEP_BOUNDS, StepTimes
 from mldebug.status.snapshot import RunState, Snapshot
@@ -33,7 +32,8 @@ from mldebug_exporters.prometheus import (
     groups,
     prefers_openmetrics,
 )
-from snapshots import REPORT, hooked, moving, snapshot, stalled, trapped
+from shared.system.hung import wait_until
+from shared.web.snapshots import REPORT, hooked, moving, snapshot, stalled, trapped
 
 ASKS_FOR_OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 Golden = Callable[[str, str], None]

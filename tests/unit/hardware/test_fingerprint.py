@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusigns import CARDS, H200, Card, Told, during, moments, played, without
 from mldebug.hardware.gpu.baseline import Load
 from mldebug.hardware.gpu.fingerprint import (
     MAX_GPUS,
@@ -23,6 +22,7 @@ from mldebug.hardware.gpu.fingerprint import (
 from mldebug.hardware.gpu.readings import GpuActivity, GpuWatch
 from mldebug.hardware.gpu.samples import Average, GpuSign, RankSign, sign_of
 from mldebug.hardware.gpu.sentences import sentence
+from shared.hardware.gpusigns import CARDS, H200, Card, Told, during, moments, played, without
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "h200"
 HANGS = ("sleep", "loop", "stop")  # rank 1 never comes

@@ -26,7 +26,7 @@ from mldebug_agents.web.client import ask_nearest
 from mldebug_agents.web.control_requests import carry_out, post_to_agent
 from mldebug_agents.web.listeners import open_unix
 from mldebug_agents.web.server import AgentServer
-from snapshots import snapshot
+from shared.web.snapshots import snapshot
 
 
 class Source:

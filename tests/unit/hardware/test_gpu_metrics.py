@@ -29,7 +29,7 @@ from mldebug_agents.hardware.gpu.nvml.library import Library
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_exporters.metrics import gpus as group
 from mldebug_exporters.prometheus import Prometheus
-from snapshots import snapshot
+from shared.web.snapshots import snapshot
 
 UUID = "GPU-00000001-0000-4000-8000-000000000001"
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from fakenvml.library import FakeNvml
-from hung import wait_until
 from mldebug.config.schema import Config
 from mldebug.core.errors import ConfigError
 from mldebug.core.model import Gap
@@ -34,7 +33,8 @@ from mldebug_agents.hardware.gpu.errors import (
 from mldebug_agents.hardware.gpu.node_reader import NodeReader, node_reader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
-from vendorfiles import vendor_file
+from shared.hardware.vendorfiles import vendor_file
+from shared.system.hung import wait_until
 
 OTHER = '''"""GPUs of the maker Abacus."""
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clocks import Clock
 from fakenvml.library import FakeNvml
-from hung import wait_until
 from mldebug.config.schema import Config
 from mldebug.hardware.gpu.expected import ExpectedGpus
 from mldebug.hardware.gpu.hands_off import CODE, PAUSE, HandsOff, gaps, placed
@@ -31,6 +29,8 @@ from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
+from shared.system.clocks import Clock
+from shared.system.hung import wait_until
 
 SOON = 20.0  # seconds in which a read that asks nobody who hangs has come back
 NUMBERS = itertools.count(1)

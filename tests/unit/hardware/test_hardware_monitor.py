@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from hung import wait_until
 from mldebug.config.schema import Config
 from mldebug.core.model import Gap, Job, NodeCapture, RankIdentity
 from mldebug.hardware.gpu.hands_off import HandsOff
@@ -35,6 +34,7 @@ from mldebug_agents.hardware.monitor import LISTEN, HardwareMonitor
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.workers import Result
+from shared.system.hung import wait_until
 
 HERE = "here"
 NEW = "new"

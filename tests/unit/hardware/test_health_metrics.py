@@ -10,7 +10,7 @@ from mldebug.core.plugins import NoOptions
 from mldebug.core.yaml_reader import parse
 from mldebug.hardware.health.model import ComponentHealth, HealthState, SuggestedAction
 from mldebug_exporters.metrics.health import create
-from snapshots import snapshot
+from shared.web.snapshots import snapshot
 
 TOLD = (
     ComponentHealth(component="gpu_ecc", state=HealthState.HEALTHY, uuid="GPU-0", gpu=0),

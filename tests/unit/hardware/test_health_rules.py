@@ -18,7 +18,18 @@ from mldebug.hardware.gpu.readings import CLOCK_EVENTS
 from mldebug.hardware.health.model import COMPONENTS, HealthState
 from mldebug.hardware.kernel_log.model import KernelEventKind
 from mldebug.hardware.kernel_log.xids import Tier, catalogue
-from series import FOLDER, JOINED, RECORDED, RULES, SCRAPED, SERIES, asked, labels_of, load, rules
+from shared.deploy.series import (
+    FOLDER,
+    JOINED,
+    RECORDED,
+    RULES,
+    SCRAPED,
+    SERIES,
+    asked,
+    labels_of,
+    load,
+    rules,
+)
 
 ROOT = Path(__file__).parents[3]
 RUNBOOKS = ROOT / "docs/runbooks"

@@ -6,7 +6,7 @@ from mldebug.core.plugins import NoOptions
 from mldebug.hardware.kernel_log.counts import KernelCounts, KindCount, XidCount
 from mldebug.hardware.kernel_log.model import KernelEventKind
 from mldebug_exporters.metrics.kernellog import create
-from snapshots import snapshot
+from shared.web.snapshots import snapshot
 
 COUNTS = KernelCounts(
     xids=(

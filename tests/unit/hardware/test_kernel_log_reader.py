@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hung import wait_until
 from mldebug.diagnosis.exits.kernel_lines import kernel_deaths
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from mldebug.hardware.kernel_log.xids import Tier
@@ -20,6 +19,7 @@ from mldebug_agents.hardware.kernel_log import (
     sees_kernel_pids,
 )
 from mldebug_agents.system.host import Host
+from shared.system.hung import wait_until
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/kernellog"
 UNIX, MONOTONIC = 1_795_240_000.0, 90_000.0

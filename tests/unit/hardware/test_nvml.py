@@ -11,7 +11,6 @@ import msgspec
 import pynvml
 import pytest
 
-from clocks import Clock
 from fakenvml.library import BASIC, RECOVERY, FakeNvml
 from mldebug.hardware.gpu.counters import Counters
 from mldebug.hardware.gpu.expected import ExpectedGpus
@@ -24,6 +23,7 @@ from mldebug_agents.hardware.gpu.nvml import bounds, fields
 from mldebug_agents.hardware.gpu.nvml.calls import TURN
 from mldebug_agents.hardware.gpu.nvml.library import Library
 from mldebug_agents.hardware.gpu.vendors import nvidia
+from shared.system.clocks import Clock
 
 LIMITS = Thresholds()
 Start = Callable[[FakeNvml], nvidia.Nvidia]

@@ -15,9 +15,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from clocks import Clock
 from fakenvml.library import FakeNvml
-from hung import state, wait_until
 from mldebug.core.errors import MldebugError
 from mldebug.hardware.gpu.readings import NodeWatch
 from mldebug_agents.hardware.gpu import reader as source
@@ -34,6 +32,8 @@ from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import ForkedWorker, Spawner
+from shared.system.clocks import Clock
+from shared.system.hung import state, wait_until
 
 SOON = 0.3  # seconds: a deadline that a test lets pass
 PATIENT = 20.0

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-import samples
 from mldebug.core.report_model import Report
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Progress, ProgressKind, RankLook, Role, RunLook, Stage
@@ -15,6 +14,7 @@ from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.report_writer import IncidentWriter
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.watch.runs import Run
+from shared.incidents import samples
 
 SETTINGS = StallSettings(timeout=10.0, interval=1.0)
 

@@ -5,7 +5,6 @@ import time
 import msgspec
 import pytest
 
-from builders import ALL_REDUCE, WAITER, capture, process, rank
 from mldebug.cli.commands.diagnose import judge as judge_again
 from mldebug.core.model import Io, NodeCapture, ProcessCapture, RankCapture, Remark
 from mldebug.core.report_model import Change, Report
@@ -16,6 +15,7 @@ from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.schema import report_schema
 from mldebug.incidents.report.text import report_lines
 from mldebug.incidents.stored_evidence import StoredEvidence
+from shared.diagnosis.builders import ALL_REDUCE, WAITER, capture, process, rank
 
 STRIKE = ("strike (train.py:34)", "<module> (train.py:50)")
 BACKWARD = ("backward (train.py:80)", "<module> (train.py:50)")

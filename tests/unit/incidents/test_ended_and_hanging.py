@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from builders import process, still
 from mldebug.core.model import NodeCapture
 from mldebug.diagnosis.exits.model import AttemptExit
 from mldebug.incidents.incident import Incident, judge
+from shared.diagnosis.builders import process, still
 
 WRECKS = Path(__file__).parents[2] / "fixtures" / "h200" / "wrecks"
 CAPTURE = msgspec.json.decode((WRECKS / "exit.json").read_bytes(), type=NodeCapture)

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import samples
 from mldebug.config.schema import AgentConfig, Config, StallConfig
 from mldebug.core.errors import EvidenceError
 from mldebug.core.model import NodeCapture, Verdict
@@ -32,6 +31,7 @@ from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.sd_notify import SystemdNotifier
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.runs import Run
+from shared.incidents import samples
 
 SENTENCE = "no step for 62 s (usual gap 1.1 s); rank 3 sleeps in slow_data_loader"
 BLAMED = StallDecision(

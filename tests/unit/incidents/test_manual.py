@@ -7,7 +7,6 @@ from typing import cast
 
 import pytest
 
-import samples
 from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, RankIdentity, Remark
@@ -17,6 +16,7 @@ from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.incidents import manual
 from mldebug_agents.incidents.manual import Named, choose, store, write_down
 from mldebug_agents.jobs.ranks.discovery import Discovery
+from shared.incidents import samples
 
 CAPTURE = samples.sleeping().captures[0]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-import samples
 from mldebug.incidents.pruning import StoredReport, excess
 from mldebug.incidents.report_store import ReportStore
+from shared.incidents import samples
 
 ADA, BOB = 1000, 1001
 

@@ -21,8 +21,8 @@ from mldebug_agents.incidents.remote_cases import RemoteCases
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.state.writer_thread import Work
 from mldebug_agents.watch.runs import Run
-from nodes import merged
-from nodes import run as captures_of
+from shared.cluster.nodes import merged
+from shared.cluster.nodes import run as captures_of
 
 
 class Books(StateStore):

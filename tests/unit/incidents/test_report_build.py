@@ -5,11 +5,11 @@ import time
 import pytest
 from msgspec.structs import replace
 
-import samples
 from mldebug.core.model import ProcessCapture, ThreadStack, TreeNode
 from mldebug.core.text import rfc3339
 from mldebug.incidents.report.build import MAX_DEPTH, make_id
 from mldebug.incidents.report.ranks import MAX_DETAILED, MAX_FRAMES
+from shared.incidents import samples
 
 
 def test_names_the_job_the_times_and_the_culprit() -> None:

@@ -2,7 +2,6 @@
 
 import msgspec
 
-import samples
 from mldebug.capture.frames import last_frame
 from mldebug.core.model import Fault, NodeCapture
 from mldebug.core.report_model import Report
@@ -13,6 +12,7 @@ from mldebug.incidents.report.build import build_report
 from mldebug.incidents.report.hardware import hardware_lines
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
+from shared.incidents import samples
 
 AT = samples.TAKEN_AT
 XID = Fault(

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import samples
 from mldebug.core.text import moment
 from mldebug.incidents.report import rank_map
 from mldebug.incidents.report.html import embed, render_html
+from shared.incidents import samples
 
 VOID = {"meta", "link", "br", "input"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import samples
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.sanitize import tidy, tidy_report
+from shared.incidents import samples
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import jsonschema
 import msgspec
 import pytest
 
-import samples
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.schema import SCHEMA_FILE, report_schema, schema_text
+from shared.incidents import samples
 
 VALIDATOR = jsonschema.Draft202012Validator(report_schema())
 

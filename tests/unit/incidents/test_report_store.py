@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-import samples
 from mldebug.core import files
 from mldebug.core.errors import AccessError, EvidenceError
 from mldebug.core.model import NodeCapture
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.build import make_id
 from mldebug.incidents.report_store import DAY, ReportStore, load_captures
+from shared.incidents import samples
 
 NOW = samples.TAKEN_AT + 60
 

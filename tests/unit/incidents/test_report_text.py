@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 
-import samples
 from mldebug.incidents.report.sanitize import tidy
 from mldebug.incidents.report.text import print_report, report_lines
+from shared.incidents import samples
 
 WIDTHS = (40, 61, 80, 200)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hung import hung_mount
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.log_progress import LogProgress
@@ -17,7 +16,8 @@ from mldebug_agents.jobs.logs.locations import LogFile
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
-from whose import MINE
+from shared.system.hung import hung_mount
+from shared.system.whose import MINE
 
 
 @pytest.fixture

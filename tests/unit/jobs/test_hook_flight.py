@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hooked import HOLDS, RANK, SHM, process, state
-from hung import wait_until
 from mldebug.core.model import RankIdentity
 from mldebug.jobs.heartbeat import parse_record
 from mldebug_agents.jobs.hook.flight_recorder import HookFlightRecorder, HookFlightRecords
@@ -20,6 +18,8 @@ from mldebug_agents.jobs.hook.signals import HookSignals
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
+from shared.jobs.hooked import HOLDS, RANK, SHM, process, state
+from shared.system.hung import wait_until
 
 TORCH = """
     import json, types

@@ -5,7 +5,6 @@ import re
 import msgspec
 import pytest
 
-import samples
 from mldebug.core.model import Gap, HookState, Job, RankIdentity
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.html import render_html
@@ -18,6 +17,7 @@ from mldebug.stall.signals import RunLook
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run, run_state
+from shared.incidents import samples
 
 AHEAD = HookState(step=41, step_age=36.4)
 BEHIND = HookState(step=40, step_age=41.0, phase="data_wait", phase_age=40.9)

@@ -16,8 +16,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from hooked import HOLDS, RANK, SHM, SLEEPS, process, state
-from hung import wait_until
 from mldebug.core.model import RankIdentity, ThreadStack
 from mldebug.jobs.heartbeat import Heartbeat, record_name
 from mldebug_agents.jobs.hook.signals import HookSignals, SignalTarget
@@ -27,6 +25,8 @@ from mldebug_agents.system.procfs import ProcessStatus
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import FilePiece
 from mldebug_agents.system.spawn import Spawner
+from shared.jobs.hooked import HOLDS, RANK, SHM, SLEEPS, process, state
+from shared.system.hung import wait_until
 
 
 @pytest.fixture

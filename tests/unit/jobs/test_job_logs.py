@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hung import hung_mount
 from mldebug.core.model import Job, ProcessState, RankIdentity
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
@@ -22,6 +21,7 @@ from mldebug_agents.jobs.logs.locations import LogFinder
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
+from shared.system.hung import hung_mount
 
 ME = os.getpid()
 MIB = 1 << 20

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hung import wait_until
 from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.plugins import create_all
@@ -36,7 +35,8 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader, Unreadable
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.watch.watch import Watch
-from proctree import DirectPaths, Tree
+from shared.jobs.proctree import DirectPaths, Tree
+from shared.system.hung import wait_until
 
 SITE = "/opt/torch/.venv/lib/python3.12/site-packages"
 LOADED = Libraries(torch=f"{SITE}/torch", nccl=f"{SITE}/nvidia/nccl/lib/libnccl.so.2")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hung import wait_until
 from mldebug.core.model import OpenFile, ProcessState
 from mldebug_agents.jobs.logs.locations import LogFinder, RankLogs, container_marks
 from mldebug_agents.jobs.logs.pipes import FORGOTTEN_AFTER, UnreadPipes
 from mldebug_agents.system.host import Host
+from shared.system.hung import wait_until
 
 SLEEPER = "import time; print('step 1 loss 1', flush=True); time.sleep(600)"
 Start = Callable[..., "subprocess.Popen[bytes]"]

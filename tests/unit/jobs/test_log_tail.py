@@ -9,7 +9,7 @@ from mldebug.core.model import LogTail, OpenFile
 from mldebug_agents.jobs.logs.tail import MAX_BYTES, MAX_LINES, MAX_TRACEBACKS, read_log
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
-from whose import MINE
+from shared.system.whose import MINE
 
 STEP = "step 7 loss 2.5"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hung import wait_until
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug_agents.jobs.logs.follower import LogFollower, LogUpdate
@@ -19,7 +18,8 @@ from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import FilePiece, Reader, Unreadable
 from mldebug_agents.system.spawn import Spawner
-from whose import MINE
+from shared.system.hung import wait_until
+from shared.system.whose import MINE
 
 NOBODY = 65534
 SECRET = "step 99 loss 1\n"

@@ -12,7 +12,7 @@ from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
 from mldebug_agents.jobs.ranks.registry import PROBES
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Unreadable
-from proctree import BOOT, DirectPaths, Tree
+from shared.jobs.proctree import BOOT, DirectPaths, Tree
 
 TORCHRUN = ("python3", "/usr/bin/torchrun", "--nproc-per-node", "4", "train.py")
 SPAWN = (

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from hung import state, wait_until
 from mldebug.core.model import Job
 from mldebug.core.plugins import create_all
 from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
-from proctree import DirectPaths, as_nobody
+from shared.jobs.proctree import DirectPaths, as_nobody
+from shared.system.hung import state, wait_until
 
 TORCHRUN = Path(sysconfig.get_path("scripts")) / "torchrun"
 START_SECONDS = 90.0

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from hung import wait_until
 from mldebug.capture.nccl_ras.answer import parse
 from mldebug.capture.nccl_ras.process_map import RasWorld, world_of
 from mldebug.config.schema import AgentConfig, CaptureConfig, Config
@@ -24,9 +23,8 @@ from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
 from mldebug_agents.jobs.ranks.ras_ranks import PAUSES
 from mldebug_agents.system.host import Host
-from monitored import library
-from proctree import BOOT, TORCH, DirectPaths, Tree
-from rasserver import (
+from shared.capture.monitored import library
+from shared.capture.rasserver import (
     HOLDS,
     HOST,
     RasServer,
@@ -39,6 +37,8 @@ from rasserver import (
     serving,
     silent,
 )
+from shared.jobs.proctree import BOOT, TORCH, DirectPaths, Tree
+from shared.system.hung import wait_until
 from unit.jobs.test_ranks_live import started
 
 GONE = {"unresponsive": True}

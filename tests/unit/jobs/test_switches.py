@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mldebug_training
-from builders import capture, process, rank, still
 from mldebug.cli import main as cli
 from mldebug.core.errors import AccessError, MldebugError, UsageError
 from mldebug.diagnosis.diagnose import diagnose
@@ -35,6 +34,7 @@ from mldebug_training.helpers.switches.files import SwitchReading, choose, look,
 from mldebug_training.helpers.switches.meeting import LateError
 from mldebug_training.helpers.switches.reasons import StopSignal
 from mldebug_training.helpers.switches.switches import Switches
+from shared.diagnosis.builders import capture, process, rank, still
 from unit.training.test_hook import PYTHONS, interpreters
 
 NOW = 1_800_000_000.0

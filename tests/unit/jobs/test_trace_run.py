@@ -13,7 +13,7 @@ from mldebug.cli.main import main
 from mldebug.core.errors import UsageError
 from mldebug_agents.jobs.trace_start import TraceOptions, make_way, variables
 from mldebug_training.tracing import ring_file
-from ringwords import Words
+from shared.capture.ringwords import Words
 
 JOB = """
 import os, sys

@@ -9,7 +9,7 @@ from mldebug.core.plugins import create_all
 from mldebug_agents.jobs.ranks.discovery import RankFinder
 from mldebug_agents.system import host as module
 from mldebug_agents.system.host import Host
-from proctree import BOOT, DirectPaths, Tree
+from shared.jobs.proctree import BOOT, DirectPaths, Tree
 
 RANKS = 3
 STRUCK = 111

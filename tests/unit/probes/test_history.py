@@ -41,7 +41,7 @@ from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.system.workers import Result
 from mldebug_exporters.prometheus import Prometheus
-from snapshots import snapshot
+from shared.web.snapshots import snapshot
 
 SERIES = ProbeSeries(
     op="all_reduce", bytes=1 << 24, dtype="float32", ranks=8, device="NVIDIA H200", nodes="n1",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hung import wait_until
 from mldebug_agents.probes.inside import strangers as inside
 from mldebug_agents.probes.inside.strangers import Smi, Strangers, is_rank, ranks_here, strangers
+from shared.system.hung import wait_until
 
 RANK = {"RANK": "0", "WORLD_SIZE": "2"}
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from boards import BOARDS, FOLDER, Asking, queries, titled
 from mldebug.hardware.health.model import HealthState
-from series import JOINED, RECORDED, SERIES, asked, labels_of, rules
+from shared.deploy.boards import BOARDS, FOLDER, Asking, queries, titled
+from shared.deploy.series import JOINED, RECORDED, SERIES, asked, labels_of, rules
 
 ROOT = Path(__file__).parents[3]
 KINDS = {"stat", "timeseries", "table", "state-timeline"}

@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 import mldebug
-from manifests import (
+from mldebug.config.schema import load_config
+from mldebug.jobs.schedulers.kubernetes import KINDS
+from shared.deploy.manifests import (
     CHART,
     EXAMPLES,
     FOLDER,
@@ -30,8 +32,6 @@ from manifests import (
     render,
     stored,
 )
-from mldebug.config.schema import load_config
-from mldebug.jobs.schedulers.kubernetes import KINDS
 from unit.hardware.test_health_rules import promtool
 
 SCHEMAS = ROOT / "tests/fixtures/kubernetes"

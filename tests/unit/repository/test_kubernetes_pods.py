@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from manifests import (
+from mldebug.config.schema import SYSTEM_STATE_DIR, AgentConfig, default_state_dir
+from mldebug.core.units import parse_size
+from mldebug_agents.web.server import AgentServer
+from processes.harness import free_port
+from shared.deploy.manifests import (
     EXAMPLES,
     FOLDER,
     FULL,
@@ -20,11 +24,7 @@ from manifests import (
     render,
     stored,
 )
-from mldebug.config.schema import SYSTEM_STATE_DIR, AgentConfig, default_state_dir
-from mldebug.core.units import parse_size
-from mldebug_agents.web.server import AgentServer
-from processes.harness import free_port
-from snapshots import snapshot
+from shared.web.snapshots import snapshot
 
 SYSTEMD = ROOT / "deploy/systemd"
 RESTING = 80 << 20  # bytes: DESIGN's budget of an agent with its children, held by tests/bench

@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from manifests import (
+from shared.deploy.manifests import (
     CHART,
     FULL,
     ROOT,

@@ -22,8 +22,8 @@ from mldebug_agents.hardware.gpu.node_reader import node_reader
 from mldebug_agents.system.child.programs import Completed, FakeSpawner
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
-from snapshots import snapshot
-from vendorfiles import vendor_file
+from shared.hardware.vendorfiles import vendor_file
+from shared.web.snapshots import snapshot
 
 GUIDE = Path(__file__).parents[3] / "docs/plugins.md"
 EXAMPLE = re.compile(

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from manifests import EXAMPLES, FULL, Object, containers, one, pod_templates, render, stored
+from shared.deploy.manifests import (
+    EXAMPLES,
+    FULL,
+    Object,
+    containers,
+    one,
+    pod_templates,
+    render,
+    stored,
+)
 
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}  # fmt: skip
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from mldebug.stall.signals import RunLook
-from plots import trained
-from traces import SLEEPS, SPINS, watch
+from shared.stall.plots import trained
+from shared.stall.traces import SLEEPS, SPINS, watch
 
 STALL = 60.0  # seconds of the trace at which the steps end
 

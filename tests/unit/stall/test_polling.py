@@ -4,8 +4,8 @@ import pytest
 
 from mldebug.core.model import Role
 from mldebug.stall.signals import Stage
-from plots import trained
-from traces import Does, watch
+from shared.stall.plots import trained
+from shared.stall.traces import Does, watch
 
 TIMEOUT, BUSY = 20.0, 60.0
 BEGIN = 60.0  # seconds that `trained` steps before

@@ -16,9 +16,9 @@ from mldebug_agents.jobs.ranks.ras_address import OFF
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.ras_watch import HEALTHY, QUIET, REFUSED, RasWatch, RunToAsk
-from rasserver import answer, recorded
-from recordings import looks, phases
-from traces import BLIND, ONE_LINE, SLEEPS, SPINS, TRAINS, Run, watch
+from shared.capture.rasserver import answer, recorded
+from shared.hardware.recordings import looks, phases
+from shared.stall.traces import BLIND, ONE_LINE, SLEEPS, SPINS, TRAINS, Run, watch
 
 STEP = Progress(kind=ProgressKind.RECORD, value=3, at=1.0)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from mldebug.stall.signals import Stage
-from plots import CHATTY, chat, ramp, restart, trained, unlogged
-from traces import (
+from shared.stall.plots import CHATTY, chat, ramp, restart, trained, unlogged
+from shared.stall.traces import (
     BLIND,
     COMPILES,
     EXITED,

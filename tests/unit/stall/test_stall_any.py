@@ -9,7 +9,7 @@ from mldebug.stall.progress_clock import StallMemory
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Progress, ProgressKind, RankLook, RunLook
 from mldebug.stall.watch import StallWatch
-from traces import (
+from shared.stall.traces import (
     SLEEPS,
     WAITS,
     WORKS,

@@ -5,8 +5,8 @@ import pytest
 
 from mldebug.stall.progress_clock import StallMemory
 from mldebug.stall.signals import ProgressKind, Stage
-from plots import restart, trained, unlogged
-from traces import (
+from shared.stall.plots import restart, trained, unlogged
+from shared.stall.traces import (
     COPIES,
     EXITED,
     RENDEZVOUS,

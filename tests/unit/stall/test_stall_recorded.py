@@ -5,8 +5,8 @@ import pytest
 
 from mldebug.stall.device_levels import DeviceLevels
 from mldebug.stall.signals import RunLook, Stage
-from recordings import looks, phases, stretch
-from traces import Story, watch
+from shared.hardware.recordings import looks, phases, stretch
+from shared.stall.traces import Story, watch
 
 WAITS = "rank 0 waits for its GPU in train_step (rec_train.py:24)"
 LONG = 420.0

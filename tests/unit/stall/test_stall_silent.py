@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from plots import LIGHT, chat, irregular, restart, save_in_pieces, trained, unlogged
-from traces import (
+from shared.stall.plots import LIGHT, chat, irregular, restart, save_in_pieces, trained, unlogged
+from shared.stall.traces import (
     BLIND,
     COMPILES,
     COPIES,

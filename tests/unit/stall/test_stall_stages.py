@@ -6,8 +6,8 @@ import pytest
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage
 from mldebug.stall.watch import StallWatch
-from plots import trained, unlogged
-from traces import (
+from shared.stall.plots import trained, unlogged
+from shared.stall.traces import (
     BLIND,
     ONE_LINE,
     SAVES,

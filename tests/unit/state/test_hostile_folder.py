@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hung import wait_until
 from mldebug.core.files import HUGE, folder_size, remove_tree
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.build import make_id
@@ -21,7 +20,8 @@ from mldebug_agents.state import server
 from mldebug_agents.state.messages import PruneReports
 from mldebug_agents.state.server import StateServer, answer
 from mldebug_agents.system.spawn import Spawner
-from samples import report, sleeping
+from shared.incidents.samples import report, sleeping
+from shared.system.hung import wait_until
 from unit.state.test_store import SPAWNERS, ledger
 
 DEEP = 1_500  # folders in each other: more than Python's frames, and than a path has characters

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from hung import wait_until
 from mldebug.config.schema import AgentConfig, Config, StallConfig
 from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.agent.wiring import CurrentConfig, build_loop, open_tools
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.sd_notify import SystemdNotifier
+from shared.system.hung import wait_until
 
 OLDER = Path(__file__).parents[2] / "fixtures/state-0.1.0"
 ID = "20261126T023237Z-7842990b"

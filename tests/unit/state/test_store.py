@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hung import hung_mount, wait_until
 from mldebug.core.errors import AccessError, MldebugError, UsageError
 from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.diagnosis.exits.model import KnownExits, RankExit
@@ -29,6 +28,7 @@ from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.child.leftovers import Leftover, children_of
 from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.web.listeners import open_unix
+from shared.system.hung import hung_mount, wait_until
 
 INCIDENT = Incident(id="20261121T055041Z-job", key="job/0/7", job_id="job", detected_at=1.0)
 ENDS = KnownExits(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hung import wait_until
 from mldebug.core.errors import UsageError
 from mldebug_agents.state import writer_thread as module
 from mldebug_agents.state.folder import OccupiedError
 from mldebug_agents.state.writer_thread import MAX_REPORTS, REPORT, WriterThread
+from shared.system.hung import wait_until
 
 PLACE = Path("/var/lib/mldebug")
 

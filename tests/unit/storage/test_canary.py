@@ -14,7 +14,7 @@ from mldebug.storage.filesystems.canary import CanaryWrite, sentence
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.monitor import all_collectors
-from nodetools import with_config
+from shared.storage.nodetools import with_config
 from unit.storage.test_filesystems import mount, mounted
 
 

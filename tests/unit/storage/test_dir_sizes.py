@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hung import hung_mount
 from mldebug.storage.dir_sizes import (
     LOST,
     PARTLY,
@@ -35,7 +34,8 @@ from mldebug_agents.storage.dir_sizes.messages import NAME, DirSizeRequest
 from mldebug_agents.storage.dir_sizes.updater import DirSizeUpdater
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.spawn import Spawner
-from trees import Chaos, du
+from shared.storage.trees import Chaos, du
+from shared.system.hung import hung_mount
 
 
 def turn_until(keeper: DirSizeUpdater, wanted: Callable[[DirSize], bool], seconds: float = 60.0) -> DirSize:  # fmt: skip

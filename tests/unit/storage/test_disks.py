@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from disks import disk, frozen
-from hung import missing
 from mldebug.config.schema import CanaryConfig as Wanted
 from mldebug.config.schema import Config, StorageConfig
 from mldebug_agents.agent.wiring import NodeTools, open_tools
@@ -20,7 +18,9 @@ from mldebug_agents.storage.child.quota import read_blocks
 from mldebug_agents.storage.filesystems import canary
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
-from nodetools import with_config
+from shared.storage.disks import disk, frozen
+from shared.storage.nodetools import with_config
+from shared.system.hung import missing
 
 pytestmark = pytest.mark.timeout(120)
 KINDS = ("ext4", "xfs")

@@ -23,7 +23,7 @@ from mldebug_agents.storage.filesystems.mounts import UsedMount, mount_table, us
 from mldebug_agents.storage.monitor import look_once
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.procfs import Mount, mount_of, parse_mountinfo
-from nodetools import with_config
+from shared.storage.nodetools import with_config
 
 MIB = 1 << 20
 libc = ctypes.CDLL(None, use_errno=True)

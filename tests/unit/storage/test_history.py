@@ -23,7 +23,7 @@ from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.storage.monitor import MEMO, StorageMonitor
 from mldebug_agents.system.workers import Result
-from nodetools import with_config
+from shared.storage.nodetools import with_config
 from unit.storage.test_filesystems import MIB, job, kinds, mounted, part, row
 
 KEY = ("8:1", "/")

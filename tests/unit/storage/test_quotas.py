@@ -8,7 +8,7 @@ from mldebug.config.schema import Config, QuotaConfig, StorageConfig
 from mldebug.storage.filesystems.quotas import QuotaError, amount, read_quota
 from mldebug_agents.agent.wiring import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.quotas import QuotaCollector
-from nodetools import with_config
+from shared.storage.nodetools import with_config
 
 IDRQUOTA = "Bytes:  430.0 TB (86.10%)\nInodes: 1.2 M (41%)\n"
 PERCENT = r"\((?P<percent>[0-9.]+)%\)"

@@ -13,7 +13,7 @@ from mldebug.storage.checkpoints.rank_files import rank_family, ranks_of
 from mldebug_agents.storage.checkpoints.series_reader import SeriesReader
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
-from whose import of_mine
+from shared.system.whose import of_mine
 
 torch = pytest.importorskip("torch", reason="the files are real ones of PyTorch")
 START, SOON, LATER = 1_700_000_000.0, 10.0, 200.0

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from hung import hung_mount
 from mldebug.core.plugins import create_all
 from mldebug.storage.checkpoints.model import ByteRange, Completeness
 from mldebug_agents.storage.checkpoints import series_reader
@@ -28,7 +27,8 @@ from mldebug_agents.system.child.listing import FolderListing, LeftOut
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import Spawner
-from whose import MINE, of_mine
+from shared.system.hung import hung_mount
+from shared.system.whose import MINE, of_mine
 
 NOW = 1e9
 NOBODY = 65534

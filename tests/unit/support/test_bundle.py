@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bundles import unpacked
 from fakenvml.library import FakeNvml
 from mldebug.config.schema import Config, effective_yaml, load_config
 from mldebug.core.errors import AccessError, UsageError
@@ -37,6 +36,7 @@ from mldebug_agents.support.replay.recording import load
 from mldebug_agents.web.listeners import open_unix
 from processes.harness import wait_for
 from processes.light import LightJob, light_job
+from shared.incidents.bundles import unpacked
 
 HOST, DOMAIN, USER = "trn-gpu-017", "acme.example", "alice"
 UUID, SERIAL = "3b7c1111-2222-3333-4444-555555555555", "1653023011111"

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bundles import JOB, UUIDS, h200_bundle, write
 from mldebug.cli.main import main
 from mldebug.config.schema import Config, HealthConfig, load_config
 from mldebug.core.errors import EvidenceError, UsageError
@@ -33,7 +32,8 @@ from mldebug_agents.support.replay.player import Player
 from mldebug_agents.support.replay.recording import MAX_BYTES, MAX_LINES, Recording, load
 from mldebug_agents.support.replay.running import Replay, replay_state_dir
 from mldebug_agents.web.listeners import is_served
-from recordings import phases
+from shared.hardware.recordings import phases
+from shared.incidents.bundles import JOB, UUIDS, h200_bundle, write
 
 T0 = 1_795_000_000.0
 BOOT = 5000.0  # the kernel's clock at T0

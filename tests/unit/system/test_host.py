@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hung import state, wait_until
 from mldebug_agents.system.host import Host, exit_status
 from mldebug_agents.system.procfs import Stat
-from proctree import BOOT, Tree, as_nobody
+from shared.jobs.proctree import BOOT, Tree, as_nobody
+from shared.system.hung import state, wait_until
 
 PTRACE_SEIZE = 0x4206
 

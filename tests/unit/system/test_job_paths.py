@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from hung import hung_mount, wait_until
 from mldebug.core.model import RankIdentity
 from mldebug_agents.system.child.job_paths import NO_RIGHTS, OPERATOR, Rights
 from mldebug_agents.system.child.listing import unpack
@@ -23,7 +22,8 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.reader_answers import Unreadable
 from mldebug_agents.system.spawn import Spawner
-from users import (
+from shared.system.hung import hung_mount, wait_until
+from shared.system.users import (
     ALICE,
     BOB,
     SECRET,

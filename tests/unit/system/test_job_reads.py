@@ -27,7 +27,7 @@ from mldebug_agents.system.child.programs import Completed, FakeSpawner
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
-from users import ALICE, BOB, SECRET, homes, process, put
+from shared.system.users import ALICE, BOB, SECRET, homes, process, put
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 

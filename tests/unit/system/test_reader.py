@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from hung import HungMount, hung_mount, state, wait_until
 from mldebug_agents.system import reader as reader_module
 from mldebug_agents.system.child import job_paths, reader_child
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.reader import Reader, Tail, Unreadable
 from mldebug_agents.system.spawn import Spawner
-from whose import MINE
+from shared.system.hung import HungMount, hung_mount, state, wait_until
+from shared.system.whose import MINE
 
 PATIENT = 20.0  # seconds; a loaded machine must not fail a test that is not about time
 

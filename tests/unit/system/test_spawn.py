@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from hung import frozen_disk, hung_mount, state, wait_until
 from mldebug_agents.system import spawn
 from mldebug_agents.system.child.gpu_driver import MACHINE, inside_gpu_driver
 from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
+from shared.system.hung import frozen_disk, hung_mount, state, wait_until
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clocks import Clock
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.service.usage import EVERY, MEMORY_EVERY, Usage
+from shared.system.clocks import Clock
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

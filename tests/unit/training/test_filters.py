@@ -8,7 +8,7 @@ import pytest
 
 from mldebug.cli.main import main
 from mldebug_training.tracing.filters import Code, CodeFilter, folders
-from ringwords import Words
+from shared.capture.ringwords import Words
 from unit.training.test_tracer import AGENTS, run
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import mldebug_training
-from clocks import Clock
 from mldebug_training.helpers.cgroups import limits, meminfo
 from mldebug_training.helpers.memory import MemoryGuard
+from shared.system.clocks import Clock
 
 GIB = 2**30
 MEMORY = Path("/sys/fs/cgroup")

@@ -14,8 +14,8 @@ import pytest
 from mldebug_agents.jobs.job_start import hook_folder
 from mldebug_training.tracing import ring
 from mldebug_training.tracing.ring_file import KEEP_RINGS, sweep
-from natives import native_folder
-from ringwords import Words
+from shared.capture.natives import native_folder
+from shared.capture.ringwords import Words
 from unit.training.test_hook import interpreters
 
 

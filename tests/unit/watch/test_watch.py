@@ -15,8 +15,6 @@ from typing import Any, cast
 
 import pytest
 
-from builders import stack
-from hung import hung_mount, wait_until
 from mldebug.config.schema import AgentConfig, Config, load_config
 from mldebug.core.model import Gap
 from mldebug.core.plugins import create_all
@@ -35,7 +33,9 @@ from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.watch.activity import COMPILER, Work, read_activity, work_between
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.watch import NodeLook, Watch
-from proctree import BOOT, DirectPaths, Tree
+from shared.diagnosis.builders import stack
+from shared.jobs.proctree import BOOT, DirectPaths, Tree
+from shared.system.hung import hung_mount, wait_until
 
 NOW = BOOT + 3600.0
 RANK = "import time; print('step 4 loss 1', flush=True); time.sleep(600)"

@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 from playwright.sync_api import Browser, Page
 
-import pagedata
-import samples
-from browser import CHROMIUM, chromium, relayed, tab
 from mldebug.incidents.report.html import render_html
 from mldebug.status.snapshot import Snapshot
+from shared.incidents import samples
+from shared.web import pagedata
+from shared.web.browser import CHROMIUM, chromium, relayed, tab
+from shared.web.webpages import hanging, hostile, pages, shown, store, training
 from unit.web.test_page_in_browser import whole
-from webpages import hanging, hostile, pages, shown, store, training
 
 pytestmark = pytest.mark.skipif(
     not CHROMIUM and not os.environ.get("CI"), reason="chromium is not installed"

@@ -21,9 +21,9 @@ from mldebug.web.pages.gpus import MOST, NO_GPU, NOT_YET, GpusPage, GpusPageData
 from mldebug_agents.hardware.gpu.nvml.library import Library
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.web.peer_credentials import PeerCredentials, view
-from pagedata import SOURCES, gpu, gpus, quiet
-from snapshots import AT
-from webtext import HOSTILE, text_of
+from shared.web.pagedata import SOURCES, gpu, gpus, quiet
+from shared.web.snapshots import AT
+from shared.web.webtext import HOSTILE, text_of
 
 
 def built(told: Snapshot) -> GpusPageData:

@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 from playwright.sync_api import Browser, expect
 
-import pagedata
-from browser import CHROMIUM, Tab, chromium, relayed, tab
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.web.server import AgentServer
-from webpages import LATER, pages
-from webtext import HOSTILE
+from shared.web import pagedata
+from shared.web.browser import CHROMIUM, Tab, chromium, relayed, tab
+from shared.web.webpages import LATER, pages
+from shared.web.webtext import HOSTILE
 
 expect.set_options(timeout=20_000)
 pytestmark = pytest.mark.skipif(

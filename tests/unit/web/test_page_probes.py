@@ -20,8 +20,8 @@ from mldebug.web.pages.probes import (
     ProbesPageData,
     Sparkline,
 )
-from pagedata import SERIES, history, measured, probes, quiet
-from webtext import HOSTILE, text_of
+from shared.web.pagedata import SERIES, history, measured, probes, quiet
+from shared.web.webtext import HOSTILE, text_of
 
 
 def built(told: Snapshot) -> ProbesPageData:

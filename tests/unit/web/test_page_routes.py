@@ -15,7 +15,6 @@ from urllib.parse import quote
 import pytest
 from msgspec.structs import replace
 
-import samples
 from mldebug.web import frame
 from mldebug_agents.web import report_cache
 from mldebug_agents.web.listeners import open_unix
@@ -23,7 +22,8 @@ from mldebug_agents.web.report_cache import ReportCache
 from mldebug_agents.web.same_origin import hostname, misled
 from mldebug_agents.web.sessions import ALL_TRIES, LIFE, MOST, TRIES, Sessions
 from mldebug_agents.web.unix_http import UnixConnection
-from webpages import HOSTILE, LATER, hanging, hostile, pages, shown, store, training
+from shared.incidents import samples
+from shared.web.webpages import HOSTILE, LATER, hanging, hostile, pages, shown, store, training
 
 SAMPLES = list(samples.ALL)
 TOKEN = "0123456789abcdef0123"

@@ -14,9 +14,18 @@ from mldebug.web import frame
 from mldebug.web.page import PageRequest
 from mldebug.web.pages.storage import MOST, NOT_YET, StoragePage, StoragePageData
 from mldebug_agents.web.peer_credentials import PeerCredentials, view
-from pagedata import filesystems, hanging_mount, memory, mounted, part, quiet, saved, storage
-from snapshots import stalled
-from webtext import HOSTILE, text_of
+from shared.web.pagedata import (
+    filesystems,
+    hanging_mount,
+    memory,
+    mounted,
+    part,
+    quiet,
+    saved,
+    storage,
+)
+from shared.web.snapshots import stalled
+from shared.web.webtext import HOSTILE, text_of
 
 STRANGER = PeerCredentials(pid=1, uid=54321)
 

@@ -15,8 +15,8 @@ from mldebug.web import frame
 from mldebug.web.incident_list import rows_of
 from mldebug.web.page import PageRequest
 from mldebug.web.rank_grid import MOST, grid
-from snapshots import REPORT, moving, stalled
-from webpages import HOSTILE, hanging, hostile, shown, training
+from shared.web.snapshots import REPORT, moving, stalled
+from shared.web.webpages import HOSTILE, hanging, hostile, shown, training
 
 ENTRY = ReportEntry(
     id=REPORT, verdict="rank_waiting", confidence="high", job="pretrain.py", job_id="7f3a", state="open",

@@ -11,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 from playwright.sync_api import Browser, expect
 
-import samples
-from browser import CHROMIUM, chromium, relayed, tab
 from mldebug.web import frame
 from mldebug_agents.web.listeners import open_tcp
 from mldebug_agents.web.server import AgentServer
-from webpages import LATER, hanging, hostile, pages, shown, store, training
+from shared.incidents import samples
+from shared.web.browser import CHROMIUM, chromium, relayed, tab
+from shared.web.webpages import LATER, hanging, hostile, pages, shown, store, training
 
 expect.set_options(timeout=20_000)
 pytestmark = pytest.mark.skipif(

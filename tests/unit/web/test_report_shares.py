@@ -15,7 +15,7 @@ from mldebug.incidents.report.stack_tree import MAX_CULPRITS, branches
 from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.web import report_cache
 from mldebug_agents.web.report_cache import HANGING, ReportCache
-from samples import report, sleeping, tree
+from shared.incidents.samples import report, sleeping, tree
 
 MINE, THEIRS = 62_001, 62_002
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hung import hung_mount, wait_until
 from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import UsageError
 from mldebug.core.model import Gap, Remark
@@ -33,7 +32,8 @@ from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp, open_unix
 from mldebug_agents.web.peer_credentials import PeerCredentials, group_number, view
 from mldebug_agents.web.server import AgentServer
-from snapshots import moving, snapshot
+from shared.system.hung import hung_mount, wait_until
+from shared.web.snapshots import moving, snapshot
 
 NOBODY = 65534
 ROOTS = msgspec.structs.replace(moving("r00t"), uid=0)

@@ -2,7 +2,7 @@
 
 A wait that calls PyTorch's own communication ends in a frame of PyTorch, which `python_calls` knows. Here are the others:
 functions that block in their own line (`handle.wait()`, `.item()`, `.cpu()`, an extension), where the frame of the framework is
-the innermost that a stack shows. `read` says in which versions each was read; `tests/packagewaits.py` reads them again.
+the innermost that a stack shows. `read` says in which versions each was read; `tests/shared/diagnosis/packagewaits.py` reads them again.
 """
 
 import re

@@ -14,9 +14,9 @@ import msgspec
 
 from mldebug.hardware.gpu.fingerprint import Fingerprint, RunLevels
 from mldebug.hardware.gpu.samples import GpuSign, RankSign
-from recordings import RECORD, phases
+from shared.hardware.recordings import RECORD, phases
 
-FOLDER = Path(__file__).parent / "fixtures" / "h200" / "signals"
+FOLDER = Path(__file__).parents[2] / "fixtures" / "h200" / "signals"
 RECORDED_IDLE, RECORDED_LIMIT = 78.0, 700.0  # watts
 
 

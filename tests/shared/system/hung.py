@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from patience import PATIENCE
+from shared.system.patience import PATIENCE
 
 
 def wait_until(true: Callable[[], object], seconds: float = 20.0) -> None:

@@ -14,7 +14,7 @@ from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.support.bundle import layout
 from mldebug_agents.support.bundle.layout import ClockPair, Manifest
 
-SIGNALS = Path(__file__).parent / "fixtures" / "h200" / "signals"
+SIGNALS = Path(__file__).parents[2] / "fixtures" / "h200" / "signals"
 UUIDS = ("GPU-00000001-0000-4000-8000-000000000001", "GPU-00000002-0000-4000-8000-000000000002")
 BUSES = ("00000000:45:00.0", "00000000:5D:00.0")
 JOB = "h200"

@@ -36,7 +36,7 @@ from mldebug_agents.storage.child.messages import MountAnswer, Space
 from mldebug_agents.storage.filesystems.mounts import UsedMount
 from mldebug_agents.storage.filesystems.state import FilesystemReading, filesystem_row, stuck_alert
 from mldebug_agents.system.procfs import Mount
-from snapshots import AT, moving, snapshot
+from shared.web.snapshots import AT, moving, snapshot
 
 GIB, TIB = 1 << 30, 1 << 40
 STILL = Forecast()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "deploy/grafana/dashboards"
+FOLDER = Path(__file__).parents[3] / "deploy/grafana/dashboards"
 BOARDS: dict[str, Any] = {
     file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))
 }  # fmt: skip

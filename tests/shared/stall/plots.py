@@ -4,7 +4,7 @@ import random
 
 from mldebug.core.model import Role
 from mldebug.stall.signals import ProgressKind
-from traces import (
+from shared.stall.traces import (
     ONE_LINE,
     SAVES,
     SLEEPS,

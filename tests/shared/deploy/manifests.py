@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy/kubernetes"
 CHART = FOLDER / "chart"
 HELM = Path(sys.executable).with_name("helm")

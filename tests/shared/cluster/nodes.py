@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from builders import WAITER, process, still
 from mldebug.cluster.merge import MergedRuns, NodeReplies, merge
 from mldebug.cluster.wire import NodeReply
 from mldebug.core.model import (
@@ -15,6 +14,7 @@ from mldebug.core.model import (
     RankCapture,
     RankIdentity,
 )
+from shared.diagnosis.builders import WAITER, process, still
 
 INIT = (
     "rendezvous (torch/distributed/rendezvous.py:280)",

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from fieldexits import outcome_of
 from mldebug.capture.flight_recorder.analysis import analyse
 from mldebug.capture.flight_recorder.folder import read_folder
 from mldebug.capture.nccl_ras.answer import parse
 from mldebug.cli.commands.diagnose import judge, read_evidence
 from mldebug.core.errors import MldebugError
 from mldebug.core.ranksets import fold_ranks
+from shared.diagnosis.fieldexits import outcome_of
 
-FIELD = Path(__file__).with_name("fixtures") / "field"
+FIELD = Path(__file__).parents[2] / "fixtures" / "field"
 HEAD = """# Cases from the field
 
 Evidence in the form in which other people posted it, with the right answer and ours. The inputs lie in `tests/fixtures/field`; numbers, hosts and

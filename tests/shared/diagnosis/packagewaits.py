@@ -1,6 +1,6 @@
 """Reads the sources of installed frameworks, and says which rows of `package_waits` are not in them.
 
-    python tests/packagewaits.py FOLDER …
+    python tests/shared/diagnosis/packagewaits.py FOLDER …
 
 A folder is one of installed or unpacked packages (`pip download --no-deps`, unzipped); without one, this Python's own.
 """

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-AGENTS = Path(__file__).parents[1] / "agents/mldebug_agents"
+AGENTS = Path(__file__).parents[3] / "agents/mldebug_agents"
 CHECKS = ("support/doctor/checks.py", "support/doctor/rows.py", "support/doctor/gpus.py")
 TRIALS = ("support/doctor/trials.py", "capture/stacks/pyspy.py")
 HOLE = "…"  # what is only known when it runs

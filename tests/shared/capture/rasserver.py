@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-H200 = Path(__file__).parent / "fixtures" / "h200"
+H200 = Path(__file__).parents[2] / "fixtures" / "h200"
 HOST = "192.0.2.2"  # of the recordings
 
 HOLDS = """

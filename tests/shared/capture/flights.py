@@ -2,7 +2,6 @@
 
 import msgspec
 
-from builders import WAITER, capture, process, rank, still
 from mldebug.core.model import (
     Collective,
     FlightGroup,
@@ -11,6 +10,7 @@ from mldebug.core.model import (
     ProcessCapture,
 )
 from mldebug.core.ranksets import fold_ranks
+from shared.diagnosis.builders import WAITER, capture, process, rank, still
 
 LONG_AGO = 1_600_000_000.0  # before the captures of `builders`
 

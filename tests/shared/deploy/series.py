@@ -10,7 +10,7 @@ import yaml
 from mldebug_exporters.exposition.collect import OWN
 from mldebug_exporters.prometheus import groups
 
-FOLDER = Path(__file__).parents[1] / "deploy/prometheus"
+FOLDER = Path(__file__).parents[3] / "deploy/prometheus"
 RULES = sorted(FOLDER / name for name in ("rules.yaml", "alerts.yaml", "dcgm-names.yaml"))
 
 SCRAPED = {"instance", "job"}  # labels that Prometheus adds

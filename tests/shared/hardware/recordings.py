@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from builders import process
 from mldebug.core.model import OpenFile, RankCapture, RankIdentity
 from mldebug.diagnosis.classify.rank_class import classify
 from mldebug.stall.device_levels import DeviceLevels
 from mldebug.stall.signals import Progress, ProgressKind, RankLook, RunLook
+from shared.diagnosis.builders import process
 
-FOLDER = Path(__file__).parent / "fixtures" / "h200" / "signals"
+FOLDER = Path(__file__).parents[2] / "fixtures" / "h200" / "signals"
 RECORD = 94  # bytes of one line of the training log
 TICK = 0.01
 SYNC = {

@@ -19,7 +19,7 @@ from mldebug_agents.jobs.ranks.libraries import Program, libraries, recorder_set
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
 
-RECORDED = Path(__file__).parent / "fixtures" / "h200"
+RECORDED = Path(__file__).parents[2] / "fixtures" / "h200"
 MONITOR = """
 import mmap, os, pathlib, select, sys, time
 library, fifo, out, dump, how = sys.argv[1:]

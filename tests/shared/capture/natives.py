@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-SOURCE = Path(__file__).parents[1] / "deploy/training-native/mldebug_training_native.c"
+SOURCE = Path(__file__).parents[3] / "deploy/training-native/mldebug_training_native.c"
 ASK = "import sysconfig; print(sysconfig.get_paths()['include'])"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hung import missing
+from shared.system.hung import missing
 
 SIZES = {"ext4": 64 << 20, "xfs": 320 << 20}  # xfs has no smaller ones
 GUARD = """

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-import samples
 from mldebug.config.schema import AgentConfig
 from mldebug.core.model import Gap, HookState, Role
 from mldebug.incidents.report.html import render_html
@@ -15,7 +14,8 @@ from mldebug.incidents.report_store import ReportStore
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.web.listeners import open_unix
 from mldebug_agents.web.server import AgentServer
-from snapshots import AT, hooked, moving, snapshot, stalled
+from shared.incidents import samples
+from shared.web.snapshots import AT, hooked, moving, snapshot, stalled
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\u202e{{7*7}}</script>"
 
