@@ -86,7 +86,7 @@ def heartbeat(step: int, **scalars: float) -> None:
         from mldebug_training.hook.values import of_scalars, of_step
 
         number = of_step(step)
-        own.explicit = True
+        own.report_steps()
         record = own.record
         if record is not None and scalars:
             record.write_scalars(of_scalars(scalars))

@@ -24,6 +24,10 @@ class EventRegistry:
         self._changed: set[str] = set()
         self._refined: set[str] = set()  # only their words have changed
 
+    def reload(self, pending: float) -> None:
+        """Let alerts stand for so many seconds from now on before they fire."""
+        self.pending = pending
+
     def restore(self, stored: Iterable[AlertEvent]) -> None:
         """Take over events that an earlier agent stored. Alerts raised since take precedence; acknowledgements are kept."""
         for one in stored:

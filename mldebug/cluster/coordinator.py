@@ -9,7 +9,6 @@ import msgspec
 
 from mldebug.cluster.known_peers import (
     CaptureCall,
-    ClusterStall,
     KnownPeer,
     first_of_each_kind,
     lives,
@@ -27,6 +26,20 @@ MAX_PAST = 256  # incidents that are remembered
 MOVES = "the job moves again"
 GONE = "no node shows the job any more"
 BLAMED = "blamed"  # mldebug.stall.signals.Stage
+
+
+class ClusterStall(msgspec.Struct):
+    """A stall of one attempt of one run, as all its nodes report it."""
+
+    incident: str
+    noticed_by: dict[str, str]  # node -> its agent: one that was started again has noticed nothing
+    whole: Whole | None = None
+    over: str = ""
+    shown_by: set[str] = set()  # nodes that have had the run since
+    tries: int = 0  # calls that came to nothing
+    again: bool = False  # it is to be called once more
+    doubted: float | None = None  # since when nobody who noticed it is left, and nobody else does
+    cause: End | None = None
 
 
 class Coordinator(PeerRoster):

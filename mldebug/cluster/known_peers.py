@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from mldebug.cluster.messages import Announcement, End, RunNews, RunWord, Signal, Whole
+from mldebug.cluster.messages import Announcement, End, RunNews, RunWord, Signal
 from mldebug.cluster.run_identity import RunKey
 from mldebug.core.model import Gap
 from mldebug.core.ranksets import count_ranks, join_intervals
@@ -50,20 +50,6 @@ class CaptureCall(NamedTuple):
     def gaps(self) -> tuple[Gap, ...]:
         """Why the list of the run's nodes is not known, from the run's announcements; empty where it is."""
         return () if self.node_list else self.news.gaps
-
-
-class ClusterStall(msgspec.Struct):
-    """A stall of one attempt of one run, as all its nodes report it."""
-
-    incident: str
-    noticed_by: dict[str, str]  # node -> its agent: one that was started again has noticed nothing
-    whole: Whole | None = None
-    over: str = ""
-    shown_by: set[str] = set()  # nodes that have had the run since
-    tries: int = 0  # calls that came to nothing
-    again: bool = False  # it is to be called once more
-    doubted: float | None = None  # since when nobody who noticed it is left, and nobody else does
-    cause: End | None = None
 
 
 def aged(message: T, seconds: float) -> T:

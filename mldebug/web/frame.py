@@ -117,10 +117,11 @@ def _places() -> tuple[MenuEntry, ...]:
 
 @cache
 def _environment() -> Environment:
-    environment = templates(TEMPLATES)
-    environment.filters |= {
-        "size": format_size,
-        "duration": lambda seconds: format_duration(float(max(0, int(seconds)))),
-        "clean": clean,
-    }
-    return environment
+    return templates(
+        TEMPLATES,
+        {
+            "size": format_size,
+            "duration": lambda seconds: format_duration(float(max(0, int(seconds)))),
+            "clean": clean,
+        },
+    )

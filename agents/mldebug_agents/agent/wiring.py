@@ -33,7 +33,7 @@ from mldebug_agents.cluster.peers.controller import PeersController
 from mldebug_agents.cluster.peers.coordinated_capture import ClusterCapture
 from mldebug_agents.cluster.peers.net import identity
 from mldebug_agents.cluster.peers.net.client import PeerClient
-from mldebug_agents.cluster.peers.net.identity import counting
+from mldebug_agents.cluster.peers.net.identity import count_failures
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import PeerSetup
@@ -235,7 +235,7 @@ def serve_peers(
         *(node.peers.ask, node.node, judge, lambda: store.waiting, proof, refusals, machine()),
         lambda: node.found.gaps,
     )
-    proof.server.sslobject_class = counting(proof, partial(_turned_away, refusals))
+    count_failures(proof, partial(_turned_away, refusals))
     joined.client.on_turned_away(refusals.count)
     slow = partial(refusals.count, "slow", why="it takes too long to say what it wants")
     server.serve_peers(

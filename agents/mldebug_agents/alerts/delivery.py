@@ -77,6 +77,14 @@ class ChannelDelivery:
         self._beat = now
         return True
 
+    def send(self, message: EventMessage, event: AlertEvent | None) -> None:
+        """Hand the message to the channel's thread; the result comes into the main loop's inbox. `event`: None for a sign of life."""
+        self.under_way = self.worker.order(ChannelOrder(message, event, self))
+
+    def answered(self) -> None:
+        """Note that the channel's thread is free for the next message."""
+        self.under_way = False
+
     def done(self, key: str, now: float) -> None:
         """Note that the message with this event key was delivered."""
         self.sent += 1

@@ -33,7 +33,7 @@ from mldebug.hardware.health.sentences import GpuName
 from mldebug.incidents.incident import Incident
 from mldebug.jobs.owners import in_turns
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.alerts.delivery import WORKER, ChannelDelivery, ChannelOrder
+from mldebug_agents.alerts.delivery import WORKER, ChannelDelivery
 from mldebug_agents.alerts.incident_alerts import INCIDENT, alert_of, is_ours_to_report
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.workers import Result
@@ -77,7 +77,8 @@ class AlertNotifier:
 
     def reload(self, config: Config) -> None:
         """Take over another configuration. Events that no channel has acknowledged wait for the remaining and the new channels."""
-        self.registry.pending, self._link = config.events.pending, config.events.link
+        self.registry.reload(config.events.pending)
+        self._link = config.events.link
         self._configure(config.channels)
 
     # --- what monitors raise -----------------------------------------------------------------------
@@ -156,13 +157,11 @@ class AlertNotifier:
     def _send(self, line: ChannelDelivery) -> None:
         now = time.monotonic()
         if line.beats(now):
-            beat = ChannelOrder(alive(self._node, self._now(), __version__), None, line)
-            line.under_way = line.worker.order(beat)
+            line.send(alive(self._node, self._now(), __version__), None)
         event = line.next(self.registry, now)
         if event is None or not self._may_go(event.key, now):
             return
-        message = message_of(event, self._node, self._link, __version__)
-        line.under_way = line.worker.order(ChannelOrder(message, event, line))
+        line.send(message_of(event, self._node, self._link, __version__), event)
 
     def _may_go(self, key: str, now: float) -> bool:
         """Is the event on disk, or has the disk had its time? A hung disk must not keep messages back."""
@@ -177,7 +176,7 @@ class AlertNotifier:
             return False
         line, event, now = result.order.line, result.order.event, time.monotonic()
         key = event.key if event is not None else ""
-        line.under_way = False
+        line.answered()
         if isinstance(result.error, MessageRefusedError):
             line.refusal(key, result.error)
         elif result.error is not None:

@@ -178,7 +178,7 @@ class KernelLogSource:
             except BlockingIOError:
                 return
             except BrokenPipeError:  # records were overwritten before we came
-                self._counts.overruns += 1
+                self._counts.add_overrun()
             except OSError as error:
                 if error.errno != errno.EINVAL:  # EINVAL: a record that does not fit, passed over
                     raise
@@ -210,9 +210,8 @@ class KernelLogSource:
             return
         if self._sequence >= 0:
             self._losses.add(record.sequence - self._sequence - 1, self._monotonic())
-            self._counts.lost = self._losses.all
         self._sequence = record.sequence
-        self._counts.records += 1
+        self._counts.add_record(self._losses.all)
         if record.facility != KERNEL_FACILITY and not self._user_space:
             return
         self._obey(record)

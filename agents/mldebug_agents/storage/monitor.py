@@ -70,10 +70,9 @@ class StorageCollector(Protocol):
 
 def all_collectors(context: Context, probe: MountClient) -> list[StorageCollector]:
     """All collectors that only read; the agent adds the one that writes (`CanaryCollector`)."""
-    filesystems, writers = FilesystemCollector(context, probe), WriteRateCollector(context)
-    filesystems.who_fills = writers.who_fills  # of another thread: it reads one dictionary
+    writers = WriteRateCollector(context)
     return [
-        filesystems,
+        FilesystemCollector(context, probe, writers.who_fills),  # which only reads one dictionary
         QuotaCollector(context),
         KernelQuotaCollector(context, probe),
         DirSizeCollector(context),
@@ -139,7 +138,7 @@ class StorageMonitor:
         self._recall()
         part = self._parts.get(FilesystemCollector.name)
         if isinstance(part, FilesystemCollector) and not self._workers[part.name].busy:
-            part.places = places
+            part.follow(places)
         now = time.monotonic()
         for name, worker in self._workers.items():
             if now >= self._due[name] and not worker.busy:

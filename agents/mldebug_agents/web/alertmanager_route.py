@@ -29,6 +29,10 @@ class AlertmanagerRoute:
         self._token_file, self._sessions = token_file, sessions
         self.answer: Answer | None = None
 
+    def serve(self, answer: Answer) -> None:
+        """Handle bodies with `answer` from now on."""
+        self.answer = answer
+
     async def post(self, request: Request) -> Response:
         """Answer one POST: 401, 403 or 429 without the token, 408, 413 or 503 where it cannot be handled, else what `answer` says."""
         address = request.client.host if request.client else ""

@@ -87,7 +87,7 @@ class PeerProtocol(H11Protocol):
 def _mark(link: Any) -> None:
     """Note at the connection that it has shown a certificate."""
     if (connection := _limited(link)) is not None:
-        connection.proved = True
+        connection.prove()
 
 
 def _limited(link: Any) -> Any:

@@ -110,7 +110,7 @@ class AgentServer:
     ) -> None:
         """Answer POSTs by path: `verbs` for users who may see all, `own_verbs` for everybody, `alerts` for Alertmanager."""
         self.verbs, self.own_verbs = dict(verbs), dict(own_verbs)
-        self.alerts.answer = alerts
+        self.alerts.serve(alerts)
 
     def publish(self, snapshot: Snapshot) -> None:
         """Serve this snapshot from now on; called by the main loop."""

@@ -59,6 +59,14 @@ class OwnProcess:
         """Make the record now, so that even a rank that hangs before its first step can be asked for its stacks."""
         _ = self.record
 
+    def report_steps(self) -> None:
+        """Take the steps from the job itself from now on; those of optimizers are no longer counted."""
+        self.explicit = True
+
+    def call_after_beat(self, then: Callable[[int], None]) -> None:
+        """Have `then` called with each step that is reported."""
+        self.after_beat = then
+
     def reached(self) -> tuple[int, int]:
         """The last reported step (-1: none) and when it was reported, CLOCK_MONOTONIC in ns. Makes no record."""
         return (self._record.step, self._record.stepped_ns) if self._record else (-1, 0)
@@ -79,7 +87,7 @@ class OwnProcess:
     def _end_phases(self, record: HookRecord) -> None:
         """No step is made in these: an exception of the job's signal handler has kept us from ending them."""
         self._phases = [phase for phase in self._phases if phase[0] not in WITHOUT_STEPS]
-        record.phase, record.phase_ns = self._phases[-1] if self._phases else _NONE
+        record.enter(*(self._phases[-1] if self._phases else _NONE))
 
     def _look(self, record: HookRecord) -> None:
         """Now and then: what does not need to be looked at in each step."""
@@ -91,7 +99,7 @@ class OwnProcess:
 
     def _deaf(self, record: HookRecord) -> None:
         """The job has closed our file of stacks: say that nobody can ask any more."""
-        record.signal, record.stacks_fd = 0, -1
+        record.take_questions(0)
         record.write()
 
     def correct(self, step: int) -> None:
@@ -137,7 +145,7 @@ class OwnProcess:
         if record is None:
             return
         try:
-            record.phase, record.phase_ns = phase
+            record.enter(*phase)
             record.write()
         except Exception as error:  # closed meanwhile, by the end of the process
             pass_on(error)
@@ -167,9 +175,9 @@ class OwnProcess:
 
     def _arm(self, record: HookRecord) -> None:
         """Say who it is, and how it can be asked. Where that fails it cannot be asked, and tells its steps."""
-        record.rank, record.world_size = ranks.rank_and_size()
+        record.identify(*ranks.rank_and_size())
         self._flight = flight = FlightFile(record)
-        record.signal, record.stacks_fd = stacks.arm(record.path, flight.answer)
+        record.take_questions(*stacks.arm(record.path, flight.answer))
         self._stacks, self._ask = OwnFile(record.stacks_fd), record.signal
         flight.armed(record.signal)
 

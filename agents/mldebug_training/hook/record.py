@@ -87,6 +87,18 @@ class HookRecord:
         self.step, self.stepped_ns, self.beats = possible(step), time.monotonic_ns(), self.beats + 1
         self.write()
 
+    def identify(self, rank: int, world_size: int) -> None:
+        """Note which rank this is, -1 for unknown; written with the next `write`."""
+        self.rank, self.world_size = rank, world_size
+
+    def take_questions(self, signal: int, stacks_fd: int = -1) -> None:
+        """Note the signal that asks for stacks and the descriptor they go to; 0 and -1 where nobody can ask."""
+        self.signal, self.stacks_fd = signal, stacks_fd
+
+    def enter(self, phase: bytes, since_ns: int) -> None:
+        """Note the phase that the process is in and since when; written with the next `write`."""
+        self.phase, self.phase_ns = phase, since_ns
+
     def correct(self, step: int) -> None:
         """Give the step recorded last another number. Raises ValueError as `beat` does."""
         self.step = possible(step)

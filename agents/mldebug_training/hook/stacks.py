@@ -108,7 +108,7 @@ def _catch(ask: int, fd: int) -> None:
 
 def disarm(record: HookRecord, ask: int) -> None:
     """At the end of the process: record that nobody may ask any more, and ignore the hook's signals from now on."""
-    record.signal = 0
+    record.take_questions(0, record.stacks_fd)
     try:
         record.write()
     finally:

@@ -58,6 +58,10 @@ class CodeFilter:
         self._no = [_test(word) for word in exclude]
         self._start = start
 
+    def describe(self, words: str) -> None:
+        """Add words to the description of what is traced."""
+        self.words += f" {words}"
+
     def follows(self, code: Code) -> bool:
         """Whether the code is to be traced; mldebug's own never is."""
         if code.place.startswith(OURS):

@@ -110,14 +110,14 @@ class trace:  # noqa: N801 - it is used as a function
 
     def also(self, words: str) -> None:
         """Add words to the description of what is traced, for whoever reads the ring."""
-        self._followed.words += f" {words}"
+        self._followed.describe(words)
 
     def begin(self) -> None:
         """Trace all threads from now on."""
         if _running:
             return
         _running.append(self)
-        own.after_beat = stepped
+        own.call_after_beat(stepped)
         closed(leave_behind)
         self._off = self._over = self._ended = False
         native = native_module() if self._native else None

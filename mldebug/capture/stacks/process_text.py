@@ -58,6 +58,18 @@ class ThreadBlock(msgspec.Struct):
     threads: list[ThreadText] = []
     json: tuple[ThreadStack, ...] = ()
 
+    def set_json(self, stacks: tuple[ThreadStack, ...]) -> None:
+        """Take the stacks that a JSON value has; they go before those of a text."""
+        self.json = stacks
+
+    def set_parent(self, pid: int) -> None:
+        """Note the process that has started this one."""
+        self.process.parent = pid
+
+    def add_variables(self, variables: Mapping[str, str]) -> None:
+        """Note more environment variables of the process."""
+        self.process.environment = {**self.process.environment, **variables}
+
 
 def split(block: ThreadBlock) -> Iterator[ProcessText]:
     """The processes of a block. Without a process line, each main thread has its own."""

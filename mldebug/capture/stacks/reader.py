@@ -144,7 +144,7 @@ class _Stream:
         self._broken += not found.lines
         for one in found.processes:
             self._begin(self.lines[index].number, one.pid, one.command)
-            self._blocks[-1].json = one.stacks
+            self._blocks[-1].set_json(one.stacks)
         self._form = None
         return found.lines
 
@@ -161,7 +161,7 @@ class _Stream:
     def _process(self, line: LabelledLine) -> bool:
         if match := _PARENT.match(line.text):
             if self._blocks:
-                self._blocks[-1].process.parent = int(match["pid"])
+                self._blocks[-1].set_parent(int(match["pid"]))
             return True
         for form in FORMS:
             match = form.process.match(line.text) if form.process else None
@@ -282,7 +282,7 @@ class _Stream:
         if self._variables_first is None:
             self._variables_first = not any(block.threads or block.json for block in self._blocks)
         if self._variables_first is False and self._blocks:
-            self._blocks[-1].process.environment |= {name: value}
+            self._blocks[-1].add_variables({name: value})
             return
         self._variables[name] = value
 
@@ -291,5 +291,5 @@ class _Stream:
         if not self._variables:
             return
         if self._blocks:
-            self._blocks[-1].process.environment = dict(self._variables)
+            self._blocks[-1].add_variables(self._variables)
         self._variables = {}

@@ -63,7 +63,7 @@ class _Sum:
 
 
 class KernelEventCounter:
-    """Counts kernel events. The reader of the log sets `records`, `overruns` and `lost`. For one thread."""
+    """Counts kernel events, and what the reader of the log has read and missed. For one thread."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -71,6 +71,15 @@ class KernelEventCounter:
         self.lost = 0
         self._xids: dict[tuple[str, int], _Sum] = {}
         self._kinds: dict[KernelEventKind, _Sum] = {}
+
+    def add_record(self, lost: int) -> None:
+        """Count a record that was read. `lost`: how many were overwritten before that, so far."""
+        self.records += 1
+        self.lost = lost
+
+    def add_overrun(self) -> None:
+        """Count a read that came after records were overwritten."""
+        self.overruns += 1
 
     def add(self, event: KernelEvent, errors: int) -> None:
         """Count an event that stands for so many new errors; 0 only moves the time of the last one."""

@@ -6,7 +6,7 @@ The rank table is also embedded as compact columns, some 40 bytes a rank, which 
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -99,8 +99,13 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def templates(folder: Path) -> Environment:
-    """Jinja templates of a folder: what is put into them is escaped, and a name that does not exist is an error."""
+def templates(
+    folder: Path, filters: Mapping[str, Callable[..., Any]], **names: object
+) -> Environment:
+    """Jinja templates of a folder: what is put into them is escaped, and a name that does not exist is an error.
+
+    They know these filters and names beside those that all pages share.
+    """
     environment = Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
@@ -108,16 +113,15 @@ def templates(folder: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"plural": text.plural, "moment": text.moment}
-    environment.globals |= {"W": wording}
+    environment.filters |= {"plural": text.plural, "moment": text.moment, **filters}
+    environment.globals |= {"W": wording, **names}
     return environment
 
 
 @cache
 def _template() -> Template:
-    world = templates(FOLDER)
-    world.filters |= {"steps": hook_lines.step_words, "trace_title": hook_lines.trace_title}
-    world.globals |= {"SHOWN_FRAMES": SHOWN_FRAMES}
+    filters = {"steps": hook_lines.step_words, "trace_title": hook_lines.trace_title}
+    world = templates(FOLDER, filters, SHOWN_FRAMES=SHOWN_FRAMES)
     return world.get_template("report.html.j2")
 
 

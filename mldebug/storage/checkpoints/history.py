@@ -102,6 +102,10 @@ class CheckpointSeries:
             None  # when a checkpoint that the job's own processes write last grew
         )
 
+    def reload(self, settle: float) -> None:
+        """Let a write end after so many seconds without growth from now on."""
+        self.settle = settle
+
     # --- looking -------------------------------------------------------------------------------------
 
     def look(self, now: float, readings: Sequence[CheckpointReading], *, whole: bool, step: int | None = None, world_size: int | None = None) -> None:  # fmt: skip

@@ -35,6 +35,11 @@ class FilesystemHistory(msgspec.Struct):
     )
     writable: bool = False  # it was once seen to be writable
 
+    def turns_read_only(self, is_read_only: bool) -> bool:
+        """Whether a filesystem that is read-only now was writable at an earlier reading."""
+        self.writable = self.writable or not is_read_only
+        return self.writable and is_read_only
+
     def add(self, at: float, left: float, inodes_left: float) -> None:
         """Add a reading at unix time `at`. If the clock was set back, earlier readings are dropped."""
         if self.left and at <= self.left[-1].at:

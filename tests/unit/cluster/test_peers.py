@@ -28,7 +28,7 @@ from mldebug_agents.cluster.peers.net.identity import (
     NAME,
     Identity,
     RenewedIdentity,
-    counting,
+    count_failures,
     derive,
     identity,
     in_child,
@@ -503,9 +503,7 @@ def guarded(proof: Identity, loop: Loop) -> Iterator[tuple[Peer, Refusals]]:
     server, refusals = AgentServer(AgentConfig(listen="")), Refusals()
     door = socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
-    proof.server.sslobject_class = counting(
-        proof, lambda reason, why: refusals.count(reason, "", why)
-    )
+    count_failures(proof, lambda reason, why: refusals.count(reason, "", why))
     plain = app(loop.ask, "n1", lambda _: b"", proof=proof, refusals=refusals)
     server.serve_peers(plain, door, proof.server)
     try:

@@ -18,7 +18,7 @@ from mldebug.cluster.messages import MAX_MESSAGE, Announcement, Welcome, read
 from mldebug.config.schema import AgentConfig
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.errors import RefusedError, StrangerError
-from mldebug_agents.cluster.peers.net.identity import Identity, counting, derive, identity
+from mldebug_agents.cluster.peers.net.identity import Identity, count_failures, derive, identity
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.openapi import ANNOUNCE
 from mldebug_agents.cluster.peers.routes import app
@@ -46,7 +46,7 @@ def there(ours: Identity, refusals: Refusals) -> Iterator[Peer]:
     server = AgentServer(AgentConfig(listen=""))
     door = socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
-    ours.server.sslobject_class = counting(ours, lambda why, words: refusals.count(why, "", words))
+    count_failures(ours, lambda why, words: refusals.count(why, "", words))
     plain = app(Loop().ask, "n1", lambda _: b"", proof=ours, refusals=refusals)
     slow = partial(refusals.count, "slow", why="it takes too long to say what it wants")
     server.serve_peers(plain, door, ours.server, slow=slow)
@@ -99,7 +99,7 @@ def test_a_recorded_connection_cannot_be_replayed(ours: Identity, refusals: Refu
     server, loop = AgentServer(AgentConfig(listen="")), Loop()
     door = socket.create_server(("127.0.0.1", 0))
     there = Peer("127.0.0.1", door.getsockname()[1])
-    ours.server.sslobject_class = counting(ours, lambda why, words: refusals.count(why, "", words))
+    count_failures(ours, lambda why, words: refusals.count(why, "", words))
     server.serve_peers(app(loop.ask, "n1", lambda _: b""), door, ours.server)
     try:
         with recording(there) as (between, kept):

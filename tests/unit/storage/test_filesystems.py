@@ -167,7 +167,7 @@ def test_where_a_job_saves_is_watched_though_nothing_is_open_there(
         desk = part(tools)
         desk.look(1.0, [job()])
         assert str(folder) not in {row["mount"] for row in desk.status()["filesystems"]}
-        desk.places = {job().id: (f"{folder}/run/ckpt",)}
+        desk.follow({job().id: (f"{folder}/run/ckpt",)})
         desk.look(2.0, [job()])
         assert row(desk, folder)["ranks"] == 1
 

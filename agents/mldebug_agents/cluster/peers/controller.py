@@ -131,8 +131,7 @@ class PeersController:
         self._ordered.keep(runs.keys())
         self._groups.sort(self._ours.all, now)
         for group in self._groups:
-            if now >= group.due and not group.busy:
-                group.due = now + self._interval
+            if group.take_turn(now, self._interval):
                 self._groups.announce(group, self._announcement(group, now))
         self.coordinators = tuple(
             dict.fromkeys(one.found.peer for one in self._groups if one.found is not None)

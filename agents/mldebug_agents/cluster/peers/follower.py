@@ -48,7 +48,7 @@ class HeldStalls:
             or not run.last_look.look.elsewhere
         ):
             return False
-        group.due = 0.0
+        group.hurry()
         if run.incident is not None:
             return False  # others have told of it already: its capture is on its way
         self._until[run.job.id] = time.monotonic() + ALONE
@@ -103,7 +103,7 @@ class Follower:
         group = self._groups.named(result.order.circle)
         if group is None:
             return
-        group.busy = False
+        group.answered()
         if result.error is not None:
             group.no_answer(result.error, now)
             if group.found is None:

@@ -77,6 +77,21 @@ class CoordinatorGroup:
             log.warning("no answer of %s", why)
         self._passed = found.passed or self._passed
 
+    def take_turn(self, now: float, interval: float) -> bool:
+        """Whether it is time to announce the runs to the coordinator; if so, the next time is `interval` seconds later."""
+        if now < self.due or self.busy:
+            return False
+        self.due = now + interval
+        return True
+
+    def hurry(self) -> None:
+        """Announce the runs at the next turn of the loop."""
+        self.due = 0.0
+
+    def answered(self) -> None:
+        """Note that the last announcement has come back, with an answer or an error."""
+        self.busy = False
+
     def left_out(self, runs: int) -> None:
         """Log that this many runs had no room in an announcement, if it is more than ever before."""
         if runs > self._left_out:

@@ -40,6 +40,34 @@ class WatchedAttempt:
         self.noted_at = -REFRESH
         self.judged_before: AttemptExit | None = None  # the exit that an earlier agent judged
 
+    def follow(self, run: Run) -> None:
+        """Take over what the newest look has found of the run."""
+        self.run, self.job = run, run.job
+
+    def add_rank(self, rank: RankIdentity) -> None:
+        """Watch one more rank."""
+        self.identities[rank.rank] = rank
+
+    def follow_launcher(self, gone: ProcessExit | None) -> None:
+        """Note how the launcher has ended; None while it lives."""
+        self.launcher = gone
+
+    def noted(self, now: float) -> None:
+        """Note that it was looked where the job's output goes."""
+        self.noted_at = now
+
+    def all_gone(self, now: float) -> None:
+        """Note that no rank is left: the time of grace begins."""
+        self.over_at, self.collecting = now, False
+
+    def collect(self, is_ordered: bool) -> None:
+        """Note whether the evidence is being collected now."""
+        self.collecting = is_ordered
+
+    def wait_for_others(self) -> None:
+        """Forget the failure that began the time of grace: how it was judged, who else ends may change it."""
+        self.failing_at, self.collecting = None, False
+
     def wants_notes(self, now: float) -> bool:
         """Whether it is time to look again where the job's output goes."""
         return now - self.noted_at >= (SOON if now - self.found_at < YOUNG else REFRESH)

@@ -174,7 +174,7 @@ class ExitEvidence:
             files = {log.file for log in notes.logs.values()}
             files &= {log.file for log in other.logs.values()}
             for log in (*notes.logs.values(), *other.logs.values()):
-                log.foreign |= log.file in files
+                log.mark_shared(files)
 
     def _lives(self, notes: JobNotes) -> bool:
         states = (self._host.brief(pid) for pid in notes.pids)

@@ -91,18 +91,18 @@ class ExitTracker:
         """Take the ranks of a living job from one look; `children` by the pid of their rank."""
         job = run.job
         one = self._jobs.setdefault(job.id, WatchedAttempt(run))
-        one.run, one.job = run, job
+        one.follow(run)
         for rank in job.ranks:
             one.add_children(rank.rank, children.get(rank.pid, ()))
             if self._is_new(one, rank.pid, rank.start_ticks):
                 self._ranks[rank.pid, rank.start_ticks] = (job.id, rank.rank)
-                one.identities[rank.rank] = rank
+                one.add_rank(rank)
                 self._exits.watch(rank.pid, rank.start_ticks)
         self._follow_launcher(one)
         self._note_losses(one)
         now = time.monotonic()
         if one.wants_notes(now) and self._hand_over(job, lambda: self._evidence.add_job(job)):
-            one.noted_at = now
+            one.noted(now)
         self._listener.goes_on(run)
 
     def _is_new(self, one: WatchedAttempt, pid: int, start: int) -> bool:
@@ -149,7 +149,7 @@ class ExitTracker:
             self._launchers[gone.pid] = gone
             for one in self._jobs.values():
                 if one.job.launcher_pid == gone.pid:
-                    one.launcher = gone
+                    one.follow_launcher(gone)
             self._forget_launchers()
 
     def exits(self, job_id: str) -> dict[int, str]:
@@ -163,7 +163,7 @@ class ExitTracker:
         if one is None:
             self._listener.done(run)
         else:
-            one.over_at, one.collecting = time.monotonic(), False
+            one.all_gone(time.monotonic())
 
     def tick(self) -> None:
         """Collect evidence for those attempts whose time of grace is over."""
@@ -175,7 +175,7 @@ class ExitTracker:
                 log.info("%s: ended: all ranks left with exit 0", one.job.name)
                 self._forget(one)
                 continue
-            one.collecting = self._hand_over(one.job, partial(self._collect, one.as_exit()))
+            one.collect(self._hand_over(one.job, partial(self._collect, one.as_exit())))
 
     def on_attempt_exit(self, attempt: AttemptExit) -> None:
         """Judge an attempt from the evidence that the worker has collected."""
@@ -192,8 +192,8 @@ class ExitTracker:
             )
         else:
             log.info("%s: %s", one.job.name, outcome.sentence)
-            if not one.over:  # who else ends may change it
-                one.failing_at, one.collecting = None, False
+            if not one.over:
+                one.wait_for_others()
                 self._keep(one.job.id, one.known_exits())
         if one.over:
             self._forget(one)
@@ -213,7 +213,7 @@ class ExitTracker:
         if self._launchers.get(pid) is not None or pid not in self._launchers:
             self._launchers[pid] = None  # new, or another one with the number of one that is gone
             self._exits.watch(pid)
-        one.launcher = self._launchers[pid]
+        one.follow_launcher(self._launchers[pid])
 
     def _note_losses(self, one: WatchedAttempt) -> None:
         """Take the ranks that discovery found to have ended."""

@@ -1,5 +1,7 @@
 """What is remembered of one job while it lives: its logs, its error files, the OOM counters of its cgroups."""
 
+from collections.abc import Container
+
 import msgspec
 
 from mldebug.core.model import RankIdentity
@@ -17,6 +19,10 @@ class JobLog(msgspec.Struct, kw_only=True):
     foreign: bool = (
         False  # ranks of another run write to it, too: no word in it is this job's for sure
     )
+
+    def mark_shared(self, files: Container[tuple[int, int]]) -> None:
+        """Note that ranks of another run write to this file, too, where it is among `files`."""
+        self.foreign = self.foreign or self.file in files
 
 
 class RankErrorFile(msgspec.Struct, frozen=True, kw_only=True):

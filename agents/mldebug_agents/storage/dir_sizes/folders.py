@@ -41,6 +41,19 @@ class TreeFolder:
             folder = folder.parent
         return os.path.join(folder.name, *reversed(names))
 
+    def soil_all(self) -> None:
+        """Note that all of the folder has to be read again."""
+        self.whole, self.dirty = True, None
+
+    def take_dirty(self) -> tuple[set[str] | None, bool]:
+        """The names that have to be read again, and whether all of the folder has to; nothing has to any more."""
+        names, whole, self.dirty, self.whole = self.dirty, self.whole, None, False
+        return names, whole
+
+    def replace_entries(self, entries: FolderEntries) -> None:
+        """Take the entries of a new list in the place of the old ones."""
+        self.entries = entries
+
     def soil(self, name: str) -> None:
         """Note that this name in the folder has to be read again."""
         if self.whole:
@@ -49,7 +62,7 @@ class TreeFolder:
             self.dirty = set()
         self.dirty.add(name)
         if len(self.dirty) > MANY:
-            self.whole, self.dirty = True, None
+            self.soil_all()
 
     def below(self) -> "Iterator[TreeFolder]":
         """The folder itself and all folders below it."""
@@ -95,6 +108,10 @@ class FolderIndex:
     def unwatched(self) -> int:
         """How many folders have no watch, so that nothing reports their changes."""
         return len(self.by_inode) - len(self.by_watch)
+
+    def overflow(self) -> None:
+        """Note that there are more inodes than may be counted."""
+        self.over = True
 
     def resize(self, folder: TreeFolder, blocks: int) -> None:
         """Set how many blocks the folder itself takes."""

@@ -38,6 +38,15 @@ class DirTree:
         self.doubts = False  # something may have escaped
         self.problem = ""  # why the root itself cannot be looked at
 
+    def fail(self, problem: str) -> None:
+        """Note why the root itself cannot be looked at."""
+        self.problem = problem
+
+    def take_doubts(self) -> bool:
+        """Whether something may have escaped since the last call."""
+        doubts, self.doubts = self.doubts, False
+        return doubts
+
     # --- what has to be looked at ------------------------------------------------------------------
 
     @property
@@ -52,7 +61,7 @@ class DirTree:
         if name:
             folder.soil(name)
         else:
-            folder.whole, folder.dirty = True, None
+            folder.soil_all()
         self._dirty[folder] = None
 
     def soil_all(self, *, unwatched: bool = False) -> None:
@@ -92,8 +101,7 @@ class DirTree:
     def _refresh(self, folder: TreeFolder) -> Iterator[None]:
         if folder.gone or not (folder.whole or folder.dirty):
             return
-        names, whole = folder.dirty, folder.whole
-        folder.dirty, folder.whole = None, False
+        names, whole = folder.take_dirty()
         yield
         try:
             fd = os.open(folder.path, _OPEN)
@@ -165,7 +173,7 @@ class DirTree:
         self.counts.remove_all(folder.entries)
         if self.counts.links:
             self.counts.lose(set(folder.entries.inodes) - set(fresh.inodes))
-        folder.entries = fresh
+        folder.replace_entries(fresh)
         self.index.blame(folder, missed)
         if fresher:
             self._remember(folder, "")
@@ -234,7 +242,7 @@ class DirTree:
         if known is not None:
             self.index.detach(known)
         if self.counts.inodes >= self._most:
-            self.index.over = True
+            self.index.overflow()
             return
         found = self.index.attach(folder, name, facts)
         if found is not None:

@@ -184,7 +184,7 @@ class DirSizeUpdater:
             elif name:
                 tree.soil(folder, os.fsdecode(name))
             elif folder is top and mask & ROOT_GONE:
-                tree.problem = "it is not there any more"
+                tree.fail("it is not there any more")
             elif folder.unread:
                 tree.soil(folder)
 
@@ -200,10 +200,10 @@ class DirSizeUpdater:
             finally:
                 os.close(fd)
         except OSError as error:
-            tree.problem = error.strerror or str(error)
+            tree.fail(error.strerror or str(error))
             return
         if (facts.st_ino, facts.st_dev) != (tree.top.inode, tree.index.device):
-            tree.problem = "another directory stands in its place"
+            tree.fail("another directory stands in its place")
 
     def _begin(self, tree: DirTree, now: float) -> None:
         """Start the job that is due, if there is one."""
@@ -238,9 +238,9 @@ class DirSizeUpdater:
     def _done(self, tree: DirTree, now: float) -> None:
         self._fresh = self._requested
         self._flush_at = now + (PAUSE if self._round else max(PAUSE, self._spent / SHARE))
-        if tree.doubts and not self._round:
+        if not self._round and tree.take_doubts():
             soon = now + max(DOUBTS, DOUBT_STORM * self._seconds)
-            self._verify_at, tree.doubts = min(self._verify_at, soon), False
+            self._verify_at = min(self._verify_at, soon)
         if not self._round:
             return
         self._fresh_round, self._seconds = self._requested, self._spent

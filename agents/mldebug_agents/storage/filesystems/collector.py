@@ -54,8 +54,15 @@ class FilesystemCollector:
 
     name = "filesystems"
 
-    def __init__(self, context: Context, probe: MountClient) -> None:
+    def __init__(
+        self,
+        context: Context,
+        probe: MountClient,
+        who_fills: Callable[[str], str] = lambda device: "",
+    ) -> None:
+        """`who_fills`: who writes most to a device, in words."""
         self._context, self._probe = context, probe
+        self._who_fills = who_fills
         self._past: dict[Key, FilesystemHistory] = {}
         self._earlier: dict[
             tuple[str, str, str], StoredHistory
@@ -64,10 +71,7 @@ class FilesystemCollector:
         self._gaps: dict[str, Gap] = {}
         self._before: dict[int, set[Key]] = {}  # what each rank used at the last look
         self._where: dict[str, int] = {}  # mount ids of what is configured
-        self.places: Mapping[str, Sequence[str]] = {}  # by job: folders of checkpoints and logs
-        self.who_fills: Callable[[str], str] = lambda device: (
-            ""
-        )  # who writes most to a device, in words
+        self._places: Mapping[str, Sequence[str]] = {}
 
     @property
     def interval(self) -> float:
@@ -79,7 +83,9 @@ class FilesystemCollector:
         self._gaps = {}
         paths = self._configured()
         self._find(paths)
-        found = used_mounts(self._context.host, jobs, paths, self._before, self._where, self.places)
+        found = used_mounts(
+            self._context.host, jobs, paths, self._before, self._where, self._places
+        )
         self._before = used_by(found)
         self._note_denied(jobs)
         places = [MountRequest(one.mount.id, one.path) for one in found.values()]
@@ -89,6 +95,10 @@ class FilesystemCollector:
             self._judge(now, one, answer)
             for one, answer in zip(found.values(), answers, strict=True)
         ]
+
+    def follow(self, places: Mapping[str, Sequence[str]]) -> None:
+        """Look at the mounts of these folders, too: by job, those of its checkpoints and logs. Not to be called while `look` runs."""
+        self._places = places
 
     def memory(self) -> bytes:
         """The histories as JSON, to be stored. Not to be called while `look` runs."""
@@ -135,7 +145,7 @@ class FilesystemCollector:
             for alarm in filesystem.fullness_alerts(
                 title, reading.now, limits, reading.ahead, early
             ):
-                yield _with(alarm, self.who_fills(reading.used.mount.device))
+                yield _with(alarm, self._who_fills(reading.used.mount.device))
 
     def gaps(self) -> Sequence[Gap]:
         """Mounts that could not be asked, and limits that make no sense."""
@@ -181,8 +191,7 @@ class FilesystemCollector:
         if answer.space is None:
             return reading
         past = self._remembered(now, used)
-        reading.turned_read_only = past.writable and answer.space.read_only
-        past.writable = past.writable or not answer.space.read_only
+        reading.turned_read_only = past.turns_read_only(answer.space.read_only)
         if answer.space.read_only or used.mount.fstype in IMAGES or not answer.space.size:
             return reading  # nobody fills it, or it has no size: a tmpfs without a limit
         rules = self._context.config.storage.usable

@@ -48,7 +48,7 @@ class Recorder:
         self._find_jobs()
         clocks = ClockPair(unix=time.time(), monotonic=time.monotonic())
         self._gather(observations, memory, clocks)
-        self.folder.gaps += observations.gaps
+        self.folder.gaps.extend(observations.gaps)
         return Manifest(
             version=__version__,
             began_at=began,

@@ -63,7 +63,7 @@ class Player:
 
     def play(self, event: Event) -> None:
         """Apply one recorded event and move the clock to its time."""
-        self.clock.at = max(self.clock.at, event.at)
+        self.clock.advance(event.at)
         if isinstance(event, Snapshot):
             self._status = event
         elif isinstance(event, NodeGpus):

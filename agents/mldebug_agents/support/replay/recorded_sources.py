@@ -20,6 +20,10 @@ class RecordedClock:
         self._clocks = clocks
         self.at = at
 
+    def advance(self, at: float) -> None:
+        """Move to this unix time; never back."""
+        self.at = max(self.at, at)
+
     def unix(self) -> float:
         """The recorded unix time in seconds."""
         return self.at

@@ -26,6 +26,10 @@ class ChildProcess:
         self.over = False  # it ended, or nobody is left to say more
         self.start_ticks = 0
 
+    def describe(self, words: str) -> None:
+        """Have the child listed under these words where processes left behind are named."""
+        self.argv = (words,)
+
     @property
     def returncode(self) -> int | None:
         """The exit code as `subprocess` has it; None where the child never ran, or still runs."""

@@ -34,7 +34,7 @@ class ForkedWorker:
     def let_go(self, words: str) -> ChildProcess:
         """Close the connection and return the child process, which is no longer used. `words` describe it from now on where processes left behind are listed."""
         self.socket.close()
-        self._child.argv = (words,)
+        self._child.describe(words)
         return self._child
 
     def end(self) -> None:

@@ -105,7 +105,7 @@ class OverflowDetector:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
         if error is not None:  # it is what the program ends with
-            self._findings.on_found = "report"
+            self._findings.report_only()
         self.end_batch()
 
     def _watch(self, model: Any, skip: Sequence[str]) -> None:

@@ -55,6 +55,10 @@ class Findings:
         self._bad = -9  # the last batch that was
         self.found: list[TensorFault] = []
 
+    def report_only(self) -> None:
+        """Raise and exit for no further fault: only report it."""
+        self.on_found = "report"
+
     def wants(self, batch: int) -> bool:
         """Whether the options want this batch to be measured."""
         return self.on_found != "ignore" or self._is_traced(batch)

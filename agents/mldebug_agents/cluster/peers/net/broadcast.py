@@ -150,7 +150,7 @@ class Broadcast:
             self._failed(number, reached)
 
     def _send(self, number: int, line: PeerConnection) -> None:
-        line.until, line.timeout = self._until, self._patience
+        line.allow(self._until, self._patience)
         self._open[number] = _OpenConnection(line, HttpAnswer(self._most))
         try:
             self._sent.setdefault(number, self._clock())

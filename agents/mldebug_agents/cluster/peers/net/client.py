@@ -159,6 +159,10 @@ class PeerConnection:
         self.until = until
         self.timeout = max(0.0, until - time.monotonic())  # seconds, as it is told
 
+    def allow(self, until: float, seconds: float) -> None:
+        """Set another time when all must be over, as monotonic time and as the `seconds` that an error names."""
+        self.until, self.timeout = until, seconds
+
     def fileno(self) -> int:
         """The socket's file descriptor, so that a selector can wait for it."""
         return self._sock.fileno()

@@ -130,8 +130,8 @@ def _read(file: Path) -> bytes:
         raise UsageError(f"{file} cannot be read: {error.strerror}", CERTIFICATES) from error
 
 
-def counting(proof: Identity, on_failure: Callable[[str, str], None]) -> type[ssl.SSLObject]:
-    """An SSL class for a server's context that calls `on_failure` with reason and words of each failed handshake."""
+def count_failures(proof: Identity, on_failure: Callable[[str, str], None]) -> None:
+    """Have `on_failure` called with reason and words of each failed handshake of the identity's server."""
 
     class Counted(ssl.SSLObject):
         def do_handshake(self) -> None:
@@ -144,7 +144,7 @@ def counting(proof: Identity, on_failure: Callable[[str, str], None]) -> type[ss
                 on_failure("certificate" if shown else "handshake", proof.in_words(error))
                 raise
 
-    return Counted
+    proof.server.sslobject_class = Counted
 
 
 def identity(key_file: Path, make: Callable[[bytes], KeyPair]) -> Identity:

@@ -31,6 +31,10 @@ class Device:
         self.kept: dict[str, Any] = {}  # what was asked before and holds
         self.reads = -1  # number of the full read, from 0
 
+    def begin_full_read(self) -> None:
+        """Count a full read that begins now."""
+        self.reads += 1
+
     def turn(self, number: int, every: int = TURN) -> bool:
         """Whether this full read is one of those (one in `every`) that ask for something seldom needed. `number` spreads such queries."""
         return self.reads <= 0 or (self.reads + number) % every == 0

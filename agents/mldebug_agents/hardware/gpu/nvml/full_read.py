@@ -39,7 +39,7 @@ _NONE = 0xFFFFFFFF
 
 def read_full(ask: Ask, gpm: Gpm, clock: Callable[[], float]) -> GpuReading:
     """Take a full reading of one GPU. Raises DeviceLostError and DriverGoneError. `clock` counts seconds."""
-    ask.device.reads += 1
+    ask.device.begin_full_read()
     who = identity(ask)
     values = _batch(ask)
     parts = {
