@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mldebug.core.plugins import NoOptions, names
 from mldebug.core.plugins import create as create_plugin
+from mldebug.status.exposition import Exposition
 from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.collect import collect
 from mldebug_exporters.exposition.families import MetricGroup
@@ -122,6 +123,6 @@ def _quality(parameters: list[str]) -> float:
     return 1.0
 
 
-def create(options: NoOptions) -> Prometheus:
+def create(options: NoOptions) -> Exposition:
     """Build the renderer."""
     return Prometheus()
