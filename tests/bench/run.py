@@ -21,7 +21,7 @@ from mldebug.core.report_model import Stall
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.report.build import build_report
 from mldebug.incidents.report.html import render_html
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.incidents.manual import choose, write_down
 from shared.diagnosis.builders import WAITER, process, rank, still

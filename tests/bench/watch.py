@@ -17,7 +17,7 @@ import psutil
 from bench.alone import alone
 from bench.table import Row, show
 from mldebug.config.schema import AgentConfig, Config
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.jobs.ranks.registry import SETTLING
 from mldebug_agents.watch.watch import Watch
 from shared.system.hung import wait_until

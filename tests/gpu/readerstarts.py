@@ -12,7 +12,7 @@ from collections import Counter
 
 from mldebug.config.schema import load_config
 from mldebug.core.errors import MldebugError
-from mldebug_agents.agent.wiring import NodeTools, open_tools
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.hardware.gpu.errors import GpuCrashedError
 from mldebug_agents.hardware.gpu.reader import VendorReader
 

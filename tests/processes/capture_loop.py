@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from mldebug.config.schema import load_config
-from mldebug_agents.agent.wiring import CurrentConfig, open_tools
+from mldebug_agents.agent.node_tools import CurrentConfig, open_tools
 from mldebug_agents.incidents.manual import choose
 
 

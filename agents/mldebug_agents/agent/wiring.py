@@ -1,11 +1,14 @@
-"""Puts the parts of an agent together. Nothing else builds a part out of others, or connects two of them."""
+"""Puts the parts of an agent together: the main loop, its workers and monitors, the store, the server, the link to other agents.
+
+Nothing else connects parts of two subjects. Below it a monitor makes the readers and workers of its own subject
+(`HardwareMonitor.of`, `StorageMonitor.of`, `SchedulerMonitor` and so on); `node_tools` opens what commands use without an agent.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,28 +23,23 @@ from mldebug_agents.agent import loop as agent_loop
 from mldebug_agents.agent.capture_queue import CaptureQueue, take
 from mldebug_agents.agent.loop import AgentLoop, Inbox, LoopParts
 from mldebug_agents.agent.monitors import Monitors
+from mldebug_agents.agent.node_tools import CurrentConfig, NodeTools
 from mldebug_agents.agent.recovery import Recovery
 from mldebug_agents.alerts.action_runner.alertmanager import AlertReceiver
 from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
 from mldebug_agents.alerts.action_runner.runner import ActionRunner
 from mldebug_agents.alerts.notifier import AlertNotifier
-from mldebug_agents.capture.nccl_ras import child as ras_child
 from mldebug_agents.capture.nccl_ras.client import GLANCE as RAS_GLANCE
-from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.cluster.node_captures import machine
 from mldebug_agents.cluster.peers.controller import PeersController
 from mldebug_agents.cluster.peers.coordinated_capture import ClusterCapture
 from mldebug_agents.cluster.peers.net import identity
 from mldebug_agents.cluster.peers.net.client import PeerClient
-from mldebug_agents.cluster.peers.net.identity import count_failures
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
-from mldebug_agents.cluster.peers.setup import PeerSetup
+from mldebug_agents.cluster.peers.setup import PeerSetup, join
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, Verb, peer_verbs
-from mldebug_agents.hardware.gpu.child import messages as gpu_messages
-from mldebug_agents.hardware.gpu.child import server as gpu_server
 from mldebug_agents.hardware.gpu.controller import gpu_verbs
-from mldebug_agents.hardware.gpu.node_reader import NodeReader, node_reader
 from mldebug_agents.hardware.host_memory.monitor import HostMemoryMonitor
 from mldebug_agents.hardware.monitor import HardwareMonitor
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
@@ -50,22 +48,12 @@ from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.pidfds import ExitWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.manual import write_case
-from mldebug_agents.jobs.hook import switches
 from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
 from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
-from mldebug_agents.state import client as state_client
-from mldebug_agents.state import server as state_server
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
-from mldebug_agents.storage.child import client as filesystem_client
-from mldebug_agents.storage.child import server as filesystem_server
-from mldebug_agents.storage.child.client import MountClient
-from mldebug_agents.storage.dir_sizes import entry as dir_sizes_child
-from mldebug_agents.storage.dir_sizes import messages as dir_sizes_messages
 from mldebug_agents.storage.monitor import StorageMonitor
-from mldebug_agents.system.child.helper import Workers
-from mldebug_agents.system.child.leftovers import Leftover
-from mldebug_agents.system.context import Context, open_context
+from mldebug_agents.system.context import Context
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.system.service.sd_notify import SystemdNotifier
 from mldebug_agents.system.workers import Result, Worker
@@ -73,63 +61,32 @@ from mldebug_agents.watch.ras_watch import RasWatch
 from mldebug_agents.watch.watch import Watch
 from mldebug_agents.web.server import AgentServer
 
-CHILDREN: Workers = {
-    state_client.NAME: state_server.serve,
-    gpu_messages.NAME: gpu_server.serve,
-    switches.NAME: switches.serve,
-    ras_child.NAME: ras_child.serve,
-    filesystem_client.NAME: filesystem_server.serve,
-    identity.NAME: identity.serve,
-    dir_sizes_messages.NAME: dir_sizes_child.serve,
-}
+
+class Agent(NamedTuple):
+    """A whole agent: `store` is to be started, then `loop` is run; `server` serves already."""
+
+    loop: AgentLoop
+    store: StateStore
+    server: AgentServer
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTools:
-    """The tools by which an agent or a command looks at this node."""
+def build_agent(
+    current: CurrentConfig, tools: NodeTools, read_config: Callable[[], Config]
+) -> Agent:
+    """An agent with its server and, where other agents are configured, what serves and reaches them.
 
-    context: Context
-    capture: CaptureTools
-    gpus: NodeReader
-    filesystem_probe: MountClient
-
-    def leftovers(self) -> tuple[Leftover, ...]:
-        """Children that could not be ended, as records for a later agent."""
-        return (*self.context.spawner.leftovers, *self.gpus.leftovers())
-
-
-class CurrentConfig:
-    """The configuration that holds now; `reload` of an agent replaces it."""
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-
-    def read(self) -> Config:
-        """The newest configuration."""
-        return self._config
-
-    def replace(self, config: Config) -> None:
-        """Use this configuration from now on."""
-        self._config = config
-
-
-@contextmanager
-def open_tools(
-    config: Config | CurrentConfig, root: str = "/", *, probes: bool = False
-) -> Iterator[NodeTools]:
-    """Start the helper process and open all tools; they are closed with the block. Open them before any thread is started.
-
-    `root`: where the host's / is seen. `probes`: processes of a probe count as ranks, too.
+    Raises ConfigError or UsageError where an address is taken or a key cannot be used. `read_config` reads the config file again.
     """
-    current = config if isinstance(config, CurrentConfig) else CurrentConfig(config)
-    with open_context(current.read, CHILDREN, root) as context:
-        gpus = node_reader(context.spawner, context.host, context.config.gpus)
-        filesystem_probe = MountClient(context.spawner)
-        try:
-            yield NodeTools(context, CaptureTools(context, probes=probes), gpus, filesystem_probe)
-        finally:
-            gpus.close()
-            filesystem_probe.close()
+    config, spawner = current.read(), tools.context.spawner
+    server = AgentServer(config.agent)
+    joined = join(config.cluster, identity.in_child(spawner))
+    server.start()
+    store = StateStore(config.agent.state_dir, spawner, server.serve_socket)
+    loop = build_loop(current, tools, store, server.publish, read_config=read_config, joined=joined)
+    if joined is not None:
+        _serve_peers(server, loop, joined, config, store)
+    _serve_people(server, loop, joined)
+    return Agent(loop, store, server)
 
 
 def build_loop(
@@ -164,7 +121,7 @@ def build_loop(
         *(failed_attempts, store.keep_ends),
     )
     peers = _peers(config, context, inbox, incidents, capture_queue, joined)
-    captures = requested_captures(tools, inbox, _peer_verbs(peers, joined))
+    captures = _requested_captures(tools, inbox, _peer_verbs(peers, joined))
     parts = LoopParts(
         context=context,
         leftovers=tools.leftovers,
@@ -215,7 +172,7 @@ def _peer_verbs(peers: PeersController | None, joined: PeerSetup | None) -> dict
     return peer_verbs(peers, joined.client if joined is not None else None)
 
 
-def serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None) -> None:
+def _serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None) -> None:
     """Serve what people and Alertmanager may ask of this agent, over its own sockets."""
     captures = node.monitors.actions.captures
     own = _peer_verbs(node.peers, joined)
@@ -223,7 +180,7 @@ def serve_people(server: AgentServer, node: AgentLoop, joined: PeerSetup | None)
     server.serve_verbs(gpu_verbs(node.monitors.hardware.gpu_controller), own, alerts.answer)
 
 
-def serve_peers(
+def _serve_peers(
     server: AgentServer, node: AgentLoop, joined: PeerSetup, config: Config, store: StateStore
 ) -> None:
     """Serve what other agents may ask of this one, where other agents are configured."""
@@ -235,7 +192,7 @@ def serve_peers(
         *(node.peers.ask, node.node, judge, lambda: store.waiting, proof, refusals, machine()),
         lambda: node.found.gaps,
     )
-    count_failures(proof, partial(_turned_away, refusals))
+    identity.count_failures(proof, partial(_turned_away, refusals))
     joined.client.on_turned_away(refusals.count)
     slow = partial(refusals.count, "slow", why="it takes too long to say what it wants")
     server.serve_peers(
@@ -243,7 +200,7 @@ def serve_peers(
     )
 
 
-def requested_captures(tools: NodeTools, inbox: Inbox, verbs: dict[str, Verb]) -> CaptureRequests:
+def _requested_captures(tools: NodeTools, inbox: Inbox, verbs: dict[str, Verb]) -> CaptureRequests:
     """The part that takes captures for alerts and actions: by all agents that are joined, else by this one."""
     context = tools.context
 

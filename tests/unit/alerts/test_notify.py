@@ -15,7 +15,8 @@ from mldebug.config.schema import AgentConfig, Config, StallConfig
 from mldebug.core.errors import MldebugError
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent import loop as module
-from mldebug_agents.agent.wiring import CurrentConfig, build_loop, open_tools
+from mldebug_agents.agent.node_tools import CurrentConfig, open_tools
+from mldebug_agents.agent.wiring import build_loop
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.sd_notify import (
     MAX_STATUS,

@@ -15,7 +15,7 @@ from mldebug.core.model import Gap, HookState, NodeCapture, RankCapture, ThreadS
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.capture.flight_recorder.collector import FlightRecorderCollector
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.libraries import InstalledSoftware

@@ -15,7 +15,8 @@ from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.stall.signals import ProgressKind, RunLook, Stage, StallDecision
 from mldebug_agents.agent.capture_queue import GLANCE
-from mldebug_agents.agent.wiring import CurrentConfig, NodeTools, build_loop, open_tools
+from mldebug_agents.agent.node_tools import CurrentConfig, NodeTools, open_tools
+from mldebug_agents.agent.wiring import build_loop
 from mldebug_agents.incidents.manual import write_down
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.state.store import StateStore

@@ -17,7 +17,7 @@ from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.hands_off import hands_off
 from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.parse import parse_line
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.hardware import one_shot
 from mldebug_agents.hardware.gpu.child import server
 from mldebug_agents.hardware.gpu.child.messages import NAME

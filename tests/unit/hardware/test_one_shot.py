@@ -15,7 +15,7 @@ from mldebug.core.model import GpuSample, Job, RankDevice, RankIdentity
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.status.gpu_view import of_agent
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.hardware.one_shot import OneShotReader

@@ -15,7 +15,7 @@ from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, LostRank, RankIdentity
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.incidents.exits import exit_evidence as module
 from mldebug_agents.incidents.exits import job_notes, kernel_deaths
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence

@@ -22,7 +22,8 @@ from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.agent import wiring
 from mldebug_agents.agent.capture_queue import CaptureQueue, QueuedCapture
-from mldebug_agents.agent.wiring import CurrentConfig, build_loop, open_tools
+from mldebug_agents.agent.node_tools import CurrentConfig, open_tools
+from mldebug_agents.agent.wiring import build_loop
 from mldebug_agents.incidents import manager as module
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.jobs.ranks.discovery import Discovery

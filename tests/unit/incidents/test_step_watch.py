@@ -10,7 +10,7 @@ import pytest
 
 from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Job, RankIdentity
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.capture.tools import CaptureTools
 from mldebug_agents.incidents.step_watch import LONGEST, StepWatch
 

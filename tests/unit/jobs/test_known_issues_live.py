@@ -15,7 +15,7 @@ from mldebug.core.model import Job, RankIdentity
 from mldebug.core.plugins import create_all
 from mldebug.jobs.known_issues.model import NodeFacts, Software
 from mldebug.jobs.known_issues.nccl_log import NcclLogFacts
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.jobs.ranks.discovery import RankFinder
 from mldebug_agents.jobs.ranks.known_issues import AGAIN, KnownIssueFinder, read_node
 from mldebug_agents.jobs.ranks.libraries import (

@@ -12,7 +12,7 @@ from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import create_all, load
 from mldebug.jobs.logs.parser import PATIENCE, LogParser
 from mldebug.jobs.logs.records import LogRecord
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 
 GOOD = r"""
 logs:

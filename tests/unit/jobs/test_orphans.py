@@ -9,7 +9,7 @@ import pytest
 from mldebug.alerts.job_events import of_orphans
 from mldebug.config.schema import Config
 from mldebug.jobs.schedulers.status_lines import orphan_line, orphan_words
-from mldebug_agents.agent.wiring import NodeTools, open_tools
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.jobs import orphans
 from mldebug_agents.jobs.orphans import OrphanFinder, OrphanRequest
 

@@ -9,7 +9,8 @@ import msgspec
 
 from mldebug.config.schema import AgentConfig, Config, StallConfig
 from mldebug.incidents.report_store import ReportStore
-from mldebug_agents.agent.wiring import CurrentConfig, build_loop, open_tools
+from mldebug_agents.agent.node_tools import CurrentConfig, open_tools
+from mldebug_agents.agent.wiring import build_loop
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.sd_notify import SystemdNotifier
 from shared.system.hung import wait_until

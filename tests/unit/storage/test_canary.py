@@ -11,7 +11,7 @@ import pytest
 from mldebug.config.schema import CanaryConfig as Wanted
 from mldebug.config.schema import Config, StorageConfig
 from mldebug.storage.filesystems.canary import CanaryWrite, sentence
-from mldebug_agents.agent.wiring import NodeTools, open_tools
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.monitor import all_collectors
 from shared.storage.nodetools import with_config

@@ -12,7 +12,7 @@ import pytest
 
 from mldebug.config.schema import CanaryConfig as Wanted
 from mldebug.config.schema import Config, StorageConfig
-from mldebug_agents.agent.wiring import NodeTools, open_tools
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.child.messages import QuotaOwners
 from mldebug_agents.storage.child.quota import read_blocks
 from mldebug_agents.storage.filesystems import canary

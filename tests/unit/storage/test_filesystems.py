@@ -13,7 +13,7 @@ import pytest
 from mldebug.config.schema import CanaryConfig, Config, StorageConfig
 from mldebug.core.model import Job, RankIdentity
 from mldebug.status.storage_lines import storage_json
-from mldebug_agents.agent.wiring import NodeTools, open_tools
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.child import server
 from mldebug_agents.storage.child.messages import MountAnswer, MountRequest, MountRequests, Space
 from mldebug_agents.storage.filesystems import collector as filesystems

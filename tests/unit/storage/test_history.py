@@ -18,7 +18,7 @@ from mldebug.storage.filesystems.history import (
     decode_histories,
     encode_histories,
 )
-from mldebug_agents.agent.wiring import NodeTools, open_tools
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.storage.monitor import MEMO, StorageMonitor

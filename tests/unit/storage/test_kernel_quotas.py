@@ -9,7 +9,7 @@ import pytest
 
 from mldebug.config.schema import Config
 from mldebug.core.model import Job, RankIdentity
-from mldebug_agents.agent.wiring import NodeTools, open_tools
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.child.client import MountClient
 from mldebug_agents.storage.child.messages import (
     KernelQuota,

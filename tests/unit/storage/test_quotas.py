@@ -6,7 +6,7 @@ import pytest
 
 from mldebug.config.schema import Config, QuotaConfig, StorageConfig
 from mldebug.storage.filesystems.quotas import QuotaError, amount, read_quota
-from mldebug_agents.agent.wiring import NodeTools, open_tools
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.quotas import QuotaCollector
 from shared.storage.nodetools import with_config
 

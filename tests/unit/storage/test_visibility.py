@@ -13,7 +13,7 @@ from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.storage_lines import NOTHING, storage_lines
 from mldebug.storage.filesystems.state import CollectorState, Measure, StorageAlert, StorageState
 from mldebug.storage.filesystems.visibility import of_user
-from mldebug_agents.agent.wiring import CurrentConfig, NodeTools, open_tools
+from mldebug_agents.agent.node_tools import CurrentConfig, NodeTools, open_tools
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.web.peer_credentials import PeerCredentials, view
 from unit.storage.test_filesystems import mounted

@@ -19,7 +19,7 @@ from mldebug.core.model import Gap, Job
 from mldebug.core.pseudonyms import Pseudonyms
 from mldebug.hardware.gpu.readings import LostGpu, NodeGpus, NodeWatch
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.agent.wiring import NodeTools, open_tools
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.hardware.gpu.reader import VendorReader
 from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.state.database import Database

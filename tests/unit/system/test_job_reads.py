@@ -12,7 +12,7 @@ from mldebug.config.schema import AgentConfig, Config
 from mldebug.core.model import Frame, Job, RankIdentity, ThreadStack
 from mldebug.core.plugins import create_all
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.capture.stacks.blocked_call import source_line
 from mldebug_agents.capture.stacks.pyspy import CLOSED, PySpy
 from mldebug_agents.capture.trace.collector import SourceText

@@ -495,7 +495,7 @@ import mldebug_agents.cli.commands.agent
 import mldebug_agents.cli.commands.dump
 from mldebug.config.schema import Config
 from mldebug_agents.system.child.structs import struct_classes
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 before = set(struct_classes(msgspec.Struct))
 with open_tools(Config()): pass
 print(*{one.__name__ for one in struct_classes(msgspec.Struct)} - {one.__name__ for one in before})

@@ -20,7 +20,7 @@ from mldebug.core.model import Gap
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.stillness import RunActivity
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.capture.flight_recorder.collector import FlightRecorderCollector
 from mldebug_agents.capture.stacks.pyspy import Dump
 from mldebug_agents.capture.tools import CaptureTools

@@ -12,16 +12,8 @@ from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.hints import typed
 from mldebug.core.plugins import NoOptions
 from mldebug_agents.agent.loop import AgentLoop
-from mldebug_agents.agent.wiring import (
-    CurrentConfig,
-    NodeTools,
-    build_loop,
-    open_tools,
-    serve_peers,
-    serve_people,
-)
-from mldebug_agents.cluster.peers.net.identity import in_child
-from mldebug_agents.cluster.peers.setup import join
+from mldebug_agents.agent.node_tools import CurrentConfig, NodeTools, open_tools
+from mldebug_agents.agent.wiring import build_agent
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.support.replay.recording import Recording, load
 from mldebug_agents.support.replay.running import Replay, replay_state_dir
@@ -67,42 +59,27 @@ def agent(
         return
     if loop or state_dir is not None or speed != "1x":
         raise UsageError("--speed, --loop and --state-dir go with --replay", "name the bundle")
-    settings = load_config(config)
-    current = CurrentConfig(settings)
+    current = CurrentConfig(load_config(config))
     with open_tools(current) as tools:
         shutdown = Shutdown()
         shutdown.begin()
-        serve(settings, current, tools, shutdown, config)
+        serve(current, tools, shutdown, config)
     shutdown.leave()
 
 
-def serve(
-    settings: Config,
-    current: CurrentConfig,
-    tools: NodeTools,
-    shutdown: Shutdown,
-    file: Path | None,
-) -> None:
+def serve(current: CurrentConfig, tools: NodeTools, shutdown: Shutdown, file: Path | None) -> None:
     """Run the agent: its main loop and its HTTP server, until a signal ends it."""
-    spawner = tools.context.spawner
-    server = AgentServer(settings.agent)
-    joined = join(settings.cluster, in_child(spawner))
-    server.start()
-    store = StateStore(settings.agent.state_dir, spawner, server.serve_socket)
-    read_config = lambda: load_config(file)
-    node = build_loop(current, tools, store, server.publish, read_config=read_config, joined=joined)
-    if joined is not None:
-        serve_peers(server, node, joined, settings, store)
-    serve_people(server, node, joined)
-    shutdown.set_handlers(node.stop, node.ask_to_reload, lambda: _stuck(node, tools))
+    built = build_agent(current, tools, lambda: load_config(file))
+    loop = built.loop
+    shutdown.set_handlers(loop.stop, loop.ask_to_reload, lambda: _stuck(loop, tools))
     try:
-        store.start()
-        node.run()
+        built.store.start()
+        loop.run()
     except MldebugError as error:
         shutdown.hurry(error)
         raise
     finally:
-        _end(tools, server, store)
+        _end(tools, built.server, built.store)
 
 
 def play(

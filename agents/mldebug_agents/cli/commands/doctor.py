@@ -17,7 +17,7 @@ from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.support.doctor.checks import OWN_DUMP, CheckEnvironment, examine

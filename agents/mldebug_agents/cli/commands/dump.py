@@ -19,7 +19,7 @@ from mldebug.core.report_model import Report
 from mldebug.core.units import parse_duration
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.cluster.fanout.abandonment import end_without_reader, ended_by_signals
 from mldebug_agents.cluster.fanout.messages import FanoutRequest
 from mldebug_agents.cluster.fanout.progress_line import Waiting

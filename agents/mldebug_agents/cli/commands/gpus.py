@@ -19,7 +19,7 @@ from mldebug.core.units import format_duration, parse_duration
 from mldebug.hardware.health.sentences import complaints, headline
 from mldebug.status.gpu_table import missing, rows, table, users
 from mldebug.status.gpu_view import GpuOverview
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.hardware.gpu.controller import ACCEPT, LONGEST, RELEASE, Accepted, Released
 from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.web.client import ask_nearest

@@ -32,7 +32,7 @@ from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.storage_lines import checkpoints_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.state import lines_of
 from mldebug.storage.filesystems.state import CollectorState, StorageState
-from mldebug_agents.agent.wiring import NodeTools, open_tools
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, MAX_VIEW
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS

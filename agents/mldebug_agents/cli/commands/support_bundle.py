@@ -15,7 +15,7 @@ from mldebug.config.schema import SYSTEM_STATE_DIR, Config, load_config
 from mldebug.core.errors import UsageError
 from mldebug.core.plugins import NoOptions
 from mldebug.core.units import parse_duration
-from mldebug_agents.agent.wiring import open_tools
+from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.support.bundle import facts, packing
 from mldebug_agents.support.bundle.layout import Manifest
 from mldebug_agents.support.bundle.recorder import Recorder

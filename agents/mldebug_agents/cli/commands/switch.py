@@ -29,7 +29,7 @@ from mldebug.jobs.switches import (
     holds,
     state_lines,
 )
-from mldebug_agents.agent.wiring import NodeTools, open_tools
+from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.incidents.manual import choose
 from mldebug_agents.jobs.hook.switches import SwitchRequest, ask, switch_request
 

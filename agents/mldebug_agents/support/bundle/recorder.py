@@ -11,7 +11,7 @@ from mldebug import __version__
 from mldebug.config.schema import effective_yaml
 from mldebug.core.model import Job
 from mldebug.hardware.kernel_log.hands_off import hands_off
-from mldebug_agents.agent.wiring import NodeTools
+from mldebug_agents.agent.node_tools import NodeTools
 from mldebug_agents.capture.stacks.pyspy import find_binary
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.kernel_log import KernelLogSource, sees_kernel_pids
