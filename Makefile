@@ -23,8 +23,8 @@ test-all: $(STAMP) ## every test, all real jobs included
 	$(RUN) -m pytest $(ARGS)
 
 test-long: $(STAMP) ## what takes minutes, in full: soak, kills, captures, networks (by hand or each night, as root)
-	CI=true MLDEBUG_SAFETY_ROUNDS=300 MLDEBUG_KILL_ROUNDS=200 $(RUN) -m pytest tests/processes/test_safety.py \
-		tests/processes/test_agent_life.py tests/processes/test_soak.py tests/unit/training/test_tracer.py $(ARGS)
+	CI=true MLDEBUG_SAFETY_ROUNDS=300 MLDEBUG_KILL_ROUNDS=200 $(RUN) -m pytest tests/processes/agent/test_safety.py \
+		tests/processes/agent/test_agent_life.py tests/processes/agent/test_soak.py tests/unit/training/test_tracer.py $(ARGS)
 	$(RUN) -m pytest -m long tests/system tests/processes $(ARGS)
 
 test-rest: $(STAMP) ## what test-all has more than test
@@ -38,7 +38,7 @@ test-system: $(STAMP) ## the unit, its rights, and the package on a booted Debia
 
 test-frameworks: $(STAMP) ## small trainings with transformers, Lightning, DeepSpeed, Megatron, JAX (installs them: 350 MB)
 	DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt --group frameworks
-	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest tests/processes/test_frameworks.py tests/processes/test_frameworks_ranks.py tests/processes/test_jax.py $(ARGS)
+	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest tests/processes/training/test_frameworks.py tests/processes/training/test_frameworks_ranks.py tests/processes/training/test_jax.py $(ARGS)
 
 field-cases: $(STAMP) ## judge all evidence of tests/fixtures/field and write docs/field-cases.md anew
 	$(RUN) -m pytest --quiet tests/docs/test_field_cases_page.py --update-golden
@@ -56,7 +56,7 @@ bench: $(STAMP) ## every benchmark but the soak and those of GPUs, and one table
 	PYTHONPATH=tests $(RUN) tests/bench/all.py $(ARGS)
 
 bench-scale: $(STAMP) ## 64 and 1,024 simulated agents of 8 ranks: from the notice of a stall to the report (ARGS="256")
-	PYTHONPATH=tests $(RUN) tests/bench/members.py $(ARGS)
+	PYTHONPATH=tests $(RUN) tests/bench/peers.py $(ARGS)
 
 docs: $(STAMP) ## build the documentation site into dist/site (open dist/site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -f deploy/site/mkdocs.yml

@@ -31,7 +31,7 @@ import psutil
 from bench.alone import alone
 from bench.table import Row, show
 from processes.harness import clean_environment, free_port
-from processes.watching import RunningAgent, settings, watching
+from processes.incidents.watching import RunningAgent, settings, watching
 from shared.system.hung import wait_until
 
 SHIPPED = 5.0  # seconds between two looks

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from bench.table import Row, show
 from mldebug_agents.jobs.job_start import environment, hook_folder
 from mldebug_training.hook.process import OwnProcess
-from processes.torchlike import write_torch
+from processes.training.torchlike import write_torch
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "15"))
 EACH = 2000

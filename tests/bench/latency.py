@@ -21,8 +21,8 @@ from typing import NamedTuple
 from bench.alone import alone
 from bench.table import Row, show
 from processes.harness import Plan, RunningJob, running, wait_for
-from processes.stuck import Clock
-from processes.watching import Report, RunningAgent, settings, watching
+from processes.incidents.stuck import Clock
+from processes.incidents.watching import Report, RunningAgent, settings, watching
 
 FAULTS = ("sleep", "stopped", "fifo", "lock", "gil", "input")
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_LATENCY_ROUNDS", "3"))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from bench.table import Row, show
 from fakenvml.library import FakeNvml
+from processes.agent.light import light_job
 from processes.harness import free_port, wait_for
-from processes.light import light_job
-from processes.watching import RunningAgent, settings, watching
+from processes.incidents.watching import RunningAgent, settings, watching
 
 RANKS = 8
 GPUS = 2

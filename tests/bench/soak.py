@@ -27,9 +27,9 @@ import psutil
 
 from bench.alone import alone
 from mldebug.status.snapshot import RunState, Snapshot
+from processes.agent.light import LightJob, light_job
 from processes.harness import wait_for
-from processes.light import LightJob, light_job
-from processes.watching import RunningAgent, settings, watching
+from processes.incidents.watching import RunningAgent, settings, watching
 
 SOON = 60.0
 ASK = 0.2  # seconds between two questions to the agent

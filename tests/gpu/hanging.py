@@ -14,7 +14,7 @@ from mldebug.hardware.gpu.fingerprint import RunLevels
 from mldebug.hardware.gpu.samples import RankSign, sign_of
 from mldebug.status.snapshot import RunState, Snapshot
 from processes.harness import wait_for
-from processes.watching import Report, RunningAgent
+from processes.incidents.watching import Report, RunningAgent
 
 STALL = "{timeout: 15s, busy_timeout: 25s, interval: 1s}"
 PATIENT = "{timeout: 300s, busy_timeout: 300s, interval: 1s}"

@@ -12,10 +12,10 @@ import msgspec
 from gpu import world
 from gpu.hanging import LATE, STALL, Eye, poll, reports_of
 from processes.harness import wait_for
-from processes.watching import Report, RunningAgent
+from processes.incidents.watching import Report, RunningAgent
 
 JOB = world.ROOT / "tests" / "jobs" / "hangs.py"
-UNATTACHED = world.ROOT / "tests" / "processes" / "unattached.py"
+UNATTACHED = world.ROOT / "tests" / "processes" / "training" / "unattached.py"
 CULPRIT = 1
 KEPT = "incidents"  # folder for what the agents wrote, so that the verdicts can be repeated without a GPU
 SETTLE = 2.0

@@ -260,7 +260,7 @@ def _healthy(data: Found) -> Iterator[str]:
 
 
 def _tests(data: Found) -> Iterator[str]:
-    yield f"`tests/processes/test_gpu.py` ended with {data.get('exit', 'no exit code')}:"
+    yield f"`tests/processes/hardware/test_gpu.py` ended with {data.get('exit', 'no exit code')}:"
     yield ""
     yield from (f"    {line}" for line in data.get("output", ()))
 

@@ -17,8 +17,8 @@ from mldebug_agents.hardware.gpu.nvml.library import LIBRARY, Library
 from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 from mldebug_agents.web.client import ask_agent
 from processes.harness import User, wait_for
-from processes.watching import RunningAgent
-from processes.watching import settings as usual
+from processes.incidents.watching import RunningAgent
+from processes.incidents.watching import settings as usual
 
 ROOT = Path(__file__).parents[2]
 SOURCES = tuple(str(ROOT / part) for part in (".", "agents", "exporters", "tests"))

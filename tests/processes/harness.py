@@ -406,7 +406,7 @@ class Answer:
 
 
 MLDEBUG = (str(SCRIPTS / "mldebug"),)
-UNATTACHED = (sys.executable, str(Path(__file__).with_name("unattached.py")))
+UNATTACHED = (sys.executable, str(Path(__file__).with_name("training") / "unattached.py"))
 
 
 def mldebug(

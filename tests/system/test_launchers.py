@@ -14,7 +14,7 @@ import pytest
 from mldebug.jobs.heartbeat import Heartbeat, parse_record, record_name
 from mldebug.status.snapshot import RunState
 from processes.harness import SCRIPTS, wait_for
-from processes.watching import Report, RunningAgent, settings, watching
+from processes.incidents.watching import Report, RunningAgent, settings, watching
 from system.launching import (
     OPENMPI_AS_ROOT,
     SIZE,

@@ -16,10 +16,10 @@ from mldebug.alerts.view import EventView
 from mldebug.jobs.schedulers.model import JobStanding, Queue, SchedulerState
 from mldebug_agents.jobs.schedulers import slurm as slurm_plugin
 from mldebug_agents.system.spawn import Spawner
+from processes.alerts.test_alertmanager import receiver, running_alertmanager
+from processes.alerts.test_notices import mailbox, sink
 from processes.harness import wait_for
-from processes.test_alertmanager import receiver, running_alertmanager
-from processes.test_notices import mailbox, sink
-from processes.watching import RunningAgent, settings, watching
+from processes.incidents.watching import RunningAgent, settings, watching
 from system.launching import SIZE, Launch, launched, need
 from system.slurm import PROGRAMS, Slurm, slurm
 

@@ -17,7 +17,7 @@ from mldebug.core.plugin_options import Plugin
 from mldebug_agents.alerts.actions import drain
 from mldebug_agents.system.spawn import Spawner
 from processes.harness import wait_for
-from processes.watching import RunningAgent, settings, watching
+from processes.incidents.watching import RunningAgent, settings, watching
 from system.launching import SIZE, Launch, LaunchedJob, launched
 from system.slurm import Slurm
 from system.test_schedulers import both_nodes, cluster, submit

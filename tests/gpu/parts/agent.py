@@ -11,7 +11,7 @@ from gpu import world
 from gpu.hanging import run_of
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from processes.harness import wait_for
-from processes.watching import RunningAgent
+from processes.incidents.watching import RunningAgent
 
 SECONDS = 60.0
 Read = tuple[float, float, float]  # when; its seconds by the clock and of CPU

@@ -25,7 +25,7 @@ from bench.effect import (
 )
 from gpu import world
 from processes.harness import wait_for
-from processes.watching import RunningAgent
+from processes.incidents.watching import RunningAgent
 
 SECONDS = 64.0
 PLACEBO = 12.0

@@ -1,4 +1,4 @@
-"""tests/processes/test_gpu.py: the agent and `mldebug dump` on real NCCL jobs."""
+"""tests/processes/hardware/test_gpu.py: the agent and `mldebug dump` on real NCCL jobs."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 from gpu import world
 
-TESTS = "tests/processes/test_gpu.py"
+TESTS = "tests/processes/hardware/test_gpu.py"
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # whatever else that machine has
 LIMIT = "MLDEBUG_GPU_TESTS"  # which of them: pytest's -k
 

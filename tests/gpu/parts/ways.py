@@ -20,7 +20,7 @@ from gpu.hangs import CULPRIT, JOB, OF, gpus_of, judged_row, kept, struck
 from gpu.parts.hangs import KEEP
 from mldebug.capture.flight_recorder.safe_load import load_plain
 from processes.harness import wait_for
-from processes.watching import Report, RunningAgent
+from processes.incidents.watching import Report, RunningAgent
 
 ROWS = (
     ("fifo", "sleep"), ("server", "frozen"), ("dump", "sleep"), ("fifo", "off_by_one"), ("server", "off_by_one"), ("dump", "off_by_one"),

@@ -19,7 +19,7 @@ from mldebug.hardware.gpu.readings import GpuEvent
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 from processes.harness import wait_for
-from processes.watching import RunningAgent
+from processes.incidents.watching import RunningAgent
 
 XIDS = (13, 31)  # a fault of a kernel; a fault of the GPU's memory management
 ILLEGAL_ADDRESS, LAUNCH_FAILED = 700, 719

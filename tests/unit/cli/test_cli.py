@@ -465,7 +465,7 @@ def test_without_a_config_the_reports_of_the_service_are_found_too(
 def test_an_exported_end_can_be_judged_elsewhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorded = Path(__file__).parents[2] / "fixtures" / "endings" / "reports" / "sigkill"
+    recorded = Path(__file__).parents[2] / "fixtures" / "exits" / "reports" / "sigkill"
     (tmp_path / "reports").mkdir()
     report = json.loads((recorded / "report.json").read_text())
     shutil.copytree(recorded, tmp_path / "reports" / report["id"])

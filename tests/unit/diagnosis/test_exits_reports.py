@@ -1,6 +1,6 @@
 """What people read of an abnormal end: the timeline of exits, text, HTML, and the same verdict again from evidence.
 
-The folders in tests/fixtures/endings/reports were written by an agent beside real torchrun jobs.
+The folders in tests/fixtures/exits/reports were written by an agent beside real torchrun jobs.
 """
 
 import json
@@ -41,7 +41,7 @@ from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.sanitize import tidy
 from mldebug.incidents.report.text import report_lines
 
-RECORDED = Path(__file__).parents[2] / "fixtures" / "endings" / "reports"
+RECORDED = Path(__file__).parents[2] / "fixtures" / "exits" / "reports"
 NAMES = sorted(folder.name for folder in RECORDED.iterdir())
 ONE, TERM, KILL = 1 << 8, 15, 9
 NOON = 1_795_262_400.0  # 2026-11-21T12:00:00Z

@@ -1,4 +1,4 @@
-"""The words of launchers, ranks and the kernel, read from texts that real jobs left (tests/fixtures/endings)."""
+"""The words of launchers, ranks and the kernel, read from texts that real jobs left (tests/fixtures/exits)."""
 
 import signal
 from pathlib import Path
@@ -24,7 +24,7 @@ from mldebug.diagnosis.exits.words.output import (
     shared_lines,
 )
 
-RECORDED = Path(__file__).parents[2] / "fixtures" / "endings"
+RECORDED = Path(__file__).parents[2] / "fixtures" / "exits"
 
 
 def lines(name: str) -> list[str]:

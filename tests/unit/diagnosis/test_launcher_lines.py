@@ -1,4 +1,4 @@
-"""What mpirun, hydra and srun really write when a job of two ranks ends (tests/fixtures/endings), and what it is worth."""
+"""What mpirun, hydra and srun really write when a job of two ranks ends (tests/fixtures/exits), and what it is worth."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from mldebug.diagnosis.exits.words.last_words import last_error
 from mldebug.diagnosis.exits.words.launcher_lines import launcher_words
 from mldebug_agents.jobs.launchers import mpich, openmpi
 
-RECORDED = Path(__file__).parents[2] / "fixtures" / "endings"
+RECORDED = Path(__file__).parents[2] / "fixtures" / "exits"
 KILLED, TERMINATED, CRASHED = 9, 15, 11
 
 

@@ -425,20 +425,20 @@ def test_an_end_is_final_where_no_launcher_can_start_again(
     told: list[bool] = []
     teller = Teller(Books())
     teller.stories.failed = lambda *_, final: told.append(final)  # type: ignore[method-assign,assignment,misc]
-    endings = following(teller)
+    tracker = following(teller)
     one = Run(job(0, 1, 2, launcher=launcher), StallWatch(StallSettings()))
     one.last_look = JobLook(job=one.job, look=RunLook(at=0.0))
-    endings.follow(one, {})
-    endings.over(one)
+    tracker.follow(one, {})
+    tracker.over(one)
     exits = (msgspec.structs.replace(LEFT, status=9),)
-    endings.on_attempt_exit(AttemptExit(job=one.job, identities=RANKS, exits=exits))
+    tracker.on_attempt_exit(AttemptExit(job=one.job, identities=RANKS, exits=exits))
     assert told == [final]
 
 
 def test_a_process_that_turns_out_to_be_a_rank_of_another_job_leaves_no_end_behind() -> None:
     """NCCL RAS tells its rank once the ranks have met: until then it was a job of its own."""
     teller = Teller(Books())
-    endings = following(teller)
+    tracker = following(teller)
     whole = Run(job(0, 1, 2), StallWatch(StallSettings()))
     first = whole.job.ranks[0]
     alone = Run(
@@ -447,12 +447,12 @@ def test_a_process_that_turns_out_to_be_a_rank_of_another_job_leaves_no_end_behi
     )
     for one in (alone, whole):
         one.last_look = JobLook(job=one.job, look=RunLook(at=0.0))
-        endings.follow(one, {})
-    endings.over(alone)
-    assert "alone" not in endings._jobs
+        tracker.follow(one, {})
+    tracker.over(alone)
+    assert "alone" not in tracker._jobs
     gone = ProcessExit(pid=first.pid, start_ticks=first.start_ticks, at=0.0, moment=1, status=9)
-    endings.exited(gone)
-    assert list(endings.exits(whole.job.id)) == [0]
+    tracker.exited(gone)
+    assert list(tracker.exits(whole.job.id)) == [0]
 
 
 @pytest.mark.parametrize("restarts", [(), (1,), (2,), (1, 2, 3)])
@@ -528,8 +528,8 @@ def past_of(memos: dict[str, bytes], host: Host) -> Recovery:
     )  # fmt: skip
     context: Any = SimpleNamespace(host=host, spawner=SimpleNamespace(inherit=lambda _: None))
     stories: Any = SimpleNamespace(recall=lambda *_: True)
-    endings: Any = SimpleNamespace(expect=lambda _: None)
-    found = Recovery(ledger, context, tuple, SimpleNamespace(), stories, endings, lambda _: None)  # type: ignore[arg-type]
+    tracker: Any = SimpleNamespace(expect=lambda _: None)
+    found = Recovery(ledger, context, tuple, SimpleNamespace(), stories, tracker, lambda _: None)  # type: ignore[arg-type]
     found.tick({}, StallSettings(), looked=False)
     return found
 

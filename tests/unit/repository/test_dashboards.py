@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mldebug.hardware.health.model import HealthState
-from shared.deploy.boards import BOARDS, FOLDER, Asking, queries, titled
+from shared.deploy.dashboards import BOARDS, FOLDER, Asking, queries, titled
 from shared.deploy.series import JOINED, RECORDED, SERIES, asked, labels_of, rules
 
 ROOT = Path(__file__).parents[3]

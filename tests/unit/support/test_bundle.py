@@ -34,8 +34,8 @@ from mldebug_agents.support.bundle.recorder import Recorder
 from mldebug_agents.support.replay.player import Player
 from mldebug_agents.support.replay.recording import load
 from mldebug_agents.web.listeners import open_unix
+from processes.agent.light import LightJob, light_job
 from processes.harness import wait_for
-from processes.light import LightJob, light_job
 from shared.incidents.bundles import unpacked
 
 HOST, DOMAIN, USER = "trn-gpu-017", "acme.example", "alice"

@@ -18,7 +18,7 @@ import pytest
 from mldebug.jobs.heartbeat import Heartbeat, parse_record, record_name
 from mldebug_agents.jobs.job_start import environment, hook_folder
 from processes.harness import clean_environment
-from processes.torchlike import write_torch
+from processes.training.torchlike import write_torch
 
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 INSIDE = Path(__file__).parents[2] / "bench/hookinside.py"

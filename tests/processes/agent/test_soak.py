@@ -1,0 +1,70 @@
+"""Two minutes of jobs that come, train, hang, die and go: the agent is as large afterwards as before.
+
+The short version of tests/bench/soak.py, which measures the agent after each wave of jobs, when it watches nothing. As root it
+runs in a pid namespace of its own: other jobs of the machine are none of its business.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.soak import FAST, KINDS, Size, slope, verdict
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
+
+TESTS = Path(__file__).parents[2]
+WAVES = 15
+WARM = 6  # waves until everything that is kept once is there
+GROWTH = 24.0  # KiB a job: bounded histories and Python's heap fill by and by
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What the soak has found."""
+    file = tmp_path_factory.mktemp("soak") / "sizes.json"
+    argv = [sys.executable, str(TESTS / "bench" / "soak.py"), "--fast", "--waves", str(WAVES)]
+    done = subprocess.run(
+        [*argv, "--json", str(file)], env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, object] = json.loads(file.read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def sizes(told: dict[str, list[dict[str, float]]]) -> list[Size]:
+    """The agent's size after each wave."""
+    return [Size(**one) for one in told["sizes"]]  # type: ignore[arg-type]
+
+
+def test_memory_does_not_grow_with_the_jobs(sizes: list[Size]) -> None:
+    grown = 1024 * slope(sizes[WARM:], lambda one: one.memory, lambda one: one.lives)
+    assert grown < GROWTH, f"{grown:.1f} KiB a job\n{verdict(sizes)}"
+
+
+@pytest.mark.parametrize(
+    ("of", "spare"),
+    [
+        pytest.param(lambda one: one.files, 4, id="fds"),
+        pytest.param(lambda one: one.threads, 12, id="threads"),  # pools keep some for later
+        pytest.param(lambda one: one.processes, 1, id="processes"),
+    ],
+)
+def test_counts_do_not_grow(of: Callable[[Size], int], spare: int, sizes: list[Size]) -> None:
+    """Neither from start to end, nor by and by: one job in twenty that leaves something behind is seen."""
+    first, last = sizes[WARM : WARM + 4], sizes[-4:]
+    assert min(map(of, last)) <= min(map(of, first)) + spare, verdict(sizes)
+    grown = slope(sizes[WARM:], of, lambda one: one.lives)
+    assert grown < 0.05, f"{grown:.3f} a job\n{verdict(sizes)}"
+
+
+def test_nothing_is_remembered_of_jobs_that_are_gone(told: dict[str, int]) -> None:
+    """But of the last wave, whose ends may not be judged yet."""
+    assert told["remembered"] <= FAST.each * len(KINDS)

@@ -1,0 +1,153 @@
+"""One user's jobs say the worst that they can; another user's job stalls meanwhile, and is named on time by a real agent as root."""
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from processes.agent.light import LightJob, light_job
+from processes.harness import User, folder_for, free_port, wait_for
+from processes.incidents.watching import Report, RunningAgent, settings, watching
+
+pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[3]
+VICTIM, ATTACKER = 62_001, 62_002  # nobody's numbers: no account is made
+SOON = 45.0  # seconds from the stall to the report, on a machine that is busy with other things
+TIMEOUT = "{timeout: 6s, interval: 1s}"
+
+WORST = {
+    "product": "n[1-60000]x[1-60000]y[1-60000]z[1-60000]",
+    "sum": ",".join(f"n{one}a[1-65000]" for one in range(500)),
+    "number": "9" * 5000,
+    "digits": "\u0663" * 40,
+    "negative": "-1",
+    "brackets": "[" * 8000,
+    "long": "x" * 100_000,
+    "control": "\x1b]0;x\x07\x1b[2J\r\n<script>{{7*7}}",
+    "path": "/proc/self/root/" * 500,
+    "pattern": "(a+)+$" * 500,
+    "json": '{"a":' * 20_000,
+    "bytes": "\udcff\udcfe" * 500,
+}  # fmt: skip
+
+
+NUMBERS = re.compile(r"RANK|SIZE|PROC|TASK|LOCALID|ATTEMPT|RESTART_COUNT")
+"""Variables that have to be right, or the rest is not looked at."""
+
+
+def variables() -> frozenset[str]:
+    """Every name in capitals that the agent's code for jobs and captures mentions: whatever it may read of an environment."""
+    folders = ("agents/mldebug_agents/jobs", "agents/mldebug_agents/capture", "mldebug/jobs", "mldebug/capture")  # fmt: skip
+    texts = (file.read_text() for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    names = {name for text in texts for name in re.findall(r'"([A-Z][A-Z0-9]*_[A-Z0-9_]+)"', text)}
+    return frozenset(names - {"LD_PRELOAD", "LD_LIBRARY_PATH"})
+
+
+def as_user(uid: int) -> list[str]:
+    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where everybody may write."""
+    with folder_for(User()) as made:
+        made.chmod(0o777)
+        yield made
+
+
+def clustered(folder: Path) -> str:
+    """An agent that has a key, and asks the nodes of jobs who coordinates."""
+    key = folder / "key"
+    key.write_bytes(secrets.token_bytes(32).hex().encode())
+    key.chmod(0o600)
+    listen = f"listen: '127.0.0.1:{free_port()}'"
+    return (
+        settings(folder, stall=TIMEOUT)
+        + f"cluster: {{key_file: {key}, {listen}, networks: [127.0.0.0/8]}}\n"
+    )
+
+
+def report_of(agent: RunningAgent, job: LightJob) -> Report | None:
+    pids = set(job.ranks.values())
+    found = (one for one in agent.reports() if pids & {rank["pid"] for rank in one["ranks"]})
+    return next(found, None)
+
+
+def test_the_worst_of_every_variable_ends_nothing_and_delays_nobody(folder: Path) -> None:
+    names = variables()
+    assert {"SLURM_JOB_NODELIST", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"} <= names
+    with ExitStack() as stack:
+        agent = stack.enter_context(watching(folder, clustered(folder)))
+        victim = stack.enter_context(light_job(folder / "victim", prefix=as_user(VICTIM)))
+        wait_for("the victim is watched", lambda: _watched(agent, victim), 60)
+        for name, value in WORST.items():
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "8"}
+            believable = {one: value for one in names if not NUMBERS.search(one)} | place
+            for kind, words in (("all", dict.fromkeys(names, value)), ("ranks", believable)):
+                more = {key: text[:8000] for key, text in words.items()}
+                size = 2 if kind == "ranks" else 1
+                hostile = light_job(
+                    folder / f"{name}-{kind}", size=size, prefix=as_user(ATTACKER), more=more
+                )
+                stack.enter_context(hostile).hang()
+        wait_for("hostile jobs are found", lambda: agent.log.count("ranks found") > len(WORST), 60)
+        os.kill(victim.ranks[1], signal.SIGSTOP)
+        victim.hang()
+        report = wait_for("the victim's report", lambda: report_of(agent, victim), SOON)
+        assert agent.process.poll() is None
+        assert "internal error" not in agent.log
+        assert "Traceback" not in agent.log
+        snapshot = agent.snapshot()
+    assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]
+    assert snapshot is not None
+    assert any("is not used" in one.message for one in snapshot.remarks)
+
+
+def _watched(agent: RunningAgent, job: LightJob) -> bool:
+    pids, seen = set(job.ranks.values()), agent.snapshot()
+    runs = seen.runs if seen else ()
+    return any(pids & set(run.ranks.values()) and run.step for run in runs)
+
+
+FAKES = """
+import os, sys
+for number in range(int(sys.argv[2])):
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + number)}
+    sleeps = ["-S", "-E", "-c", "import time; time.sleep(1000)"]
+    os.posix_spawnp("setpriv", ["setpriv", *sys.argv[3:], sys.executable, *sleeps], place | {"PATH": os.environ["PATH"]})
+open(sys.argv[1], "w").close()
+sys.stdin.read()
+os.killpg(0, 9)
+"""
+
+
+def test_a_hundred_false_ranks_of_one_user_leave_the_other_s_stall_its_report(folder: Path) -> None:
+    """With 200 the report came after 80 s, behind 116 of the other user; with 1,000 it did not come."""
+    with (
+        watching(folder, settings(folder, stall=TIMEOUT)) as agent,
+        light_job(folder / "victim", prefix=as_user(VICTIM)) as victim,
+    ):
+        wait_for("the victim is watched", lambda: _watched(agent, victim), 60)
+        up, user = folder / "up", as_user(ATTACKER)[1:]
+        fakes = subprocess.Popen(
+            [sys.executable, "-c", FAKES, str(up), "100", *user], stdin=subprocess.PIPE, start_new_session=True
+        )  # fmt: skip
+        try:
+            wait_for("they are there", up.exists, 60)
+            wait_for("most are found", lambda: agent.log.count("ranks found") > 80, 60)
+            os.kill(victim.ranks[1], signal.SIGSTOP)
+            victim.hang()
+            report = wait_for("the victim's report", lambda: report_of(agent, victim), SOON)
+        finally:
+            assert fakes.stdin is not None
+            fakes.stdin.close()
+            fakes.wait(30)
+    assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]

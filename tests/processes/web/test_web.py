@@ -1,0 +1,81 @@
+"""The web pages of a real agent that watches a real job, in a real browser."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from processes.harness import MLDEBUG, Plan, User, clean_environment, folder_for, running, wait_for
+from processes.incidents.watching import settings, watching
+from processes.needs import need_torch
+from shared.web.browser import CHROMIUM, chromium, tab
+
+pytestmark = [
+    pytest.mark.scenario,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not CHROMIUM and not os.environ.get("CI"), reason="chromium is not installed"),
+]  # fmt: skip
+need_torch("the scenarios train with PyTorch")
+
+
+@contextmanager
+def web(folder: Path, config: Path) -> Iterator[tuple[str, str]]:
+    """`mldebug web --port 0`: the base address and the link; it has to end by Ctrl-C."""
+    said = folder / "web.out"
+    with said.open("wb") as out:
+        process = subprocess.Popen(
+            [*MLDEBUG, "web", "--port", "0", "--config", str(config)],
+            stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=clean_environment(folder),
+        )  # fmt: skip
+    try:
+        link = wait_for("the link", lambda: [word for word in said.read_text().split() if word.startswith("http://")], 30)[0]  # fmt: skip
+        yield link.partition("/?")[0], "/?" + link.partition("/?")[2]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 0, said.read_text()
+    finally:
+        process.kill()
+        process.wait(15)
+
+
+def test_a_person_follows_a_hang_from_the_first_page_to_the_report() -> None:
+    with (
+        folder_for(User()) as folder,
+        watching(folder, settings(folder, stall="{timeout: 6s, interval: 1s}")) as agent,
+        running(Plan("sleep", after=200)) as job,
+        web(folder, agent.config) as (base, link),
+        chromium() as browser,
+        tab(browser, base, phone=True) as phone,
+        tab(browser, base, dark=True) as desk,
+    ):
+        wait_for("the agent sees steps", lambda: (seen := agent.run_of(job)) and seen.step, 60)
+        desk.open(link)
+        page = desk.page
+        expect(page.locator(".run.good")).to_contain_text("4 of 4 ranks", timeout=60_000)
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        expect(page.locator(".cell")).to_have_count(4)
+        expect(page.locator(".what.good")).to_contain_text("no alarm")
+        page.evaluate("window.same = true")
+        job.wait_until_stuck()
+        expect(page.locator(".cell.culprit")).to_contain_text("2", timeout=90_000)
+        expect(page.locator(".cell.r-waiting")).to_have_count(3)
+        expect(page.locator(".finding")).to_contain_text("Rank 2 sleeps")
+        assert page.evaluate("window.same"), "the page was loaded again"
+        if images := os.environ.get("MLDEBUG_TEST_IMAGES"):
+            page.screenshot(path=f"{images}/web-run.png")
+        page.get_by_text("The whole report").click(timeout=30_000)
+        page.wait_for_url(f"{base}/report?id=*")
+        expect(page.locator("h1 em")).to_contain_text("ank 2")
+        wait_for("a second link", lambda: (folder / "web.out").read_text().count("?key=") == 2, 30)
+        second = (folder / "web.out").read_text().split()[-1]
+        phone.open(second.removeprefix(base))
+        phone.open("/incidents")
+        expect(phone.page.locator(".incident.open")).to_contain_text("Rank 2 sleeps")
+        assert phone.fits()
+        if images:
+            phone.page.screenshot(path=f"{images}/web-phone.png")
