@@ -74,7 +74,7 @@ def last_frame(stacks: tuple[ThreadStack, ...], pid: int) -> str:
     stack = principal(stacks, pid)
     frames = python_frames(stack.frames) if stack else ()
     found = site(frames) or next(iter(frames), None)
-    return found.label if found else ""
+    return found.place if found else ""
 
 
 _JOINS = ("join", "_wait_for_tstate_lock", "_shutdown")

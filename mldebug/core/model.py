@@ -117,6 +117,13 @@ class Frame(Noun, frozen=True, kw_only=True):
             else f"{self.function} ({self.file})"
         )
 
+    @property
+    def place(self) -> str:
+        """The frame in a sentence: its label, or of code outside of any function `train.py:915`."""
+        if self.function != "<module>":
+            return self.label
+        return f"{self.file}:{self.line}" if self.line else self.file
+
 
 class ThreadStack(Noun, frozen=True, kw_only=True):
     """The stack of one Python thread; `frames` stand innermost first."""
@@ -319,6 +326,9 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
     pairs: tuple[PairCount, ...] = ()
     silent: tuple[str, ...] = ()  # backends that have made calls of which no recorder tells
     counts: tuple[GroupCount, ...] = ()  # of a dump that holds no finished call
+    unplaced: int = (
+        0  # calls without a group, a number or a state: what this rank has called is not known
+    )
     way: str = (
         ""  # how it was had, a `mldebug.capture.flight_recorder.access.AccessKind`; "": by the hook
     )

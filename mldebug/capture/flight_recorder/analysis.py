@@ -48,9 +48,14 @@ class AnalysisResult(NamedTuple):
     circle: tuple[int, ...] = ()
 
 
-def analyse(records: Mapping[int, FlightRecord]) -> Conclusion:
-    """Judge the records of a job, by rank; a rank without a record has no dump. Members missing in a record are inferred from the others."""
-    analysis = Analysis(filled(records))
+def analyse(
+    records: Mapping[int, FlightRecord], unreadable: Mapping[int, str] | None = None
+) -> Conclusion:
+    """Judge the records of a job, by rank; a rank without a record has no dump. Members missing in a record are inferred from the others.
+
+    `unreadable`: ranks whose dump is there and cannot be read, with the reason.
+    """
+    analysis = Analysis(filled(records), unreadable)
     found = analysis.found
     call = found.claim or found.vote
     return Conclusion(
@@ -59,7 +64,9 @@ def analyse(records: Mapping[int, FlightRecord]) -> Conclusion:
         group=sentences.group(call.view) if call else None,
         seq=call.sequence if call else None,
         explanation=found.explanation,
-        evidence=tuple(map(sentences.waits, analysis.telling[:MAX_EVIDENCE])),
+        evidence=tuple(
+            sentences.waits(one, unreadable or ()) for one in analysis.telling[:MAX_EVIDENCE]
+        ),
         circle=found.circle,
     )
 
@@ -67,8 +74,11 @@ def analyse(records: Mapping[int, FlightRecord]) -> Conclusion:
 class Analysis:
     """Analyses the Flight Recorder records of a job, by rank."""
 
-    def __init__(self, records: Mapping[int, FlightRecord]) -> None:
+    def __init__(
+        self, records: Mapping[int, FlightRecord], unreadable: Mapping[int, str] | None = None
+    ) -> None:
         self._records = records
+        self._unreadable = unreadable or {}
         self._views = views(records)
         self._chains = WaitChains(claims(self._views, records))
 
@@ -217,7 +227,11 @@ class Analysis:
         """Ranks wait, and others have no dump; such a rank is named where little else is possible."""
         for claim in self._ends:
             if claim.forgot:
-                return AnalysisResult("unknown", sentences.forgotten(claim), claim)
+                unplaced = [rank for rank in claim.forgot if self._records[rank].unplaced]
+                words = sentences.unplaced(claim, unplaced) if unplaced else sentences.forgotten(claim)  # fmt: skip
+                return AnalysisResult("unknown", words, claim)
+            if broken := {rank: self._unreadable[rank] for rank in claim.absent if rank in self._unreadable}:  # fmt: skip
+                return AnalysisResult("unknown", sentences.unreadable(claim, broken), claim)
             if claim.absent:
                 sure = claim.most or len(claim.absent) == 1
                 named = claim.absent if sure else ()
@@ -239,7 +253,7 @@ class Analysis:
         if not self._views:
             return AnalysisResult("unknown", sentences.NOTHING)
         if self._missing:
-            return AnalysisResult("no_dump", sentences.quiet_but(self._missing, count))
+            return AnalysisResult("no_dump", sentences.quiet_but(self._missing, count, self._unreadable))  # fmt: skip
         return AnalysisResult("healthy", sentences.healthy(self._views, count))
 
     @cached_property

@@ -218,10 +218,11 @@ def _folded(text: str) -> _Members:
 def _with_unused(
     infos: dict[str, GroupInfo], kept: list[RawCall], whole: bool
 ) -> dict[str, GroupInfo]:
-    """Marks groups without a call as unused, where the recorder has dropped no call."""
+    """Marks groups without a call as unused, where the recorder has dropped no call, and each says of which it is."""
     backends = {call.owner[1] for call in kept} or {NO_BACKEND}
     used = {call.process_group[0] for call in kept if not call.is_p2p}
-    if not whole or len(backends) > 1:
+    strange = any(not call.placed or call.process_group[0] not in infos for call in kept)
+    if not whole or strange or len(backends) > 1:
         return infos
     (backend,) = backends
     return {

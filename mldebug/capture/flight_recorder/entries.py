@@ -58,7 +58,7 @@ def make_record(
 ) -> FlightRecord:
     """One record of all backends of a rank, with at most `keep` calls of each group."""
     current = [_current(entries) for entries in dumps]
-    groups = [group for entries in current for group in _groups(entries, infos, keep)]
+    groups = [group for entries in current for group in _groups(_placed(entries), infos, keep)]
     sends = [call for entries in current for call in entries if call.is_p2p and not call.done]
     return FlightRecord(
         version=clean(version)[:MAX_NAME],
@@ -68,7 +68,16 @@ def make_record(
         pairs=tuple(_pairs([call for entries in current for call in entries], infos)),
         silent=silent,
         counts=counts,
+        unplaced=sum(not call.placed for entries in current for call in entries),
     )
+
+
+def _placed(entries: list[RawCall]) -> list[RawCall]:
+    """Without groups that have a call of which is not known which it is: the last known one would pass for the last of all."""
+    lost = {call.process_group[0] for call in entries if not call.placed}
+    if not lost:
+        return entries
+    return [] if "" in lost else [one for one in entries if one.process_group[0] not in lost]
 
 
 def _pairs(calls: Iterable[RawCall], infos: Mapping[str, GroupInfo]) -> Iterable[PairCount]:

@@ -43,6 +43,7 @@ class FolderRecords(NamedTuple):
     records: dict[int, FlightRecord]
     problems: tuple[UnusableDump, ...] = ()
     ignored: int = 0  # files whose names end in no number
+    unreadable: dict[int, str] = {}
 
 
 class _Named(NamedTuple):
@@ -57,18 +58,20 @@ def read_folder(directory: Path) -> FolderRecords:
     found = [one for name in names if (one := _named(name))]
     chosen, problems = _one_each(found)
     records: dict[int, FlightRecord] = {}
+    broken: dict[int, str] = {}
     for one in chosen:
         try:
             records[one.rank] = parse_dump(read_bytes(directory / one.name))
         except (ValueError, OSError, MldebugError) as error:
-            problems.append(_problem(one, _reason(error, directory / one.name)))
+            broken[one.rank] = _reason(error, directory / one.name)
+            problems.append(_problem(one, broken[one.rank]))
     if not records:
         raise _nothing(directory, problems)
     strange = _of_other_jobs(records)
     problems += [_problem(file, strange[file.rank]) for file in chosen if file.rank in strange]
     records = {rank: one for rank, one in records.items() if rank not in strange}
     problems.sort(key=lambda one: one.file)
-    return FolderRecords(records, tuple(problems), len(names) - len(found))
+    return FolderRecords(records, tuple(problems), len(names) - len(found), broken)
 
 
 def _of_other_jobs(records: dict[int, FlightRecord]) -> dict[int, str]:

@@ -30,8 +30,9 @@ def _modern(entry: Raw) -> Raw:
     name = entry.get("profiling_name")
     operation = name.rpartition(":")[2].partition(" ")[0] if type(name) is str else ""
     pair = bool(entry.get("is_p2p", operation in _PAIRS))
-    sequence = entry.get("seq_id", 0)
-    found = {"is_p2p": pair, "p2p_seq_id" if pair else "collective_seq_id": sequence} | entry
+    found = {"is_p2p": pair, **entry}
+    if "seq_id" in entry:
+        found.setdefault("p2p_seq_id" if pair else "collective_seq_id", entry["seq_id"])
     found["process_group"] = _group(entry)
     if "time_created_ns" not in entry and type(entry.get("time_created_us")) is int:
         found["time_created_ns"] = entry["time_created_us"] * 1000

@@ -15,6 +15,8 @@ from mldebug.core.ranksets import MAX_RANK
 
 BATCHES = frozenset(("ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"))
 
+STATES = frozenset(("scheduled", "started", "completed"))
+
 Whole = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 Name = Annotated[str, msgspec.Meta(max_length=400)]
 Path = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -36,7 +38,7 @@ class RawCall(msgspec.Struct, frozen=True):
     process_group: tuple[Name, Name] = ("", "")
     pg_id: Whole = -1
     record_id: Whole = -1
-    collective_seq_id: Whole = 0
+    collective_seq_id: Whole = -1
     p2p_seq_id: Whole = 0
     is_p2p: bool = False
     profiling_name: Name = ""
@@ -53,6 +55,13 @@ class RawCall(msgspec.Struct, frozen=True):
     def done(self) -> bool:
         """Whether the call has ended."""
         return self.retired or self.state == "completed"
+
+    @property
+    def placed(self) -> bool:
+        """Whether it says of which group it is, as which call of it, and how far it has come."""
+        numbered = self.is_p2p or self.collective_seq_id >= 0
+        named = bool(self.process_group[0] and self.profiling_name)
+        return named and numbered and (self.done or self.state in STATES)
 
     @property
     def owner(self) -> tuple[str, str]:

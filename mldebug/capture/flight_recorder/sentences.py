@@ -1,6 +1,6 @@
 """What an analysis of Flight Recorders says, in sentences."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from mldebug.capture.flight_recorder.votes import GATHERS, SCATTERS, TO_ALL, View, Vote
 from mldebug.capture.flight_recorder.waits_for import Claim, where
@@ -34,7 +34,7 @@ def _wait(numbers: Iterable[int]) -> str:
 
 def _at(frames: Sequence[Frame]) -> str:
     frame = site(frames)
-    return f" at {frame.label}" if frame else ""
+    return f" at {frame.place}" if frame else ""
 
 
 def _of(claim: Claim) -> str:
@@ -45,8 +45,8 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def waits(claim: Claim) -> str:
-    """One line of evidence: who waits in what, and for whom."""
+def waits(claim: Claim, broken: Container[int] = ()) -> str:
+    """One line of evidence: who waits in what, and for whom. `broken`: ranks whose dump cannot be read."""
     head = f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}"
     others = [rank for rank in claim.on if rank not in claim.waiting]
     if others:
@@ -55,7 +55,10 @@ def waits(claim: Claim) -> str:
         return f"{head}, which has ended on {ranks(claim.finished)}"
     if claim.held:
         return f"{head}; {ranks(claim.held)} behind an older call elsewhere"
-    return f"{head}; no dump of {ranks(claim.absent)}" if claim.absent else head
+    unread = [rank for rank in claim.absent if rank in broken]
+    missing_ = [rank for rank in claim.absent if rank not in broken]
+    head += f"; no dump of {ranks(missing_)}" if missing_ else ""
+    return f"{head}; no readable dump of {ranks(unread)}" if unread else head
 
 
 def missing(claim: Claim, found: tuple[int, ...]) -> str:
@@ -193,13 +196,32 @@ def forgotten(claim: Claim) -> str:
     )
 
 
+def unplaced(claim: Claim, found: Sequence[int]) -> str:
+    """The sentence for: the dumps of ranks `found` hold calls of which is not known which they are."""
+    return _sentence(
+        f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}; the {_verb(found, 'dump', 'dumps')} of {ranks(found)}"
+        f" {_verb(found, 'holds', 'hold')} calls without a group, a number or a state, so that it does not tell what"
+        f" {_verb(found, 'it has', 'they have')} called"
+    )
+
+
+def unreadable(claim: Claim, found: Mapping[int, str]) -> str:
+    """The sentence for: ranks `found` have dumps that cannot be read, with the reason of the first."""
+    first = min(found)
+    of = f" (of rank {first}: {found[first]})" if len(found) > 1 else f" ({found[first]})"
+    return _sentence(
+        f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}; the {_verb(found, 'dump', 'dumps')} of {ranks(found)}"
+        f" {_verb(found, 'is', 'are')} there and cannot be read{of}: what {_verb(found, 'it has', 'they have')} called is not known"
+    )
+
+
 def frozen(claim: Claim) -> str:
     """The sentence for: all ranks have come to the call, and it does not end."""
     who = ranks(claim.waiting)
     if set(claim.waiting) == claim.members and len(claim.members) > 2:
         who = f"all {len(claim.members)} members"
     return _sentence(
-        f"{who} {'are' if len(claim.members) > 1 else 'is'} in {_of(claim)}{_at(claim.frames)}, all have called it alike,"
+        f"{who} {_verb(claim.waiting, 'is', 'are')} in {_of(claim)}{_at(claim.frames)}, all have called it alike,"
         " and it does not end: look at the GPUs and the network"
     )
 
@@ -211,11 +233,13 @@ def unclear(claim: Claim) -> str:
     )
 
 
-def quiet_but(absent_: tuple[int, ...], count: int) -> str:
-    """The sentence for: nobody waits, but the dumps of ranks `absent_` are missing. `count`: number of dumps."""
-    return _sentence(
-        f"nobody waits in a collective in {_dumps(count)}; there is none of {ranks(absent_)}"
-    )
+def quiet_but(absent_: tuple[int, ...], count: int, broken: Container[int] = ()) -> str:
+    """The sentence for: nobody waits, but the dumps of ranks `absent_` are missing, or `broken`. `count`: number of dumps."""
+    missing_ = [rank for rank in absent_ if rank not in broken]
+    unread = [rank for rank in absent_ if rank in broken]
+    parts = [f"there is none of {ranks(missing_)}"] if missing_ else []
+    parts += [f"that of {ranks(unread)} cannot be read"] if unread else []
+    return _sentence(f"nobody waits in a collective in {_dumps(count)}; {', and '.join(parts)}")
 
 
 def healthy(views: Sequence[View], count: int) -> str:

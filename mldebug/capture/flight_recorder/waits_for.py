@@ -141,7 +141,7 @@ def _collective(view: View, waiting: tuple[int, ...], records: Mapping[int, Flig
 
 
 def _has_called_nothing(record: FlightRecord) -> bool:
-    return not record.groups and not record.counts
+    return not (record.groups or record.counts or record.unplaced)
 
 
 def _has_finished(view: View, rank: int, sequence: int) -> bool:

@@ -24,7 +24,7 @@ FAULTHANDLER = StackForm(
     ),
     head=_head,
     frame=re.compile(
-        r'^\s*File "(?P<path>.{1,1000}?)", line (?P<line>\d{1,9}|\?+) in (?P<function>.{1,300}?)\s*$'
+        r'^\s*File "(?P<path>.{1,1000}?)", line (?P<line>\d{1,40}|\?+) in (?P<function>.{1,300}?)\s*$'
     ),
     make=_frame,
     noise=re.compile(

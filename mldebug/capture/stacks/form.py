@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mldebug.capture.packages import INSTALLED
+from mldebug.capture.packages import package_path
 from mldebug.core.model import Frame
 from mldebug.core.redact import clean
 
@@ -59,7 +59,7 @@ def number(text: str | None) -> int:
 
 
 def line_number(text: str | None) -> int:
-    """A line of a file; 0 where there is none."""
+    """A line of a file; 0 where there is none, or one that no file has."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
@@ -77,9 +77,10 @@ def named_frame(path: str, line: str, function: str) -> Frame:
 
 
 def short_path(path: str) -> str:
-    """As much of a path as says whose file it is: below site-packages or the standard library, else its last part."""
-    short = INSTALLED.split(path)[-1]
-    short = short if short != path else re.sub(r"^.*/lib/python3\.\d+/", "", path)
+    """As much of a path as says whose file it is: from its package on or below the standard library, else its last part."""
+    if known := package_path(path):
+        return known
+    short = re.sub(r"^.*/(?:lib(?:64)?/(?:python|pypy)3\.\d+t?|python3\d+\.zip)/", "", path)
     return short.rpartition("/")[2] if short.startswith("/") else short
 
 

@@ -15,7 +15,7 @@ from mldebug.core.redact import clean
 
 _PYTHON_IN_NATIVE = (
     re.compile(  # gdb with Python's own extension shows the frame object among the arguments
-        r"for file (?P<path>[^,]{1,1000}), line (?P<line>\d{1,9}), in (?P<function>[\w.<>]{1,300})"
+        r"for file (?P<path>[^,]{1,1000}), line (?P<line>\d{1,40}), in (?P<function>[\w.<>]{1,300})"
     )
 )
 
@@ -57,7 +57,7 @@ GDB = StackForm(
     ),
     head=_head,
     frame=re.compile(
-        r'^\s*File "(?P<path>.{1,1000}?)", line (?P<line>\d{1,9}),? in (?P<function>.{1,300}?)\s*$'
+        r'^\s*File "(?P<path>.{1,1000}?)", line (?P<line>\d{1,40}),? in (?P<function>.{1,300}?)\s*$'
         r"|^\s*#\d{1,5}\s+(?:0x[0-9a-f]+(?: - \d+)?(?: in)?\s+)?(?P<rest>\S.{0,20000})$"
     ),
     make=_frame,

@@ -88,8 +88,8 @@ def _frame(raw: _RawFrame) -> Frame:
 # --- text ------------------------------------------------------------------------------------------
 
 _FRAME = re.compile(  # a Python name may be indented anyhow; a C++ one is anything, as deep as py-spy prints it
-    r"^\s*(?P<python>[\w.<>]{1,300}) \((?P<file>[^()]{1,1000}?):(?P<line>\d{1,9})\)\s*$"
-    r"|^\s{2,12}(?!\S+: )(?P<native>\S.{0,4000}?) \((?P<library>[^()]{1,1000}?)(?::(?P<at>\d{1,9}))?\)\s*$"
+    r"^\s*(?P<python>[\w.<>]{1,300}) \((?P<file>[^()]{1,1000}?):(?P<line>\d{1,40})\)\s*$"
+    r"|^\s{2,12}(?!\S+: )(?P<native>\S.{0,4000}?) \((?P<library>[^()]{1,1000}?)(?::(?P<at>\d{1,40}))?\)\s*$"
     r"|^(?!.*(?::|\s\|)\s)(?P<bare>(?:0x|[A-Za-z_~]).{0,4000}?) \((?P<shared>[^()\s]{1,1000}?\.so[\w.]{0,40}|\[vdso\])\)\s*$"
 )
 
@@ -110,10 +110,12 @@ def _text_frame(match: re.Match[str]) -> Frame:
     function = match["python"] or match["native"] or match["bare"]
     file, line = match["file"] or match["library"] or match["shared"], match["line"] or match["at"]
     native = line is None or is_native_source(file)
+    whole = file.startswith("/") and not native  # --full-filenames
     return Frame(
         function=short_function(function) if native else clean(function, MAX_NAME),
-        file=clean(file, MAX_NAME),
+        file=clean(short_path(file) if whole else file, MAX_NAME),
         line=line_number(line),
+        path=clean(file, 512) if whole else "",
         native=native,
     )
 

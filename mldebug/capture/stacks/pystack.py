@@ -30,7 +30,7 @@ PYSTACK = StackForm(
     ),
     head=_head,
     frame=re.compile(
-        r'^\s*\((?P<kind>Python|C|Other|Shim)\) File "(?P<path>.{0,1000}?)", line (?P<line>\d{1,9}), in '
+        r'^\s*\((?P<kind>Python|C|Other|Shim)\) File "(?P<path>.{0,1000}?)", line (?P<line>\d{1,40}), in '
         r"(?P<function>.{1,4000}?)(?: \((?P<library>/[^()]{1,1000})\))?\s*$"
     ),
     make=_frame,

@@ -34,7 +34,7 @@ def command(directory: Path, as_json: bool) -> None:
     """
     with _without_collector():
         folder = read_folder(_checked(directory))
-    answer = analyse(folder.records)
+    answer = analyse(folder.records, folder.unreadable)
     if as_json:
         click.echo(msgspec.json.encode(_object(folder, answer)).decode())
     else:

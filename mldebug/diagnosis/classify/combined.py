@@ -80,7 +80,7 @@ def _left(wait: Claim, rank: int, *, many: bool) -> str:
 
 def _at(call: Collective | Claim) -> str:
     frame = site(call.frames)
-    return f" at {frame.label}" if frame else ""
+    return f" at {frame.place}" if frame else ""
 
 
 def _victims(case: Case, wait: Claim) -> str:

@@ -14,6 +14,7 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.core.ranksets import fold_nodes
+from mldebug.diagnosis.classify.awaited.file_locks import HELD
 from mldebug.diagnosis.classify.case import Case, sentence
 
 SOFT_CLASSES = frozenset(
@@ -89,7 +90,7 @@ def blame(
     proved = all(_proved(case, rank) for rank in culprits)
     sure = proved and bool(case.waiting or case.job.world_size == 1)
     confidence = confidence or (Confidence.HIGH if sure else Confidence.MEDIUM)
-    if case.waiting and all(rank.is_.name == "native_wait" for rank in case.waiting):
+    if case.waiting and all(map(_inferred, case.waiting)):
         confidence = Confidence.LOW  # that anybody waits is inferred
     named = {rank.rank for rank in culprits}
     gone = [r for r in case.named("exited", "missing") if r.rank not in named]
@@ -103,6 +104,11 @@ def blame(
         evidence=evidence_of(case, culprits),
         next_steps=tuple(next_steps),
     )
+
+
+def _inferred(rank: ClassifiedRank) -> bool:
+    """Whether only where others stand shows that it waits for them."""
+    return rank.is_.name == "native_wait" or (rank.is_.name == HELD and not rank.is_.holders)
 
 
 def _rivals(case: Case, culprits: tuple[ClassifiedRank, ...]) -> tuple[ClassifiedRank, ...]:

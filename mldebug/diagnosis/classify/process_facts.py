@@ -46,7 +46,7 @@ class ProcessFacts:
     def at(self) -> str:
         """The place in the training code, as py-spy prints it."""
         frame = self.place or (self.frames[0] if self.frames else None)
-        return frame.label if frame else "an unknown place (no Python stack)"
+        return frame.place if frame else "an unknown place (no Python stack)"
 
     @property
     def asleep(self) -> bool:

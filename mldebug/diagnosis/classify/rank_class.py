@@ -36,7 +36,7 @@ from mldebug.diagnosis.classify.kernel_state import (
 from mldebug.diagnosis.classify.native_stack import by_native, gil, native_sign, own_wait
 from mldebug.diagnosis.classify.process_facts import ProcessFacts, activity
 from mldebug.diagnosis.classify.tables.kernel_waits import POLL_WAITS
-from mldebug.diagnosis.classify.tables.matching import match_calls
+from mldebug.diagnosis.classify.tables.matching import match_calls, match_idle
 from mldebug.diagnosis.classify.tables.python_calls import BACKWARD
 from mldebug.diagnosis.classify.tables.signs import FrameSign, NameSign
 from mldebug.diagnosis.classify.tables.source_lines import GPU_SOURCE, SOURCE, STORE_SOURCE
@@ -107,7 +107,7 @@ def _loads_in_thread(
     process: ProcessFacts, stack: ThreadStack, row: FrameSign, capture: RankCapture
 ) -> Classification:
     place = site(stack.frames)
-    at = place.label if place else process.at
+    at = place.place if place else process.at
     doing = f"{row.phrase.format(site=at)}, in its thread {stack.name or stack.tid}"
     found = stalled_loader(process, doing, capture, classify_process)
     return msgspec.structs.replace(found, site=at, thread=stack.name or str(stack.tid))
@@ -117,7 +117,7 @@ def _waits_in_thread(
     process: ProcessFacts, stack: ThreadStack, row: FrameSign, operation: str
 ) -> Classification:
     place = site(stack.frames)
-    at = place.label if place else process.at
+    at = place.place if place else process.at
     return Classification(
         name=row.name,
         role=Role.WAITING,
@@ -173,7 +173,7 @@ def _other_threads(process: ProcessFacts) -> str:
         stack for stack in process.capture.stacks if stack is not process.stack and stack.frames
     ]
     threads = [
-        f"{stack.name or stack.tid}, in {(site(stack.frames) or stack.frames[0]).label}"
+        f"{stack.name or stack.tid}, in {(site(stack.frames) or stack.frames[0]).place}"
         for stack in others
     ]
     return f" ({'; '.join(threads[:3])})" if threads else ""
@@ -183,6 +183,8 @@ def _frozen_work(process: ProcessFacts, doing: str) -> Classification | None:
     """Work that does not move: classified by its wait channel, else unclear."""
     if found := by_wait_channel(process):
         return found
+    if process.movement is None:  # one look shows no standing still
+        return Classification(name="idle", role=Role.INERT, doing=doing, site=process.at)
     why = ("no CPU time, no I/O and the same frames in every sample",)
     return Classification(
         name="idle", role=Role.INERT, doing=f"{doing}, without moving", site=process.at, why=why
@@ -275,6 +277,8 @@ def _by_activity(process: ProcessFacts) -> Classification:
         return gil(process, "another thread of it owns the GIL")
     if process.on_futex and is_user(process.frames[0]):
         return _loosely(process, "futex", Role.UNCLEAR, "waits for a lock, or for other ranks, in")
+    if row := match_idle(process.region):
+        return _loosely(process, row.name, row.role, row.phrase)
     polls = POLL_WAITS.fullmatch(wait_channel(process.thread))
     words = "waits for a descriptor (a socket, a pipe) in" if polls else "does nothing in"
     return _loosely(process, "idle", Role.INERT, words)

@@ -16,6 +16,7 @@ from mldebug.core.model import (
 )
 from mldebug.core.ranksets import fold_ranks
 from mldebug.diagnosis.classify.awaited.file_locks import as_victim
+from mldebug.diagnosis.classify.awaited.possible_holders import behind_locks
 from mldebug.diagnosis.classify.awaited.threads import on_thread, training_thread
 from mldebug.diagnosis.classify.case import Case
 from mldebug.diagnosis.classify.rank_class import classify
@@ -124,7 +125,7 @@ def position(rank: ClassifiedRank) -> Position:
 
 def inferred_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
     """The ranks, with those as waiting that must be by where the others stand."""
-    return _inside_frameworks(_on_one_line(ranks))
+    return _inside_frameworks(_on_one_line(behind_locks(ranks)))
 
 
 def _on_one_line(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:

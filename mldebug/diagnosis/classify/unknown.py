@@ -3,6 +3,7 @@
 from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Role, Verdict
 from mldebug.core.ranksets import all_of
+from mldebug.diagnosis.classify.awaited.file_locks import HELD
 from mldebug.diagnosis.classify.awaited.threads import second_waits
 from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
 from mldebug.diagnosis.classify.evidence import FOR_OTHERS
@@ -77,6 +78,10 @@ def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, .
         return (
             f"all {len(case.ranks)} ranks seen wait ({case.victims()}); {elsewhere} ranks of the job are not on this node",
             ("mldebug dump  # on the other nodes of the job",),
+        )
+    if any(not rank.is_.holders for rank in case.named(HELD)):
+        return f"{case.everybody()}: who holds the lock the evidence does not tell", (
+            "cat /proc/locks  # on each node: who holds the lock, and who waits for it",
         )
     look = "nvidia-smi  # a GPU that fell off the bus, or an Xid in dmesg?"
     if alike := FlightRecorders(case).alike:

@@ -12,6 +12,7 @@ import msgspec
 from mldebug.capture.frames import bare, is_own, labels, principal
 from mldebug.core.model import ClassifiedRank, Confidence, Finding, Verdict
 from mldebug.core.plugins import NoOptions
+from mldebug.diagnosis.classify.awaited.file_locks import HELD
 from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
 from mldebug.diagnosis.classify.evidence import blame, show_source
 from mldebug.diagnosis.classify.flight_recorder import FlightRecorders
@@ -117,14 +118,14 @@ def _parting(way: tuple[str, ...], other: tuple[str, ...]) -> str:
 
 def _may_vote(rank: ClassifiedRank) -> bool:
     """Only a wait whose operation is known; a handle's `wait()` may be a pipeline stage's receive."""
-    if rank.is_.name == "point_to_point":
+    if rank.is_.name in ("point_to_point", HELD):
         return False
     return bool(rank.is_.operation) or rank.is_.name == "native_wait"
 
 
 def _comparable(ranks: tuple[ClassifiedRank, ...]) -> bool:
-    """All wait for their GPU, or none does: who waits for the GPU may wait there for what the others wait in."""
-    return len({rank.is_.name == "device_sync" for rank in ranks}) == 1
+    """None waits for its GPU: such a rank may have launched what the others wait in, and stand at any later line."""
+    return all(rank.is_.name != "device_sync" for rank in ranks)
 
 
 def _left_behind(odd: tuple[ClassifiedRank, ...]) -> bool:

@@ -97,7 +97,7 @@ def _dumps(path: Path, case: Case) -> Answer:
 def _flight(path: Path, case: Case) -> Answer:
     """As `mldebug flight-recorder FOLDER` does."""
     folder = read_folder(path)
-    found = analyse(folder.records)
+    found = analyse(folder.records, folder.unreadable)
     words = " ".join((found.kind, found.explanation, *found.evidence))
     return Answer(verdict=found.kind, named=_ranks(found.culprits), words=words, ranks=len(folder.records))  # fmt: skip
 

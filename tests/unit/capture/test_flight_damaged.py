@@ -133,3 +133,53 @@ def test_an_answer_with_another_word_anywhere(data: bytes, put: str, chance: ran
 def test_a_list_that_is_none_of_calls_is_refused(data: bytes) -> None:
     found = read(data)
     assert found is None or not found.groups
+
+
+@pytest.mark.parametrize(
+    "without", ["collective_seq_id", "process_group", "state", "profiling_name"]
+)
+@pytest.mark.parametrize("put", [None, "left out"])
+def test_a_dump_whose_calls_do_not_say_which_they_are_accuses_nobody(
+    without: str, put: object
+) -> None:
+    """The rank may have called everything: what its dump does not tell is no proof."""
+    odd = dump(calls(3))
+    for call in odd["entries"]:
+        call |= {"retired": False, without: None}
+        if put is not None:
+            del call[without]
+    records = {rank: parse_dump(pickle.dumps(one, 2)) for rank, one in (late(2) | {2: odd}).items()}
+    found = analyse(records)
+
+    assert (found.kind, found.culprits) == ("unknown", ())
+    assert "the dump of rank 2 holds calls without" in found.explanation
+
+
+def test_a_dump_that_says_it_accuses_its_rank() -> None:
+    """Control: the same calls with all that tells which they are."""
+    records = {rank: parse_dump(pickle.dumps(one, 2)) for rank, one in late(2).items()}
+
+    assert analyse(records).culprits == (2,)
+
+
+def test_a_dump_that_is_there_and_unreadable_is_none_that_is_missing() -> None:
+    records = {rank: parse_dump(pickle.dumps(one, 2)) for rank, one in late(2).items() if rank != 2}
+
+    assert analyse(records).kind == "no_dump"
+    found = analyse(records, {2: "it was cut off"})
+    assert (found.kind, found.culprits) == ("unknown", ())
+    assert "the dump of rank 2 is there and cannot be read (it was cut off)" in found.explanation
+
+
+def test_nobody_waits_beside_a_dump_that_is_unreadable() -> None:
+    records = {rank: parse_dump(pickle.dumps(dump(calls(3)), 2)) for rank in range(3)}
+
+    assert "that of rank 3 cannot be read" in analyse(records, {3: "cut off"}).explanation
+    assert "there is none of rank 3" in analyse(records).explanation
+
+
+def test_one_rank_is_in_a_transfer_and_not_are() -> None:
+    ends = {0: dump([transfer("send", 0, 1)], {"0": range(2)}), 1: dump([transfer("recv", 1, 0)], {"0": range(2)})}  # fmt: skip
+    records = {rank: parse_dump(pickle.dumps(one, 2)) for rank, one in ends.items()}
+
+    assert analyse(records).explanation.startswith("Rank 0 is in send 1 to rank 1")

@@ -193,13 +193,18 @@ def test_bad_files_are_named_and_counted(
     assert [path.name for path in tmp_path.iterdir()] == ["dumps"]
 
 
-def test_a_rank_whose_dump_is_broken_is_one_without_a_dump(
+def test_a_rank_whose_dump_is_broken_is_not_one_without_a_dump(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, late(2))
     (tmp_path / "trace_2").write_bytes(ONE[:200])
     _, found = asked(tmp_path, capsys)
-    assert (found["kind"], found["culprits"]) == ("no_dump", [2])
+    assert (found["kind"], found["culprits"]) == ("unknown", [])
+    assert (
+        "the dump of rank 2 is there and cannot be read (it is being written"
+        in found["explanation"]
+    )
+    assert "no dump of rank 2" not in found["explanation"]
     assert cli.main(["flight-recorder", str(tmp_path)]) == 1
     assert "1 file tells nothing\n  trace_2: it is being written" in capsys.readouterr().out
 

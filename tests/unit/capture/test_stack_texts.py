@@ -329,3 +329,20 @@ json_values = st.recursive(
 def test_any_json_is_read_without_an_error(value: object) -> None:
     read_text(json.dumps(value))
     read_text(json.dumps([value], indent=2))
+
+
+@pytest.mark.parametrize("line", ["9" * 10, "9" * 23, "99999999999999999999999999"])
+def test_a_line_number_that_no_file_has_drops_no_frame(tmp_path: Path, line: str) -> None:
+    texts = {
+        "pyspy": dump(7, (f"slow (train.py:{line})", "step (train.py:88)")),
+        "fault": f'Timeout (0:00:05)!\nThread 0x00007f (most recent call first):\n  File "/job/train.py", line {line} in slow\n',
+        "stack": f'Traceback for thread 7 (python3) [] (most recent call last):\n    (Python) File "/job/train.py", line {line}, in slow\n',
+        "gdb": f'Traceback (most recent call first):\n  File "/job/train.py", line {line}, in slow\n',
+    }
+    for name, text in texts.items():
+        where = tmp_path / f"rank0-{name}.txt"
+        where.write_text(text)
+        (found,) = captures_from_dumps(where)
+        top = found.ranks[0].process.stacks[0].frames[0]
+
+        assert (top.function, top.file, top.line) == ("slow", "train.py", 0), name

@@ -106,12 +106,12 @@ def test_recorded_rank_that_sleeps() -> None:
     assert said(found) == (
         *("rank_waiting", "medium", [1]),
         (
-            "Rank 1 left all_reduce 56811 of group 0 at <module> (train.py:17) and since then does nothing in slow_data_loader "
-            "(train.py:7); rank 0 waits in all_reduce 56812 of group 0 at <module> (train.py:21)"
+            "Rank 1 left all_reduce 56811 of group 0 at train.py:17 and since then does nothing in slow_data_loader "
+            "(train.py:7); rank 0 waits in all_reduce 56812 of group 0 at train.py:21"
         ),
     )
     assert found.evidence == (
-        "rank 0 (waiting): Python frames: synchronize called at <module> (train.py:21)",
+        "rank 0 (waiting): Python frames: synchronize called at train.py:21",
         "Flight Recorder: rank 0 waits in all_reduce 56812 of group 0, which rank 1 has not called",
         "NCCL RAS: rank 1 has launched 56805 AllReduce, the other up to 56806",
         (

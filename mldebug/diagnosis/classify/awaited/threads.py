@@ -96,7 +96,7 @@ def holder_words(stack: ThreadStack) -> str:
     place = site(stack.frames)
     native = next(filter(_has_name, stack.frames), None) if stack.frames else None
     call = f" in {native.function} ({native.file})" if native is not None else ""
-    at = f"{' at' if call else ' in'} {place.label}" if place else ""
+    at = f"{' at' if call else ' in'} {place.place}" if place else ""
     return f"its thread {stack.name or stack.tid}{call}{at}"
 
 

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from mldebug.capture.frames import bare
 from mldebug.core.model import Frame
-from mldebug.diagnosis.classify.tables.python_calls import PYTHON
+from mldebug.diagnosis.classify.tables.python_calls import IDLE_CALLS, PYTHON
 from mldebug.diagnosis.classify.tables.signs import FrameSign
 
 Match = tuple[FrameSign, str]  # the row, and the operation that is waited in
@@ -25,6 +25,12 @@ def match_calls(region: tuple[Frame, ...], *, runs_python: bool = False) -> Matc
         return None
     hits = [frame for frame, found in zip(region, rows, strict=True) if first in found]
     return row, row.operation or bare(hits[0 if row.top else -1])
+
+
+def match_idle(region: tuple[Frame, ...]) -> FrameSign | None:
+    """The first row that says what an idle thread waits for: its phrase ends before the place."""
+    calls = [(frame.file if "/" in frame.file else frame.path or frame.file, bare(frame)) for frame in region]  # fmt: skip
+    return next((row for row in IDLE_CALLS for file, name in calls if row.file.fullmatch(file) and row.function.fullmatch(name)), None)  # fmt: skip
 
 
 @lru_cache(maxsize=4096)

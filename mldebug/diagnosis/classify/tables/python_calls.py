@@ -123,6 +123,20 @@ TORCH_CALLS: tuple[FrameSign, ...] = (
 
 OTHER_CALLS: tuple[FrameSign, ...] = (
     calls(
+        "file_lock",
+        I,
+        "waits for the lock file of a process that builds an extension, in {site}",
+        r"torch/utils/file_baton\.py",
+        r"wait",
+    ),
+    calls(
+        "file_lock",
+        I,
+        "waits for a file lock in {site}",
+        r"filelock/.*|(?:datasets/utils/|torch/utils/_)?filelock\.py|portalocker/.*|fasteners/process_lock\.py|lockfile/.*",
+        r".*acquire.*|lock|wait|__enter__",
+    ),
+    calls(
         "compile",
         B,
         "compiles in {site}",
@@ -136,13 +150,6 @@ OTHER_CALLS: tuple[FrameSign, ...] = (
         "saves or loads a checkpoint in {site}",
         r"torch/serialization\.py|torch/distributed/checkpoint/.*|safetensors/.*",
         r".*",
-    ),
-    calls(
-        "file_lock",
-        I,
-        "waits for a file lock in {site}",
-        r"filelock/.*|portalocker/.*|torch/utils/file_baton\.py",
-        r".*acquire.*|wait",
     ),
     calls(
         "child_wait",
@@ -165,8 +172,15 @@ OTHER_CALLS: tuple[FrameSign, ...] = (
     calls(
         "lock",
         I,
+        "waits for a lock between processes in {site}",
+        r"multiprocess(?:ing)?/synchronize\.py",
+        r"acquire|wait|wait_for|__enter__",
+    ),
+    calls(
+        "lock",
+        I,
         "waits on a queue in {site}",
-        r"queue\.py|multiprocessing/(queues|connection|synchronize)\.py",
+        r"queue\.py|multiprocess(?:ing)?/(queues|connection)\.py",
         r"get|put|wait|_poll|acquire|__enter__",
     ),
     calls(
@@ -179,6 +193,23 @@ OTHER_CALLS: tuple[FrameSign, ...] = (
 )
 
 PYTHON: tuple[FrameSign, ...] = (*TORCH_CALLS, *PACKAGE_CALLS, *OTHER_CALLS)
+
+_REQUESTS = (
+    r"socket\.py|ssl\.py|http/client\.py|urllib3/(?:connection|connectionpool|response)\.py|httpcore/.*|aiohttp/client\w*\.py|"
+    r"botocore/(?:httpsession|awsrequest)\.py"
+)
+_REQUEST = (
+    r"readinto|recv\w*|read|connect\w*|create_connection|getaddrinfo|do_handshake|begin|getresponse|_read_status|urlopen|_make_request|"
+    r"sendall|send"
+)
+IDLE_CALLS: tuple[FrameSign, ...] = (
+    calls("lock", I, "waits for the lock of a log handler in", r"logging/__init__\.py", r"acquire|_acquireLock"),
+    calls("idle", I, "writes its log in", r"logging/__init__\.py", r"emit|flush"),
+    calls("idle", I, "writes its output in", r"tqdm/(?:utils|std)\.py", r"write|fp_write|flush|display|print_status|refresh"),
+    calls("idle", I, "waits for the answer of a server in", _REQUESTS, _REQUEST),
+    calls("idle", I, "waits for events in", r"asyncio/\w+\.py|uvloop/.*", r"run_forever|_run_once|select|run_until_complete"),
+)  # fmt: skip
+"""Calls that say what a thread waits for where neither the kernel nor a native frame does. Their phrases end before the place."""
 
 # The main thread of `loss.backward()`: it computes, or waits inside for gradients of other ranks.
 BACKWARD = calls(
