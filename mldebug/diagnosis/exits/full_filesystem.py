@@ -1,11 +1,12 @@
 """An end for want of space, joined with the filesystem that was full. Pure.
 
-An error names a file, or nothing at all (`write` has no name); the agent's last reading of the job's filesystems says which of them had
-no space, no inodes, or neither. The filesystem is named then, and the rank only as the first to touch it: who writes first is chance.
+An error names a file, or nothing at all (`write` has no name); the agent's last readings of the job's filesystems say which of them had
+no space, no inodes, or neither. One that was nearly full at a look some seconds before, and on which the error's path lies, is taken at
+its word; `/` may be where a link stands that leads elsewhere. The filesystem is named then, and the rank only as the first to touch it: who writes first is chance.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -15,6 +16,7 @@ from mldebug.diagnosis.exits.model import AttemptExit, FilesystemFill, RankError
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 
 FULL = 0.98  # share of bytes or inodes in use from which a filesystem counts as full
+NEARLY = 0.9  # the same where an error tells of no space in it
 _NO_SPACE = re.compile(
     r"No space left on device|Disk quota exceeded|\bE(?:NOSPC|DQUOT)\b|PytorchStreamWriter failed writing file"
 )
@@ -31,7 +33,7 @@ def with_full_filesystem(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutc
     if fill is None:
         return outcome
     words = _words(fill)
-    if not _is_full(fill):
+    if not _is_full(fill, NEARLY if sure else FULL):
         remark = f"{words}: it has filled or was freed since, or a quota is used up"
         changed = msgspec.structs.replace(finding, evidence=(*finding.evidence, remark))
         return msgspec.structs.replace(outcome, finding=changed)
@@ -47,23 +49,32 @@ def _error(outcome: ExitOutcome, attempt: AttemptExit) -> RankError | None:
     errors = [error for rank, error in sorted(attempt.errors.items()) if not named or rank in named]
     errors += [attempt.shared_error] if attempt.shared_error is not None else []
     own = [error for error in errors if not error.blames_peer and not error.caught]
-    return next((error for error in own if _NO_SPACE.search(error.error)), None)
+    quoted = [RankError(error=words) for words in _quoted(attempt)]
+    return next((error for error in (*own, *quoted) if _NO_SPACE.search(error.error)), None)
+
+
+def _quoted(attempt: AttemptExit) -> Iterator[str]:
+    """Errors of others that ranks, or the job's log, quote: of a checkpoint that all write together."""
+    for error in (*attempt.errors.values(), attempt.shared_error):
+        if error is not None and error.accuses is not None and error.accuses.quoted:
+            yield error.accuses.quoted
 
 
 def _filesystem(error: str, fills: Sequence[FilesystemFill]) -> tuple[FilesystemFill | None, bool]:
     """The filesystem that the error's path lies on, and True; else the only one that is full, and False."""
+    full = [one for one in fills if _is_full(one)]
     found = _PATH.search(error)
     if found:
         path = found["path"]
         above = [one for one in fills if path == one.mount or path.startswith(f"{one.mount.rstrip('/')}/")]  # fmt: skip
-        if above:
-            return max(above, key=lambda one: len(one.mount)), True
-    full = [one for one in fills if _is_full(one)]
+        nearest = max(above, key=lambda one: len(one.mount)) if above else None
+        if nearest is not None and (nearest.mount != "/" or _is_full(nearest) or len(full) != 1):
+            return nearest, True
     return (full[0], False) if len(full) == 1 else (None, False)
 
 
-def _is_full(fill: FilesystemFill) -> bool:
-    return max(fill.used_ratio, fill.inodes_used_ratio) >= FULL
+def _is_full(fill: FilesystemFill, from_ratio: float = FULL) -> bool:
+    return max(fill.used_ratio, fill.inodes_used_ratio) >= from_ratio
 
 
 def _words(fill: FilesystemFill) -> str:
@@ -79,13 +90,13 @@ def _storage_fault(finding: Finding, fill: FilesystemFill, words: str, *, sure: 
         pid=first.pid if first else None,
         reason=f"{words}{f'; rank {first.rank} {first.reason}' if first else ''}",
     )
-    known = sure and (first is None or finding.confidence is Confidence.HIGH)
+    known = sure and _is_full(fill) and (first is None or finding.confidence is Confidence.HIGH)
     return msgspec.structs.replace(
         finding,
         verdict=Verdict.STORAGE_FAULT,
         culprits=(mount,),
         confidence=Confidence.HIGH if known else Confidence.MEDIUM,
-        summary=f"{safe_line(fill.mount, 200)} is full ({words}); {finding.summary}",
+        summary=f"{safe_line(fill.mount, 200)} {'is' if _is_full(fill) else 'was nearly'} full ({words}); {finding.summary}",
         evidence=(words, *finding.evidence),
         next_steps=(f"df -h {fill.mount}; df -i {fill.mount}", *finding.next_steps),
     )

@@ -204,11 +204,9 @@ def _begun_by(
         return nobody(
             attempt, exits, f"the job's log ends with words about another rank ({shared.error})"
         )
-    if (
-        not explained
-        and len(exits) > 1
-        and {one.exit.status for one in exits} == {first.exit.status}
-    ):
+    alone = first.error is not None and len(failing) == 1  # all others only lost a peer
+    same = {one.exit.status for one in exits} == {first.exit.status}
+    if not explained and len(exits) > 1 and same and not alone:
         return nobody(attempt, exits, f"all left with {status_words(first)}, and none says why")
     silent = [one for one in failing if one.kind is ExitKind.FAILED and not one.own and one.error is None]  # fmt: skip
     if not explained and first in silent and len(silent) > 1 and shared is not None:

@@ -41,6 +41,7 @@ class Accusation(Noun, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     did: str = ""  # what they did, or did not: "did not come to the monitored barrier"
     speaker: int | None = None  # the number by which it speaks of itself
+    quoted: str = ""  # the error of theirs that the words quote
     calls: dict[int, str] = {}  # rank -> what it called, where the words tell this of both sides
     pids: tuple[int, ...] = ()
     addresses: tuple[str, ...] = ()

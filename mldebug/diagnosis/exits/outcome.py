@@ -183,7 +183,8 @@ def _folded(others: Sequence[ExplainedExit]) -> Iterator[str]:
 
 
 def _error_of(error: RankError, some: Sequence[ExplainedExit]) -> str:
-    such = f"an error about a lost peer, {error.source}" if error.blames_peer else error.source
+    about = "a failure of another" if error.accuses and error.accuses.quoted else "a lost peer"
+    such = f"an error about {about}, {error.source}" if error.blames_peer else error.source
     each = f" (rank {some[0].exit.rank}, the others alike)" if len(some) > 1 else ""
     return f"{such}: {error.error}{each}"
 

@@ -2,7 +2,8 @@
 
 Each victim may be wrong: the rank that it names may itself wait. So more than half of those who name somebody must name the same
 rank, and it stays a suspect at low confidence. Where the words tell what each rank had called (fingerprints of DETAIL, parameters,
-shapes), the calls are compared as a Flight Recorder's are: who differs from more than half of all ranks is named at medium.
+shapes), the calls are compared as a Flight Recorder's are: who differs from more than half of all ranks is named at medium. So is the
+one rank whose own error all others quote, its traceback and its number, where nothing speaks against it.
 
 Numbers in such words are those of a process group. They count only where every speaker's own number is its rank.
 """
@@ -15,9 +16,10 @@ import msgspec
 
 from mldebug.core.model import Confidence, Culprit, Finding, Verdict
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
-from mldebug.diagnosis.exits.model import Accusation, AttemptExit
+from mldebug.diagnosis.exits.model import Accusation, AttemptExit, RankError
 from mldebug.diagnosis.exits.outcome import NOBODY, ExitOutcome
 from mldebug.diagnosis.exits.rank_exit import ExitKind, ExplainedExit, explain_exits
+from mldebug.diagnosis.exits.words.last_words import is_out_of_memory
 
 MOST = 4  # suspects; more are nobody
 
@@ -105,7 +107,7 @@ def suspects_of(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> Suspect
     if any(_of_a_part(one) for one in speeches):
         return None  # numbers of a smaller group
     world = attempt.job.world_size
-    return _by_calls(speeches, world) or _by_votes(speeches, attempt)
+    return _by_calls(speeches, world) or _by_votes(speeches, attempt, exits)
 
 
 def _of_a_part(speech: _Speech) -> bool:
@@ -140,7 +142,9 @@ def _by_calls(speeches: Sequence[_Speech], world: int) -> Suspects | None:
     return Suspects(odd, paired[0].words.did, by, Verdict.COLLECTIVE_MISMATCH, Confidence.MEDIUM)
 
 
-def _by_votes(speeches: Sequence[_Speech], attempt: AttemptExit) -> Suspects | None:
+def _by_votes(
+    speeches: Sequence[_Speech], attempt: AttemptExit, exits: Sequence[ExplainedExit]
+) -> Suspects | None:
     """Whom more than half of those accuse who name somebody else."""
     by_pid = {one.pid: one.rank for one in attempt.identities}
     named = [(speech, _named(speech, by_pid, attempt.job.world_size)) for speech in speeches]
@@ -151,7 +155,34 @@ def _by_votes(speeches: Sequence[_Speech], attempt: AttemptExit) -> Suspects | N
         return None
     sure = [speech for speech, ranks in named if set(most) & ranks]
     by = tuple(sorted(one.rank for one in sure if one.rank is not None))
-    return Suspects(most, sure[0].words.did, by)
+    suspects = Suspects(most, sure[0].words.did, by)
+    if not _is_quoted_by_all(named, most, attempt, exits):
+        return suspects
+    memory = is_out_of_memory(sure[0].words.quoted)
+    verdict = Verdict.OUT_OF_MEMORY if memory else Verdict.RANK_EXITED
+    return suspects._replace(verdict=verdict, confidence=Confidence.MEDIUM)
+
+
+def _is_quoted_by_all(
+    named: Sequence[tuple[_Speech, set[int]]],
+    most: Sequence[int],
+    attempt: AttemptExit,
+    exits: Sequence[ExplainedExit],
+) -> bool:
+    """Whether all who name somebody quote the error of this one rank, all ranks are known, and its own end does not contradict."""
+    if len(most) != 1 or len(attempt.identities) < attempt.job.world_size:
+        return False
+    its = next((one for one in exits if one.exit.rank == most[0]), None)
+    against = its is not None and (
+        its.kind is ExitKind.LEFT
+        or (its.error is not None and its.error.blames_peer and not _quotes(its.error))
+    )
+    quoted = all(words.words.quoted and ranks == set(most) for words, ranks in named)
+    return quoted and not against
+
+
+def _quotes(error: RankError) -> bool:
+    return error.accuses is not None and bool(error.accuses.quoted)
 
 
 def _named(speech: _Speech, by_pid: Mapping[int, int], world: int) -> set[int]:

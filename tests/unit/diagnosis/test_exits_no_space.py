@@ -7,7 +7,13 @@ import pytest
 
 from mldebug.core.model import Confidence, Job, RankIdentity, Verdict
 from mldebug.diagnosis.exits.judge import judge_exit
-from mldebug.diagnosis.exits.model import AttemptExit, FilesystemFill, RankError, RankExit
+from mldebug.diagnosis.exits.model import (
+    Accusation,
+    AttemptExit,
+    FilesystemFill,
+    RankError,
+    RankExit,
+)
 
 ONE, TERM = 1 << 8, int(signal.SIGTERM)
 DATA = FilesystemFill(mount="/data", line="nfs01:/data: 100.0% used, 0 B left, inodes 12%", used_ratio=1.0, age=7.0)  # fmt: skip
@@ -75,6 +81,43 @@ def test_one_that_has_space_by_now_is_a_remark(
     assert finding is not None
     assert finding.verdict is Verdict.RANK_EXITED
     assert any("or a quota is used up" in fact for fact in finding.evidence)
+
+
+NEAR = msgspec.structs.replace(DATA, line="/data: 93.0% used, 1.2 GiB left", used_ratio=0.93, age=25.0)  # fmt: skip
+
+
+def test_one_that_was_nearly_full_before_is_named_less_surely() -> None:
+    error = "OSError: [Errno 28] No space left on device: '/data/ckpt/step-7.pt'"
+    finding = judge_exit(ended(error, NEAR, ROOT)).finding
+    assert finding is not None
+    assert (finding.verdict, finding.confidence) == (Verdict.STORAGE_FAULT, Confidence.MEDIUM)
+    assert "/data was nearly full (/data: 93.0% used" in finding.summary
+
+
+def test_nearly_full_is_not_enough_without_a_path() -> None:
+    finding = judge_exit(ended("OSError: [Errno 28] No space left on device", NEAR, ROOT)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.RANK_EXITED
+
+
+def test_a_path_on_the_root_may_be_a_link_to_the_only_one_that_is_full() -> None:
+    error = "OSError: [Errno 28] No space left on device: '/scratch/ckpt/step-7.pt'"
+    finding = judge_exit(ended(error, DATA, ROOT)).finding
+    assert finding is not None
+    assert (finding.verdict, finding.confidence) == (Verdict.STORAGE_FAULT, Confidence.MEDIUM)
+    assert "/data is full" in finding.summary
+
+
+def test_what_another_rank_quotes_tells_of_space_as_well() -> None:
+    quoted = "OSError: [Errno 28] No space left on device: '/data/ckpt/__1_0.distcp'"
+    words = Accusation(ranks=(1,), did=f"raised {quoted}", quoted=quoted)
+    job = ended("", DATA)
+    error = RankError(error="CheckpointException: x", blames_peer=True, accuses=words)
+    exits = tuple(msgspec.structs.replace(one, status=ONE if one.rank == 0 else TERM) for one in job.exits)  # fmt: skip
+    finding = judge_exit(msgspec.structs.replace(job, errors={0: error}, exits=exits)).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.STORAGE_FAULT
+    assert [(one.kind, one.rank) for one in finding.culprits] == [("mount", 1)]
 
 
 @pytest.mark.parametrize(

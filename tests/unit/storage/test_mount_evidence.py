@@ -2,7 +2,13 @@
 
 from mldebug.storage.filesystems.state import CollectorState, Row
 from mldebug.storage.filesystems.visibility import UIDS
-from mldebug_agents.storage.filesystems.evidence import FRESH, LATELY, RecentFills, stuck_devices
+from mldebug_agents.storage.filesystems.evidence import (
+    AT_END,
+    FRESH,
+    LATELY,
+    RecentFills,
+    stuck_devices,
+)
 
 
 def told(*rows: Row) -> CollectorState:
@@ -40,3 +46,16 @@ def test_an_exit_is_told_how_full_its_user_s_filesystems_were() -> None:
     assert recent.of_users({1000}, state.at + 2 * LATELY) == ()
     recent.add(CollectorState(name="filesystems", at=state.at + 2 * LATELY))
     assert recent.of_users({1000}, state.at + 7.0) == ()
+
+
+def test_what_was_full_at_the_end_and_was_freed_by_it_counts() -> None:
+    """A job that dies of a full disk removes its temporary files: the look after that finds space."""
+    recent = RecentFills()
+    for at, used in ((1000.0, 0.93), (1020.0, 1.0), (1040.0, 0.6)):
+        row: Row = {"device": "0:40", "mount": "/data", "line": f"/data: {used:.0%} used", "used_ratio": used, UIDS: ""}  # fmt: skip
+        recent.add(CollectorState(name="filesystems", at=at, rows={"filesystems": (row,)}))
+
+    soon, late = recent.of_users({1000}, 1041.0), recent.of_users({1000}, 1041.0 + AT_END)
+
+    assert [(one.line, one.age) for one in soon] == [("/data: 100% used", 21.0)]
+    assert [one.line for one in late] == ["/data: 60% used"]

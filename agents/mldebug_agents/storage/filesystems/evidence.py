@@ -1,7 +1,8 @@
 """What the last look at filesystems says about a capture or an exit: which have not answered (joined by device, never by name), which are full."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,6 +13,7 @@ from mldebug.storage.filesystems.visibility import UIDS
 
 FRESH = 120.0  # seconds: an older reading does not count
 LATELY = 600.0  # the same for how full one is, which changes slowly
+AT_END = 120.0  # seconds before the evidence of an exit in which a filesystem may have been full: what ends frees its files
 MOST = 32  # filesystems of one exit
 
 
@@ -25,20 +27,24 @@ def stuck_devices(state: CollectorState | None, now: float) -> dict[str, float]:
 
 
 class RecentFills:
-    """How full each filesystem was when it was last read: those of a job that has ended are read no more, and are still asked for."""
+    """How full each filesystem was of late: those of a job that has ended are read no more, and are still asked for."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], tuple[float, Row]] = {}  # by device and mount: unix time
+        self._rows: dict[tuple[str, str], list[_Look]] = {}  # by device and mount, in order
 
     def add(self, state: CollectorState) -> None:
-        """Take a look's rows, and forget those older than `LATELY`."""
+        """Take a look's rows, and forget the looks before the last `AT_END`, and filesystems that were not read for `LATELY`."""
         for row in state.rows.get("filesystems", ()):
-            if row["used_ratio"] is not None:
-                self._rows[str(row["device"]), str(row["mount"])] = (state.at, row)
-        self._rows = {key: (at, row) for key, (at, row) in self._rows.items() if state.at - at <= LATELY}  # fmt: skip
+            if row["used_ratio"] is None:
+                continue
+            looks = self._rows.setdefault((str(row["device"]), str(row["mount"])), [])
+            recent = [one for one in looks if one.at < state.at <= one.at + AT_END]
+            looks[:] = [*recent[-MOST:], _Look(state.at, row)]
+        self._rows = {key: looks for key, looks in self._rows.items() if state.at - looks[-1].at <= LATELY}  # fmt: skip
 
     def of_users(self, uids: AbstractSet[int], now: float) -> tuple[FilesystemFill, ...]:
-        """The filesystems that these users may see, as they were at most `LATELY` seconds ago."""
+        """The filesystems that these users may see: as full as they were within `AT_END`, else as they were last read within `LATELY`."""
+        last = [_at_end(looks, now) for looks in self._rows.values()]
         found = [
             FilesystemFill(
                 mount=str(row["mount"]),
@@ -47,10 +53,25 @@ class RecentFills:
                 inodes_used_ratio=float(row.get("inodes_used_ratio") or 0),
                 age=now - at,
             )
-            for at, row in self._rows.values()
+            for at, row in last
             if 0 <= now - at <= LATELY and (not row.get(UIDS) or uids & _uids(row))
         ]
         return tuple(found[-MOST:])
+
+
+class _Look(NamedTuple):
+    at: float  # unix time
+    row: Row
+
+
+def _at_end(looks: Sequence[_Look], now: float) -> _Look:
+    """The fullest of the last looks, the latest of equals; where none is recent, the last one."""
+    recent = [one for one in looks if 0 <= now - one.at <= AT_END]
+    return max(reversed(recent or looks[-1:]), key=lambda one: _fill(one.row))
+
+
+def _fill(row: Row) -> float:
+    return max(float(row["used_ratio"] or 0), float(row.get("inodes_used_ratio") or 0))
 
 
 def _uids(row: Row) -> set[int]:

@@ -6,7 +6,7 @@ exceptions the first one says whose failure it is, and the last one is what peop
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,12 +20,32 @@ from mldebug.diagnosis.exits.words.blame import (
     blame_of,
     blame_of_chain,
 )
+from mldebug.diagnosis.exits.words.error_text import (
+    BEFORE,
+    MAX_LINES,
+    whole_error,
+    with_cause,
+)
+from mldebug.diagnosis.exits.words.quotes import (
+    NEAR,
+    error_of_quote,
+    error_of_quotes,
+    quote_of,
+    quoted_lines,
+    quotes_in,
+)
+from mldebug.diagnosis.exits.words.raised_in import in_group_code
 from mldebug.diagnosis.exits.words.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
 
 _FATAL = re.compile(
     r"^(?:Fatal Python error: .*|terminate called after throwing an instance of .*|\s*what\(\): +.*"
     r"|.{0,300}: Assertion [`'].{1,300}' failed\.)$"
 )
+_THROWN = re.compile(
+    r"\s*terminate called after throwing an instance of ['\"](?P<type>[\w:]{1,120})"
+)
+_SAYS = re.compile(r"\s*what\(\): +(?P<text>.*)$")
+_KNOWS_ITS_RANK = re.compile(r"\[(?:PG|Rank) ")
 _ASIDE = re.compile(
     r"(?:Exception ignored (?:in|on)|Exception in thread|Error in atexit\._run_exitfuncs)\b"
 )
@@ -51,20 +71,12 @@ _LAUNCHER = re.compile(
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|^MemoryError|DefaultCPUAllocator: (?:can't|not enough memory)|Cannot allocate memory"
 )
-_BY_LIBRARY = re.compile(
-    r"(?:RuntimeError|[\w.]*(?:Internal|Distributed|Communication|Xla|Jax)\w*Error|mpi4py\.\S*)\b(?!.*(?:CUDA|HIP) error)"
-)
-_COMMUNICATION = re.compile(
-    r"/(?:torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives|rendezvous)|horovod/\S{1,80}|mpi4py/\S{1,80}"
-    r"|deepspeed/comm/\S{1,40}|jax/experimental/multihost_utils|jax/_src/distributed|ray/util/collective/\S{1,80})\.py\""
-)
 _CLOSED = re.compile(
     r"[Cc]losed by (?:remote )?peer|[Rr]eset by (?:remote )?peer|Broken pipe|remote process exit|ncclRemoteError|(?:got|sent) 0 bytes"
 )
 _WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? ?(?P<pid>\d{1,10})[\d, ]{0,200}\).{0,40}(?:killed by signal|exited unexpectedly)"
 )
-MAX_LINES = 30
 OTHERS_WRITE = 5  # lines that other ranks write into a log after one has failed
 STOPPED_WITHIN = 60  # last lines in which a handler's word counts
 
@@ -79,11 +91,13 @@ def before_launcher(lines: Sequence[str]) -> Sequence[str]:
     return lines
 
 
-def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> RankError | None:
+def last_error(
+    lines: Sequence[str], source: str, *, shared: bool = False, rank: int | None = None
+) -> RankError | None:
     """The exception that the last traceback among these lines ends with, or what else tells why a process died.
 
     A traceback with much behind it was caught, and what ended the process is something else. In a `shared`
-    log other ranks write on for a moment.
+    log other ranks write on for a moment. `rank`: who wrote them, where it is known; what it quotes of itself is its own.
     """
     lines = [line for line in lines if not _LAUNCHER.match(line)]
     found = find_tracebacks(lines)
@@ -93,7 +107,13 @@ def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> Ra
     after = before_launcher(lines[last.end + 1 :])
     if len(after) > MAX_AFTER:
         return None
-    error = _error_at(lines, last, source)
+    quotes = quotes_in(lines, found[: found.index(last) + 1], rank)
+    if quotes and quotes[-1].found is last:
+        error = error_of_quotes(lines, found, quotes, source)
+    else:
+        itself = shared or quote_of(lines, last) is not None
+        before = None if itself else _just_before(lines, found, last)
+        error = _error_at(lines, last, source, before)
     copies = sum(line.rstrip().endswith(last.error) for line in lines)
     caught = went_on(after) > (OTHERS_WRITE if shared else 0)
     return msgspec.structs.replace(
@@ -106,15 +126,35 @@ def _is_aside(lines: Sequence[str], found: Traceback) -> bool:
     return found.start > 0 and _ASIDE.search(lines[found.start - 1]) is not None
 
 
-def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:
+def _just_before(
+    lines: Sequence[str], found: Sequence[Traceback], last: Traceback
+) -> Traceback | None:
+    """The traceback that a rank has printed right before its last one, as who cleans up after a failure does."""
+    earlier = [one for one in found[: found.index(last)] if not _is_aside(lines, one)]
+    if not earlier:
+        return None
+    text = whole_error(lines, earlier[-1].end, earlier[-1].error).count("\n")
+    return earlier[-1] if last.start - earlier[-1].end - text <= NEAR else None
+
+
+def _error_at(
+    lines: Sequence[str], found: Traceback, source: str, before: Traceback | None = None
+) -> RankError:
+    """The error of a traceback. `before`: another one, right before it, after which this one may be no more than cleaning up."""
     error = with_cause(safe_line(found.error, 300), lines, found.end)
     texts = [(whole_error(lines, one.at, one.error), one.explicit) for one in found.causes]
-    blame, began = _began(texts, f"{whole_error(lines, found.end, found.error)}\n{error}")
+    if not texts and before is not None:
+        texts = [(whole_error(lines, before.end, before.error), False)]
+    own = blame_of(
+        f"{whole_error(lines, found.end, found.error)}\n{error}",
+        in_group=in_group_code(lines, found),
+    )
+    blame, began = _began(texts, own)
     if began is not None:
-        cause = found.causes[began]
-        error = f"{error[:160]} … after {with_cause(safe_line(cause.error, 300), lines, cause.at)}"
-    if blame is Blame.OWN and not found.causes and in_communication(lines, found):
-        blame = Blame.UNCLEAR
+        cause = found.causes[began] if found.causes else before
+        if cause is not None:
+            at = cause.end if isinstance(cause, Traceback) else cause.at
+            error = f"{error[:160]} … after {with_cause(safe_line(cause.error, 300), lines, at)}"
     traceback = lines[max(found.start, found.end - MAX_LINES) : found.end + 1]
     accuser = texts[began][0] if began is not None else whole_error(lines, found.end, found.error)
     return RankError(
@@ -129,20 +169,8 @@ def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:
     )
 
 
-def in_communication(lines: Sequence[str], found: Traceback) -> bool:
-    """Whether a RuntimeError was raised inside a library that talks to other ranks, whose words tell nothing.
-
-    What such a library says of its arguments it says by other exceptions. A lack of memory, or a device's error, is the rank's own.
-    """
-    if not _BY_LIBRARY.match(found.error) or is_out_of_memory(found.error):
-        return False
-    frames = [line for line in lines[found.start : found.end] if 'File "' in line]
-    return bool(frames) and _COMMUNICATION.search(frames[-1]) is not None
-
-
-def _began(causes: Sequence[tuple[str, bool]], last: str) -> tuple[Blame, int | None]:
-    """Whose failure a chain tells of, and which of `causes` (text, explicit) says so; None where it is the last exception."""
-    own = blame_of(last)
+def _began(causes: Sequence[tuple[str, bool]], own: Blame) -> tuple[Blame, int | None]:
+    """Whose failure a chain tells of, and which of `causes` (text, explicit) says so; None where it is the last exception, of blame `own`."""
     if not causes:
         return own, None
     blame, began = blame_of(causes[0][0]), 0
@@ -163,22 +191,27 @@ def _accused(blame: Blame, words: str, lines: Sequence[str], start: int) -> Accu
     return before if before is not None and before.ranks else found
 
 
-def whole_error(lines: Sequence[str], at: int, error: str) -> str:
-    """The error of `lines[at]` with the lines that go on with it."""
-    return "\n".join((error, *_rest_of_error(lines, at)))[:MAX_ERROR]
-
-
 def _fatal(lines: Sequence[str], source: str) -> RankError | None:
     """No traceback: a C++ exception, a fatal error of Python, or a library that ends the process."""
     for at in range(len(lines) - 1, -1, -1):
         line = lines[at]
         if _FATAL.match(line) or _LIBRARY_ENDS.search(line):
+            line = _with_type(lines, at)
             text = with_cause(safe_line(line.strip(), 300), lines, at)
             before = tuple(safe_line(one, 400) for one in lines[max(0, at - 10) : at + 1])
             return error_of(
                 f"{whole_error(lines, at, line)}\n{text}", text, before, source, lines[:at]
             )
     return None
+
+
+def _with_type(lines: Sequence[str], at: int) -> str:
+    """What a C++ exception says, with its type, which stands on the line before: `c10::DistNetworkError: Interrupted system call`."""
+    thrown = _THROWN.match(lines[at - 1]) if at else None
+    said = _SAYS.match(lines[at])
+    if thrown is None or said is None or _KNOWS_ITS_RANK.match(said["text"]):
+        return lines[at]
+    return f"{thrown['type']}: {said['text']}"
 
 
 def _torn(lines: Sequence[str], source: str) -> RankError | None:
@@ -195,6 +228,9 @@ def error_of(
     words: str, error: str, lines: tuple[str, ...], source: str, before: Sequence[str] = ()
 ) -> RankError:
     """An error, of which `words` is the whole text; `before`: what stands in the log before it."""
+    quote = quoted_lines(words)
+    if quote is not None:
+        return error_of_quote(quote, words, error, lines, source)
     blame = blame_of(words)
     return RankError(
         error=error,
@@ -234,62 +270,3 @@ def lost_worker(error: str) -> int | None:
     """The pid of the DataLoader worker whose death the error tells of."""
     match = _WORKER.search(error)
     return int(match["pid"]) if match else None
-
-
-_UNHANDLED = re.compile(
-    r"unhandled (?:cuda|hip|system) error|internal error|remote process exited", re.IGNORECASE
-)
-
-
-_FAILURE = re.compile(r"\b(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d{1,4} )?'[^'\n]{1,100}'")
-
-
-_WARNED = "NCCL WARN "
-
-
-BEFORE = 40  # lines before its exception in which NCCL says so
-
-
-AFTER = 4
-MAX_ERROR = 8 << 10  # characters of one error
-
-
-_NCCL_GOES_ON = re.compile(r"\s*(?:nccl\w{1,40}: |Last error:)")
-# Lines with which other libraries go on: c10d, gloo, Ray, JAX, accelerate, Horovod
-_GOES_ON = re.compile(
-    r"\s*(?:Original exception|\[\S{0,200}gloo/|/job:\w|The tasks? ha|# of tasks that reached|task at the barrier|[Tt]imed out task"
-    r"|class_name: |actor_id: |pid: |namespace: |name: |ip: |The actor is dead|- Process \d|Operation: |Input shapes|Missing ranks:"
-    r"|\d{1,7}!?: \[|- To our best|-? {0,4}\[[\d, ]{1,200}\] (?:joined|finished)|HNP daemon|Remote daemon|Collectives differ|\s*$)"
-)
-GOES_ON = 64  # lines at most
-
-
-def with_cause(error: str, lines: Sequence[str], at: int) -> str:
-    """An error of NCCL in `lines[at]` with the reason that stands near it; any other error unchanged."""
-    if not _UNHANDLED.search(error) or _FAILURE.search(error):
-        return error
-    after = _failures(lines[at + 1 : at + 1 + AFTER]) or _last_error(lines, at)
-    before = _failures(line for line in lines[max(0, at - BEFORE) : at] if _WARNED in line)
-    causes = after[:1] or list(dict.fromkeys(before))
-    return f"{error[:200]} … {causes[0]}" if len(causes) == 1 else error
-
-
-def _rest_of_error(lines: Sequence[str], at: int) -> list[str]:
-    """The lines that belong to the error in `lines[at]`: of NCCL its name, `Last error:` and the reason below, of others what goes on."""
-    rest = lines[at + 1 : at + 1 + GOES_ON]
-    if rest and _NCCL_GOES_ON.match(rest[0]):
-        return list(rest[:AFTER])
-    end = next((i for i, line in enumerate(rest) if not _GOES_ON.match(line)), len(rest))
-    return list(rest[:end])
-
-
-def _last_error(lines: Sequence[str], at: int) -> list[str]:
-    """The text below `Last error:`, in one piece; empty where there is none."""
-    rest = _rest_of_error(lines, at)
-    where = next((i for i, line in enumerate(rest) if line.strip() == "Last error:"), len(rest))
-    text = " ".join(line.strip() for line in rest[where + 1 :] if line.strip())
-    return [safe_line(text, 240)] if text else []
-
-
-def _failures(lines: Iterable[str]) -> list[str]:
-    return [match[0] for line in lines if (match := _FAILURE.search(line))]

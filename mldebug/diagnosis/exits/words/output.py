@@ -12,12 +12,11 @@ import msgspec
 from mldebug.core.model import Job, RankIdentity
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.model import RankError
+from mldebug.diagnosis.exits.words.error_text import MAX_LINES, with_cause
 from mldebug.diagnosis.exits.words.last_words import (
-    MAX_LINES,
     before_launcher,
     error_of,
     last_error,
-    with_cause,
 )
 from mldebug.diagnosis.exits.words.marks import LogWords
 
@@ -59,7 +58,8 @@ def own_errors(outputs: Sequence[LogOutput]) -> dict[int, RankError]:
                 marked.setdefault(rank, []).extend(lines)
     own: Mapping[int, Sequence[str]] = own_lines(outputs)
     found = {
-        rank: last_error(marked.get(rank, ()), OWN) or last_error(own.get(rank, ()), OWN)
+        rank: last_error(marked.get(rank, ()), OWN, rank=rank)
+        or last_error(own.get(rank, ()), OWN, rank=rank)
         for rank in marked.keys() | own.keys()
     }
     return {rank: error for rank, error in found.items() if error is not None}

@@ -10,13 +10,38 @@ from collections.abc import Mapping
 DEVICE: Mapping[str, tuple[str, ...]] = {
     "CUDA": (
         # not: the other GPU of a link, and what a process gets that is ending already
-        r"\b(?:CUDA|HIP) error:? (?!.{0,40}\bpeer\b|driver shutting down|context is destroyed|.{0,20}external entity|\(?run with|[\w/.-]+:\d)\S",
+        r"\b(?:CUDA|HIP) error:? (?!.{0,120}\b(?:peer|remote)\b|driver shutting down|context is destroyed|.{0,20}external entity|\(?run with|[\w/.-]+:\d)\S",
         r"uncorrectable (?:ECC|NVLink) error",
         r"device-side assert triggered",
         r"CUDNN_STATUS_(?:EXECUTION|MAPPING)_FAILED",
         r"\bXid\b",
     ),
 }
+
+# A process, thread or file of the rank's own, or a library that judges the rank's own data
+OWN: Mapping[str, tuple[str, ...]] = {
+    "DataLoader and pools": (
+        r"DataLoader (?:worker|timed out)|DataLoader worker process|[Pp]in memory thread|subprocess(?:es)? has abruptly died|received 0 items of ancdata",
+        r"in replica \d{1,3} on device \d",
+    ),
+    "torch": (
+        r"exhausted all inputs|Error\(s\) in loading state_dict|mat1 and mat2|must match the (?:size|existing size)|on the same device, but found",
+        r"PytorchStreamWriter failed|PytorchStreamReader failed|unable to (?:open|mmap|write to) (?:file|shared memory)|doesn't match the broadcast shape",
+        r"Expected to have finished reduction in the prior iteration|CUBLAS_STATUS_|CUDNN_STATUS_|CUSOLVER_STATUS_",
+    ),
+    "memory": (
+        r"DefaultCPUAllocator: (?:can't|not enough memory)|RESOURCE_EXHAUSTED: (?:Out of memory|.{0,80}allocat)|(?:CUDA|HIP|XPU) out of memory",
+    ),
+    "DeepSpeed": (r"Current loss scale already at minimum",),
+    "faults": (r"Fatal Python error: (?!Aborted)",),
+}
+
+# What only passes on that others failed: the reason stands above, elsewhere, or in the quote that follows
+RELAYED: tuple[str, ...] = (
+    r"Worker failed with error|stack trace \(?above\)? for the root cause|See root cause above|Engine core initialization failed",  # vLLM
+    r"\bOn WorkerInfo\(id=\d|A remote actor call has failed|ray::[\w.<>]{1,200}\(\) ?\(pid=|inspect the previous error messages for a cause",
+    r"\bprocess \d{1,7} terminated with (?:the following error|exit code|signal)|-- Process \d{1,7} terminated",
+)
 
 # Words about another rank, about "some rank", or about who serves them all: the speaker is a victim
 PEER: Mapping[str, tuple[str, ...]] = {
@@ -81,6 +106,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
     "Ray": (
         r"ActorDiedError|RayActorError|The actor (?:died|is dead)|WorkerCrashedError|ActorUnavailableError|NodeDiedError|OwnerDiedError",
         r"RayTaskError|A worker died or was killed while executing a task|Worker unexpectedly exits with a connection error",
+        r"ActorUnschedulableError|The actor is not schedulable|TrainingFailedError|Training(?:Worker)?Error: A worker in the worker group",
         r"ray\.exceptions\.(?:GetTimeout|ObjectLost|ObjectFetchTimedOut|OwnerDied|NodeDied|LocalRayletDied|RpcError)\w{0,12}|EngineDeadError",
     ),
     "JAX": (
@@ -122,6 +148,19 @@ UNCLEAR: tuple[str, ...] = (
     r"disagreement between rank0 and rank\d|NVLink SHARP|Fabric Manager|CUDA error:? (?:802 )?.{0,2}system not yet initialized",
     r"Duplicate GPU detected|Mismatched NCCL version|NCCL version mismatch|Bootstrap Root : ",
     r"(?:^|\n)(?:ConnectionResetError|BrokenPipeError|ConnectionRefusedError|ConnectionAbortedError|EOFError)(?:: \[Errno \d{1,3}\] [A-Za-z ]{1,60})?:?\s*(?:$|\n)",
+    r"peer access is not supported|CUDA failure:? (?:\d{1,4} )?'[^']{0,80}peer|(?:Cuda|HIP) failure:? (?:\d{1,4} )?'[^']{0,80}peer",
+    r"Fatal Python error: Aborted|without an active exception",
     r"Could not acquire GIL within \d+ ms on exit",
     r"Invalid access of peer GPU memory|external entity outside of CUDA|driver shutting down|context is destroyed",
+)
+
+# In an error of general type: words that may be about somebody else
+OTHERS: tuple[str, ...] = (
+    r"\b(?:peers?|remote|ranks?|workers?|actors?|hosts|nodes?|replicas?|followers?|coordinator|leader|cluster|slice|quorum|master|raylet)\b",
+    r"\b(?:another|other|some|every) process|\bprocess(?:es)? (?:group|\d)|\bsubprocess(?:es)?\b|\bPE \d",
+    r"\b(?:dis)?connect(?:ed|ion|ing|s)?\b|\bsockets?\b|\bendpoint\b|\bnetwork\b|\btransport\b|\brendezvous|\bbarrier|\bheartbeat|\brpc|grpc|\bunreachable|\bunavailable",
+    r"\btime[ds]?[ -]?out|\btimeout|deadline|\bTIMEOUT|\bwait(?:ed|ing)\b|\babort(?:ed|ing)?\b|\bpreempt|\bcancell?ed|\binterrupted\b|\bno response|not respond",
+    r"\bcollectives?\b|all[_-]?reduce|all[_-]?gather|reduce[_-]?scatter|all[_-]?to[_-]?all|\bbootstrap|communicator",
+    r"nccl|rccl|gloo|hccl|oneccl|\bccl|\bmpi|\bucx|\bucc\b|nvshmem|libfabric|\bofi|infiniband|\bibv|\brdma|nvlink|mnnvl|\befa\b|nixl|deepep|horovod|c10d|tensorpipe|\bzmq",
+    r"\b(?:dead|died|killed|crashed|lost|gone|hung|hang)\b|\bfailed to (?:send|recv|receive|connect|join|register)|\bexited\b|previous error|(?:see|check) (?:the )?(?:other )?(?:logs?|error)",
 )

@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-_HEADER = re.compile(r"Traceback \(most recent call last\)(?::\s*$| ─)")
-_ERROR = re.compile(r"(?P<name>[A-Za-z_][\w.]{0,120})(?:: .*|:?)$")
+_HEADER = re.compile(
+    r"Traceback (?:of where the remote call failed )?\(most recent call last\)(?::\s*$|: \(RANK \d{1,7}\)\s*$| ─)"
+)
+_ERROR = re.compile(r"(?P<name>[A-Za-z_][\w.]{0,120}(?:\([\w.]{1,80}\))?)(?:: .*|:?)$")
 _INSIDE = tuple(" │╭╰")
 _HANDLING, _CAUSED = (
     "During handling of the above exception",
@@ -86,10 +88,12 @@ def _goes_on(following: Sequence[str], prefix: str) -> bool:
 
 def _prefix(lines: Sequence[str], start: int) -> str:
     """What stands before each line of it: a time, a host; "" where only the first line has something."""
-    head = lines[start].partition("Traceback (")[0]
+    head = lines[start].partition("Traceback ")[0]
     if head.endswith(_GROUP):
         head = f"{head.removesuffix(_GROUP)}| "
     following = lines[start + 1] if start + 1 < len(lines) else ""
+    if not head.strip() and not following.startswith(f"{head}  "):
+        return ""  # it stands indented in the text of another exception, its lines do not
     return head if _shape(following[: len(head)]) == _shape(head) else ""
 
 
