@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from fieldexits import outcome_of
 from mldebug.core.model import Confidence
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.diagnosis.exits.words.blame import Blame, blame_of
 from mldebug.diagnosis.exits.words.error_types import ErrorType, type_of
 from mldebug.diagnosis.exits.words.last_words import error_of
 from mldebug.diagnosis.exits.words.output import parse_error_file
+from shared.diagnosis.fieldexits import outcome_of
 
 JOB = '  File "/job/train.py", line 88, in train_step\n    loss = self.step(batch)'
 PACKAGES = "/venv/lib/python3.12/site-packages/"
