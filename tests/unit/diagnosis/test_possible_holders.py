@@ -2,9 +2,9 @@
 
 import pytest
 
-from builders import capture, process, rank, stack
 from mldebug.core.model import NodeCapture, ProcessCapture
 from mldebug.diagnosis.diagnose import diagnose
+from shared.diagnosis.builders import capture, process, rank, stack
 
 MAIN = "<module> (train.py:20)"
 BARRIER = ("barrier (torch/distributed/distributed_c10d.py:4818)", "wrapper (torch/distributed/c10d_logger.py:83)")  # fmt: skip
