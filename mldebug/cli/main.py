@@ -32,7 +32,15 @@ GROUPS = {
         "doctor",
         "support-bundle",
     ),
-    "Try and set up": ("demo", "run", "switch", "check-config", "notify", "completion"),
+    "Try and set up": (
+        "demo",
+        "run",
+        "logs",
+        "switch",
+        "check-config",
+        "notify",
+        "completion",
+    ),
 }
 OTHERS = "More"
 EXIT_CODES = """\
@@ -101,7 +109,10 @@ class VerbGroup(click.Group):
 )
 @click.option("--debug", is_flag=True, envvar="MLDEBUG_DEBUG", help="Show tracebacks.")
 @click.version_option(
-    __version__, message=f"mldebug %(version)s (Python {platform.python_version()})"
+    __version__,
+    "-V",
+    "--version",
+    message=f"mldebug %(version)s (Python {platform.python_version()})",
 )
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
@@ -118,7 +129,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; every error ends here, as a sentence on stderr."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = _as_option(list(sys.argv[1:] if argv is None else argv))
     _open_closed_streams()
     _never_fail_to_print()
     if COMPLETION in os.environ:
@@ -137,6 +148,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the one place that catches everything
         return _explain(error, _wants_traceback(arguments))
     return code
+
+
+def _as_option(arguments: list[str]) -> list[str]:
+    """`help`, `help VERB` and `version` mean what --help and --version do."""
+    if arguments[:1] == ["help"]:
+        return [*arguments[1:], "--help"]
+    return ["--version"] if arguments == ["version"] else arguments
 
 
 def _run(arguments: list[str]) -> int:

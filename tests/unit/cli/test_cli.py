@@ -29,6 +29,7 @@ from mldebug.core.errors import (
 from mldebug.core.plugins import names
 from mldebug.incidents import report_dirs
 from mldebug.incidents.report_store import ReportStore
+from mldebug_agents.cli.commands import dump
 from shared.incidents import samples
 
 Golden = Callable[[str, str], None]
@@ -582,3 +583,37 @@ def test_one_bad_dump_of_many_is_a_gap_and_its_rank_is_not_named(
     assert [(gap["rank"], gap["what"]) for gap in report["gaps"]] == [(2, "stacks")]
     assert "rank2.txt holds none: it says 'Error: Permission denied'" in report["gaps"][0]["reason"]
     assert report["ranks"][2]["class"] == "unclear"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["help"], ["--help"]),
+        (["help", "dump"], ["dump", "--help"]),
+        (["help", "reports", "show"], ["reports", "show", "--help"]),
+        (["version"], ["--version"]),
+        (["-V"], ["--version"]),
+    ],
+)
+def test_what_people_type_first_is_understood(
+    typed: list[str], meant: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(meant) == 0
+    wanted = capsys.readouterr().out
+    assert cli.main(typed) == 0
+    assert capsys.readouterr().out == wanted
+    assert cli.main(["help", "nonsense"]) == 2
+    assert "there is no command 'nonsense'" in capsys.readouterr().err
+
+
+def test_dump_takes_the_job_as_it_is_and_two_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[str | None] = []
+    monkeypatch.setattr(dump, "_elsewhere", lambda own, job, here_only: jobs.append(job))
+    monkeypatch.setattr(dump, "_here", lambda *_, **__: ())
+    for arguments in (["one.py"], ["--job", "one.py"], ["one.py", "--job", "one.py"]):
+        assert cli.main(["dump", *arguments]) == 0
+    assert jobs == ["one.py"] * 3
+    assert cli.main(["dump", "one.py", "--job", "two.py"]) == 2
+    assert "two jobs are named: one.py and two.py" in capsys.readouterr().err

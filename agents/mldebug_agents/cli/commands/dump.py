@@ -44,6 +44,7 @@ MIN_WAIT, MAX_WAIT = 1.0, 1_800.0
 
 
 @click.command("dump")
+@click.argument("name", required=False, type=JOB, metavar="[JOB]")
 @click.option(
     "--pid",
     type=click.IntRange(min=1),
@@ -91,6 +92,7 @@ MIN_WAIT, MAX_WAIT = 1.0, 1_800.0
 @click.option("--send", is_flag=True, hidden=True)  # what the nodes are asked for
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 def dump(
+    name: str | None,
     pid: int | None,
     job: str | None,
     native: bool | None,
@@ -108,8 +110,11 @@ def dump(
 ) -> None:
     """Capture all ranks here, or on all nodes of a job, now and name the culprit.
 
+    JOB is the same as --job JOB.
+
     Exit code 0: nothing is stuck; 1: a stall was found; 3: this user may not look at the job.
     """
+    job = _only_job(name, job)
     own = adjusted(load_config(config), native, watch)
     if send:
         _send(own, slurm_job, job)
@@ -138,6 +143,12 @@ def dump(
     for one in taken:
         _show(one, as_json, html)
     sys.exit(ExitCode.FOUND if any(one.judgement.stalled for one in taken) else ExitCode.FINE)
+
+
+def _only_job(name: str | None, job: str | None) -> str | None:
+    if name and job and name != job:
+        raise UsageError(f"two jobs are named: {name} and {job}", "name one")
+    return name or job
 
 
 def _by_agents(
