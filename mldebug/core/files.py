@@ -7,12 +7,13 @@ A folder may belong to a user who puts anything there: reading follows no symlin
 import contextlib
 import ctypes
 import errno
+import gc
 import itertools
 import os
 import secrets
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -239,3 +240,15 @@ def folder_size(folder: Path) -> int:
                 else:
                     total += facts.st_size
     return total
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Keep Python from looking for circles in what is read: among a hundred thousand objects that takes a fifth of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

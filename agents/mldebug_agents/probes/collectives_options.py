@@ -1,8 +1,6 @@
 """The options of `mldebug probe collectives`, and the lists in them."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
@@ -10,11 +8,10 @@ from mldebug.cli.param_types import INTERFACE, WordListParam
 from mldebug.core.errors import UsageError
 from mldebug.probes.collectives import OPS
 from mldebug_agents.probes.multi_node import WAYS
-from mldebug_agents.probes.options import Number, size
+from mldebug_agents.probes.options import Number, adding, size
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int8", "uint8")
 LARGEST = 16 << 30
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
     click.option("--nproc", type=click.IntRange(1, 64), help="Ranks on each node. Default: one for each GPU, 2 on CPUs."),
@@ -39,11 +36,8 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def collective_options(command: _Command) -> _Command:
-    """Add the options to the command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+collective_options = adding(*_OPTIONS)
+"""Gives the command its options."""
 
 
 def chosen_ops(text: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from mldebug.core.errors import MldebugError, ToolError
 from mldebug.core.redact import clean
 from mldebug_agents.probes.child import OF_PEERS, ChildExit, Event, inside
 from mldebug_agents.probes.guard import BusyError
+from mldebug_agents.probes.session import TorchFacts
 
 WAYS = ("ssh", "srun")
 SSH = (
@@ -32,16 +33,9 @@ Hear = Callable[[Event], None]
 Runner = Callable[[list[str], Hear], ChildExit]
 
 
-class ProbeNodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeNodeFacts(TorchFacts, frozen=True, kw_only=True):
     """What one node has. `compute`: pids that compute on its GPUs, None where that is not known; `training`: pids of ranks of jobs."""
 
-    python: str = ""
-    torch: str = ""
-    cuda: str = ""
-    hip: str = ""
-    gpus: int = 0
-    nccl: str = ""
-    gloo: bool = False
     address: str = ""
     port: int = 0
     compute: tuple[int, ...] | None = None

@@ -35,11 +35,19 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def probe_options(command: _Command) -> _Command:
-    """Add the options of every probe to a command, which gets them as keyword arguments for `probe_settings`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def adding(*options: Callable[[Any], Any]) -> Callable[[_Command], _Command]:
+    """A decorator that gives a command these options, which its help shows in this order."""
+
+    def add(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+probe_options = adding(*_OPTIONS)
+"""Gives a command the options of every probe; it gets them as keyword arguments for `probe_settings`."""
 
 
 def probe_settings(

@@ -6,7 +6,16 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from mldebug.core.model import Diagnosis, Gap, HookState, Job, Judgement, NodeCapture, Role
+from mldebug.core.model import (
+    Diagnosis,
+    Gap,
+    HookState,
+    Job,
+    Judgement,
+    NodeCapture,
+    RankIdentity,
+    Role,
+)
 from mldebug.incidents.incident import Incident, judge
 from mldebug.jobs.heartbeat import hook_summary
 from mldebug.stall.signals import RunLook, Stage, StallDecision
@@ -142,6 +151,26 @@ def found_state(job: Job) -> RunState:
         world_size=job.world_size,
         ranks={rank.rank: rank.pid for rank in job.ranks},
         lost=tuple(lost.rank for lost in job.lost),
+    )
+
+
+def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:
+    """The job as discovery would give it, as far as a snapshot tells. `started`: start times by pid, where they are known."""
+    ranks = tuple(
+        RankIdentity(
+            rank=rank, pid=pid, world_size=run.world_size, started_at=started.get(pid, 0.0)
+        )
+        for rank, pid in sorted(run.ranks.items())
+    )
+    return Job(
+        id=run.id,
+        name=run.name,
+        launcher=run.launcher,
+        attempt=run.attempt,
+        user=run.user,
+        uid=run.uid,
+        world_size=run.world_size,
+        ranks=ranks,
     )
 
 

@@ -4,7 +4,6 @@ Everybody on the node can connect to the port, so a browser must first show the 
 A link is good once: it leaves a cookie behind, and a new link is printed.
 """
 
-import hashlib
 import hmac
 import http.client
 import secrets
@@ -22,6 +21,7 @@ from starlette.routing import Route
 from mldebug_agents.web.connection_limiter import BACKLOG, MOST, ConnectionLimiter
 from mldebug_agents.web.peer_credentials import PeerProtocol
 from mldebug_agents.web.same_origin import cookie_name, misled
+from mldebug_agents.web.sessions import digest
 from mldebug_agents.web.unix_http import UnixConnection
 
 MAX_BODY = 32 << 20  # bytes
@@ -59,7 +59,7 @@ class Relay:
     def _get(self, request: Request) -> Response:
         if why := misled(request.headers, local=True):
             return PlainTextResponse(f"Not answered: {why}.\n", 403)
-        if _hash(request.cookies.get(cookie_name(request.headers), "")) in self._inside:
+        if digest(request.cookies.get(cookie_name(request.headers), "")) in self._inside:
             return self._answer(request)
         shown = request.query_params.get("key", "").encode(errors="replace")
         with self._one:
@@ -70,7 +70,7 @@ class Relay:
 
     def _let_in(self, name: str) -> Response:
         cookie = secrets.token_urlsafe(32)
-        self._inside.add(_hash(cookie))
+        self._inside.add(digest(cookie))
         self._renew()
         answer = RedirectResponse("/", 303, {"Referrer-Policy": "no-referrer"})
         answer.set_cookie(name, cookie, httponly=True, samesite="strict")
@@ -102,7 +102,3 @@ def _target(request: Request) -> str:
     path: bytes = request.scope["raw_path"]
     query: bytes = request.scope["query_string"]
     return (path + b"?" + query if query else path).decode("latin-1")
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.sha256(text.encode(errors="replace")).digest()

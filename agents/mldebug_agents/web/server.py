@@ -32,12 +32,12 @@ from mldebug_agents.web.control_requests import carry_out, refused
 from mldebug_agents.web.listeners import open_tcp
 from mldebug_agents.web.page_routes import PageRoutes
 from mldebug_agents.web.peer_credentials import (
-    PeerCredentials,
     PeerProtocol,
     group_number,
     may_see_all,
     view,
 )
+from mldebug_agents.web.responses import peer_at
 from mldebug_agents.web.same_origin import SameOriginOnly, rebound
 from mldebug_agents.web.sessions import Sessions
 
@@ -209,13 +209,13 @@ class AgentServer:
 
     def _post(self, verb: Verb, request: Request) -> Response:
         """Answer a POST to a verb; allowed are root, the agent's user, or a member of its group."""
-        allowed = may_see_all(_peer(request), self.group)
+        allowed = may_see_all(peer_at(request), self.group)
         status, body = carry_out(verb, request.query_params) if allowed else refused()
         return Response(body, status_code=status, media_type="application/json")
 
     def _post_for_own_runs(self, verb: OwnVerb, request: Request) -> Response:
         """Answer a POST to a verb that everybody may use for his own runs."""
-        peer = _peer(request)
+        peer = peer_at(request)
         if peer is None:
             return self._post(lambda _: None, request)
         whose = None if may_see_all(peer, self.group) else peer.uid
@@ -223,7 +223,7 @@ class AgentServer:
         return Response(body, status_code=status, media_type="application/json")
 
     def _metrics(self, request: Request) -> Response:
-        peer, accept = _peer(request), request.headers.get("accept", "")
+        peer, accept = peer_at(request), request.headers.get("accept", "")
         if peer is None and (why := rebound(request.headers, self._node)):
             return PlainTextResponse(f"Not answered: {why}.\n", status_code=421)
         if self.snapshot is None:
@@ -246,10 +246,5 @@ class AgentServer:
     def _status(self, request: Request) -> Response:
         if self.snapshot is None:
             return Response(b"{}", status_code=503, media_type="application/json")
-        visible = view(self.snapshot, _peer(request), self.group)
+        visible = view(self.snapshot, peer_at(request), self.group)
         return Response(encode(visible), media_type="application/json")
-
-
-def _peer(request: Request) -> PeerCredentials | None:
-    peer = getattr(request.state, "peer", None)
-    return peer if isinstance(peer, PeerCredentials) else None

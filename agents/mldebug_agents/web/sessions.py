@@ -38,21 +38,21 @@ class Sessions:
             self._sweep()
             while len(self._open) >= MOST:
                 del self._open[next(iter(self._open))]
-            self._open[_hash(made)] = _LoginSession(self._clock() + LIFE, _hash(token))
+            self._open[digest(made)] = _LoginSession(self._clock() + LIFE, digest(token))
         return made
 
     def holds(self, shown: str, token: str) -> bool:
         """Whether this is the secret of an open session that was opened with the present token."""
         with self._lock:
-            found = self._open.get(_hash(shown))
+            found = self._open.get(digest(shown))
         if found is None or found.until <= self._clock():
             return False
-        return hmac.compare_digest(found.token, _hash(token))
+        return hmac.compare_digest(found.token, digest(token))
 
     def close(self, shown: str) -> None:
         """End the session with this secret."""
         with self._lock:
-            self._open.pop(_hash(shown), None)
+            self._open.pop(digest(shown), None)
 
     def tries(self, address: str, *, right: bool) -> bool:
         """Whether a login attempt counts; a right token always does, since others may guess from the same address.
@@ -82,5 +82,6 @@ class Sessions:
         self._open = {one: kept for one, kept in self._open.items() if kept.until > now}
 
 
-def _hash(text: str) -> bytes:
+def digest(text: str) -> bytes:
+    """The SHA-256 of a secret, which is kept and compared in its place."""
     return hashlib.sha256(text.encode(errors="replace")).digest()

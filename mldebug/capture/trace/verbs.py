@@ -1,6 +1,5 @@
 """`mldebug trace show`, `export` and `merge`: what the rings of traced processes say. They read files, and nothing else."""
 
-import gc
 import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from mldebug.capture.trace.open_files import is_ring, open_ring, ring_files, sou
 from mldebug.capture.trace.reader import Read, read_last, read_whole
 from mldebug.capture.trace.records import Ring, RingHeader
 from mldebug.core.errors import EvidenceError, MldebugError, UsageError
+from mldebug.core.files import without_collector
 
 NO_RING = "give a file that `mldebug trace run` or `mldebug run --trace` has written"
 LOG_PIDS = (
@@ -50,7 +50,7 @@ def show(file: Path, tail: int | None, tree: bool, no_source: bool, as_json: boo
 
     FILE is its ring. It may be read while it is written, and after its process has died.
     """
-    with _without_collector(), loaded([file], tail) as (ring,):
+    with without_collector(), loaded([file], tail) as (ring,):
         if as_json:
             _print(ring_json(ring), "")
             return
@@ -86,7 +86,7 @@ def export(
     the form of a file that ends in .speedscope.json. FILES are rings, or folders of rings.
     """
     chosen = form or ("speedscope" if ".speedscope." in output.name else "chrome")
-    with _without_collector(), loaded(ring_files(files), tail) as rings:
+    with without_collector(), loaded(ring_files(files), tail) as rings:
         _write(output, _FORMATS[chosen](rings), force)
 
 
@@ -98,7 +98,7 @@ def merge(files: tuple[Path, ...], as_json: bool) -> None:
 
     FILES are rings, or folders of rings: copy those of other nodes here.
     """
-    with _without_collector(), loaded(ring_files(files), None) as rings:
+    with without_collector(), loaded(ring_files(files), None) as rings:
         merged = merge_rings(numbered(rings))
         left = list(left_out(rings, merged))
     if as_json:
@@ -123,18 +123,6 @@ def _loaded(file: Path, read: Read, tail: int | None) -> Ring:
         raise EvidenceError(f"{file} cannot be shown: {error}", NO_RING) from error
     except OSError as error:
         raise EvidenceError(f"cannot read {file}: {error.strerror}", NO_RING) from error
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """A ring is a million short-lived objects without circles; to look for these takes time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _write(output: Path, pieces: Iterator[bytes], force: bool) -> None:

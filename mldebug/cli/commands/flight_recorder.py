@@ -1,7 +1,5 @@
 """Judge the Flight Recorder dumps that PyTorch has written."""
 
-import contextlib
-import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from mldebug.capture.flight_recorder.analysis import Conclusion, analyse
 from mldebug.capture.flight_recorder.folder import WAY_OUT, FolderRecords, read_folder
 from mldebug.cli.console import Console, print_line
 from mldebug.core.errors import EvidenceError, ExitCode
-from mldebug.core.files import unreadable
+from mldebug.core.files import unreadable, without_collector
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 
@@ -32,7 +30,7 @@ def command(directory: Path, as_json: bool) -> None:
 
     Exit code 0: nobody waits; 1: somebody does; 2: there is no dump that can be read.
     """
-    with _without_collector():
+    with without_collector():
         folder = read_folder(_checked(directory))
     answer = analyse(folder.records, folder.unreadable)
     if as_json:
@@ -42,18 +40,6 @@ def command(directory: Path, as_json: bool) -> None:
         for line in lines(folder, answer):
             print_line(console, line)
     sys.exit(ExitCode.FINE if answer.kind == "healthy" else ExitCode.FOUND)
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """A dump is a hundred thousand objects; to look for circles in them takes a fifth of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _checked(directory: Path) -> Path:

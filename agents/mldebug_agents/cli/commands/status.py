@@ -16,7 +16,7 @@ from mldebug.cluster.messages import ClusterView
 from mldebug.config.schema import Config, load_config
 from mldebug.core.errors import ExitCode
 from mldebug.core.hints import typed
-from mldebug.core.model import Gap, Job, RankIdentity, Remark
+from mldebug.core.model import Gap, Job, Remark
 from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import clean
@@ -37,6 +37,7 @@ from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, MAX_VIEW
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
 from mldebug_agents.storage.monitor import look_once
+from mldebug_agents.watch.runs import job_of
 from mldebug_agents.web.client import ask_nearest
 from mldebug_agents.web.control_requests import post_to_agent
 
@@ -151,22 +152,7 @@ def jobs_shown(found: Sequence[Job], agent: Snapshot | None) -> tuple[Job, ...]:
     """The jobs of this node; of the recording, where one is played back."""
     if agent is None or not agent.replay:
         return tuple(found)
-    return tuple(
-        Job(
-            id=run.id,
-            name=run.name,
-            launcher=run.launcher,
-            attempt=run.attempt,
-            world_size=run.world_size,
-            uid=run.uid,
-            user=run.user,
-            ranks=tuple(
-                RankIdentity(rank=rank, world_size=run.world_size, pid=pid)
-                for rank, pid in run.ranks.items()
-            ),
-        )
-        for run in agent.runs
-    )
+    return tuple(map(job_of, agent.runs))
 
 
 def status_lines(listing: NodeListing, config: Path | None = None) -> Iterator[Text]:

@@ -11,7 +11,6 @@ import msgspec
 from mldebug import __version__
 from mldebug.config.schema import Config
 from mldebug.core.errors import EvidenceError, MldebugError
-from mldebug.core.model import Job, RankIdentity
 from mldebug.hardware.gpu.expected import ExpectedGpus
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.stall.signals import RankLook, RunLook
@@ -29,6 +28,7 @@ from mldebug_agents.support.replay.recorded_sources import (
 from mldebug_agents.support.replay.recording import Recording
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import job_of
 
 Event = Snapshot | NodeGpus | NodeWatch | GpuReadFailure
 ORDER = (Snapshot, NodeGpus, NodeWatch, GpuReadFailure)  # of what was recorded at the same time
@@ -93,7 +93,7 @@ class Player:
         return {run.id: run for run in self._status.runs}
 
     def _deliver(self, worker: str, order: object, value: object, error: Exception | None = None) -> None:  # fmt: skip
-        jobs = [self._job(run) for run in self._status.runs]
+        jobs = [job_of(run, self._started) for run in self._status.runs]
         self._hardware.on_result(Result(worker, order, value, error), jobs, {}, self._config)
 
     def _read_kernel(self) -> None:
@@ -106,29 +106,7 @@ class Player:
         for run in self._status.runs:
             ranks = tuple(RankLook(rank=rank) for rank in run.ranks)
             look = RunLook(at=time.monotonic(), run=run.id, attempt=run.attempt, ranks=ranks)
-            self._hardware.complete(JobLook(job=self._job(run), look=look))
-
-    def _job(self, run: RunState) -> Job:
-        """The run as discovery would give it; who started when is known of those that were there at either end."""
-        ranks = tuple(
-            RankIdentity(
-                rank=rank,
-                pid=pid,
-                world_size=run.world_size,
-                started_at=self._started.get(pid, 0.0),
-            )
-            for rank, pid in sorted(run.ranks.items())
-        )
-        return Job(
-            id=run.id,
-            name=run.name,
-            launcher=run.launcher,
-            attempt=run.attempt,
-            world_size=run.world_size,
-            uid=run.uid,
-            user=run.user,
-            ranks=ranks,
-        )
+            self._hardware.complete(JobLook(job=job_of(run, self._started), look=look))
 
 
 def _view(memory: Mapping[str, bytes]) -> str:
