@@ -43,11 +43,6 @@ def site(frames: Iterable[Frame]) -> Frame | None:
     return best
 
 
-def own_path(frames: Iterable[Frame]) -> tuple[str, ...]:
-    """The job's own frames as py-spy prints them, innermost first: how it came to where it stands."""
-    return labels(filter(is_own, frames))
-
-
 def inner(frames: tuple[Frame, ...], place: Frame | None) -> tuple[Frame, ...]:
     """The frames that the job's own line called, innermost first; all of them without such a line."""
     if place is None or owner_of(place) is Owner.FRAMEWORK:

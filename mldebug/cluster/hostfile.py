@@ -15,7 +15,6 @@ _SETTING = re.compile(
     r"(?:slots|max[-_]slots|ppn|np|gpus|cpus?|procs|weight|rack|binding|user|port|type)\s*=\s*\S+",
     re.IGNORECASE,
 )
-_SPACED = re.compile(r"\s*=\s*")
 _HOST = re.compile(
     r"(?:(?P<user>[A-Za-z_][\w.-]{0,63})@(?=[^@]))?(?P<name>[^:]+?)(?::(?P<number>\d{1,6}))?"
 )

@@ -7,9 +7,6 @@ from mldebug.probes.history import JudgedSeries, SeriesTrend
 from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import FamilyTable, Importance, MetricGroup, Sample
 
-LABELS = ("op", "bytes", "dtype", "ranks", "device", "nodes", "settings")
-
-
 NONE = "where nobody has probed, and while the history cannot be read"
 
 TABLE = FamilyTable(

@@ -6,7 +6,7 @@ they come), by an Xid line and a "fallen off the bus" line without one. Memory i
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from mldebug.core.model import Noun
 from mldebug.hardware.kernel_log.burst_summary import (
@@ -232,11 +232,3 @@ class Folding:
         """All bursts that are still known, at most `OPEN + KEPT` of each kind, the oldest first."""
         found = (one.burst() for of_kind in self._by_kind.values() for one in of_kind.bursts())
         return tuple(sorted(found, key=lambda burst: burst.first_at))
-
-
-def fold(events: Iterable[KernelEvent]) -> tuple[Burst, ...]:
-    """All bursts of a finite series of events."""
-    folding = Folding()
-    for event in events:
-        folding.add(event)
-    return folding.bursts()

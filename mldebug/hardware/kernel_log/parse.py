@@ -11,8 +11,6 @@ from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.records import (
     KERNEL_FACILITY,
     KernelRecord,
-    parse_printed,
-    parse_record,
 )
 
 SIGNS = (
@@ -54,12 +52,3 @@ def _event_of(line: KernelText) -> KernelEvent | None:
         if sign.word in line.text and (found := sign.read(line)) is not None:
             return found
     return None
-
-
-def parse_line(line: str, boot_time: float = 0.0) -> KernelEvent | None:
-    """The event in one line of /dev/kmsg, dmesg or `journalctl -k`; None for a line without one, as most are.
-
-    `boot_time`: unix time of the boot, which is added where the line has only seconds since then.
-    """
-    record = parse_record(line) or parse_printed(line)
-    return parse_event(record, record.unix(boot_time)) if record else None

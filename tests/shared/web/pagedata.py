@@ -20,8 +20,6 @@ from mldebug.hardware.health.model import ComponentHealth, HealthState, Suggeste
 from mldebug.hardware.host_memory.parse import Level, RankMemory
 from mldebug.hardware.host_memory.state import NodeMemory, judged
 from mldebug.hardware.kernel_log.attribution import RankEvent
-from mldebug.hardware.kernel_log.bursts import fold
-from mldebug.hardware.kernel_log.parse import parse_line
 from mldebug.probes.history import JudgedSeries, ProbeRun, ProbeSeries, judge_all
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug.storage.checkpoints.history import KnownCheckpoint
@@ -36,6 +34,7 @@ from mldebug_agents.storage.child.messages import MountAnswer, Space
 from mldebug_agents.storage.filesystems.mounts import UsedMount
 from mldebug_agents.storage.filesystems.state import FilesystemReading, filesystem_row, stuck_alert
 from mldebug_agents.system.procfs import Mount
+from shared.hardware.kernellines import fold, parse_line
 from shared.web.snapshots import AT, moving, snapshot
 
 GIB, TIB = 1 << 30, 1 << 40

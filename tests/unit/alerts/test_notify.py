@@ -56,7 +56,6 @@ def test_states_go_out_in_one_datagram_and_status_only_when_new(
         notifier.status("1 run")
     notifier.status("2 runs")
     assert heard() == ["READY=1", "STATUS=x", "STATUS=1 run", "STATUS=2 runs"]
-    assert notifier.watchdog_seconds == 30.0
 
 
 def test_an_abstract_address_is_understood() -> None:

@@ -31,10 +31,9 @@ from mldebug.hardware.health.faults import (
 )
 from mldebug.hardware.health.new_errors import LOW_READS, ErrorCount, NewErrors
 from mldebug.hardware.kernel_log.attribution import RankOwner, join
-from mldebug.hardware.kernel_log.bursts import fold
-from mldebug.hardware.kernel_log.parse import parse_line
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS, catalogue, xid_row
 from shared.diagnosis.builders import WAITER, capture, process, rank, still
+from shared.hardware.kernellines import fold, parse_line
 
 TAKEN = 1_700_000_000.0  # builders.capture
 QUIET = 100.0

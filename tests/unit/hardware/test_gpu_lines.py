@@ -22,8 +22,6 @@ from mldebug.hardware.gpu.readings import (
 from mldebug.hardware.health.model import ComponentHealth, HealthState, SuggestedAction
 from mldebug.hardware.health.sentences import GpuName, complaints, headline, state_of_gpu
 from mldebug.hardware.kernel_log.attribution import RankEvent
-from mldebug.hardware.kernel_log.bursts import fold
-from mldebug.hardware.kernel_log.parse import parse_line
 from mldebug.status.gpu_lines import hardware_lines, rank_lines, rank_sentences
 from mldebug.status.gpu_table import missing, rows, table, users
 from mldebug.status.gpu_view import GpuOverview, GpuUser, of_agent
@@ -31,6 +29,7 @@ from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.cli.commands.doctor import show_gpus
 from mldebug_agents.cli.commands.gpus import show_list
 from mldebug_agents.support.doctor.gpus import examined
+from shared.hardware.kernellines import fold, parse_line
 
 NOW = 1_795_240_000.0
 Golden = Callable[[str, str], None]

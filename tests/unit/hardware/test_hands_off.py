@@ -13,10 +13,8 @@ from mldebug.config.schema import Config
 from mldebug.hardware.gpu.expected import ExpectedGpus
 from mldebug.hardware.gpu.hands_off import CODE, PAUSE, HandsOff, gaps, placed
 from mldebug.hardware.gpu.readings import LostGpu
-from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.hands_off import hands_off
 from mldebug.hardware.kernel_log.model import KernelEvent
-from mldebug.hardware.kernel_log.parse import parse_line
 from mldebug_agents.agent.node_tools import open_tools
 from mldebug_agents.hardware import one_shot
 from mldebug_agents.hardware.gpu.child import server
@@ -29,6 +27,7 @@ from mldebug_agents.hardware.one_shot import OneShotReader
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
+from shared.hardware.kernellines import fold, parse_line
 from shared.system.clocks import Clock
 from shared.system.hung import wait_until
 

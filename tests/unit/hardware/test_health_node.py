@@ -17,9 +17,9 @@ from mldebug.hardware.health.model import (
 from mldebug.hardware.health.node_rules import node_health
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import RankEvent
-from mldebug.hardware.kernel_log.bursts import Burst, fold
+from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
-from mldebug.hardware.kernel_log.parse import parse_line
+from shared.hardware.kernellines import fold, parse_line
 
 LIMITS = Thresholds()
 NOW = 1_800_000_000.0

@@ -7,11 +7,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
-from mldebug.hardware.kernel_log.bursts import Burst, Folding, fold
+from mldebug.hardware.kernel_log.bursts import Burst, Folding
 from mldebug.hardware.kernel_log.lines.reader import MAX_NAME, bus_id
 from mldebug.hardware.kernel_log.model import MAX_TEXT, KernelEvent, KernelEventKind, Origin
-from mldebug.hardware.kernel_log.parse import SIGNS, parse_event, parse_line
+from mldebug.hardware.kernel_log.parse import SIGNS, parse_event
 from mldebug.hardware.kernel_log.records import KernelRecord, parse_printed, parse_record
+from shared.hardware.kernellines import fold, parse_line
 
 PIECES = st.sampled_from(
     [

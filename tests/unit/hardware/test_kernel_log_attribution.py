@@ -13,8 +13,8 @@ from mldebug.hardware.kernel_log.attribution import (
     process_owners,
     sentence,
 )
-from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
+from shared.hardware.kernellines import fold
 
 GPU, SECOND_GPU = "0000:3b:00.0", "0000:86:00.0"
 PIDS = {

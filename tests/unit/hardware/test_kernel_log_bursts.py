@@ -17,7 +17,6 @@ from mldebug.hardware.kernel_log.bursts import (
     OPEN,
     Burst,
     Folding,
-    fold,
 )
 from mldebug.hardware.kernel_log.bursts import OTHER as OTHER_XIDS
 from mldebug.hardware.kernel_log.counts import (
@@ -32,6 +31,7 @@ from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Orig
 from mldebug.hardware.kernel_log.parse import parse_event
 from mldebug.hardware.kernel_log.records import parse_record
 from mldebug.hardware.kernel_log.xids import Tier, xid_of_nvml
+from shared.hardware.kernellines import fold
 
 GPU, SECOND_GPU = "0000:3b:00.0", "0000:86:00.0"
 

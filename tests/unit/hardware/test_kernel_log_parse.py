@@ -8,8 +8,9 @@ import pytest
 from mldebug.hardware.kernel_log.lines.nvidia import gpu_named
 from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
-from mldebug.hardware.kernel_log.parse import SIGNS, parse_event, parse_line
+from mldebug.hardware.kernel_log.parse import SIGNS, parse_event
 from mldebug.hardware.kernel_log.records import parse_record
+from shared.hardware.kernellines import parse_line
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/kernellog"
 K = KernelEventKind

@@ -6,7 +6,6 @@ import pytest
 
 from mldebug.core.errors import EvidenceError
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
-from mldebug.hardware.kernel_log.parse import parse_line
 from mldebug.hardware.kernel_log.xids import (
     ACTION_WORDS,
     ORDER,
@@ -17,6 +16,7 @@ from mldebug.hardware.kernel_log.xids import (
     tier_of,
     xid_row,
 )
+from shared.hardware.kernellines import parse_line
 
 LINES = Path(__file__).parents[2] / "fixtures/kernellog/xids.kmsg"
 

@@ -21,7 +21,6 @@ from mldebug.config.schema import AgentConfig
 from mldebug.core.errors import UsageError
 from mldebug.core.model import Gap, Remark
 from mldebug.hardware.kernel_log.attribution import RankEvent
-from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.state import SeriesState
@@ -32,6 +31,7 @@ from mldebug_agents.web.connection_limiter import EACH, MOST, ConnectionLimiter
 from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp, open_unix
 from mldebug_agents.web.peer_credentials import PeerCredentials, group_number, view
 from mldebug_agents.web.server import AgentServer
+from shared.hardware.kernellines import fold
 from shared.system.hung import hung_mount, wait_until
 from shared.web.snapshots import moving, snapshot
 

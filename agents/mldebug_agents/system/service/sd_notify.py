@@ -18,8 +18,6 @@ class SystemdNotifier:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
-        usec = environ.get("WATCHDOG_USEC", "")
-        self.watchdog_seconds = int(usec) / 1e6 if usec.isdigit() else 0.0
         self._status = ""
 
     def send(self, *states: str) -> None:

@@ -11,7 +11,6 @@ STORAGE_WAITS = re.compile(
     r"io_schedule\w*|wait_on_buffer|__wait_on_buffer|jbd2_\w+|xfs_\w+|xlog_\w+|ext4_\w+|btrfs_\w+|percpu_rwsem_wait|"
     r"rwsem_down_\w+|blk_\w+|bit_wait_io|__lock_page\w*|filemap_\w+|p9_\w+"
 )
-STOPPED_WAITS = re.compile(r"do_signal_stop|do_jobctl_trap|ptrace_stop")
 
 WAIT_CHANNELS: tuple[NameSign, ...] = (
     sign(
