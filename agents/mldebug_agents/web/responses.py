@@ -48,7 +48,7 @@ def message_page(
 ) -> Response:
     """A page with a sentence and what to do; `reports` are listed below."""
     shown = {"sentence": sentence, "way_out": way_out, "link": link, "link_title": LINKS.get(link)}
-    return html(frame.plain("said", sentence, **shown, reports=reports), status=status)
+    return html(frame.plain("message", sentence, **shown, reports=reports), status=status)
 
 
 def asset(text: str, kind: str) -> Response:

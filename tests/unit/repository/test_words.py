@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.core.plugins import PACKAGES
+from mldebug.core.plugins import PACKAGES, names
 
 ROOT = Path(__file__).parents[3]
 ROOTS = {
@@ -75,6 +75,36 @@ SECTIONS = {
     "agent": "agent", "capture": "capture", "stall": "stall", "cluster": "cluster", "metrics": "exporters", "checkpoints": "storage",
     "storage": "storage", "memory": "hardware", "health": "hardware", "gpus": "hardware", "events": "alerts", "channels": "alerts",
     "actions": "alerts", "schedulers": "jobs", "jobs": "jobs", "logs": "jobs", "transports": "cluster", "trees": "storage",
+}  # fmt: skip
+
+# groups of metrics by subject: the files of exporters/mldebug_exporters/metrics/. Groups of one name with their subject are as the
+# rule says; the others have the older name that users' dashboards know, or are one of several of a subject
+METRICS = {
+    "actions": "alerts", "agent": "agent", "checkpoints": "storage", "cluster": "cluster", "events": "alerts", "filesystems": "storage",
+    "gpus": "hardware", "health": "hardware", "hooks": "jobs", "incidents": "incidents", "kernellog": "hardware", "memory": "hardware",
+    "probes": "probes", "runs": "watch", "scheduler": "jobs", "traces": "capture", "traps": "jobs", "trees": "storage", "writers": "storage",
+}  # fmt: skip
+NO_METRICS = {
+    "cli": "prints", "config": "the build info of `agent` has what there is to tell", "core": "is not met by users",
+    "diagnosis": "its verdicts are labels of `incidents`", "stall": "its stages are labels of `runs`", "state": "in `agent`: what is lost and waits",
+    "status": "is what all groups are made of", "support": "runs by hand", "system": "in `agent`: children and their cost", "web": "shows them",
+}  # fmt: skip
+# pages of the documentation by subject
+PAGES = {
+    "across-nodes": "cluster", "actions": "alerts", "checkpoints": "storage", "commands": "cli", "field-cases": "diagnosis",
+    "flight-recorder": "capture", "flight-recorder-collection": "capture", "gpus": "hardware", "hook": "jobs", "host-memory": "hardware",
+    "kernel-log": "hardware", "known-traps": "jobs", "metrics": "exporters", "nccl-ras": "capture", "notifications": "alerts",
+    "probes": "probes", "scheduler": "jobs", "settings": "config", "storage": "storage", "storage-trees": "storage",
+    "support-bundle": "support", "trace": "capture", "trace-reading": "capture", "training-helpers": "training",
+    "troubleshooting": "support", "verdicts": "diagnosis", "web": "web",
+}  # fmt: skip
+OTHER_PAGES = {  # about the whole, or how to begin
+    "benchmarks", "dependencies", "glossary", "gpu-validation", "grafana", "index", "kubernetes", "peers", "plugins", "quick-start", "rights",
+    "security", "seeds", "sizing",
+}  # fmt: skip
+NO_PAGE = {
+    "core": "is not met by users", "incidents": "verdicts.md says what is in a report, commands.md how to see one", "stall": "verdicts.md, and README: The agent",
+    "state": "settings.md: agent.state_dir", "status": "commands.md", "system": "rights.md", "watch": "README: The agent",
 }  # fmt: skip
 
 
@@ -200,3 +230,16 @@ def test_each_section_of_the_config_belongs_to_a_subject() -> None:
     sections = set(Config.__struct_fields__)
     assert sections == set(SECTIONS)
     assert set(SECTIONS.values()) <= SUBJECTS | {"agent", "exporters"}
+
+
+def test_each_group_of_metrics_belongs_to_a_subject() -> None:
+    assert set(names("metrics")) == set(METRICS)
+    assert set(METRICS.values()) <= SUBJECTS | {"agent"}
+    assert SUBJECTS - set(METRICS.values()) == set(NO_METRICS)
+
+
+def test_each_page_belongs_to_a_subject() -> None:
+    pages = {file.stem for file in (ROOT / "docs").glob("*.md")}
+    assert pages == set(PAGES) | OTHER_PAGES
+    assert set(PAGES.values()) <= SUBJECTS | {"exporters", "training"}
+    assert SUBJECTS - set(PAGES.values()) == set(NO_PAGE)

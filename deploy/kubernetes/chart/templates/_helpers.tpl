@@ -88,7 +88,7 @@ ports:
   {{- if $.Values.cluster.enabled }}
   - {name: peers, containerPort: {{ $.Values.cluster.port }}}
   {{- end }}
-# Answered from memory by a thread of its own: a node with hung mounts or GPUs does not have its witness restarted.
+# Answered from memory by a thread of its own: a node with hung mounts or GPUs does not have its agent restarted.
 livenessProbe:
   httpGet: {path: /healthz, port: metrics}
   initialDelaySeconds: 10

@@ -208,10 +208,10 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
 def _with_type(lines: Sequence[str], at: int) -> str:
     """What a C++ exception says, with its type, which stands on the line before: `c10::DistNetworkError: Interrupted system call`."""
     thrown = _THROWN.match(lines[at - 1]) if at else None
-    said = _SAYS.match(lines[at])
-    if thrown is None or said is None or _KNOWS_ITS_RANK.match(said["text"]):
+    line = _SAYS.match(lines[at])
+    if thrown is None or line is None or _KNOWS_ITS_RANK.match(line["text"]):
         return lines[at]
-    return f"{thrown['type']}: {said['text']}"
+    return f"{thrown['type']}: {line['text']}"
 
 
 def _torn(lines: Sequence[str], source: str) -> RankError | None:
