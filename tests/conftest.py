@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from shared.system.patience import PATIENCE
+from shared.system.patience import PATIENCE, be_patient_with_processes
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine is no defect
 settings.load_profile("no deadline")
+be_patient_with_processes()
 GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[1]
 CODE = ("mldebug", "agents", "exporters")
@@ -36,11 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Who waits longer may take longer."""
-    for item in items:
-        if PATIENCE > 1 and (limit := item.get_closest_marker("timeout")) and limit.args:
-            item.add_marker(pytest.mark.timeout(limit.args[0] * PATIENCE), append=False)
+    usual = float(config.getini("timeout"))
+    for item in items if PATIENCE > 1 else ():
+        limit = item.get_closest_marker("timeout")
+        seconds = limit.args[0] if limit and limit.args else usual
+        item.add_marker(pytest.mark.timeout(seconds * PATIENCE), append=False)
 
 
 def pytest_collection_finish() -> None:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from processes.harness import JOBS, MARK, clean_environment, free_port, marked, wait_for
+from shared.system.patience import PATIENCE
 
 MASTER = "master"  # resolves on every host
 
@@ -180,7 +181,7 @@ def _start(
 
 def end_marked(mark: str) -> None:
     """Kill whatever carries the mark."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * PATIENCE
     while pids := marked(mark):
         for pid in pids:
             try:

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from shared.system.patience import PATIENCE
+
 CLONE_NEWNET = 0x40000000
 KNOWN = b"MLDEBUG!"
 SECONDS = 30
@@ -120,7 +122,7 @@ def _asked(pid: int, events: Path, below: int, suffix: str, words: str) -> bool:
         signal.pidfd_send_signal(pidfd, number)
     finally:
         os.close(pidfd)
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + SECONDS * PATIENCE
     while time.monotonic() < until:
         new = file.exists() and file.stat().st_mtime_ns > before
         if new and words in _text(file):

@@ -46,6 +46,7 @@ from processes.incidents.watching import start as watching_start
 from shared.storage.disks import disk, frozen
 from shared.system.hung import frozen_disk, hung_mount, wait_until
 from shared.system.hung import state as process_state
+from shared.system.patience import PATIENCE
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 
@@ -186,7 +187,7 @@ def stuck_py_spy(folder: Path, what: str) -> Path:
 
 def in_time(took: float) -> bool:
     print(f"ended after {took:.2f} s")
-    return took < END_SECONDS
+    return took < END_SECONDS * PATIENCE
 
 
 # --- the end ---------------------------------------------------------------------------------------
@@ -322,7 +323,7 @@ def test_a_start_on_a_hung_state_dir_serves_metrics_and_writes_when_it_comes_bac
         with bare(tmp_path, config) as agent:
             wait_for("metrics", lambda: answers(port), 20)
             print(f"metrics after {time.monotonic() - started:.1f} s")
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < 10 * PATIENCE
             assert f"the state dir {state} cannot be written: no answer in 3 s" in agent.log
             hang_once_seen(port, job)
             mount.recover()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shared.system.hung import hung_mount, missing
+from shared.system.patience import PATIENCE
 from shared.system.terminal import CLEAR, PROMPT, Terminal, terminal
 
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
@@ -93,7 +94,7 @@ def test_a_state_dir_that_hangs_does_not_take_the_prompt(
         shell.type(f"{CLEAR}mldebug reports --config c.yaml show ", "show $")
         began = time.monotonic()
         shell.type("\t", BELL)
-        assert time.monotonic() - began < MAX_HANG
+        assert time.monotonic() - began < MAX_HANG * PATIENCE
 
 
 def test_fish_lists_with_sentences(home: Path) -> None:

@@ -21,7 +21,7 @@ need_torch("the scenarios train with PyTorch")
 
 Curve = list[tuple[float, str]]
 """Time and value, as Prometheus tells them."""
-PATIENCE = 150.0  # of a GPU that does not answer, and what is read of GPUs each half minute
+SECONDS = 150.0  # of a GPU that does not answer, and what is read of GPUs each half minute
 MOVED: dict[str, tuple[object, ...]] = {
     "nvmlDeviceGetMemoryInfo_v2 1": (150_754_820_096, 616 << 20, 100 << 30, 40 << 30),
     "nvmlDeviceGetMarginTemperature 1": (9,),
@@ -148,11 +148,11 @@ def test_every_query_of_every_dashboard_shows_something_that_moves() -> None:
         gpus_break(scene)
         it_recovers(scene, run)
         try:
-            wait_for("all move", lambda: still(scene.server, run, began).keys() <= AT_THE_END, PATIENCE)  # fmt: skip
+            wait_for("all move", lambda: still(scene.server, run, began).keys() <= AT_THE_END, SECONDS)  # fmt: skip
         except AssertionError:
             left = still(scene.server, run, began)
             raise AssertionError(
                 "\n".join(f"{name}: {told}" for name, told in left.items())
             ) from None
         scene.agent.process.terminate()
-        wait_for("the end is seen", lambda: not still(scene.server, run, began), PATIENCE)
+        wait_for("the end is seen", lambda: not still(scene.server, run, began), SECONDS)

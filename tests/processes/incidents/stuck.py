@@ -32,13 +32,14 @@ from processes.harness import (
 )
 from processes.incidents.scenarios import HIGH, MEDIUM, SCENARIOS, Expected, Scenario, one
 from processes.incidents.watching import Report, RunningAgent
+from shared.system.patience import PATIENCE
 
 TIMEOUT, BUSY_TIMEOUT, INIT_TIMEOUT = 15.0, 25.0, 20.0
 STALL = (
     f"{{timeout: {TIMEOUT:.0f}s, busy_timeout: {BUSY_TIMEOUT:.0f}s,"
     f" init_timeout: {INIT_TIMEOUT:.0f}s, interval: 1s}}"
 )
-PATIENCE = 60.0
+REPORT_SECONDS = 60.0  # for the report, once the job is stuck
 AT_ONCE = 4  # jobs that hang at the same time
 STEPS = 40  # before the fault strikes: the agent has seen the job move
 POLLING = re.compile(r"hrtimer_nanosleep|poll_schedule_timeout.*")
@@ -165,8 +166,8 @@ def _pipeline(agent: RunningAgent, todo: Iterator[Case]) -> Iterator[Case]:
             try:
                 _strike(agent, case, job)
                 _dump(case, job)
-            except AssertionError as error:
-                case.trouble = str(error)
+            except Exception as error:  # noqa: BLE001 - of this job alone, all others are judged
+                case.trouble = f"{type(error).__name__}: {error}"
         for waiting in hanging:
             yield _finish(agent, *waiting)
 
@@ -215,7 +216,8 @@ def _right_pids(job: RunningJob, case: Case, rank: int) -> tuple[int | None, ...
 
 def health(pid: int) -> str:
     """The state of a process as far as a capture could have harmed it: who polls is now on a CPU, now asleep."""
-    deadline = time.monotonic() + 5  # the agent that watches beside us may just read a native stack
+    # the agent that watches beside us may just read a native stack
+    deadline = time.monotonic() + 5 * PATIENCE
     while (state := state_of(pid)) == "t" and time.monotonic() < deadline:
         time.sleep(0.05)
     return {"R": "runs", "S": "runs", "D": "runs"}.get(state, state)
@@ -223,7 +225,7 @@ def health(pid: int) -> str:
 
 def _finish(agent: RunningAgent, case: Case, job: RunningJob, stack: ExitStack) -> Case:
     with stack:
-        deadline = time.monotonic() + (0 if case.trouble else PATIENCE)
+        deadline = time.monotonic() + (0 if case.trouble else REPORT_SECONDS * PATIENCE)
         while not agent.reports(job) and time.monotonic() < deadline:
             time.sleep(0.2)
         case.reports = agent.reports(job)

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 
 import mldebug
 from mldebug_agents.web.unix_http import UnixConnection
+from shared.system.patience import PATIENCE
 
 pytestmark = [
     pytest.mark.scenario,
@@ -251,7 +252,7 @@ def test_the_agent_serves_its_pages(installed: Installed) -> None:
 
 def asked(state: Path, path: str, seconds: float = 60.0) -> str:
     """What the agent serves there, once it has looked around."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + seconds * PATIENCE
     while time.monotonic() < end:
         link = UnixConnection(state)
         try:

@@ -18,6 +18,7 @@ from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.ranks.libraries import Program, libraries, recorder_settings
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
+from shared.system.patience import PATIENCE
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "h200"
 MONITOR = """
@@ -129,7 +130,7 @@ class Monitored:
         """Let it write the dump that it owes, and wait until it lies there whole."""
         Path(f"{self.dump}.go").touch()
         size = Path(f"{self.dump.parent}/recorded_{self.identity.rank}").stat().st_size
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 20 * PATIENCE
         while not self.dump.exists() or self.dump.stat().st_size < size:
             assert time.monotonic() < deadline, "no dump"
             time.sleep(0.02)

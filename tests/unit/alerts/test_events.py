@@ -40,6 +40,7 @@ from mldebug_agents.alerts import delivery, notifier
 from mldebug_agents.alerts.notifier import AlertNotifier
 from mldebug_agents.state import writer_thread
 from mldebug_agents.system.workers import Result
+from shared.system.patience import PATIENCE
 from shared.web.snapshots import snapshot
 
 NOW = 1_700_000_000.0
@@ -285,7 +286,7 @@ class Stand:
             assert self.desk.on_result(result)
 
     def until(self, sink: Sink, count: int) -> list[tuple[str, str]]:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 30 * PATIENCE
         while (len(sink.got) < count or self.waiting()) and time.monotonic() < end:
             self.tick()
         return [(one.key, one.state) for one in sink.got]
@@ -314,7 +315,7 @@ def test_a_failing_channel_is_told_in_status(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(delivery, "PAUSE_FIRST", 60.0)
     sink.errors = [OSError("mail.example gave no answer in 10 s")]
     stand.desk.registry.raise_(alarm("a"), NOW, at_once=True)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 30 * PATIENCE
     while sink.errors and time.monotonic() < end:
         stand.tick()
     stand.tick()
@@ -384,7 +385,7 @@ def test_a_dead_mans_switch_that_fails_is_told_and_tried_again(
     stand = Stand(monkeypatch, Memory(), sink)
     sink.errors = [OSError("hc.example answers 500")] * 2
     troubles = set()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 30 * PATIENCE
     while not sink.got and time.monotonic() < end:
         stand.tick()
         troubles.add(stand.desk.show(snapshot()).events.channels[0].trouble)
@@ -400,7 +401,7 @@ def test_the_configuration_that_is_read_again_loses_nothing(
     monkeypatch.setattr(delivery, "PAUSE_FIRST", 60.0)
     sink.errors = [OSError("down")]
     stand.desk.registry.raise_(alarm("a"), NOW, at_once=True)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 30 * PATIENCE
     while sink.errors and time.monotonic() < end:
         stand.tick()
     stand.desk.reload(Config())
@@ -488,7 +489,7 @@ def test_a_message_that_nobody_takes_holds_up_no_other(monkeypatch: pytest.Monke
     sink.send = picky  # type: ignore[method-assign]
     for number, key in enumerate(("poison", "b", "c")):
         stand.desk.registry.raise_(alarm(key), NOW + number, at_once=True)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 30 * PATIENCE
     while len(sink.got) < 2 and time.monotonic() < end:
         stand.tick()
     assert [one.key for one in sink.got] == ["b", "c"]

@@ -19,6 +19,7 @@ from mldebug_agents.cluster.peers.net.connect_pool import ConnectPool
 from mldebug_agents.cluster.peers.net.errors import CutError, NoRoomError, RefusedError, SilentError
 from mldebug_agents.cluster.peers.net.http_answer import HttpAnswer
 from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
+from shared.system.patience import PATIENCE
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 Serve = Callable[[ssl.SSLSocket], None]
@@ -283,7 +284,7 @@ def test_where_threads_are_scarce_some_are_given_back(monkeypatch: pytest.Monkey
     for number in range(20):
         one.go(number)
     ended = 0
-    until = time.monotonic() + 60
+    until = time.monotonic() + 60 * PATIENCE
     while ended < 2 and time.monotonic() < until:
         ended = sum(not each.is_alive() for each in started)
         time.sleep(0.01)

@@ -35,6 +35,7 @@ from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.workers import Result
 from shared.system.hung import wait_until
+from shared.system.patience import PATIENCE
 
 HERE = "here"
 NEW = "new"
@@ -278,10 +279,11 @@ def test_a_long_log_is_read_to_its_end_before_the_gpus_are_asked(
     assert asked(board) == [[("0000:41:00.0", 119)]] * 2
 
 
-def test_a_kernel_log_that_cannot_be_read_changes_nothing(board: Board) -> None:
-    began = time.monotonic()
+def test_a_kernel_log_that_cannot_be_read_changes_nothing(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LISTEN", 300.0)  # longer than the wait for the answers
     assert asked(board) == [[], []]
-    assert time.monotonic() - began < LISTEN
     assert [gap.what for gap in board.shown().gaps] == ["kernel log"]
 
 
@@ -289,7 +291,7 @@ def test_a_kernel_log_that_is_not_read_in_time_does_not_keep_the_gpus_waiting(bo
     board.hardware.workers["kernel"]._work = lambda _: threading.Event().wait(60)  # type: ignore[attr-defined]
     began = time.monotonic()
     assert asked(board) == [[], []]
-    assert LISTEN <= time.monotonic() - began < 10 * LISTEN
+    assert LISTEN <= time.monotonic() - began < 10 * LISTEN * PATIENCE
 
 
 def test_a_gpu_that_is_left_alone_is_a_gap_in_status_and_report(board: Board) -> None:

@@ -27,6 +27,7 @@ from mldebug_agents.hardware.host_memory.reader import MemoryOrder, MemoryWatch
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_exporters.metrics.memory import UNREADABLE, samples
+from shared.system.patience import PATIENCE
 
 GIB, MIB = 1 << 30, 1 << 20
 STATUS = "Name:\tpython\nVmRSS:\t 9000 kB\nRssAnon:\t 1000 kB\nRssFile:\t 7000 kB\nRssShmem:\t 1000 kB\nVmSwap:\t 24 kB\n"
@@ -263,7 +264,7 @@ def test_a_real_leak_is_foretold_long_before_the_end_and_mapped_pages_are_left_o
     order = MemoryOrder(jobs=(Job(id="j", name="j", launcher="x", ranks=(rank,)),))
     watch = MemoryWatch(Host(), FakeReader({}), least=2.0, spacing=0.1)
     try:
-        until, one = time.monotonic() + 40, RankMemory()
+        until, one = time.monotonic() + 40 * PATIENCE, RankMemory()
         while time.monotonic() < until and not (one.growth and one.file > 150 * MIB):
             time.sleep(0.1)
             one = next(iter(watch.look(order).ranks), one)

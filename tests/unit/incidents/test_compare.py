@@ -16,6 +16,7 @@ from mldebug.incidents.report.schema import report_schema
 from mldebug.incidents.report.text import report_lines
 from mldebug.incidents.stored_evidence import StoredEvidence
 from shared.diagnosis.builders import ALL_REDUCE, WAITER, capture, process, rank
+from shared.system.patience import PATIENCE
 
 STRIKE = ("strike (train.py:34)", "<module> (train.py:50)")
 BACKWARD = ("backward (train.py:80)", "<module> (train.py:50)")
@@ -151,7 +152,7 @@ def test_all_ranks_of_a_large_job_stay_few_words() -> None:
     assert found.changes[-1].words.endswith("moved in 4,088 other ways")
     assert max(len(one.words) for one in found.changes) < 200
     assert len(found.summary) < 500
-    assert took < 5  # about 1 s on a slow core
+    assert took < 5 * PATIENCE  # about 1 s on a slow core
 
 
 def test_a_name_that_a_job_chose_is_harmless() -> None:

@@ -283,7 +283,7 @@ WRITER = """
     if sys.argv[2] == "in pieces":
         record._memory = InPieces.from_buffer(memory)
     print(record.path, record.pid, flush=True)
-    until, step = time.monotonic() + 30, 0
+    until, step = time.monotonic() + 60, 0
     while time.monotonic() < until:
         step += 1
         record.write_scalars({"a": step, "b": -step})

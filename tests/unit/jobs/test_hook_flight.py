@@ -20,6 +20,7 @@ from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
 from shared.jobs.hooked import HOLDS, RANK, SHM, process, state
 from shared.system.hung import wait_until
+from shared.system.patience import PATIENCE
 
 TORCH = """
     import json, types
@@ -105,7 +106,7 @@ def test_who_cannot_answer_costs_no_more_than_the_time_given(asking: HookFlightR
         wait_until(lambda: state(held.pid) == "S")
         started = time.monotonic()
         found = asking.ask([identity(held.pid, 0), identity(free.pid, 1)], 3)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 10 * PATIENCE
         assert list(found.flights) == [1]
         assert [(gap.rank, gap.reason) for gap in found.gaps] == [(0, "no answer in 3 s")]
         assert asking.unanswered.counts["hook"] == 1

@@ -22,6 +22,7 @@ from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
 from shared.system.hung import hung_mount
+from shared.system.patience import PATIENCE
 
 ME = os.getpid()
 MIB = 1 << 20
@@ -225,7 +226,7 @@ def test_100_mb_on_one_line_are_left_out_counted_and_named(watched: Watched, log
         log.write(b"z" * (4 * MIB))
         began = time.monotonic()
         watched.look()
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 2.0 * PATIENCE
     log.write("\nstep 2 loss 1\n")
     assert watched.look() == 2
     assert watched.logs.counts.oversized == 1
@@ -265,7 +266,7 @@ def test_a_sparse_log_of_a_terabyte(watched: Watched, tmp_path: Path) -> None:
     os.truncate(path, path.stat().st_size + (1 << 34))  # and it grows by a hole
     log.write("\nstep 6 loss 1\n")
     assert watched.look() == 6
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 5.0 * PATIENCE
     assert watched.logs.counts.bytes < 8 * MIB
     log.close()
 
@@ -348,17 +349,20 @@ def test_one_mount_that_hangs_costs_one_reader_and_one_deadline(
         began = time.monotonic()
         assert one.look() == 3
         assert two.look() is None
-        assert time.monotonic() - began < 2 * 2.0 + 1.0
-        began = time.monotonic()
-        good.write("step 4 loss 1\n")
-        assert one.look() == 4
-        assert time.monotonic() - began < 1.9
+        assert time.monotonic() - began < (2 * 2.0 + 1.0) * PATIENCE
+        spans = []
+        for step in (4, 5, 6):
+            began = time.monotonic()
+            good.write(f"step {step} loss 1\n")
+            assert one.look() == step
+            spans.append(time.monotonic() - began)
+        assert min(spans) < 1.9  # who waits for the mount again waits each time
         assert len(reader.stuck) == 1
         assert one.logs.sentence == str(good.path)
         assert (len(one.logs.gaps), len(two.logs.gaps)) == (1, 2)
         assert two.logs.sentence.startswith("no log can be read: ")
         mount.recover()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 20 * PATIENCE
         while two.look() != 3 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert two.progress.step == 3

@@ -37,6 +37,7 @@ from mldebug_agents.system.spawn import Spawner
 from mldebug_agents.watch.watch import Watch
 from shared.jobs.proctree import DirectPaths, Tree
 from shared.system.hung import wait_until
+from shared.system.patience import PATIENCE
 
 SITE = "/opt/torch/.venv/lib/python3.12/site-packages"
 LOADED = Libraries(torch=f"{SITE}/torch", nccl=f"{SITE}/nvidia/nccl/lib/libnccl.so.2")
@@ -267,7 +268,7 @@ def test_a_trick_gives_an_unknown_version_at_once(
             path.write_bytes(os.urandom(4096))
     began = time.monotonic()
     assert told(reader, package) == Software()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 5 * PATIENCE
     assert not reader.stuck
 
 
@@ -383,7 +384,7 @@ def trapped(tmp_path: Path) -> Iterator[tuple[list[int], Path]]:
 
 def until_found(look: Callable[[], dict[str, str]], wanted: set[str]) -> dict[str, str]:
     """Look until these traps are found, for half a minute at most."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 30 * PATIENCE
     while not wanted <= (found := look()).keys() and time.monotonic() < until:
         time.sleep(0.1)
     return found

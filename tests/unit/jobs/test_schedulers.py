@@ -38,6 +38,7 @@ from mldebug_agents.jobs.schedulers import kubernetes, slurm
 from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
 from mldebug_agents.system.workers import Result
 from mldebug_exporters.metrics import scheduler as scheduler_metrics
+from shared.system.patience import PATIENCE
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/slurm"
 LINE = "%s1|1|ada|RUNNING|2026-11-24T01:17:04|NONE|UNLIMITED|2026-11-24T01:17:02|all|a1|None|my träin\n"
@@ -253,7 +254,7 @@ def test_a_squeue_that_hangs_holds_up_no_turn(spawner: Spawner, tmp_path: Path) 
         "slurm", slurm.Options(only_on=("*",), squeue=sleeps, timeout=2.0, interval=0.01)
     )
     asked = PolledScheduler("main", plugin, "node1", spawner, inbox)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 60 * PATIENCE
     while inbox.empty():  # each turn is one of the main loop's
         asked.tick()
         assert time.monotonic() < deadline

@@ -35,6 +35,7 @@ from mldebug_training.helpers.switches.meeting import LateError
 from mldebug_training.helpers.switches.reasons import StopSignal
 from mldebug_training.helpers.switches.switches import Switches
 from shared.diagnosis.builders import capture, process, rank, still
+from shared.system.patience import PATIENCE
 from unit.training.test_hook import PYTHONS, interpreters
 
 NOW = 1_800_000_000.0
@@ -90,9 +91,9 @@ def test_what_is_no_regular_file_is_no_switch(place: Path, name: str, what: str)
 def test_a_huge_file_is_a_switch_that_costs_nothing(place: Path) -> None:
     with (place / "kill").open("wb") as file:
         file.truncate(1 << 30)
-    began = time.monotonic()
+    began = time.process_time()
     assert look(str(place), NOW).kill > 0
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 0.1  # to read it takes several times as long
 
 
 @pytest.mark.parametrize(
@@ -800,7 +801,7 @@ def test_a_duration_counts_from_the_start_of_the_process() -> None:
 
 
 def wait_for(condition: Any, timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout * PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -863,7 +864,7 @@ def test_a_folder_that_hangs_holds_nobody_up(monkeypatch: Any) -> None:
     began = time.monotonic()
     assert "hangs" in watch.first_look(timeout=0.1).trouble
     watch.close()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 10 * PATIENCE
     released.set()
     assert watch._gone.wait(20)
 
@@ -874,7 +875,7 @@ stop = mldebug_training.Switches({folder!r}, limit=mldebug_training.TimeLimit("1
 print(stop.at_start())
 open({folder!r} + "/save", "w").close()
 import time
-until = time.monotonic() + 30
+until = time.monotonic() + 60
 while not stop.poll() and time.monotonic() < until:
     time.sleep(0.01)
 print(stop.reason)

@@ -483,12 +483,12 @@ def test_a_step_without_the_first_node_has_its_whole_deadline() -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_nodes_that_say_nothing_are_waited_for_in_full_once_alone() -> None:
-    leader = head(Store(after=None), step=0.5)
+    leader = head(Store(after=None), step=3.0)
     took = []
     for _ in range(2):
         began = time.monotonic()
         [trial] = leader._try([[1, 2]])
         took.append(time.monotonic() - began)
         assert trial.outcome == "timed_out"
-    assert took[0] >= 0.7
-    assert took[1] < 0.5
+    assert took[0] >= 3.2
+    assert took[1] < 3.0

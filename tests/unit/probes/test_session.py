@@ -22,6 +22,7 @@ from mldebug_agents.probes.child import ChildExit, Event, ProbeChild, inside
 from mldebug_agents.probes.environment import INSIDE, child_environment, find_python
 from mldebug_agents.probes.guard import BusyError, Guard, only_probe
 from mldebug_agents.system.spawn import Spawner
+from shared.system.patience import PATIENCE
 
 RANKS = """
 import os, signal, sys, time
@@ -66,7 +67,7 @@ class Launched:
         return [one["pid"] for one in self.heard if one["event"] == "started"]
 
     def leaves_nothing(self) -> bool:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 20 * PATIENCE
         while any(lives(pid) for pid in self.pids) and time.monotonic() < deadline:
             time.sleep(0.01)
         return bool(self.pids) and not any(lives(pid) for pid in self.pids)
@@ -152,7 +153,7 @@ def test_an_interrupt_leaves_nothing() -> None:
             )
     finally:
         signal.signal(signal.SIGINT, before)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 20 * PATIENCE
     while any(map(lives, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(pids) == 2

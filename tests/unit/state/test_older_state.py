@@ -29,7 +29,7 @@ def test_what_an_older_agent_left_open_is_ended_under_its_id(tmp_path: Path) -> 
     config = Config(agent=AgentConfig(state_dir=state, listen=""), stall=StallConfig(interval=0.5))
     with open_tools(config) as tools:
         store = StateStore(state, tools.context.spawner, retry=0.01)
-        store.start(5)
+        store.start(30)
         loop = build_loop(CurrentConfig(config), tools, store, lambda _: None, SystemdNotifier({}))
         thread = threading.Thread(target=loop.run)
         thread.start()
@@ -38,7 +38,7 @@ def test_what_an_older_agent_left_open_is_ended_under_its_id(tmp_path: Path) -> 
         finally:
             loop.stop()
             thread.join(10)
-            store.close(5)
+            store.close(30)
     after = json.loads(report.read_bytes())
     assert after["timeline"][: len(before["timeline"])] == before["timeline"]
     assert "gone when the agent came back" in after["timeline"][-1]["what"]

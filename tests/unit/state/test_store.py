@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import pytest
@@ -54,14 +55,14 @@ def unopened(folder: Path) -> StateStore:
 
 
 @contextmanager
-def ledger(folder: Path, timeout: float = 5.0) -> Iterator[StateStore]:
+def ledger(folder: Path, timeout: float = 30.0) -> Iterator[StateStore]:
     one = unopened(folder)
     try:
         one.start(timeout)
         one.writer.release()
         yield one
     finally:
-        one.close(5)
+        one.close(30)
 
 
 def test_memory_incident_and_leftovers_come_back(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_a_second_agent_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> 
         other = unopened(tmp_path)
         with pytest.raises(UsageError, match=rf"another agent \(pid {os.getpid()}\) already uses"):
             other.start()
-        other.close(5)
+        other.close(30)
 
 
 def test_an_agent_of_another_node_is_named_with_its_node(tmp_path: Path) -> None:
@@ -153,13 +154,14 @@ def test_an_agent_of_another_node_is_named_with_its_node(tmp_path: Path) -> None
         other = unopened(tmp_path)
         with pytest.raises(UsageError, match=r"pid 123 on other-node"):
             other.start()
-        other.close(5)
+        other.close(30)
 
 
 def test_a_killed_agent_leaves_no_lock(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
+from statistics import median
 from mldebug_agents.state import server
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.spawn import Spawner
@@ -189,7 +191,7 @@ def test_what_can_never_be_a_state_dir_is_a_sentence(tmp_path: Path, kind: str) 
     with pytest.raises(UsageError, match=f"the state dir {place} ") as raised:
         one.start()
     assert "agent.state_dir" in raised.value.way_out
-    one.close(5)
+    one.close(30)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
@@ -228,6 +230,11 @@ def test_a_closed_state_dir_is_a_sentence(tmp_path: Path, closed: str) -> None:
     send.close()
 
 
+def remounted(place: Path, *options: str) -> bool:
+    done = subprocess.run(["mount", "-o", *options, str(place)], check=False, capture_output=True)
+    return done.returncode == 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_full_or_read_only_disk_lets_the_agent_run_and_takes_all_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -242,13 +249,16 @@ def test_a_full_or_read_only_disk_lets_the_agent_run_and_takes_all_later(
             one.keep("job", StallMemory(run="job"), INCIDENT)
             wait_until(lambda: not one.states()[0].success)
             assert "No space left on device (ENOSPC)" in one.states()[0].error
-            assert f"the state dir {place} cannot be written: No space left" in caplog.text
+            said = f"the state dir {place} cannot be written: No space left"
+            wait_until(lambda: said in caplog.text)  # the thread logs it after that
             assert f"df -h {place}" in caplog.text
             (place / "fill").unlink()
             wait_until(lambda: one.states()[0].success)
         assert f"the state dir {place} can be written again" in caplog.text
         for args in (["remount,ro"], ["remount,rw"]):
-            subprocess.run(["mount", "-o", *args, str(place)], check=True)
+            wait_until(
+                lambda a=args: remounted(place, *a)
+            )  # not while the keeper before still ends
             with ledger(place) as again:
                 assert again.opened == (args == ["remount,rw"])
                 said = "" if again.opened else "Read-only file system (EROFS)"
@@ -272,19 +282,19 @@ def test_a_hung_disk_is_opened_when_it_comes_back(tmp_path: Path) -> None:
         mount.recover()
         wait_until(lambda: late.opened)
         assert late.earlier_incident("job") == INCIDENT
-        late.close(5)
+        late.close(30)
 
 
 def test_the_socket_file_goes_at_the_end_if_it_is_still_ours(tmp_path: Path) -> None:
     for taken_over in (False, True):
         doors: list[socket.socket] = []
         one = StateStore(tmp_path, SPAWNERS[-1], doors.append, retry=0.01)
-        assert one.start(5)
+        assert one.start(30)
         assert doors[0].getsockname() == str(tmp_path / "agent.sock")
         if taken_over:
             (tmp_path / "agent.sock").unlink()
             doors.append(open_unix(tmp_path))
-        one.close(5)
+        one.close(30)
         assert (tmp_path / "agent.sock").exists() == taken_over
         for door in doors:
             door.close()
@@ -347,7 +357,7 @@ def test_a_lost_state_dir_is_made_and_filled_anew(
         other = unopened(state)
         with pytest.raises(UsageError, match="already uses"):
             other.start()
-        other.close(5)
+        other.close(30)
     errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 1, errors
     assert errors[0].startswith(f"the state dir {state} ")
@@ -396,14 +406,14 @@ def test_the_place_of_another_agent_is_left_to_it(tmp_path: Path) -> None:
 def test_the_socket_comes_back_with_the_folder(tmp_path: Path) -> None:
     state, doors = tmp_path / "state", list[socket.socket]()
     one = StateStore(state, SPAWNERS[-1], doors.append, retry=0.01)
-    assert one.start(5)
+    assert one.start(30)
     one.writer.release()
     shutil.rmtree(state)
     wait_until(one.tend)
     wait_until(lambda: len(doors) == 2)
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(str(state / "agent.sock"))
-    one.close(5)
+    one.close(30)
     assert not (state / "agent.sock").exists()
     for door in doors:
         door.close()
@@ -412,19 +422,23 @@ def test_the_socket_comes_back_with_the_folder(tmp_path: Path) -> None:
 def test_a_folder_that_hangs_is_not_taken_for_a_lost_one(tmp_path: Path) -> None:
     with hung_mount(tmp_path) as mount:
         late = unopened(mount.target / "state")
-        assert late.start(5)
+        assert late.start(30)
         late.writer.release()
         mount.hang()
+        spans = []
         for _ in range(20):
             started = time.monotonic()
             late.tend()
             late.keep("job", StallMemory(run="job"), INCIDENT)
-            assert time.monotonic() - started < 0.1
+            spans.append(time.monotonic() - started)
             time.sleep(0.01)
         mount.recover()
+        assert (
+            median(spans) < 0.1
+        )  # who waits for the disk waits each time; a busy machine delays a few
         wait_until(lambda: late.writer.idle)
         assert late.losses == 0
-        late.close(5)
+        late.close(30)
 
 
 def test_ends_without_a_run_are_forgotten(tmp_path: Path) -> None:

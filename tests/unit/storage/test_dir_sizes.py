@@ -36,11 +36,12 @@ from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.spawn import Spawner
 from shared.storage.trees import Chaos, du
 from shared.system.hung import hung_mount
+from shared.system.patience import PATIENCE
 
 
 def turn_until(keeper: DirSizeUpdater, wanted: Callable[[DirSize], bool], seconds: float = 60.0) -> DirSize:  # fmt: skip
     """Let it work until its state is as wanted."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while not wanted(state := keeper.state()):
         assert time.monotonic() < deadline, state
         keeper.tick(0.25)
@@ -371,7 +372,7 @@ class Hands:
 
 
 def desk_until(desk: DirSizeClient, wanted: Callable[[tuple[DirSize, ...]], bool]) -> tuple[DirSize, ...]:  # fmt: skip
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 60 * PATIENCE
     while not wanted(desk.states):
         assert time.monotonic() < deadline, desk.states
         desk.tick()

@@ -37,6 +37,7 @@ from mldebug_agents.web.listeners import open_unix
 from processes.agent.light import LightJob, light_job
 from processes.harness import wait_for
 from shared.incidents.bundles import unpacked
+from shared.system.patience import PATIENCE
 
 HOST, DOMAIN, USER = "trn-gpu-017", "acme.example", "alice"
 UUID, SERIAL = "3b7c1111-2222-3333-4444-555555555555", "1653023011111"
@@ -322,7 +323,7 @@ def test_beside_an_agent_that_hangs_the_gpus_are_left_alone(
 def test_it_ends_sooner_when_somebody_has_enough(tools: NodeTools) -> None:
     began = time.monotonic()
     manifest = Recorder(tools, 600.0, enough=lambda: True).record()
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < 30.0 * PATIENCE
     assert manifest.ended_at - manifest.began_at < 30.0
 
 

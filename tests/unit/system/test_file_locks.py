@@ -14,6 +14,7 @@ from mldebug_agents.system.file_locks import FileLocks, parse_locks
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import WORKERS, Spawner
+from shared.system.patience import PATIENCE
 
 LISTED = """\
 1: FLOCK  ADVISORY  WRITE 4711 fd:00:1396547 0 EOF
@@ -86,7 +87,7 @@ def held(process: "subprocess.Popen[str]") -> int:
 
 
 def blocked(pid: int) -> int:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 30 * PATIENCE
     while f"{pid} " not in " ".join(_wanting()):
         assert time.monotonic() < until, Path("/proc/locks").read_text()
         time.sleep(0.02)
@@ -99,7 +100,7 @@ def _wanting() -> list[str]:
 
 def asleep(pid: int) -> int:
     """An OFD lock is nobody's in the kernel's list: its process is found by where it sleeps."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 30 * PATIENCE
     while "setlk" not in Path(f"/proc/{pid}/wchan").read_text():
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -157,7 +158,7 @@ def test_an_inherited_lock_is_held_by_the_child_that_has_the_file(
 
 
 def _children(pid: int) -> list[int]:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 30 * PATIENCE
     while not (found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -12,6 +12,7 @@ import pytest
 from mldebug.core.model import ThreadState
 from mldebug_agents.system.freezer import frozen_by, may_be_frozen
 from mldebug_agents.system.host import Host
+from shared.system.patience import PATIENCE
 
 NAME = "mldebug-test"
 
@@ -67,7 +68,7 @@ def cgroup(request: pytest.FixtureRequest) -> Iterator[Path]:
         pytest.skip(f"{path.parent} has no freezer")
     yield path
     freeze(path, on=False)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 10 * PATIENCE
     while (path / "cgroup.procs").read_text() and time.monotonic() < until:
         time.sleep(0.02)
     path.rmdir()
@@ -87,7 +88,7 @@ def test_a_frozen_process_is_told_with_its_cgroup(cgroup: Path) -> None:
         (cgroup / "cgroup.procs").write_text(str(child.pid))
         assert found(child.pid) == ""
         freeze(cgroup, on=True)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 10 * PATIENCE
         while not found(child.pid):
             assert time.monotonic() < until, Path(f"/proc/{child.pid}/status").read_text()
             time.sleep(0.02)

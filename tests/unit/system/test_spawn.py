@@ -20,6 +20,7 @@ from mldebug_agents.system import spawn
 from mldebug_agents.system.child.gpu_driver import MACHINE, inside_gpu_driver
 from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
 from shared.system.hung import frozen_disk, hung_mount, state, wait_until
+from shared.system.patience import PATIENCE
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_deadline_kills_the_whole_group(spawner: Spawner) -> None:
     done = sh(spawner, "(sleep 1000 & echo $!; wait) & echo $!; wait", timeout=2.0)
     assert done.timed_out
     assert (done.returncode, done.abandoned, done.error) == (-signal.SIGKILL, False, "")
-    assert done.seconds < 7
+    assert done.seconds < 7 * PATIENCE
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2
     wait_until(lambda: not any(map(state, pids)))
@@ -176,7 +177,7 @@ def test_program_on_a_hung_mount_does_not_stop_others(tmp_path: Path, spawner: S
         assert [done.stdout for done in others] == [b"hi\n"] * 5
         done = stuck.result()
         assert (done.timed_out, done.returncode) == (True, -signal.SIGKILL)
-        assert done.seconds < 3 + 2 * spawn.GRACE
+        assert done.seconds < (3 + 2 * spawn.GRACE) * PATIENCE
         mount.recover()
         assert spawner.run([program], timeout=20).returncode == 0
 
@@ -199,7 +200,7 @@ def test_child_in_state_d_ends_at_the_deadline(tmp_path: Path, spawner: Spawner)
     assert sh(spawner, "echo quick").stdout == b"quick\n"
     done = run.result()
     assert (done.timed_out, done.abandoned, done.error) == (True, False, "")
-    assert done.seconds < 6
+    assert done.seconds < 6 * PATIENCE
 
 
 def test_unkillable_child_is_abandoned_then_forgiven(tmp_path: Path, spawner: Spawner) -> None:
@@ -207,7 +208,7 @@ def test_unkillable_child_is_abandoned_then_forgiven(tmp_path: Path, spawner: Sp
         done = sh(spawner, f"echo before; echo x > {disk}/file", timeout=1)
         assert (done.timed_out, done.abandoned, done.returncode) == (True, True, None)
         assert done.stdout == b"before\n"
-        assert done.seconds < 4
+        assert done.seconds < 4 * PATIENCE
         [(pid, ticks, argv)] = spawner.abandoned
         assert (pid, argv) == (done.pid, done.argv)
         assert str(ticks) in Path(f"/proc/{pid}/stat").read_text().split()
@@ -228,7 +229,7 @@ def test_too_many_abandoned_start_no_more(
         assert (done.timed_out, done.abandoned) == (True, True)
         refused = spawner.run(["/bin/true"], timeout=20)
         assert "stuck" in refused.error
-        assert refused.seconds < 0.05
+        assert refused.seconds < 5 * PATIENCE  # and not its twenty
     finally:
         os.kill(spawner.helper_pid, signal.SIGCONT)
     wait_until(lambda: spawner.abandoned == ())
@@ -253,7 +254,7 @@ def test_death_of_the_helper_is_an_error_and_no_hang(tmp_path: Path) -> None:
         wait_until(lambda: not state(int(started.read_text())))
         later = spawner.run(["/bin/true"], timeout=20)
         assert "is gone" in later.error
-        assert later.seconds < 5
+        assert later.seconds < 5 * PATIENCE
     assert spawner.trouble == ""
 
 

@@ -17,6 +17,7 @@ from mldebug_training.helpers import first
 from mldebug_training.helpers.switches import agreement, exchange, meeting, visits
 from mldebug_training.helpers.switches.exchange import Exchange, RankAtStore
 from mldebug_training.helpers.switches.meeting import Meeting
+from shared.system.patience import PATIENCE
 
 dist = pytest.importorskip("torch.distributed")
 SIZE = 6
@@ -51,7 +52,7 @@ def begun(places: list[RankAtStore], numbers: list[tuple[int, ...]], before: lis
 
 
 def eventually(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 60 * PATIENCE
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)

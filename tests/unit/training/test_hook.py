@@ -109,7 +109,7 @@ def test_the_stacks_come_by_signal(site: Path, version: str, forced: int) -> Non
         path = own.record.path + ".stacks"
         threading.Thread(target=time.sleep, args=(1000,), name="other", daemon=True).start()
         def waits_here():
-            until = time.monotonic() + 20
+            until = time.monotonic() + 60
             while "<module>" not in open(path).read() and time.monotonic() < until:
                 time.sleep(0.01)
         os.kill(os.getpid(), own.record.signal - {forced})

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, expect
 
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.web.server import AgentServer
+from shared.system.patience import PATIENCE
 from shared.web import pagedata
 from shared.web.browser import CHROMIUM, Tab, chromium, relayed, tab
 from shared.web.webpages import LATER, pages
@@ -163,4 +164,4 @@ def test_a_thousand_ranks_and_names_that_mean_harm_fit(browser: Browser, served:
         seen.open("/storage")
         assert seen.page.locator("tbody tr").count() == 1024
         took = seen.page.evaluate("() => { const at = performance.now(); const box = document.querySelector('#filter'); box.value = 'rank 7'; box.dispatchEvent(new Event('input', {bubbles: true})); document.body.offsetHeight; return performance.now() - at; }")  # fmt: skip
-        assert took < 3000  # milliseconds; measured 40 to 150
+        assert took < 3000 * PATIENCE  # milliseconds; measured 40 to 150
