@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-long test-rest test-scenarios test-system test-frameworks field-cases check bench bench-scale docs dist deb wheel-training wheel-native clean
+.PHONY: help demo test test-all nightly test-rest test-scenarios test-system test-frameworks field-cases check bench bench-scale docs dist deb wheel-training wheel-native clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,10 +22,10 @@ test: $(STAMP) ## unit and golden tests and a few real jobs (under 8 minutes)
 test-all: $(STAMP) ## every test, all real jobs included
 	$(RUN) -m pytest $(ARGS)
 
-test-long: $(STAMP) ## what takes minutes, in full: soak, kills, captures, networks (by hand or each night, as root)
+nightly: $(STAMP) ## what takes minutes, in full: soak, kills, captures, networks (each night or by hand, as root)
 	CI=true MLDEBUG_SAFETY_ROUNDS=300 MLDEBUG_KILL_ROUNDS=200 $(RUN) -m pytest tests/processes/agent/test_safety.py \
 		tests/processes/agent/test_agent_life.py tests/processes/agent/test_soak.py tests/unit/training/test_tracer.py $(ARGS)
-	$(RUN) -m pytest -m long tests/system tests/processes $(ARGS)
+	$(RUN) -m pytest -m long $(ARGS)
 
 test-rest: $(STAMP) ## what test-all has more than test
 	$(RUN) -m pytest -m "scenario and not smoke" $(ARGS)

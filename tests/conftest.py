@@ -17,7 +17,7 @@ settings.load_profile("no deadline")
 be_patient_with_processes()
 GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[1]
-CODE = ("mldebug", "agents", "exporters")
+CODE = ("mldebug", "agents", "exporters", "tests/jobs")
 # Of this process alone: asserts are rewritten once, which is 7 s of a collection in place of 21
 sys.dont_write_bytecode = False
 
