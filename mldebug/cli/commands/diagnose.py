@@ -17,6 +17,7 @@ from mldebug.core.plugins import NoOptions
 from mldebug.core.report_model import Report, Stall
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.model import AttemptExit
+from mldebug.incidents.evidence_archive import is_archive, unpacked
 from mldebug.incidents.incident import Incident, write_report
 from mldebug.incidents.incident import judge as judge_incident
 from mldebug.incidents.report.build import build_report, make_id
@@ -52,7 +53,8 @@ def command(directory: Path, as_json: bool, html: Path | None) -> None:
     DIRECTORY is the folder of a report (of a stall, of an abnormal end or taken by hand), its evidence folder, or
     stacks of all ranks: a file or a folder of what py-spy dump (text, JSON), faulthandler, gdb or pystack printed, one
     file a rank, a node or for all, also behind the prefixes of pdsh, srun, mpirun, docker or kubectl. Ranks are known
-    by RANK, --local_rank, a prefix or the file's name (rank0.txt), else numbered in order.
+    by RANK, --local_rank, a prefix or the file's name (rank0.txt), else numbered in order. A tar, a zip or a .gz of any
+    of these will do.
     """
     judged = judge(read_evidence(directory))
     if html:
@@ -74,14 +76,24 @@ def _write(path: Path, text: str) -> None:
 
 
 def read_evidence(directory: Path) -> StoredEvidence:
-    """The evidence that an agent or a dump stored in this folder; a file, or any other folder, is read as stacks that others dumped."""
+    """The evidence that an agent or a dump stored in this folder; a file, or any other folder, is read as stacks that others dumped.
+
+    A tar, a zip or a gzip file stands for what is in it.
+    """
     is_file = _check_folder(directory)
+    if is_file and is_archive(directory):
+        with unpacked(directory) as folder:
+            return _read(folder, directory, is_file=False)
+    return _read(directory, directory, is_file=is_file)
+
+
+def _read(directory: Path, given: Path, *, is_file: bool) -> StoredEvidence:
     recorded = StoredEvidence() if is_file else load_evidence(directory)
     if not recorded.captures and recorded.exit is None:
         recorded = StoredEvidence(captures=captures_from_dumps(directory))
     if not recorded.captures and recorded.exit is None:
         raise EvidenceError(
-            f"{directory} holds nothing to judge: no {KINDS}",
+            f"{given} holds nothing to judge: no {KINDS}",
             LIST,
         )
     return recorded

@@ -1,0 +1,166 @@
+"""`mldebug diagnose` of what people mail: a tar, a zip, a gzip file; whole, damaged, hostile."""
+
+import gzip
+import io
+import json
+import os
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from mldebug.cli import main as cli
+from mldebug.core.errors import EvidenceError
+from mldebug.incidents import evidence_archive
+from mldebug.incidents.evidence_archive import is_archive, unpacked
+
+WAITS = """Process {pid}: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread {pid} (idle): "MainThread"
+    all_reduce (torch/distributed/distributed_c10d.py:2806)
+    wrapper (torch/distributed/c10d_logger.py:81)
+    train (train.py:40)
+    <module> (train.py:60)
+"""
+SLEEPS = """Process {pid}: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread {pid} (idle): "MainThread"
+    slow_read (train.py:12)
+    train (train.py:38)
+    <module> (train.py:60)
+"""
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Path:
+    """Stacks of four ranks, of which the third sleeps."""
+    folder = tmp_path / "hang"
+    folder.mkdir()
+    for rank in range(4):
+        text = SLEEPS if rank == 2 else WAITS
+        (folder / f"rank{rank}.txt").write_text(text.format(pid=100 + rank))
+    return folder
+
+
+def packed(dumps: Path, kind: str) -> Path:
+    """The folder as one file, made by the usual means."""
+    target = dumps.with_name(f"mailed.{kind}")
+    if kind == "zip":
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in sorted(dumps.iterdir()):
+                archive.write(file, f"hang/{file.name}")
+    elif kind == "txt.gz":
+        everything = "\n".join(file.read_text() for file in sorted(dumps.iterdir()))
+        target.write_bytes(gzip.compress(everything.encode()))
+    else:
+        with tarfile.open(target, f"w:{kind.partition('.')[2]}") as tar:
+            for file in sorted(dumps.iterdir()):
+                tar.add(file, f"./{file.name}")
+    return target
+
+
+def culprits(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[int], str]:
+    """The exit code, the ranks that are named and the sentence."""
+    code = cli.main(["diagnose", str(path), "--json"])
+    diagnosis = json.loads(capsys.readouterr().out)["diagnosis"]
+    return code, [one["rank"] for one in diagnosis["culprits"]], diagnosis["summary"]
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "tar.bz2", "tar.xz", "zip", "txt.gz"])
+def test_an_archive_is_judged_like_the_folder_in_it(
+    dumps: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = culprits(dumps, capsys)
+    assert wanted[:2] == (1, [2])
+    assert culprits(packed(dumps, kind), capsys) == wanted
+
+
+def test_a_plain_file_is_no_archive(dumps: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert not is_archive(dumps / "rank0.txt")
+    assert not is_archive(tmp_path / "empty")
+    assert not is_archive(tmp_path / "absent")
+
+
+def test_no_name_leads_out_and_links_are_left_out(tmp_path: Path) -> None:
+    target = tmp_path / "bad.tar"
+    with tarfile.open(target, "w") as tar:
+        for name in ("../../out.txt", "/etc/out.txt", "in/../../out2.txt"):
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            tar.addfile(info, io.BytesIO(b"abc"))
+        link = tarfile.TarInfo("passwd")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+        device = tarfile.TarInfo("device")
+        device.type = tarfile.CHRTYPE
+        tar.addfile(device)
+    with unpacked(target) as folder:
+        found = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+        assert found == ["etc/out.txt", "in/out2.txt", "out.txt"]
+        assert all(stat.S_ISREG(p.lstat().st_mode) for p in folder.rglob("*") if not p.is_dir())
+        assert folder.is_relative_to(Path(os.environ.get("TMPDIR", "/tmp")))
+    assert not folder.exists()
+
+
+def test_a_link_in_a_zip_is_left_out(tmp_path: Path) -> None:
+    target = tmp_path / "bad.zip"
+    with zipfile.ZipFile(target, "w") as archive:
+        link = zipfile.ZipInfo("passwd")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "/etc/passwd")
+        archive.writestr("../rank0.txt", "text")
+    with unpacked(target) as folder:
+        assert [one.name for one in folder.rglob("*")] == ["rank0.txt"]
+
+
+def test_what_unpacks_to_too_much_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = tmp_path / "bomb.gz"
+    bomb.write_bytes(gzip.compress(b"a" * (64 << 20)))
+    monkeypatch.setattr(evidence_archive, "MAX_BYTES", 4 << 20)
+    with pytest.raises(EvidenceError, match="holds more than"), unpacked(bomb):
+        pass
+    many = tmp_path / "many.tar"
+    with tarfile.open(many, "w") as tar:
+        for number in range(30):
+            tar.addfile(tarfile.TarInfo(f"f{number}"))
+    monkeypatch.setattr(evidence_archive, "MAX_FILES", 20)
+    with pytest.raises(EvidenceError, match="more than 20 files"), unpacked(many):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "tar.xz", "zip", "txt.gz"])
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_a_damaged_one_is_said_in_a_sentence(
+    dumps: Path, kind: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = packed(dumps, kind)
+    data = bytearray(file.read_bytes())
+    for at in range(len(data) // 4, len(data) - 4, max(1, len(data) // 12)):
+        broken = data[:at] if damage == "cut" else data[:at] + b"\xff\x00\xff\x00" + data[at + 4 :]
+        file.write_bytes(broken)
+        code = cli.main(["diagnose", str(file)])
+        err = capsys.readouterr().err
+        assert "internal error" not in err, err
+        assert code in (0, 1, 2)
+
+
+def test_a_zip_with_a_password_is_refused(dumps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = packed(dumps, "zip")
+    data = bytearray(file.read_bytes())
+    for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flag "encrypted" of each entry
+        place = data.find(mark)
+        while place >= 0:
+            data[place + at] |= 1
+            place = data.find(mark, place + 4)
+    file.write_bytes(data)
+    assert cli.main(["diagnose", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert "cannot be unpacked" in err
+    assert "password" in err
