@@ -11,7 +11,7 @@ from mldebug.hardware.health.new_errors import NewErrors
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
 from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEventKind, Origin
-from mldebug.hardware.kernel_log.xids import ACTION_WORDS, Tier, catalogue, xid_row
+from mldebug.hardware.kernel_log.xids import ACTION_WORDS, Tier, catalogue, most_drastic
 
 _KINDS = frozenset(
     {
@@ -94,7 +94,10 @@ def _advice(event: RankEvent) -> str:
     if event.burst.root.kind is KernelEventKind.GPU_INIT_FAILED:
         return ACTION_WORDS["check_hardware"]
     worst = event.burst.worst
-    return ACTION_WORDS[xid_row(worst.xid).action] if worst else ""
+    if worst is None:
+        return ""
+    fatal = worst.tier is Tier.FATAL
+    return ACTION_WORDS[most_drastic(event.burst.actions) if fatal else worst.action]
 
 
 def faults_of_count(count: GpuCount, ranks: Ranks, node: str) -> tuple[Fault, ...]:

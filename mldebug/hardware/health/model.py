@@ -60,8 +60,11 @@ COMPONENTS = (
     "gpu_count",
     "gpu_xid",
     "gpu_driver",
+    "gpu_errors",
     "kernel",
     "memory",
+    "network",
+    "storage",
 )
 
 MAX_REASONS = 3

@@ -6,6 +6,7 @@ Kernel events come as `RankEvent`s (mldebug.hardware.kernel_log.attribution), ol
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mldebug.hardware.gpu.expected import GpuCount, MissingGpu
+from mldebug.hardware.health import kernel_rules
 from mldebug.hardware.health.model import (
     FINE,
     ComponentHealth,
@@ -20,7 +21,7 @@ from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
 from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.model import KernelEventKind, is_gpu
-from mldebug.hardware.kernel_log.xids import Tier, xid_row
+from mldebug.hardware.kernel_log.xids import Tier
 
 _OF_XID = {
     "none": SuggestedAction.NONE,
@@ -34,25 +35,9 @@ _OF_XID = {
     "follow_driver": SuggestedAction.WATCH,
     "unknown": SuggestedAction.WATCH,
 }
-_FATAL = frozenset(
-    {
-        KernelEventKind.MACHINE_CHECK_UNCORRECTED,
-        KernelEventKind.MEMORY_UNCORRECTED,
-        KernelEventKind.PCIE_FATAL,
-        KernelEventKind.PCIE_CONTAINED,
-        KernelEventKind.NIC_FATAL,
-        KernelEventKind.LOCKUP,
-    }
-)
-_POOR = frozenset(
-    {
-        KernelEventKind.HUNG_TASK,
-        KernelEventKind.MACHINE_CHECK,
-        KernelEventKind.PCIE_NONFATAL,
-        KernelEventKind.PCIE_LINK_DOWN,
-    }
-)
-_CORRECTED = frozenset({KernelEventKind.MACHINE_CHECK_CORRECTED, KernelEventKind.MEMORY_CORRECTED})
+OTHER_GPUS = "gpu_errors"
+_OF_THE_NODE = ("kernel", "memory", "network", "storage")
+"""Components of which the kernel's log tells, each shown where the log can be read."""
 
 
 def node_health(
@@ -65,16 +50,23 @@ def node_health(
     uuids: Mapping[str, tuple[str, int]] | None = None,
 ) -> tuple[ComponentHealth, ...]:
     """The node's own health: number of GPUs, Xids by GPU, kernel log, memory. `uuids`: PCI address -> (uuid, index)."""
-    recent = [one.burst for one in _once(events) if at - one.burst.last_at <= limits.event_window]
+    bursts = [one.burst for one in _once(events)]
+    recent = [burst for burst in bursts if _counts(burst, bursts, at, limits)]
     nothing = () if kernel_readable else (unread("the kernel's log"),)
-    findings = [*_xids(recent, uuids or {}, nothing)]
-    findings.append(
-        combine("kernel", [*_kernel(recent, limits), *_calm(kernel_readable), *nothing])
-    )
-    findings.append(combine("memory", [*_memory(recent), *_calm(kernel_readable), *nothing]))
+    findings = [*_xids(recent, uuids or {}, nothing), *_other_gpus(recent, uuids or {}, limits)]
+    for component in _OF_THE_NODE:
+        found = kernel_rules.findings(component, recent, limits)
+        findings.append(combine(component, [*found, *_calm(kernel_readable), *nothing]))
     if count is not None:
         findings.append(combine("gpu_count", _count(count)))
     return tuple(findings)
+
+
+def _counts(burst: Burst, bursts: Sequence[Burst], at: float, limits: Thresholds) -> bool:
+    """Whether an event still counts. What the driver asks for stands until it takes it back."""
+    if burst.recovery and not burst.over:
+        return True
+    return kernel_rules.still_counts(burst, bursts, at, limits)
 
 
 def _once(events: Iterable[RankEvent]) -> Iterator[RankEvent]:
@@ -129,6 +121,8 @@ def _xids(
 
 def _xid(burst: Burst) -> RuleFinding:
     """What the job is to blame for is no fault of the GPU; a number that nobody knows is one sign."""
+    if burst.over:
+        return FINE
     words = sentence(RankEvent(burst=burst))
     number = burst.root.xid
     code = f"xid_{number}" if number is not None else burst.root.kind.value
@@ -137,7 +131,7 @@ def _xid(burst: Burst) -> RuleFinding:
     if burst.root.kind is KernelEventKind.GPU_INIT_FAILED:
         return bad(HealthState.UNHEALTHY, code, words, SuggestedAction.CHECK_HARDWARE)
     action = max(
-        (_OF_XID[xid_row(xid).action] for xid in burst.xids if xid >= 0),
+        (_OF_XID[action] for action in burst.actions),
         key=list(SuggestedAction).index,
         default=SuggestedAction.WATCH,
     )
@@ -154,29 +148,15 @@ def _xid(burst: Burst) -> RuleFinding:
     return FINE
 
 
-def _kernel(recent: Sequence[Burst], limits: Thresholds) -> Iterator[RuleFinding]:
+def _other_gpus(
+    recent: Sequence[Burst], uuids: Mapping[str, tuple[str, int]], limits: Thresholds
+) -> Iterator[ComponentHealth]:
+    """One for each GPU of another vendor that the kernel's log tells of."""
+    by_gpu: dict[str, list[Burst]] = {}
     for burst in recent:
-        words, code = sentence(RankEvent(burst=burst)), burst.root.kind.value
-        if burst.root.kind in _FATAL:
-            yield bad(HealthState.UNHEALTHY, code, words, SuggestedAction.CHECK_HARDWARE)
-        elif burst.root.kind in _POOR:
-            yield bad(HealthState.DEGRADED, code, words, SuggestedAction.WATCH)
-    corrected = sum(burst.count for burst in recent if burst.root.kind in _CORRECTED)
-    if limits.memory_corrected is not None and corrected > limits.memory_corrected:
-        reason = f"{corrected} corrected errors of the host's memory or processors"
-        yield bad(HealthState.DEGRADED, "memory_corrected", reason, SuggestedAction.CHECK_HARDWARE)
-    pcie = sum(burst.count for burst in recent if burst.root.kind is KernelEventKind.PCIE_CORRECTED)
-    if limits.pcie_corrected is not None and pcie > limits.pcie_corrected:
-        yield bad(
-            HealthState.DEGRADED,
-            "pcie_corrected",
-            f"{pcie} corrected PCIe errors",
-            SuggestedAction.CHECK_HARDWARE,
-        )
-
-
-def _memory(recent: Sequence[Burst]) -> Iterator[RuleFinding]:
-    kills = [burst for burst in recent if burst.root.kind is KernelEventKind.OOM_KILL]
-    if kills:
-        words = sentence(RankEvent(burst=kills[-1]))
-        yield bad(HealthState.DEGRADED, "oom_kill", words, SuggestedAction.CHECK_JOB)
+        rule = kernel_rules.KERNEL_RULES.get(burst.root.kind)
+        if rule is not None and rule.component == OTHER_GPUS:
+            by_gpu.setdefault(burst.root.device, []).append(burst)
+    for address, bursts in by_gpu.items():
+        found = tuple(kernel_rules.findings(OTHER_GPUS, bursts, limits))
+        yield combine(OTHER_GPUS, found or (FINE,), *uuids.get(address, ("", None)))

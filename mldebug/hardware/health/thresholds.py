@@ -58,6 +58,11 @@ class Thresholds(Section, frozen=True, kw_only=True):
     event_window: Annotated[Duration, msgspec.Meta(gt=0)] = _shipped("event_window")
     memory_corrected: Count = _shipped("memory_corrected")
     pcie_corrected: Count = _shipped("pcie_corrected")
+    iommu_faults: Count = _shipped("iommu_faults")
+    cpu_throttled: Count = _shipped("cpu_throttled")
+    link_flaps: Count = _shipped("link_flaps")
+    disk_errors: Count = _shipped("disk_errors")
+    gpu_ras_corrected: Count = _shipped("gpu_ras_corrected")
 
 
 def shipped() -> Thresholds:

@@ -32,10 +32,21 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.CRASH: "a process crashed",
     KernelEventKind.HUNG_TASK: "a process hangs in the kernel",
     KernelEventKind.LOCKUP: "a CPU is locked up",
+    KernelEventKind.RCU_STALL: "a CPU or a task blocks the kernel (RCU stall)",
+    KernelEventKind.KERNEL_OOPS: "the kernel ran into an error of its own (oops)",
+    KernelEventKind.KERNEL_PANIC: "the kernel panicked",
+    KernelEventKind.OOM_GROUP: "the kernel killed a whole cgroup for memory (memory.oom.group)",
+    KernelEventKind.OOMD_KILL: "systemd-oomd killed a cgroup for memory",
+    KernelEventKind.PIDS_LIMIT: "a cgroup has reached its limit of processes and threads",
+    KernelEventKind.FILE_LIMIT: "the node has reached its limit of open files",
     KernelEventKind.LINK_DOWN: "the network link went down",
     KernelEventKind.LINK_UP: "the network link came up",
     KernelEventKind.PORT_FAULT: "a network port has a fault",
     KernelEventKind.NIC_FATAL: "a network adapter has a fatal error",
+    KernelEventKind.NIC_TIMEOUT: "a network adapter did not answer its driver",
+    KernelEventKind.NIC_TX_TIMEOUT: "a network adapter does not send any more",
+    KernelEventKind.NIC_ERROR: "a network adapter reports an error",
+    KernelEventKind.NIC_OK: "a network adapter has recovered",
     KernelEventKind.PCIE_LINK_DOWN: "a PCIe link went down",
     KernelEventKind.NFS_NOT_RESPONDING: "an NFS server does not respond",
     KernelEventKind.NFS_OK: "an NFS server responds again",
@@ -43,10 +54,17 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.LUSTRE_RESTORED: "the connection to a Lustre target is back",
     KernelEventKind.LUSTRE_EVICTED: "a Lustre target evicted this node",
     KernelEventKind.LUSTRE_ERROR: "Lustre reports an error",
+    KernelEventKind.NFS_STATE_LOST: "locks or open files of NFS were lost",
+    KernelEventKind.CEPH_LOST: "Ceph does not answer",
+    KernelEventKind.CEPH_OK: "Ceph answers again",
+    KernelEventKind.CEPH_ERROR: "Ceph reports an error",
     KernelEventKind.FILESYSTEM_ERROR: "a filesystem is damaged",
     KernelEventKind.FILESYSTEM_READ_ONLY: "a filesystem became read-only",
     KernelEventKind.FILESYSTEM_SHUTDOWN: "a filesystem was shut down",
+    KernelEventKind.FILESYSTEM_OK: "a filesystem was mounted anew or unmounted",
     KernelEventKind.DISK_ERROR: "a disk has I/O errors",
+    KernelEventKind.DISK_GONE: "a disk is gone",
+    KernelEventKind.DISK_OK: "a disk answers again",
     KernelEventKind.MACHINE_CHECK: "machine check",
     KernelEventKind.MACHINE_CHECK_CORRECTED: "corrected machine check",
     KernelEventKind.MACHINE_CHECK_UNCORRECTED: "uncorrected machine check",
@@ -56,6 +74,16 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.PCIE_NONFATAL: "uncorrected PCIe error",
     KernelEventKind.PCIE_FATAL: "fatal PCIe error",
     KernelEventKind.PCIE_CONTAINED: "a PCIe port cut off the devices below it (DPC)",
+    KernelEventKind.PCIE_ACS: "access control refused a transfer between PCIe devices (ACS)",
+    KernelEventKind.IOMMU_FAULT: "the IOMMU refused an access of a device",
+    KernelEventKind.CPU_THROTTLED: "a processor is too hot and was throttled",
+    KernelEventKind.GPU_RESET: "the driver resets a GPU (amdgpu)",
+    KernelEventKind.GPU_RESET_OK: "a GPU was reset (amdgpu)",
+    KernelEventKind.GPU_RESET_FAILED: "a GPU could not be reset (amdgpu)",
+    KernelEventKind.GPU_RING_TIMEOUT: "a GPU did not end its work in time (amdgpu)",
+    KernelEventKind.GPU_PAGE_FAULT: "a program used a wrong address on a GPU (amdgpu)",
+    KernelEventKind.GPU_RAS_CORRECTED: "corrected errors of a GPU (amdgpu)",
+    KernelEventKind.GPU_RAS_UNCORRECTED: "uncorrected errors of a GPU (amdgpu)",
 }
 """What an event of each kind but Xids is called."""
 
@@ -63,6 +91,9 @@ _OVER = {
     KernelEventKind.LINK_UP: "up again",
     KernelEventKind.NFS_OK: "responds again",
     KernelEventKind.LUSTRE_RESTORED: "is back",
+    KernelEventKind.CEPH_OK: "answers again",
+    KernelEventKind.NIC_OK: "has recovered",
+    KernelEventKind.GPU_RESET_OK: "was reset",
 }
 
 
@@ -140,6 +171,10 @@ def sentence(event: RankEvent, stalled_at: float | None = None, frame: str = "")
         parts.append(f"last Python frame {frame}")
     if burst.root.origin is Origin.USER_SPACE:
         parts.append("written by a program and not by the kernel")
+    if burst.recovery and burst.root.recovery != burst.recovery:
+        parts.append(f"the driver asks for: {burst.recovery}")
+    if burst.over:
+        parts.append("over: the driver asks for nothing any more")
     if stalled_at is not None:
         parts.append(_when(burst.first_at - stalled_at))
     return ", ".join(part for part in parts if part)
@@ -151,6 +186,8 @@ def _what(burst: Burst) -> str:
         return f"SXid {root.xid} ({root.severity} error of an NVSwitch)"
     if root.xid is not None:
         meaning = root.recovery or xid_row(root.xid).meaning
+        if root.cause is not None:
+            meaning += f", because of Xid {root.cause}: {xid_row(root.cause).meaning}"
         return f"Xid {root.xid} ({meaning})" + _after(burst, root.xid)
     words = PLAIN[root.kind]
     if root.kind is KernelEventKind.OOM_KILL and root.rss_bytes is not None:
@@ -176,6 +213,7 @@ def _where(root: KernelEvent) -> str:
         KernelEventKind.GPU_INIT_FAILED: "GPU ",
         KernelEventKind.SXID: "switch ",
         KernelEventKind.NFS_NOT_RESPONDING: "server ",
+        **{kind: "GPU " for kind in KernelEventKind if kind.value.startswith("gpu_r")},
     }
     return f" on {what.get(root.kind, '')}{root.device}"
 

@@ -5,7 +5,7 @@ import msgspec
 from mldebug.core.model import Noun
 from mldebug.core.redact import safe_line
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
-from mldebug.hardware.kernel_log.xids import ORDER, Tier, tier_of, xid_row
+from mldebug.hardware.kernel_log.xids import NOTHING_ASKED, ORDER, Action, Tier, judge, xid_row
 
 
 def follows(event: KernelEvent) -> bool:
@@ -65,17 +65,42 @@ class Worst(Noun, frozen=True, kw_only=True):
     tier: Tier
     at: float
     trusted: bool = True  # False: a program wrote it into the kernel's log
+    action: Action = "none"
+    in_words: bool = True  # False: only NVML reported it, by its number
 
 
-def worst_of(worst: Worst | None, event: KernelEvent, xid: int) -> Worst:
-    """The worse of `worst` and one more line. Of two equally bad ones, a line of the kernel counts more than one that a program wrote."""
-    trusted = event.origin is not Origin.USER_SPACE
-    one = Worst(xid=xid, tier=tier_of(event), at=event.at, trusted=trusted)
-    if worst is None or _weight(one) > _weight(worst):
-        return one
-    again = xid == worst.xid and trusted is worst.trusted and one.at < worst.at
-    return msgspec.structs.replace(worst, at=one.at) if again else worst
+def judged(event: KernelEvent, xid: int) -> Worst:
+    """One line by itself. `xid`: the number it counts as."""
+    tier, action = judge(event)
+    return Worst(
+        xid=xid,
+        tier=tier,
+        at=event.at,
+        trusted=event.origin is not Origin.USER_SPACE,
+        action=action,
+        in_words=event.origin is not Origin.NVML,
+    )
 
 
-def _weight(one: Worst) -> tuple[int, bool]:
-    return ORDER.index(one.tier), one.trusted
+def worse(before: Worst, line: Worst) -> Worst:
+    """The worse of two lines about one number. What a line of the log says in words replaces what NVML says by the number alone.
+
+    Of two equally bad ones, a line of the kernel counts more than one that a program wrote.
+    """
+    if before.in_words is not line.in_words:
+        fuller = before if before.in_words else line
+        return msgspec.structs.replace(fuller, at=min(before.at, line.at))
+    if weight(line) > weight(before):
+        return line
+    again = line.tier is before.tier and line.trusted is before.trusted and line.at < before.at
+    return msgspec.structs.replace(before, at=line.at) if again else before
+
+
+def weight(line: Worst) -> tuple[int, bool]:
+    """By what the worst of several lines is found: the greatest is the worst."""
+    return ORDER.index(line.tier), line.trusted
+
+
+def ends_it(event: KernelEvent) -> bool:
+    """Whether the line says that the driver asks for nothing any more: the GPU was reset, and what was wrong with it before is over."""
+    return event.recovery.lower() == NOTHING_ASKED and event.origin is Origin.KERNEL

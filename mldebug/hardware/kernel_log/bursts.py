@@ -9,19 +9,24 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from mldebug.core.model import Noun
+from mldebug.core.redact import safe_line
 from mldebug.hardware.kernel_log.burst_summary import (
     Worst,
     adds_to,
     completed,
+    ends_it,
     follows,
+    judged,
     made_safe,
     source_of,
-    worst_of,
+    weight,
+    worse,
 )
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
-from mldebug.hardware.kernel_log.xids import Tier
+from mldebug.hardware.kernel_log.xids import Action, Tier
 
 WINDOW = 5.0  # seconds without a line that end a burst
+REPEAT = 60.0  # the same for a GPU error that comes again and again, as a driver that waits 6 s or 45 s each time writes it
 LATE = 30.0  # seconds by which NVML may tell later than the kernel: it is asked now and then
 LONGEST = 600.0  # seconds after which a burst that does not end is told anew
 OPEN = 64  # bursts of one kind that can be open at once
@@ -37,6 +42,22 @@ _FAMILY = {
     KernelEventKind.GPU_LOST: KernelEventKind.XID,
 }
 """Kinds that belong to the story of another one."""
+
+_ENDINGS = {
+    KernelEventKind.NIC_OK: (
+        KernelEventKind.NIC_FATAL,
+        KernelEventKind.NIC_TIMEOUT,
+        KernelEventKind.NIC_TX_TIMEOUT,
+    ),
+    KernelEventKind.FILESYSTEM_OK: (
+        KernelEventKind.FILESYSTEM_ERROR,
+        KernelEventKind.FILESYSTEM_READ_ONLY,
+        KernelEventKind.FILESYSTEM_SHUTDOWN,
+    ),
+    KernelEventKind.DISK_OK: (KernelEventKind.DISK_GONE,),
+    KernelEventKind.CEPH_OK: (KernelEventKind.CEPH_LOST,),
+}
+"""Kinds that say something only where one of these came before from the same device: each boot has plenty of them."""
 
 _OF_PROCESSES = frozenset(
     {KernelEventKind.OOM_KILL, KernelEventKind.CRASH, KernelEventKind.HUNG_TASK}
@@ -58,6 +79,9 @@ class Burst(Noun, frozen=True, kw_only=True):
     tier: Tier = Tier.INFORMATION  # the worst of all; of GPU events only
     worst: Worst | None = None  # the error that it comes from
     pids: tuple[int, ...] = ()  # named by the lines, in their order
+    actions: tuple[Action, ...] = ()  # what its Xids ask for, of each number once
+    recovery: str = ""  # what the driver asks for at the last (Xid 154), and has not taken back
+    over: bool = False  # the driver asks for nothing any more: the GPU was reset since
 
 
 Key = tuple[str, int | None]  # device, and the pid where processes are told apart
@@ -72,14 +96,16 @@ class _OpenBurst:
         "count",
         "counts",
         "first_at",
+        "judged",
         "key",
         "last_at",
         "last_kind",
+        "over",
         "pids",
+        "recovery",
         "root",
         "settled",
         "texts",
-        "worst",
         "xids",
     )  # fmt: skip
 
@@ -93,17 +119,28 @@ class _OpenBurst:
         self.texts: set[int] = set()
         self.xids: dict[int, int] = {}
         self.counts: dict[tuple[int, str], int] = {}  # (Xid, who says it) -> how often
-        self.worst: Worst | None = None
+        self.judged: dict[int, Worst] = {}  # Xid -> the worst of its lines
+        self.recovery = ""
+        self.over = False
         self.pids: dict[int, None] = {}
         self._made: Burst | None = None
         self._safe: tuple[KernelEvent, KernelEvent] | None = (
             None  # the root and what of it is shown
         )
 
-    def takes(self, at: float) -> bool:
+    def takes(self, event: KernelEvent) -> bool:
         """Does what happened then belong to this burst?"""
-        near = self.first_at - WINDOW <= at <= self.last_at + WINDOW
-        return near and at - self.first_at <= LONGEST
+        if self.over or event.at - self.first_at > LONGEST:
+            return False
+        window = REPEAT if self._repeats(event) else WINDOW
+        return self.first_at - WINDOW <= event.at <= self.last_at + window
+
+    def _repeats(self, event: KernelEvent) -> bool:
+        """The GPU goes on to report one error; not a second job that makes the same mistake."""
+        before = self.judged.get(event.xid) if event.xid is not None else None
+        if before is None or before.tier is Tier.APPLICATION:
+            return False
+        return before.tier is Tier.FATAL or event.pid is None or event.pid in self.pids
 
     def expects(self, event: KernelEvent) -> bool:
         """Has another source (see `source_of`) reported this error before, so that it is no new one?"""
@@ -126,9 +163,15 @@ class _OpenBurst:
             self.texts.add(hash(event.text))
         if event.pid is not None and len(self.pids) < MAX_NUMBERS:
             self.pids[event.pid] = None
+        if event.recovery:
+            self.recovery = "" if ends_it(event) else event.recovery
         if event.xid is None:
             return self._add_plain(event)
         return self._add_xid(event, event.xid)
+
+    def end(self) -> None:
+        """The GPU was reset: nothing that was reported before counts against it any more."""
+        self.over, self.recovery, self._made = True, "", None
 
     def _add_plain(self, event: KernelEvent) -> int:
         more = event.number
@@ -140,8 +183,10 @@ class _OpenBurst:
     def _add_xid(self, event: KernelEvent, number: int) -> int:
         if number not in self.xids and len(self.xids) >= MAX_NUMBERS:
             number = OTHER
-        if self._may_be_worst(event, number):
-            self.worst = worst_of(self.worst, event, event.xid or number)
+        if self._may_be_worse(event, number):
+            line = judged(event, event.xid or number)
+            earlier = self.judged.get(number)
+            self.judged[number] = line if earlier is None else worse(earlier, line)
         key = (number, source_of(event))
         count = self.counts[key] = self.counts.get(key, 0) + 1
         before = self.xids.get(number, 0)
@@ -151,17 +196,23 @@ class _OpenBurst:
         self.count += 1
         return 1
 
-    def _may_be_worst(self, event: KernelEvent, number: int) -> bool:
+    def _may_be_worse(self, event: KernelEvent, number: int) -> bool:
         """In a flood nearly no line is: a number that was seen says nothing new, unless its line says more."""
-        if self.worst is None or number not in self.xids or event.severity or event.recovery:
+        before = self.judged.get(number)
+        if before is None or number == OTHER or event.severity or event.recovery or event.cause:
             return True
-        return event.at < self.worst.at or not self.worst.trusted
+        return event.at < before.at or not before.trusted or not before.in_words
+
+    def worst(self) -> Worst | None:
+        """The first of the worst errors; None where there is no Xid."""
+        return max(self.judged.values(), key=weight, default=None)
 
     def burst(self) -> Burst:
         """The burst as it is shown; built again only where something was added."""
         if self._made is None:
             if self._safe is None or self._safe[0] is not self.root:
                 self._safe = (self.root, made_safe(self.root))
+            worst = self.worst()
             self._made = Burst(
                 root=self._safe[1],
                 first_at=self.first_at,
@@ -170,9 +221,12 @@ class _OpenBurst:
                 distinct=len(self.texts),
                 xids=dict(self.xids),
                 last_kind=self.last_kind,
-                tier=self.worst.tier if self.worst else Tier.INFORMATION,
-                worst=self.worst,
+                tier=worst.tier if worst else Tier.INFORMATION,
+                worst=worst,
                 pids=tuple(self.pids),
+                actions=tuple(dict.fromkeys(line.action for line in self.judged.values())),
+                recovery=safe_line(self.recovery, 64),
+                over=self.over,
             )
         return self._made
 
@@ -193,7 +247,7 @@ class _KindBursts:
             if open_burst is not None:
                 return open_burst
         burst = self.open.get(key)
-        if burst is not None and (burst.takes(event.at) or burst.expects(event)):
+        if burst is not None and (burst.takes(event) or burst.expects(event)):
             self.open.move_to_end(key)
             return burst
         if burst is not None:
@@ -202,6 +256,12 @@ class _KindBursts:
             self.closed.append(self.open.popitem(last=False)[1])
         burst = self.open[key] = _OpenBurst(event, key)
         return burst
+
+    def end(self, key: Key) -> None:
+        """What is known of this device is over."""
+        for burst in self.bursts():
+            if burst.key == key:
+                burst.end()
 
     def bursts(self) -> Iterator[_OpenBurst]:
         """All that are still known."""
@@ -221,12 +281,25 @@ class Folding:
         if 0 <= event.sequence <= self._sequence:
             return 0
         self._sequence = max(self._sequence, event.sequence)
+        if self._says_nothing(event):
+            return 0
         family = _FAMILY.get(event.kind, event.kind)
         of_kind = self._by_kind.get(family)
         if of_kind is None:
             of_kind = self._by_kind[family] = _KindBursts()
         key = (event.device, event.pid if family in _OF_PROCESSES else None)
-        return of_kind.burst_for(event, key).add(event)
+        new = of_kind.burst_for(event, key).add(event)
+        if ends_it(event):
+            of_kind.end(key)
+        return new
+
+    def _says_nothing(self, event: KernelEvent) -> bool:
+        """A good end of what never went wrong."""
+        before = _ENDINGS.get(event.kind)
+        if before is None:
+            return False
+        known = (self._by_kind[kind].bursts() for kind in before if kind in self._by_kind)
+        return not any(burst.root.device == event.device for bursts in known for burst in bursts)
 
     def bursts(self) -> tuple[Burst, ...]:
         """All bursts that are still known, at most `OPEN + KEPT` of each kind, the oldest first."""

@@ -18,10 +18,21 @@ class KernelEventKind(StrEnum):
     CRASH = "crash"  # a process: segfault, trap, poisoned memory
     HUNG_TASK = "hung_task"
     LOCKUP = "lockup"  # a CPU does not come out of the kernel
+    RCU_STALL = "rcu_stall"  # a CPU or a task keeps the kernel's read-copy-update from going on
+    KERNEL_OOPS = "kernel_oops"  # the kernel itself ran into an error and went on
+    KERNEL_PANIC = "kernel_panic"
+    OOM_GROUP = "oom_group"  # all of a cgroup is killed together: memory.oom.group
+    OOMD_KILL = "oomd_kill"  # systemd-oomd killed a cgroup
+    PIDS_LIMIT = "pids_limit"  # no more processes or threads in a cgroup
+    FILE_LIMIT = "file_limit"  # no more open files on the node
     LINK_DOWN = "link_down"
     LINK_UP = "link_up"
     PORT_FAULT = "port_fault"  # cable, power or heat of a network port
-    NIC_FATAL = "nic_fatal"  # a network adapter says that it is broken
+    NIC_FATAL = "nic_fatal"  # a network adapter says that it is broken, or its firmware is silent
+    NIC_TIMEOUT = "nic_timeout"  # a network adapter did not answer a command of its driver
+    NIC_TX_TIMEOUT = "nic_tx_timeout"  # a network adapter sends nothing any more
+    NIC_ERROR = "nic_error"  # a network adapter refused a command, or completed one with an error
+    NIC_OK = "nic_ok"  # it has recovered
     PCIE_LINK_DOWN = "pcie_link_down"
     NFS_NOT_RESPONDING = "nfs_not_responding"
     NFS_OK = "nfs_ok"
@@ -29,10 +40,17 @@ class KernelEventKind(StrEnum):
     LUSTRE_RESTORED = "lustre_restored"
     LUSTRE_EVICTED = "lustre_evicted"
     LUSTRE_ERROR = "lustre_error"
+    NFS_STATE_LOST = "nfs_state_lost"  # locks or open files of NFS 4 could not be reclaimed
+    CEPH_LOST = "ceph_lost"  # no monitor, or a metadata server that hangs
+    CEPH_OK = "ceph_ok"
+    CEPH_ERROR = "ceph_error"  # a connection of libceph, CephFS or rbd had an error
     FILESYSTEM_ERROR = "filesystem_error"
     FILESYSTEM_READ_ONLY = "filesystem_read_only"
     FILESYSTEM_SHUTDOWN = "filesystem_shutdown"
+    FILESYSTEM_OK = "filesystem_ok"  # mounted anew, or unmounted
     DISK_ERROR = "disk_error"
+    DISK_GONE = "disk_gone"  # a disk does not answer any more, or the kernel gave it up
+    DISK_OK = "disk_ok"
     MACHINE_CHECK = "machine_check"  # its severity is not told
     MACHINE_CHECK_CORRECTED = "machine_check_corrected"
     MACHINE_CHECK_UNCORRECTED = "machine_check_uncorrected"
@@ -44,6 +62,16 @@ class KernelEventKind(StrEnum):
     PCIE_CONTAINED = (
         "pcie_contained"  # downstream port containment: what is below the port is cut off
     )
+    PCIE_ACS = "pcie_acs"  # access control refused a transfer between two devices
+    IOMMU_FAULT = "iommu_fault"  # a device wanted memory that is not its own
+    CPU_THROTTLED = "cpu_throttled"  # a processor is too hot
+    GPU_RESET = "gpu_reset"  # amdgpu resets a GPU
+    GPU_RESET_OK = "gpu_reset_ok"
+    GPU_RESET_FAILED = "gpu_reset_failed"
+    GPU_RING_TIMEOUT = "gpu_ring_timeout"  # amdgpu: a GPU did not do its work in time
+    GPU_PAGE_FAULT = "gpu_page_fault"  # amdgpu: a program used an address that is not its own
+    GPU_RAS_CORRECTED = "gpu_ras_corrected"  # amdgpu: memory or logic errors, corrected
+    GPU_RAS_UNCORRECTED = "gpu_ras_uncorrected"
 
 
 class Origin(StrEnum):
@@ -71,6 +99,12 @@ class KernelEvent(Noun, frozen=True, kw_only=True):
     link: int | None = None  # NVLink number
     severity: str = ""  # fatal, nonfatal: where the line itself says so
     recovery: str = ""  # Xid 154: what the driver wants now, "GPU Reset Required"
+    cause: int | None = None  # Xid 45: the Xid before it that the driver names as its cause
+    unit: str = ""  # Xids 144 to 150: the part of the link, "RLW_RXPIPE"
+    info: int | None = (
+        None  # the same: the first number in brackets, by which the catalogue is read
+    )
+    status: int | None = None  # the same: the second number
     scope: str = ""  # oom_kill: node, cgroup
     group: str = ""  # oom_kill: the memory cgroup whose limit was met
     rss_bytes: int | None = None  # oom_kill: anonymous, file and shared memory of the victim

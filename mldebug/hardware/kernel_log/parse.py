@@ -5,7 +5,18 @@ from functools import lru_cache
 
 import msgspec
 
-from mldebug.hardware.kernel_log.lines import filesystems, hardware, network, nvidia, processes
+from mldebug.hardware.kernel_log.lines import (
+    adapters,
+    amdgpu,
+    disks,
+    filesystems,
+    hardware,
+    kernel_faults,
+    network,
+    nvidia,
+    processes,
+    remote_filesystems,
+)
 from mldebug.hardware.kernel_log.lines.reader import MAX_LINE, KernelText
 from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.records import (
@@ -16,8 +27,13 @@ from mldebug.hardware.kernel_log.records import (
 SIGNS = (
     *nvidia.SIGNS,
     *processes.SIGNS,
+    *kernel_faults.SIGNS,
     *filesystems.SIGNS,
+    *remote_filesystems.SIGNS,
+    *disks.SIGNS,
     *hardware.SIGNS,
+    *amdgpu.SIGNS,
+    *adapters.SIGNS,
     *network.SIGNS,
 )
 _BY_NAME = re.compile(
@@ -47,7 +63,7 @@ def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | 
 def _event_of(line: KernelText) -> KernelEvent | None:
     """What a text tells, whenever it is said: a storm repeats few texts many times."""
     if _BY_NAME.match(line.text):
-        return processes.crash(line)
+        return processes.crash(line) or processes.oomd_kill(line)
     for sign in SIGNS:
         if sign.word in line.text and (found := sign.read(line)) is not None:
             return found

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+from mldebug.hardware.health.kernel_rules import KERNEL_RULES, KernelRule
+from mldebug.hardware.health.model import ACTION_WORDS as TODO
 from mldebug.hardware.kernel_log.attribution import PLAIN
-from mldebug.hardware.kernel_log.bursts import LATE, WINDOW
+from mldebug.hardware.kernel_log.bursts import LATE, REPEAT, WINDOW
 from mldebug.hardware.kernel_log.counts import RECENT
-from mldebug.hardware.kernel_log.model import KernelEventKind, is_gpu
+from mldebug.hardware.kernel_log.model import KernelEventKind
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS, ORDER, Catalogue, Tier
 
 HEAD = """\
@@ -31,6 +33,24 @@ Where the kernel overwrites lines before the agent has read them, a gap with the
 `status` and in reports, and no end is taken for one from outside because the log is silent about it.
 """
 
+KINDS_HEAD = """\
+Each belongs to a component of the node's health. Where nothing else is said, it counts for `event_window` (2 h) after its last line; what is
+told only of what went wrong before (`nic_ok`, `filesystem_ok`, `disk_ok`, `ceph_ok`) is no event otherwise. Limits are set under
+`health: {thresholds: …}`. A row without a state is shown, and no fault of the node by itself. The lines of `amdgpu` are from its source
+and from public logs, not tried on a card.
+"""
+
+DRIVER_HEAD = """\
+**What the driver asks for** (Xid 154) is obeyed: of the Xid before it and of the driver's own wish the greater counts, until the driver takes
+it back (`… to 0x0 (None)`, after a reset), which ends everything that this GPU had reported before. Xid 45 that is `caused by previous Xid N`
+counts as Xid N. A GPU error that comes again within {repeat:.0f} seconds is the same event.
+
+**NVLink 5** (144 to 150) is judged by the table `nvlink5` of the catalogue, which the line's unit and numbers select from: nonfatal errors that
+the catalogue says to ignore are nothing, those that ask for Xid 154 mean a restart of the job where none comes, fatal ones a reset.
+**SXids** go by their line: nonfatal is nothing to do (but {impact}, which stop a GPU's traffic), fatal asks for a reset, and those that
+are always fatal to the fabric ({fatal}) for a reboot.
+"""
+
 TIERS = {
     Tier.FATAL: "the GPU or its node is to blame: take it out",
     Tier.WARNING: "look at it in the next maintenance window; it may end one job",
@@ -49,18 +69,36 @@ def page(catalogue: Catalogue) -> str:
 
 def _kinds() -> Iterator[str]:
     yield "## Events beside Xids\n"
-    yield "| `kind` | meaning |"
-    yield "|---|---|"
-    for kind in KernelEventKind:
-        if not is_gpu(kind):
-            yield f"| `{kind.value}` | {PLAIN[kind]} |"
-    yield f"| `{KernelEventKind.GPU_LOST.value}` | a GPU has fallen off the bus; counts as Xid 79 as well, once |"
-    yield f"| `{KernelEventKind.GPU_INIT_FAILED.value}` | the driver cannot start a GPU (RmInitAdapter): it is dead until a reset, a power cycle or a repair |"
-    yield f"| `{KernelEventKind.SXID.value}` | an NVSwitch reports an error, and whether it is fatal |\n"
+    yield KINDS_HEAD
+    yield "| `kind` | meaning | component | health | until | what to do |"
+    yield "|---|---|---|---|---|---|"
+    for kind, rule in KERNEL_RULES.items():
+        yield f"| `{kind.value}` | {PLAIN[kind]} | {_cells(rule)} |"
+    yield f"| `{KernelEventKind.GPU_LOST.value}` | a GPU has fallen off the bus; counts as Xid 79 as well, once | `gpu_xid` | unhealthy | | {ACTION_WORDS['reboot_node']} |"
+    yield f"| `{KernelEventKind.GPU_INIT_FAILED.value}` | the driver cannot start a GPU (RmInitAdapter): it is dead until a reset, a power cycle or a repair | `gpu_xid` | unhealthy | | {ACTION_WORDS['check_hardware']} |"
+    yield f"| `{KernelEventKind.SXID.value}` | an NVSwitch reports an error, and whether it is fatal | `gpu_xid` | by its line, see below | | |\n"
+
+
+def _cells(rule: KernelRule) -> str:
+    """Component, state, end and action of one kind of event."""
+    if rule.state is None:
+        return f"`{rule.component}` | | | "
+    state = rule.state.value + (f", more than `{rule.limit}`" if rule.limit else "")
+    ends = [f"`{kind.value}`" for kind in rule.ended_by]
+    until = " or ".join([*ends, "the next boot" if rule.lasting else ""]).removesuffix(" or ")
+    return f"`{rule.component}` | {state} | {until} | {TODO[rule.action]}"
 
 
 def _xids(catalogue: Catalogue) -> Iterator[str]:
-    yield f"## Xids\n\nVersion {catalogue.version} of the catalogue, `mldebug/hardware/kernel_log/xids.yaml`. Tiers:\n"
+    yield "## Xids\n"
+    lists = catalogue.sxids
+    numbers = [
+        ", ".join(map(str, sorted(one))) for one in (lists.nonfatal_with_impact, lists.always_fatal)
+    ]
+    yield DRIVER_HEAD.format(repeat=REPEAT, impact=numbers[0], fatal=numbers[1])
+    yield f"Version {catalogue.version} of the catalogue, `mldebug/hardware/kernel_log/xids.yaml`. Its sources:\n"
+    yield from (f"* {source}" for source in catalogue.sources)
+    yield "\nTiers:\n"
     for tier in reversed(ORDER):
         yield f"* **{tier.value}**: {TIERS[tier]}"
     yield "\n| Xid | name | class | tier | meaning | what to do | |"

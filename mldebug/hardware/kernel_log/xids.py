@@ -1,9 +1,10 @@
 """What an Xid means: the catalogue that ships beside this file as `xids.yaml`, and what to do about one event."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -11,6 +12,13 @@ from mldebug.core.errors import EvidenceError
 from mldebug.hardware.gpu.readings import GpuEvent
 from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
+from mldebug.hardware.kernel_log.nvlink5 import (
+    NvlinkLine,
+    NvlinkRule,
+    asked_for,
+    is_nvlink5,
+    rule_for,
+)
 
 FILE = Path(__file__).with_name("xids.yaml")
 
@@ -41,6 +49,9 @@ Action = Literal[
     "follow_driver",
     "unknown",
 ]
+NOTHING_ASKED = "none"
+"""What an Xid 154 says, in lower case, where the driver asks for nothing (any more)."""
+
 ACTION_WORDS: dict[str, str] = {
     "none": "nothing to do",
     "restart_job": "restart the job",
@@ -53,6 +64,25 @@ ACTION_WORDS: dict[str, str] = {
     "follow_driver": "do what the driver asks for",
     "unknown": "look the number up in NVIDIA's Xid catalogue",
 }
+
+
+_DRASTIC: tuple[Action, ...] = (
+    "none",
+    "unknown",
+    "follow_driver",
+    "collect_report",
+    "restart_job",
+    "check_job",
+    "update_driver",
+    "check_hardware",
+    "reset_gpu",
+    "reboot_node",
+)
+
+
+def most_drastic(actions: Iterable[Action]) -> Action:
+    """Of several actions the one that a person cannot do without; "none" of none."""
+    return max(actions, key=_DRASTIC.index, default="none")
 
 
 class Xid(
@@ -70,11 +100,21 @@ class Xid(
     follows: bool = False  # a consequence: another Xid of the same burst is the first
 
 
+class SxidLists(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Errors of NVSwitches that mean more than their line's own word."""
+
+    nonfatal_with_impact: frozenset[int] = frozenset()  # they stop the traffic of a GPU
+    always_fatal: frozenset[int] = frozenset()  # only a restart of the host cures them
+
+
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All rows of one version of the Xid catalogue."""
 
     version: str
+    sources: tuple[str, ...] = ()  # where it comes from, and of which day
     xids: tuple[Xid, ...]
+    nvlink5: tuple[NvlinkRule, ...] = ()
+    sxids: SxidLists = SxidLists()
 
     def by_number(self) -> dict[int, Xid]:
         """The rows by their number."""
@@ -123,16 +163,78 @@ def _unknown(number: int) -> Xid:
     )
 
 
-def tier_of(event: KernelEvent) -> Tier:
-    """How bad one GPU event is: by its own line where that says so, else by the catalogue."""
+class XidJudgement(NamedTuple):
+    """How bad one GPU event is, and what it asks for."""
+
+    tier: Tier
+    action: Action
+
+
+_NOTHING = XidJudgement(Tier.INFORMATION, "none")
+_OF_DRIVER: dict[str, XidJudgement] = {
+    NOTHING_ASKED: _NOTHING,
+    "gpu reset required": XidJudgement(Tier.FATAL, "reset_gpu"),
+    "drain and reset": XidJudgement(Tier.FATAL, "reset_gpu"),
+    "pf flr": XidJudgement(Tier.FATAL, "reset_gpu"),
+    "bus reset": XidJudgement(Tier.FATAL, "reset_gpu"),
+    "node reboot required": XidJudgement(Tier.FATAL, "reboot_node"),
+    "system reboot": XidJudgement(Tier.FATAL, "reboot_node"),
+    "drain p2p": XidJudgement(Tier.WARNING, "reset_gpu"),
+}
+"""What an Xid 154 asks for, by its words in lower case. PF FLR: a function level reset, which nvidia-smi calls "Reset"."""
+
+_OF_NVLINK: dict[str, XidJudgement] = {
+    "nothing": _NOTHING,
+    "restart": XidJudgement(Tier.APPLICATION, "restart_job"),
+    "look": XidJudgement(Tier.WARNING, "check_hardware"),
+    "reset": XidJudgement(Tier.FATAL, "reset_gpu"),
+}
+
+
+def judge(event: KernelEvent) -> XidJudgement:
+    """How bad one GPU event is and what to do: by its own line where that says so, else by the catalogue."""
     if event.kind is KernelEventKind.SXID:
-        return Tier.FATAL if event.severity == "fatal" else Tier.WARNING
+        return _of_switch(event)
     if event.xid is None:
-        return Tier.INFORMATION
+        return _NOTHING
     if event.recovery:
-        return Tier.INFORMATION if event.recovery.lower() == "none" else Tier.WARNING
+        return _of_driver(event.recovery)
+    if event.cause is not None:
+        row = xid_row(event.cause)
+        return XidJudgement(row.tier, row.action)
+    if is_nvlink5(event.xid) and event.unit:
+        return _of_link(event, event.xid)
     row = xid_row(event.xid)
-    return Tier.FATAL if event.severity == "fatal" else row.tier
+    return XidJudgement(Tier.FATAL if event.severity == "fatal" else row.tier, row.action)
+
+
+def _of_driver(words: str) -> XidJudgement:
+    """Words that are not known yet are read by what they contain: never as nothing."""
+    known = _OF_DRIVER.get(words.lower())
+    if known is not None:
+        return known
+    if "reboot" in words.lower():
+        return XidJudgement(Tier.FATAL, "reboot_node")
+    if "reset" in words.lower():
+        return XidJudgement(Tier.FATAL, "reset_gpu")
+    return XidJudgement(Tier.WARNING, "follow_driver")
+
+
+def _of_link(event: KernelEvent, xid: int) -> XidJudgement:
+    fatal = {"fatal": True, "nonfatal": False}.get(event.severity)
+    line = NvlinkLine(xid=xid, unit=event.unit, info=event.info, status=event.status, fatal=fatal)
+    return _OF_NVLINK[asked_for(rule_for(catalogue().nvlink5, line), line)]
+
+
+def _of_switch(event: KernelEvent) -> XidJudgement:
+    lists = catalogue().sxids
+    if event.xid in lists.always_fatal:
+        return XidJudgement(Tier.FATAL, "reboot_node")
+    if event.severity == "fatal":
+        return XidJudgement(Tier.FATAL, "reset_gpu")
+    if event.xid in lists.nonfatal_with_impact:
+        return XidJudgement(Tier.WARNING, "reset_gpu")
+    return _NOTHING
 
 
 def xid_of_nvml(event: GpuEvent) -> KernelEvent | None:

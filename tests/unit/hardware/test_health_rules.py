@@ -140,6 +140,27 @@ def test_words_of_closed_sets_are_the_code_s() -> None:
     assert set(re.findall(r'mldebug_kernel_event\w+\{kind="(\w+)"', text)) <= words(KernelEventKind)
 
 
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_each_component_can_fire_an_alert_in_each_bad_state(component: str) -> None:
+    """A selector without the component holds for all; what the alert leaves out, another must name."""
+    for state in (HealthState.DEGRADED, HealthState.UNHEALTHY):
+        chosen = [
+            labels
+            for rule in ALERTS.values()
+            for labels in re.findall(r"mldebug_component_health\{([^}]*)\}", rule["expr"])
+            if f'state="{state.value}"' in labels
+        ]
+        assert any(_selects(labels, component) for labels in chosen), state
+
+
+def _selects(labels: str, component: str) -> bool:
+    """Whether a selector of Prometheus holds for a component."""
+    for operator, value in re.findall(r'component(=~|!=|=)"([^"]*)"', labels):
+        if bool(re.fullmatch(value, component)) is (operator == "!="):
+            return False
+    return True
+
+
 @pytest.mark.parametrize("name", ALERTS)
 def test_an_alert_is_tested_both_ways(name: str) -> None:
     """What does not fire it must be of the metrics that it looks at, or the test would say nothing; `for` is seen to count."""

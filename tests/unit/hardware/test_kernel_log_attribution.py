@@ -13,6 +13,7 @@ from mldebug.hardware.kernel_log.attribution import (
     process_owners,
     sentence,
 )
+from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind, Origin
 from shared.hardware.kernellines import fold
 
@@ -223,6 +224,6 @@ def test_a_server_that_answers_again() -> None:
 @pytest.mark.parametrize("kind", list(KernelEventKind))
 def test_every_kind_has_words(kind: KernelEventKind) -> None:
     event = KernelEvent(kind=kind, at=1.0, xid=79 if kind in (KernelEventKind.XID, KernelEventKind.GPU_LOST, KernelEventKind.SXID) else None)  # fmt: skip
-    (burst,) = fold([event])
+    burst = Burst(root=event, first_at=1.0, last_at=1.0, count=1, last_kind=kind)
 
     assert len(sentence(RankEvent(burst=burst))) > 8

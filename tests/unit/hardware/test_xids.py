@@ -12,8 +12,8 @@ from mldebug.hardware.kernel_log.xids import (
     Action,
     Tier,
     catalogue,
+    judge,
     parse_catalogue,
-    tier_of,
     xid_row,
 )
 from shared.hardware.kernellines import parse_line
@@ -21,9 +21,8 @@ from shared.hardware.kernellines import parse_line
 LINES = Path(__file__).parents[2] / "fixtures/kernellog/xids.kmsg"
 
 IN_USE = {
-    8, 11, 13, 25, 31, 32, 38, 39, 40, 41, 43, 44, 45, 46, 48, 54, 56, 57, 58, 61, 62, 63, 64, 65, 68, 69, 70, 71, 72,
-    73, 74, 75, 76, 77, 78, 79, 80, 81, 85, 92, 93, 94, 95, 109, 110, 119, 120, 121, *range(126, 138), 140, 141, 143,
-    *range(144, 152), *range(154, 174),
+    8, 11, 13, 14, 25, 31, 32, *range(37, 42), *range(43, 47), 48, 54, 56, 57, 58, *range(60, 87), 88, 89, *range(92, 111),
+    119, 120, 121, *range(126, 138), *range(139, 174),
 }  # fmt: skip
 """What public catalogues and health checks of fleets name."""
 
@@ -89,17 +88,19 @@ def test_an_unknown_number_stays_unknown() -> None:
         ("NVRM: Xid (PCI:0000:ba:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
          Tier.INFORMATION),
         ("NVRM: Xid (PCI:0000:ba:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
-         Tier.WARNING),
+         Tier.FATAL),
         ("NVRM: Xid (PCI:0000:ba:00): 4711, something new", Tier.UNKNOWN),
         ("nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 24007, Fatal, Link 44 sourcetrack timeout error", Tier.FATAL),
-        ("nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 28006, Non-fatal, Link 46 MC TS", Tier.WARNING),
+        ("nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 28006, Non-fatal, Link 46 MC TS", Tier.INFORMATION),
+        ("nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error", Tier.WARNING),
+        ("nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 22003, Fatal, Minion Halt", Tier.FATAL),
     ],
 )  # fmt: skip
 def test_what_the_line_itself_says_counts_more_than_the_catalogue(line: str, tier: Tier) -> None:
     event = parse_line(f"4,1,1,-;{line}")
 
     assert event is not None
-    assert tier_of(event) is tier
+    assert judge(event).tier is tier
 
 
 @pytest.mark.parametrize(

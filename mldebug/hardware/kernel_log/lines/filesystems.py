@@ -1,51 +1,33 @@
-"""What the kernel says of storage: NFS and Lustre servers that are silent, broken filesystems, disks with I/O errors."""
+"""What the kernel says of filesystems of its own disks: damaged, made read-only, shut down, and mounted anew."""
 
 import re
 
 from mldebug.hardware.kernel_log.lines.reader import KernelText, LineReader, event
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
-_NFS = re.compile(r"(?:nfs|lockd): server (?P<server>[^\s,]{1,255}) (?P<state>not responding|OK\b)")
-_LUSTRE = re.compile(
-    r"Lustre(?:Error)?: (?:[\d-]{1,12}: )?(?:(?P<target>[\w-]{1,48}?-(?:OST|MDT)[0-9a-fA-F]{4})|[^\s:]{1,100})[^\s:]{0,60}: "
-    r"(?:Connection to (?P<lost>[^\s()]{1,64}) \(at [^)\n]{1,64}\) was lost|(?P<restored>Connection restored to )"
-    r"|This client was evicted by (?P<evicted>[^\s;]{1,64})|operation \w{1,40} to node (?P<node>\S{1,64}) failed)"
-)
-# "LustreError: 11-0: …", "LustreError: 4711:0:(client.c:1234:…) …": the number is no name's
-_LUSTRE_ERROR = re.compile(
-    r"LustreError: (?:[0-9a-fA-F]{1,4}-[0-9a-fA-F]{1,4}: |\d{1,10}:\d{1,5}:\()"
-)
+_NAME = r"[^)\n]{1,64}"
 _EXT = re.compile(
-    r"EXT[234]-fs (?:(?P<error>error) \(device (?P<device>[^)\n]{1,64})\)|\((?P<mounted>[^)\n]{1,64})\): (?P<what>[^\n]{0,80}))"
+    rf"EXT[234]-fs (?:(?P<error>error) \(device (?P<device>{_NAME})\)|\((?P<mounted>{_NAME})\): (?P<what>[^\n]{{0,120}}))"
 )
-_XFS = re.compile(r"XFS \((?P<device>[^)\n]{1,64})\): (?P<what>[^\n]{0,200})")
-_SHUTDOWN = re.compile(r"[Ss]hut(?:ting)? ?down", re.IGNORECASE)
+_EXT_LOST = re.compile(
+    r"(?:previous|Failed to|failed to convert|delayed block allocation failed|This should not happen|I/O error)"
+)
+_JOURNAL = re.compile(
+    rf"(?:Aborting journal on device (?P<aborted>{_NAME}?)\.?$|JBD2: (?:Error -\d{{1,5}} detected|Detected IO errors)[^\n]{{0,60}} (?:for|on) (?P<errors>[\w-]{{1,40}})\.?$)"
+)
+_XFS = re.compile(rf"XFS \((?P<device>{_NAME})\): (?P<what>[^\n]{{0,200}})")
+_SHUTDOWN = re.compile(r"shut(?:ting)? ?down", re.IGNORECASE)
 _XFS_ERROR = re.compile(r"[Cc]orrupt|I/O error|Internal error")
-_DISK = re.compile(
-    r"(?:blk_update_request: |Buffer )?(?:[\w ]{1,30} )?I/O error(?:,| on) dev (?P<dev>[\w!./-]{1,64}), (?:sector|logical block) "
-    r"|nvme (?P<nvme>nvme[\w]{1,16}): (?:I/O (?:tag )?\d+ [^\n]{0,60}timeout|controller is down)"
+_BTRFS = re.compile(
+    r"BTRFS:? (?P<level>info|error|critical) \(device (?P<device>[^) \n:]{1,64})(?:[: ]{1,2}state \w{1,8})?\)(?P<what>[^\n]{0,200})"
 )
-
-
-def _nfs(line: KernelText) -> KernelEvent | None:
-    match = _NFS.match(line.text)
-    if match is None:
-        return None
-    kind = KernelEventKind.NFS_OK if match["state"] == "OK" else KernelEventKind.NFS_NOT_RESPONDING
-    return event(line, kind, device=match["server"])
-
-
-def _lustre(line: KernelText) -> KernelEvent | None:
-    match = _LUSTRE.match(line.text)
-    if match is None:
-        failed = _LUSTRE_ERROR.match(line.text)
-        return event(line, KernelEventKind.LUSTRE_ERROR) if failed else None
-    if match["lost"]:
-        return event(line, KernelEventKind.LUSTRE_LOST, device=match["lost"])
-    if match["evicted"]:
-        return event(line, KernelEventKind.LUSTRE_EVICTED, device=match["evicted"])
-    kind = KernelEventKind.LUSTRE_RESTORED if match["restored"] else KernelEventKind.LUSTRE_ERROR
-    return event(line, kind, device=match["target"] or "")
+_OTHERS = re.compile(
+    rf"(?:[A-Z0-9]{{2,8}}-fs|F2FS-fs|FAT-fs|NILFS|bcachefs) \((?P<device>{_NAME})\): [^\n]{{0,80}}?"
+    r"(?:[Rr]emounting filesystem read-only|Filesystem has been set read-only)"
+    r"|WARNING: Pool '(?P<pool>[^'\n]{1,64})' has encountered an uncorrectable I/O failure and has been suspended"
+)
+_AGAIN = re.compile(r"(?:re-?mounted|mounted filesystem|unmounting filesystem|Ending (?:clean mount|recovery)|Unmounting Filesystem)")  # fmt: skip
+_READ_ONLY_AGAIN = re.compile(r" ro(?:\b|\.)")
 
 
 def _ext(line: KernelText) -> KernelEvent | None:
@@ -54,9 +36,29 @@ def _ext(line: KernelText) -> KernelEvent | None:
         return None
     if match["error"]:
         return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
-    if match["what"].startswith("Remounting filesystem read-only"):
-        return event(line, KernelEventKind.FILESYSTEM_READ_ONLY, device=match["mounted"])
-    return None
+    what, device = match["what"], match["mounted"]
+    if what.startswith("Remounting filesystem read-only"):
+        return event(line, KernelEventKind.FILESYSTEM_READ_ONLY, device=device)
+    if _SHUTDOWN.match(what):
+        return event(line, KernelEventKind.FILESYSTEM_SHUTDOWN, device=device)
+    if _EXT_LOST.match(what):
+        return event(line, KernelEventKind.FILESYSTEM_ERROR, device=device)
+    return _mounted(line, what, device)
+
+
+def _mounted(line: KernelText, what: str, device: str) -> KernelEvent | None:
+    """Somebody has repaired and mounted it anew, or does not use it any more."""
+    if not _AGAIN.match(what) or _READ_ONLY_AGAIN.search(what):
+        return None
+    return event(line, KernelEventKind.FILESYSTEM_OK, device=device)
+
+
+def _journal(line: KernelText) -> KernelEvent | None:
+    match = _JOURNAL.match(line.text)
+    if match is None:
+        return None
+    name = re.sub(r"-\d{1,3}$", "", match["aborted"] or match["errors"])
+    return event(line, KernelEventKind.FILESYSTEM_ERROR, device=name)
 
 
 def _xfs(line: KernelText) -> KernelEvent | None:
@@ -67,23 +69,35 @@ def _xfs(line: KernelText) -> KernelEvent | None:
         return event(line, KernelEventKind.FILESYSTEM_SHUTDOWN, device=match["device"])
     if _XFS_ERROR.search(match["what"]):
         return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
-    return None
+    return _mounted(line, match["what"], match["device"])
 
 
-def _disk(line: KernelText) -> KernelEvent | None:
-    match = _DISK.match(line.text)
+def _btrfs(line: KernelText) -> KernelEvent | None:
+    match = _BTRFS.match(line.text)
     if match is None:
         return None
-    return event(
-        line, KernelEventKind.DISK_ERROR, device=(match["dev"] or match["nvme"]).rstrip(",.")
-    )
+    if "forced readonly" in match["what"]:
+        return event(line, KernelEventKind.FILESYSTEM_READ_ONLY, device=match["device"])
+    if match["level"] == "info":
+        return None
+    return event(line, KernelEventKind.FILESYSTEM_ERROR, device=match["device"])
+
+
+def _other(line: KernelText) -> KernelEvent | None:
+    match = _OTHERS.match(line.text)
+    if match is None:
+        return None
+    if match["pool"]:
+        return event(line, KernelEventKind.FILESYSTEM_SHUTDOWN, device=match["pool"])
+    return event(line, KernelEventKind.FILESYSTEM_READ_ONLY, device=match["device"])
 
 
 SIGNS = (
-    LineReader(": server ", _nfs),
-    LineReader("Lustre", _lustre),
-    LineReader("-fs ", _ext),
+    LineReader("EXT", _ext),
+    LineReader("Aborting journal", _journal),
+    LineReader("JBD2: ", _journal),
     LineReader("XFS (", _xfs),
-    LineReader("I/O error", _disk),
-    LineReader("nvme ", _disk),
+    LineReader("BTRFS", _btrfs),
+    LineReader("read-only", _other),
+    LineReader("has been suspended", _other),
 )

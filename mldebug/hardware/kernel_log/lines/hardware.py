@@ -1,4 +1,4 @@
-"""What the kernel says of the machine: machine checks (MCE, firmware's GHES), memory controllers (EDAC), PCIe (AER, DPC)."""
+"""What the kernel says of the machine: machine checks (MCE, firmware's GHES), memory controllers (EDAC), PCIe (AER, DPC, ACS), IOMMU."""
 
 import re
 
@@ -20,8 +20,33 @@ _DIMM = re.compile(r" on (?P<dimm>\S{1,64})")
 _CHECK = re.compile(
     r"(?:mce: )?(?:\{\d{1,9}\})?\[Hardware Error\]: (?:"
     r"(?P<corrected>Corrected error|event severity: corrected)"
-    r"|(?P<uncorrected>Uncorrected|Deferred error|event severity: (?:recoverable|fatal)|CPU \d{1,5}: Machine Check Exception)"
+    r"|(?P<uncorrected>System Fatal error|Uncorrected|Deferred error|event severity: (?:recoverable|fatal)|Fatal machine check"
+    r"|CPU \d{1,5}: Machine Check Exception|CPU:\d{1,5} \([0-9a-f:]{1,12}\) MC\d{1,3}_STATUS\[(?:[^\]\n]{0,60}\|)?UE\|)"
     r"|(?P<logged>Machine check events logged|CPU \d{1,5}: Machine Check(?: Event)?: ))"
+)
+# "… CPU 1: Machine Check: 0 Bank 11: 8c00004f000800c2": the register says whether it was corrected
+_BANK = re.compile(
+    r"(?:mce: \[Hardware Error\]: |EDAC [\w#]{2,16} MC\d{1,3}: )CPU \d{1,5}: Machine Check(?: Event| Exception)?: [0-9a-f]{1,16} "
+    r"Bank \d{1,3}: (?P<status>[0-9a-f]{16})"
+)
+_VALID, _UNCORRECTED = 1 << 63, 1 << 61  # bits of an x86 machine check status register
+_HOT = re.compile(
+    r"(?:mce: )?CPU(?P<cpu>\d{1,5}): (?:Core|Package) temperature (?:is )?above threshold, cpu clock (?:is )?throttled"
+)
+_ACS = re.compile(rf"[\w-]{{1,32}} (?P<bus>{ADDRESS}): {{1,8}}\[ ?\d{{1,2}}\] ACSViol\b")
+_RECOVERY = re.compile(
+    rf"pcieport (?P<bus>{ADDRESS}): (?:AER|DPC): (?:subordinate )?[Dd]evice recovery failed"
+    rf"|[\w-]{{1,32}} (?P<device>{ADDRESS}): AER: can't recover"
+)
+_UNNAMED = re.compile(
+    rf"pcieport {ADDRESS}: AER: (?:Multiple )?Uncorrect[a-z]{{1,8}} \((?P<nonfatal>Non-)?Fatal\) error (?:message )?received(?: from|:) "
+    rf"(?P<bus>{ADDRESS})[^\n]{{0,20}}\(no details found\)"
+)
+_IOMMU = re.compile(
+    r"DMAR: \[[^\]\n]{1,40}\] Request device \[(?P<dmar>[0-9a-f:.]{5,16})\]"
+    rf"|(?:[\w-]{{1,32}} (?P<bus>{ADDRESS}): )?AMD-Vi: Event logged \[(?:IO_PAGE_FAULT|INVALID_DEVICE_REQUEST|ILLEGAL_DEV_TABLE_ENTRY)"
+    r"(?: device=(?P<amd>[0-9a-f:.]{5,16}))?"
+    r"|arm-smmu(?:-v3)? [\w.:-]{1,64}: (?:event 0x[0-9a-f]{1,4} received|Unhandled context fault)"
 )
 _AER = re.compile(
     rf"(?:(?P<driver>[\w-]{{1,32}}) )?(?P<bus>{ADDRESS}): (?:AER: )?PCIe Bus Error: severity="
@@ -44,6 +69,20 @@ def _edac(line: KernelText) -> KernelEvent | None:
         device=(dimm["dimm"] if dimm else match["controller"])[:MAX_NAME],
         number=int(match["number"]) or 1,
     )
+
+
+def _bank(line: KernelText) -> KernelEvent | None:
+    """The line with the register of an x86 processor."""
+    match = _BANK.match(line.text)
+    if match is None:
+        return None
+    status = int(match["status"], 16)
+    if not status & _VALID:
+        return None
+    kind = KernelEventKind.MACHINE_CHECK
+    if status & _UNCORRECTED:
+        kind = KernelEventKind.MACHINE_CHECK_UNCORRECTED
+    return event(line, kind)
 
 
 def _check(line: KernelText) -> KernelEvent | None:
@@ -76,7 +115,45 @@ def _contained(line: KernelText) -> KernelEvent | None:
     )
 
 
+def _hot(line: KernelText) -> KernelEvent | None:
+    match = _HOT.match(line.text)
+    return event(line, KernelEventKind.CPU_THROTTLED) if match else None
+
+
+def _acs(line: KernelText) -> KernelEvent | None:
+    match = _ACS.match(line.text)
+    return event(line, KernelEventKind.PCIE_ACS, device=bus_id(match["bus"])) if match else None
+
+
+def _unrecovered(line: KernelText) -> KernelEvent | None:
+    """The port could not bring the device back, or nobody knows which error the device had."""
+    if match := _UNNAMED.match(line.text):
+        bad = KernelEventKind.PCIE_NONFATAL if match["nonfatal"] else KernelEventKind.PCIE_FATAL
+        return event(line, bad, device=bus_id(match["bus"]))
+    match = _RECOVERY.match(line.text)
+    if match is None:
+        return None
+    device = bus_id(match["bus"] or match["device"])
+    return event(line, KernelEventKind.PCIE_FATAL, device=device)
+
+
+def _iommu(line: KernelText) -> KernelEvent | None:
+    match = _IOMMU.match(line.text)
+    if match is None:
+        return None
+    device = bus_id(match["dmar"] or match["bus"] or match["amd"] or "")
+    return event(line, KernelEventKind.IOMMU_FAULT, device=device)
+
+
 SIGNS = (
+    LineReader("Bank ", _bank),
+    LineReader("temperature ", _hot),
+    LineReader("ACSViol", _acs),
+    LineReader("recover", _unrecovered),
+    LineReader("no details found", _unrecovered),
+    LineReader("Request device ", _iommu),
+    LineReader("AMD-Vi: ", _iommu),
+    LineReader("arm-smmu", _iommu),
     LineReader("EDAC ", _edac),
     LineReader("[Hardware Error]: ", _check),
     LineReader("PCIe Bus Error: ", _aer),

@@ -23,6 +23,9 @@ _BOND = re.compile(
     r"(?:bonding: )?(?P<bond>[\w.-]{1,32}): (?:\(slave (?P<slave>[\w.-]{1,32})\): )?link status definitely (?P<state>up|down)"
     r"(?: for interface (?P<old>[\w.-]{1,32}))?"
 )
+_ALONE = re.compile(
+    r"(?:bonding: )?(?P<bond>[\w.-]{1,32}): now running without any active interface"
+)
 _READY = re.compile(
     r"IPv6: ADDRCONF\(NETDEV_CHANGE\): (?P<name>ib[\w.-]{1,31}): link becomes ready"
 )
@@ -31,12 +34,6 @@ _PORT = re.compile(
     r" module (?P<module>\d{1,3}), (?P<what>[^\n]{0,120})|[^\n]{0,80}?(?P<power>insufficient power)|[^\n]{0,80}?(?P<heat>[Hh]igh temperature))"
 )
 _SLOT = re.compile(rf"pcieport (?P<bus>{ADDRESS}): pciehp: Slot\([^)\n]{{1,20}}\): Link Down")
-
-# 3 and 4 are no fault: somebody has switched the adapter (a virtual function) off, or resets it
-_BROKEN = re.compile(
-    rf"mlx5_core (?P<bus>{ADDRESS}): (?:poll_health:\d{{1,6}}:(?:\(pid \d{{1,10}}\): ?)? ?)?"
-    r"Fatal error (?![34] )\d{1,4} detected"
-)
 
 
 def _link(line: KernelText) -> KernelEvent | None:
@@ -59,6 +56,12 @@ def _bond(line: KernelText) -> KernelEvent | None:
     return event(line, kind, device=match["slave"] or match["old"] or match["bond"])
 
 
+def _alone(line: KernelText) -> KernelEvent | None:
+    """A bond whose last interface is down."""
+    match = _ALONE.match(line.text)
+    return event(line, KernelEventKind.LINK_DOWN, device=match["bond"]) if match else None
+
+
 def _ready(line: KernelText) -> KernelEvent | None:
     match = _READY.match(line.text)
     return event(line, KernelEventKind.LINK_UP, device=match["name"]) if match else None
@@ -79,16 +82,11 @@ def _slot(line: KernelText) -> KernelEvent | None:
     )
 
 
-def _broken(line: KernelText) -> KernelEvent | None:
-    match = _BROKEN.match(line.text)
-    return event(line, KernelEventKind.NIC_FATAL, device=bus_id(match["bus"])) if match else None
-
-
 SIGNS = (
     LineReader("pciehp: ", _slot),
     LineReader("link status definitely ", _bond),
+    LineReader("without any active interface", _alone),
     LineReader("link becomes ready", _ready),
-    LineReader("Fatal error ", _broken),
     LineReader("mlx", _port),
     LineReader("ink ", _link),
 )

@@ -4,6 +4,7 @@ import re
 
 from mldebug.hardware.kernel_log.lines.reader import MAX_NAME, KernelText, LineReader, bus_id, event
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
+from mldebug.hardware.kernel_log.nvlink5 import is_nvlink5
 
 LOST = 79
 RECOVERY_CHANGED = 154
@@ -37,7 +38,13 @@ _SXID = re.compile(
 _NAMED = re.compile(
     r"NVRM: GPU at (?P<device>PCI:[0-9a-fA-F:.]{5,20}): (?P<uuid>GPU-[0-9a-f-]{36})\b"
 )
-_NVLINK5 = range(144, 151)
+_CAUSE = re.compile(r"\bcaused by previous Xid (?P<cause>\d{1,6})\b")
+# "RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 …)"
+_UNIT = re.compile(
+    r"(?<![A-Z0-9_])(?P<unit>[A-Z][A-Z0-9_]{2,31})\s{1,4}(?:Link )?(?:Non-?)?fatal\b"
+    r"[^()\n]{0,80}(?:\((?P<info>0x[0-9a-f]{1,8})(?:[ ,]{1,2}(?P<status>0x[0-9a-f]{1,8})\b)?)?",
+    re.IGNORECASE,
+)
 _NAMELESS = ("", "<unknown>")
 
 
@@ -59,10 +66,7 @@ def _xid(line: KernelText) -> KernelEvent | None:
         more["channel"] = channel["channel"]
     if link := _last(_LINK, rest):
         more["link"] = int(link["link"])
-    if xid in _NVLINK5 and (severity := _last(_SEVERITY, rest)):
-        more["severity"] = "nonfatal" if severity["non"] else "fatal"
-    if xid == RECOVERY_CHANGED and (action := _last(_RECOVERY, rest)):
-        more["recovery"] = action["action"]
+    more |= _details(xid, rest)
     name = process["name"] or "" if process else ""
     pid = process["pid"] if process else ""
     return event(
@@ -74,6 +78,25 @@ def _xid(line: KernelText) -> KernelEvent | None:
         process="" if name.strip("'") in _NAMELESS else name.strip("'")[:MAX_NAME],
         **more,
     )
+
+
+def _details(xid: int, rest: str) -> dict[str, object]:
+    """What the line of some Xids says beyond its number: what the driver asks for, the cause, unit and severity of a link error."""
+    if xid == RECOVERY_CHANGED:
+        action = _last(_RECOVERY, rest)
+        return {"recovery": action["action"]} if action else {}
+    if cause := _last(_CAUSE, rest):
+        return {"cause": int(cause["cause"])}
+    if not is_nvlink5(xid):
+        return {}
+    severity, unit = _last(_SEVERITY, rest), _last(_UNIT, rest)
+    found: dict[str, object] = {}
+    if severity:
+        found["severity"] = "nonfatal" if severity["non"] else "fatal"
+    if unit:
+        found["unit"] = unit["unit"].upper()
+        found |= {key: int(unit[key], 16) for key in ("info", "status") if unit[key]}
+    return found
 
 
 def _lost(line: KernelText) -> KernelEvent | None:

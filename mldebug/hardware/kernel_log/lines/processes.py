@@ -1,4 +1,4 @@
-"""What the kernel says of processes: killed for memory, crashed, hung in the kernel, CPUs that are locked up."""
+"""What the kernel says of processes: killed for memory, alone or with their cgroup, crashed, hung in the kernel."""
 
 import re
 
@@ -32,9 +32,13 @@ _CRASHES = (
 _HUNG = re.compile(
     rf"INFO: task {NAME}:(?P<pid>\d{{1,10}}) blocked (?:in I/O wait )?for more than (?P<seconds>\d{{1,9}}) seconds"
 )
-_LOCKUP = re.compile(
-    r"(?:NMI )?watchdog: (?:BUG: soft lockup - CPU#(?P<cpu>\d{1,5}) stuck for (?P<seconds>\d{1,9})s!"
-    r"(?: \[(?P<name>[^\n]{1,64}):(?P<pid>\d{1,10})\])?|.{0,20}?hard LOCKUP on cpu (?P<hard>\d{1,5}))"
+_GROUP = re.compile(
+    r"Tasks in (?P<group>[^\n]{1,512}?) are going to be killed due to memory\.oom\.group set"
+)
+# Of a program, but in words that no user can choose: behind "name[pid]: " the kernel only has words of its own
+_OOMD = re.compile(
+    r"systemd-oomd\[\d{1,10}\]: Killed (?P<killed>/[^\n]{1,512}?) due to memory "
+    r"|systemd\[\d{1,10}\]: (?P<unit>[\w@.:\\-]{1,256}): systemd-oomd killed \d{1,9} process"
 )
 
 
@@ -92,18 +96,17 @@ def _hung(line: KernelText) -> KernelEvent | None:
     )
 
 
-def _lockup(line: KernelText) -> KernelEvent | None:
-    match = _LOCKUP.match(line.text)
+def _group(line: KernelText) -> KernelEvent | None:
+    match = _GROUP.match(line.text)
+    return event(line, KernelEventKind.OOM_GROUP, group=match["group"]) if match else None
+
+
+def oomd_kill(line: KernelText) -> KernelEvent | None:
+    """A cgroup that systemd-oomd killed, as it and systemd write it where they log to the kernel's log."""
+    match = _OOMD.match(line.text)
     if match is None:
         return None
-    return event(
-        line,
-        KernelEventKind.LOCKUP,
-        device=f"CPU {match['cpu'] or match['hard']}",
-        pid=int(match["pid"]) if match["pid"] else None,
-        process=(match["name"] or "")[:MAX_NAME],
-        seconds=int(match["seconds"]) if match["seconds"] else None,
-    )
+    return event(line, KernelEventKind.OOMD_KILL, group=match["killed"] or match["unit"])
 
 
 SIGNS = (
@@ -113,5 +116,6 @@ SIGNS = (
     LineReader("oom-kill:", _task),
     LineReader("Kill", _killed),
     LineReader("blocked ", _hung),
-    LineReader("watchdog: ", _lockup),
+    LineReader("memory.oom.group", _group),
+    LineReader("systemd-oomd", oomd_kill),
 )

@@ -1,0 +1,155 @@
+"""What each kind of kernel event means for the health of the node: component, state, what to do, and when it is over. Pure.
+
+The table `KERNEL_RULES` has every kind but those of NVIDIA's GPUs, whose Xids have a catalogue of their own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from mldebug.hardware.health.model import HealthState, RuleFinding, SuggestedAction, bad
+from mldebug.hardware.health.thresholds import Thresholds
+from mldebug.hardware.kernel_log.attribution import PLAIN, RankEvent, sentence
+from mldebug.hardware.kernel_log.bursts import Burst
+from mldebug.hardware.kernel_log.model import KernelEventKind as Kind
+
+
+class KernelRule(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of event means.
+
+    Without `state` the event alone is no fault. With `limit`, a name of the thresholds, it is one only in greater numbers within
+    the event window; `per_device`: of one device.
+    """
+
+    component: str
+    state: HealthState | None = None
+    action: SuggestedAction = SuggestedAction.NONE
+    limit: str = ""
+    per_device: bool = False
+    lasting: bool = False  # it stands until it is told to be over, or the node is started anew; else for the event window
+    ended_by: tuple[Kind, ...] = ()  # of the same device
+
+
+def _bad(component: str, action: SuggestedAction, *, lasting: bool = False, ended_by: tuple[Kind, ...] = ()) -> KernelRule:  # fmt: skip
+    return KernelRule(component=component, state=HealthState.UNHEALTHY, action=action, lasting=lasting, ended_by=ended_by)  # fmt: skip
+
+
+def _poor(component: str, action: SuggestedAction, *, limit: str = "", per_device: bool = False, ended_by: tuple[Kind, ...] = ()) -> KernelRule:  # fmt: skip
+    return KernelRule(component=component, state=HealthState.DEGRADED, action=action, limit=limit, per_device=per_device, ended_by=ended_by)  # fmt: skip
+
+
+def _plain(component: str) -> KernelRule:
+    return KernelRule(component=component)
+
+
+_A = SuggestedAction
+KERNEL_RULES: dict[Kind, KernelRule] = {
+    # the machine and the kernel itself
+    Kind.HUNG_TASK: _poor("kernel", _A.WATCH),
+    Kind.LOCKUP: _bad("kernel", _A.CHECK_HARDWARE),
+    Kind.RCU_STALL: _poor("kernel", _A.WATCH),
+    Kind.KERNEL_OOPS: _bad("kernel", _A.REBOOT, lasting=True),
+    Kind.KERNEL_PANIC: _bad("kernel", _A.REBOOT, lasting=True),
+    Kind.MACHINE_CHECK: _poor("kernel", _A.CHECK_HARDWARE, limit="memory_corrected"),
+    Kind.MACHINE_CHECK_CORRECTED: _poor("kernel", _A.CHECK_HARDWARE, limit="memory_corrected"),
+    Kind.MACHINE_CHECK_UNCORRECTED: _bad("kernel", _A.CHECK_HARDWARE),
+    Kind.MEMORY_CORRECTED: _poor("kernel", _A.CHECK_HARDWARE, limit="memory_corrected"),
+    Kind.MEMORY_UNCORRECTED: _bad("kernel", _A.CHECK_HARDWARE),
+    Kind.PCIE_CORRECTED: _poor("kernel", _A.CHECK_HARDWARE, limit="pcie_corrected"),
+    Kind.PCIE_NONFATAL: _poor("kernel", _A.WATCH),
+    Kind.PCIE_FATAL: _bad("kernel", _A.CHECK_HARDWARE),
+    Kind.PCIE_CONTAINED: _bad("kernel", _A.CHECK_HARDWARE),
+    Kind.PCIE_LINK_DOWN: _poor("kernel", _A.WATCH),
+    Kind.PCIE_ACS: _poor("kernel", _A.CHECK_SETTINGS),
+    Kind.IOMMU_FAULT: _poor("kernel", _A.CHECK_SETTINGS, limit="iommu_faults"),
+    Kind.CPU_THROTTLED: _poor("kernel", _A.CHECK_COOLING, limit="cpu_throttled"),
+    Kind.PIDS_LIMIT: _poor("kernel", _A.CHECK_JOB),
+    Kind.FILE_LIMIT: _poor("kernel", _A.CHECK_JOB),
+    Kind.CRASH: _plain("kernel"),
+    # memory
+    Kind.OOM_KILL: _poor("memory", _A.CHECK_JOB),
+    Kind.OOM_GROUP: _poor("memory", _A.CHECK_JOB),
+    Kind.OOMD_KILL: _poor("memory", _A.CHECK_JOB),
+    # network
+    Kind.NIC_FATAL: _bad("network", _A.CHECK_HARDWARE, lasting=True, ended_by=(Kind.NIC_OK,)),
+    Kind.NIC_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=(Kind.NIC_OK,)),
+    Kind.NIC_TX_TIMEOUT: _poor("network", _A.CHECK_HARDWARE, ended_by=(Kind.NIC_OK,)),
+    Kind.NIC_ERROR: _plain("network"),
+    Kind.NIC_OK: _plain("network"),
+    Kind.PORT_FAULT: _plain("network"),
+    Kind.LINK_DOWN: _poor("network", _A.CHECK_HARDWARE, limit="link_flaps", per_device=True),
+    Kind.LINK_UP: _plain("network"),
+    # storage
+    Kind.FILESYSTEM_ERROR: _poor("storage", _A.CHECK_HARDWARE, ended_by=(Kind.FILESYSTEM_OK,)),
+    Kind.FILESYSTEM_READ_ONLY: _bad("storage", _A.CHECK_HARDWARE, lasting=True, ended_by=(Kind.FILESYSTEM_OK,)),
+    Kind.FILESYSTEM_SHUTDOWN: _bad("storage", _A.CHECK_HARDWARE, lasting=True, ended_by=(Kind.FILESYSTEM_OK,)),
+    Kind.FILESYSTEM_OK: _plain("storage"),
+    Kind.DISK_ERROR: _poor("storage", _A.CHECK_HARDWARE, limit="disk_errors", per_device=True),
+    Kind.DISK_GONE: _bad("storage", _A.CHECK_HARDWARE, lasting=True, ended_by=(Kind.DISK_OK,)),
+    Kind.DISK_OK: _plain("storage"),
+    Kind.NFS_NOT_RESPONDING: _poor("storage", _A.WATCH, ended_by=(Kind.NFS_OK,)),
+    Kind.NFS_OK: _plain("storage"),
+    Kind.NFS_STATE_LOST: _poor("storage", _A.CHECK_JOB),
+    Kind.LUSTRE_LOST: _poor("storage", _A.WATCH, ended_by=(Kind.LUSTRE_RESTORED,)),
+    Kind.LUSTRE_RESTORED: _plain("storage"),
+    Kind.LUSTRE_EVICTED: _poor("storage", _A.CHECK_JOB),
+    Kind.LUSTRE_ERROR: _plain("storage"),
+    Kind.CEPH_LOST: _poor("storage", _A.WATCH, ended_by=(Kind.CEPH_OK,)),
+    Kind.CEPH_OK: _plain("storage"),
+    Kind.CEPH_ERROR: _plain("storage"),
+    # GPUs of AMD
+    Kind.GPU_RESET: _poor("gpu_errors", _A.WATCH, ended_by=(Kind.GPU_RESET_OK,)),
+    Kind.GPU_RESET_OK: _plain("gpu_errors"),
+    Kind.GPU_RESET_FAILED: _bad("gpu_errors", _A.REBOOT, lasting=True, ended_by=(Kind.GPU_RESET_OK,)),
+    Kind.GPU_RING_TIMEOUT: _poor("gpu_errors", _A.RESET_WHEN_IDLE, ended_by=(Kind.GPU_RESET_OK,)),
+    Kind.GPU_PAGE_FAULT: _plain("gpu_errors"),
+    Kind.GPU_RAS_CORRECTED: _poor("gpu_errors", _A.WATCH, limit="gpu_ras_corrected", per_device=True),
+    Kind.GPU_RAS_UNCORRECTED: _bad("gpu_errors", _A.RESET, ended_by=(Kind.GPU_RESET_OK,)),
+}  # fmt: skip
+"""One row for each kind. A row without a state: the event is shown, and no fault of the node by itself."""
+
+
+def still_counts(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thresholds) -> bool:
+    """Whether an event still counts at this unix time: it is recent, or lasts, and nothing after it told that it is over."""
+    rule = KERNEL_RULES.get(burst.root.kind)
+    if rule is None:
+        return at - burst.last_at <= limits.event_window
+    if not rule.lasting and at - burst.last_at > limits.event_window:
+        return False
+    if not rule.ended_by:
+        return True
+    ends = (one for one in bursts if one.last_kind in rule.ended_by and _of_one_device(burst, one))
+    return not any(one.last_at >= burst.last_at for one in ends)
+
+
+def _of_one_device(burst: Burst, end: Burst) -> bool:
+    """Old drivers do not say which GPU it was: then any that recovered ends it."""
+    return burst.root.device in ("", end.root.device)
+
+
+def findings(component: str, recent: Sequence[Burst], limits: Thresholds) -> Iterator[RuleFinding]:
+    """What the events that still count say of one component."""
+    for burst in recent:
+        rule = KERNEL_RULES.get(burst.root.kind)
+        if rule is None or rule.component != component or rule.state is None or rule.limit:
+            continue
+        yield bad(rule.state, burst.root.kind.value, sentence(RankEvent(burst=burst)), rule.action)
+    yield from _in_numbers(component, recent, limits)
+
+
+def _in_numbers(component: str, recent: Sequence[Burst], limits: Thresholds) -> Iterator[RuleFinding]:  # fmt: skip
+    """Errors of which a single one is no fault: each kind by itself, as several kinds may tell of one error."""
+    counts: dict[tuple[Kind, str], int] = {}
+    for burst in recent:
+        rule = KERNEL_RULES.get(burst.root.kind)
+        if rule is not None and rule.component == component and rule.limit:
+            key = (burst.root.kind, burst.root.device if rule.per_device else "")
+            counts[key] = counts.get(key, 0) + burst.count
+    for (kind, device), count in counts.items():
+        rule = KERNEL_RULES[kind]
+        limit = getattr(limits, rule.limit)
+        if rule.state is not None and limit is not None and count > limit:
+            words = (
+                f"{count} times in the last hours: {PLAIN[kind]}{f' on {device}' if device else ''}"
+            )
+            yield bad(rule.state, kind.value, words, rule.action)

@@ -1,0 +1,51 @@
+"""What the amdgpu driver says: work that does not end, resets, page faults of programs, and errors that its RAS found.
+
+Written after the driver's source and public logs: not tried on a card.
+"""
+
+import re
+
+from mldebug.hardware.kernel_log.lines.reader import (
+    ADDRESS,
+    KernelText,
+    LineReader,
+    bus_id,
+    event,
+)
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
+
+# "amdgpu 0000:83:00.0: amdgpu: …", of old drivers "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* …", which names no GPU
+_DRM = r"(?:\[drm(?::[\w.]{1,64} \[amdgpu\])?\] ?)"
+_HEAD = re.compile(
+    rf"(?:amdgpu (?P<bus>{ADDRESS}): (?:amdgpu: )?{_DRM}?|amdgpu: |{_DRM})(?:\*ERROR\* ?)?(?P<words>[^\n]{{1,400}})"
+)
+_WORDS = (
+    (KernelEventKind.GPU_RING_TIMEOUT, re.compile(r"ring [\w.]{1,32} timeout\b|Queue preemption failed|Failed to evict queue")),
+    (KernelEventKind.GPU_RESET_OK, re.compile(r"GPU reset(?:\(\d{1,9}\))? succeeded|Ring [\w.]{1,32} reset succeeded", re.IGNORECASE)),
+    (KernelEventKind.GPU_RESET_FAILED, re.compile(r"GPU reset(?:\(\d{1,9}\))? failed|GPU reset end with ret = -\d|GPU Recovery Failed|ASIC reset failed|device lost from bus", re.IGNORECASE)),
+    (KernelEventKind.GPU_RESET, re.compile(r"GPU reset begin")),
+    (KernelEventKind.GPU_PAGE_FAULT, re.compile(r"\[\w{1,16}\] (?:no-)?retry page fault|\[\w{1,16}\] page fault")),
+)  # fmt: skip
+_RAS = re.compile(
+    r"(?P<number>(?<![\d.])[1-9]\d{0,8}) (?:new )?(?P<un>un)?correctable hardware errors detected\b"
+    r"|(?P<fatal>uncorrectable hardware error\(ERREVENT|Fatal error during GPU init|RAS poison)",
+)
+
+
+def _amdgpu(line: KernelText) -> KernelEvent | None:
+    match = _HEAD.match(line.text)
+    if match is None:
+        return None
+    words, device = match["words"], bus_id(match["bus"] or "")
+    for kind, pattern in _WORDS:
+        if pattern.search(words[:120]):
+            return event(line, kind, device=device)
+    ras = _RAS.search(words[:160])
+    if ras is None:
+        return None
+    bad = ras["un"] or ras["fatal"]
+    kind = KernelEventKind.GPU_RAS_UNCORRECTED if bad else KernelEventKind.GPU_RAS_CORRECTED
+    return event(line, kind, device=device, number=int(ras["number"] or 1))
+
+
+SIGNS = (LineReader("amdgpu", _amdgpu), LineReader("GPU reset", _amdgpu))

@@ -1,0 +1,56 @@
+"""What the kernel says of disks: I/O errors, and disks that are gone (NVMe, SCSI, SATA, RAID)."""
+
+import re
+
+from mldebug.hardware.kernel_log.lines.reader import KernelText, LineReader, event
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
+
+_DISK = re.compile(
+    r"(?:blk_update_request: |Buffer )?(?:[\w ]{1,30} )?I/O error(?:,| on) dev (?P<dev>[\w!./-]{1,64}), (?:sector|logical block) "
+    r"|nvme (?P<nvme>nvme[\w]{1,16}): (?:I/O (?:tag )?\d+ [^\n]{0,60}timeout|controller is down)"
+)
+_NO_DISK = re.compile(r"(?:fd|sr|loop|nbd|ram|zram)\d")  # empty drives at boot, files
+_GONE = re.compile(
+    r"nvme (?P<nvme>nvme\w{1,16}): (?:Device not ready; aborting|Removing after probe failure|Remov(?:ing|e) (?:after|dead)"
+    r"|Disabling device after reset failure|Controller not ready at resume|(?:Failed to )?[Rr]eset failed|failed to reset controller)"
+    r"|block (?P<block>nvme[\w-]{1,16}): no available path - failing I/O"
+    r"|sd (?P<scsi>[\d:]{5,40}): (?:\[(?P<sd>\w{1,16})\] )?(?:rejecting I/O to (?:offline|dead) device|Device offlined)"
+    r"|(?P<ata>ata\d{1,3}(?:\.\d{1,3})?): disabled?(?: device)?\s*$"
+    r"|md/raid\d{0,2}:(?P<md>md\w{1,16}): Disk failure on (?P<member>[\w-]{1,32})"
+)
+_BACK = re.compile(r"nvme (?P<nvme>nvme\w{1,16}): \d{1,5}/\d{1,5}/\d{1,5} default/read/poll queues")
+
+
+def _disk(line: KernelText) -> KernelEvent | None:
+    match = _DISK.match(line.text)
+    if match is None or _NO_DISK.match(match["dev"] or ""):
+        return None
+    return event(
+        line, KernelEventKind.DISK_ERROR, device=(match["dev"] or match["nvme"]).rstrip(",.")
+    )
+
+
+def _gone(line: KernelText) -> KernelEvent | None:
+    match = _GONE.match(line.text)
+    if match is None:
+        return None
+    names = ("nvme", "block", "sd", "scsi", "ata", "member")
+    device = next(match[name] for name in names if match[name])
+    return event(line, KernelEventKind.DISK_GONE, device=device)
+
+
+def _back(line: KernelText) -> KernelEvent | None:
+    match = _BACK.match(line.text)
+    return event(line, KernelEventKind.DISK_OK, device=match["nvme"]) if match else None
+
+
+SIGNS = (
+    LineReader("nvme ", _gone),
+    LineReader("no available path", _gone),
+    LineReader("sd ", _gone),
+    LineReader("disable", _gone),
+    LineReader("Disk failure", _gone),
+    LineReader("poll queues", _back),
+    LineReader("I/O error", _disk),
+    LineReader("nvme ", _disk),
+)

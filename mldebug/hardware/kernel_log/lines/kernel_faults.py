@@ -1,0 +1,83 @@
+"""What the kernel says of itself: CPUs that are locked up, RCU stalls, an oops, a panic, and limits that stop new processes or files."""
+
+import re
+
+from mldebug.hardware.kernel_log.lines.reader import MAX_NAME, KernelText, LineReader, event
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
+
+_LOCKUP = re.compile(
+    r"(?:(?:NMI )?watchdog: )?(?:BUG: soft lockup - CPU#(?P<cpu>\d{1,5}) stuck for (?P<seconds>\d{1,9})s!"
+    r"(?: \[(?P<name>[^\n]{1,64}):(?P<pid>\d{1,10})\])?"
+    r"|(?:CPU ?\d{1,5}: )?(?:Watchdog detected )?hard LOCKUP on cpu (?P<hard>\d{1,5})"
+    r"|CPU (?P<self>\d{1,5}) self-detected hard LOCKUP"
+    r"|CPU \d{1,5} detected hard LOCKUP on other CPUs (?P<other>\d{1,5}))"
+)
+_RCU = re.compile(
+    r"(?:rcu: )?(?:INFO: )?(?P<flavour>rcu\w{1,24}|srcu\w{0,24})(?: kthread starved for \d{1,12} jiffies"
+    r"| (?:self-)?detected (?:expedited )?stalls? on CPU(?:s/tasks)?)"
+)
+# "Oops: 0000 [#1] SMP", arm64: "Internal error: Oops: 96000004 [#1] SMP", "kernel BUG at mm/slub.c:305!"
+_OOPS = re.compile(
+    r"(?:Internal error: )?(?:Oops(?: - [\w ]{1,40})?:? |invalid opcode: |general protection fault|stack segment: |double fault: "
+    r"|divide error: |BUG: unable to handle |BUG: kernel NULL pointer dereference|Unable to handle kernel |kernel BUG at )"
+)
+_PANIC = re.compile(r"Kernel panic - not syncing: ?(?P<why>[^\n]{0,120})")
+_PIDS = re.compile(r"cgroup: fork rejected by pids controller in (?P<group>[^\n]{1,512})")
+_FILES = re.compile(r"VFS: file-max limit \d{1,12} reached")
+
+
+def _lockup(line: KernelText) -> KernelEvent | None:
+    match = _LOCKUP.match(line.text)
+    if match is None:
+        return None
+    return event(
+        line,
+        KernelEventKind.LOCKUP,
+        device=f"CPU {match['cpu'] or match['hard'] or match['self'] or match['other']}",
+        pid=int(match["pid"]) if match["pid"] else None,
+        process=(match["name"] or "")[:MAX_NAME],
+        seconds=int(match["seconds"]) if match["seconds"] else None,
+    )
+
+
+def _rcu(line: KernelText) -> KernelEvent | None:
+    return event(line, KernelEventKind.RCU_STALL) if _RCU.match(line.text) else None
+
+
+def _oops(line: KernelText) -> KernelEvent | None:
+    return event(line, KernelEventKind.KERNEL_OOPS) if _OOPS.match(line.text) else None
+
+
+def _panic(line: KernelText) -> KernelEvent | None:
+    return event(line, KernelEventKind.KERNEL_PANIC) if _PANIC.match(line.text) else None
+
+
+def _pids(line: KernelText) -> KernelEvent | None:
+    match = _PIDS.match(line.text)
+    if match is None:
+        return None
+    return event(line, KernelEventKind.PIDS_LIMIT, group=match["group"].rstrip())
+
+
+def _files(line: KernelText) -> KernelEvent | None:
+    return event(line, KernelEventKind.FILE_LIMIT) if _FILES.match(line.text) else None
+
+
+SIGNS = (
+    LineReader("LOCKUP", _lockup),
+    LineReader("soft lockup", _lockup),
+    LineReader("stall", _rcu),
+    LineReader("kthread starved", _rcu),
+    LineReader("Oops", _oops),
+    LineReader("invalid opcode: ", _oops),
+    LineReader("general protection fault", _oops),
+    LineReader("stack segment: ", _oops),
+    LineReader("double fault: ", _oops),
+    LineReader("divide error: ", _oops),
+    LineReader("nable to handle ", _oops),
+    LineReader("NULL pointer dereference", _oops),
+    LineReader("kernel BUG at ", _oops),
+    LineReader("Kernel panic", _panic),
+    LineReader("fork rejected", _pids),
+    LineReader("file-max limit", _files),
+)

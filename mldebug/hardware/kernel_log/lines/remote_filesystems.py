@@ -1,0 +1,93 @@
+"""What the kernel says of servers that store files: NFS, Lustre, Ceph (CephFS and rbd) that are silent, lost or came back."""
+
+import re
+
+from mldebug.hardware.kernel_log.lines.reader import KernelText, LineReader, event
+from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
+
+_NFS = re.compile(r"(?:nfs|lockd): server (?P<server>[^\s,]{1,255}) (?P<state>not responding|OK\b)")
+_LUSTRE = re.compile(
+    r"Lustre(?:Error)?: (?:[\d-]{1,12}: )?(?:(?P<target>[\w-]{1,48}?-(?:OST|MDT)[0-9a-fA-F]{4})|[^\s:]{1,100})[^\s:]{0,60}: "
+    r"(?:Connection to (?P<lost>[^\s()]{1,64}) \(at [^)\n]{1,64}\) was lost|(?P<restored>Connection restored to )"
+    r"|This client was evicted by (?P<evicted>[^\s;]{1,64})|operation \w{1,40} to node (?P<node>\S{1,64}) failed)"
+)
+# "LustreError: 11-0: …", "LustreError: 4711:0:(client.c:1234:…) …": the number is no name's
+_LUSTRE_ERROR = re.compile(
+    r"LustreError: (?:[0-9a-fA-F]{1,4}-[0-9a-fA-F]{1,4}: |\d{1,10}:\d{1,5}:\()"
+)
+# Reclaiming is what NFS 4 does after its server has restarted: what fails there was locked or open, and is lost
+_RECLAIM = re.compile(
+    r"NFS: (?:nfs4_reclaim_open_state: (?P<lock>Lock reclaim failed)|__nfs4_reclaim_open_state: (?P<open>Lock reclaim failed)"
+    r"|state manager: [\w ]{1,60} failed on NFSv4 server (?P<server>[^\s,]{1,255}) with error"
+    r"|nfs4_handle_reclaim_lease_error: handled error -?\d{1,5} for server (?P<lease>[^\s,]{1,255}))"
+)
+_FSID = r"(?:\[[0-9a-f -]{1,80}\]: )?"
+_MON = re.compile(
+    r"libceph: mon\d{1,4}(?:\(fsid=[0-9a-f-]{1,40}\))? [^\n]{1,120}?session (?P<state>lost|established)"
+)
+_MDS = re.compile(
+    rf"ceph: {_FSID}(?P<mds>mds\d{{1,4}}) (?:(?P<lost>hung|reconnect denied|rejected session|closed our session|session blocklisted)"
+    r"|(?P<back>came back|recovery completed|reconnect success)|(?P<stale>caps stale|caps went stale))"
+)
+_CEPH_ERROR = re.compile(
+    r"libceph: (?P<peer>(?:mon|osd|mds)\d{1,6})(?: [^\n]{1,120}?)? (?:down$|socket closed|socket error on (?:read|write)|connection reset"
+    r"|connect error|protocol error|wrong peer|bad (?:crc|magic|tag))"
+    r"|libceph: connect [^\n]{1,80} error -\d"
+    r"|rbd: (?P<rbd>rbd\d{1,6}): [^\n]{0,120}?(?:result -\d|expired after|timed out|failed|blocklisted|error)"
+)
+
+
+def _nfs(line: KernelText) -> KernelEvent | None:
+    match = _NFS.match(line.text)
+    if match is None:
+        return None
+    kind = KernelEventKind.NFS_OK if match["state"] == "OK" else KernelEventKind.NFS_NOT_RESPONDING
+    return event(line, kind, device=match["server"])
+
+
+def _lustre(line: KernelText) -> KernelEvent | None:
+    match = _LUSTRE.match(line.text)
+    if match is None:
+        failed = _LUSTRE_ERROR.match(line.text)
+        return event(line, KernelEventKind.LUSTRE_ERROR) if failed else None
+    if match["lost"]:
+        return event(line, KernelEventKind.LUSTRE_LOST, device=match["lost"])
+    if match["evicted"]:
+        return event(line, KernelEventKind.LUSTRE_EVICTED, device=match["evicted"])
+    kind = KernelEventKind.LUSTRE_RESTORED if match["restored"] else KernelEventKind.LUSTRE_ERROR
+    return event(line, kind, device=match["target"] or "")
+
+
+def _reclaim(line: KernelText) -> KernelEvent | None:
+    match = _RECLAIM.match(line.text)
+    if match is None:
+        return None
+    return event(
+        line, KernelEventKind.NFS_STATE_LOST, device=match["server"] or match["lease"] or ""
+    )
+
+
+def _ceph(line: KernelText) -> KernelEvent | None:
+    mon, mds = _MON.match(line.text), _MDS.match(line.text)
+    if mon is not None:
+        lost = mon["state"] == "lost"
+        return event(
+            line, KernelEventKind.CEPH_LOST if lost else KernelEventKind.CEPH_OK, device="monitors"
+        )
+    if mds is not None and not mds["stale"]:
+        kind = KernelEventKind.CEPH_LOST if mds["lost"] else KernelEventKind.CEPH_OK
+        return event(line, kind, device=mds["mds"])
+    match = mds or _CEPH_ERROR.match(line.text)
+    if match is None:
+        return None
+    device = mds["mds"] if mds else match["peer"] or match["rbd"] or ""
+    return event(line, KernelEventKind.CEPH_ERROR, device=device)
+
+
+SIGNS = (
+    LineReader(": server ", _nfs),
+    LineReader("NFS: ", _reclaim),
+    LineReader("Lustre", _lustre),
+    LineReader("ceph: ", _ceph),
+    LineReader("rbd: ", _ceph),
+)
