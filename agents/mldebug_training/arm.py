@@ -34,7 +34,7 @@ _armed: list[bool] = []
 
 
 def arm() -> None:
-    """Watch for PyTorch. A rank has its record as soon as torch is there; any other process if it makes a step.
+    """Wait until the process imports PyTorch. A rank begins its record then, any other process with its first step.
 
     Once only: two installations may be on the path, one job under `mldebug run` inside the other.
     """

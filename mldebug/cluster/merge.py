@@ -44,7 +44,7 @@ class MergedRuns(NamedTuple):
 
 
 class NodeReplies(NamedTuple):
-    """The nodes' replies by name, and why other nodes gave none."""
+    """The replies of nodes that were asked for captures, by node name, and the nodes that gave none, with the reason."""
 
     replies: Mapping[str, NodeReply]
     failed: Iterable[QueriedNode] = ()

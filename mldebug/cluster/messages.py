@@ -55,7 +55,7 @@ class Signal(Noun, frozen=True, kw_only=True):
 
 
 class End(Noun, frozen=True, kw_only=True):
-    """What a node reports of ranks that ended badly there."""
+    """Ranks of a run that ended badly on the sending node: its diagnosis, the id of its report, and the age."""
 
     incident: str  # id of its report
     diagnosis: Diagnosis
@@ -63,7 +63,7 @@ class End(Noun, frozen=True, kw_only=True):
 
 
 class RunNews(Noun, frozen=True, kw_only=True):
-    """What a node announces about one of its runs."""
+    """A node's message about one run whose ranks it has: its progress, stage and incident."""
 
     key: RunKey  # mldebug.cluster.run_identity: the same on all nodes of the run
     name: str = ""
@@ -116,7 +116,7 @@ class Whole(Noun, frozen=True, kw_only=True):
 
 
 class RunWord(Noun, frozen=True, kw_only=True):
-    """What the coordinator tells a node about one of its runs."""
+    """The coordinator's message to a node about one run: signs of progress on other nodes, the open stall, and whether to hold back a capture."""
 
     key: RunKey
     signals: tuple[Signal, ...] = ()  # of other nodes, of one node for each kind
@@ -128,7 +128,7 @@ class RunWord(Noun, frozen=True, kw_only=True):
 
 
 class WordsFor(Noun, frozen=True, kw_only=True):
-    """What the coordinator tells a node that cannot reach it, through the node that passes messages on."""
+    """Messages of the coordinator to a node that cannot reach it; another node passes them on."""
 
     node: str
     runs: tuple[RunWord, ...] = ()

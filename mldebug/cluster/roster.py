@@ -77,7 +77,7 @@ class PeerRoster:
         return new._replace(announcement=merged, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
 
     def update_relayed(self, announcement: Announcement, now: float) -> None:
-        """Take what a node passes on from other nodes. A node's own recent announcement takes precedence."""
+        """Add what one node passes on about other nodes; what a node announced recently by itself is preferred."""
         for one in announcement.relayed:
             known = self._peers.get(one.node)
             if known and not known.by and now - known.at < DIRECT + self.pace:

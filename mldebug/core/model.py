@@ -136,7 +136,7 @@ class ThreadStack(Noun, frozen=True, kw_only=True):
 
 
 class ThreadState(Noun, frozen=True, kw_only=True):
-    """What the kernel says of one thread, from /proc/PID/task/TID."""
+    """The state of one thread, as read from /proc/PID/task/TID."""
 
     tid: int
     name: str = ""
@@ -192,7 +192,7 @@ class FileLock(Noun, frozen=True, kw_only=True):
 
 
 class ProcessState(Noun, frozen=True, kw_only=True):
-    """What the kernel says of one process at one moment, from /proc/PID."""
+    """The state of one process at one moment, as read from /proc/PID."""
 
     pid: int
     name: str = ""
@@ -451,7 +451,7 @@ class Fault(Noun, frozen=True, kw_only=True):
 
 
 class GpuSample(Noun, frozen=True, kw_only=True):
-    """What one look gave of one GPU; None for what it did not give."""
+    """One reading of one GPU; None for each value that could not be read."""
 
     at: float  # unix
     busy_ratio: float | None = None  # of the time with a kernel on it

@@ -27,7 +27,7 @@ class OutOfBoundsError(ValueError):
 
 
 def describe(kind: Any, meta: list[Any]) -> str:
-    """What a value must be, as the end of a sentence: `'auto' or a duration such as 15s`."""
+    """A phrase that says which values a setting may have, for the end of an error: `'auto' or a duration such as 15s`."""
     return " or ".join(_describe_one(member, tags) for member, tags in members(kind, meta))
 
 

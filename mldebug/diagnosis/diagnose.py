@@ -134,7 +134,7 @@ def _faults(captures: tuple[NodeCapture, ...]) -> Iterator[Fault]:
 
 
 def merge_jobs(jobs: list[Job]) -> Job:
-    """One job from what several nodes know of it."""
+    """Merge several nodes' data about one job into one."""
     first = jobs[0]
     return msgspec.structs.replace(
         first,

@@ -167,7 +167,7 @@ def by_mount(writer: RankWriter) -> dict[str, float]:
 
 
 def who_fills(writers: Iterable[RankWriter], device: str, names: Mapping[str, str]) -> str:
-    """The end of an alert about a filesystem: which rank writes most to it; "" where none is seen to. `names`: of jobs, by id."""
+    """The end of an alert about a full filesystem, which says which rank writes most to it; "" where none is known to. `names`: the job names by id."""
     found = [
         (sum(one.rate for one in writer.growing if one.device == device), writer)
         for writer in writers

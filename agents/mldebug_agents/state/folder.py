@@ -53,9 +53,7 @@ class FolderLock:
         self._name = f"{pid} {socket.gethostname()}"
 
     def take(self) -> str:
-        """Make the folder and lock it, unless it is held already. Returns what has become of the one that was held
-        before, "" where it is the same. `MldebugError` where that can never work, OSError where it may later.
-        """
+        """Make the state folder and lock it, unless the lock is held already. Returns a sentence on what happened to the folder held before, or ""."""
         if self._fd >= 0 and self._stands():
             return ""
         self.give_back()

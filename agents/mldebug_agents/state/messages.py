@@ -55,13 +55,13 @@ class Memo(msgspec.Struct, frozen=True):
 
 
 class StoreMemo(msgspec.Struct, frozen=True, tag="Remember"):
-    """Store a memo."""
+    """Request to store a value under a name."""
 
     memo: Memo
 
 
 class DeleteRun(msgspec.Struct, frozen=True, tag="Forget"):
-    """Delete one run."""
+    """Request to delete one run."""
 
     job_id: str
 

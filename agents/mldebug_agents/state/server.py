@@ -183,10 +183,10 @@ class _Notes(logging.Handler):
         self._notes: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
+        """Keep the text of a log record, for the reply to the agent."""
         self._notes.append(record.getMessage())
 
     def take(self) -> tuple[str, ...]:
-        """Give away what was kept."""
+        """Return the kept texts and forget them."""
         notes, self._notes = tuple(self._notes), []
         return notes

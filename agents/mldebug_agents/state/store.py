@@ -100,7 +100,7 @@ class StateStore:
 
     @property
     def opened(self) -> bool:
-        """Whether what an earlier agent left has been read."""
+        """Whether the state that an earlier agent left on disk has been read."""
         return self.writer.opened
 
     @property
@@ -190,7 +190,7 @@ class StateStore:
         self._put_ends(job_id, ends)
 
     def memo(self, name: str) -> bytes:
-        """What is remembered under that name, as JSON; empty where nothing is."""
+        """The stored value (JSON) of this name; empty where nothing is stored."""
         return self._memos.get(name, b"")
 
     def remember(self, name: str, data: bytes) -> None:

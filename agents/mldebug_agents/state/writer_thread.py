@@ -85,7 +85,7 @@ class WriterThread:
         return self.opened
 
     def release(self) -> None:
-        """Begin to write; called when what was stored has been read."""
+        """Begin to write to disk; called once the stored state of the earlier agent has been read."""
         self._released.set()
 
     def put(self, key: str, work: Work, *, last: bool = True, owner: int = 0) -> None:

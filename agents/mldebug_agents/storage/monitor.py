@@ -56,7 +56,7 @@ class StorageCollector(Protocol):
         """Read. `now`: unix time by a clock that is not set while the agent runs. Calls that may take more than a few seconds belong into a child process."""
 
     def samples(self) -> Iterable[Measure]:
-        """Values for Prometheus; what is not known is left out."""
+        """Values for Prometheus; unknown values are left out."""
 
     def status(self) -> dict[str, tuple[Row, ...]]:
         """Rows by heading, for `mldebug status --storage`."""

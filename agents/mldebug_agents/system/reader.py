@@ -219,11 +219,11 @@ class Reader:
         return answer if isinstance(answer, Unreadable) else None
 
     def another(self) -> "Reader":
-        """One with a child and a lock of its own, for a question that may take long. To be given back."""
+        """A second reader with a child process and a lock of its own, for a question that may take long; close it with `take_back`."""
         return Reader(self._spawner)
 
     def take_back(self, other: "Reader") -> None:
-        """Close another one. What is stuck there is killed, and not read again here before it is gone."""
+        """Close a reader that `another` returned. Paths at which its child hangs are not read by this reader either before that child is gone."""
         with other._lock, self._lock:
             for path, (operation, worker) in other._stuck.items():
                 worker.end()

@@ -67,7 +67,7 @@ class RankRights:
         return rights
 
     def now(self, pid: int) -> Rights:
-        """Those of whoever has this pid now."""
+        """The rights of the process that has this pid at present."""
         stat = self._host.brief(pid)
         return NO_RIGHTS if stat is None else self.of_process(pid, stat.start_ticks)
 

@@ -19,7 +19,7 @@ _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d{1,19})", re.MULTILINE)
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the process started. A part that may not be read stays at its default."""
+    """What /proc counts for one process and one of its threads, since the process started. What may not be read keeps its default."""
 
     state: str = ""  # of the process
     wchan: str = ""
@@ -54,7 +54,7 @@ Key = tuple[int, int]  # pid and start of a process
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a process has done since it started."""
+    """How much a process has done since it started: CPU time, switches, I/O."""
 
     cpu_seconds: float = 0.0
     io_bytes: int = 0
@@ -74,7 +74,7 @@ class Below:
         return work_between(before, now)
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Forget all other ranks."""
+        """Forget the readings of all ranks but these."""
         self._before = {rank: work for rank, work in self._before.items() if rank in ranks}
 
     def _read(self, pids: Iterable[int]) -> dict[Key, Work]:

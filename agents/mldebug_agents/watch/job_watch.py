@@ -69,7 +69,7 @@ def with_traces(one: JobLook, written: Mapping[int, float]) -> JobLook:
 
 
 class JobWatch:
-    """What the watch remembers of one job between two looks."""
+    """The state of the watch for one job, kept from one look to the next."""
 
     def __init__(
         self,

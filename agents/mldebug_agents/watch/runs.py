@@ -78,7 +78,7 @@ class Run:
         self.decision = decision
 
     def clear_suspicion(self) -> None:
-        """Forget what was found while it was quiet: it moves again."""
+        """Forget stack samples and other findings of a quiet run, because it moves again."""
         self.classes, self.roles, self.frames = {}, {}, {}
         self.take_evidence()
 

@@ -36,7 +36,7 @@ def carry_out(verb: Callable[[Mapping[str, str]], object], parameters: Mapping[s
 
 
 def refused() -> tuple[int, bytes]:
-    """The status and body for a user who may not do this."""
+    """The HTTP status and body for a user who may not give this order."""
     way_out = "ask as root, as the agent's user, or as a member of agent.group"
     return FORBIDDEN, msgspec.json.encode(
         ErrorAnswer("the agent does that for its own only", way_out)

@@ -24,7 +24,7 @@ _VARARGS = 0x04  # of a code's flags: it takes `*args`
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise the exception again where a signal handler of the job raised it; otherwise return, which ignores it.
+    """Raise the exception again where a signal handler of the job raised it; otherwise return, so that it is ignored.
 
     To be called where it was caught. What an exception was raised by that another thread has set (`PyThreadState_SetAsyncExc`)
     cannot be told, nor that of a handler in C: it is ours then.

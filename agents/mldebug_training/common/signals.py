@@ -104,9 +104,9 @@ def block() -> None:
 
 
 def reopen(ask: int) -> None:
-    """Give the job back what was closed at the start and is not of the family that was chosen since; 0: all of it.
+    """Unblock the signals that were blocked at the start and that are not those now in use (`ask`); 0: unblock all.
 
-    It has taken one of them for itself meanwhile.
+    The hook has chosen its signals from those blocked meanwhile.
     """
     early = family(_blocked[0]) if _blocked else ()
     unused = [number for number in early if not ask or number not in family(ask)]

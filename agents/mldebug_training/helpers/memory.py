@@ -30,7 +30,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
 
 
 class MemoryGuard:
-    """What may be left, of the host and of the GPU that is current: a share of the limit below 1, bytes, or "2GiB"; None: any.
+    """Checks how much memory is left of the host and of the current GPU. Limits: a share below 1, bytes, or "2GiB"; None: no limit.
 
     The host's memory is /proc/meminfo's MemAvailable, or a limit of this process's control groups, whichever is nearer its
     end. The GPU's is what the driver has free and what PyTorch's cache holds unused: nothing is emptied or waited for.

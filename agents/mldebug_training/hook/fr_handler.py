@@ -45,7 +45,7 @@ def recorded_by(backend: str) -> bytes:
 
 
 def only_of(backend: str, dump: dict[str, Any]) -> dict[str, Any]:
-    """The dump without calls of other backends."""
+    """A Flight Recorder dump without the calls of other backends."""
     calls = dump.get("entries") or []
     own = [call for call in calls if str(call.get("profiling_name")).startswith(f"{backend}:")]
     return {**dump, "entries": own}

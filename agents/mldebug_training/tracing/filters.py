@@ -59,7 +59,7 @@ class CodeFilter:
         self._start = start
 
     def describe(self, words: str) -> None:
-        """Add words to the description of what is traced."""
+        """Add words to the description of what is traced, which stands in the ring file."""
         self.words += f" {words}"
 
     def follows(self, code: Code) -> bool:

@@ -79,7 +79,7 @@ class ProcessRing:
         self._text(FOLLOWED, followed)
 
     def set_state(self, state: int, why: str = "") -> None:
-        """Write what the tracer does from now on, and why."""
+        """Write into the ring file what state the tracer is in from now on, and why."""
         self.state = state
         view = self.mapping.view
         self._text(WHY, why)

@@ -290,7 +290,7 @@ class trace:  # noqa: N801 - it is used as a function
 
 
 class NicerTrace:
-    """The seeds' NicerTrace with its arguments meaning what they say, and a ring in place of gigabytes of text.
+    """A drop-in for the class NicerTrace of the ML engineering handbook: the same arguments, but calls go into a ring file of fixed size.
 
     `packages_to_include`: None: everything; "uninstalled": what is neither of Python itself nor below a site-packages (what
     `pip install -e` has put into place is followed); a list: these packages besides what is not installed. `ignoredirs` and

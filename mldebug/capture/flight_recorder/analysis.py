@@ -94,7 +94,7 @@ class Analysis:
 
     @property
     def telling(self) -> tuple[Claim, ...]:
-        """The claims, those that the result rests on first, and those behind an older call last."""
+        """The calls that do not end, sorted for a report: first those on which the result rests, last those behind an older call."""
         shown = {id(one) for one in (self.found.claim, *self._chains.unfinished.values())}
         return tuple(
             sorted(

@@ -35,7 +35,7 @@ _TRANSFER = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})", re.ASCII)
 
 
 class GroupInfo(NamedTuple):
-    """What a dump says of a process group besides its calls."""
+    """The properties of a process group in a dump: its name, description, members and backend, without its calls."""
 
     description: str = ""
     members: str = ""  # global ranks, folded

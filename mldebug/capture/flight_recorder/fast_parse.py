@@ -36,7 +36,7 @@ _TRUE, _FALSE, _MEMOIZE = b"\x88", b"\x89", b"\x94"
 
 
 def parse_without_old_calls(data: bytes, keep: int, most: int) -> object | None:
-    """The dump without collectives that are done, but for the newest `keep` of each group; None where it is written otherwise.
+    """Parse a dump without building its finished calls, except the newest `keep` of each group, which is faster; None where the dump is not written in the expected way.
 
     `most`: values that may be made of it. Raises ValueError where what is left is damaged.
     """

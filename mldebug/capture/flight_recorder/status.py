@@ -55,9 +55,9 @@ class _StatusDump(msgspec.Struct, frozen=True):
 
 
 def spoken_for(statuses: Mapping[int, RankStatus]) -> dict[int, int]:
-    """Rank -> the rank whose recorder speaks for what it has done: among the most that are alike. Who lags, or is alone, is not in it.
+    """Of ranks whose progress is the same, which one's full record stands for the others: {rank: the rank whose record is used}. A rank that is behind, or alone in its state, is not in it.
 
-    Nobody is, where somebody has not finished a call that these have: how each made that one is then to be compared.
+    Empty where some rank has not finished a call that these ranks have finished: then the full records of all are compared.
     """
     alike: dict[RankStatus, list[int]] = {}
     for rank, status in sorted(statuses.items()):
@@ -85,7 +85,7 @@ def _members(status: RankStatus) -> frozenset[str]:
 
 
 def beside(whole: FlightRecord, pending: FlightRecord) -> FlightRecord | None:
-    """The record of a rank that is as far as the one whose record is `whole`; None where its own pending calls are not the same.
+    """Complete a rank's short record (`pending`: only calls that have not ended) from the full record of a rank with the same progress; None where the two do not have the same pending calls.
 
     Also where nothing pends: then only all calls tell what went wrong. What is done stands in `whole` alone. Other backends tell all.
     """

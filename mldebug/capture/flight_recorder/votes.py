@@ -211,7 +211,7 @@ def last_call(record: FlightRecord) -> tuple[FlightGroup, Collective] | None:
 
 
 def collective_words(record: FlightRecord | None) -> str:
-    """`all_reduce 41 of group dp`: what a rank waits in, else what it called last; "" where nobody knows."""
+    """The call that a rank waits in, else the last one it made, as text: `all_reduce 41 of group dp`; "" where that is not known."""
     found = last_call(record) if record is not None else None
     if found is None:
         return ""

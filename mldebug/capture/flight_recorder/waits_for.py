@@ -17,7 +17,7 @@ ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
 
 
 class Claim(NamedTuple):
-    """Ranks that wait in one call, and what they wait for.
+    """One call that does not end: the ranks that wait in it, and the ranks of its group that have not joined it.
 
     `late`: members that have not called it. `slow`: members that have, but whose GPU is not as far. `absent`: members without a
     dump, of which nothing is known. `forgot`: members whose recorders hold no call of the group any more. `finished`: members for which it is done.
@@ -225,7 +225,7 @@ def _has_passed(one: Transfer, records: Mapping[int, FlightRecord], rank: int, p
 
 
 class WaitChains:
-    """For each waiting rank, the ranks that it waits for in the end."""
+    """Follows the waiting from rank to rank: for each waiting rank, which ranks stand at the end of its chain."""
 
     def __init__(self, found: Iterable[Claim]) -> None:
         self.claims = tuple(found)
@@ -243,7 +243,7 @@ class WaitChains:
                 yield rank, first
 
     def of(self, rank: int) -> list[Claim]:
-        """The claims in which a rank waits."""
+        """The calls in which this rank waits for other ranks; empty where it waits in none."""
         return self._of.get(rank, [])
 
     def next(self, rank: int) -> frozenset[int]:
@@ -257,7 +257,7 @@ class WaitChains:
         return frozenset(found - {rank})
 
     def link(self, rank: int, after: int) -> Claim:
-        """The call in which a rank waits for another one."""
+        """One of the calls in which `rank` waits for the rank `after`."""
         own = self.of(rank)
         sure = (claim for claim in own if after in claim.on)
         return next(sure, None) or next(
@@ -276,12 +276,12 @@ class WaitChains:
 
     @property
     def sinks(self) -> tuple[int, ...]:
-        """The ranks that others wait for, and that surely wait for nobody."""
+        """The ends of all chains of waiting: ranks that others wait for, and that themselves wait for nobody for sure."""
         targets = {rank for claim in self._telling for rank in claim.on}
         return tuple(sorted(rank for rank in targets if not self.next(rank)))
 
     def on(self, rank: int) -> list[Claim]:
-        """The calls that a rank holds up, those of most ranks first."""
+        """The calls that cannot end before this rank has joined them, those with most members first."""
         return [claim for claim in self._telling if rank in claim.on]
 
     def circle(self) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def behind(communicator: NcclCommunicator) -> LaggingRanks | None:
 def crossed(
     communicators: Iterable[NcclCommunicator],
 ) -> tuple[NcclCommunicator, NcclCommunicator] | None:
-    """Two communicators of the same processes, in which each has left out what the other waits in; None where none are."""
+    """Two communicators with common processes of which each waits for ranks that wait in the other one, so that neither can end; None where there are none."""
     late = [
         (communicator, found.ranks)
         for communicator in communicators

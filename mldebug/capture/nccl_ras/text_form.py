@@ -101,7 +101,7 @@ class _Reader:
         self._dead = False
 
     def take(self, line: str) -> None:
-        """One line."""
+        """Parse one line of the answer and add what it says to the result."""
         if match := _TITLE.fullmatch(line):
             self._begin(match)
         elif line in ("INCOMPLETE", "DEAD", "TIMEOUT"):

@@ -24,7 +24,7 @@ class ProcessKind(StrEnum):
 
 
 class KindSign(NamedTuple):
-    """A frame of the main thread that shows what a process is."""
+    """A function in a process's main thread that shows what kind of process it is (DataLoader worker, compiler, launcher)."""
 
     kind: ProcessKind
     file: re.Pattern[str]

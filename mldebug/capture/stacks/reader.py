@@ -46,7 +46,7 @@ _NODES = re.compile(r"^(?P<host>[\w.,\[\]-]{1,1000}?)(?: \(\d{1,6}\))?$")
 
 
 class StackText(msgspec.Struct, frozen=True):
-    """What one text holds: processes in order, and how much of it was not read; `first` is the first such line."""
+    """The result of reading one text of stacks: its processes in order, how many lines looked like stacks and could not be read (`unread`), and the first of those lines."""
 
     processes: tuple[ProcessText, ...] = ()
     unread: int = 0
@@ -73,7 +73,7 @@ def read_text(text: str) -> StackText:
 
 
 def parse_text(text: str) -> dict[int, tuple[ThreadStack, ...]]:
-    """The threads of each process by its pid, without what tells the processes apart where there is no pid."""
+    """The threads of each process in a text of stacks, by pid; processes that are told apart by something else (a prefix, an order) are merged."""
     return {one.pid: one.stacks for one in read_text(text).processes}
 
 

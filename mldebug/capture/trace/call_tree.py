@@ -23,7 +23,7 @@ class CallNode:
         self.children: dict[TracedFunction, CallNode] = {}
 
     def child(self, place: TracedFunction) -> "CallNode":
-        """The node of what is called from here."""
+        """The node for a function called from this one; made where there is none."""
         found = self.children.get(place)
         if found is None:
             found = self.children[place] = CallNode(place)

@@ -44,7 +44,7 @@ def no_source(path: str, line: int) -> str:
 
 @lru_cache(maxsize=4096)
 def frame_words(place: TracedFunction) -> str:
-    """`PIL.Image:2896 new`; its file stands in for the script that was started, and for what has no module."""
+    """A traced function as text: `PIL.Image:2896 new` (module, line, function). For the main script, and where there is no module, the file name stands before the line."""
     module = place.module if place.module != "__main__" else ""
     name = module or place.file or place.module or "?"
     where = f"{name}:{place.line}" if place.line else name

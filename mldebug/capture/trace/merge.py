@@ -63,9 +63,7 @@ class MergedRings(Noun, frozen=True, kw_only=True):
 
 
 def numbered(rings: Sequence[Ring]) -> dict[int, Ring]:
-    """One ring of each rank: never that of a child of it, else one that knows steps, else the newest. Where no ring tells a
-    rank, they are numbered as they come.
-    """
+    """One ring for each rank: never one of a child process; of several one that knows its steps, else the newest."""
     some = [ring for ring in rings if not ring.header.child] or rings
     found = {ring.header.rank: ring for ring in sorted(some, key=_worth)}
     ranked = {rank: ring for rank, ring in found.items() if rank is not None}

@@ -146,7 +146,7 @@ def _write(output: Path, pieces: Iterator[bytes], force: bool) -> None:
 
 
 def heading(ring: Ring) -> Iterator[str]:
-    """The lines above a printed trace: whose it is, what was traced, when the last record was written, what is missing."""
+    """The lines above a printed trace: its rank and process, what was traced, when the last record was written, what is missing."""
     header = ring.header
     yield process_name(header)
     yield _traced(header)

@@ -76,7 +76,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def read_evidence(directory: Path) -> StoredEvidence:
-    """The evidence that an agent or a dump stored in this folder; a file, or any other folder, is read as stacks that others dumped.
+    """Read the evidence folder that an agent or a dump stored; any other folder, or a file, is read as stacks that other tools have printed.
 
     A tar, a zip or a gzip file stands for what is in it.
     """

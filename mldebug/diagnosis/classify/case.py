@@ -57,7 +57,7 @@ class Case:
 
     @cached_property
     def waiting(self) -> tuple[ClassifiedRank, ...]:
-        """The victims: ranks that only others can free."""
+        """The ranks that only other ranks can free (the victims)."""
         return tuple(r for r in self.ranks if r.is_.role is Role.WAITING)
 
     @cached_property
@@ -106,7 +106,7 @@ class Case:
 
     @cached_property
     def starting(self) -> bool:
-        """True while those who wait all wait for the group to come together; at the store alone only before there is a group."""
+        """Whether all waiting ranks wait for the process group to be created; at the store alone only before there is a group."""
         names = {rank.is_.name for rank in self.waiting}
         at_store = names == {"store"} and self.process_groups > 0
         return bool(names) and names <= set(INIT_CLASSES) and not at_store
@@ -133,7 +133,7 @@ class Case:
         return bool(self.waiting) or len(self.ranks) == self.job.world_size == 1
 
     def named(self, *classes: str) -> tuple[ClassifiedRank, ...]:
-        """Ranks of these classes."""
+        """The ranks whose class is one of these."""
         return tuple(r for r in self.ranks if r.is_.name in classes)
 
     def victims(self) -> str:

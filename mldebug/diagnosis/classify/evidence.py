@@ -255,12 +255,12 @@ def _watched(rank: ClassifiedRank) -> bool:
 
 
 def rank_culprit(rank: ClassifiedRank) -> Culprit:
-    """Name one rank, with what it does as the reason."""
+    """The culprit for one rank; its reason is what the rank does."""
     return Culprit(kind="rank", rank=rank.rank, node=rank.node, pid=rank.pid, reason=rank.is_.doing)
 
 
 def evidence_of(case: Case, culprits: tuple[ClassifiedRank, ...]) -> tuple[str, ...]:
-    """The facts behind the named ranks (8 at most), then what the victims do, then the other ranks that do not wait."""
+    """The evidence sentences for these culprits (8 at most), then for the waiting ranks, then for other ranks that do not wait."""
     named = {rank.rank for rank in culprits}
     facts = [f"rank {rank.rank}: {fact}" for rank in culprits[:8] for fact in rank.is_.why]
     others = [rank for rank in case.suspects if rank.rank not in named]

@@ -47,7 +47,7 @@ class OutOfStepRank(NamedTuple):
 
 
 class FlightRecorders:
-    """The Flight Recorders of one case, with what they prove."""
+    """The Flight Recorder records of all ranks of one case, and the conclusions that they allow."""
 
     def __init__(self, case: Case) -> None:
         self._case = case

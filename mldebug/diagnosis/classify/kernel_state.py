@@ -55,7 +55,7 @@ def held_by_profiler(state: ProcessState) -> bool:
 
 
 def tracer_words(state: ProcessState) -> str:
-    """`the tracer gdb (pid 77)`, or what is known of it."""
+    """The debugger that is attached to a process, as text: `the tracer gdb (pid 77)`, or as much of that as could be read."""
     if not state.tracer_pid:
         return "a debugger or tracer"
     name = safe_line(state.tracer_name, 15)

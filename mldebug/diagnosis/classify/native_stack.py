@@ -56,7 +56,7 @@ def gil(process: ProcessFacts, fact: str = "native stack: take_gil") -> Classifi
 
 
 def own_wait(process: ProcessFacts) -> Classification | None:
-    """A thread that sleeps on a futex below native code that belongs to no library of communication, GPU or runtime.
+    """The class of a thread that sleeps on a futex in native code of the job (no communication, GPU or runtime library); else None.
 
     Who would wake it is not known, but it is nobody of the job's other ranks: an extension's own queue, lock or thread.
     """

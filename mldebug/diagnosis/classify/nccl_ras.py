@@ -82,7 +82,7 @@ class RasStatement(msgspec.Struct, frozen=True):
 
 
 def ras_statements(captures: Sequence[NodeCapture]) -> tuple[RasStatement, ...]:
-    """For a comparison with other sources. Of a part of the ranks none: who is behind there may wait in another part."""
+    """What NCCL RAS says of the communicator of all ranks, to be compared with other sources: which ranks are behind or do not answer. Communicators of a part of the ranks are left out, since a rank that is behind there may wait in another one."""
     return tuple(
         msgspec.structs.replace(statement, answer=number)
         for number, (_, ras, names) in enumerate(_fullest(captures))
@@ -134,7 +134,7 @@ class RasRankNames(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, capture: NodeCapture, ras: NcclRas) -> "RasRankNames":
-        """The ranks of this node are known; those of others follow where a communicator is that of all."""
+        """Map NCCL's process numbers to ranks: those of this node are known, those of other nodes follow where a communicator has all ranks."""
         job, ranks = capture.job, [one.identity for one in capture.ranks]
         pids = {one.namespace_pid or one.pid: one.rank for one in ranks}
         pids |= {one.pid: one.rank for one in job.lost if one.pid is not None}

@@ -103,7 +103,7 @@ def _nodes_at(queried: QueriedNodes | None, place: str) -> set[str]:
 
 
 def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:
-    """The step before all others, if those are not for this node."""
+    """The `ssh NODE` line that comes before the other next steps, where these must be typed on another node; else empty."""
     nodes = {one.node for one in finding.culprits if one.pid is not None} - {""}
     if case.queried is None or not nodes:
         return ()
@@ -111,7 +111,7 @@ def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:
 
 
 def not_all_present(case: Case, queried: QueriedNodes) -> tuple[str, tuple[str, ...]]:
-    """Why nobody is named where what was seen waits for what was not, and what to do."""
+    """A sentence on why nobody is named, and what to do: all ranks that were captured wait for ranks of which there is no capture."""
     count = len(case.elsewhere)
     waits = f"all {len(case.ranks)} ranks seen wait ({case.victims()})"
     if queried.absent:

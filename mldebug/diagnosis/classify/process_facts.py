@@ -76,7 +76,7 @@ class ProcessFacts:
 
     @property
     def transfers(self) -> bool:
-        """True where samples show that some thread of it reads or writes."""
+        """Whether samples show a thread of this process that reads or writes."""
         return self.movement is not None and self.movement.io_chars > SOME_IO
 
     @property

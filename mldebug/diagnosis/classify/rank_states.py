@@ -124,7 +124,7 @@ def position(rank: ClassifiedRank) -> Position:
 
 
 def inferred_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
-    """The ranks, with those as waiting that must be by where the others stand."""
+    """The ranks, with some newly classified as waiting because the positions of the other ranks leave no other explanation."""
     return _inside_frameworks(_on_one_line(behind_locks(ranks)))
 
 

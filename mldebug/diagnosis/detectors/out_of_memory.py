@@ -22,7 +22,7 @@ class OutOfMemory:
     """Blames the rank that the kernel killed, or that lost a worker so, or whose last lines show a lack of device memory."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where other ranks wait, and memory is what a rank that does not wait ran out of."""
+        """A finding where other ranks wait for a rank that ran out of memory."""
         if case.moved or not case.waiting:
             return None
         return self._killed(case) or self._device(case)

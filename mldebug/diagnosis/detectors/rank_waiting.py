@@ -16,10 +16,10 @@ CLASSES_ALONE = ("lock", "gil", "debugger", "stdin", "terminal", "file_lock", "c
 
 
 class RankWaiting:
-    """Blames ranks that do nothing and that no other rank can wake."""
+    """Blames ranks that are idle for a reason of their own, from which no other rank can wake them."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where some rank is idle for a reason of its own and the job is stuck."""
+        """A finding where a rank is idle for a reason of its own and the job is stuck; else None."""
         idle = case.named(*(CLASSES if case.waiting else CLASSES_ALONE))
         if not idle or not case.stuck:
             return None

@@ -90,7 +90,7 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
 
     @property
     def others_bytes(self) -> int:
-        """All that other processes hold."""
+        """The GPU memory that all other processes together hold."""
         return sum(one.memory_bytes for one in self.others)
 
     @property

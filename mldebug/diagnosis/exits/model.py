@@ -36,7 +36,7 @@ class RankExit(Noun, frozen=True, kw_only=True):
 
 
 class Accusation(Noun, frozen=True, kw_only=True):
-    """Whom the words of a victim name. Ranks are those of the process group that it speaks of, which may be a part of the job."""
+    """The ranks, addresses or calls that a victim's error message names as the cause. Ranks are numbered within the process group of that message, which may be a part of the job."""
 
     ranks: tuple[int, ...] = ()
     did: str = ""  # what they did, or did not: "did not come to the monitored barrier"
@@ -77,7 +77,7 @@ class LauncherFailure(Noun, frozen=True, kw_only=True):
 
 
 class LauncherWords(Noun, frozen=True, kw_only=True):
-    """What a launcher or scheduler wrote into the job's log."""
+    """The messages of a launcher or scheduler about the end of a job, from the job's log."""
 
     failures: tuple[LauncherFailure, ...] = ()  # as first observed, one for each attempt
     followers: tuple[LauncherFailure, ...] = ()  # ended after it had begun to end the others

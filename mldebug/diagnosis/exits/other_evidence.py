@@ -117,7 +117,7 @@ SOURCE = "Flight Recorder, dumped before the end"
 
 
 def with_flights(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
-    """The outcome with who waited for whom as further evidence; names no rank, and ignores dumps of an earlier hang."""
+    """Add to an outcome, as evidence, which ranks waited for which by the Flight Recorder dumps. Names no rank, and ignores dumps of an earlier hang."""
     found = Analysis(attempt.flights).claims[:MAX_LINES] if _dumped_at_exit(attempt) else ()
     if outcome.finding is None or not found:
         return outcome

@@ -112,7 +112,7 @@ def is_one_sign(
 
 
 def may_hang(gone: ExplainedExit, first: ExplainedExit, exits: Sequence[ExplainedExit]) -> bool:
-    """Whether a rank that said nothing until it was ended may be the one that others timed out on, and not the one that left."""
+    """Whether a rank that wrote nothing before it was ended may be the one that the others timed out on, in place of the rank that left."""
     closed = first.error is not None and tells_of_closed(first.error)
     silent = any(one.kind is ExitKind.ASKED and one.error is None for one in exits)
     return silent and not closed and first.exit.at - gone.exit.at > SOON
@@ -121,7 +121,7 @@ def may_hang(gone: ExplainedExit, first: ExplainedExit, exits: Sequence[Explaine
 def sureness_of_leaver(
     gone: ExplainedExit, first: ExplainedExit, attempt: AttemptExit
 ) -> Confidence:
-    """How sure it is that the rank that left is the one that its peers lost.
+    """The confidence that the rank which left is the peer that the others' errors say they lost.
 
     A closed connection tells that its other end is gone: of two ranks that is the other one, however long the first took to say so;
     of more it is the one that left within the time that processes need to end on a busy machine. On other nodes it may be anybody.

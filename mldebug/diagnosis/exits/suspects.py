@@ -42,7 +42,7 @@ class _Speech(NamedTuple):
 
 
 def with_suspects(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
-    """The outcome with those whom the victims accuse, where it names nobody; where it names another without proof, a doubt."""
+    """Add the ranks that victims' error messages accuse: as culprits where the outcome names nobody, as a doubt where it names another rank without proof."""
     finding = outcome.finding
     exits = explain_exits(attempt)
     suspects = suspects_of(attempt, exits) if finding is not None else None

@@ -35,7 +35,7 @@ def with_exits(
 def exit_events(
     attempt: AttemptExit, blamed: Collection[int], noticed: float
 ) -> Iterator[TimelineEvent]:
-    """One event for each of the first exits and those of blamed ranks, then one for each kind of the others."""
+    """Timeline events of an attempt's end: one for each of the first exits and of the blamed ranks, then one for each kind of the remaining exits."""
     exits = [one.exit for one in explain_exits(attempt)]
     times = list(_in_order(exits, noticed))
     single = {at for at, one in enumerate(exits) if at < MAX_SINGLE or one.rank in blamed}

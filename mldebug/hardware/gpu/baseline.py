@@ -14,7 +14,7 @@ TELLING = 0.02  # memory utilization in whole percents: what usually shows less 
 
 
 class Load(StrEnum):
-    """What a GPU does at one look, whatever process uses it."""
+    """How busy a GPU is in one reading, whichever process uses it."""
 
     WORKING = "working"
     PARTLY = "partly"  # it computes now and then

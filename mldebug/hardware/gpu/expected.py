@@ -94,7 +94,7 @@ class ExpectedGpus(msgspec.Struct, kw_only=True):
         )
 
     def accept(self, node: NodeGpus) -> None:
-        """Take what is present now as what should be present: these GPUs, and those of their NVLinks that are up."""
+        """Remember the GPUs and the NVLinks that are up now as the ones that should be there."""
         self.known = {gpu.uuid: _known(gpu) for gpu in node.gpus if gpu.uuid in self.known}
         self.missing_since, self.absent = {}, {}
 

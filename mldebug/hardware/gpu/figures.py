@@ -14,7 +14,7 @@ _Kind = tuple[int | None, bool | None]
 
 
 def plain_sentence(watch: NodeWatch, uuids: Collection[str] = ()) -> str:
-    """What the GPUs (or those of `uuids`) do, the least busy first, since it keeps the others waiting; "" without GPUs."""
+    """A sentence about the load of the GPUs (or those of `uuids`), the least busy first, since it may keep the others waiting; "" without GPUs."""
     groups: dict[_Kind, list[GpuWatch]] = {}
     for gpu in watch.gpus:
         if not uuids or gpu.uuid in uuids:

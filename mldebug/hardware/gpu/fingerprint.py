@@ -37,7 +37,7 @@ LONG_LOOKS = 3
 
 
 class GpuState(StrEnum):
-    """What a GPU does for its run."""
+    """What a GPU does, seen beside the other GPUs of its run: waits in a collective, has no input, computes, …"""
 
     TRAINING = "training"
     COLLECTIVE_WAIT = "collective_wait"
@@ -50,7 +50,7 @@ class GpuState(StrEnum):
 
 
 class GpuFingerprint(Noun, frozen=True, kw_only=True):
-    """The state of one GPU in its run's fingerprint. `maybe`: other states that fit what was read."""
+    """The state of one GPU, judged beside the other GPUs of its run. `maybe`: other states that fit the same readings."""
 
     uuid: str
     index: int

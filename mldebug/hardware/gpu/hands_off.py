@@ -51,7 +51,7 @@ def why(xid: int, until: float) -> str:
 
 
 def gaps(lost: Iterable[LostGpu]) -> tuple[Gap, ...]:
-    """What a report lacks because these GPUs were not touched."""
+    """The gaps of a report for GPUs that were not read because a read could have done harm."""
     return tuple(
         Gap(
             what=f"GPU {one.index} ({one.bus_id or 'address unknown'})",

@@ -51,7 +51,7 @@ class Total:
         return self.value
 
     def grow(self, by: float) -> None:
-        """Add an amount that was measured in some other way."""
+        """Add to the total an amount that was not read from the counter."""
         self.value = (self.value or 0.0) + by
 
     def move(self, value: float, wraps_at: int) -> None:

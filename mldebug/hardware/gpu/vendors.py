@@ -43,7 +43,7 @@ def highest_number(read: NodeWatch | NodeGpus) -> int:
 
 
 def join_watches(reads: Sequence[NodeWatch], gaps: Sequence[Gap] = ()) -> NodeWatch:
-    """The quick reading of the node from those of its vendors (at least one, in order). `gaps`: why other vendors are missing."""
+    """Merge the quick readings of several GPU vendors (at least one, in order) into one of the node. `gaps`: why other vendors are missing."""
     return NodeWatch(
         at=max(one.at for one in reads),
         gpus=tuple(gpu for one in reads for gpu in one.gpus),

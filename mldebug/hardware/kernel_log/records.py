@@ -40,7 +40,7 @@ class KernelRecord(Noun, frozen=True, kw_only=True):
 
 
 def parse_record(data: bytes | str) -> KernelRecord | None:
-    """Parse what one read of /dev/kmsg gives; None for anything else."""
+    """Parse one record of /dev/kmsg; None for anything else."""
     text = (
         data[:MAX_RECORD].decode(errors="replace") if isinstance(data, bytes) else data[:MAX_RECORD]
     )
@@ -103,7 +103,7 @@ def _device(more: str) -> str:
 
 
 class KernelClock:
-    """Unix time of kernel records. Call `begin` at each round of reads, `drained` when a round has found the end of the log.
+    """Converts the time stamps of kernel records to unix time. Call `begin` before each round of reads, `drained` when a round has reached the end of the log.
 
     The clock of the log is not steered by NTP: after weeks `boot time + timestamp` can be off by many seconds. What is read
     live bounds it: such a record is not younger than the read that found it, nor older than the last read that found no

@@ -117,7 +117,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sxids: SxidLists = SxidLists()
 
     def by_number(self) -> dict[int, Xid]:
-        """The rows by their number."""
+        """The rows of the catalogue, by Xid number."""
         return {row.xid: row for row in self.xids}
 
 
@@ -238,7 +238,7 @@ def _of_switch(event: KernelEvent) -> XidJudgement:
 
 
 def xid_of_nvml(event: GpuEvent) -> KernelEvent | None:
-    """An Xid from NVML as a kernel event; None for another event. Its time is that of the read that found it: NVML gives no other."""
+    """An Xid that NVML reported, as a kernel event; None for other events. Its time is that of the read that found it, since NVML gives none."""
     if event.kind != "xid" or event.xid is None:
         return None
     return KernelEvent(

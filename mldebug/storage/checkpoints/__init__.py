@@ -1,1 +1,1 @@
-"""Saves of a job: what lies on disk, whether it is whole, and what would be lost without it. Pure."""
+"""Checkpoints of a job: the files on disk, whether they are whole, and how much work would be lost without them. Pure."""

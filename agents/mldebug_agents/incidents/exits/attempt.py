@@ -65,7 +65,7 @@ class WatchedAttempt:
         self.collecting = is_ordered
 
     def wait_for_others(self) -> None:
-        """Forget the failure that began the time of grace: how it was judged, who else ends may change it."""
+        """Cancel the judging of the failure that was seen first: further ranks may still exit, and their exits may change who is to blame."""
         self.failing_at, self.collecting = None, False
 
     def wants_notes(self, now: float) -> bool:

@@ -26,7 +26,7 @@ DEEP, MOST = 10, 50_000  # levels and entries below the folder
 def read_checkpoints(
     reader: Reader, folder: str, layouts: Sequence[Layout], now: float
 ) -> tuple[tuple[SeriesState, ...], str]:
-    """The series of checkpoints in a folder (or the one that the folder itself is), and why there may be more; "" where not.
+    """The checkpoint series in a folder (or the checkpoint that the folder itself is), and a sentence on why there may be more of them; "" where all were found.
 
     `folder`: an absolute path, read with the rights of who calls. `now`: unix time. The series with the newest checkpoint is first.
     """

@@ -102,21 +102,21 @@ class _Judged(msgspec.Struct):
 
 
 class SeriesFiles:
-    """The folder of a series: whose rights it is read with, below which root, and from where on no link is followed."""
+    """Reads the folder of one checkpoint series with the rights of the job's user, below the job's root directory, and follows no links from the folder on."""
 
     def __init__(self, reader: Reader, root: str, place: str, rights: Rights) -> None:
         self._reader, self._root, self._rights = reader, root, rights
         self._place = f"{root}{place}"
 
     def list_folder(self, path: str, *, depth: int, most: int) -> FolderListing | Unreadable:
-        """As `Reader.list_folder`."""
+        """As `Reader.list_folder`, with the rights and the root directory of the job."""
         how = {"depth": depth, "most": most}
         return self._reader.list_folder(
             f"{self._root}{path}", rights=self._rights, place=self._place, **how
         )
 
     def read_from(self, path: str, offset: int, *, max_bytes: int) -> FilePiece | Unreadable:
-        """As `Reader.read_from`."""
+        """As `Reader.read_from`, with the rights and the root directory of the job."""
         return self._reader.read_from(
             f"{self._root}{path}",
             offset,

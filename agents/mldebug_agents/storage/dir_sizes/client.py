@@ -70,7 +70,7 @@ class DirSizeClient:
         return tuple(self._state(order.path) for order in self._orders)
 
     def obey(self, orders: Sequence[DirSizeRequest]) -> None:
-        """Count these directories from now on, and no others."""
+        """Count these directories from now on, and stop counting all others."""
         if tuple(orders) != self._orders:
             self._orders = tuple(orders)
             self._states = {}

@@ -127,7 +127,7 @@ class TreeCounts:
         return [one for one in folders if stale and not stale.isdisjoint(one.entries.inodes)]
 
     def settle(self, folders: Iterable[FolderEntries]) -> None:
-        """Find other names of the files in `unsure` among those that were counted as having one name."""
+        """Find further names (hard links) of the files in `unsure` among files that were counted as having only one name."""
         unsure = {inode for inode in self.unsure if inode in self.links}
         self.unsure.clear()
         if not unsure:

@@ -62,7 +62,7 @@ class UsedMount(msgspec.Struct, kw_only=True):
 
     @property
     def uids(self) -> tuple[int, ...]:
-        """The users who may see the mount; empty for everyone."""
+        """The ids of the users who may be told of this mount; empty: everyone."""
         return () if self.public else tuple(sorted(self.owners))
 
     @property
@@ -89,7 +89,7 @@ def used_mounts(
     where: Mapping[str, int] = {},
     places: Mapping[str, Sequence[str]] = {},
 ) -> dict[Key, UsedMount]:
-    """The mounts that these jobs use and those of `paths`, by filesystem and folder. Touches no filesystem but /proc.
+    """The mounts that these jobs, and the paths in `paths`, use, each filesystem and folder once. Reads only /proc, never the filesystems.
 
     `before`: what each pid was found to use earlier; it stays in use while it is mounted, as a checkpoint is open for seconds only.
     `where`: mount ids of `paths` where they are known; others are found by name.

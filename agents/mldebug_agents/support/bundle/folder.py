@@ -45,7 +45,7 @@ class BundleFolder:
         self.add(name, b"".join(msgspec.json.encode(value) + b"\n" for value in values))
 
     def miss(self, what: str, reason: str, way_out: str = "") -> None:
-        """Add a gap: what is missing, why, and what would help."""
+        """Record that something is missing in the bundle: what, why, and what would help."""
         self.gaps.append(Gap(what=what, reason=reason, way_out=way_out))
 
     def attempt(self, what: str, gather: Callable[[], None]) -> None:

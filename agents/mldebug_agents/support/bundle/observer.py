@@ -39,7 +39,7 @@ class Observations(msgspec.Struct, kw_only=True):
 
 
 class AgentObserver:
-    """Records what is new in each snapshot of the agent."""
+    """Writes the changes in each new snapshot of the agent into the bundle."""
 
     def __init__(self) -> None:
         self.observations = Observations(read_by="agent")

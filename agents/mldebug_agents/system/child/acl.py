@@ -16,7 +16,7 @@ _NONE = (errno.ENODATA, errno.EOPNOTSUPP)
 
 
 def allows(handle: int, facts: os.stat_result, uid: int, groups: Collection[int], wanted: int) -> bool:  # fmt: skip
-    """Whether a user who is not the owner has these rights (4 read, 2 write, 1 search) to what an O_PATH descriptor holds."""
+    """Whether a user who is not the owner has these rights (a sum of 4 read, 2 write, 1 search) to the file behind an O_PATH descriptor."""
     try:
         entries = _entries(os.getxattr(f"/proc/self/fd/{handle}", "system.posix_acl_access"))
     except OSError as error:

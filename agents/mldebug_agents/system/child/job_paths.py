@@ -40,7 +40,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Rights(msgspec.Struct, frozen=True, array_like=True):
-    """Whose rights count for a path: those of the user that runs the process `pid`, a rank, which began at `start` (ticks; 0: not known).
+    """The user whose rights decide whether a path may be opened: the owner of process `pid` (a rank), which started at `start` (clock ticks; 0: not known).
 
     `everything`: it is root with the capability to read every file. `name`: in place of a user's rights, what the kernel must call an open
     file (the log that a container runtime writes for the rank, which is nobody's to read but is about nobody else).

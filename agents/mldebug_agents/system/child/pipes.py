@@ -111,7 +111,7 @@ class OutputPipe:
         return not self.ended
 
     def news(self) -> bytes:
-        """What has arrived since the last call."""
+        """The bytes that have arrived since the last call."""
         fresh = bytes(self._data[self._reported :])
         self._reported = len(self._data)
         return fresh

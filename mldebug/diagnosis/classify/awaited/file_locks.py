@@ -35,7 +35,7 @@ def waits_for_file_lock(thread: ThreadState) -> bool:
 
 
 def with_holders(found: Classification, capture: ProcessCapture) -> Classification:
-    """The class of a process that wants a file lock, with the words for the file and for those who hold it."""
+    """Add to the class of a process that waits for a file lock: which file that is, and which processes hold the lock."""
     lock = capture.lock
     if lock is None:
         return found

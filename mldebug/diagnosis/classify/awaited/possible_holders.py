@@ -23,7 +23,7 @@ _ENTERS = "__enter__"
 
 
 def behind_locks(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
-    """The ranks, with those as waiting that want a lock which another one, who wants none, may hold."""
+    """The ranks, of which those count as waiting that want a lock which another rank may hold."""
     wanting = {rank.rank: place for rank in ranks if (place := _taken_at(rank)) is not None}
     others = [rank for rank in ranks if rank.rank not in wanting]
     return [

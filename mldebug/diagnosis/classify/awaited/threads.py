@@ -144,7 +144,7 @@ def on_thread(rank: RankCapture, name: str) -> RankCapture:
 
 
 def second_waits(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str:
-    """What a further thread of every rank waits for, in a sentence; "" where not all have one that waits for other ranks."""
+    """Where every rank has a second thread that also waits for other ranks: what it waits for, as a sentence; else ""."""
     found: list[tuple[str, str]] = []
     for rank in ranks if len(ranks) <= MAX_COMPARED else ():
         main = principal(rank.process.stacks, rank.process.pid)

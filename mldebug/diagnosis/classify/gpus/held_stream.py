@@ -38,7 +38,7 @@ HELD, SPINNING = (
 
 
 def held(case: Case, captures: Sequence[NodeCapture]) -> Finding | None:
-    """Name the rank; None where anything speaks against it."""
+    """Name the one rank whose GPU runs nothing while all other GPUs spin in the same collective: something on its own node holds its stream up. None where anything contradicts that."""
     devices = looks.judged_devices(case, captures)
     if not devices:
         return None

@@ -16,7 +16,7 @@ from mldebug.diagnosis.exits.words.error_types import ErrorType, name_of_type, s
 
 
 class Blame(StrEnum):
-    """Whom an error accuses."""
+    """Whether an error was caused by the rank itself (`own`), by another rank (`peer`: the rank is a victim), or cannot be told (`unclear`)."""
 
     OWN = "own"
     PEER = "peer"  # another rank, or "some rank": the speaker is a victim
@@ -132,7 +132,7 @@ def accuses_others(line: str) -> bool:
 
 
 def blame_of_chain(first: Blame, last: Blame, *, explicit: bool) -> Blame:
-    """Whom a chain of exceptions accuses: what began it, not what was made of it.
+    """Whom a chain of exceptions accuses: the first exception decides, not those that were raised while it was handled.
 
     `explicit`: raised `from` the first. Else the first was being handled, and may have been an everyday one: what a peer then did
     to the handler leaves it unclear.

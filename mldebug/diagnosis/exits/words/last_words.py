@@ -94,7 +94,7 @@ def before_launcher(lines: Sequence[str]) -> Sequence[str]:
 def last_error(
     lines: Sequence[str], source: str, *, shared: bool = False, rank: int | None = None
 ) -> RankError | None:
-    """The exception that the last traceback among these lines ends with, or what else tells why a process died.
+    """The exception at the end of the last traceback in these lines, or another message that says why the process died; None where there is neither.
 
     A traceback with much behind it was caught, and what ended the process is something else. In a `shared`
     log other ranks write on for a moment. `rank`: who wrote them, where it is known; what it quotes of itself is its own.

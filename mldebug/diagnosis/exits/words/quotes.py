@@ -44,7 +44,7 @@ _NUMBER = re.compile(r"\d{1,7}")
 
 
 class Quote(NamedTuple):
-    """A quoted traceback: who raised it, as far as that stands there."""
+    """A traceback of one rank that another rank has printed, and the rank that raised it, where that is written."""
 
     found: Traceback
     ranks: tuple[int, ...]
@@ -76,7 +76,7 @@ def quoted_lines(text: str) -> Quote | None:
 
 
 def quotes_in(lines: Sequence[str], found: Sequence[Traceback], rank: int | None) -> list[Quote]:
-    """The tracebacks of others among these, in order."""
+    """Those tracebacks among `found` that were raised by other ranks and are only quoted here, in order."""
     quotes = [quote for one in found if (quote := quote_of(lines, one)) is not None]
     return [one for one in quotes if rank is None or one.ranks != (rank,)]
 
