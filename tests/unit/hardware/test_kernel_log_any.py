@@ -111,6 +111,17 @@ NASTY = (
     "[" * 2000 + "]: segfault at ",
     "MCE: Killing " * 300 + "due to hardware memory",
     "I/O error" * 450,
+    "Oops: " + "[#1] " * 800,
+    "libceph: osd1 " + "a " * 2000,
+    "rbd: rbd0: " + "result " * 500,
+    "BTRFS error (device " + "a: state " * 400,
+    "amdgpu 0000:83:00.0: amdgpu: " + "ring timeout " * 300,
+    "NVRM: Xid (PCI:0000:3b:00): 145, " + "RLW_RXPIPE Non-fatal " * 190,
+    "NVRM: Xid (PCI:0000:3b:00): 145, " + "A" * 4000,
+    "mlx5_core 0000:1a:00.0: wait_func:1:(pid 1):" + "A" * 4000,
+    "[Hardware Error]: CPU:4 (19:21:2) MC5_STATUS[" + "-|" * 2000,
+    "systemd[1]: " + "a" * 4000 + ": systemd-oomd killed",
+    "Tasks in " + "/a" * 2000 + " memory.oom.group",
     "Buffer " + "a " * 2000 + "I/O error on dev x",
 )
 

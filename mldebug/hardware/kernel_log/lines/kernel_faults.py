@@ -16,10 +16,12 @@ _RCU = re.compile(
     r"(?:rcu: )?(?:INFO: )?(?P<flavour>rcu\w{1,24}|srcu\w{0,24})(?: kthread starved for \d{1,12} jiffies"
     r"| (?:self-)?detected (?:expedited )?stalls? on CPU(?:s/tasks)?)"
 )
-# "Oops: 0000 [#1] SMP", arm64: "Internal error: Oops: 96000004 [#1] SMP", "kernel BUG at mm/slub.c:305!"
+# "Oops: 0000 [#1] SMP", arm64: "Internal error: Oops: 96000004 [#1] SMP", "kernel BUG at mm/slub.c:305!". To the end of what the
+# kernel writes: 15 characters of its beginning any user can write with the name of a program
 _OOPS = re.compile(
-    r"(?:Internal error: )?(?:Oops(?: - [\w ]{1,40})?:? |invalid opcode: |general protection fault|stack segment: |double fault: "
-    r"|divide error: |BUG: unable to handle |BUG: kernel NULL pointer dereference|Unable to handle kernel |kernel BUG at )"
+    r"(?:(?:Internal error: )?(?:Oops|invalid opcode|stack segment|double fault|divide error|general protection fault)\b"
+    r"[^\n]{0,200}?\[#\d{1,5}\](?: [A-Z][A-Z_ ]{1,60})?\s*$"
+    r"|BUG: unable to handle |BUG: kernel NULL pointer dereference|Unable to handle kernel |kernel BUG at [\w./-]{1,120}:\d{1,6}!)"
 )
 _PANIC = re.compile(r"Kernel panic - not syncing: ?(?P<why>[^\n]{0,120})")
 _PIDS = re.compile(r"cgroup: fork rejected by pids controller in (?P<group>[^\n]{1,512})")

@@ -26,7 +26,7 @@ _MON = re.compile(
     r"libceph: mon\d{1,4}(?:\(fsid=[0-9a-f-]{1,40}\))? [^\n]{1,120}?session (?P<state>lost|established)"
 )
 _MDS = re.compile(
-    rf"ceph: {_FSID}(?P<mds>mds\d{{1,4}}) (?:(?P<lost>hung|reconnect denied|rejected session|closed our session|session blocklisted)"
+    rf"ceph: {_FSID}(?P<mds>mds\d{{1,4}}) (?:(?P<lost>hung\s*$|reconnect denied|rejected session|closed our session|session blocklisted)"
     r"|(?P<back>came back|recovery completed|reconnect success)|(?P<stale>caps stale|caps went stale))"
 )
 _CEPH_ERROR = re.compile(
