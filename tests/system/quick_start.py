@@ -148,7 +148,7 @@ def _settings() -> Iterator[str]:
 def asked(query: str) -> list[dict[str, str]]:
     """The labels of what Prometheus has for a query now."""
     words = urllib.parse.urlencode({"query": query})
-    with urllib.request.urlopen(f"{PROMETHEUS}/api/v1/query?{words}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{PROMETHEUS}/api/v1/query?{words}", timeout=60) as answer:
         told = json.load(answer)
     return [one["metric"] for one in told["data"]["result"]]
 

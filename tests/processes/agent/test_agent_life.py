@@ -122,7 +122,7 @@ def left_alone() -> Iterator[None]:
 def metrics(port: int) -> str:
     """All of them; none from an agent that has not looked yet."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         if error.code != NOT_READY:

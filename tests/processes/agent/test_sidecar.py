@@ -97,7 +97,7 @@ class Pod:
 
     def answers(self, path: str) -> bytes:
         """What the kubelet or Prometheus is told."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
             return bytes(answer.read())
 
     def report(self) -> Any:

@@ -87,7 +87,7 @@ def running_alertmanager(
 
 def get(port: int, path: str) -> bytes | None:
     """The body of a good answer."""
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         link.request("GET", path)
         answer = link.getresponse()
@@ -135,7 +135,7 @@ def test_one_alert_is_passed_on_refined_and_resolved(tmp_path: Path) -> None:
 
 def fire(port: int, **labels: str) -> None:
     """As Prometheus sends an alert of some rule."""
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     body = json.dumps([{"labels": labels, "annotations": {"summary": "of a rule"}}])
     link.request("POST", "/api/v2/alerts", body, {"Content-Type": "application/json"})
     assert link.getresponse().status == 200

@@ -204,7 +204,7 @@ def serves(folder: Path, bundle: Path) -> None:
 
 
 def scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text: str = answer.read().decode()
     return text
 

@@ -47,7 +47,7 @@ class Prometheus:
 
     def ask(self, path: str, **parameters: object) -> Any:
         """The data of one API call; None while it does not answer."""
-        link = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        link = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
             link.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
             answer = json.loads(link.getresponse().read())
@@ -158,7 +158,7 @@ def every_family_has_its_type(server: Prometheus) -> None:
 
 def promtool_has_nothing_to_say(port: int) -> None:
     """Of what a live agent beside a live job exposes."""
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     link.request("GET", "/metrics", headers={"Accept": "text/plain"})
     text = link.getresponse().read()
     link.close()

@@ -103,7 +103,7 @@ def serving(folder: Path, names: tuple[str, ...], *arguments: str) -> Iterator[i
 
 def ask(port: int, path: str, body: object = None) -> Any:
     """The JSON, else the text, of a good answer; None otherwise."""
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         sent = None if body is None else json.dumps(body)
         link.request("GET" if body is None else "POST", path, sent, {"Content-Type": "application/json"})  # fmt: skip

@@ -19,7 +19,7 @@ from shared.web.webpages import pages, shown, training
 
 
 def ask(base: str, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:  # fmt: skip
-    link = http.client.HTTPConnection(base.removeprefix("http://"), timeout=10)
+    link = http.client.HTTPConnection(base.removeprefix("http://"), timeout=60)
     link.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
     answer = link.getresponse()
     told = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()

@@ -186,7 +186,7 @@ def test_a_tree_that_is_not_there_is_told(spawner: Spawner) -> None:
 
 def test_a_tree_that_cannot_be_read_is_told(spawner: Spawner, fake: Path) -> None:
     (fake / "topology").write_text("nonsense")
-    wanted = FanoutRequest(target="good1", python="/p", arguments=(), timeout=5.0)
+    wanted = FanoutRequest(target="good1", python="/p", arguments=(), timeout=60.0)
     transport = ssh.create(ssh.Options(ssh=str(fake / "ssh"), tree=fake / "topology"))
     with pytest.raises(MldebugError, match="the nodes could not be asked"):
         ask_all(spawner, transport.plan(wanted, spawner), transport)

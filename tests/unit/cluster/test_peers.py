@@ -116,7 +116,7 @@ def there(ours: Identity, loop: Loop) -> Iterator[Peer]:
 
 def say(proof: Identity, to: Peer, body: bytes = b"", path: str = ANNOUNCE) -> bytes:
     body = body or msgspec.json.encode(TOLD)
-    return PeerClient(proof).ask(to, path, body, timeout=5.0, most=MAX_BYTES)
+    return PeerClient(proof).ask(to, path, body, timeout=60.0, most=MAX_BYTES)
 
 
 def test_two_with_the_same_key_understand_each_other(
@@ -151,7 +151,7 @@ def test_who_shows_no_certificate_gets_nothing(
         return link.getresponse()
 
     more = {"context": ssl._create_unverified_context()} if "HTTPS" in kind.__name__ else {}
-    link = kind(there.host, there.port, timeout=5, **more)
+    link = kind(there.host, there.port, timeout=60, **more)
     with closing(link), pytest.raises((OSError, http.client.HTTPException)):
         knock()
     assert loop.asked == []
@@ -189,7 +189,10 @@ def test_who_has_proved_himself_is_not_sent_away_for_a_crowd(ours: Identity) -> 
 def test_who_proves_nothing_for_seconds_gives_way(
     ours: Identity, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with served(ours, loop) as there, socket.create_connection(there[:2], timeout=10) as idle:
+    with (
+        served(ours, loop) as there,
+        socket.create_connection(there[:2], timeout=10 * PATIENCE) as idle,
+    ):
         say(ours, there)
         monkeypatch.setattr("mldebug_agents.web.connection_limiter.PROOF", 0.0)
         say(ours, there)
@@ -287,7 +290,7 @@ def test_a_byte_at_a_time_does_not_keep_us(ours: Identity) -> None:
 @pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"", b"SSH-2.0-OpenSSH\r\n"])
 def test_who_does_not_speak_as_an_agent_is_told(ours: Identity, answer: bytes) -> None:
     with rude(ours, answer) as to, pytest.raises(RefusedError):
-        PeerClient(ours).ask(to, "/", b"", timeout=2.0, most=9999)
+        PeerClient(ours).ask(to, "/", b"", timeout=60.0, most=9999)
 
 
 def test_an_endless_answer_ends(ours: Identity) -> None:
@@ -296,16 +299,16 @@ def test_an_endless_answer_ends(ours: Identity) -> None:
         rude(ours, head + b"x" * 300_000) as to,
         pytest.raises(RefusedError, match="larger than 100 KiB"),
     ):
-        PeerClient(ours).ask(to, "/", b"", timeout=5.0, most=100 << 10)
+        PeerClient(ours).ask(to, "/", b"", timeout=60.0, most=100 << 10)
 
 
 def test_a_port_that_nobody_serves_and_a_name_that_nobody_has(ours: Identity) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
     with pytest.raises(RefusedError, match="no agent is there"):
-        PeerClient(ours).ask(Peer("127.0.0.1", port), "/", b"", timeout=2.0, most=1)
+        PeerClient(ours).ask(Peer("127.0.0.1", port), "/", b"", timeout=60.0, most=1)
     with pytest.raises(SilentError, match="its name is not known"):
-        PeerClient(ours).ask(Peer("a..b", 1), "/", b"", timeout=2.0, most=1)
+        PeerClient(ours).ask(Peer("a..b", 1), "/", b"", timeout=60.0, most=1)
 
 
 @pytest.mark.parametrize(
@@ -582,7 +585,7 @@ def test_a_certificate_is_renewed_without_a_restart(site: Site, loop: Loop) -> N
         def say_n2() -> bytes:
             first()
             talk = PeerClient(second(), newest=second)
-            return talk.ask(there, ANNOUNCE, msgspec.json.encode(TOLD), timeout=5.0, most=1 << 20)
+            return talk.ask(there, ANNOUNCE, msgspec.json.encode(TOLD), timeout=60.0, most=1 << 20)
 
         with pytest.raises(RefusedError, match="expired"):
             say_n2()
@@ -607,7 +610,7 @@ def test_strangers_at_the_door_are_counted_and_told_of_once(
         for _ in range(2):
             with pytest.raises(RefusedError, match="same key"):
                 say(strangers, there)
-            with socket.create_connection((there.host, there.port), timeout=5) as link:
+            with socket.create_connection((there.host, there.port), timeout=5 * PATIENCE) as link:
                 link.sendall(b"GET / HTTP/1.0\r\n\r\n")
                 assert link.recv(100) == b""
         with pytest.raises(RefusedError, match=r"more than 1024 KiB|hung up"):

@@ -155,7 +155,7 @@ class Loop:
         return answer
 
     def take(self, worker: str) -> None:
-        while (found := self.inbox.get(timeout=10)) is not None:
+        while (found := self.inbox.get(timeout=60)) is not None:
             self.members.on_result(found)
             if found.worker == worker:
                 return

@@ -300,7 +300,7 @@ def test_the_node_tries_a_capture_that_raises_once_more(
         run = node.runs[evidence().job.id] = Run(evidence().job, watch())
         node._decide(run, BLAMED)
         for _ in range(2):
-            result = node._inbox.get(timeout=5)
+            result = node._inbox.get(timeout=60)
             assert result is not None
             node._handle(result)
         ledger.close(5)
@@ -331,7 +331,7 @@ def test_a_worker_says_that_it_takes_no_more_and_gives_an_error_back_with_its_or
     assert taken == [True] * 64 + [False] * 6
     worker = Worker("capture", lambda order: 1 // order, inbox, 1.0)
     assert worker.order(0)
-    result = inbox.get(timeout=5)
+    result = inbox.get(timeout=60)
     assert result is not None
     assert (result.worker, result.order, result.value) == ("capture", 0, None)
     assert isinstance(result.error, ZeroDivisionError)
@@ -351,10 +351,10 @@ def test_a_user_whose_orders_hang_keeps_nobody_else_s_out() -> None:
 
     worker = Worker("members", work, inbox, 60.0, threads=4, whose=lambda order: order[0])
     assert all(worker.order(f"a{number}") for number in range(3))
-    assert {begun.get(timeout=10) for _ in range(3)} == {"a0", "a1", "a2"}
+    assert {begun.get(timeout=60) for _ in range(3)} == {"a0", "a1", "a2"}
     assert [worker.order(f"a{number}") for number in range(3, 68)] == [True] * 64 + [False]
     assert all(worker.order(f"b{number}") for number in range(5))
-    assert [begun.get(timeout=10) for _ in range(5)] == ["b0", "b1", "b2", "b3", "b4"]
+    assert [begun.get(timeout=60) for _ in range(5)] == ["b0", "b1", "b2", "b3", "b4"]
     assert worker.busy
     release.set()
-    assert sorted(begun.get(timeout=10) for _ in range(64)) == sorted(f"a{n}" for n in range(3, 67))
+    assert sorted(begun.get(timeout=60) for _ in range(64)) == sorted(f"a{n}" for n in range(3, 67))

@@ -427,7 +427,7 @@ def cluster(tmp_path: Path) -> Iterator[kubernetes.Options]:
             server=f"http://127.0.0.1:{server.server_port}",
             token_file=tmp_path / "token",
             namespace_file=tmp_path / "namespace",
-            timeout=5.0,
+            timeout=60.0,
         )
         server.shutdown()
 

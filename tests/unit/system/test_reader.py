@@ -351,9 +351,9 @@ def test_stuck_path_is_named_and_others_are_read(mount: HungMount, reader: Reade
     assert reader.read_file(path, max_bytes=9, timeout=PATIENT, rights=MINE) == b"content"
     mount.hang()
     paths = ["/proc/self/status", path, other, "/proc/self/cmdline"]
-    answers = reader.read_many(paths, max_bytes=99, timeout=1.0)
+    answers = reader.read_many(paths, max_bytes=99, timeout=3.0)
     assert list(map(type, map(answers.get, paths))) == [bytes, Unreadable, Unreadable, bytes]
-    assert answers[path] == Unreadable("timed out after 1.0 s", stuck=True)
+    assert answers[path] == Unreadable("timed out after 3.0 s", stuck=True)
     assert answers[other] == Unreadable("an earlier read there has not come back", stuck=True)
     assert reader.stuck == (path,)
 

@@ -79,7 +79,7 @@ def at_socket(folder: Path, path: str, method: str = "GET", **headers: str) -> A
 
 def by_tcp(at: tuple[str, int], path: str, method: str = "GET", body: str | None = None, **headers: str) -> Answer:  # fmt: skip
     sent = {k.replace("_", "-"): v for k, v in headers.items()}
-    return told(http.client.HTTPConnection(*at, timeout=10), method, path, body, sent)
+    return told(http.client.HTTPConnection(*at, timeout=60), method, path, body, sent)
 
 
 def log_in(at: tuple[str, int], token: str = TOKEN, **headers: str) -> Answer:

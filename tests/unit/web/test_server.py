@@ -448,7 +448,7 @@ def test_idle_connections_by_tcp_do_not_stop_a_scrape(folder: Path) -> None:
             idle.enter_context(socket.create_connection(("127.0.0.1", port), 5))
         assert descriptors() - before < 210
         for path in ("/metrics", "/healthz"):
-            link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            link = http.client.HTTPConnection("127.0.0.1", port, timeout=5 * PATIENCE)
             link.request("GET", path)
             assert link.getresponse().status == 200
             link.close()
@@ -495,7 +495,7 @@ def test_tcp_tells_metrics_and_health_and_nothing_else(folder: Path) -> None:
     with serving(folder, listen=f"127.0.0.1:{port}"):
         codes = {}
         for path in ("/metrics", "/healthz", "/readyz", "/api/v1/status"):
-            link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             link.request("GET", path)
             codes[path] = link.getresponse().status
             link.close()
