@@ -1,6 +1,7 @@
 """The error tree. Every error says what happened and the way out; the class sets the exit code.
 
     MldebugError                 1
+    ├── NothingFoundError        0   there is nothing to look at
     ├── UsageError               2   wrong arguments
     │   ├── ConfigError          2   a config that cannot be obeyed (all problems at once)
     │   └── EvidenceError        2   a capture, report or folder that cannot be read
@@ -35,6 +36,12 @@ class MldebugError(Exception):
         super().__init__(message)
         self.message = message
         self.way_out = way_out
+
+
+class NothingFoundError(MldebugError):
+    """There is nothing to look at, and nothing was asked for by name: an answer, not a failure."""
+
+    exit_code = ExitCode.FINE
 
 
 class UsageError(MldebugError):

@@ -12,7 +12,7 @@ from mldebug.cluster.slimming import slim
 from mldebug.cluster.topology import placed
 from mldebug.cluster.wire import NodeReply
 from mldebug.config.schema import Config
-from mldebug.core.errors import AccessError, MissingError, MldebugError
+from mldebug.core.errors import AccessError, MissingError, MldebugError, NothingFoundError
 from mldebug.core.model import Job, QueriedNodes
 from mldebug.core.plugins import create
 from mldebug.core.ranksets import fold_nodes, shorten_ranks
@@ -117,7 +117,11 @@ def _nothing(merged: MergedRuns, answers: NodeReplies, plan: FanoutPlan) -> Mlde
     queried = fold_nodes(plan.nodes)
     message = f"no run was found on {shorten_ranks(queried, 60)}"
     hidden = any(one.hidden for one in answers.replies.values())
-    kind = MissingError if not answers.replies else AccessError if hidden else MldebugError
+    kind: type[MldebugError] = NothingFoundError
+    if hidden:
+        kind = AccessError
+    elif len(answers.replies) < len(plan.nodes):
+        kind = MissingError
     return kind("\n".join((message, *lines)), next(iter(ways), _see(merged.queried, plan)))
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.core.errors import AccessError, MldebugError, UsageError
+from mldebug.core.errors import AccessError, MldebugError, NothingFoundError, UsageError
 from mldebug.core.model import Job, Judgement, NodeCapture, QueriedNodes
 from mldebug.core.report_model import Report, Stall
 from mldebug.core.text import plural
@@ -58,7 +58,7 @@ def choose(found: Discovery, pid: int | None, wanted: str | None) -> tuple[Job, 
     """The jobs that a person asked for. Raises an error that lists the jobs that exist where none matches."""
     jobs = found.jobs
     if not jobs:
-        raise _nothing_found(found, pid)
+        raise _nothing_found(found, pid, wanted)
     if pid is not None:
         jobs = tuple(job for job in jobs if pid in _pids(job, found))
     if wanted is not None:
@@ -90,7 +90,7 @@ def _pids(job: Job, found: Discovery) -> set[int]:
     return ranks | children | ({job.launcher_pid} if job.launcher_pid else set())
 
 
-def _nothing_found(found: Discovery, pid: int | None) -> MldebugError:
+def _nothing_found(found: Discovery, pid: int | None, wanted: str | None) -> MldebugError:
     if why := _why(found, pid):
         return UsageError(
             f"process {pid} is no rank{why}",
@@ -101,7 +101,8 @@ def _nothing_found(found: Discovery, pid: int | None) -> MldebugError:
         return AccessError(
             f"no training job can be seen on this node: {hidden[0].reason}", hidden[0].way_out
         )
-    return MldebugError(
+    kind = NothingFoundError if pid is None and wanted is None else UsageError
+    return kind(
         "no training job runs on this node",
         "is it on another node, or in a container? `mldebug status` shows what is seen here",
     )

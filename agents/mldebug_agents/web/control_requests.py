@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from mldebug.core.errors import AccessError, ExitCode, MldebugError, UsageError
+from mldebug.core.errors import AccessError, ExitCode, MldebugError, ToolError, UsageError
 from mldebug_agents.web.listeners import SOCKET
 from mldebug_agents.web.unix_http import UnixConnection
 
@@ -62,7 +62,7 @@ def post_to_agent(
         if answer.status == OK:
             return msgspec.json.decode(body, type=type_)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
-        raise MldebugError(
+        raise ToolError(
             f"no agent runs here: nothing answers at {state_dir / SOCKET}",
             "give its --config where it has another state directory",
         ) from None

@@ -23,13 +23,16 @@ from mldebug.core.errors import (
     ConfigError,
     EvidenceError,
     MldebugError,
+    NothingFoundError,
     ToolError,
     UsageError,
 )
 from mldebug.core.plugins import names
+from mldebug.core.report_model import GapView
 from mldebug.incidents import report_dirs
 from mldebug.incidents.report_store import ReportStore
 from mldebug_agents.cli.commands import dump
+from mldebug_agents.incidents.manual import Taken
 from shared.incidents import samples
 
 Golden = Callable[[str, str], None]
@@ -617,3 +620,33 @@ def test_dump_takes_the_job_as_it_is_and_two_are_refused(
     assert jobs == ["one.py"] * 3
     assert cli.main(["dump", "one.py", "--job", "two.py"]) == 2
     assert "two jobs are named: one.py and two.py" in capsys.readouterr().err
+
+
+def test_an_empty_node_pages_nobody(
+    capsys: pytest.CaptureFixture[str], verb: Callable[[Callable[[], object]], None]
+) -> None:
+    verb(raiser(NothingFoundError("no training job runs on this node", "is it elsewhere?")))
+    assert cli.main(["try-me"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == (
+        "",
+        "mldebug: no training job runs on this node\n  way out: is it elsewhere?\n",
+    )
+
+
+def test_a_job_of_which_no_stack_could_be_had_is_not_fine() -> None:
+    """3, not 0: without a stack "nothing is stuck" was never seen."""
+    report = samples.report(samples.sleeping())
+    judgement = samples.sleeping().judgement
+    blind = msgspec.structs.replace(
+        report,
+        ranks=tuple(msgspec.structs.replace(rank, threads=()) for rank in report.ranks),
+        gaps=(
+            GapView(
+                what="py-spy stack", reason="missing", rank=0, pid=1, way_out="pip install py-spy"
+            ),
+        ),
+    )
+    for seen, stalled, code in ((report, False, 0), (blind, False, 3), (blind, True, 1)):
+        one = Taken(seen, "", msgspec.structs.replace(judgement, stalled=stalled), None, "")
+        assert dump._exit_code([one]) == code

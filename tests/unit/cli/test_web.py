@@ -30,7 +30,7 @@ def ask(base: str, path: str, method: str = "GET", **headers: str) -> tuple[int,
 def test_without_an_agent_it_says_what_to_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     config = tmp_path / "c.yaml"
     config.write_text(f"agent: {{state_dir: {tmp_path}}}\n")
-    assert main(["web", "--config", str(config)]) == 1
+    assert main(["web", "--config", str(config)]) == 3
     told = capsys.readouterr().err
     assert "no agent runs here" in told
     assert f"mldebug agent --config {config}" in told

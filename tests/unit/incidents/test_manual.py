@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from mldebug.config.schema import AgentConfig, Config
-from mldebug.core.errors import MldebugError
+from mldebug.core.errors import ExitCode, MldebugError
 from mldebug.core.model import Job, RankIdentity, Remark
 from mldebug.core.report_model import Report
 from mldebug.incidents.report_store import ReportStore
@@ -125,3 +125,21 @@ def test_only_a_few_of_many_jobs_are_listed() -> None:
         choose(found(*range(1, 21)), None, "nobody")
     assert "job-4 (train.py, 1 rank) and 16 more" in told.value.way_out
     assert "job-5" not in told.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("pid", "wanted", "code"),
+    [
+        (None, None, ExitCode.FINE),
+        (7, None, ExitCode.USAGE),
+        (None, "train.py", ExitCode.USAGE),
+    ],
+)
+def test_an_empty_node_is_no_failure_unless_something_was_named(
+    pid: int | None, wanted: str | None, code: ExitCode
+) -> None:
+    """So that `mldebug dump || page` pages nobody for a node without a job."""
+    with pytest.raises(MldebugError, match="no training job runs on this node") as error:
+        choose(Discovery(), pid, wanted)
+    assert error.value.exit_code is code
+    assert error.value.way_out

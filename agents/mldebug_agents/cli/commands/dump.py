@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -112,7 +113,7 @@ def dump(
 
     JOB is the same as --job JOB.
 
-    Exit code 0: nothing is stuck; 1: a stall was found; 3: this user may not look at the job.
+    Exit code 0: nothing is stuck, or no job runs here; 1: a stall was found; 3: a right or a tool is missing to look at the job.
     """
     job = _only_job(name, job)
     own = adjusted(load_config(config), native, watch)
@@ -142,7 +143,19 @@ def dump(
         raise UsageError(f"--html takes one job, {len(taken)} were found", "add --job NAME")
     for one in taken:
         _show(one, as_json, html)
-    sys.exit(ExitCode.FOUND if any(one.judgement.stalled for one in taken) else ExitCode.FINE)
+    sys.exit(_exit_code(taken))
+
+
+def _exit_code(taken: Sequence[Taken]) -> ExitCode:
+    """FOUND where something is stuck, MISSING where the stacks of a whole job could not be had, for want of a right or a tool."""
+    if any(one.judgement.stalled for one in taken):
+        return ExitCode.FOUND
+    return ExitCode.MISSING if any(_is_blind(one.report) for one in taken) else ExitCode.FINE
+
+
+def _is_blind(report: Report) -> bool:
+    has_stacks = any(thread.frames for rank in report.ranks for thread in rank.threads)
+    return not has_stacks and any(gap.way_out for gap in report.gaps)
 
 
 def _only_job(name: str | None, job: str | None) -> str | None:

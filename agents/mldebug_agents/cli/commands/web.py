@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from mldebug.config.schema import load_config
-from mldebug.core.errors import AccessError, MldebugError
+from mldebug.core.errors import AccessError, MldebugError, ToolError
 from mldebug.core.hints import typed
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
@@ -70,7 +70,7 @@ def way_in(state_dir: Path, config: Path | None) -> list[str]:
 def _check(answer: AgentAnswer, config: Path | None) -> None:
     """There must be somebody to show the pages."""
     if answer.outcome == "none":
-        raise MldebugError("no agent runs here", f"start one: {typed('agent', config)}")
+        raise ToolError("no agent runs here", f"start one: {typed('agent', config)}")
     if answer.outcome == "denied":
         raise AccessError(answer.trouble, "ask as root")
     if answer.outcome == "silent":
