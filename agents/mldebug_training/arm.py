@@ -34,7 +34,7 @@ _armed: list[bool] = []
 
 
 def arm() -> None:
-    """Wait until the process imports PyTorch. A rank begins its record then, any other process with its first step.
+    """Begin to watch for the import of PyTorch; returns at once. A rank's record begins with that import, that of any other process with its first step.
 
     Once only: two installations may be on the path, one job under `mldebug run` inside the other.
     """

@@ -29,7 +29,7 @@ class EventState(StrEnum):
 
 
 class Alert(Noun, frozen=True, kw_only=True):
-    """Something that is wrong. Whoever raises it raises it again at every turn of the main loop while it lasts."""
+    """Something that is wrong now. Code that raises an alert raises it again at every turn of the main loop, for as long as it lasts."""
 
     key: str  # stable, unique on this node: "health/gpu_ecc/GPU-1"
     kind: str  # short word for routes: stall, abnormal_end, gpu_ecc

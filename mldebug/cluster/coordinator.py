@@ -178,7 +178,7 @@ class Coordinator(PeerRoster):
             stall.whole = whole
 
     def word(self, news: RunNews, node: str, now: float) -> RunWord:
-        """What this node is told about one of its runs."""
+        """The coordinator's reply to a node about one of its runs."""
         others = self._telling(news.key, news.attempt, node, now)
         stall = self._stalls.get((news.key, news.attempt))
         answer = RunWord(key=news.key, signals=tuple(signals_of(others, now)))

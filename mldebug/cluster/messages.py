@@ -165,7 +165,7 @@ class DumpOrder(PeerMessage, frozen=True, kw_only=True):
 
 
 class PeerView(Noun, frozen=True, kw_only=True):
-    """A node as its coordinator sees it."""
+    """What the coordinator knows of one node: address, version, when it was last heard of, its runs."""
 
     node: str
     address: str = ""

@@ -123,7 +123,7 @@ class PeerRoster:
         )
 
     def idle(self, call: CaptureCall, hosts: Collection[str], now: float) -> tuple[KnownPeer, ...]:
-        """Those of these hosts whose agents announce themselves, but no rank of this run."""
+        """Those of these hosts whose agents announce themselves and have no rank of this run."""
         known = {peer.announcement.node for peer in call.peers}
         short = {host.partition(".")[0] for host in hosts}
         return tuple(

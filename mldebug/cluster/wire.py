@@ -36,7 +36,7 @@ _SCHEMA = re.compile(r"mldebug\.node/([0-9]{1,9})")
 
 
 class NodeReply(msgspec.Struct, frozen=True, kw_only=True):  # its schema is always written
-    """The captures of one node, taken at one moment. Its clock is shown, but never compared with others."""
+    """The captures of one node, taken at one moment. Their times are by that node's clock, which is shown and never compared with other clocks."""
 
     schema: str = SCHEMA
     node: str  # as it calls itself
@@ -55,7 +55,7 @@ class _ReplyHead(msgspec.Struct):
 
 
 class ReplyLine(msgspec.Struct, frozen=True):
-    """One line of an encoded reply: its number of how many lines, and its part of the text. `token` tells replies apart."""
+    """One line of an encoded reply: its number, the number of lines, and a part of the text. `token` is the same in all lines of a reply."""
 
     token: bytes
     number: int

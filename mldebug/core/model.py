@@ -260,7 +260,7 @@ class LogTail(Noun, frozen=True, kw_only=True):
 
 
 class Collective(Noun, frozen=True, kw_only=True):
-    """One collective call of one rank, as its Flight Recorder has it."""
+    """One collective call of one rank, as recorded by its Flight Recorder."""
 
     op: str  # all_reduce
     sequence: int  # number of the call in its process group, from 1
@@ -275,7 +275,7 @@ class Collective(Noun, frozen=True, kw_only=True):
 
 
 class Transfer(Noun, frozen=True, kw_only=True):
-    """One unfinished send or receive of one rank, as its Flight Recorder has it."""
+    """One unfinished send or receive of one rank, as recorded by its Flight Recorder."""
 
     op: str  # send, recv
     peer: int  # its number in the group
@@ -460,7 +460,7 @@ class GpuSample(Noun, frozen=True, kw_only=True):
 
 
 class RankDevice(Noun, frozen=True, kw_only=True):
-    """What the GPU of one rank did while its job stood still: figures without judgement."""
+    """Readings of one rank's GPU while its job stood still: figures without judgement."""
 
     rank: int
     uuid: str

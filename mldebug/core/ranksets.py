@@ -59,7 +59,7 @@ def fold_ranks(ranks: Iterable[int]) -> str:
 
 
 def unfold(text: str) -> tuple[int, ...]:
-    """Return the sorted ranks that a folded set names; `UsageError` when it is no such set, or its spans hold more than there can be."""
+    """Return the sorted ranks that a folded set (`0-3,7`) names; UsageError where the text is not such a set, or names more ranks than a job can have."""
     spans = _spans(text) if text else ()
     if sum(map(len, spans)) > MAX_RANK + 1:
         raise _not_a_set(text)

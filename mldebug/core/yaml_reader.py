@@ -41,7 +41,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     RENAMED: ClassVar[Mapping[str, str]] = {}
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (key, what is wrong with its value) for what no type can express."""
+        """Yield (key, what is wrong with its value) for rules that the types of the fields cannot express."""
         yield from ()
 
 

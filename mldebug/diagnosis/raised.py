@@ -35,7 +35,7 @@ _CLOCK = re.compile(r"\b\d\d:\d\d:\d\d\b")
 
 
 class Raised(NamedTuple):
-    """One exception as a log has it."""
+    """One exception found in a log: type, message, and where it was raised."""
 
     error: str  # ValueError: bad shard 7
     thread: str = ""  # that died of it; "": the main thread, or not told
@@ -45,7 +45,7 @@ class Raised(NamedTuple):
 
     @property
     def place(self) -> str:
-        """` in load (train.py:9)`, "" where it is not told."""
+        """Where the exception was raised, as text: ` in load (train.py:9)`; "" where that is not written."""
         if not self.frames:
             return ""
         file, line, function = self.frames[0]
@@ -103,7 +103,7 @@ def _with_moment(one: Raised, rank: ClassifiedRank) -> Raised:
 
 
 def own_lines(case: Case, rank: ClassifiedRank) -> Sequence[str]:
-    """What this rank wrote beyond doubt: all of a log of its own; of a shared one, the lines that bear its mark."""
+    """The log lines that this rank surely wrote: all lines of a log of its own, or those with its rank mark in a shared log."""
     words = _log_words(case, rank)
     if rank.capture is None or rank.capture.log is None or words is None:
         return ()
@@ -180,7 +180,7 @@ def _thread_names(rank: ClassifiedRank) -> frozenset[str]:
 
 
 def exceptions_in(lines: Sequence[str]) -> list[Raised]:
-    """The exceptions whose tracebacks stand among these lines, in order."""
+    """The exceptions of all tracebacks in these lines, in order."""
     found = find_tracebacks(lines)
     return [_read(lines, one.start, one.end, one.error) for one in found]
 

@@ -36,7 +36,7 @@ class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: tuple[ModelBaselines, ...]
 
     def limit(self, name: str, figure: str, gpus: int = 0) -> tuple[float, str] | None:
-        """What a GPU of this name must reach, and who published it; None where there is no such figure."""
+        """The value that a GPU of this model must reach in a figure, and the source that published it; None where there is none."""
         for model in self.models:
             found: PublishedFigure | None = getattr(model, figure, None)
             if re.search(model.match, name) and found is not None and found.gpus in (0, gpus):

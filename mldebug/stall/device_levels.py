@@ -11,7 +11,7 @@ APART = 1.3
 
 
 class DeviceLevels(msgspec.Struct, kw_only=True):
-    """The power levels of one GPU in one run, in any one unit; serialisable."""
+    """How much power one GPU draws in one run when it works and when it only waits. Any unit, always the same one; serialisable."""
 
     floor: float | None = None
     working: float | None = None
@@ -34,7 +34,7 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
         return None if memory_utilization is None else False
 
     def learn(self, power: float | None, *, works: bool) -> None:
-        """Take one power in; `works` says whether the device computed or moved memory meanwhile."""
+        """Add one reading of the power; `works`: whether the GPU computed or moved memory during it."""
         if power is None or power <= 0:
             return
         self.floor = power if self.floor is None else min(self.floor, power)

@@ -27,7 +27,7 @@ class HeartbeatProgress:
         self._beats: dict[int, int] = {}  # by rank
 
     def signals(self, beats: Mapping[int, Heartbeat]) -> tuple[Progress, ...]:
-        """All ranks as one signal: its value is the sum of their beats, so it changes when any of them moves."""
+        """One progress signal for all ranks: its value is the sum of their heartbeats, so it changes when any rank moves."""
         stepped = {rank: beat for rank, beat in beats.items() if beat.step is not None}
         if not stepped:
             return ()

@@ -130,7 +130,7 @@ class NoveltyFilter:
         ] = {}  # without step and loss: how far an evaluation is
 
     def is_news(self, record: LogRecord) -> bool:
-        """Take one record and return whether it reports anything new."""
+        """Add one record and return whether it shows anything that earlier records did not."""
         content = _content_of(record)
         if record.step is None and not record.place:
             before, self._lone = self._lone, content

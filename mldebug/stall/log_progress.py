@@ -41,7 +41,7 @@ class LogProgress:
     def take(
         self, records: tuple[LogRecord, ...], grew_bytes: int, now: float, log: object = ""
     ) -> None:
-        """Take what one poll of one log brought; `now` is monotonic, `log` tells the logs of the run apart."""
+        """Add what one poll of one log found; `now` is monotonic, `log` is the number of the log within the run."""
         if grew_bytes:
             self._bytes, self._grown_at = self._bytes + grew_bytes, now
         own = []

@@ -82,7 +82,7 @@ class ActivitySum(msgspec.Struct):
 
 
 class RankActivity(msgspec.Struct, kw_only=True):
-    """What is known of one rank's movement: since when each kind of it has been absent.
+    """For one rank, since when each kind of activity (CPU, switches, I/O) has been absent.
 
     All `…_since` and `…_at` are seconds of the caller's clock.
     """

@@ -34,7 +34,7 @@ SOONEST = 0.25
 
 
 class StallWatch:
-    """Decides for one run, one look after the other. Never raises for what a look says."""
+    """Decides for one run, look after look, whether it is stalled. Never raises, whatever a look contains."""
 
     def __init__(self, settings: StallSettings, memory: StallMemory | None = None) -> None:
         self._settings = settings

@@ -61,7 +61,7 @@ class GpuOverview(Noun, frozen=True, kw_only=True):
         return one.code == LOST or (one.uuid != "" and one.uuid in {it.gpu.uuid for it in missing})
 
     def devices(self, job_id: str) -> str:
-        """What the GPUs of a job do, in one sentence: its fingerprint, or else the plain figures."""
+        """What a job's GPUs do, in one sentence: their fingerprint, or the plain figures where there is none."""
         if sentence := self.sentences.get(job_id):
             return sentence
         uuids = {user.uuid for user in self.users if user.job_id == job_id}

@@ -81,7 +81,7 @@ class SourceState(Noun, frozen=True, kw_only=True):
 
 
 class Children(Noun, frozen=True, kw_only=True):
-    """What the agent's child processes cost, with their own children."""
+    """CPU time and memory of the agent's child processes, their own children included."""
 
     count: int
     cpu_seconds: float  # of the living and of those that are gone; never falls

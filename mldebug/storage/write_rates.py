@@ -192,7 +192,7 @@ def _others(count: int) -> str:
 
 
 def writer_line(writer: RankWriter, name: str) -> str:
-    """What a rank writes, in one sentence."""
+    """How much a rank writes, in one sentence."""
     words = f"rank {writer.rank} of {clean(name, 40)} writes {approximate(int(writer.rate))}/s"
     if writer.growing:
         one = writer.growing[0]

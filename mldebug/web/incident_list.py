@@ -32,7 +32,7 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of(entries: Iterable[ReportEntry], snapshot: Snapshot) -> tuple[IncidentRow, ...]:
-    """The reports in the same order. One that was never closed counts as open only while its run lives and has it."""
+    """The table rows of the reports, in the same order. A report that was never closed counts as open only while its run lives and the incident is still open there."""
     alive = {run.incident for run in snapshot.runs} - {""}
     return tuple(_row(entry, entry.id in alive) for entry in entries)
 

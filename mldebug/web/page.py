@@ -20,7 +20,7 @@ class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebPage(Protocol):
-    """What a file in `pages/` creates: a page, whose name is its address."""
+    """A web page as a file in `pages/` creates it; the file's name is the page's address."""
 
     title: str
     key: str  # what is pressed after g to come here; "": it stands in no menu

@@ -72,7 +72,7 @@ class Monitors:
         self.probes.tick()
 
     def on_result(self, result: Result, state: LoopState) -> bool:
-        """Give the result of a worker to the monitor whose worker it is; False where none of them has it."""
+        """Pass the result of a worker to the monitor that owns the worker; False where no monitor does."""
         if result.worker in self.hardware.workers:
             self.hardware.on_result(
                 result, list(state.jobs.values()), state.found.children, state.config
@@ -97,11 +97,11 @@ class Monitors:
         return self.storage.capture(self.checkpoints.capture(self.hardware.capture(capture)))
 
     def complete_exit(self, attempt: AttemptExit) -> AttemptExit:
-        """Add to the exit of an attempt what GPUs and kernel log say about it, and how full its filesystems were."""
+        """Add to the exit of an attempt the GPU faults, kernel lines and filesystem fill at that time."""
         return self.storage.complete_exit(self.hardware.complete_exit(attempt))
 
     def show(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot, with what every monitor knows."""
+        """The snapshot with the readings of all monitors added."""
         for monitor in (
             self.checkpoints,
             self.memory,

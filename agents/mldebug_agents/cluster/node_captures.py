@@ -36,7 +36,7 @@ MAX_LISTED = 8
 def reply(
     tools: CaptureTools, gpus: NodeReader, slurm_job: str | None, wanted: str | None
 ) -> NodeReply:
-    """What this node captured of its jobs, of those of one Slurm job, or of those with a name; limited in size (see `slimming`)."""
+    """The captures of this node's jobs, of those of one Slurm job, or of those with a certain name; limited in size (see `slimming`)."""
     found = tools.finder.find()
     jobs = [job for job in found.jobs if wanted in (None, job.name) or job.id == wanted]
     if slurm_job is not None:

@@ -202,7 +202,7 @@ class PolledScheduler:
         return frozenset(job.number for job in jobs if job.standing is not JobStanding.OVER)
 
     def state(self, settings: JobsConfig) -> SchedulerState:
-        """What is known of the scheduler and its jobs, for snapshots."""
+        """The newest answer of the scheduler about itself and its jobs, for snapshots."""
         return SchedulerState(
             name=self.name,
             kind=self.plugin.kind,

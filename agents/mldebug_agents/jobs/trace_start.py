@@ -110,7 +110,7 @@ def variables(wanted: TraceOptions) -> dict[str, str]:
 
 
 def make_way(ring: Path | None) -> None:
-    """Put an older ring of this name aside, unless a process writes it: then the new one gets a pid behind its name.
+    """Rename an older ring file that has this name. Where a process still writes it, it stays, and the new file gets a pid behind its name.
 
     Raises UsageError where something else lies there.
     """

@@ -35,7 +35,7 @@ class JobFinder(Protocol):
 
 
 class Guard:
-    """Refuses to start a probe, or to continue it, while anybody else computes on this node. One object for each probe."""
+    """Refuses to start or to continue a probe while any other process computes on this node. One object for each probe."""
 
     def __init__(
         self, gpus: GpuReader, finder: JobFinder, uses_gpus: bool, proc: Path = Path("/proc")

@@ -34,7 +34,7 @@ Runner = Callable[[list[str], Hear], ChildExit]
 
 
 class ProbeNodeFacts(TorchFacts, frozen=True, kw_only=True):
-    """What one node has. `compute`: pids that compute on its GPUs, None where that is not known; `training`: pids of ranks of jobs."""
+    """The facts of one node that take part in planning a probe. `compute`: pids that compute on its GPUs, None where not known; `training`: pids of ranks of jobs."""
 
     address: str = ""
     port: int = 0
@@ -135,7 +135,7 @@ def first_cause(ended: Mapping[str, ChildExit]) -> ChildExit:
 
 
 def check_idle(facts: Mapping[str, ProbeNodeFacts], uses_gpus: bool) -> None:
-    """Raise BusyError where a node trains or somebody computes on its GPUs, another MldebugError where that is not known."""
+    """Raise BusyError where a node has training ranks or a process that computes on its GPUs, MldebugError where that cannot be told."""
     for host, one in facts.items():
         if one.training:
             raise BusyError(

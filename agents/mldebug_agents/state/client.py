@@ -134,7 +134,7 @@ class RemoteArchive:
         *,
         owner_uid: int | None = None,
     ) -> None:
-        """Write one report; the same id again replaces what was there."""
+        """Write one report; a report with the same id is replaced."""
         report_json = msgspec.json.encode(report)
         self._client.ask(SaveReport(report_json, html, dict(evidence), owner_uid))
 

@@ -121,7 +121,7 @@ class Database:
             self._do("DELETE FROM memos WHERE name = ?", memo.name)
 
     def forget(self, job_id: str) -> None:
-        """Delete everything about one run."""
+        """Delete all rows of one run."""
         self._do("DELETE FROM runs WHERE job_id = ?", job_id)
         self._do("DELETE FROM ends WHERE job_id = ?", job_id)
 

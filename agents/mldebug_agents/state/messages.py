@@ -33,7 +33,7 @@ class OpenSocket(msgspec.Struct, frozen=True, tag="Door"):
 
 
 class StoreRun(msgspec.Struct, frozen=True, tag="Keep"):
-    """Store one run, as JSON."""
+    """Request to store one run (JSON)."""
 
     job_id: str
     memory: bytes
@@ -73,7 +73,7 @@ class StoreLeftovers(msgspec.Struct, frozen=True, tag="Leave"):
 
 
 class SaveReport(msgspec.Struct, frozen=True, tag="Save"):
-    """Write one report (JSON) and its files."""
+    """Request to write one report (JSON) and its files."""
 
     report: bytes
     html: str
@@ -82,7 +82,7 @@ class SaveReport(msgspec.Struct, frozen=True, tag="Save"):
 
 
 class RemoveReport(msgspec.Struct, frozen=True, tag="Drop"):
-    """Remove a report whose incident goes on under another id."""
+    """Request to remove a report, because its incident continues under another id."""
 
     report_id: str
 
@@ -131,7 +131,7 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class StateReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How it went. An error is an errno and its words, or a refusal: a sentence, its way out, its exit code; or a defect of ours."""
+    """The result of a request. An error is one of: an errno with its text; a refusal with a sentence, a way out and an exit code; a defect of the agent itself."""
 
     errno: int = 0
     defect: str = ""  # it would fail again: it is not tried again

@@ -14,7 +14,7 @@ Process = tuple[int, int]  # pid and start
 
 
 class RunRow(msgspec.Struct):
-    """What is stored of one run: the memory of its watch, and its open incident."""
+    """The stored row of one run: the memory of its watch, and its open incident."""
 
     memory: StallMemory
     incident: Incident | None = None

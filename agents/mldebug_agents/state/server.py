@@ -106,7 +106,7 @@ class StateServer:
         }
 
     def execute(self, order: StateOrder) -> Answer:
-        """Carry out one order. OSError and sqlite3.Error: it may work later; MldebugError: it never will."""
+        """Carry out one request. Raises OSError or sqlite3.Error where it may succeed later, MldebugError where it never will."""
         if isinstance(order, OpenState) and self._hold is None:
             self._folder = Path(order.state_dir)
             self._hold = FolderLock(self._folder, order.pid, order.held)

@@ -81,7 +81,7 @@ class StateStore:
         return self.writer.start(timeout)
 
     def tend(self) -> bool:
-        """Check the state dir. True where it had to be made anew: its rows are written again, its reports are gone."""
+        """Check the state folder. True where it had to be made anew: then the rows are written again; the reports in it are lost."""
         self.writer.heed()
         self.writer.put("check", lambda: self._client.ask(CheckState()))
         if not self._begun_anew.is_set():
@@ -145,7 +145,7 @@ class StateStore:
         return row.incident if row else None
 
     def adopt(self, job: Job) -> None:
-        """Recognise a run by its processes and rename its row: its id changes when its launcher or a rank dies."""
+        """Find the stored row of a job by its processes and give it the job's present id, which changes when the launcher or a rank dies."""
         if job.id in self._rows or job.id in self._found or not self.opened:
             return
         old = known_as(job, self._found, self._ends)

@@ -89,7 +89,7 @@ class WriterThread:
         self._released.set()
 
     def put(self, key: str, work: Work, *, last: bool = True, owner: int = 0) -> None:
-        """Have something written, in place of what waits under the same key; `last`: after everything that waits now. `owner`: whose report it is."""
+        """Queue a write, which replaces a waiting one with the same key. `last`: it goes behind all that wait; `owner`: the user whose report it is."""
         with self._change:
             if key.startswith(REPORT):
                 self._owners[key] = owner

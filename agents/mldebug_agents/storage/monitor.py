@@ -44,7 +44,7 @@ DEADLINE = 20.0  # seconds after which a collector counts as stuck
 
 
 class StorageCollector(Protocol):
-    """Reads one subject of storage. `look` is called first, then the others; all of them in the collector's worker thread."""
+    """Reads one subject of storage (filesystems, quotas, trees, writers). `look` is called first, then the other methods, all in the collector's worker thread."""
 
     name: str  # of the worker, too: "filesystems"
 
@@ -134,7 +134,7 @@ class StorageMonitor:
         return tuple(worker.name for worker in self._workers.values())
 
     def tick(self, jobs: Sequence[Job], places: Mapping[str, Sequence[str]] = {}) -> None:
-        """Order looks that are due, without waiting. `places`: by job, the folders of its checkpoints and its log, as its ranks see them."""
+        """Order the looks that are due; does not wait for them. `places`: by job, the folders of its checkpoints and its log, as its ranks see them."""
         self._recall()
         part = self._parts.get(FilesystemCollector.name)
         if isinstance(part, FilesystemCollector) and not self._workers[part.name].busy:

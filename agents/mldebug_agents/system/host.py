@@ -203,7 +203,7 @@ class Host:
     def process_state(
         self, pid: int, *, threads: bool = True, files: bool = False, kernel_stacks: bool = False
     ) -> ProcessState | None:
-        """State, threads and open files of a process from /proc; None where it is gone. What may not be read, by us or by its user, stays at its default."""
+        """State, threads and open files of a process from /proc; None where it is gone. Fields that this user may not read keep their defaults."""
         stat = self.brief(pid)
         if stat is None:
             return None

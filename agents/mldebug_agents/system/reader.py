@@ -208,11 +208,11 @@ class Reader:
         return data if isinstance(data, Unreadable) else unpack(data)
 
     def is_link(self, path: str, *, rights: Rights, timeout: float = TIMEOUT) -> bool | Unreadable:
-        """Say whether the path itself is a symbolic link; one that leads to nothing is one, what is not there is none."""
+        """Whether the path itself is a symbolic link, also one that leads to nothing; False where nothing is there."""
         return _truth(self._ask_one(ReadOperation.LINK, path, rights=rights, timeout=timeout))
 
     def poke(self, path: str, *, rights: Rights, timeout: float = TIMEOUT) -> Unreadable | None:
-        """Write one byte into a FIFO that belongs to the user of these rights; None where that was done. Never waits for who reads it."""
+        """Write one byte into a FIFO that belongs to the user of these rights; None on success. Does not wait for a reader at its other end."""
         answer = self._ask_one(
             ReadOperation.POKE, path, rights=rights, line=rights.uid, timeout=timeout
         )

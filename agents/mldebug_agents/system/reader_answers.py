@@ -76,7 +76,7 @@ def judge(answer: ReadAnswer, rights: Rights = OPERATOR) -> ReadAnswer | Unreada
 
 
 def encode(path: str, answers: dict[str, ReadAnswer | Unreadable]) -> bytes | None:
-    """Return the path as the kernel takes it; one that cannot be a path gets its answer here."""
+    """The path in the kernel's encoding; None where it is no possible path: then an error is put into `answers`."""
     with contextlib.suppress(UnicodeEncodeError):
         raw = os.fsencode(path)
         if b"\0" not in raw:

@@ -19,7 +19,7 @@ Key = tuple[int, int]  # pid, start
 
 
 class RootPlace(NamedTuple):
-    """What a process has as its root: its mount namespace, the name of the root there, and whether the agent's own is the same folder."""
+    """The root folder of a process: its mount namespace, its path there, and whether it is the agent's own root."""
 
     namespace: str = ""
     name: str = ""
@@ -49,7 +49,7 @@ class RankRights:
         self._real = os.path.ismount(host.proc)  # a copy of /proc in a folder has other owners
 
     def of(self, rank: RankIdentity) -> Rights:
-        """Those of a rank, remembered after it has ended; `NO_RIGHTS` where they were never read, or are another user's by now."""
+        """The rights of a rank, remembered after its end; `NO_RIGHTS` where they were never read, or where another user's process has taken its pid."""
         found = self.of_process(rank.pid, rank.start_ticks)
         return found if found.uid == rank.uid else NO_RIGHTS
 
@@ -72,7 +72,7 @@ class RankRights:
         return NO_RIGHTS if stat is None else self.of_process(pid, stat.start_ticks)
 
     def closed(self, pid: int, status: ProcessStatus | None = None) -> bool:
-        """Whether its own user may not look into it: it has taken another user's rights, or holds what it keeps from him."""
+        """Whether even the process's own user may not read it: it has changed its user or group, or the kernel hides it from that user (it is not dumpable)."""
         status = status or self._host.status(pid)
         if len(set(status.uids)) > 1 or len(set(status.gids)) > 1:
             return True
@@ -82,7 +82,7 @@ class RankRights:
             return False
 
     def roots(self, rank: RankIdentity) -> list[str]:
-        """Where the paths of a rank are found: below its root; once it has ended below its launcher's or ours, if that was the same."""
+        """The folders below which a rank's paths are found: its root; after its end the root of its launcher or of this agent, where that was the same."""
         stat = self._host.brief(rank.pid)
         if stat is not None and stat.start_ticks == rank.start_ticks and stat.state not in "ZX":
             return [self._host.root_of(rank.pid)]

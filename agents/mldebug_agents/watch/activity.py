@@ -31,7 +31,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_activity(host: Host, pid: int, start_ticks: int, tid: int) -> Activity | None:
-    """Look at the process that started then and at one of its threads; None when it is gone, or another one has its pid."""
+    """Read the counters of a process (identified by pid and start time) and of one of its threads; None when it is gone or its pid was taken by another process."""
     thread = procfs.parse_stat(host.text(pid, f"task/{tid}/stat"))
     switches = _SWITCHES.search(host.text(pid, f"task/{tid}/status"))
     io = procfs.parse_io(host.text(pid, "io"))

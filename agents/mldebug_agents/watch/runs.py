@@ -103,12 +103,12 @@ class Run:
         return incident
 
     def judge(self, incident: Incident) -> Judgement:
-        """Keep this state of its open incident and judge it."""
+        """Store the new state of the run's open incident and return the judgement of it."""
         self.incident, self.judgement = incident, judge(incident)
         return self.judgement
 
     def forget_incident(self) -> None:
-        """It has no open incident any more; what was captured for it goes, too."""
+        """The run has no open incident any more: drop it and the captures for it."""
         self.incident = self.judgement = None
         self.take_evidence()
 
@@ -140,7 +140,7 @@ def _serves(look: JobLook) -> bool:
 
 
 def found_state(job: Job) -> RunState:
-    """One run as far as discovery alone knows it."""
+    """The state of a run that was only discovered and not watched yet."""
     return RunState(
         id=job.id,
         name=job.name,
@@ -155,7 +155,7 @@ def found_state(job: Job) -> RunState:
 
 
 def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:
-    """The job as discovery would give it, as far as a snapshot tells. `started`: start times by pid, where they are known."""
+    """Rebuild a job from a snapshot's run, as discovery would return it; incomplete where the snapshot is. `started`: start times by pid, where known."""
     ranks = tuple(
         RankIdentity(
             rank=rank, pid=pid, world_size=run.world_size, started_at=started.get(pid, 0.0)
@@ -175,7 +175,7 @@ def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:
 
 
 def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
-    """One run as people see it; `exits` are the words for how its ranks ended."""
+    """The state of a run for the snapshot; `exits`: by rank, how it ended, in words."""
     decision = run.decision or StallDecision(stage=Stage.WATCHING, sentence="")
     look = run.last_look or JobLook(job=run.job, look=RunLook(at=time.monotonic()))
     diagnosis = run.judgement.diagnosis if run.judgement else None

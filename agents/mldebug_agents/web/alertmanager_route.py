@@ -34,7 +34,7 @@ class AlertmanagerRoute:
         self.answer = answer
 
     async def post(self, request: Request) -> Response:
-        """Answer one POST: 401, 403 or 429 without the token, 408, 413 or 503 where it cannot be handled, else what `answer` says."""
+        """Answer one POST: 401, 403 or 429 without the token; 408, 413 or 503 where it cannot be handled; else the result of `answer`."""
         address = request.client.host if request.client else ""
         shown = request.headers.get("authorization", "")
         refused = await run_in_threadpool(self._refusal, shown, address)

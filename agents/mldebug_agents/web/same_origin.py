@@ -47,7 +47,7 @@ def misled(headers: Mapping[str, str], *, local: bool, node: str = "") -> str:
 
 
 def rebound(headers: Mapping[str, str], node: str) -> str:
-    """Why a browser gets nothing that is public, "" where it does: a page of somebody else's may have given its name this address.
+    """Why this request gets no public data, "" where it does: its Host header is not a name of this node, so a foreign page may have pointed its own name at this address.
 
     Programs are not asked for the name: a Prometheus may know this node by any.
     """

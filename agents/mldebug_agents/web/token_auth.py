@@ -52,7 +52,7 @@ class TokenAuth:
         return RedirectResponse(LOGIN, 303, HEADERS)
 
     def shown(self, request: Request) -> bool | Response:
-        """Whether the request has the token in its header; where it has a wrong one, the refusal. False where there is no token."""
+        """Whether the request has the right token in its header; a refusal where it has a wrong one; False where it has none."""
         shown = request.headers.get("authorization", "")
         if not shown or self._token_file is None:
             return False

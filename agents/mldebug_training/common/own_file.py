@@ -13,7 +13,7 @@ from mldebug_training.common.interrupted import pass_on
 
 
 class OwnFile:
-    """A file known by its device and inode; the number is forgotten, never used or closed, once another file is behind it."""
+    """An open file, known by its device and inode. If the descriptor's number has been reused for another file, it is forgotten, never used or closed."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd  # -1: none, or no longer ours

@@ -131,7 +131,7 @@ class OwnProcess:
         return now
 
     def leave(self, phase: Phase) -> None:
-        """End a phase: report the one around it, or that of another thread."""
+        """End a phase and report the one that surrounds it, or one that another thread is in."""
         try:
             self._phases.remove(phase)  # by identity, and no other thread comes between
         except ValueError as error:

@@ -41,7 +41,7 @@ ENGINE, PYTHON, NODE, WHY, FOLLOWED, COMMAND = ring.TEXTS
 
 
 class Mapping:
-    """A mapped file, kept until nobody uses it: whoever uses `view` must hold this object."""
+    """A memory-mapped file. It is unmapped when nothing holds this object any more, so a user of `view` must hold it."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.view = shared(fd, size)

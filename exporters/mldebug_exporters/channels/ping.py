@@ -41,7 +41,7 @@ class Ping:
         self._options = options
 
     def send(self, message: EventMessage) -> None:
-        """Send one request, whatever the message says. Raises where it was not accepted (see `_http.request`)."""
+        """Send one request, whose content does not depend on the message. Raises where it was not accepted (see `_http.request`)."""
         options = self._options
         url = options.url or secret(options.url_file)
         headers = {"User-Agent": "mldebug"}

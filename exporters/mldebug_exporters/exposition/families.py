@@ -58,7 +58,7 @@ class FamilyTable:
         return tuple(self._rows)
 
     def labelled(self, *labels: str, absent: str = "") -> "FamilyTable":
-        """A part of this table whose rows all have these labels; they stand among the other rows in the order of declaration."""
+        """A part of this table whose families all have these labels before their own; they stand among the table's other families in the order of declaration."""
         part = FamilyTable(
             *(*self._labels, *labels), absent=absent or self._absent, importance=self._importance
         )
@@ -74,7 +74,7 @@ class FamilyTable:
         absent: str = "",
         importance: Importance | None = None,
     ) -> Family:
-        """Declare one family; `name` is without `mldebug_`, and without what its kind adds to it."""
+        """Declare one family of metrics; `name` is without the prefix `mldebug_` and without the suffix that its kind adds."""
         family = Family(
             name=f"mldebug_{name}",
             kind=kind,

@@ -116,7 +116,7 @@ CLASS = RUN.info(
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """What is known of each run; a sample is absent where it cannot be read."""
+    """The samples of all runs; values that cannot be read have no sample."""
     yield Sample(RUNS, (), len(snapshot.runs))
     for run in snapshot.runs:
         yield from _always(run)

@@ -23,7 +23,7 @@ INIT_CLASSES = ("init", "store")
 
 
 class Case:
-    """One job at one moment, classified. Immutable; what is derived is computed once."""
+    """One job at one moment with the class of every rank. Immutable; derived values are computed once."""
 
     def __init__(
         self,
@@ -213,5 +213,5 @@ def plural(doing: str) -> str:
 
 
 def sentence(ranks: Iterable[ClassifiedRank]) -> str:
-    """Say of some ranks what they do: `rank 3 sleeps at load (train.py:7)`."""
+    """What these ranks do, as a phrase: `rank 3 sleeps at load (train.py:7)`."""
     return "; ".join(_wait_phrases(ranks)[:4])

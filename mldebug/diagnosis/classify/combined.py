@@ -21,7 +21,7 @@ MAX_DOUBTS = 2
 
 
 def join(case: Case, finding: Finding, statements: Sequence[RasStatement]) -> Finding:
-    """The finding, with what other sources add to its sentence or contradict in it."""
+    """The finding, with what NCCL RAS and other sources add to its sentence, or with their contradiction as a doubt."""
     named = frozenset(one.rank for one in finding.culprits if one.rank is not None)
     if case.moved or not named or any(one.kind not in OF_RANKS for one in finding.culprits):
         return finding

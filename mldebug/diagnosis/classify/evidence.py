@@ -142,7 +142,7 @@ def _larger_half(case: Case, culprits: tuple[ClassifiedRank, ...]) -> bool:
 
 
 def is_faint(rank: ClassifiedRank) -> bool:
-    """Named by no more than its place: outside of Python, or in one look at its stack that shows nothing it waits for."""
+    """Whether a rank is named by its place in the code alone: it is outside of Python, or only one stack sample exists and shows nothing that it waits for."""
     if rank.is_.direct or rank.capture is None:
         return False
     if rank.is_.role is Role.UNCLEAR:

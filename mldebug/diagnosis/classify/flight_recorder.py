@@ -214,7 +214,7 @@ class FlightRecorders:
         return f"rank {number} {doing} and {lacks} {theirs}; whom it waits for no recorder tells"
 
     def evidence(self) -> tuple[str, ...]:
-        """Who waits in what, and for whom: a few sentences for any verdict."""
+        """A few evidence sentences: which ranks wait in which call, and for which ranks. They fit any verdict."""
         lines = [f"{SOURCE}: {self._wait_words(one)}" for one in self._claims[:MAX_LINES]]
         return (*lines, *self._access_methods())
 

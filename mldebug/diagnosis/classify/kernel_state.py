@@ -50,7 +50,7 @@ def _frozen(process: ProcessFacts, cgroup: str) -> Classification:
 
 
 def held_by_profiler(state: ProcessState) -> bool:
-    """Somebody looks at its stack, as we do: that hides for a moment what it does, and is no reason for a hang."""
+    """Whether a process is stopped for a moment by a stack sampler such as ours: then its state shows nothing, and is no reason for a hang."""
     return state.state == "t" and state.tracer_name in PROFILERS
 
 

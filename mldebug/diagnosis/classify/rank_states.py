@@ -235,7 +235,7 @@ def needs_native(found: Classification) -> bool:
 def grouped(
     case: Case, frames: Mapping[int, tuple[str, ...]]
 ) -> tuple[tuple[Group, ...], dict[int, int]]:
-    """Ranks with one class and one stack, those that do not wait first, then the smaller group first."""
+    """Group the ranks by class and stack: groups that do not wait first, then smaller groups first."""
     members: dict[tuple[str, Role, tuple[str, ...]], list[ClassifiedRank]] = {}
     for rank in case.ranks:
         members.setdefault((rank.is_.name, rank.is_.role, frames[rank.rank]), []).append(rank)
@@ -248,7 +248,7 @@ def grouped(
 
 
 def make_group(frames: tuple[str, ...], ranks: list[ClassifiedRank]) -> Group:
-    """Ranks of one class; what the first of them does stands for all."""
+    """A group of ranks with the same class; the text on what they do is that of its first rank."""
     first = ranks[0]
     return Group(
         ranks=fold_ranks(rank.rank for rank in ranks),

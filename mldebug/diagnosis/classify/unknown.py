@@ -37,7 +37,7 @@ def unknown(case: Case, agreed: tuple[str, ...] = ()) -> Finding:
 
 
 def not_stuck(case: Case) -> Finding:
-    """What is said of a job that went on while it was watched."""
+    """The finding for a job that made progress while it was captured."""
     if case.steps is not None:
         first, last = case.steps
         why, confidence = f"step {first:,} → {last:,} while watched", Confidence.HIGH
@@ -95,7 +95,7 @@ def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, .
 
 
 def nobody_waits(case: Case) -> str:
-    """That no rank waits for another, where all are captured and each is seen at something of its own; else what is unclear."""
+    """The sentence that no rank waits for another one, where all ranks are captured and each is busy by itself; else what remains unclear."""
     doing = sentence(case.ranks)
     unclear = [rank.rank for rank in case.ranks if not own_business(rank)]
     if unclear:
@@ -108,7 +108,7 @@ def nobody_waits(case: Case) -> str:
 
 
 def own_business(rank: ClassifiedRank) -> bool:
-    """Is it shown that no other rank of the job holds this one up?"""
+    """Whether the evidence shows that no other rank of the job holds this one up."""
     if rank.is_.role is Role.BUSY:
         return rank.is_.name != "backward" or _counted(rank)
     return rank.is_.role is not Role.UNCLEAR and rank.is_.name not in PERHAPS_FOR_OTHERS

@@ -16,7 +16,7 @@ class RankExited:
     """Blames ranks whose process is gone or a zombie, unless the job is still coming together."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where a rank is known to be gone and another one lives."""
+        """A finding where one rank is known to have exited and another one still lives."""
         gone = tuple(r for r in case.ranks if r.is_.role in (Role.EXITED, Role.MISSING))
         if not gone or not case.alive or case.moved:
             return None

@@ -10,7 +10,7 @@ from mldebug.diagnosis.detectors import Detector
 
 
 class RankStopped:
-    """Blames ranks in state T or t, or frozen by their cgroup as a paused container is, unless all of them are: then somebody paused the job."""
+    """Blames ranks that a signal or a debugger has stopped (state T or t) or whose cgroup is frozen, as a paused container is; not where that is so for all ranks: then the job was paused on purpose."""
 
     def judge(self, case: Case) -> Finding | None:
         """A finding where some, not all, living ranks are stopped."""

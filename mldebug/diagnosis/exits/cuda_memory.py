@@ -52,7 +52,7 @@ UNSEEN = 0.2
 
 
 class MemoryCause(StrEnum):
-    """Why there was too little."""
+    """Why an allocation of GPU memory failed."""
 
     LIMIT = "limit"  # the job limits itself to a part of the device
     OTHERS = "others"  # other processes hold what is missing

@@ -57,7 +57,7 @@ def without_processes(attempt: AttemptExit, at: float, versions: Mapping[str, st
 
 
 def with_gaps(capture: NodeCapture, attempt: AttemptExit) -> NodeCapture:
-    """The capture with the gaps in what is known about the exits, and the faults of its ranks up to then."""
+    """Add to a capture what could not be read about the exits, and the hardware faults that its ranks had up to then."""
     gaps = tuple(Gap(what="how the job ended", reason=reason) for reason in attempt.gaps)
     faults = tuple(dict.fromkeys((*capture.faults, *attempt.faults)))
     return msgspec.structs.replace(capture, gaps=(*capture.gaps, *gaps), faults=faults)

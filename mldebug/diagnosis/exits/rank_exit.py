@@ -24,7 +24,7 @@ KILL, ABORT = 9, 6
 
 
 class ExitKind(StrEnum):
-    """How one rank ended."""
+    """The way in which one rank ended: by an error of its own, a signal, the launcher, …"""
 
     FAILED = "failed"  # by an exit code, a crash or an error of its own
     KILLED = "killed"  # by SIGKILL: from outside, or by the kernel
@@ -35,7 +35,7 @@ class ExitKind(StrEnum):
 
 
 class ExplainedExit(msgspec.Struct, frozen=True, kw_only=True):
-    """One exit, and what explains it."""
+    """The exit of one rank with its explanation: last error, kernel line, launcher's words."""
 
     exit: RankExit
     kind: ExitKind
@@ -89,7 +89,7 @@ def _cause(error: RankError) -> str:
 
 
 def explain_exits(attempt: AttemptExit) -> tuple[ExplainedExit, ...]:
-    """All exits of an attempt in their order, each with what explains it."""
+    """Explain each exit of an attempt; in the order of the exits."""
     nodes = {one.rank: one.node for one in attempt.identities}
     return tuple(_explain(one, attempt, nodes.get(one.rank, "")) for one in attempt.exits)
 

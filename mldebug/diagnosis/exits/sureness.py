@@ -28,7 +28,7 @@ def sureness(
     *,
     before: bool,
 ) -> Confidence:
-    """How sure it is that `first` began the end; `before`: another one had left, or ended unseen, before it."""
+    """The confidence that `first` began the end of the attempt. `before`: another rank left before it, or ended without being seen."""
     if _is_one_of_many(first, failing):
         return Confidence.LOW  # another run might as well name another of them
     if _is_close(first, failing) or _is_ended_by_others(first, exits):
@@ -90,7 +90,7 @@ def _is_ended_by_others(first: ExplainedExit, exits: Sequence[ExplainedExit]) ->
 def is_one_sign(
     attempt: AttemptExit, first: ExplainedExit, failing: Sequence[ExplainedExit]
 ) -> bool:
-    """Whether nothing but the order names the first: it says nothing that tells whose failure it is, and victims may end first.
+    """Whether only the order of the exits names the first rank: its own words do not say whose failure it is, and a victim may end first.
 
     An exit code without a word is more than that where its output was read, since torch lets every victim speak, and SIGABRT is
     less, since a watchdog's words may be nowhere.

@@ -25,7 +25,7 @@ class Load(StrEnum):
 
 
 class Baseline(msgspec.Struct, kw_only=True):
-    """The usual levels of one GPU in one run, and for how long its load has been the same."""
+    """The usual power and load of one GPU in one run, and for how long its load has not changed."""
 
     levels: DeviceLevels = msgspec.field(default_factory=DeviceLevels)
     average: Average = msgspec.field(default_factory=Average)

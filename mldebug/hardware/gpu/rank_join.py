@@ -20,7 +20,7 @@ from mldebug.hardware.gpu.visible_devices import (
 
 
 class JoinEvidence(StrEnum):
-    """By what it is known that a rank uses a GPU, the strongest evidence first."""
+    """What shows that a rank uses a GPU, the strongest evidence first."""
 
     COMPUTE_PROCESS = "compute process"
     OPEN_DEVICE = "only open device"

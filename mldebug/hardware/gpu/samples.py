@@ -67,7 +67,7 @@ def sign_of(
     rank: RankSign | None = None,
     activity: GpuActivity | None = None,
 ) -> GpuSign:
-    """The sign of one GPU: its quick reading, with what is known of its rank."""
+    """Combine one GPU's quick reading with what is known of the rank that uses it."""
     return GpuSign(
         uuid=watch.uuid,
         index=watch.index,

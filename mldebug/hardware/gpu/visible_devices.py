@@ -29,7 +29,7 @@ class VisibleDevice(Noun, frozen=True, kw_only=True):
 
 
 class VisibleDevices(Noun, frozen=True, kw_only=True):
-    """The GPUs that a process may use, in its own order, the variable that says so, and what is odd about it."""
+    """The GPUs that a process may use, in the process's own numbering; which environment variable restricts them, and what is odd about its value."""
 
     devices: tuple[VisibleDevice, ...] = ()
     source: str = ""  # the variable that decided; "" where none restricts it

@@ -15,7 +15,7 @@ from mldebug.hardware.kernel_log.model import KernelEventKind as Kind
 
 
 class KernelRule(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kind of event means.
+    """What one kind of kernel event means for the health of a component.
 
     Without `state` the event alone is no fault. With `limit`, a name of the thresholds, it is one only in greater numbers within
     the event window; `per_device`: of one device.
@@ -110,7 +110,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
 
 
 def still_counts(burst: Burst, bursts: Iterable[Burst], at: float, limits: Thresholds) -> bool:
-    """Whether an event still counts at this unix time: it is recent, or lasts, and nothing after it told that it is over."""
+    """Whether an event still matters at this unix time: it is recent or lasts, and no later event says that it is over."""
     rule = KERNEL_RULES.get(burst.root.kind)
     if rule is None:
         return at - burst.last_at <= limits.event_window
@@ -128,7 +128,7 @@ def _of_one_device(burst: Burst, end: Burst) -> bool:
 
 
 def findings(component: str, recent: Sequence[Burst], limits: Thresholds) -> Iterator[RuleFinding]:
-    """What the events that still count say of one component."""
+    """The findings for one component from those kernel events that still count."""
     for burst in recent:
         rule = KERNEL_RULES.get(burst.root.kind)
         if rule is None or rule.component != component or rule.state is None or rule.limit:

@@ -83,7 +83,7 @@ class ComponentHealth(Noun, frozen=True, kw_only=True):
 
 
 class RuleFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rule says: `state` HEALTHY where the value was read and is fine, UNKNOWN where it was not read."""
+    """The result of one rule: `state` is HEALTHY where the value was read and is fine, UNKNOWN where it could not be read."""
 
     state: HealthState
     code: str = ""
@@ -110,7 +110,7 @@ def bad(state: HealthState, code: str, reason: str, action: SuggestedAction) -> 
 def combine(
     component: str, found: Iterable[RuleFinding], uuid: str = "", gpu: int | None = None
 ) -> ComponentHealth:
-    """One component from its rules: the worst that was found, with the one greatest action.
+    """The health of one component from the findings of its rules: the worst state, and the one most drastic action.
 
     Healthy needs a value that was read: where nothing could be, the component is unknown.
     """

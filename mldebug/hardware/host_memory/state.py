@@ -14,7 +14,7 @@ FLAT = 1024.0  # bytes a second that are no growth
 
 
 class LevelState(Noun, frozen=True, kw_only=True):
-    """One memory limit with its forecast: when it will be reached, and who grows."""
+    """One memory limit (of the host or a control group) with its forecast: when it will be reached, and which ranks grow."""
 
     level: Level
     growth: float | None = None  # bytes a second; None: not watched for long enough

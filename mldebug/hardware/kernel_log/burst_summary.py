@@ -44,7 +44,7 @@ def adds_to(event: KernelEvent, root: KernelEvent) -> bool:
 
 
 def completed(one: KernelEvent, other: KernelEvent) -> KernelEvent:
-    """Two lines about the same error made into one event: of an OOM kill one has the cgroup, the other the memory; of an Xid NVML has no process."""
+    """Merge two kernel lines about one error into one event: of an OOM kill one line has the cgroup and the other the memory; an Xid from NVML lacks the process."""
     if one.kind is not KernelEventKind.OOM_KILL:
         fuller = one if one.pid is not None or other.origin is Origin.NVML else other
         return msgspec.structs.replace(fuller, at=one.at, uuid=one.uuid or other.uuid)
@@ -70,7 +70,7 @@ class Worst(Noun, frozen=True, kw_only=True):
 
 
 def judged(event: KernelEvent, xid: int) -> Worst:
-    """One line by itself. `xid`: the number it counts as."""
+    """How bad one kernel line is by itself. `xid`: the number under which it counts."""
     tier, action = judge(event)
     return Worst(
         xid=xid,
@@ -83,7 +83,7 @@ def judged(event: KernelEvent, xid: int) -> Worst:
 
 
 def worse(before: Worst, line: Worst) -> Worst:
-    """The worse of two lines about one number. What a line of the log says in words replaces what NVML says by the number alone.
+    """The worse of two lines about one Xid number. What the kernel's line says in words is preferred to what NVML says by the number alone.
 
     Of two equally bad ones, a line of the kernel counts more than one that a program wrote.
     """

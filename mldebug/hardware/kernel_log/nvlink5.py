@@ -31,7 +31,7 @@ class NvlinkRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class NvlinkLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What one line says: `fatal` is its own word, None where it has none."""
+    """What one NVLink 5 line of the kernel log says. `fatal`: whether the line calls the error fatal; None where it does not say."""
 
     xid: int
     unit: str
@@ -41,7 +41,7 @@ class NvlinkLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_nvlink5(xid: int | None) -> bool:
-    """Whether an Xid is one of these."""
+    """Whether this Xid number is one of the NVLink 5 errors."""
     return xid is not None and FIRST <= xid <= LAST
 
 

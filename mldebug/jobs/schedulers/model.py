@@ -91,7 +91,7 @@ class SchedulerState(Noun, frozen=True, kw_only=True):
 
 
 class Orphan(Noun, frozen=True, kw_only=True):
-    """A process that goes on although its job is gone, and what it holds."""
+    """A process that is still there although the scheduler has no job for it any more, and the GPU memory it holds."""
 
     pid: int
     start_ticks: int

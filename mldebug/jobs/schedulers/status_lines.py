@@ -30,7 +30,7 @@ def scheduler_lines(states: Iterable[SchedulerState], now: float) -> Iterator[tu
 
 
 def orphan_words(one: Orphan) -> str:
-    """An orphan in words: process, user, since when, what it holds, and how it is known; without values that always change."""
+    """An orphan process as one line: process, user, since when, what it holds, why it is one; without values that change all the time."""
     rank = f", rank {one.rank}" if one.rank else ""
     held = [amount for amount in one.gpu_bytes.values() if amount is not None]
     memory = f" ({sum(held) / GIB:.1f} GiB)" if held else ""

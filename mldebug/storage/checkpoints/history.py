@@ -91,7 +91,7 @@ class _Track(msgspec.Struct, kw_only=True):
 
 
 class CheckpointSeries:
-    """All checkpoints of one kind in one folder, as one job writes them. `settle`: seconds without growth that end a write."""
+    """All checkpoints of one kind in one folder, as one job writes them. A checkpoint that has not grown for `settle` seconds counts as written."""
 
     def __init__(self, memory: SeriesMemory | None = None, settle: float = SETTLE) -> None:
         self.memory = memory or SeriesMemory()
@@ -109,7 +109,7 @@ class CheckpointSeries:
     # --- looking -------------------------------------------------------------------------------------
 
     def look(self, now: float, readings: Sequence[CheckpointReading], *, whole: bool, step: int | None = None, world_size: int | None = None) -> None:  # fmt: skip
-        """Take the readings of one look at unix time `now`. `whole`: what is not in `readings` is gone; else it was not looked at."""
+        """Add the readings of one look at unix time `now`. `whole`: the look saw the whole folder, so a checkpoint without a reading is gone."""
         in_order = sorted(
             readings[:MAX_TRACKS], key=lambda it: it.newest
         )  # each is compared with those before it

@@ -36,7 +36,7 @@ class ByteRange(NamedTuple):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be a checkpoint: a folder with its files, or one file whose path is ""."""
+    """A possible checkpoint: a folder with its files, or a single file, whose path is ""."""
 
     name: str
     folder: bool = True
@@ -115,7 +115,7 @@ def incomplete(
 
 
 def unsure(layout: str, shards: int, why: str) -> CheckpointVerdict:
-    """The verdict where nobody can say whether it is complete; `why` is a phrase."""
+    """The verdict for a checkpoint of which it cannot be told whether it is complete; `why` is a phrase."""
     return CheckpointVerdict(layout=layout, state=Completeness.UNKNOWN, why=why, shards=shards)
 
 

@@ -68,7 +68,7 @@ def first_lacking(own: Ranks, other: Ranks) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OtherCheckpoint:
-    """Another checkpoint to compare with."""
+    """An earlier checkpoint of the same series, whose files are compared with those of this one."""
 
     name: str
     ranks: Ranks

@@ -14,7 +14,7 @@ Pairs = list[tuple[Any, Any]]
 
 
 class PickledObject:
-    """An object that unpickling would create by a call; here it is only recorded: what is called, with what state."""
+    """A call that unpickling would make. It is not made, only recorded: which callable, with which state."""
 
     __slots__ = ("name", "state")
 

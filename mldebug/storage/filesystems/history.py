@@ -15,7 +15,7 @@ MOST_STORED = 32  # filesystems, those first that change most
 
 
 class StoredHistory(msgspec.Struct):
-    """The history of one filesystem on disk. `source` tells it from another one that has its device number after a restart."""
+    """The stored history of one filesystem. `source` detects that another filesystem has got the same device number after a restart."""
 
     device: str
     root: str

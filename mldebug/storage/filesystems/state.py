@@ -26,7 +26,7 @@ class StorageAlert(Noun, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> str:
-        """The alert's sentence, followed by who causes it where that is known."""
+        """The alert's sentence, and which job or rank causes it where that is known."""
         return f"{self.sentence}; {self.aside}" if self.aside else self.sentence
 
 

@@ -126,7 +126,7 @@ class Fifo:
         return next((it for it in found if it.mtime >= target.identity.started_at), None)
 
     def owes(self, target: FifoTarget) -> bool:
-        """May its answer still come?"""
+        """Whether an answer to an earlier question to this rank may still come."""
         with self._lock:
             return target.key in self._open
 

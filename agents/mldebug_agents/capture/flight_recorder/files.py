@@ -127,7 +127,7 @@ def parsed(path: str, piece: FilePiece, rank: RankIdentity) -> FoundDump | str:
 
 
 def timed_out(found: FoundDump) -> bool:
-    """Had a call of it taken too long when it was written? Then PyTorch wrote it by itself, and the rank does not go on."""
+    """Whether a call in this dump had run into its timeout when the dump was written: then PyTorch wrote it by itself, and the rank does not go on."""
     return any(
         not call.done and call.created_at > 0 and 0 < call.timeout <= found.at - call.created_at
         for group in found.record.groups

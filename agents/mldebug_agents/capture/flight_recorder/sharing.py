@@ -19,7 +19,7 @@ Key = tuple[int, int]  # pid, start
 
 
 class KnownRank(NamedTuple):
-    """A rank as it was noted while it lived."""
+    """The facts of a rank that were noted while it lived."""
 
     identity: RankIdentity
     job: str  # id
@@ -43,7 +43,7 @@ class SharedDumps:
     def other(
         self, reader: HangAwareReader, rank: RankIdentity, place: str, file: tuple[int, int] | None
     ) -> str:
-        """`rank 0 of train.py (pid 7)`, "" where nobody does. `place`: as the rank names it; `file`: which one that is, if it exists."""
+        """The other rank that dumps into the same file, as text (`rank 0 of train.py (pid 7)`); "" where there is none. `place`: the path as this rank names it; `file`: the file behind it, if it exists."""
         here = self._host.link(rank.pid, "ns/mnt")
         for count, (other, path) in enumerate(self._named_alike(rank, place)):
             same = (

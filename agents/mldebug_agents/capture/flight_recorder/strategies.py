@@ -83,7 +83,7 @@ class AccessAttempts:
         self._lost: list[Gap] = []
 
     def add_rank(self, rank: int, facts: RankFacts) -> None:
-        """Include this rank, unless its PyTorch is not known."""
+        """Include this rank, unless the version of its PyTorch is not known."""
         if facts.torch is not None:
             self._plans[rank] = plan(facts)
             self._expected.update({rank} if expected(facts) else ())

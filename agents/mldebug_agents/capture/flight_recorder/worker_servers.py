@@ -85,7 +85,7 @@ def ask_servers(
     world: int,
     seconds: float = SECONDS,
 ) -> dict[int, FlightRecord | str]:
-    """By rank, what the first of its servers that tells anything says, or why none does. All at once, in `seconds` at most.
+    """Ask the worker servers of all ranks at once, in `seconds` at most: by rank, the first usable answer, or the reason why there is none.
 
     `rights`: those of each rank. `world`: the ranks of the job.
     """
@@ -123,7 +123,7 @@ def _first(
 def ask_server(
     reader: Reader, place: str, rights: Rights, world: int, seconds: float = SECONDS
 ) -> FlightRecord | str:
-    """What the server at this place tells of all backends, or why it tells nothing."""
+    """The Flight Recorder of all backends from the server at this place, or the reason why it cannot be had."""
     return ask_servers(reader, {0: (place,)}, {0: rights}, world, seconds)[0]
 
 
@@ -150,7 +150,7 @@ def _from(
 
 
 class WorkerServer:
-    """One server while it is asked, until a moment (monotonic)."""
+    """A connection to one worker server, with a deadline (monotonic)."""
 
     def __init__(
         self, reader: Reader, place: str, rights: Rights, world: int, until: float

@@ -58,13 +58,13 @@ class RasReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve(connection: socket.socket) -> None:
-    """The child: one order, one answer."""
+    """The main function of the child process: reads one order, sends one answer."""
     link = ChildLink(connection, msgspec.msgpack.Decoder(RasOrder))
     link.send(carry_out(link.receive()))
 
 
 def carry_out(order: RasOrder) -> RasReply:
-    """Ask; never raises for what is there."""
+    """Ask NCCL RAS as ordered; never raises, whatever answers at the address."""
     deadline = time.monotonic() + order.seconds
     try:
         where = addresses(order.address)

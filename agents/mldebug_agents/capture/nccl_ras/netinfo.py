@@ -41,7 +41,7 @@ class SocketOwner(NamedTuple):
 
 
 def socket_owner(link: socket.socket, folder: Path = _OURS) -> SocketOwner | None:
-    """Whose the other end of a connection within this node is; None where the kernel tells nobody's.
+    """The process or user that owns the other end of a connection on this node; None where the kernel does not say.
 
     A listener of IPv6 takes IPv4 connections, too: they stand in the other table, with mapped addresses. To be asked after it has
     said something: before somebody accepts a connection, and after he has closed it, it is nobody's, which is told as user 0.

@@ -28,7 +28,7 @@ TORN = "get_stack_trace"
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one dump: stacks, or the reason why there are none."""
+    """The result of one py-spy run: stacks, or the reason why there are none."""
 
     stacks: tuple[ThreadStack, ...] = ()
     failure: str = ""

@@ -58,7 +58,7 @@ class Sampling:
         self._sleep = sleep
 
     def look(self, pool: ThreadPoolExecutor) -> None:
-        """First pass: /proc of everybody, then everybody's Python stacks at once."""
+        """First pass: read /proc of all ranks, then sample the Python stacks of all ranks at once."""
         for target in self.targets:
             state = self._state(target.pid)
             if state and target.start_ticks and state.start_ticks != target.start_ticks:

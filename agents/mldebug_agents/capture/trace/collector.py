@@ -42,7 +42,7 @@ MAX_FILES = 16  # of one rank
 
 
 class TraceCollector:
-    """One per agent: it remembers where ranks had their rings, for when they are gone. Safe from any thread."""
+    """Reads the call traces of ranks. There is one per agent, since it remembers where each rank had its ring, also when the rank is gone. Safe from any thread."""
 
     def __init__(
         self,

@@ -138,7 +138,7 @@ def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
 def traps_shown(
     tools: NodeTools, found: Discovery, agent: Snapshot | None
 ) -> dict[str, tuple[KnownIssue, ...]]:
-    """Known issues by job id: those that the agent found, who reads logs too; for jobs it does not watch, found now."""
+    """The known traps of each job, by job id: from the agent, which reads logs too; for jobs that it does not watch, looked up now."""
     if agent is not None and agent.replay:
         return {run.id: run.traps for run in agent.runs}
     traps = {}

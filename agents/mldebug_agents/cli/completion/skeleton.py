@@ -59,7 +59,7 @@ class SkeletonGroup(click.Group):
         self._make = make
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of its commands."""
+        """The names of the group's subcommands."""
         return list(self._below)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -32,7 +32,7 @@ class Parameter(CompactStruct, frozen=True, kw_only=True):
 
 
 class Verb(CompactStruct, frozen=True, kw_only=True):
-    """A command; `rest`: what follows its first argument is another command line."""
+    """One command of the completion table. `rest`: after its first argument another command line follows."""
 
     name: str
     help: str = ""

@@ -187,7 +187,7 @@ class PeersController:
         return self._held.release(run)
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
-        """Hand a finished capture to all who wait for it."""
+        """Pass a finished capture to all orders that wait for it."""
         self._ordered.captured(run.job.id, capture, time.monotonic())
 
     def failed(self, job_id: str, error: Exception) -> None:

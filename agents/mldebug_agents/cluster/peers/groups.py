@@ -147,7 +147,7 @@ class CoordinatorGroups:
         return self._groups.get(self._of.get(run.job.id, "none"))
 
     def coordinated_runs(self, runs: Mapping[str, Run], node: str) -> Iterator[CoordinatedRun]:
-        """Those of these runs that have a coordinator, each with it. `node`: this node's name."""
+        """The runs that have a coordinator, each with it. `node`: this node's name."""
         for run in runs.values():
             group = self.of(run)
             if group is not None and group.found is not None:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def give(answer: "Future[T]", value: T) -> None:
-    """Set the future's result, unless it was cancelled because nobody waits for it any more."""
+    """Set the future's result, unless it was cancelled because its caller has stopped waiting."""
     if answer.set_running_or_notify_cancel():
         answer.set_result(value)
 
@@ -79,7 +79,7 @@ class RemoteOrders:
         reasons.add(incident)
 
     def captured(self, job_id: str, capture: NodeCapture, now: float) -> None:
-        """Hand the finished capture to all who ordered it."""
+        """Pass the finished capture to all orders for this job."""
         self._taken[job_id] = now
         for waiting in self._waiting.pop(job_id, ()):
             give(waiting, TimedCapture(capture, now))

@@ -34,7 +34,7 @@ class ProcessTree:
             yield pid
 
     def descendants(self, pid: int, without: Collection[int] = ()) -> Iterator[int]:
-        """All processes below one, breadth first; those in `without` are left out with their descendants."""
+        """The pids of all descendants of a process, breadth first; those in `without` are left out with their own descendants."""
         generation = [pid]
         while generation:
             below = [child for parent in generation for child in self.children.get(parent, ())]

@@ -27,7 +27,7 @@ class RasAddress(NamedTuple):
 
 
 def setting(environ: Mapping[str, str]) -> str:
-    """What a rank's environment says about NCCL RAS, for `RankIdentity.nccl_ras`."""
+    """The NCCL RAS settings in a rank's environment, in the form of `RankIdentity.nccl_ras`."""
     if environ.get("NCCL_RAS_ENABLE", "").strip() == "0":
         return OFF
     return clean(environ.get("NCCL_RAS_ADDR", "").strip(), 100)
@@ -55,7 +55,7 @@ def _hosts(name: str) -> Iterable[str]:
 
 
 def is_own(host: str) -> bool:
-    """Whether this address is one of the network namespace that we are in: then it is also the source of its packets."""
+    """Whether this address belongs to the network namespace of this process: only then can it be the source of packets."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -74,7 +74,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """The pod, else the container, that it runs in; "" for neither. Root of one is another user than root of the next."""
+        """The pod that the process runs in, else its container; "" for neither. Root in one container is not the same user as root in another."""
         return self.pod or self.container
 
     @property
@@ -283,7 +283,7 @@ def _recorder(environ: bytes | Failure) -> dict[str, str]:
 
 
 def measures(argv: Sequence[str]) -> bool:
-    """Whether that is a probe of ours: it trains nothing, ends some of its ranks by a signal, and is looked after by whoever started it."""
+    """Whether this command line is a probe of mldebug: it trains nothing, ends some of its ranks by a signal, and is watched by the command that started it."""
     return any(word.endswith(PROBES) for word in argv[1:4])
 
 

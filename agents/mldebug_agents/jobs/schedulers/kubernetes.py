@@ -59,7 +59,7 @@ def problems(options: Options) -> Iterator[tuple[str, str]]:
 
 
 class KubernetesScheduler:
-    """The trainings of one Kubernetes cluster. For one thread."""
+    """Lists the training jobs of one Kubernetes cluster. Not safe to be used by several threads."""
 
     node_events: tuple[str, ...] = ()
 

@@ -49,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class SlurmScheduler:
-    """The jobs of one Slurm cluster. For one thread."""
+    """Lists the jobs of one Slurm cluster. Not safe to be used by several threads."""
 
     def __init__(self, options: Options) -> None:
         self._options = options

@@ -46,7 +46,7 @@ def main(order: dict[str, Any]) -> None:
 
 
 def address(interface: str) -> str:
-    """The IPv4 address of that interface, else the one by which this host leaves for others; "" where there is none."""
+    """The IPv4 address of that network interface, else the one that this host uses to reach others; "" where there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         try:
             if interface:

@@ -134,7 +134,7 @@ class NodeParticipant:
         return json.loads(self.store.get(key))
 
     def follow(self) -> None:
-        """Do the steps that node 0 announces, one after another, until it announces the end. Raises TimeoutError where it is silent."""
+        """Carry out the steps that node 0 announces, one after another, until it announces the end. Raises TimeoutError where node 0 is silent."""
         until = time.monotonic() + self._order["seconds"]
         self._order.update(self.wait_for("common", until) or {})
         number = 0

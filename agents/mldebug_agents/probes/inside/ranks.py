@@ -149,7 +149,7 @@ def run_rank(order: Order, work: Callable[[Order], None]) -> int:
 
 
 def watch(pids: dict[int, int], deadline: float, others: Strangers | None = None) -> int:
-    """Wait for all ranks, sending beats. When one fails the others are ended; when somebody else uses the node, all. Returns the exit code."""
+    """Wait for all ranks, printing a sign of life at intervals. If one fails the others are ended; if another process begins to use the node, all are. Returns the exit code."""
     failed, beaten = False, 0.0
     while pids:
         for pid, code in reap(pids):

@@ -16,7 +16,7 @@ MOST = 32  # doubtful pairs that are tried again: more of them are no single fau
 
 
 class GroupTrial:
-    """The result of one group in one step: its bandwidth, or why there is none."""
+    """The result of one group of ranks in one step: its bandwidth, or why it has none."""
 
     def __init__(self, group: Group, path: str = "", alone: bool = False) -> None:
         self.group, self.path, self.alone = group, path, alone

@@ -96,7 +96,7 @@ def ranks_here() -> List[int]:
 
 
 def strangers(computing: List[int]) -> Iterator[int]:
-    """Those of the pids that exist here and are not ours. A pid of another PID namespace may be our own rank, and is left out."""
+    """Those of these pids that exist here and belong to no process of the probe. A pid of another PID namespace may be one of our own ranks, and is left out."""
     return (pid for pid in computing if os.path.exists("/proc/{}".format(pid)) and not _ours(pid))
 
 

@@ -49,7 +49,7 @@ class Values:
         )
 
     def wrong(self, buffer: Any, stretches: list[Stretch]) -> int:
-        """How many elements are not what they should be."""
+        """The number of elements in the buffer that differ from the expected result."""
         counts = [0]
 
         def compare(part: Any, correct: Any) -> None:

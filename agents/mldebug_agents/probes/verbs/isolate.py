@@ -48,7 +48,7 @@ class IsolateProgress(msgspec.Struct):
     join: float = JOIN  # seconds in which nodes could come
 
     def hear(self, event: Event) -> None:
-        """Take one event, and print what it reports to stderr."""
+        """Handle one event of the probe, and print what it reports to stderr."""
         if event["event"] == "members":
             self.members, self.absent = event["names"], event["absent"]
             click.echo(clean(f"members: {', '.join(self.members)}", 2000), err=True)

@@ -52,7 +52,7 @@ class OpenFileReader:
         return tuple(found)
 
     def keep(self, jobs: Iterable[str]) -> None:
-        """Forget all jobs but these."""
+        """Forget what is remembered of all jobs but these."""
         kept = set(jobs)
         self._turn = {job: turn for job, turn in self._turn.items() if job in kept}
 

@@ -32,7 +32,7 @@ EARLY = 2.0  # seconds by which a file may be older than the job that wrote it
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One job: its processes, its known series, and whether it has written much since the last request."""
+    """The request to look at one job's checkpoints: its processes, its known series, and whether it has written much since the last request."""
 
     job: Job
     pids: tuple[int, ...]

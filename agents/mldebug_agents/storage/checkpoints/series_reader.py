@@ -61,7 +61,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class SeriesLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The readings of one look at one series. `whole`: a checkpoint that is not among them is not there."""
+    """The readings of one look at one series. `whole`: the look saw everything, so checkpoints without a reading do not exist."""
 
     run: str
     folder: str

@@ -83,7 +83,7 @@ class DirSizeClient:
         self._worker = self._link = self._working = None
 
     def tick(self) -> None:
-        """Take the child's messages; start it where it is missing, give it up where it hangs. Never waits."""
+        """Handle the child's messages; start it where it is missing, end it where it hangs. Never waits."""
         self._forgive()
         if self._worker is None:
             self._start()

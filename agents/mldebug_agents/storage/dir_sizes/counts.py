@@ -86,7 +86,7 @@ class TreeCounts:
         self.size += size
 
     def add(self, inode: int, names: int, blocks: int, size: int) -> int:
-        """Count one name of a file that has `names` names. Returns what to note for its blocks in its folder."""
+        """Count one name of a file that has `names` hard links. Returns the blocks to be counted for it in its folder."""
         link = self.links.get(inode)
         if link is None and names < 2:
             self.sum(1, blocks, size)
@@ -117,7 +117,7 @@ class TreeCounts:
             self.remove(inode, blocks, size)
 
     def lose(self, inodes: Iterable[int]) -> None:
-        """Note that these files lost a name. Their blocks, counted at that name, must be counted at another one."""
+        """Note that these files lost a hard link; their blocks, which were counted there, must be counted at another link."""
         self.stale.update(inode for inode in inodes if inode in self.links)
 
     def holders(self, folders: Iterable[H]) -> list[H]:

@@ -12,7 +12,7 @@ MANY = 20_000  # names: with more of them all of the folder is looked at again
 
 
 class TreeFolder:
-    """A folder, identified by its inode. Its path follows from its parents, so renaming one of them costs nothing."""
+    """A folder, identified by its inode. Its path is made from its parents, so that renaming a parent costs nothing."""
 
     __slots__ = (
         *("blocks", "children", "dirty", "entries", "gone", "inode", "name", "parent", "unread"),
@@ -155,7 +155,7 @@ class FolderIndex:
         return None
 
     def attach(self, parent: TreeFolder, name: str, facts: os.stat_result) -> TreeFolder | None:
-        """Add a folder that was found, or move the one with its inode here. None where it is counted at a path that still holds."""
+        """Add a folder that was found, or move the known one with the same inode to this place. None where that one is still at its old path."""
         known = self.by_inode.get(facts.st_ino)
         if known is None:
             return self._new(parent, name, facts)

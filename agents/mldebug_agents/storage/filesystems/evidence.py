@@ -43,7 +43,7 @@ class RecentFills:
         self._rows = {key: looks for key, looks in self._rows.items() if state.at - looks[-1].at <= LATELY}  # fmt: skip
 
     def of_users(self, uids: AbstractSet[int], now: float) -> tuple[FilesystemFill, ...]:
-        """The filesystems that these users may see: as full as they were within `AT_END`, else as they were last read within `LATELY`."""
+        """The filesystems that these users may see, with how full they were at the end of the job (within `AT_END`), else when last read (within `LATELY`)."""
         last = [_at_end(looks, now) for looks in self._rows.values()]
         found = [
             FilesystemFill(

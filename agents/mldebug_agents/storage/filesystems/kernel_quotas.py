@@ -27,7 +27,7 @@ WAY_OUT = "run the agent as root: the kernel tells others only their own"
 
 
 class OwnedQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """One quota of the kernel. `uids`: users who may see it, by the ranks through which it was found."""
+    """One quota that the kernel reports. `uids`: the users who may see it, since their ranks use the filesystem."""
 
     used: UsedMount
     block: KernelQuota

@@ -62,7 +62,7 @@ def labels(used: UsedMount) -> tuple[str, ...]:
 
 
 def measures(reading: FilesystemReading) -> Iterator[Measure]:
-    """The metric values of one filesystem; what is not known is left out."""
+    """The metric values of one filesystem; unknown values are left out."""
     used = reading.used
     for name, value in _figures(reading):
         metric = f"mldebug_filesystem_{name}"

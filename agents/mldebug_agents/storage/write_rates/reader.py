@@ -24,7 +24,7 @@ class WriteReader:
         self._reader = reader
 
     def read(self, jobs: Sequence[Job]) -> Iterator[RankWrites]:
-        """One reading for each rank whose processes can be read."""
+        """Read the I/O counters and open files of all ranks: one reading for each rank whose processes may be read."""
         if not jobs:
             return
         children = self._host.children(RECENT)

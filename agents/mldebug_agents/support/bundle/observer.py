@@ -45,7 +45,7 @@ class AgentObserver:
         self.observations = Observations(read_by="agent")
 
     def take(self, snapshot: Snapshot) -> None:
-        """Record one snapshot; the same one twice counts once."""
+        """Record one snapshot; a snapshot that was recorded already is ignored."""
         before = self.observations.last
         if before is not None and before.at == snapshot.at:
             return

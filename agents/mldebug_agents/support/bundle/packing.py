@@ -60,7 +60,7 @@ def redacted(files: Mapping[str, bytes], names: Pseudonyms) -> dict[str, bytes]:
 
 
 def pack(files: Mapping[str, bytes], manifest: Manifest, folder: str) -> bytes:
-    """The files as a tar archive; its headers do not show who packed it."""
+    """The files as a tar archive, whose headers do not show which user made it."""
     everything = {MANIFEST: msgspec.json.format(msgspec.json.encode(manifest), indent=1), **files}
     inner = io.BytesIO()
     with tarfile.open(fileobj=inner, mode="w", format=tarfile.PAX_FORMAT) as archive:

@@ -15,7 +15,7 @@ Adjtimex = Callable[[ctypes.Array[ctypes.c_char]], int]
 
 
 class ClockState(msgspec.Struct, frozen=True):
-    """The kernel's view of its clock. `known` is False where it gives none; `error_seconds`: its own bound for the error."""
+    """Whether and how well the kernel says this node's clock is synchronised. `known` is False where it does not say; `error_seconds`: its bound for the error."""
 
     known: bool
     synchronised: bool = False
@@ -36,7 +36,7 @@ class _Timex(ctypes.Structure):
 
 
 def clock_state(adjtimex: Adjtimex | None = None) -> ClockState:
-    """Return what the kernel knows of its clock."""
+    """Ask the kernel (adjtimex) how well the clock is synchronised."""
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
     try:
         call = adjtimex or ctypes.CDLL(None, use_errno=True).adjtimex

@@ -27,7 +27,7 @@ class ChildRegistry:
             self._started.append(child)
 
     def abandon(self, child: ChildProcess) -> None:
-        """Count a child that outlived its kill, until it ends."""
+        """Give up a child process that did not end after SIGKILL; it stays counted until it ends."""
         child.note_start()
         with self._lock:
             self._abandoned.append(child)

@@ -52,7 +52,7 @@ class ChildLink(Generic[T]):
         self._data = bytearray()  # what has come of a message that is not whole yet
 
     def send(self, message: msgspec.Struct, descriptor: int | None = None) -> None:
-        """Send one message, and a file descriptor with it."""
+        """Send one message to the other end, with a file descriptor where one is given."""
         data = bytearray(HEAD.size)
         self._encoder.encode_into(message, data, HEAD.size)
         HEAD.pack_into(data, 0, len(data) - HEAD.size, descriptor is not None)

@@ -7,7 +7,7 @@ import msgspec
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
-    """How one program ended. `error` says why it did not run or cannot be judged; "" if it ran to an end."""
+    """The result of one program. `error`: why it did not run or cannot be judged; "" if it ran to its end."""
 
     argv: tuple[str, ...] = ()
     pid: int | None = None

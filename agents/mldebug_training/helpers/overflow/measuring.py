@@ -39,7 +39,7 @@ class Extremes:
 
     @property
     def most(self) -> float | None:
-        """The largest absolute number; NaN where there is one."""
+        """The largest absolute value; NaN where any value is NaN."""
         if self.low is None or self.high is None:
             return None
         return math.nan if math.isnan(self.low) else max(abs(self.low), abs(self.high))

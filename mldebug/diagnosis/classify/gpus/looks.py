@@ -93,7 +93,7 @@ def _now(one: RankDevice, capture: NodeCapture) -> RankDevice:
 
 
 def may_be_judged(rank: ClassifiedRank, devices: Devices) -> bool:
-    """Its GPU is surely its own and nobody else's, was looked at often enough, and the rank waits for others."""
+    """Whether a rank's GPU tells something about the rank: it is surely the rank's own, no other process uses it, it was sampled often enough, and the rank waits for others."""
     one = devices.get(rank.rank)
     if one is None or rank.is_.name not in FOR_OTHERS or rank.is_.thread:
         return False

@@ -26,7 +26,7 @@ _TASK = re.compile(r"/job:\w{1,40}/(?:replica:\d{1,7}/)?task:(\d{1,7})")
 
 
 class Accuser(NamedTuple):
-    """`words`: group `who` holds the numbers. `numbers`: finds each of them in it. `did`: what is said of them."""
+    """One pattern of error messages that name other ranks. `words`: its group `who` holds the rank numbers; `numbers` finds each number there; `did`: what the message says of those ranks."""
 
     words: re.Pattern[str]
     numbers: re.Pattern[str]

@@ -78,5 +78,5 @@ def type_of(name: str) -> ErrorType:
 
 
 def spaced(name: str) -> str:
-    """`nixlRemoteDisconnectError` as `nixl Remote Disconnect Error`: its words may tell whom it is about."""
+    """Split the name of an exception type into words (`nixlRemoteDisconnectError` -> `nixl Remote Disconnect Error`), so that patterns for messages match it, too."""
     return _HUMPS.sub(" ", name)

@@ -82,7 +82,7 @@ STOPPED_WITHIN = 60  # last lines in which a handler's word counts
 
 
 def before_launcher(lines: Sequence[str]) -> Sequence[str]:
-    """The lines before those that a launcher writes after its ranks are gone."""
+    """The lines of a log without the launcher's own lines at its end, which it writes after its ranks are gone."""
     for at, line in enumerate(lines):
         if "torch/distributed/elastic" in line and (
             "closing signal" in line or "exitcode:" in line
@@ -252,12 +252,12 @@ def stop_line(lines: Sequence[str]) -> str:
 
 
 def tells_of_closed(error: RankError) -> bool:
-    """Whether a victim's words say that the other end of a connection is gone, and not only that it does not answer."""
+    """Whether a victim's error says that its peer's end of the connection is closed, not only that the peer does not answer."""
     return _CLOSED.search(error.error) is not None
 
 
 def blames_peer(error: str) -> bool:
-    """Whether a rank gets this error because another one is gone, does not come, or has asked it to stop."""
+    """Whether this error arises because another rank is gone, does not come, or has asked this rank to stop."""
     return blame_of(error) is Blame.PEER
 
 

@@ -25,7 +25,7 @@ OWN, SHARED = "its own output", "the job's log"
 
 
 class LogOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One log. `owner`: the only rank that writes to it, None where there are several."""
+    """The lines of one log. `owner`: the only rank that writes to it, None where several do."""
 
     path: str
     owner: int | None
@@ -50,7 +50,7 @@ def shared_lines(outputs: Iterable[LogOutput]) -> list[str]:
 
 
 def own_errors(outputs: Sequence[LogOutput]) -> dict[int, RankError]:
-    """Rank -> its last error. One whose lines torch has marked was not caught, whatever was written after it."""
+    """The last error of each rank, by rank. An error whose lines torch has marked with a rank ended that rank, whatever was written after it."""
     marked: dict[int, list[str]] = {}
     for one in outputs:
         for rank, lines in one.words.by_rank.items():

@@ -51,7 +51,7 @@ class Quote(NamedTuple):
 
 
 def quote_of(lines: Sequence[str], found: Traceback) -> Quote | None:
-    """Whether a traceback is only quoted, and whose it is."""
+    """The rank that a traceback belongs to, where this log only quotes it; None where it is the writer's own."""
     header = lines[found.start]
     own = _HEADER.search(header)
     if own is not None:
@@ -84,7 +84,7 @@ def quotes_in(lines: Sequence[str], found: Sequence[Traceback], rank: int | None
 def error_of_quotes(
     lines: Sequence[str], found: Sequence[Traceback], quotes: Sequence[Quote], source: str
 ) -> RankError:
-    """The error of a rank that ends with what others have raised: of these, whose own failure it was is accused."""
+    """The error of a rank whose log ends with quoted tracebacks of other ranks; accused are the ranks whose quoted error is a failure of their own."""
     last = quotes[-1].found
     inside = {one.found.start for one in quotes}
     around = next((one for one in reversed(found) if one.start not in inside and one.end < last.start), None)  # fmt: skip
@@ -109,7 +109,7 @@ def _of_quotes(own: Sequence[Quote], quoted: str) -> Accusation | None:
 def error_of_quote(
     quote: Quote, words: str, error: str, lines: tuple[str, ...], source: str
 ) -> RankError:
-    """The same of a text that quotes another's traceback."""
+    """As `error_of_quotes`, for a single quoted traceback."""
     ended = [line for line in words.split("\n")[quote.found.start + 1 :] if line.strip() and not line.startswith(" ")]  # fmt: skip
     quoted = safe_line(next((line for line in reversed(ended) if line != error), ""), 200)
     own = [quote] if quoted and blame_of(quoted) is Blame.OWN else []

@@ -33,7 +33,7 @@ class Cause(NamedTuple):
 
 
 class Traceback(NamedTuple):
-    """Where it begins, where its error stands, the error without what stands before it on its line, and what came before."""
+    """A traceback in a log: the line where it begins, the line of its error, the error without the line's prefix, and the traceback that it follows from."""
 
     start: int
     end: int

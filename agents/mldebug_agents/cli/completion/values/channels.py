@@ -18,5 +18,5 @@ class ChannelValues:
 
 
 def create(options: NoOptions) -> ValueSource:
-    """Build it."""
+    """Build the source of values."""
     return ChannelValues()

@@ -17,5 +17,5 @@ class InterfaceValues:
 
 
 def create(options: NoOptions) -> ValueSource:
-    """Build it."""
+    """Build the source of values."""
     return InterfaceValues()

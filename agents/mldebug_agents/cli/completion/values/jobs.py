@@ -60,5 +60,5 @@ def _sentence(run: RunNames) -> str:
 
 
 def create(options: NoOptions) -> ValueSource:
-    """Build it."""
+    """Build the source of values."""
     return JobValues()

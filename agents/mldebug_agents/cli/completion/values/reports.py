@@ -41,5 +41,5 @@ def _readable(archive: ReportStore) -> Iterator[Path]:
 
 
 def create(options: NoOptions) -> ValueSource:
-    """Build it."""
+    """Build the source of values."""
     return ReportValues()

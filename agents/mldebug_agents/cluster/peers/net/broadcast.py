@@ -25,7 +25,7 @@ Clock = Callable[[], float]
 
 
 class NodeAnswer(NamedTuple):
-    """What came of one node: the body of its answer, or the error why there is none. Times are monotonic seconds of this node, None for never."""
+    """The result of asking one node: the body of its answer, or the error. Times are monotonic seconds of this node, None for never."""
 
     answer: bytes | MldebugError
     sent: float | None = None
