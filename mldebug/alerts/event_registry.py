@@ -25,7 +25,7 @@ class EventRegistry:
         self._refined: set[str] = set()  # only their words have changed
 
     def reload(self, pending: float) -> None:
-        """Let alerts stand for so many seconds from now on before they fire."""
+        """Set for how many seconds an alert must last before it fires."""
         self.pending = pending
 
     def restore(self, stored: Iterable[AlertEvent]) -> None:

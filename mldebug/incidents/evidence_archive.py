@@ -27,7 +27,7 @@ class _Packed(NamedTuple):
 
 
 def is_archive(file: Path) -> bool:
-    """Whether this file holds others, or one other compressed. False where it cannot be read."""
+    """Whether this file is an archive or a compressed file. False where it cannot be read."""
     try:
         if tarfile.is_tarfile(file) or zipfile.is_zipfile(file):
             return True

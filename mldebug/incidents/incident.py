@@ -103,7 +103,7 @@ def has_evidence(incident: Incident) -> bool:
 
 
 def is_unreported(incident: Incident) -> bool:
-    """Whether it was held back for other nodes, or left to one of them to report, and none of them did."""
+    """Whether an incident of several nodes has no report: it was held back, or left to another node, and no node has reported it."""
     reported = incident.counted or incident.whole is not None
     return incident.kind == "stall" and not reported and not incident.node_captures
 

@@ -29,7 +29,7 @@ class StoredReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_hand(self) -> bool:
-        """Whether it was taken by hand, which the id shows: its owner cannot change it."""
+        """Whether a person asked for the report. The id shows it, which the report's owner cannot change."""
         return is_by_hand(self.id)
 
 

@@ -9,7 +9,7 @@ from mldebug.core.files import read_struct
 
 
 class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One report as a list shows it; `broken` says why it cannot be read ("" when it can)."""
+    """The facts of one report for lists. `broken`: why the report cannot be read ("" when it can)."""
 
     id: str
     verdict: str = ""

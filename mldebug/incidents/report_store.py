@@ -79,7 +79,7 @@ class ReportStore:
         *,
         owner_uid: int | None = None,
     ) -> Path:
-        """Write one report and return its folder; the same id again replaces what was there.
+        """Write one report and return its folder; a report with the same id is replaced.
 
         `evidence` maps plain file names to content. As root the folder is given to `owner_uid`.
         """
@@ -93,7 +93,7 @@ class ReportStore:
         *,
         owner_uid: int | None = None,
     ) -> Path | None:
-        """The same, but never in place of another: None where its id is taken."""
+        """Write one report and return its folder; None where a report with this id exists, which is never replaced."""
         done: list[bool] = []
         folder = self._save(
             *(report, html, evidence, owner_uid),
@@ -122,7 +122,7 @@ class ReportStore:
         return target
 
     def remove(self, report_id: str) -> None:
-        """Remove one report, where it is there."""
+        """Remove one report; does nothing where there is none of this id."""
         self._check_name(report_id)
         remove_tree(self.folder / report_id)
 

@@ -13,7 +13,7 @@ Owner = tuple[int, str]
 
 
 def owner_of(job: Job) -> Owner:
-    """Who shares with others what the node has for all jobs."""
+    """The owner of a job (user id and container), for limits that are shared out among the owners of a node's jobs."""
     return job.uid, next((rank.container for rank in job.ranks), "")
 
 

@@ -98,7 +98,7 @@ class ProgressClock:
 
     @property
     def now(self) -> float:
-        """The watched clock."""
+        """Seconds by the clock that runs only while the run is watched."""
         return self.memory.now
 
     @property

@@ -95,7 +95,7 @@ class RunActivity:
         return min(spans, default=0.0), max(spans, default=0.0)
 
     def steady_for(self, now: float) -> float:
-        """Seconds for which every rank has shown the same stack, whatever its counters say."""
+        """Seconds for which every rank has shown the same stack, whatever its CPU and I/O counters did."""
         return min(
             (now - activity.same_frames_since for activity in self._by_rank.values()), default=0.0
         )

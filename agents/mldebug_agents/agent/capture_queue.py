@@ -65,7 +65,7 @@ class CaptureQueue:
         self.ask(run, QueuedCapture(run.job, self._found))
 
     def ask(self, run: Run, order: QueuedCapture) -> None:
-        """Have the run captured now, or after the next look where the worker takes no order."""
+        """Order a capture of this run now; where the worker is busy, again after the next look."""
         if self._put(order):
             self._owed.pop(run.job.id, None)
             return

@@ -20,7 +20,7 @@ class IncidentIds:
         self._keys: dict[str, RunKey] = {}
 
     def note(self, incident: Incident) -> None:
-        """Remember whose incident this is."""
+        """Remember which run this incident's id belongs to."""
         if (key := self._key(incident)) is None:
             return
         self._keys.pop(incident.id, None)
@@ -29,7 +29,7 @@ class IncidentIds:
             del self._keys[next(iter(self._keys))]
 
     def is_free(self, incident_id: str, key: RunKey) -> bool:
-        """Whether an incident of the run with this key may have the id: nobody has it here, or the same run does."""
+        """Whether an incident of the run with this key may have the id: no incident here has it, or one of the same run."""
         if (known := self._keys.get(incident_id)) is not None:
             return known == key
         return not is_by_hand(incident_id) and incident_id not in self._stored()

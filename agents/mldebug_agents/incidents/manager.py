@@ -107,7 +107,7 @@ class IncidentManager:
         self._writer.store.forget_others(present)
 
     def shelve(self, run: Run, incident: Incident) -> None:
-        """Keep an incident whose run is gone, for as long as its launcher may start another attempt."""
+        """Keep the open incident of a run that is gone, for as long as its launcher may start another attempt."""
         self._writer.store.keep(run.job.id, run.watch.memory(), incident)
 
     def write_again(self, incident: Incident) -> None:
@@ -291,7 +291,7 @@ class IncidentManager:
         self.failures.note(run, attempt, incident, judgement)
 
     def close_story(self, run: Run, incident: Incident, state: State, why: str) -> Incident:
-        """End an incident whose run may be gone. Returns it as it was written."""
+        """End an incident, whether or not its run still exists. Returns the incident as it was written."""
         known = run.incident or self.remote.cases.get(incident.id) or incident
         closed = close_incident(known, state, self._writer.now(incident), why)
         self._writer.write(closed, judge(closed), run.job.uid)

@@ -18,7 +18,7 @@ MOST, KEPT = 16, 3600.0  # runs, seconds
 
 
 class FailedRun(NamedTuple):
-    """A run that failed lately, as it was then. `at`: its first exit, by `Clock.steady`."""
+    """A run that failed lately, as it was at that time. `at`: its first exit, by `Clock.steady`."""
 
     run: Run
     incident: Incident

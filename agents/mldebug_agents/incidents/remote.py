@@ -32,7 +32,7 @@ RENAMED = "other nodes know it already: from now on under their id"
 
 
 class RemoteIncidents:
-    """Incidents as other nodes know them: stalls here that they announce, and captures of all nodes together.
+    """Incidents that concern several nodes: stalls that other nodes announce, and captures of all nodes together.
 
     `cases` are incidents of runs that have no rank on this node, `failures` the ranks here that ended badly.
     """
@@ -53,7 +53,7 @@ class RemoteIncidents:
         return self._writer.ids.is_free(incident_id, key)
 
     def called(self, run: Run, incident_id: str, sentence: str, *, caused: bool = False) -> None:
-        """Another node has noticed a stall of this run: it is one incident, under one id.
+        """Another node has announced a stall of this run: open an incident with the same id here, or give the open one that id.
 
         `caused`: that of a bad end on another node, which came first.
         """

@@ -38,7 +38,7 @@ class RemoteCases:
         self._store.remember(MEMO + incident.id, data if len(data) <= MAX_STORED else b"")
 
     def pop(self, incident_id: str) -> Incident | None:
-        """Forget the incident, which is over or has another id now, and return it; None where it is not known."""
+        """Remove the incident, which is over or has got another id, and return it; None where there is none of this id."""
         self._store.remember(MEMO + incident_id, b"")
         return self._all().pop(incident_id, None)
 

@@ -73,7 +73,7 @@ class IncidentWriter:
     def end(
         self, incident: Incident, state: State, why: str, uid: int, known: Judgement | None = None
     ) -> None:
-        """Write how it ended; one that nobody saw is judged now, and counted unless its report was written before."""
+        """Write how an incident ended. An incident without a report is judged now, and counted."""
         closed = close_incident(incident, state, self.now(incident), why)
         judgement = known if known is not None and has_evidence(closed) else judge(closed)
         if known is None and not has_evidence(closed):

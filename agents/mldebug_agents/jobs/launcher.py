@@ -54,7 +54,7 @@ def _numbers(count: int) -> str:
 
 
 class RankClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """What one launcher's variables say of a process. `problem`: why they cannot be true; the other fields are void then."""
+    """The rank, world size and so on that one launcher's variables claim for a process. `problem`: why they cannot be true; the other fields are void then."""
 
     launcher: str  # file name of the plugin
     priority: int  # the highest of several claims counts

@@ -43,7 +43,7 @@ class OrphanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrphanFinder:
-    """Finds orphans. One per agent: it remembers environments, and since when a job is gone."""
+    """Finds processes whose job is over. There is one per agent, since it remembers environments, and since when a job is over."""
 
     def __init__(
         self, host: Host, reader: Reader, steady: Callable[[], float] = time.monotonic

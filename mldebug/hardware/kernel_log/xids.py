@@ -192,7 +192,7 @@ _OF_NVLINK: dict[str, XidJudgement] = {
 
 
 def judge(event: KernelEvent) -> XidJudgement:
-    """How bad one GPU event is and what to do: by its own line where that says so, else by the catalogue."""
+    """How bad one GPU event is, and what to do about it: from the event's own line where it says so, else from the Xid catalogue."""
     if event.kind is KernelEventKind.SXID:
         return _of_switch(event)
     if event.xid is None:

@@ -40,7 +40,7 @@ def comparison(first: NodeCapture, later: NodeCapture) -> Comparison:
 
 
 def later_words(comparison_: Comparison) -> str:
-    """`32 s later`."""
+    """The time between the two captures as text: `32 s later`."""
     return f"{seconds(comparison_.seconds)} later"
 
 

@@ -45,7 +45,7 @@ LONG_SENTENCE = 170
 
 @dataclass(frozen=True, slots=True)
 class GroupCard:
-    """One group of ranks as the page shows it. `index`: its number in the report. `look`: its role's colour and words. `ranks`: `"0-2,7"`, shortened."""
+    """One group of ranks for the HTML page. `index`: its number in the report. `look`: colour and words of its role. `ranks`: shortened, `"0-2,7"`."""
 
     index: int
     group: Group

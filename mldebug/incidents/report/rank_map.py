@@ -132,7 +132,7 @@ def left(column: int, per_node: int) -> int:
 
 
 def describe(legend: Sequence[MapLegendEntry]) -> str:
-    """Return the map in words, for those who do not see it."""
+    """The map of ranks in words, for screen readers."""
     return "; ".join(f"{plural(kind.count, 'rank')} {kind.role}: {kind.name}" for kind in legend)
 
 

@@ -34,7 +34,7 @@ def tidy(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def tidy_report(report: Report) -> Report:
-    """Return the same report with every string in it tidied."""
+    """The report with its strings cleaned of control and invisible characters, in every field."""
     return msgspec.convert(_walk(msgspec.to_builtins(report)), Report)
 
 

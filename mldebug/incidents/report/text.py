@@ -45,7 +45,7 @@ MAX_STEP = 1_500
 
 
 class TextLine(NamedTuple):
-    """One line without its end, and the style a terminal may give it."""
+    """One line of a text report, without its line end, and the style in which a terminal may show it."""
 
     text: str
     style: str = ""

@@ -33,7 +33,7 @@ CONFIDENCE: dict[Confidence, str] = {
 
 
 def confidence(report: Report) -> str:
-    """What the confidence of the report rests on, in words."""
+    """What the report's confidence rests on, as a phrase."""
     if report.kind == "abnormal_end" and report.diagnosis.confidence is Confidence.MEDIUM:
         return "the order of the exits, or words that name no rank"
     return CONFIDENCE[report.diagnosis.confidence]

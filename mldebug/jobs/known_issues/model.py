@@ -91,7 +91,7 @@ class NodeFacts(Noun, frozen=True, kw_only=True):
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of one job on one node, for ranks that have the same versions and settings: what rules look at."""
+    """The facts that the rules of known issues look at: versions and settings of one job's ranks on one node that have the same ones."""
 
     torch: Version | None = None
     nccl: Version | None = None  # None where there is none, or its version is not known

@@ -55,7 +55,7 @@ class NcclLogFacts(Noun, frozen=True, kw_only=True):
 
 
 class LogWriters(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose NCCL lines in a log belong to a job: its ranks on this node, and other hosts that have ranks of it."""
+    """The processes whose NCCL lines in a shared log belong to one job: its ranks on this node, and the other hosts that have ranks of it."""
 
     node: str
     pids: Collection[int]  # as they are called here and in their own namespace

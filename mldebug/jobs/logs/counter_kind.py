@@ -25,7 +25,7 @@ _PREPARES = re.compile(
 
 
 class CounterKind(Enum):
-    """What a counter counts."""
+    """Whether a counter in a log counts training steps, or preparation, or evaluation."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"

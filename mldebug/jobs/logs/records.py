@@ -20,7 +20,7 @@ _SEPARATED = re.compile(r"(\d)[,_](?=\d{3})")
 
 
 class LogRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The progress that one log line shows. What the line does not say is None.
+    """The progress in one log line. Fields that the line does not contain are None.
 
     A record without a step (an evaluation, a Trainer dict) is progress all the same where it tells something new. `step`
     may start again at 0 (each epoch, an evaluation with another `total`), and a redrawn progress bar repeats it.
@@ -85,7 +85,7 @@ def whole(text: str | None) -> int | None:
 
 
 def epoch(text: str) -> str:
-    """The epoch in a line, as it is written there; "" where there is none."""
+    """The epoch in a line, as text; "" where the line has none."""
     found = _EPOCH.search(text) if "poch" in text else None
     return found[1] if found else ""
 

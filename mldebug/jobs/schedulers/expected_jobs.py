@@ -38,7 +38,7 @@ class JobPattern(msgspec.Struct, frozen=True, kw_only=True):
 def watched_state(
     name: str, pattern: JobPattern, queue: Queue, now: float, warn: float
 ) -> WatchedState:
-    """The state of one expected job by one answer of its scheduler. `warn`: seconds before its time limit from which that is near."""
+    """The state of one expected job by one answer of its scheduler. `warn`: the number of seconds before its time limit from which on it is near its end."""
     jobs = sorted(filter(pattern.fits, queue.jobs), key=_order)
     running = [job for job in jobs if job.standing is JobStanding.RUNNING]
     queued = [job for job in jobs if job.standing is JobStanding.QUEUED]

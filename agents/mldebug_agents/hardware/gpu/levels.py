@@ -61,7 +61,7 @@ class Levels:
             self._memory.remember(MEMO + job_id, msgspec.json.encode(levels))
 
     def keep_only(self, job_ids: Collection[str]) -> None:
-        """Forget all other runs."""
+        """Forget the levels of all runs but these."""
         self._runs = {one: levels for one, levels in self._runs.items() if one in job_ids}
         self._prints = {one: kept for one, kept in self._prints.items() if one in job_ids}
         self._before = {one: kept for one, kept in self._before.items() if one in job_ids}

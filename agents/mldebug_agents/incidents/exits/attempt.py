@@ -114,7 +114,7 @@ class WatchedAttempt:
 
     @property
     def over(self) -> bool:
-        """Whether all its ranks are gone."""
+        """Whether all ranks of the attempt are gone."""
         return self.over_at is not None
 
     @property

@@ -35,7 +35,7 @@ Work = Callable[[], AttemptExit | None]
 
 
 class OwnedWork(NamedTuple):
-    """Work for the worker, and whose job it serves."""
+    """A piece of work for the worker thread, and the job for which it is done."""
 
     work: Work
     owner: Owner
@@ -46,7 +46,7 @@ class OwnedWork(NamedTuple):
 
 
 class ExitListener(Protocol):
-    """What is called with the exits that the tracker finds; it makes incidents of them."""
+    """Called with the exits that the tracker finds, to make incidents of them."""
 
     def exited(self, run: Run, at: float, words: str) -> None:
         """Called when a rank has exited. `at`: unix time; `words`: which rank, and how."""

@@ -33,7 +33,7 @@ class RankErrorFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobNotes(msgspec.Struct, kw_only=True):
-    """What was read about a job while it ran, to explain its exit later."""
+    """Facts about a job, read while it ran, that later explain its exit."""
 
     logs: dict[tuple[int, str], JobLog] = {}
     error_files: dict[int, RankErrorFile] = {}  # by pid

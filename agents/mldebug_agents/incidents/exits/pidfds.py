@@ -58,7 +58,7 @@ class ExitWatch:
         self._thread.start()
 
     def watch(self, pid: int, start_ticks: int = 0) -> None:
-        """Watch one process; one that is gone already, or has another start by now, is reported with an unknown status.
+        """Watch one process. A process that is gone, or whose pid was taken by a process with another start time, is reported as exited with unknown status.
 
         Without `start_ticks` it is whoever has that number now.
         """

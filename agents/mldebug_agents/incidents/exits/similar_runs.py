@@ -17,7 +17,7 @@ _VARIES = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class AlikeRuns(NamedTuple):
-    """Of `runs` of the same script, `failed` ended in the same way, this one among them."""
+    """How many runs of one script there were lately (`runs`), and how many of them failed in the same way (`failed`), this one among them."""
 
     failed: int = 0
     runs: int = 0

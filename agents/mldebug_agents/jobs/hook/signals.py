@@ -146,7 +146,7 @@ class HookSignals:
         return int(found[1]) if found else None
 
     def rights(self, one: SignalTarget) -> Rights:
-        """Whose rights its files are read with."""
+        """The rights with which this target's files are read: those of the rank's user."""
         return self._host.rights.of(one.identity)
 
     def path(self, one: SignalTarget, suffix: str) -> str:

@@ -19,7 +19,7 @@ class AccelerateLauncher:
         return torch_claim("accelerate", PRIORITY, environ, elastic=True)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Whether it is `accelerate launch`, in one of its three spellings."""
+        """Whether this process is `accelerate launch`, in one of its three spellings."""
         modules = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
         return runs(argv, scripts=("accelerate", "accelerate-launch"), modules=modules)
 

@@ -32,7 +32,7 @@ class DeepspeedLauncher:
         )
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Whether it is `deepspeed`, or the launcher that this starts on each node."""
+        """Whether this process is `deepspeed`, or the launcher that `deepspeed` starts on each node."""
         return runs(argv, scripts=("deepspeed", "deepspeed.pt", "ds"), modules=MODULES)
 
 

@@ -18,7 +18,7 @@ class EnvironmentLauncher:
         return torch_claim("environment", PRIORITY, environ)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Whether it is a launcher that sets just these variables."""
+        """Whether this process is a launcher (Composer, ColossalAI, TorchX, horovodrun) that sets only RANK, WORLD_SIZE and the like."""
         modules = ("composer.cli.launcher", "colossalai.cli", "torchx.apps.main")
         return runs(
             argv, scripts=("composer", "colossalai", "torchx", "horovodrun"), modules=modules

@@ -44,7 +44,7 @@ class JaxLauncher:
         return None
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Programs that start one process after another with such numbers."""
+        """Whether this process is a program that starts JAX processes one after another with their numbers."""
         return runs(argv, scripts=(), modules=("skrl.utils.distributed.jax",))
 
 

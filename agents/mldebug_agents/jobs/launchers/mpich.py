@@ -38,7 +38,7 @@ class MpichLauncher:
         )
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Whether it is the process manager on a node (the kernel cuts process names at 15 characters)."""
+        """Whether this process is MPICH's process manager on a node (the kernel cuts process names at 15 characters)."""
         return name in LAUNCHERS
 
 

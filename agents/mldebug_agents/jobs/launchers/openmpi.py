@@ -32,7 +32,7 @@ class OpenmpiLauncher:
         )
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Whether it is `mpirun`, or one of its daemons on the nodes."""
+        """Whether this process is `mpirun`, or one of its daemons on the nodes."""
         return name in LAUNCHERS
 
 

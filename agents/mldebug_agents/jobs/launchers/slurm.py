@@ -41,7 +41,7 @@ class SlurmLauncher:
         return msgspec.structs.replace(found, local_world_size=here)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Whether it is srun, or the daemon that starts the tasks on a node."""
+        """Whether this process is srun, or the daemon that starts the tasks on a node."""
         return name.startswith(LAUNCHERS)
 
 

@@ -25,7 +25,7 @@ class TorchrunLauncher:
         return torch_claim("torchrun", PRIORITY, environ, elastic=True)
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
-        """Whether the process is the elastic agent, by its command line or by the name that PyTorch gives its main thread."""
+        """Whether this process is torchrun's elastic agent, by its command line or by the name that PyTorch gives its main thread."""
         return name in ("torchrun", "pt_elastic") or runs(
             argv, scripts=("torchrun",), modules=MODULES
         )

@@ -40,7 +40,7 @@ class UnreadPipes:
 
 
 class PipeReaders:
-    """Finds which processes read a pipe. It caches what it reads of them, so make a new one for each look."""
+    """Finds the processes that read from a pipe. It caches what it reads from /proc, so make a new one for each look."""
 
     def __init__(self, host: Host, unread: UnreadPipes | None = None) -> None:
         self._host = host
@@ -51,7 +51,7 @@ class PipeReaders:
         self._index: dict[str, list[int]] | None = None
 
     def state(self, pid: int) -> ProcessState | None:
-        """A process with its open files; None where it is gone."""
+        """The state of a process with its open files; None where it is gone."""
         if pid not in self._states:
             self._states[pid] = self._host.process_state(pid, threads=False, files=True)
         return self._states[pid]

@@ -17,7 +17,7 @@ LOG_NAMES = (".log", ".out", ".err", ".txt")
 def log_of(
     states: Iterable[ProcessState | None],
 ) -> tuple[int, OpenFile, ProcessState] | None:
-    """The log of a rank: the file behind its stdout or stderr, else an open file named like a log; then those of its launcher.
+    """The log file of a rank: its stdout or stderr, else an open file named like a log; then the same of the processes that may read its output pipes.
 
     `states` are the rank and then whoever may hold the reading end of its pipes. Returns (pid, descriptor, the
     first of them, whose rights count).

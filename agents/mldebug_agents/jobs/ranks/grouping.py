@@ -18,7 +18,7 @@ MAX_LAUNCHES = 64  # of one run, among which the launch of other ranks is looked
 
 
 class RankGroup(msgspec.Struct, kw_only=True):
-    """One attempt of one run on this node: a job, before it is written down."""
+    """The ranks of one attempt of one run on this node, collected before a job is made of them."""
 
     key: Key
     place: str = ""  # the pod or container of all its ranks
@@ -221,7 +221,7 @@ def _block(claims: list[RankClaim], world: int) -> range:
 def match_zombies(
     lost: Collection[int], living: Mapping[int, tuple[int, int]], zombies: Iterable[Stat]
 ) -> dict[int, Stat]:
-    """Lost rank -> its zombie, where that is certain: as many of one as of the other, in the order of their starts.
+    """Which zombie process each lost rank became, where that is certain: there are as many zombies as lost ranks, matched in the order of their starts.
 
     `living`: rank -> (start, pid). A single pair needs no order.
     """

@@ -23,7 +23,7 @@ MAX_STATE = 64  # bytes of a port's state: "4: ACTIVE"
 
 
 class KnownIssueFinder:
-    """Finds the known issues of jobs. One per agent: it remembers what was read of node and libraries."""
+    """Finds the known issues of jobs. There is one per agent, since it remembers what was read of the node and of libraries."""
 
     def __init__(
         self, host: Host, reader: Reader, clock: Callable[[], float] = time.monotonic

@@ -47,7 +47,7 @@ class Libraries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank runs, as it was read when it was found."""
+    """The libraries and settings of one rank's process, as read when the rank was found."""
 
     libraries: Libraries = Libraries()
     settings: Mapping[str, str] = {}  # of the allow-list for known issues

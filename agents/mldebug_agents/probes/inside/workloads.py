@@ -63,7 +63,7 @@ def matmul(gpu: int) -> dict[str, Any]:
 
 
 def copies(gpu: int) -> dict[str, Any]:
-    """Bytes per second from pinned host memory, to it, and within the device (read and written)."""
+    """Bytes per second of copies from pinned host memory to the GPU, back, and within the GPU (read plus written)."""
     torch = _on(gpu)
     host = torch.empty(COPY, dtype=torch.uint8, pin_memory=True)
     here, there = (torch.empty(COPY, dtype=torch.uint8, device="cuda") for _ in "ab")

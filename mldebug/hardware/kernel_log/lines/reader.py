@@ -37,7 +37,7 @@ class LineReader(NamedTuple):
 
 
 def event(line: KernelText, kind: KernelEventKind, **more: Any) -> KernelEvent:
-    """A kernel event without its time: the caller, who has the record, adds it."""
+    """A kernel event without a time; the caller adds the time of the line's record."""
     return KernelEvent(
         kind=kind,
         at=0.0,

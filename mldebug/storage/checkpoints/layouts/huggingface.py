@@ -57,7 +57,7 @@ class HuggingFace:
             yield _end(state)
 
     def judge(self, checkpoint: Checkpoint) -> CheckpointVerdict:
-        """Complete where all shards are there and, where the Trainer wrote it, its state too."""
+        """Complete where all shards are there and, where the Trainer wrote the checkpoint, also the Trainer's state."""
         weights = [file for file in checkpoint.files if _WEIGHTS.fullmatch(basename(file.path))]
         count = len(weights)
         for index in (one for one in checkpoint.files if _INDEX.fullmatch(basename(one.path))):

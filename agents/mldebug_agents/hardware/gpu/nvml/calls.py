@@ -36,7 +36,7 @@ class Device:
         self.reads += 1
 
     def turn(self, number: int, every: int = TURN) -> bool:
-        """Whether this full read is one of those (one in `every`) that ask for something seldom needed. `number` spreads such queries."""
+        """Whether this full read is one of those (one in `every`) that also query rarely needed values. `number` spreads these queries over the reads."""
         return self.reads <= 0 or (self.reads + number) % every == 0
 
 

@@ -48,7 +48,7 @@ WORDS = {
 
 
 class DeviceLostError(Exception):
-    """This one GPU does not answer; the other GPUs may."""
+    """One GPU does not answer; the other GPUs may still answer."""
 
     def __init__(self, code: int) -> None:
         super().__init__(in_words(code))

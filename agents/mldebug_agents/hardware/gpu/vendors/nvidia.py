@@ -77,7 +77,7 @@ class Nvidia:
         self._forbidden = these
 
     def watch(self) -> NodeWatch:
-        """Read what changes all the time: utilization and power of all GPUs, and the energy of one GPU, another one at each look."""
+        """Read utilization and power of all GPUs, and the energy counter of one GPU, in turns."""
         started, cpu = self._clock(), time.process_time()
         self._looks += 1
         found: list[GpuWatch] = self._restarting(lambda: self._all(self._read_watch))
