@@ -125,7 +125,7 @@ def _speeches(attempt: AttemptExit, exits: Iterable[ExplainedExit]) -> Iterator[
 
 
 def _by_calls(speeches: Sequence[_Speech], world: int) -> Suspects | None:
-    """Who differs from more than half of all ranks in what it called."""
+    """Who differs from more than half of all ranks in what it called; from fewer that are alike, at low confidence."""
     paired = [speech for speech in speeches if speech.words.calls]
     calls: dict[int, str] = {}
     for speech in paired:
@@ -136,9 +136,11 @@ def _by_calls(speeches: Sequence[_Speech], world: int) -> Suspects | None:
         return None
     usual, count = Counter(calls.values()).most_common(1)[0]
     odd = tuple(sorted(rank for rank, call in calls.items() if call != usual))
-    if 2 * count <= world or not 0 < len(odd) <= MOST:
-        return None
+    if not 0 < len(odd) <= MOST or len(odd) >= count:
+        return None  # of two ranks that differ, each accuses the other
     by = tuple(sorted(one.rank for one in paired if one.rank is not None and one.rank not in odd))
+    if 2 * count <= world:
+        return Suspects(odd, paired[0].words.did, by)
     return Suspects(odd, paired[0].words.did, by, Verdict.COLLECTIVE_MISMATCH, Confidence.MEDIUM)
 
 
@@ -189,6 +191,5 @@ def _named(speech: _Speech, by_pid: Mapping[int, int], world: int) -> set[int]:
     """The ranks that these words name, but for their speaker."""
     words, speaker = speech.words, speech.rank
     speaker = words.speaker if speaker is None else speaker
-    other = words.calls if words.speaker is not None and len(words.calls) == 2 else {}
-    ranks = {*words.ranks, *other, *(by_pid[pid] for pid in words.pids if pid in by_pid)}
+    ranks = {*words.ranks, *(by_pid[pid] for pid in words.pids if pid in by_pid)}
     return {rank for rank in ranks if 0 <= rank < world} - {speaker}

@@ -56,8 +56,11 @@ def test_a_barrier_s_words_make_a_suspect_and_no_culprit() -> None:
         ({2: pair(2, 0), 0: pair(0, 2), 1: pair(1, 2), 3: pair(3, 2)}, ([2], Confidence.MEDIUM)),
         # before the launcher ended the others: three of four are known to be alike
         ({3: pair(3, 2), 0: pair(0, 2), 1: pair(1, 2)}, ([2], Confidence.MEDIUM)),
-        # one pair: nobody knows which of both is odd, the one that speaks accuses the other
-        ({3: pair(3, 2)}, ([2], Confidence.LOW)),
+        # one pair, before the launcher ended the others: nobody knows which of both is odd
+        ({3: pair(3, 2)}, ([], Confidence.LOW)),
+        ({2: pair(2, 0)}, ([], Confidence.LOW)),
+        # two that are alike, of four: one sign
+        ({0: pair(0, 2), 3: pair(3, 2)}, ([2], Confidence.LOW)),
         # each accuses the other
         ({3: pair(3, 2), 2: pair(2, 3)}, ([], Confidence.LOW)),
     ],
