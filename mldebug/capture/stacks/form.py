@@ -33,7 +33,7 @@ class StackForm(NamedTuple):
 
     A line is tried against `process` (its groups `pid` and `command` are optional), `thread`, and below a thread `frame`;
     lines that match `noise` belong to the form and hold nothing. `main_last`: where no name says which thread is the main
-    one, it is the last of its process, else the first.
+    one, it is the last of its process, else the first. `tells_activity`: heads say whether a thread was on a CPU.
     """
 
     name: str
@@ -45,6 +45,7 @@ class StackForm(NamedTuple):
     noise: re.Pattern[str] | None = None
     outermost_first: bool = False
     main_last: bool = False
+    tells_activity: bool = False
 
 
 def number(text: str | None) -> int:

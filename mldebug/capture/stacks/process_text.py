@@ -106,6 +106,7 @@ def _stack(thread: ThreadText) -> ThreadStack:
         active=head.active,
         owns_gil=head.owns_gil,
         frames=_both_ends(frames),
+        untold=not thread.form.tells_activity,
     )
 
 

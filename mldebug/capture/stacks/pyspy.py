@@ -128,6 +128,7 @@ TEXT = StackForm(
         r"(?::? ?\"(?P<name>.*?)\"?)?\s*$"
     ),
     head=_head,
+    tells_activity=True,
     frame=_FRAME,
     make=_text_frame,
     noise=re.compile(

@@ -280,7 +280,8 @@ def _by_activity(process: ProcessFacts) -> Classification:
     if row := match_idle(process.region):
         return _loosely(process, row.name, row.role, row.phrase)
     polls = POLL_WAITS.fullmatch(wait_channel(process.thread))
-    words = "waits for a descriptor (a socket, a pipe) in" if polls else "does nothing in"
+    untold = process.movement is None and state is None and process.stack is not None and process.stack.untold  # fmt: skip
+    words = "waits for a descriptor (a socket, a pipe) in" if polls else "stands in" if untold else "does nothing in"  # fmt: skip
     return _loosely(process, "idle", Role.INERT, words)
 
 

@@ -10,7 +10,7 @@ from itertools import dropwhile
 import msgspec
 
 from mldebug.capture.frames import bare, is_own, labels, principal
-from mldebug.core.model import ClassifiedRank, Confidence, Finding, Verdict
+from mldebug.core.model import ClassifiedRank, Confidence, Finding, Frame, Verdict
 from mldebug.core.plugins import NoOptions
 from mldebug.diagnosis.classify.awaited.file_locks import HELD
 from mldebug.diagnosis.classify.case import Case, ranks_text, sentence
@@ -28,6 +28,11 @@ DECORATORS = re.compile(
     r"_?(?:wrap(?:per|ped)?(?:_\w+)?|inner|decorat\w+|log_wrapper|timed|__call__|__enter__)"
 )
 """Names of what a decorator puts around a function: its line is the same for all that are so decorated."""
+
+_MODEL_PARALLEL = re.compile(
+    r"(?:.*/)?(?:megatron/core/(?:tensor_parallel|transformer/moe)|deepspeed/(?:moe|sequence)|torch/distributed/tensor|"
+    r"fairscale/nn/model_parallel|vllm/distributed|sglang/srt/distributed|nanotron/parallel)/"
+)
 
 PARTIAL_MAJORITY = 0.75
 """Share of the captured ranks that must agree where not all ranks of the job were captured."""
@@ -54,6 +59,8 @@ class CollectiveMismatch:
             return self._by_paths(case)
         if case.process_groups > 1:
             return _nobody(case, f"the job has {case.process_groups} process groups")
+        if any(map(_in_parts, {_key(rank): rank for rank in voters}.values())):
+            return _nobody(case, "the job has process groups for parts of its model")
         (winner, count), *_ = votes.most_common()
         needed = 0.5 if case.complete else PARTIAL_MAJORITY - 1e-9
         if count <= needed * len(voters) or (case.unseen and count <= case.job.world_size / 2):
@@ -61,6 +68,8 @@ class CollectiveMismatch:
         odd = tuple(rank for rank in voters if _key(rank) != winner)
         if _left_behind(odd):
             return _nobody(case, "who waits in it may be the victim of one that left it out")
+        if all(rank.is_.name == "device_sync" for rank in voters):
+            return None  # a program runs ahead of its GPU: the lines tell nothing
         return self._finding(case, odd, winner, count)
 
     def _by_paths(self, case: Case) -> Finding | None:
@@ -105,10 +114,14 @@ class CollectiveMismatch:
 
 def _way(rank: ClassifiedRank) -> tuple[str, ...]:
     """The job's own frames, innermost first, without decorators where it begins: they stand in front of every call."""
+    own = filter(is_own, _frames(rank))
+    return labels(dropwhile(lambda frame: DECORATORS.fullmatch(bare(frame)) is not None, own))
+
+
+def _frames(rank: ClassifiedRank) -> tuple[Frame, ...]:
     process = rank.capture.process if rank.capture else None
     stack = principal(process.stacks or process.native, process.pid) if process else None
-    own = [frame for frame in stack.frames if is_own(frame)] if stack else []
-    return labels(dropwhile(lambda frame: DECORATORS.fullmatch(bare(frame)) is not None, own))
+    return stack.frames if stack else ()
 
 
 def _parting(way: tuple[str, ...], other: tuple[str, ...]) -> str:
@@ -123,6 +136,11 @@ def _may_vote(rank: ClassifiedRank) -> bool:
     return bool(rank.is_.operation) or rank.is_.name == "native_wait"
 
 
+def _in_parts(rank: ClassifiedRank) -> bool:
+    """Does it wait below code that divides a layer among ranks? Such a job has groups of fewer ranks, that stand in different calls."""
+    return any(_MODEL_PARALLEL.match(frame.file) for frame in _frames(rank))
+
+
 def _comparable(ranks: tuple[ClassifiedRank, ...]) -> bool:
     """None waits for its GPU: such a rank may have launched what the others wait in, and stand at any later line."""
     return all(rank.is_.name != "device_sync" for rank in ranks)
@@ -132,9 +150,16 @@ def _left_behind(odd: tuple[ClassifiedRank, ...]) -> bool:
     """Do these wait where others may have passed before them? A root waits alone when one of its senders never came."""
     alone = len(odd) == 1
     return any(
-        TO_ROOT.fullmatch(rank.is_.operation) or (alone and FROM_ROOT.fullmatch(rank.is_.operation))
+        TO_ROOT.fullmatch(name) or (alone and FROM_ROOT.fullmatch(name))
         for rank in odd
+        for name in (rank.is_.operation, _innermost(rank))
     )
+
+
+def _innermost(rank: ClassifiedRank) -> str:
+    """The collective that its call of PyTorch has come to: `gather` inside `gather_object`; "" where no frame says."""
+    calls = (bare(one) for one in _frames(rank) if one.file.endswith("torch/distributed/distributed_c10d.py"))  # fmt: skip
+    return next(calls, "")
 
 
 def _nobody(case: Case, why: str) -> Finding:

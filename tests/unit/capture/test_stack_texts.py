@@ -346,3 +346,23 @@ def test_a_line_number_that_no_file_has_drops_no_frame(tmp_path: Path, line: str
         top = found.ranks[0].process.stacks[0].frames[0]
 
         assert (top.function, top.file, top.line) == ("slow", "train.py", 0), name
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (dump(7, ("slow (train.py:9)",)), "does nothing in"),
+        (
+            'Timeout (0:00:05)!\nThread 0x00007f (most recent call first):\n  File "/job/train.py", line 9 in slow\n',
+            "stands in",
+        ),
+    ],
+    ids=["py-spy", "faulthandler"],
+)
+def test_that_a_rank_does_nothing_is_said_where_its_tool_says_so(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    folder(tmp_path, rank0=dump(1, ALL_REDUCE), rank1=dump(2, ALL_REDUCE), rank2=text)
+    found = judge(read_evidence(tmp_path)).report.diagnosis
+
+    assert found.summary.startswith(f"Rank 2 {words} slow (train.py:9)")

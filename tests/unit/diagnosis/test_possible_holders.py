@@ -159,3 +159,60 @@ def test_code_outside_of_functions_is_told_by_file_and_line() -> None:
     assert "<module>" not in found.summary
     assert "in train.py:130" in found.summary
     assert stack("<module> (train.py:130)").frames[0].label == "<module> (train.py:130)"
+
+
+MODEL_PARALLEL = {
+    "megatron": ("all_reduce (torch/distributed/distributed_c10d.py:2806)", "_reduce (megatron/core/tensor_parallel/mappings.py:31)", "forward_step (pretrain.py:222)", MAIN),
+    "experts": ("all_to_all_single (torch/distributed/distributed_c10d.py:4300)", "token_dispatch (megatron/core/transformer/moe/token_dispatcher.py:620)", "forward_step (pretrain.py:222)", MAIN),
+    "ulysses": ("all_to_all_single (torch/distributed/distributed_c10d.py:4300)", "single_all_to_all (deepspeed/sequence/layer.py:90)", "forward (model.py:30)", MAIN),
+    "dtensor": ("wait_tensor (torch/distributed/_functional_collectives.py:140)", "redistribute_local_tensor (torch/distributed/tensor/_redistribute.py:300)", "forward (model.py:30)", MAIN),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MODEL_PARALLEL)
+@pytest.mark.parametrize("victim", [2, 6])
+def test_who_waits_in_a_group_of_a_part_of_the_model_is_not_outvoted(
+    what: str, victim: int
+) -> None:
+    """Rank 7 left the call out that rank 6 waits in: all others stand where rank 7 does, and nobody is odd but its victim."""
+    waits = dumped(*BARRIER, "step (train.py:88)", "<module> (train.py:140)")
+    stacks = (dumped(*MODEL_PARALLEL[what]) if n == victim else waits for n in range(8))
+    found = diagnose([job(*stacks)]).diagnosis
+
+    assert found.culprits == ()
+    assert "process groups for parts of its model" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("inner", "named"), [("gather", []), ("all_gather", [0]), ("gather_object", [0])]
+)
+def test_a_root_that_waits_for_a_sender_may_be_its_victim(inner: str, named: list[int]) -> None:
+    """`gather_object` gathers sizes from all first; in its second half a sender may have gone on."""
+    c10d = "(torch/distributed/distributed_c10d.py:3300)"
+    root = dumped(f"{inner} {c10d}", f"gather_object {c10d}", "log (train.py:70)", MAIN)
+    waits = dumped(*BARRIER, "step (train.py:88)", MAIN)
+    found = diagnose([job(root, waits, waits, waits)]).diagnosis
+
+    assert [one.rank for one in found.culprits] == named
+
+
+def test_gpus_alone_name_nobody_though_the_lines_differ() -> None:
+    stacks = (dumped(GPU["jax"], f"step (train.py:{92 if n == 0 else 95})", MAIN) for n in range(4))
+    found = diagnose([job(*stacks)]).diagnosis
+
+    assert found.culprits == ()
+
+
+@pytest.mark.parametrize(
+    ("native", "words"),
+    [
+        (("flock (libc.so.6)", "fcntl_flock (python3.12)"), "for a file lock"),
+        (("sched_yield (libc.so.6)", "ncclAllReduce (libnccl.so.2)"), "in all_reduce"),
+        (("poll (libc.so.6)", "c10d::ProcessGroupNCCL::allgather (libtorch_cuda.so)"), "in all_gather"),
+    ],
+)  # fmt: skip
+def test_native_frames_of_locks_and_of_nccl_are_known(native: tuple[str, ...], words: str) -> None:
+    odd = process("step (train.py:88)", MAIN, state="", native=(*native, "step (train.py:88)", MAIN))  # fmt: skip
+    found = diagnose([job(odd, odd, odd, odd)]).diagnosis
+
+    assert f"wait {words}" in found.summary

@@ -39,7 +39,9 @@ def _behind(rank: ClassifiedRank, place: Frame, others: Iterable[ClassifiedRank]
         return rank
     who = f"rank{'s' if len(holders) > 1 else ''} {fold_ranks(holders)}"
     stands = "stands" if len(holders) == 1 else "stand"
-    doing = f"{rank.is_.doing}, which {who} may hold"
+    wants = f"waits for a lock in {rank.is_.site}"
+    wants = rank.is_.doing if rank.is_.name in ("file_lock", "flock", "lock") else wants
+    doing = f"{wants}, which {who} may hold"
     if builds:
         doing = f"waits until {who} has built an extension, in {rank.is_.site}"
     waits = msgspec.structs.replace(

@@ -40,6 +40,14 @@ NATIVE: tuple[NameSign, ...] = (
     ),
     sign("collective", W, "waits in {op} in {site}", r"gloo::.*", BY_NAME),
     sign(
+        "collective",
+        W,
+        "waits in {op} in {site}",
+        r"p?nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AllToAll|GroupEnd(?:Internal)?)|"
+        r"c10d::ProcessGroup(?:NCCL|Gloo|Wrapper|MPI|UCC)::(?:_?all\w+|_?broadcast\w*|_?reduce\w*|barrier|gather|scatter)",
+        BY_NAME,
+    ),
+    sign(
         "init",
         W,
         "waits for the other processes of JAX in {site}",
@@ -72,12 +80,23 @@ NATIVE: tuple[NameSign, ...] = (
         "waits for a lock in {site}",
         r"(_?PyThread_acquire_lock\w*|acquire_timed|lock_PyThread_acquire_lock|_PyMutex_LockTimed)",
     ),
+    sign(
+        "flock",
+        I,
+        "waits for a file lock in {site}",
+        r"(?:__)?flock(?:64)?|fcntl_(?:flock|lockf)(?:_impl)?|lockf(?:64)?",
+    ),
     sign("gil", I, "waits for the GIL in {site}", r"take_gil"),
 )
 
 
 OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(rf"gloo::{gloo}|xla::.*(?:Communicator::|\b){xla}(?:Thunk::.*)?"))
+    (
+        name,
+        re.compile(
+            rf"gloo::{gloo}|p?nccl{xla}|c10d::ProcessGroup\w+::_?{gloo}\w*|xla::.*(?:Communicator::|\b){xla}(?:Thunk::.*)?"
+        ),
+    )
     for name, gloo, xla in (
         ("all_reduce", r"allreduce\w*", "AllReduce"),
         ("all_gather", r"allgatherv?", "AllGather"),
@@ -88,7 +107,7 @@ OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("barrier", "barrier", "Barrier"),
     )
 )
-"""What the functions of gloo and XLA are called as collectives."""
+"""What the functions of gloo, NCCL and XLA are called as collectives."""
 
 MAY_WAIT_FOR_OTHERS = re.compile(
     r"(?:lib)?(?:nccl|rccl|gloo|mpi|open-(?:mpi|pal|rte)|uc[pstc]\b|fabric|ibverbs|mlx5|efa|psm2|grpc|horovod|"
