@@ -267,7 +267,7 @@ def test_the_reasons_for_unknown_are_those_of_the_code() -> None:
         "diagnosis/classify/unknown.py",
         "diagnosis/classify/nodes.py",
         "diagnosis/exits/outcome.py",
-        "diagnosis/recorded.py",
+        "diagnosis/diagnose.py",
     )
     code = "".join((ROOT / "mldebug" / file).read_text() for file in files)
     rows = PAGE.split("| it says | because |")[1].split("\n\n")[0].splitlines()[2:]

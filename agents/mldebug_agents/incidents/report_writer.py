@@ -3,22 +3,24 @@
 import logging
 import platform
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from mldebug import __version__
+from mldebug.cluster.run_identity import RunKey, job_key, run_key
 from mldebug.core.model import Judgement, NodeCapture
 from mldebug.incidents.incident import Incident, close_incident, has_evidence, judge, write_report
+from mldebug.incidents.pruning import is_by_hand
 from mldebug.incidents.report.build import State, make_id
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.stored_evidence import QUERIED_FILE
-from mldebug_agents.incidents.incident_ids import IncidentIds
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.watch.runs import Run
 
 log = logging.getLogger("mldebug")
+MAX_KNOWN = 4096  # ids: more than the reports that are kept
 
 
 class IncidentWriter:
@@ -141,3 +143,32 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "kernel": platform.release(),
     }
+
+
+class IncidentIds:
+    """The ids that are given. `stored`: those of the reports that an earlier agent has left, as soon as they are known."""
+
+    def __init__(self, node: str, stored: Callable[[], Iterable[str]]) -> None:
+        self._node, self._stored = node, stored
+        self._keys: dict[str, RunKey] = {}
+
+    def note(self, incident: Incident) -> None:
+        """Remember which run this incident's id belongs to."""
+        if (key := self._key(incident)) is None:
+            return
+        self._keys.pop(incident.id, None)
+        self._keys[incident.id] = key
+        if len(self._keys) > MAX_KNOWN:
+            del self._keys[next(iter(self._keys))]
+
+    def is_free(self, incident_id: str, key: RunKey) -> bool:
+        """Whether an incident of the run with this key may have the id: no incident here has it, or one of the same run."""
+        if (known := self._keys.get(incident_id)) is not None:
+            return known == key
+        return not is_by_hand(incident_id) and incident_id not in self._stored()
+
+    def _key(self, incident: Incident) -> RunKey | None:
+        if incident.node_captures:
+            return run_key(incident.node_captures[0])
+        job = incident.exit.job if incident.exit else incident.job
+        return job_key(job, self._node) if job else None

@@ -22,8 +22,12 @@ from mldebug.hardware.host_memory.parse import (
 from mldebug.hardware.host_memory.state import NodeMemory, alarms, judged, left_words
 from mldebug.hardware.host_memory.trend import Trend
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.hardware.host_memory.cgroups import MemoryCgroup, groups_of
-from mldebug_agents.hardware.host_memory.reader import MemoryOrder, MemoryWatch
+from mldebug_agents.hardware.host_memory.reader import (
+    MemoryCgroup,
+    MemoryOrder,
+    MemoryWatch,
+    groups_of,
+)
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_exporters.metrics.memory import UNREADABLE, samples

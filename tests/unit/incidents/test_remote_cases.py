@@ -17,7 +17,7 @@ from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents.manager import IncidentManager
-from mldebug_agents.incidents.remote_cases import RemoteCases
+from mldebug_agents.incidents.remote import RemoteCases
 from mldebug_agents.state.store import StateStore
 from mldebug_agents.state.writer_thread import Work
 from mldebug_agents.watch.runs import Run

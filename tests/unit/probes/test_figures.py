@@ -26,9 +26,9 @@ from mldebug.probes.collectives import (
     spread,
 )
 from mldebug.probes.nccl_settings import invalid_settings
-from mldebug_agents.probes.collectives_options import payloads
 from mldebug_agents.probes.inside.values import BLOCK, Stretch, Values
 from mldebug_agents.probes.output import plot
+from mldebug_agents.probes.verbs.collectives import payloads
 
 MIB = 1 << 20
 

@@ -65,7 +65,6 @@ ALLOWED: dict[str, str] = {
     "storage/checkpoints/open_files.py": KERNEL,
     "storage/child/quota.py": OPERATOR,
     "storage/child/server.py": "mount points that the kernel names, held and not opened; folders of the configuration",
-    "storage/child/trial.py": OPERATOR,
     "storage/dir_sizes/mounts.py": OPERATOR,
     "storage/dir_sizes/tree.py": OPERATOR,
     "storage/filesystems/mounts.py": KERNEL,

@@ -7,6 +7,8 @@ through the reader child, seldom, and only where it is asked for.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from posixpath import join
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,7 +23,6 @@ from mldebug.hardware.host_memory.parse import (
 )
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory, judged
 from mldebug.hardware.host_memory.trend import LEAST, NOISE, SPACING, Trend
-from mldebug_agents.hardware.host_memory.cgroups import FILES, MemoryCgroup, groups_of
 from mldebug_agents.system.host import Host, Paths
 
 PSS_EVERY = 60.0
@@ -29,6 +30,25 @@ PSS_BYTES = 4096
 PSS_TIMEOUT = 1.0
 MAX_RANKS = 1024
 WAY_OUT = "let the agent's user read /sys/fs/cgroup"
+FILES = {
+    2: ("memory.max", "memory.current", "memory.stat", "memory.high", "memory.events"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "memory.oom_control"),
+}
+MAX_GROUPS = 64
+
+
+class MemoryCgroup(NamedTuple):
+    """A control group with a memory controller: its folder on this node, its name, the version of its hierarchy."""
+
+    folder: str
+    name: str
+    version: int
+
+
+class _Mounted(NamedTuple):
+    point: str
+    base: str  # what of the hierarchy is mounted there
+    version: int
 
 
 class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,3 +129,57 @@ class MemoryWatch:
             texts = {paths[path]: data for path, data in read.items() if isinstance(data, bytes)}
             shares = {pid: parse_pss(data.decode(errors="replace")) for pid, data in texts.items()}
             self._pss = {pid: share for pid, share in shares.items() if share is not None}
+
+
+def groups_of(host: Host, pids: Iterable[int]) -> list[MemoryCgroup]:
+    """The control groups of these processes and all groups above them, each once; at most `MAX_GROUPS`."""
+    mounts = list(_mounts(_mountinfo(host)))
+    found: dict[MemoryCgroup, None] = {}
+    for pid in pids:
+        for version, name in _named(host.text(pid, "cgroup")):
+            for mount in mounts:
+                if mount.version == version:
+                    found |= dict.fromkeys(_upward(host.root, mount, name))
+                    break
+    return list(found)[:MAX_GROUPS]
+
+
+def _mountinfo(host: Host) -> str:
+    return host.self_text("mountinfo")
+
+
+def _mounts(text: str) -> Iterator[_Mounted]:
+    for line in text.splitlines():
+        words, _, after = line.partition(" - ")
+        parts, kind = words.split(" "), after.split(" ")
+        if len(parts) < 5 or len(kind) < 3:
+            continue
+        if kind[0] == "cgroup2":
+            yield _Mounted(parts[4], parts[3], 2)
+        elif kind[0] == "cgroup" and "memory" in kind[2].split(","):
+            yield _Mounted(parts[4], parts[3], 1)
+
+
+def _named(text: str) -> Iterator[tuple[int, str]]:
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        kinds, _, name = rest.partition(":")
+        if number == "0" and not kinds:
+            yield 2, name
+        elif "memory" in kinds.split(","):
+            yield 1, name
+
+
+def _upward(root: str, mount: _Mounted, name: str) -> Iterator[MemoryCgroup]:
+    base = mount.base.rstrip("/")
+    inside = name == base or name.startswith(f"{base}/")
+    if not inside or name.startswith("/.."):
+        return  # a neighbour of the agent's own container: none of its limits can be seen from here
+    below = name[len(base) :].strip("/")
+    while True:
+        yield MemoryCgroup(
+            join(f"{root}{mount.point}", below).rstrip("/"), f"/{below}", mount.version
+        )
+        if not below:
+            return
+        below = below.rpartition("/")[0]

@@ -3,12 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
-from mldebug.hardware.gpu.readings import RECOVERY_ACTIONS, GpuProcess, GpuReading
+from mldebug.hardware.gpu.readings import (
+    RECOVERY_ACTIONS,
+    EccCount,
+    ErrorType,
+    GpuProcess,
+    GpuReading,
+    RemappedRows,
+    Scope,
+)
 from mldebug_agents.hardware.gpu.nvml import bounds, fields, links, state
 from mldebug_agents.hardware.gpu.nvml.calls import Ask
 from mldebug_agents.hardware.gpu.nvml.fields import Key, Values
 from mldebug_agents.hardware.gpu.nvml.gpm import Gpm
-from mldebug_agents.hardware.gpu.nvml.memory_errors import memory_errors
 from mldebug_agents.hardware.gpu.nvml.watch_read import fresh_energy
 
 _FIELDS: tuple[Key, ...] = tuple(
@@ -35,6 +42,19 @@ _ARCHITECTURES = {
 }
 MAX_PROCESSES = 256
 _NONE = 0xFFFFFFFF
+_TYPES: tuple[tuple[ErrorType, int], ...] = (("corrected", 0), ("uncorrected", 1))
+_SCOPES: tuple[tuple[Scope, int], ...] = (("volatile", 0), ("aggregate", 1))
+_PLACES = {
+    "l1": 0,
+    "l2": 1,
+    "dram": 2,
+    "register": 3,
+    "texture": 4,
+    "shared": 5,
+    "cbu": 6,
+    "sram": 7,
+}
+_CAUSES = {"corrected": 0, "uncorrected": 1}
 
 
 def read_full(ask: Ask, gpm: Gpm, clock: Callable[[], float]) -> GpuReading:
@@ -142,4 +162,65 @@ def _process(ask: Ask, listed: Any) -> GpuProcess | None:
         pid=listed.pid,
         memory_bytes=memory,
         gpu_instance=None if instance == _NONE else int(instance),
+    )
+
+
+def memory_errors(ask: Ask) -> dict[str, Any]:
+    """The part of a `GpuReading` about memory errors: ECC counts, replaced rows, retired pages."""
+    modes = ask.seldom("ecc_mode", "nvmlDeviceGetEccMode")
+    pages = {
+        cause: ask(f"retired_pages {cause}", "nvmlDeviceGetRetiredPages", number, to=len)
+        for cause, number in _CAUSES.items()
+    }
+    return {
+        "ecc_mode": ask.convert("ecc_mode", modes[0], bounds.switch) if modes else None,
+        "ecc": _ecc(ask),
+        "remapped_rows": _rows(ask),
+        "retired_pages": {cause: found for cause, found in pages.items() if found is not None},
+        "retired_pages_pending": ask(
+            "retired_pages_pending", "nvmlDeviceGetRetiredPagesPendingStatus", to=bounds.switch
+        ),
+    }
+
+
+def _ecc(ask: Ask) -> tuple[EccCount, ...]:
+    found = []
+    for kind, type_ in _TYPES:
+        for scope, number in _SCOPES:
+            counts = {
+                place: ask(
+                    f"ecc {kind} {place} {scope}",
+                    "nvmlDeviceGetMemoryErrorCounter",
+                    *(type_, number, at),
+                    to=bounds.count,
+                )
+                for place, at in _PLACES.items()
+            }
+            counts["total"] = ask(
+                f"ecc {kind} {scope}", "nvmlDeviceGetTotalEccErrors", type_, number, to=bounds.count
+            )
+            found += [
+                EccCount(type=kind, location=place, scope=scope, count=count)
+                for place, count in counts.items()
+                if count is not None
+            ]
+    return tuple(found)
+
+
+def _rows(ask: Ask) -> RemappedRows | None:
+    rows = ask("remapped_rows", "nvmlDeviceGetRemappedRows")
+    if rows is None:
+        return None
+    corrected, uncorrected, pending, failed = rows
+    banks = ask("remap_banks", "nvmlDeviceGetRowRemapperHistogram")
+    names = ("max", "high", "partial", "low", "none")
+    counts = {
+        name: ask.convert("remap_banks", getattr(banks, name, None), bounds.count) for name in names
+    }
+    return RemappedRows(
+        corrected=ask.convert("remapped_rows", corrected, bounds.count),
+        uncorrected=ask.convert("remapped_rows", uncorrected, bounds.count),
+        pending=ask.convert("remapped_rows", pending, bounds.switch),
+        failed=ask.convert("remapped_rows", failed, bounds.switch),
+        banks={name: count for name, count in counts.items() if count is not None},
     )
