@@ -29,7 +29,7 @@ def of_schedulers(states: Iterable[SchedulerState], now: float) -> Iterator[Subj
 
 
 def of_orphans(orphans: Iterable[Orphan] | None) -> Iterator[SubjectAlerts]:
-    """One alert for each orphan. Yields nothing for None, which means that nobody has searched."""
+    """One alert for each orphan. None means that no search was made, and yields no alerts at all."""
     if orphans is not None:
         yield SubjectAlerts(alerts=tuple(map(_orphan, orphans)), watched=(ORPHAN,))
 

@@ -44,14 +44,14 @@ def site(frames: Iterable[Frame]) -> Frame | None:
 
 
 def inner(frames: tuple[Frame, ...], place: Frame | None) -> tuple[Frame, ...]:
-    """The frames that the job's own line called, innermost first; all of them without such a line."""
+    """The frames below the job's own line, i.e. those that it called, innermost first; all frames where there is no such line."""
     if place is None or owner_of(place) is Owner.FRAMEWORK:
         return frames
     return frames[: frames.index(place)]
 
 
 def principal(stacks: tuple[ThreadStack, ...], pid: int) -> ThreadStack | None:
-    """The thread whose stack speaks for the process: the main one, unless it only waits for the thread that trains."""
+    """The thread that shows what the process does: the main thread, unless that only waits for a thread that trains."""
     main = next((s for s in stacks if s.name == MAIN_THREAD), None)
     main = main or next((s for s in stacks if s.tid == pid), None)
     if main is not None and not _parked(main):

@@ -73,5 +73,5 @@ def user_of(key: RunKey) -> str:
 
 
 def is_of(key: RunKey, uid: int) -> bool:
-    """Whether it is a run of this user. Always False for root, whose runs have no user in their key."""
+    """Whether the run belongs to this user. Always False for root, since the keys of root's runs hold no user."""
     return user_of(key) == f"uid {uid}"

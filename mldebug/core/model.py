@@ -430,7 +430,7 @@ class RankCapture(Noun, frozen=True, kw_only=True):
 
 
 class Fault(Noun, frozen=True, kw_only=True):
-    """A fault of a GPU, a process or the node that the kernel, the driver or a GPU reported, and whom it concerns."""
+    """A fault of a GPU, a process or the node, reported by the kernel, the driver or a GPU, with the rank or pid that it concerns."""
 
     kind: str  # xid, sxid, gpu_lost, gpu_init_failed, gpu_missing, ecc, oom_kill
     at: float  # unix: when the worst of it was first said

@@ -53,7 +53,7 @@ class Raised(NamedTuple):
 
 
 def with_exceptions(case: Case, finding: Finding) -> Finding:
-    """The finding with what the named ranks have raised; where nobody is named, the evidence alone has it."""
+    """Add the exceptions that the named ranks have raised to the finding; where it names nobody, as evidence only."""
     if finding.verdict in QUIET_ABOUT or case.moved:
         return finding
     named = [one.rank for one in finding.culprits if one.rank is not None]

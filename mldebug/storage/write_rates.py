@@ -45,7 +45,7 @@ class IoCounters(NamedTuple):
     disk: int = 0  # what came to a disk, which the counter of calls may lack
 
     def since(self, before: "IoCounters") -> "IoCounters":
-        """The difference to an earlier reading; `written`: the larger of the two counters."""
+        """The bytes read and written since an earlier reading; of the kernel's two counters for writes the larger difference counts."""
         wrote = max(self.written - before.written, self.disk - before.disk)
         return IoCounters(self.read - before.read, wrote)
 

@@ -142,7 +142,7 @@ class IncidentManager:
             self.unseen(run)
 
     def unseen(self, run: Run) -> None:
-        """Write a report of the open incident without a capture, since none will come soon: whoever reads its id must find one."""
+        """Write a report of an open incident without a capture, because none will come soon: the incident's id is shown already and must lead to a report."""
         if run.incident is None or has_evidence(run.incident):
             return
         first, judgement = run.judgement is None, run.judge(run.incident)
@@ -182,7 +182,7 @@ class IncidentManager:
     # --- stalls ------------------------------------------------------------------------------------
 
     def open(self, run: Run, decision: StallDecision, *, hold: bool = False) -> None:
-        """A stall is blamed on somebody; with the capture of its confirmation, where one was taken.
+        """Open an incident for this stall, with the capture that was taken when it was confirmed, if there is one.
 
         `hold`: nothing is written yet, for other nodes are asked, who may know it under another id.
         """

@@ -238,7 +238,7 @@ def overruled(environ: Mapping[str, str], rank: str, world_size: str) -> bool:
 
 
 def script_of(argv: tuple[str, ...]) -> str:
-    """What an interpreter was told to run: `train.py`, `pkg.module`, `-c`; "" for nothing."""
+    """The script, module or code that an interpreter's command line runs: `train.py`, `pkg.module`, `-c`; "" for none."""
     words = iter(argv[1:])
     for word in words:
         if word in _TAKES_VALUE:

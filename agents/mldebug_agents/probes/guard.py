@@ -45,7 +45,7 @@ class Guard:
         self._failures = 0
 
     def refuse(self) -> None:
-        """Raise BusyError where anybody computes on this node, another MldebugError where that cannot be found out."""
+        """Raise BusyError where another process computes on this node, MldebugError where that cannot be found out."""
         for reason in self._strangers(None):
             raise BusyError(reason, WAIT)
 

@@ -159,7 +159,7 @@ class StateStore:
         self.forget(old)
 
     def found(self) -> dict[str, RunRow]:
-        """What an earlier agent stored and nobody has taken over or forgotten since, by job id."""
+        """The rows of an earlier agent that no run of this agent has taken over, by job id."""
         return dict(self._found) if self.opened else {}
 
     def failing(self, present: Collection[str]) -> dict[str, KnownExits]:

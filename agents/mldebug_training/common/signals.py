@@ -115,7 +115,7 @@ def reopen(ask: int) -> None:
 
 
 def at_fork(ask: int) -> None:
-    """Have every child that is forked from now on begin with the signals as if there were no hook: nobody may ask it."""
+    """Have children that are forked from now on start with their signals as without the hook, since nobody may signal them."""
     if not _blocked:
         os.register_at_fork(after_in_child=_give_back)
     _blocked[:] = [ask]

@@ -92,7 +92,7 @@ class HookRecord:
         self.rank, self.world_size = rank, world_size
 
     def take_questions(self, signal: int, stacks_fd: int = -1) -> None:
-        """Note the signal that asks for stacks and the descriptor they go to; 0 and -1 where nobody can ask."""
+        """Record that this process answers the signal `signal` with its stacks, written to `stacks_fd`; 0 and -1: it answers none."""
         self.signal, self.stacks_fd = signal, stacks_fd
 
     def enter(self, phase: bytes, since_ns: int) -> None:

@@ -45,7 +45,7 @@ def native_module() -> Any:
 
 
 class Engine:
-    """What both engines of the tracer share. `tell`: gets a sentence when the job uses something that tracing needs."""
+    """The common part of both engines of the tracer. `tell` is called with a sentence when the job uses something that tracing needs."""
 
     def __init__(self, decide: Decide, report: Tell, mode: int, native: Any) -> None:
         self.decide, self.report, self.mode, self.native = decide, report, mode, native

@@ -46,7 +46,7 @@ def _sentence(text: str) -> str:
 
 
 def waits(claim: Claim, broken: Container[int] = ()) -> str:
-    """One line of evidence: who waits in what, and for whom. `broken`: ranks whose dump cannot be read."""
+    """One evidence sentence: which ranks wait in which call, and for which ranks. `broken`: ranks whose dump cannot be read."""
     head = f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}"
     others = [rank for rank in claim.on if rank not in claim.waiting]
     if others:

@@ -78,7 +78,7 @@ def named_frame(path: str, line: str, function: str) -> Frame:
 
 
 def short_path(path: str) -> str:
-    """As much of a path as says whose file it is: from its package on or below the standard library, else its last part."""
+    """The end of a path that still shows which package it belongs to: from the package or the standard library on, else the file name."""
     if known := package_path(path):
         return known
     short = re.sub(r"^.*/(?:lib(?:64)?/(?:python|pypy)3\.\d+t?|python3\d+\.zip)/", "", path)

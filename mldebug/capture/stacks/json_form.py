@@ -21,7 +21,7 @@ MAX_DEPTH = 3
 
 
 class JsonProcess(NamedTuple):
-    """The threads of one process; 0 and "" where the text does not say whose they are."""
+    """The threads of one process, its pid and its command line; 0 and "" where the text has none."""
 
     pid: int
     command: str

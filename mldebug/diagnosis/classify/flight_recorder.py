@@ -60,7 +60,7 @@ class FlightRecorders:
         return found.claim if found.kind == "frozen" and _is_whole(found.claim) else None
 
     def judge(self) -> Finding | None:
-        """The ranks that are out of step; None where the recorders do not show any, or a rank does not even wait."""
+        """A finding about ranks that are out of step with the others; None where the recorders show none, or where some rank does not wait at all."""
         if self._case.moved or not all(map(self._waits, self._case.ranks)):
             return None
         found = self._case.analysis.found

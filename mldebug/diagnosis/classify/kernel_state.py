@@ -110,7 +110,7 @@ def stdin_wait(process: ProcessFacts) -> Classification | None:
 
 
 def by_wait_channel(process: ProcessFacts) -> Classification | None:
-    """The wait channel names the cause, if the thread stayed in that one wait; who wakes up and sleeps again, polls."""
+    """The class by the kernel's wait channel, if the thread stayed in one wait all the time. A thread that woke up and slept again only polls: None."""
     if process.movement and not process.movement.same_frames:
         return None
     wchan = wait_channel(process.thread)

@@ -50,7 +50,7 @@ def _without_ranks(captures: Iterable[NodeCapture], queried: QueriedNodes) -> tu
 
 
 def node_evidence(case: Case, captures: tuple[NodeCapture, ...]) -> tuple[str, ...]:
-    """One sentence for each thing that the nodes tell; none where one node was asked about itself."""
+    """Evidence sentences about the nodes: how many answered, which are missing, what they have in common. Empty where only this node was asked."""
     if case.queried is None:
         return ()
     return tuple(_sentences(case, captures, case.queried))

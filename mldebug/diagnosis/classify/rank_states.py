@@ -207,7 +207,7 @@ def still_waiting(capture: NodeCapture) -> tuple[int, ...] | None:
 
 
 def wants_native(capture: NodeCapture) -> tuple[int, ...]:
-    """Ranks whose native stack would decide something: one representative of each group that Python leaves unclear.
+    """Ranks whose native stack could decide the case: one of each group whose Python stack leaves its class unclear.
 
     Only ranks all of whose threads can be interrupted may be asked; that is for the caller to check.
     """

@@ -21,7 +21,7 @@ PLAIN_STOPS = ("stopped", "traced", "exited")
 
 
 class GpuFault:
-    """Names the GPU whose fault fits in time and whose rank is a suspect, or waits where everybody waits.
+    """Blames the GPU whose fault fits in time, if its rank is a suspect, or waits where all ranks wait.
 
     `high` only for one GPU, a rank that the driver or the kernel's line joins to it, and a fault that came as the job stopped
     and that more than one read tells.

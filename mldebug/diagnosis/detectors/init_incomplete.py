@@ -12,7 +12,7 @@ class InitIncomplete:
     """Blames the ranks that are not in initialisation; a rank that never came has no pid."""
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where all who wait, wait in init or the store, and somebody known is absent."""
+        """A finding where all waiting ranks wait for the process group or the store, and some rank that must exist is absent."""
         if not case.starting or case.moved:
             return None
         if not case.suspects:

@@ -8,7 +8,7 @@ from mldebug.diagnosis.detectors import Detector
 
 
 class JobPaused:
-    """Names nobody: a scheduler's suspend, a debugger or a person stopped them all."""
+    """Finds that all ranks were stopped, by a scheduler's suspend, a debugger or a person; names no rank."""
 
     def judge(self, case: Case) -> Finding | None:
         """A finding where all living ranks, at least two, are in state T or t, or frozen."""

@@ -17,7 +17,7 @@ class NodeUnreachable:
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """A finding where the ranks that nobody saw can only be on nodes that are silent."""
+        """A finding where ranks without a capture can only be on nodes that do not answer."""
         if case.queried is None or not case.unseen or case.moved:
             return None
         gone = [node for node in case.queried.nodes if node.state in ("down", "silent")]

@@ -19,7 +19,7 @@ LAST_WORDS = 40  # lines of a rank's log
 
 
 class OutOfMemory:
-    """Blames the rank that the kernel killed, or that lost a worker so, or whose last lines show a lack of device memory."""
+    """Blames the rank that was killed for lack of memory, or whose worker was, or whose last lines show a lack of GPU memory."""
 
     def judge(self, case: Case) -> Finding | None:
         """A finding where other ranks wait for a rank that ran out of memory."""

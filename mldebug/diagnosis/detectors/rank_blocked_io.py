@@ -25,7 +25,7 @@ CLASSES = ("fifo", "pipe_read", "pipe_write", "socket", "flock", "uninterruptibl
 
 
 class RankBlockedIo:
-    """Blames ranks whose wait channel is I/O, and for a lock whoever holds it, as far as that is a process of the job."""
+    """Blames ranks that the kernel holds in I/O; of a lock the process that holds it, if it belongs to the job."""
 
     def judge(self, case: Case) -> Finding | None:
         """A finding where the kernel names the I/O that blocks a rank."""

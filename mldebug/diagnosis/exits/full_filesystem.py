@@ -24,7 +24,7 @@ _PATH = re.compile(r"(?:'|\"|: |\s)(?P<path>/[^'\"\s:]{1,1000})['\":]?")
 
 
 def with_full_filesystem(outcome: ExitOutcome, attempt: AttemptExit) -> ExitOutcome:
-    """The outcome with the verdict `storage_fault` where an error tells of no space and a filesystem had none; else as it was."""
+    """Change the verdict to `storage_fault` where an error says "no space" and a filesystem of the job was full; else leave the outcome as it is."""
     finding = outcome.finding
     error = _error(outcome, attempt)
     if finding is None or error is None or not attempt.filesystems:

@@ -66,7 +66,7 @@ def with_gaps(capture: NodeCapture, attempt: AttemptExit) -> NodeCapture:
 def judgement_of(
     attempt: AttemptExit, outcome: ExitOutcome, capture: NodeCapture | None
 ) -> Judgement:
-    """The outcome, with a row for every rank; `capture` shows those that were alive when it was taken."""
+    """The judgement that reports are made of: the outcome with a row for every rank. `capture`: of the ranks that still lived, where one was taken."""
     exits = {one.exit.rank: one for one in explain_exits(attempt)}
     before = diagnose([capture]) if capture is not None else None
     trusted = before if capture is None or _may_name(exits.values(), capture) else None

@@ -63,7 +63,7 @@ class RankError(Noun, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The exception without its message."""
+        """The exception's type, for example `ValueError`, without its message."""
         return self.error.partition(":")[0]
 
 

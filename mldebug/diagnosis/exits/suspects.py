@@ -25,7 +25,7 @@ MOST = 4  # suspects; more are nobody
 
 
 class Suspects(NamedTuple):
-    """Ranks that are accused, of what, and by whom; `by` is empty where the job's log says so without a rank."""
+    """Ranks that other ranks' errors accuse: of what, and by which ranks; `by` is empty where the accusation has no rank."""
 
     ranks: tuple[int, ...]
     did: str
@@ -102,7 +102,7 @@ def _suspected(finding: Finding, suspects: Suspects, words: str, attempt: Attemp
 
 
 def suspects_of(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> Suspects | None:
-    """The ranks that most victims accuse; None where they name nobody, or disagree."""
+    """The ranks that most victims' errors accuse; None where they name nobody, or contradict each other."""
     speeches = list(_speeches(attempt, exits))
     if any(_of_a_part(one) for one in speeches):
         return None  # numbers of a smaller group

@@ -108,7 +108,7 @@ class ActionRunner:
         self.workers = (self.captures.worker, self._audit.worker, self._worker)
 
     def reload(self, config: Config) -> None:
-        """Go on under other settings; chains that have begun keep their steps."""
+        """Use these settings from now on; chains of actions that have begun keep their steps."""
         self._settings, self._link = config.actions, config.events.link
 
     # --- the loop ----------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def _late(it: _FifoQuestion, seconds: float) -> str:
 
 
 def ranks_to_ask(lagging: bool, waiting: Sequence[int], alike: int = 8) -> tuple[int, ...]:
-    """Which waiting ranks to ask: one where stacks already show who lags, else all, but at most `alike`."""
+    """The waiting ranks to ask: one where the stacks already show which rank lags, else all, `alike` at most."""
     return tuple(waiting[: 1 if lagging else alike])
 
 

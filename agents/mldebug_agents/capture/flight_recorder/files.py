@@ -74,7 +74,7 @@ class FoundDump(NamedTuple):
 
 
 def file_stamp(reader: HangAwareReader, path: str, rights: Rights) -> FileStamp | None:
-    """None where there is no such file, or none that may be read."""
+    """Identity and times of a file, to notice a change; None where there is no such file, or it may not be read."""
     piece = reader.read_from(path, 0, rights=rights, max_bytes=0)
     return _mark(piece) if isinstance(piece, FilePiece) else None
 

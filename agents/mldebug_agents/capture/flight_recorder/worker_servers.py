@@ -47,7 +47,7 @@ class StatusComparison:
         return 1 < self._count >= self._world
 
     def speaker(self, rank: int, status: RankStatus | None) -> int | None:
-        """The rank whose full record also holds for this one; None: this rank is asked for everything. Waits for the other threads."""
+        """The rank whose full record also describes this one, so that this one need not be asked; None: ask it. Waits until the other threads have compared."""
         with self._changed:
             self._statuses[rank] = status
             self._changed.notify_all()

@@ -39,7 +39,7 @@ def blocked_on(
     is_link: IsLink,
     tid: int | None = None,
 ) -> OpenFile | None:
-    """The file that a thread's system call waits for, or None where that cannot be told; `tid` None: the main thread's.
+    """The file that a thread's system call waits for; None where that cannot be found out. `tid` None: the main thread.
 
     `read_memory(pid, address, size)` returns what it could read; `mount_of(pid, path)` the mount;
     `link_of(pid, name)` where /proc/PID/NAME points to; `is_link(pid, path)` whether a path as the process sees it is a

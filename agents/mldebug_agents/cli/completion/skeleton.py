@@ -18,7 +18,7 @@ NOTHING = "nothing"  # the type of an item: free text is typed here, and no opti
 
 
 class CompletedParam(StringParamType):
-    """The value of an option or argument, with its possible values."""
+    """A click type that offers the possible values of one option or argument at TAB."""
 
     def __init__(self, parameter: Parameter, look: Look, described: bool) -> None:
         self._parameter, self._look, self._described = parameter, look, described

@@ -191,7 +191,7 @@ class PeersController:
         self._ordered.captured(run.job.id, capture, time.monotonic())
 
     def failed(self, job_id: str, error: Exception) -> None:
-        """Hand the reason why a capture failed to all who wait for it."""
+        """Pass the error of a failed capture to all orders that wait for it."""
         self._ordered.failed(job_id, error)
 
     def _announcement(self, group: CoordinatorGroup, now: float) -> Announcement:

@@ -23,7 +23,7 @@ def give(answer: "Future[T]", value: T) -> None:
 
 
 def refuse(answer: "Future[T]", error: MldebugError) -> None:
-    """Set the future's exception, unless it was answered, or cancelled because nobody waits for it any more."""
+    """Set the future's exception, unless it has a result or was cancelled by a caller that stopped waiting."""
     if not answer.done() and answer.set_running_or_notify_cancel():
         answer.set_exception(error)
 
@@ -85,7 +85,7 @@ class RemoteOrders:
             give(waiting, TimedCapture(capture, now))
 
     def failed(self, job_id: str, error: Exception) -> None:
-        """Hand the reason why the capture failed to all who ordered it, as an MldebugError."""
+        """Pass the reason why the capture failed to all orders for it, as an MldebugError."""
         why = clean(f"its capture failed: {type(error).__name__}: {error}", 200)
         for waiting in self._waiting.pop(job_id, ()):
             refuse(waiting, MldebugError(why))

@@ -93,7 +93,7 @@ def _named(hosts: NamedHosts) -> tuple[str, ...]:
 
 
 def remote_command(wanted: FanoutRequest) -> str:
-    """The command for a remote login shell of any kind. It ends by itself even if nobody waits for it any more."""
+    """The command line for a remote login shell of any kind. It ends after its timeout, also when the connection is gone."""
     limit = ("timeout", "-k", "5", f"{wanted.timeout:g}")
     return shlex.join((*limit, wanted.python, "-m", "mldebug", *wanted.arguments))
 

@@ -44,7 +44,7 @@ class JobNotes(msgspec.Struct, kw_only=True):
 
 
 def owner_of(log: JobLog) -> int | None:
-    """The rank whose own this log is."""
+    """The only rank that writes to this log; None where several do."""
     return next(iter(log.ranks)) if len(log.ranks) == 1 else None
 
 

@@ -77,7 +77,7 @@ class KernelDeathLog:
 
 
 def log_doubt(log: KernelDeathLog, mark: int, *, kernel_pids: bool) -> str:
-    """Why no death in the log since the mark does not prove that nobody was killed; "" where it does prove it.
+    """Why the absence of kills in the kernel log since this mark does not prove that no process was killed; "" where it proves it.
 
     `kernel_pids`: whether pids here are those that the kernel logs, not those of a container.
     """

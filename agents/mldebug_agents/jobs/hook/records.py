@@ -112,7 +112,7 @@ def read_hook_summaries(
 
 
 def check_owner(piece: FilePiece, uid: int) -> None:
-    """Raise ValueError where somebody else than this user could have written the file."""
+    """Raise ValueError where a user other than this one could have written the file."""
     if piece.uid != uid:
         raise ValueError(f"it belongs to user {piece.uid} and not to user {uid} of the rank")
     if piece.mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -49,7 +49,7 @@ MAX_RANKS = 8  # ranks of a job: rank 0 of the node is enough, if it lives
 
 
 class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """An order about switches. `pid`: the rank below whose root the folder lies, 0 for ours. `owner` None: that of the folder."""
+    """A request to set or clear switches. `pid`: the rank below whose root the folder is, 0 for our own root. `owner` None: the folder's owner."""
 
     verb: Literal["look", "set", "clear"]
     folder: str

@@ -48,7 +48,7 @@ class LogSharing:
         self._runs[run] = _Run(frozenset(files), lone)
 
     def shared(self, run: object, file: File | None) -> bool:
-        """Whether another run writes this file, too. A process without a launcher counts only against another such process."""
+        """Whether another run writes to this file, too. A process without a launcher counts only against another process without one."""
         mine = self._runs.get(run)
         others = [logs for it, logs in self._runs.items() if it is not run]
         return mine is not None and any(
@@ -70,7 +70,7 @@ class HungMounts:
             self._hung[place.path] = self._key(place)
 
     def hold(self, place: LogFile) -> bool:
-        """Whether this path lies on such a mount. A mount that answers again is forgotten."""
+        """Whether this path is on a mount that hangs. A mount that answers again is forgotten."""
         if self._hung:
             stuck = self._reader.stuck
             self._hung = {path: mount for path, mount in self._hung.items() if path in stuck}

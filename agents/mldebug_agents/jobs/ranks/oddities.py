@@ -33,7 +33,7 @@ def impossible_environments(
 
 
 def oddities(rank_groups: Iterable[RankGroup]) -> Iterator[Remark]:
-    """Ranks claimed twice, what of an environment is not used, and orphans whose job is gone."""
+    """Remarks about ranks that are claimed twice, contradictions in environments, and processes whose job is gone."""
     for rank_group in rank_groups:
         if rank_group.claimants and (ignored := rank_group.first.claim.ignored):
             yield Remark(
@@ -73,7 +73,7 @@ def _outlived(rank_group: RankGroup) -> Remark:
 
 
 def unreadable(processes: Mapping[int, ProcessInfo], host: Host) -> Iterator[Gap]:
-    """One gap for each user whose Python processes are closed to us; one for each process that did not answer."""
+    """One gap for each user whose Python processes may not be read, and one for each process that did not answer."""
     closed: dict[int, list[ProcessInfo]] = defaultdict(list)
     silent = 0
     for process in processes.values():

@@ -48,7 +48,7 @@ def plan(members: int, at_once: int) -> Iterator[Step]:
 
 
 def tournament(members: int) -> Iterator[Step]:
-    """Rounds in which each member meets each other once, and nobody is in two pairs of a round (the circle method)."""
+    """Rounds of pairs in which each member meets every other once and is in one pair of a round (the circle method)."""
     ring = list(range(members + members % 2))
     for _ in range(len(ring) - 1):
         facing = [(ring[at], ring[-1 - at]) for at in range(len(ring) // 2)]

@@ -174,7 +174,7 @@ def dram(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def disk(order: dict[str, Any]) -> dict[str, Any]:
-    """Write a file that is gone afterwards: directly where the filesystem can, and synced in any case. `absent`: there is no such folder."""
+    """Write and sync a temporary file, past the page cache where the filesystem allows, and return the speed. `absent`: there is no such folder."""
     folder = order["disk"]
     if not os.path.isdir(folder):
         return {"absent": folder}

@@ -42,7 +42,7 @@ class Clock:
         return at - (self._wall() - self.now())
 
     def settle(self) -> float:
-        """Take over the wall clock's time, when nobody relies on the old one. Returns by how many seconds it had jumped."""
+        """Adopt the wall clock's present time, at a moment when no running measurement depends on the old one. Returns the jump in seconds."""
         offset = self._wall() - self._steady()
         jumped, self._offset = offset - self._offset, offset
         if abs(jumped) <= JUMP:

@@ -61,7 +61,7 @@ class Extremes:
 
 
 class Measures:
-    """Tensors that are measured and whose numbers were not fetched yet. A tensor that has not changed is measured once."""
+    """The measurements of tensors whose results were not yet fetched from the GPU. A tensor that has not changed is measured once."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[Any, Any], list[tuple[Extremes, tuple[Any, Any, Any]]]] = {}

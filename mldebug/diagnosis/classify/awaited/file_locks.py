@@ -46,7 +46,7 @@ def with_holders(found: Classification, capture: ProcessCapture) -> Classificati
 
 
 def as_victim(found: Classification, rank: int) -> Classification:
-    """The class of a rank that waits for a file lock, or whose worker does: a victim where another rank holds it."""
+    """The class of a rank that waits for a file lock, itself or through a worker; it counts as a victim where another rank holds the lock."""
     if not found.holders or rank in found.holders:
         return found
     return msgspec.structs.replace(
@@ -62,7 +62,7 @@ def lock_circle(ranks: Iterable[ClassifiedRank]) -> tuple[ClassifiedRank, ...]:
 
 
 def holding_children(capture: ProcessCapture) -> tuple[LockHolder, ...]:
-    """The processes below ranks of the job that hold the lock, where nobody else does."""
+    """Processes below ranks of the job that hold the lock, where no other process holds it."""
     holders = capture.lock.holders if capture.lock else ()
     return holders if all(one.child for one in holders) else ()
 

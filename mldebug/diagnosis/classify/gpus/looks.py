@@ -23,7 +23,7 @@ Devices = Mapping[int, RankDevice]  # by rank
 
 
 def judged_devices(case: Case, captures: Sequence[NodeCapture]) -> Devices:
-    """The GPU of every rank; empty where the ranks may not be told apart by them.
+    """The GPU readings of every rank; empty where they do not allow to tell the ranks apart.
 
     All wait, nobody moved, nobody is missing; each GPU is surely its rank's and nobody else's and was looked at often enough, at a time in
     which all were.

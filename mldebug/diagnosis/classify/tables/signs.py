@@ -33,10 +33,10 @@ class NameSign:
 
 
 def calls(name: str, role: Role, phrase: str, file: str, function: str) -> FrameSign:
-    """A row for calls of functions in files whose paths end so."""
+    """A table row for calls of functions whose name matches `function`, in files whose path ends in a match of `file`."""
     return FrameSign(name, role, phrase, re.compile(rf"(?:.*/)?(?:{file})"), re.compile(function))
 
 
 def sign(name: str, role: Role, phrase: str, pattern: str, operation: str = "") -> NameSign:
-    """A row for one name."""
+    """A table row for names that match this pattern."""
     return NameSign(name, role, phrase, re.compile(pattern), operation)

@@ -134,7 +134,7 @@ _VARIES = re.compile(r"\s+")
 
 
 def accusation_of(words: str) -> Accusation | None:
-    """Whom this text names, None where it names nobody. Of several kinds of names the surest counts."""
+    """The ranks, addresses or calls that this text accuses; None for none. Of several kinds the most certain one is taken."""
     calls, speaker = _calls(words)
     if calls:
         return Accusation(calls=calls, speaker=speaker, did="called something else")

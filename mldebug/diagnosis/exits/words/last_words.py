@@ -267,6 +267,6 @@ def is_out_of_memory(error: str) -> bool:
 
 
 def lost_worker(error: str) -> int | None:
-    """The pid of the DataLoader worker whose death the error tells of."""
+    """The pid of the DataLoader worker that died, if this error says so."""
     match = _WORKER.search(error)
     return int(match["pid"]) if match else None

@@ -45,7 +45,7 @@ def own_lines(outputs: Iterable[LogOutput]) -> dict[int, list[str]]:
 
 
 def shared_lines(outputs: Iterable[LogOutput]) -> list[str]:
-    """Lines that are nobody's in particular."""
+    """The lines that carry no rank mark."""
     return [line for one in outputs if one.owner is None for line in one.words.shared]
 
 

@@ -42,7 +42,7 @@ class Refusals:
             return dict(self._counts)
 
     def count(self, reason: str, who: str, why: str) -> None:
-        """Count one refused request; `who` and `why` may be anything that a stranger sends."""
+        """Count one refused request. `who` and `why` are not trusted: a stranger chose them."""
         who, why = clean(who, 60), clean(why, 200)
         with self._lock:
             self._counts[reason] += 1

@@ -18,7 +18,7 @@ class Vendor(Protocol):
         ...
 
     def full(self) -> NodeGpus:
-        """Read everything that the GPUs tell; what cannot be read is None, never 0."""
+        """Read all values of all GPUs; a value that cannot be read is None, never 0."""
         ...
 
     def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
