@@ -10,6 +10,14 @@ def rfc3339(at: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def seconds_of(time: str) -> float | None:
+    """Return an RFC 3339 time as unix seconds; None for other text."""
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except ValueError:
+        return None
+
+
 def plural(count: int, noun: str) -> str:
     """Return `1 rank`, `7 ranks`, `8,192 ranks`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -13,8 +13,10 @@ Size = Annotated[int, SIZE]
 """A field that is written `20GiB` and read as bytes."""
 
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
-_DURATION = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,3})?(?:ms|[smhd])){1,5}")
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
+_DURATION = re.compile(
+    r"[0-9]{1,9}(?:\.[0-9]{1,3})? ?(?:ms|[smhd])(?: ?[0-9]{1,9}(?:\.[0-9]{1,3})? ?(?:ms|[smhd])){0,4}"
+)
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|[smhd])")
 _BYTES = {
     "B": 1,
     "kB": 1000,
@@ -32,7 +34,7 @@ _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 def parse_duration(text: str) -> float:
-    """Return seconds; ValueError says in words what is wrong."""
+    """Return seconds of `90s`, `1m30s` or `1 m 30 s`; ValueError says in words what is wrong."""
     if _NUMBER.fullmatch(text):
         raise ValueError(
             f"{text[:20]} has no unit; write {text[:20]}s for seconds or {text[:20]}m for minutes"
@@ -57,6 +59,19 @@ def format_duration(seconds: float) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts) or "0s"
+
+
+def format_age(seconds: float) -> str:
+    """Return how long ago in one or two units, as `kubectl` does: `12s`, `5m`, `3h20m`, `2d`."""
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole}s"
+    if whole < 7200:
+        return f"{whole // 60}m"
+    if whole < 48 * 3600:
+        hours, minutes = divmod(whole // 60, 60)
+        return f"{hours}h{minutes}m" if minutes else f"{hours}h"
+    return f"{whole // 86_400}d"
 
 
 def parse_size(text: str) -> int:

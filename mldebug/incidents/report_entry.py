@@ -1,11 +1,13 @@
 """One report as a list shows it: read from the head of its report.json."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from mldebug.core.errors import AccessError, EvidenceError
 from mldebug.core.files import read_struct
+from mldebug.core.text import seconds_of
 
 
 class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +25,31 @@ class ReportEntry(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""  # whose job it is
     ranks: int = 0  # of the whole job
     broken: str = ""
+
+    @property
+    def at(self) -> float | None:
+        """When it was taken (unix seconds); of one that cannot be read what its id says, None where that is no time."""
+        stamp = self.id[:16]  # 20261126T093903Z
+        return seconds_of(self.time or stamp)
+
+
+class ReportFilter(NamedTuple):
+    """Which reports a list shows; None: whichever."""
+
+    since: float | None = None  # unix seconds of the report
+    job: str | None = None  # name, or id or the beginning of one
+    verdict: str | None = None
+
+    def matches(self, entry: ReportEntry) -> bool:
+        """Whether the list shows this one. One that cannot be read has no job and no verdict."""
+        return (
+            (self.since is None or entry.at is None or entry.at >= self.since)
+            and (self.job is None or self.job == entry.job or entry.job_id.startswith(self.job))
+            and (self.verdict is None or self.verdict == entry.verdict)
+        )
+
+
+EVERY_REPORT = ReportFilter()
 
 
 class _JobHead(msgspec.Struct):

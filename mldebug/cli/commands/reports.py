@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,14 +18,17 @@ from mldebug.core.hints import typed
 from mldebug.core.plugins import NoOptions
 from mldebug.core.redact import clean
 from mldebug.core.report_model import Report
+from mldebug.core.units import format_age, parse_duration
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import print_report, report_lines
 from mldebug.incidents.report_dirs import report_stores_of
-from mldebug.incidents.report_entry import ReportEntry
+from mldebug.incidents.report_entry import EVERY_REPORT, ReportEntry, ReportFilter
 from mldebug.incidents.report_store import ReportStore
 from mldebug.incidents.stored_evidence import QUERIED_FILE, load_evidence
 
 SUFFIXES = (".tar.gz", ".html", ".json", ".txt")
+FORMS = ("table", "wide", "name", "json")
+HEADER = ("ID", "AGE", "JOB", "VERDICT", "STATE")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -52,22 +56,45 @@ def group(context: click.Context, config: Path | None) -> None:
 
 
 @group.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
+@click.option("--since", metavar="DURATION", help="Those of the last 2h, 30m or 7d.")
+@click.option("--job", metavar="JOB", help="Those of the job with this name or id.")
+@click.option("--verdict", metavar="VERDICT", help="Those with this verdict.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(FORMS),
+    default="wide",
+    help="table: a line each; wide: with the sentence (the default); name: ids alone; json.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
 @config_option
 @click.pass_obj
-def list_reports(given: Path | None, config: Path | None, as_json: bool) -> None:
-    """List all reports, newest first."""
+def list_reports(
+    given: Path | None,
+    config: Path | None,
+    since: str | None,
+    job: str | None,
+    verdict: str | None,
+    output: str,
+    as_json: bool,
+) -> None:
+    """List reports, newest first."""
     config = config or given
-    listed, closed = _list(report_stores_of(config))
+    wanted = ReportFilter(None if since is None else time.time() - _seconds(since), job, verdict)
+    listed, closed = _list(report_stores_of(config), wanted)
     entries = tuple(entry for _, some in listed for entry in some)
     if not listed:
         raise closed[0]
-    if as_json:
+    if as_json or output == "json":
         click.echo(_pretty(sorted(entries, key=lambda entry: entry.id, reverse=True)))
+        return
+    if output == "name":
+        for entry in sorted(entries, key=lambda entry: entry.id, reverse=True):
+            click.echo(entry.id)
         return
     console = Console()
     for archive, some in listed:
-        for line in entry_lines(some, archive.folder, config):
+        for line in entry_lines(some, archive.folder, config, wanted, wide=output == "wide"):
             print_line(console, line)
     for error in closed:
         print_line(console, Text(f"{error.message}: {error.way_out}"))
@@ -121,14 +148,14 @@ def export(
 
 
 def _list(
-    archives: Sequence[ReportStore],
+    archives: Sequence[ReportStore], wanted: ReportFilter
 ) -> tuple[list[tuple[ReportStore, tuple[ReportEntry, ...]]], list[AccessError]]:
     """What each holds, and why some may not be listed; the service's only where it has something."""
     listed: list[tuple[ReportStore, tuple[ReportEntry, ...]]] = []
     closed: list[AccessError] = []
     for archive in archives:
         try:
-            entries = archive.list()
+            entries = tuple(entry for entry in archive.list() if wanted.matches(entry))
         except AccessError as error:
             closed.append(error)
             continue
@@ -165,32 +192,56 @@ def _write(file: Path, content: bytes, force: bool) -> None:
 
 
 def entry_lines(
-    entries: Sequence[ReportEntry], folder: Path, config: Path | None = None
+    entries: Sequence[ReportEntry],
+    folder: Path,
+    config: Path | None = None,
+    wanted: ReportFilter = EVERY_REPORT,
+    *,
+    wide: bool = True,
 ) -> Iterator[Text]:
-    """The list of reports for people: one line of names, below it the sentence; at the end where they lie."""
+    """The list of reports for people: a table, with `wide` the sentence below each line; at the end where they lie."""
     place = clean(str(folder), 400)
+    if not entries and wanted != EVERY_REPORT:
+        yield Text(f"No report in {place} is like that. All: {typed('reports', config)}")
+        return
     if not entries:
         yield Text(
             f"There is no report in {place}. Take one with: {typed('dump', config)}", no_wrap=True
         )
         return
-    for entry in entries:
-        yield from _entry_lines(entry)
+    rows = [_row(entry, time.time()) for entry in entries]
+    widths = [max(map(len, column)) for column in zip(HEADER, *rows, strict=True)]
+    yield Text(_joined(HEADER, widths), style="dim", no_wrap=not wide)
+    for entry, row in zip(entries, rows, strict=True):
+        line = Text(_joined(row, widths), no_wrap=not wide)
+        line.stylize("bold", 0, widths[0])
+        yield line
+        if wide or entry.broken:
+            words = f"cannot be read: {entry.broken}" if entry.broken else entry.sentence
+            yield Text(f"    {clean(words, 300)}", style="dim" if entry.broken else "")
     yield Text(f"\nThey are in {place}. Read the newest:")
     yield Text(f"  {typed('reports show', config)}", no_wrap=True)
 
 
-def _entry_lines(entry: ReportEntry) -> Iterator[Text]:
+def _row(entry: ReportEntry, now: float) -> tuple[str, ...]:
+    age = "-" if entry.at is None else format_age(now - entry.at)
     if entry.broken:
-        yield Text.assemble((entry.id, "bold"), ("  cannot be read", "red"))
-        yield Text(f"    {clean(entry.broken, 300)}", style="dim")
-        return
-    job = clean(entry.job, 40)
-    verdict = f"{clean(entry.verdict, 40)} ({clean(entry.confidence, 10)})"
+        return (entry.id, age, "-", "-", "broken")
     # One that somebody asked for is closed by nobody: "open" would be said of it for ever.
     state = "asked for" if entry.kind == "manual" else clean(entry.state, 20)
-    yield Text.assemble((entry.id, "bold"), f"  {job}  ", (verdict, "red"), f"  {state}")
-    yield Text(f"    {clean(entry.sentence, 300)}")
+    verdict = f"{clean(entry.verdict, 40)} ({clean(entry.confidence, 10)})"
+    return (entry.id, age, clean(entry.job, 40), verdict, state)
+
+
+def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _seconds(words: str) -> float:
+    try:
+        return parse_duration(words)
+    except ValueError as error:
+        raise UsageError(f"--since: {error}", "write it like 2h, 30m or 7d") from None
 
 
 def exported(archive: ReportStore, report: Report, suffix: str) -> bytes:

@@ -36,6 +36,7 @@ from mldebug_agents.incidents.manual import Taken
 from shared.incidents import samples
 
 Golden = Callable[[str, str], None]
+BROKEN = "20200101T000000Z-broken"
 VERBS = [name.replace("_", "-") for name in names("commands")]
 
 
@@ -314,7 +315,7 @@ def config(tmp_path: Path) -> Path:
     archive.save(samples.report(samples.sleeping()), "<html>", {})
     hostile = samples.report(samples.hostile())
     archive.save(msgspec.structs.replace(hostile, id="20200101T000001Z-hostile"), "<html>", {})
-    broken = archive.folder / "20200101T000000Z-broken"
+    broken = archive.folder / BROKEN
     broken.mkdir()
     (broken / "report.json").write_text("{")
     file = tmp_path / "c.yaml"
@@ -334,7 +335,7 @@ def test_reports_list_names_each_with_its_sentence(
     report = samples.report(samples.sleeping())
     assert report.id in printed
     assert report.diagnosis.summary in printed
-    assert "broken  cannot be read" in printed
+    assert "    cannot be read: " in printed
     assert "\x1b" not in printed
 
 
@@ -347,7 +348,7 @@ def test_a_dump_by_hand_is_not_open_for_ever(
     file = tmp_path / "c.yaml"
     file.write_text(f"agent: {{state_dir: {tmp_path}/state}}")
     assert reports(file, "list") == 0
-    first, *_ = capsys.readouterr().out.splitlines()
+    _, first, *_ = capsys.readouterr().out.splitlines()
     assert first.endswith(f"  {told}")
 
 
@@ -406,6 +407,47 @@ def test_reports_export_refuses_an_unknown_form_and_an_unwritable_place(
     assert ".html" in capsys.readouterr().err
     assert reports(config, "export", "latest", str(tmp_path / "no" / "out.json")) == 1
     assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ([], True),
+        (["--job", "train.py"], True),
+        (["--job", "other.py"], False),
+        (["--verdict", "rank_waiting"], True),
+        (["--verdict", "gpu_fault"], False),
+        (["--since", "36500d"], True),
+        (["--since", "1 m 30 s"], False),
+        (["--since", "36500d", "--job", "train.py", "--verdict", "rank_waiting"], True),
+    ],
+)
+@pytest.mark.parametrize("form", ["table", "wide", "name", "json"])
+def test_a_list_shows_what_is_asked_for_in_each_form(
+    config: Path, words: list[str], shown: bool, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = samples.report(samples.sleeping())
+    assert reports(config, "list", "-o", form, *words) == 0
+    printed = capsys.readouterr().out
+    assert (report.id in printed) is shown
+    broken = [BROKEN] * (words in ([], ["--since", "36500d"]))
+    if form == "name":
+        assert printed.split() == [report.id] * shown + broken
+    if form == "json":
+        assert [one["id"] for one in json.loads(printed)] == [report.id] * shown + broken
+    if shown and form in ("table", "wide"):
+        head, row = printed.splitlines()[:2]
+        assert head.split() == ["ID", "AGE", "JOB", "VERDICT", "STATE"]
+        assert [head.index("JOB"), head.index("VERDICT")] == [
+            row.index("train.py"),
+            row.index("rank_waiting"),
+        ]
+        assert (report.diagnosis.summary[:30] in printed) is (form == "wide")
+
+
+def test_a_wrong_filter_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reports(config, "list", "--since", "yesterday") == 2
+    assert "is not a duration" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from mldebug.core.errors import ConfigError, ExitCode
 from mldebug.core.units import (
     Duration,
     Size,
+    format_age,
     format_duration,
     format_size,
     parse_duration,
@@ -221,6 +222,14 @@ def test_durations_round_trip(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0s"), (119.9, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (12_060, "3h21m"), (48 * 3600, "2d")],
+)  # fmt: skip
+def test_ages_are_short(seconds: float, text: str) -> None:
+    assert format_age(seconds) == text
+
+
 @given(st.integers(0, 10**14))
 def test_sizes_round_trip(size: int) -> None:
     assert parse_size(format_size(size)) == size
@@ -228,13 +237,25 @@ def test_sizes_round_trip(size: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("15s", 15), ("4m", 240), ("1h30m", 5400), ("250ms", 0.25), ("1.5h", 5400), ("2d", 172800)],
+    [
+        ("15s", 15),
+        ("4m", 240),
+        ("1h30m", 5400),
+        ("250ms", 0.25),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        ("20 s", 20),
+        ("1 h 30 m", 5400),
+        ("1h 30m", 5400),
+    ],  # as our own pages print them
 )
 def test_durations_as_people_write_them(text: str, value: float) -> None:
     assert parse_duration(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1 s", "1s1s", "1e3s", "\u0661s", "9" * 30 + "s"])
+@pytest.mark.parametrize(
+    "text", ["", "s", "-1s", "1  s", " 1s", "1 s ", "1s1s", "1e3s", "\u0661s", "9" * 30 + "s"]
+)
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError):
         parse_duration(text)
