@@ -13,7 +13,13 @@ from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 from mldebug.diagnosis.exits.words.last_words import last_error
 from mldebug.diagnosis.exits.words.marks import take_apart
-from mldebug.diagnosis.exits.words.output import SHARED, LogOutput, own_errors, shared_lines
+from mldebug.diagnosis.exits.words.output import (
+    SHARED,
+    LogOutput,
+    own_errors,
+    ranks_of_tasks,
+    shared_lines,
+)
 
 ENDED_BY_LAUNCHER = 500.0  # seconds: whoever only sleeps is ended when all others are gone
 LAUNCHER = 90
@@ -49,22 +55,27 @@ def attempt_of(
     world: int = 4,
     dress: Dress | None = None,
     shuffle: random.Random | None = None,
+    launcher: str = "torchrun",
 ) -> AttemptExit:
-    """The attempt that a plan describes. `dress` makes of a rank's line what the log holds; `shuffle` mixes ranks' lines."""
+    """The attempt that a plan describes. `dress` makes of a rank's line what the log holds; `shuffle` mixes ranks' lines.
+
+    `launcher`: of srun and mpirun each task is a rank, and their marks bear its number.
+    """
     plans = json.loads(plan.read_text())["ranks"]
     played = {rank: play(plans.get(str(rank), plans.get("*", [])), rank) for rank in range(world)}
     dressed = dress or (lambda rank, line: line)
     texts = [[dressed(rank, line) if line else line for line in one.lines] for rank, one in played.items()]  # fmt: skip
     lines = _mixed(texts, shuffle) if shuffle else [line for text in texts for line in text]
     ranks = tuple(RankIdentity(rank=r, world_size=world, pid=100 + r, local_rank=r) for r in played)
-    output = LogOutput(path="log", owner=None, words=take_apart(lines, {r: r for r in played}))
     order = sorted(played, key=lambda rank: (played[rank].at, rank))
     exits = tuple(
         RankExit(rank=rank, pid=100 + rank, at=1000.0 + played[rank].at, moment=number,
                  status=played[rank].status, source="exit status")
         for number, rank in enumerate(order)
     )  # fmt: skip
-    job = Job(id="j", name="train.py", launcher="torchrun", world_size=world, ranks=ranks, launcher_pid=LAUNCHER)  # fmt: skip
+    job = Job(id="j", name="train.py", launcher=launcher, world_size=world, ranks=ranks, launcher_pid=LAUNCHER)  # fmt: skip
+    words = take_apart(lines, {r: r for r in played}, ranks_of_tasks(job, ranks))
+    output = LogOutput(path="log", owner=None, words=words)
     return AttemptExit(
         job=job,
         identities=ranks,
@@ -80,9 +91,10 @@ def outcome_of(
     world: int = 4,
     dress: Dress | None = None,
     shuffle: random.Random | None = None,
+    launcher: str = "torchrun",
 ) -> ExitOutcome:
     """How that attempt is judged."""
-    return judge_exit(attempt_of(plan, world, dress, shuffle))
+    return judge_exit(attempt_of(plan, world, dress, shuffle, launcher))
 
 
 def _mixed(texts: list[list[str]], chance: random.Random) -> list[str]:

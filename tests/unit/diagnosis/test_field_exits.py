@@ -2,6 +2,9 @@
 
 import json
 import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +77,29 @@ def docker(rank: int, line: str) -> str:
     return json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-09-18T19:29:44Z"})
 
 
+def labelled(rank: int, line: str) -> str:
+    """`srun -l`."""
+    return f"{rank}: {line}"
+
+
+def labelled_wide(rank: int, line: str) -> str:
+    """`srun -l` of a hundred tasks, with a time of the program's."""
+    return f" {rank}: 2026-09-18 19:29:44 {line}"
+
+
+def tagged_prte(rank: int, line: str) -> str:
+    """`mpirun --tag-output` of Open MPI 5."""
+    return f"[prterun-n1-4711@1,{rank}]<stderr>: {line}"
+
+
+def prepended(rank: int, line: str) -> str:
+    """`mpiexec -prepend-rank` of Intel MPI."""
+    return f"[{rank}] {line}"
+
+
+TASKS: tuple[tuple[str, Dress], ...] = (
+    ("slurm", labelled), ("slurm", labelled_wide), ("openmpi", tagged), ("openmpi", tagged_prte), ("mpich", prepended),
+)  # fmt: skip
 DRESSES: tuple[Dress, ...] = (plain, stamped, cri, kubectl, compose, pdsh, ray, coloured, behind_bar, teed, tagged, docker)  # fmt: skip
 
 
@@ -91,20 +117,57 @@ def test_what_stands_before_a_line_never_changes_the_name(case: Case, dress: Dre
 
 
 def test_mixes_never_change_the_name() -> None:
-    """Lines of all ranks in any order, some of them behind one thing, some behind another."""
+    """Lines of all ranks in any order, some of them behind one thing, some behind another; each third log is of srun or mpirun."""
     chance = random.Random(2026)
     for number in range(MIXES):
         case = CASES[number % len(CASES)]
         right = named(outcome_of(EXITS / case.input, case.world))
         worn = chance.choices(DRESSES, k=case.world)
-        bars = random.Random(number)
-
-        def dress(
-            rank: int, line: str, worn: list[Dress] = worn, bars: random.Random = bars
-        ) -> str:
-            over = behind_bar if bars.random() < 0.1 else plain
-            return over(rank, worn[rank](rank, line))
-
+        launcher, outer = chance.choice(TASKS) if number % 3 == 0 else ("torchrun", plain)
+        dress = _mix(worn, outer, random.Random(number))
         shuffle = random.Random(number) if number % 2 else None
-        found = named(outcome_of(EXITS / case.input, case.world, dress, shuffle))
-        assert found in (right, ()), (number, case.name, [one.__name__ for one in worn], found)
+        found = named(outcome_of(EXITS / case.input, case.world, dress, shuffle, launcher))
+        names = [one.__name__ for one in (*worn, outer)]
+        assert found in (right, (), *(case.named or ())), (number, case.name, names, found)
+
+
+def _mix(worn: Sequence[Dress], outer: Dress, bars: random.Random) -> Dress:
+    """Each rank's own dress, now and then behind a bar, all in the launcher's."""
+
+    def dress(rank: int, line: str) -> str:
+        over = behind_bar if bars.random() < 0.1 else plain
+        return outer(rank, over(rank, worn[rank](rank, line)))
+
+    return dress
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("launcher", "dress"), TASKS, ids=lambda one: getattr(one, "__name__", one))  # fmt: skip
+def test_the_number_of_a_task_is_its_rank(case: Case, launcher: str, dress: Dress) -> None:
+    """With srun and mpirun, which torch's own marks may stand behind; where none does, the name is at least no other."""
+    right = named(outcome_of(EXITS / case.input, case.world))
+    outcome = outcome_of(EXITS / case.input, case.world, dress, launcher=launcher)
+    assert named(outcome) in (right, (), *(case.named or ()))
+
+
+@pytest.mark.parametrize(("launcher", "dress"), TASKS, ids=lambda one: getattr(one, "__name__", one))  # fmt: skip
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_mark_of_a_task_alone_names_its_rank(
+    launcher: str, dress: Dress, mixed: bool, tmp_path: Path
+) -> None:
+    """No line has a mark of torch's: rank 1 fails by itself, rank 0 only loses it."""
+    steps = [f"step {number} loss 2.0" for number in range(9)]
+    frame = 'Traceback (most recent call last):\n  File "/job/train.py", line 88, in train_step\n    loss.backward()\n'
+    words = {
+        1: "ValueError: bad shard 7",
+        0: "RuntimeError: [gloo/transport/tcp/pair.cc:525] Read error [127.0.0.1]:26017: Connection reset by peer",
+    }
+    plan: dict[str, list[Any]] = {str(rank): [*steps, {"sleep": 8}] for rank in range(4)}
+    for rank, text in words.items():
+        plan[str(rank)] += [frame + text, {"exit": 1}]
+    (tmp_path / "it.json").write_text(json.dumps({"ranks": plan}))
+    shuffle = random.Random(7) if mixed else None
+    outcome = outcome_of(tmp_path / "it.json", 4, dress, shuffle, launcher)
+    assert named(outcome) == (1,)
+    # a task may be a whole node: then its number is no rank
+    assert named(outcome_of(tmp_path / "it.json", 4, dress, shuffle)) in ((), (1,))

@@ -38,13 +38,11 @@ from mldebug.diagnosis.exits.words.raised_in import in_group_code
 from mldebug.diagnosis.exits.words.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
 
 _FATAL = re.compile(
-    r"^(?:Fatal Python error: .*|terminate called after throwing an instance of .*|\s*what\(\): +.*"
-    r"|.{0,300}: Assertion [`'].{1,300}' failed\.)$"
+    r"(?:^|[\s\]>|])(?P<text>Fatal Python error: .*|terminate called after throwing an instance of .*|what\(\): +.*)$"
+    r"|^.{0,300}: Assertion [`'].{1,300}' failed\.$"
 )
-_THROWN = re.compile(
-    r"\s*terminate called after throwing an instance of ['\"](?P<type>[\w:]{1,120})"
-)
-_SAYS = re.compile(r"\s*what\(\): +(?P<text>.*)$")
+_THROWN = re.compile(r"terminate called after throwing an instance of ['\"](?P<type>[\w:]{1,120})")
+_SAYS = re.compile(r"what\(\): +(?P<text>.*)$")
 _KNOWS_ITS_RANK = re.compile(r"\[(?:PG|Rank) ")
 _ASIDE = re.compile(
     r"(?:Exception ignored (?:in|on)|Exception in thread|Error in atexit\._run_exitfuncs)\b"
@@ -68,6 +66,7 @@ _STOPPED = re.compile(
 _LAUNCHER = re.compile(
     r"(?:srun|slurmstepd\S{0,80}|(?:mpi|prte?)(?:run|exec)\S{0,20}): |\[mpiexec@"
 )
+_STEP = re.compile(r"\b(?:step|iter(?:ation)?)\W{1,3}\d", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|^MemoryError|DefaultCPUAllocator: (?:can't|not enough memory)|Cannot allocate memory"
 )
@@ -102,7 +101,7 @@ def last_error(
     lines = [line for line in lines if not _LAUNCHER.match(line)]
     found = find_tracebacks(lines)
     if not found:
-        return _fatal(lines, source) or (_torn(lines, source) if shared else None)
+        return _fatal(lines, source) or _torn(lines, source, shared=shared)
     last = next((one for one in reversed(found) if not _is_aside(lines, one)), found[-1])
     after = before_launcher(lines[last.end + 1 :])
     if len(after) > MAX_AFTER:
@@ -194,9 +193,9 @@ def _accused(blame: Blame, words: str, lines: Sequence[str], start: int) -> Accu
 def _fatal(lines: Sequence[str], source: str) -> RankError | None:
     """No traceback: a C++ exception, a fatal error of Python, or a library that ends the process."""
     for at in range(len(lines) - 1, -1, -1):
-        line = lines[at]
-        if _FATAL.match(line) or _LIBRARY_ENDS.search(line):
-            line = _with_type(lines, at)
+        fatal = _FATAL.search(lines[at])
+        if fatal or _LIBRARY_ENDS.search(lines[at]):
+            line = _with_type(lines, at) if fatal else lines[at]
             text = with_cause(safe_line(line.strip(), 300), lines, at)
             before = tuple(safe_line(one, 400) for one in lines[max(0, at - 10) : at + 1])
             return error_of(
@@ -207,20 +206,26 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
 
 def _with_type(lines: Sequence[str], at: int) -> str:
     """What a C++ exception says, with its type, which stands on the line before: `c10::DistNetworkError: Interrupted system call`."""
-    thrown = _THROWN.match(lines[at - 1]) if at else None
-    line = _SAYS.match(lines[at])
+    thrown = _THROWN.search(lines[at - 1]) if at else None
+    line = _SAYS.search(lines[at])
     if thrown is None or line is None or _KNOWS_ITS_RANK.match(line["text"]):
-        return lines[at]
+        found = _FATAL.search(lines[at])
+        return found["text"] or lines[at] if found else lines[at]
     return f"{thrown['type']}: {line['text']}"
 
 
-def _torn(lines: Sequence[str], source: str) -> RankError | None:
-    """Tracebacks of several ranks that tore each other apart: the last line in which a library accuses somebody else."""
+def _torn(lines: Sequence[str], source: str, *, shared: bool) -> RankError | None:
+    """Tracebacks that tore each other apart, or that a bar tore: the last line in which a library accuses somebody else.
+
+    Of a rank's own lines only where it did not go on after it.
+    """
     lines = before_launcher(lines)[-MAX_AFTER:]
     for at in range(len(lines) - 1, -1, -1):
         if accuses_others(lines[at]):
             text = safe_line(lines[at].strip(), 300)
             return error_of(lines[at], text, (text,), source, lines[:at])
+        if not shared and _STEP.search(lines[at]):
+            return None
     return None
 
 
