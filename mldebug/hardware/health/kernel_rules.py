@@ -48,6 +48,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.HUNG_TASK: _poor("kernel", _A.WATCH),
     Kind.LOCKUP: _bad("kernel", _A.CHECK_HARDWARE),
     Kind.RCU_STALL: _poor("kernel", _A.WATCH),
+    Kind.WORKQUEUE_STALL: _poor("kernel", _A.WATCH),
     Kind.KERNEL_OOPS: _bad("kernel", _A.REBOOT, lasting=True),
     Kind.KERNEL_PANIC: _bad("kernel", _A.REBOOT, lasting=True),
     Kind.MACHINE_CHECK: _poor("kernel", _A.CHECK_HARDWARE, limit="memory_corrected"),

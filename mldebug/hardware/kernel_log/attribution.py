@@ -33,6 +33,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.HUNG_TASK: "a process hangs in the kernel",
     KernelEventKind.LOCKUP: "a CPU is locked up",
     KernelEventKind.RCU_STALL: "a CPU or a task blocks the kernel (RCU stall)",
+    KernelEventKind.WORKQUEUE_STALL: "work of the kernel does not get on (workqueue lockup)",
     KernelEventKind.KERNEL_OOPS: "the kernel ran into an error of its own (oops)",
     KernelEventKind.KERNEL_PANIC: "the kernel panicked",
     KernelEventKind.OOM_GROUP: "the kernel killed a whole cgroup for memory (memory.oom.group)",

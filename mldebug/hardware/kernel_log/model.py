@@ -19,6 +19,7 @@ class KernelEventKind(StrEnum):
     HUNG_TASK = "hung_task"
     LOCKUP = "lockup"  # a CPU does not come out of the kernel
     RCU_STALL = "rcu_stall"  # a CPU or a task keeps the kernel's read-copy-update from going on
+    WORKQUEUE_STALL = "workqueue_stall"  # work that the kernel put off does not get on
     KERNEL_OOPS = "kernel_oops"  # the kernel itself ran into an error and went on
     KERNEL_PANIC = "kernel_panic"
     OOM_GROUP = "oom_group"  # all of a cgroup is killed together: memory.oom.group

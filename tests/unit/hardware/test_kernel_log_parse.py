@@ -159,6 +159,16 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     150: (K.NIC_FATAL, {"device": "0000:41:00.0"}),
     151: (K.NIC_FATAL, {"device": ""}),
     152: (K.PORT_FAULT, {"device": "0000:41:00.0"}),
+    153: (K.WORKQUEUE_STALL, {"seconds": 35}),
+    154: (K.KERNEL_OOPS, {}),
+    155: (K.MACHINE_CHECK_UNCORRECTED, {}),
+    156: (K.DISK_ERROR, {"device": "nvme0n1"}),
+    157: (K.DISK_ERROR, {"device": "dm-3"}),
+    158: (K.NIC_ERROR, {"device": "0000:41:00.0"}),
+    159: (K.NIC_FATAL, {"device": "mlx5_core.sf.4"}),
+    160: (K.NIC_FATAL, {"device": "0000:00:06.0"}),
+    161: (K.NIC_ERROR, {"device": "rdmap0s6"}),
+    162: (K.GPU_RING_TIMEOUT, {"device": "0000:83:00.0"}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

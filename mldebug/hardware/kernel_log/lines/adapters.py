@@ -15,7 +15,7 @@ from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 # "mlx5_core 0000:41:00.0: poll_health:852:(pid 0): …", of old drivers "mlx5_core 0000:41:00.0: poll_health:825: …" or
 # "mlx5_core: INFO: …", since 5.0 with the interface: "mlx5_core 0000:41:00.0 eth2: …"
 _MLX = (
-    rf"mlx[45]_core(?: (?P<bus>{ADDRESS}))?(?: (?P<name>[\w.@-]{{1,32}}))?: (?:INFO: )?(?:E-Switch: )?"
+    rf"mlx[45]_core(?:\.sf)?(?: (?P<bus>{ADDRESS})| (?P<part>mlx5_core\.sf\.\d{{1,6}}))?(?: (?P<name>[\w.@-]{{1,32}}))?: (?:INFO: )?(?:E-Switch: )?"
     r"(?:\w{1,64}:\d{1,6}:(?:\(pid \d{1,10}\):)? ?)?"
 )
 # Fatal errors 3 and 4 are no fault: somebody has switched the adapter (a virtual function) off, or resets it
@@ -25,6 +25,7 @@ _MLX_LINE = re.compile(
     r"|(?:Health issue observed, |synd 0x0{0,7}[1-9a-f][0-9a-f]{0,7}: )(?P<heat>[Hh]igh temperature)?(?P<issue>)"
     r"|(?P<timeout>(?:cmd\[\d{1,3}\]: )?[A-Z][A-Z0-9_]{1,48}\(0x[0-9a-f]{1,6}\) (?:timeout\b|No done completion|canceled on out of queue timeout)"
     r"|command 0x[0-9a-f]{1,6} timed out)"
+    r"|(?P<cqe>Error cqe on cqn |ERR CQE on SQ: )"
     r"|(?P<sent>TX timeout (?:detected|on queue))"
     r"|(?P<refused>[A-Z][A-Z0-9_]{1,48}\(0x[0-9a-f]{1,6}\) (?:op_mod\(0x[0-9a-f]{1,6}\) )?(?:uid\(\d{1,9}\) )?failed, status )"
     r"|(?P<ok>health recovery succeeded))"
@@ -44,9 +45,10 @@ _SENDER = re.compile(
 # EFA and ENA of Amazon: "infiniband rdmap16s27: The device didn't send any completion for admin cmd CREATE_QP(6) …"
 _AMAZON = re.compile(
     rf"(?:infiniband (?P<ib>[\w.-]{{1,32}})|(?:efa|ena) (?P<bus>{ADDRESS})(?: (?P<name>[\w.@-]{{1,32}}))?): "
-    r"(?:(?P<fatal>Admin queue is closed|Device isn't ready|Failed to (?:reset|initialize) (?:the )?device)"
+    r"(?:(?P<fatal>Admin queue is closed|Device isn't ready|Failed to (?:reset|initialize) (?:the )?device|EFA device reset failed|Reset attempt failed|Reset indication didn't turn o)"
     r"|(?P<timeout>The (?:ib ?dev|device) (?:didn't send any completion|sent a completion but)|Keep alive watchdog timeout"
-    r"|Wait for completion \(polling\) timeout))"
+    r"|Wait for completion \(polling\) timeout|Reading [\w ]{1,40} timed out)"
+    r"|(?P<refused>Failed to process command ))"
 )
 _BROADCOM = re.compile(
     rf"bnxt_en (?P<bus>{ADDRESS})(?: (?P<name>[\w.@-]{{1,32}}))?: (?:(?P<fatal>Firmware not responding"
@@ -67,7 +69,7 @@ def _mlx(line: KernelText) -> KernelEvent | None:
     match = _MLX_LINE.match(line.text)
     if match is None:
         return None
-    device = _named(match, "name")
+    device = _named(match, "part", "name")
     if match["heat"]:
         return event(line, KernelEventKind.PORT_FAULT, device=device)
     kinds = {
@@ -76,6 +78,7 @@ def _mlx(line: KernelText) -> KernelEvent | None:
         "timeout": KernelEventKind.NIC_TIMEOUT,
         "sent": KernelEventKind.NIC_TX_TIMEOUT,
         "refused": KernelEventKind.NIC_ERROR,
+        "cqe": KernelEventKind.NIC_ERROR,
         "ok": KernelEventKind.NIC_OK,
     }
     kind = next(kind for group, kind in kinds.items() if match[group] is not None)
@@ -100,6 +103,8 @@ def _amazon(line: KernelText) -> KernelEvent | None:
     if match is None:
         return None
     kind = KernelEventKind.NIC_FATAL if match["fatal"] else KernelEventKind.NIC_TIMEOUT
+    if match.groupdict().get("refused"):
+        kind = KernelEventKind.NIC_ERROR
     return event(line, kind, device=_named(match, "ib", "name"))
 
 
@@ -118,4 +123,6 @@ SIGNS = (
     LineReader("Keep alive watchdog", _amazon),
     LineReader("bnxt_en", _amazon),
     LineReader("device", _amazon),
+    LineReader("Reset ", _amazon),
+    LineReader("Failed to process command", _amazon),
 )

@@ -6,7 +6,7 @@ from mldebug.hardware.kernel_log.lines.reader import KernelText, LineReader, eve
 from mldebug.hardware.kernel_log.model import KernelEvent, KernelEventKind
 
 _DISK = re.compile(
-    r"(?:blk_update_request: |Buffer )?(?:[\w ]{1,30} )?I/O error(?:,| on) dev (?P<dev>[\w!./-]{1,64}), (?:sector|logical block) "
+    r"(?:blk_update_request: |Buffer )?(?:[\w ]{1,30} )?(?:I/O error|critical (?:medium|target|nexus|space allocation) error)(?:,| on) dev(?:ice)? (?P<dev>[\w!./-]{1,64}), (?:sector|logical block) "
     r"|nvme (?P<nvme>nvme[\w]{1,16}): (?:I/O (?:tag )?\d+ [^\n]{0,60}timeout|controller is down)"
 )
 _NO_DISK = re.compile(r"(?:fd|sr|loop|nbd|ram|zram)\d")  # empty drives at boot, files
@@ -52,5 +52,6 @@ SIGNS = (
     LineReader("Disk failure", _gone),
     LineReader("poll queues", _back),
     LineReader("I/O error", _disk),
+    LineReader("critical ", _disk),
     LineReader("nvme ", _disk),
 )

@@ -10,7 +10,7 @@ _EXT = re.compile(
     rf"EXT[234]-fs (?:(?P<error>error) \(device (?P<device>{_NAME})\)|\((?P<mounted>{_NAME})\): (?P<what>[^\n]{{0,120}}))"
 )
 _EXT_LOST = re.compile(
-    r"(?:previous|Failed to|failed to convert|delayed block allocation failed|This should not happen|I/O error)"
+    r"(?:previous|Failed to|failed to convert|[Dd]elayed block allocation failed|This should not happen|I/O error)"
 )
 _JOURNAL = re.compile(
     rf"(?:Aborting journal on device (?P<aborted>{_NAME}?)\.?$|JBD2: (?:Error -\d{{1,5}} detected|Detected IO errors)[^\n]{{0,60}} (?:for|on) (?P<errors>[\w-]{{1,40}})\.?$)"

@@ -18,11 +18,11 @@ _EDAC = re.compile(
 )
 _DIMM = re.compile(r" on (?P<dimm>\S{1,64})")
 _CHECK = re.compile(
-    r"(?:mce: )?(?:\{\d{1,9}\})?\[Hardware Error\]: (?:"
+    r"(?:mce: (?P<poison>Uncorrected hardware memory error in )|(?:mce: )?(?:\{\d{1,9}\})?\[Hardware Error\]: (?:"
     r"(?P<corrected>Corrected error|event severity: corrected)"
     r"|(?P<uncorrected>System Fatal error|Uncorrected|Deferred error|event severity: (?:recoverable|fatal)|Fatal machine check"
     r"|CPU \d{1,5}: Machine Check Exception|CPU:\d{1,5} \([0-9a-f:]{1,12}\) MC\d{1,3}_STATUS\[(?:[^\]\n]{0,60}\|)?UE\|)"
-    r"|(?P<logged>Machine check events logged|CPU \d{1,5}: Machine Check(?: Event)?: ))"
+    r"|(?P<logged>Machine check events logged|CPU \d{1,5}: Machine Check(?: Event)?: )))"
 )
 # "… CPU 1: Machine Check: 0 Bank 11: 8c00004f000800c2": the register says whether it was corrected
 _BANK = re.compile(
@@ -92,7 +92,7 @@ def _check(line: KernelText) -> KernelEvent | None:
         return None
     if match["corrected"]:
         return event(line, KernelEventKind.MACHINE_CHECK_CORRECTED)
-    if match["uncorrected"]:
+    if match["uncorrected"] or match["poison"]:
         return event(line, KernelEventKind.MACHINE_CHECK_UNCORRECTED)
     return event(line, KernelEventKind.MACHINE_CHECK)
 
@@ -156,6 +156,7 @@ SIGNS = (
     LineReader("arm-smmu", _iommu),
     LineReader("EDAC ", _edac),
     LineReader("[Hardware Error]: ", _check),
+    LineReader("Uncorrected hardware", _check),
     LineReader("PCIe Bus Error: ", _aer),
     LineReader("DPC: ", _contained),
 )

@@ -13,7 +13,7 @@ _LOCKUP = re.compile(
     r"|CPU \d{1,5} detected hard LOCKUP on other CPUs (?P<other>\d{1,5}))"
 )
 _RCU = re.compile(
-    r"(?:rcu: )?(?:INFO: )?(?P<flavour>rcu\w{1,24}|srcu\w{0,24})(?: kthread starved for \d{1,12} jiffies"
+    r"(?:rcu: )?(?:INFO: )?(?P<flavour>rcu\w{1,24}|srcu\w{0,24})(?: kthread (?:starved|timer wakeup didn't happen) for \d{1,12} jiffies"
     r"| (?:self-)?detected (?:expedited )?stalls? on CPU(?:s/tasks)?)"
 )
 # "Oops: 0000 [#1] SMP", arm64: "Internal error: Oops: 96000004 [#1] SMP", "kernel BUG at mm/slub.c:305!". To the end of what the
@@ -21,7 +21,10 @@ _RCU = re.compile(
 _OOPS = re.compile(
     r"(?:(?:Internal error: )?(?:Oops|invalid opcode|stack segment|double fault|divide error|general protection fault)\b"
     r"[^\n]{0,200}?\[#\d{1,5}\](?: [A-Z][A-Z_ ]{1,60})?\s*$"
-    r"|BUG: unable to handle |BUG: kernel NULL pointer dereference|Unable to handle kernel |kernel BUG at [\w./-]{1,120}:\d{1,6}!)"
+    r"|BUG: Bad page (?:state|map) in process |BUG: unable to handle |BUG: kernel NULL pointer dereference|Unable to handle kernel |kernel BUG at [\w./-]{1,120}:\d{1,6}!)"
+)
+_WORKQUEUE = re.compile(
+    r"BUG: workqueue lockup - pool [^\n]{1,120}? stuck for (?P<seconds>\d{1,9})s!"
 )
 _PANIC = re.compile(r"Kernel panic - not syncing: ?(?P<why>[^\n]{0,120})")
 _PIDS = re.compile(r"cgroup: fork rejected by pids controller in (?P<group>[^\n]{1,512})")
@@ -44,6 +47,13 @@ def _lockup(line: KernelText) -> KernelEvent | None:
 
 def _rcu(line: KernelText) -> KernelEvent | None:
     return event(line, KernelEventKind.RCU_STALL) if _RCU.match(line.text) else None
+
+
+def _workqueue(line: KernelText) -> KernelEvent | None:
+    match = _WORKQUEUE.match(line.text)
+    if match is None:
+        return None
+    return event(line, KernelEventKind.WORKQUEUE_STALL, seconds=int(match["seconds"]))
 
 
 def _oops(line: KernelText) -> KernelEvent | None:
@@ -69,7 +79,7 @@ SIGNS = (
     LineReader("LOCKUP", _lockup),
     LineReader("soft lockup", _lockup),
     LineReader("stall", _rcu),
-    LineReader("kthread starved", _rcu),
+    LineReader(" kthread ", _rcu),
     LineReader("Oops", _oops),
     LineReader("invalid opcode: ", _oops),
     LineReader("general protection fault", _oops),
@@ -79,6 +89,8 @@ SIGNS = (
     LineReader("nable to handle ", _oops),
     LineReader("NULL pointer dereference", _oops),
     LineReader("kernel BUG at ", _oops),
+    LineReader("Bad page ", _oops),
+    LineReader("workqueue lockup", _workqueue),
     LineReader("Kernel panic", _panic),
     LineReader("fork rejected", _pids),
     LineReader("file-max limit", _files),
