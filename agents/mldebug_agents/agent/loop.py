@@ -239,13 +239,7 @@ class AgentLoop:
         log.info("the configuration was read again")
 
     def _stall_settings(self) -> StallSettings:
-        stall = self.config.stall
-        return StallSettings(
-            timeout=stall.timeout,
-            busy_timeout=stall.busy_timeout,
-            init_timeout=stall.init_timeout,
-            interval=stall.interval,
-        )
+        return msgspec.convert(self.config.stall, StallSettings, from_attributes=True)
 
     # --- decisions ---------------------------------------------------------------------------------
 

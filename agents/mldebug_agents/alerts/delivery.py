@@ -10,6 +10,7 @@ import msgspec
 
 from mldebug.alerts.event_registry import EventRegistry
 from mldebug.alerts.model import AlertEvent, Channel, EventMessage
+from mldebug.alerts.view import ChannelState
 from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import create
 from mldebug.core.redact import safe_line
@@ -46,9 +47,7 @@ class ChannelDelivery:
             WORKER + name, lambda order: channel.send(order.message), inbox, DEADLINE
         )
         self.under_way = False
-        self.sent = self.failed = self.refused = 0
-        self.last_success: float | None = None  # unix
-        self.trouble = ""
+        self.state = ChannelState(name=name, kind=plugin.kind)
         self.not_before = 0.0
         self._pause = PAUSE_FIRST
         self._repeated: dict[str, float] = {}  # key -> when it was sent last
@@ -87,29 +86,31 @@ class ChannelDelivery:
 
     def done(self, key: str, now: float) -> None:
         """Note that the message with this event key was delivered."""
-        self.sent += 1
-        self.trouble, self._pause, self.not_before = "", PAUSE_FIRST, 0.0
-        self.last_success = time.time()
+        self._pause, self.not_before = PAUSE_FIRST, 0.0
+        self._note(sent=self.state.sent + 1, last_success=time.time(), trouble="")
         self._repeated[key] = now
         self._tries.pop(key, None)
 
     def refusal(self, key: str, error: Exception) -> None:
-        """Note that the other side does not accept this message; it is not tried again. `trouble` says so until a message is delivered."""
-        self.refused += 1
-        self.trouble = f"refused: {safe_line(str(error), 200)}"
+        """Note that the other side does not accept this message; it is not tried again. `state.trouble` says so until a message is delivered."""
+        trouble = f"refused: {safe_line(str(error), 200)}"
+        self._note(refused=self.state.refused + 1, trouble=trouble)
         self._tries.pop(key, None)
-        log.error("channel %s: %s", self.name, self.trouble)
+        log.error("channel %s: %s", self.name, trouble)
 
     def failure(self, key: str, error: Exception, now: float) -> None:
         """Note that the message may not have arrived. It is tried again after a pause, which doubles up to `PAUSE_MOST` seconds."""
-        self.failed += 1
         self._tries[key] = self._tries.get(key, 0) + 1
         reason = safe_line(str(error) or type(error).__name__, 200)
-        if not self.trouble:
+        if not self.state.trouble:
             later = "it is tried again" if self.every else "what waits is sent later"
             log.error("channel %s: %s; %s", self.name, reason, later)
-        self.trouble, self.not_before, self._beat = reason, now + self._pause, 0.0
+        self._note(failed=self.state.failed + 1, trouble=reason)
+        self.not_before, self._beat = now + self._pause, 0.0
         self._pause = min(PAUSE_MOST, 2 * self._pause)
+
+    def _note(self, **changed: Any) -> None:
+        self.state = msgspec.structs.replace(self.state, **changed)
 
     def keep_only(self, keys: Collection[str]) -> None:
         """Forget all event keys but these: when each was sent last, and how often it failed."""

@@ -209,16 +209,8 @@ class AlertNotifier:
         )
 
     def _state(self, line: ChannelDelivery) -> ChannelState:
-        return ChannelState(
-            name=line.name,
-            kind=line.plugin.kind,
-            waiting=0 if line.every else len(self.registry.unsent(line.name)),
-            sent=line.sent,
-            failed=line.failed,
-            refused=line.refused,
-            last_success=line.last_success,
-            trouble=line.trouble,
-        )
+        waiting = 0 if line.every else len(self.registry.unsent(line.name))
+        return msgspec.structs.replace(line.state, waiting=waiting)
 
     def _configure(self, wanted: Mapping[str, Plugin]) -> None:
         lines = {}

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from mldebug.core.model import (
@@ -207,9 +208,7 @@ def _versions(captures: Iterable[NodeCapture], versions: Mapping[str, str]) -> d
 
 def _gaps(captures: Iterable[NodeCapture]) -> Iterator[GapView]:
     for gap in _unique(gap for capture in captures for gap in capture.gaps):
-        yield GapView(
-            what=gap.what, reason=gap.reason, rank=gap.rank, pid=gap.pid, way_out=gap.way_out
-        )
+        yield msgspec.convert(gap, GapView, from_attributes=True)
 
 
 # --- bounds --------------------------------------------------------------------------------------

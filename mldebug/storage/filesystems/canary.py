@@ -17,35 +17,43 @@ _WORDS = {
 _OUTCOMES = {errno.EROFS: "read_only", errno.ENOSPC: "full", errno.EDQUOT: "quota"}
 
 
-class CanaryWrite(Noun, frozen=True, kw_only=True):
-    """One test write. `errno`: 0 where it went well; `available` and inodes: by the filesystem at the moment when it failed."""
+class CanaryResult(Noun, frozen=True, kw_only=True):
+    """The result of writing the test file. `errno`: 0 for success, else the error, with the free bytes and inodes that statvfs named at that moment. `seconds`: how long it took."""
 
-    path: str
     errno: int = 0
     seconds: float = 0.0
-    stuck: float = 0.0  # seconds for which it has not come back
     available: int = 0  # bytes
-    inodes: int = 0  # 0: they are not counted
+    inodes: int = 0  # 0: this filesystem does not count them
     inodes_free: int = 0
+
+
+class CanaryWrite(Noun, frozen=True, kw_only=True):
+    """One test write: its result, or the seconds for which it has not come back."""
+
+    path: str
+    stuck: float = 0.0
+    result: CanaryResult = CanaryResult()
 
     @property
     def outcome(self) -> str:
         """How the test write ended: `ok`, `stuck`, or the kind of error (`read_only`, `full`, `quota`, `failed`)."""
         if self.stuck:
             return "stuck"
-        return _OUTCOMES.get(self.errno, "failed") if self.errno else "ok"
+        number = self.result.errno
+        return _OUTCOMES.get(number, "failed") if number else "ok"
 
 
 def sentence(one: CanaryWrite, size: int) -> str:
     """The result of a test write as a sentence; `size`: bytes that were to be written."""
     if one.stuck:
         return f"{one.path}: a test write has not come back for {one.stuck:.0f} s"
-    if not one.errno:
-        return f"{one.path}: {size_words(size)} written and synced in {one.seconds * 1000:.0f} ms"
-    return f"{one.path}: a test write failed: {_why(one, size)}"
+    if not one.result.errno:
+        milliseconds = one.result.seconds * 1000
+        return f"{one.path}: {size_words(size)} written and synced in {milliseconds:.0f} ms"
+    return f"{one.path}: a test write failed: {_why(one.result, size)}"
 
 
-def _why(one: CanaryWrite, size: int) -> str:
+def _why(one: CanaryResult, size: int) -> str:
     if one.errno != errno.ENOSPC:
         return _WORDS.get(one.errno, errno.errorcode.get(one.errno, f"error {one.errno}"))
     if one.inodes and not one.inodes_free:

@@ -5,12 +5,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from mldebug.config.schema import CanaryConfig as Wanted
 from mldebug.config.schema import Config, StorageConfig
-from mldebug.storage.filesystems.canary import CanaryWrite, sentence
+from mldebug.storage.filesystems.canary import CanaryResult, CanaryWrite, sentence
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.monitor import all_collectors
@@ -105,11 +104,13 @@ def test_a_folder_that_is_not_there_is_a_gap(tools: NodeTools, tmp_path: Path) -
 
 
 def test_df_lies_and_quotas_are_said() -> None:
-    lying = CanaryWrite(path="/data", errno=28, available=12 << 40, inodes=10, inodes_free=5)
+    lying = CanaryWrite(
+        path="/data", result=CanaryResult(errno=28, available=12 << 40, inodes=10, inodes_free=5)
+    )
     assert sentence(lying, 65536) == (
         "/data: a test write failed: no space is left, though the filesystem tells of 12 TiB"
     )
-    quota = msgspec.structs.replace(lying, errno=122)
+    quota = CanaryWrite(path="/data", result=CanaryResult(errno=122))
     assert (quota.outcome, sentence(quota, 1).endswith("a quota is used up")) == ("quota", True)
     stuck = CanaryWrite(path="/data", stuck=74.2)
     assert (stuck.outcome, sentence(stuck, 1)) == (

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from mldebug.storage.filesystems.canary import CanaryResult
+
 
 class CanaryFile(msgspec.Struct, frozen=True):
     """A small test file that the child is to write, sync and remove, to see whether a filesystem can be written."""
@@ -55,16 +57,6 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     inodes: int = 0  # 0: this filesystem does not count them
     inodes_free: int = 0
     read_only: bool = False
-
-
-class CanaryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of writing the test file. `errno`: 0 for success, else the error, with the free bytes and inodes that statvfs named at that moment. `seconds`: how long it took."""
-
-    errno: int = 0
-    seconds: float = 0.0
-    available: int = 0  # bytes
-    inodes: int = 0  # 0: this filesystem does not count them
-    inodes_free: int = 0
 
 
 class KernelQuota(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,9 +15,9 @@ import time
 
 import msgspec
 
+from mldebug.storage.filesystems.canary import CanaryResult
 from mldebug_agents.storage.child.messages import (
     CanaryFile,
-    CanaryResult,
     MountAnswer,
     MountAnswers,
     MountRequest,

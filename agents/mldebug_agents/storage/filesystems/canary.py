@@ -45,7 +45,7 @@ class CanaryCollector:
         for one in self._written:
             wrong = float(one.outcome != "ok")
             yield _measure("failed", one.path, wrong)
-            yield _measure("seconds", one.path, one.stuck or one.seconds)
+            yield _measure("seconds", one.path, one.stuck or one.result.seconds)
         for gap in self._gaps:
             yield _measure("failed", gap.what.removeprefix(_WHAT), 1.0)
 
@@ -73,7 +73,7 @@ class CanaryCollector:
         return {
             "path": one.path,
             "outcome": one.outcome,
-            "seconds": one.stuck or one.seconds,
+            "seconds": one.stuck or one.result.seconds,
             "line": sentence(one, self._size),
         }
 
@@ -86,17 +86,9 @@ def _gap(path: str, answer: MountAnswer) -> Gap:
 
 
 def _written(path: str, answer: MountAnswer) -> CanaryWrite:
-    result = answer.wrote
-    if result is None:
+    if answer.wrote is None:
         return CanaryWrite(path=path, stuck=answer.stuck)
-    return CanaryWrite(
-        path=path,
-        errno=result.errno,
-        seconds=result.seconds,
-        available=result.available,
-        inodes=result.inodes,
-        inodes_free=result.inodes_free,
-    )
+    return CanaryWrite(path=path, result=answer.wrote)
 
 
 def _measure(name: str, path: str, value: float) -> Measure:
