@@ -15,6 +15,9 @@ from shared.system.patience import PATIENCE, be_patient_with_processes
 settings.register_profile("no deadline", deadline=None)  # a busy machine is no defect
 settings.load_profile("no deadline")
 be_patient_with_processes()
+# A shell lets what it starts in the background ignore this, which all that the tests start would inherit
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[1]
 CODE = ("mldebug", "agents", "exporters", "tests/jobs")

@@ -29,7 +29,7 @@ SCRIPTS = Path(sysconfig.get_path("scripts"))
 MARK = "MLDEBUG_TEST_JOB"  # in the environment of everything that a test starts
 START_SECONDS = 150.0  # a 4-rank job needs 7 s on two idle cores
 STILL_ROUNDS = 5  # looks in a row at which nothing moved
-LOOK_SECONDS = 0.2
+LOOK_SECONDS, LOOK_AT_ONCE = 0.2, 0.05
 
 
 # --- /proc ---------------------------------------------------------------------------------------
@@ -78,12 +78,16 @@ def _environ(pid: int) -> list[bytes]:
 
 
 def wait_for(what: str, condition: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
-    """Poll until `condition()` is true and return its value; fail with the sentence `what`."""
-    deadline = time.monotonic() + seconds * PATIENCE
+    """Poll until `condition()` is true and return its value; fail with the sentence `what`.
+
+    What has not come for long is looked for less often: two cores are shared with the jobs that are waited for.
+    """
+    began = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > seconds * PATIENCE:
             raise AssertionError(f"waited {seconds * PATIENCE:.0f} s in vain: {what}")
-        time.sleep(0.05)
+        time.sleep(min(max(LOOK_AT_ONCE, waited / 40), LOOK_SECONDS))
     return value
 
 

@@ -61,6 +61,7 @@ def test_a_host_behind_a_shaped_link_is_named(hosts: Hosts, tmp_path: Path) -> N
     assert named(told) == {frozenset({"n3"})}, json.dumps(told)
 
 
+@pytest.mark.long
 def test_a_link_that_is_shaped_is_named_and_not_its_ends(hosts: Hosts, tmp_path: Path) -> None:
     hosts["n1"].cable(hosts["n4"], "40mbit")
     told = isolate(hosts, tmp_path, "--size", "2MiB")

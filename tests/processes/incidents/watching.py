@@ -9,7 +9,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class RunningAgent:
     config: Path
     user: User
     process: "subprocess.Popen[bytes]"
+    _parsed: dict[Path, tuple[tuple[int, int], Report]] = field(default_factory=dict)
 
     @property
     def state(self) -> Path:
@@ -55,8 +56,17 @@ class RunningAgent:
     def reports(self, job: RunningJob | None = None) -> list[Report]:
         """Reports on its disk, oldest first; of one job, where it is given."""
         files = sorted(self.state.glob("reports/[!.]*/report.json"))
-        found = [json.loads(file.read_text()) for file in files]
+        found = [self._report(file) for file in files]
         return [one for one in found if job is None or _is_of(one, job)]
+
+    def _report(self, file: Path) -> Report:
+        """Who waits for a report looks often, and at all of them: each is parsed once, and again when it is written anew."""
+        stat = file.stat()
+        written = stat.st_ino, stat.st_mtime_ns
+        before = self._parsed.get(file)
+        if before is None or before[0] != written:
+            before = self._parsed[file] = (written, json.loads(file.read_text()))
+        return before[1]
 
 
 def _is_of(report: Report, job: RunningJob) -> bool:
