@@ -24,6 +24,7 @@ from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug.hardware.health.faults import faults_of_events, gpus_by_address
 from mldebug.hardware.health.model import BAD, ComponentHealth
 from mldebug.hardware.health.node_rules import node_health
+from mldebug.hardware.health.recovery import RecoveryWatch
 from mldebug.hardware.kernel_log.attribution import RankEvent, gpu_owners, join, process_owners
 from mldebug.hardware.kernel_log.counts import GpuLabel, KernelCounts, named
 from mldebug.hardware.kernel_log.hands_off import hands_off
@@ -83,6 +84,10 @@ class HardwareMonitor:
         self._now = now
         self._gpus = GpuMonitor(memory, node)
         self._levels = Levels(memory)
+        self._recovery = RecoveryWatch()
+        self._recovered: Mapping[
+            str, float
+        ] = {}  # PCI address -> unix: since when it is well again
         self._memory = memory
         self.workers = workers
         self._first_namespace = kernel_pids
@@ -179,6 +184,9 @@ class HardwareMonitor:
         if isinstance(result.value, GpuNews):
             self._gpus.update(result.value, limits, wanted if isinstance(wanted, int) else None)
             self._release_for_reset(result.value.full, {job.id for job in jobs})
+            if result.value.full is not None:
+                full = result.value.full
+                self._recovered = self._recovery.update(full.gpus, full.at)
             if result.value.full is None:
                 found = map(xid_of_nvml, self._gpus.events())
                 self._new_xids += [one for one in found if one is not None]
@@ -225,6 +233,7 @@ class HardwareMonitor:
             kernel_readable=readable,
             count=self._gpus.count,
             uuids=gpus_by_address(full.gpus if full else ()),
+            recovered=self._recovered,
         )
         # or letting go would look like a cure
         waiting = self._waiting if not self._gpus.health else ()

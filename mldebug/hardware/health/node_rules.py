@@ -48,9 +48,13 @@ def node_health(
     kernel_readable: bool,
     count: GpuCount | None = None,
     uuids: Mapping[str, tuple[str, int]] | None = None,
+    recovered: Mapping[str, float] | None = None,
 ) -> tuple[ComponentHealth, ...]:
-    """The node's own health: number of GPUs, Xids by GPU, kernel log, memory. `uuids`: PCI address -> (uuid, index)."""
-    bursts = [one.burst for one in _once(events)]
+    """The node's own health: number of GPUs, Xids by GPU, kernel log, memory, network, storage.
+
+    `uuids`: PCI address -> (uuid, index); `recovered`: PCI address -> unix time since which the driver asks for nothing any more.
+    """
+    bursts = [one.burst for one in _once(events) if not _cured(one.burst, recovered or {})]
     recent = [burst for burst in bursts if _counts(burst, bursts, at, limits)]
     nothing = () if kernel_readable else (unread("the kernel's log"),)
     findings = [*_xids(recent, uuids or {}, nothing), *_other_gpus(recent, uuids or {}, limits)]
@@ -60,6 +64,11 @@ def node_health(
     if count is not None:
         findings.append(combine("gpu_count", _count(count)))
     return tuple(findings)
+
+
+def _cured(burst: Burst, recovered: Mapping[str, float]) -> bool:
+    """Whether an error of a GPU came before the reset that the driver had asked for."""
+    return is_gpu(burst.root.kind) and burst.last_at <= recovered.get(burst.root.device, 0.0)
 
 
 def _counts(burst: Burst, bursts: Sequence[Burst], at: float, limits: Thresholds) -> bool:

@@ -43,7 +43,7 @@ _FAMILY = {
 }
 """Kinds that belong to the story of another one."""
 
-_ENDINGS = {
+_ENDS = {
     KernelEventKind.NIC_OK: (
         KernelEventKind.NIC_FATAL,
         KernelEventKind.NIC_TIMEOUT,
@@ -295,7 +295,7 @@ class Folding:
 
     def _says_nothing(self, event: KernelEvent) -> bool:
         """A good end of what never went wrong."""
-        before = _ENDINGS.get(event.kind)
+        before = _ENDS.get(event.kind)
         if before is None:
             return False
         known = (self._by_kind[kind].bursts() for kind in before if kind in self._by_kind)

@@ -42,7 +42,7 @@ and from public logs, not tried on a card.
 
 DRIVER_HEAD = """\
 **What the driver asks for** (Xid 154) is obeyed: of the Xid before it and of the driver's own wish the greater counts, until the driver takes
-it back (`… to 0x0 (None)`, after a reset), which ends everything that this GPU had reported before. Xid 45 that is `caused by previous Xid N`
+it back (`… to 0x0 (None)` after a reset, or NVML's recovery action twice), which ends everything that this GPU had reported before. Xid 45 that is `caused by previous Xid N`
 counts as Xid N. A GPU error that comes again within {repeat:.0f} seconds is the same event.
 
 **NVLink 5** (144 to 150) is judged by the table `nvlink5` of the catalogue, which the line's unit and numbers select from: nonfatal errors that

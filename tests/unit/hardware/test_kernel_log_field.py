@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mldebug.hardware.gpu.readings import GpuReading
 from mldebug.hardware.health.kernel_rules import KERNEL_RULES
 from mldebug.hardware.health.model import (
     BAD,
@@ -17,6 +18,7 @@ from mldebug.hardware.health.model import (
     instructions,
 )
 from mldebug.hardware.health.node_rules import node_health
+from mldebug.hardware.health.recovery import RecoveryWatch
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.bursts import Burst
@@ -377,3 +379,39 @@ def test_another_disk_that_is_well_ends_nothing() -> None:
 )  # fmt: skip
 def test_lines_and_their_harmless_neighbours(line: str, state: str) -> None:
     assert verdict(read([line]))[0] == state
+
+
+# --- what NVML says of the same --------------------------------------------------------------------
+
+
+def reading(action: str | None) -> list[GpuReading]:
+    return [GpuReading(uuid="GPU-3", index=3, bus_id="00000000:3B:00.0", recovery_action=action)]
+
+
+def test_a_gpu_that_was_reset_is_well_though_the_log_does_not_say_so() -> None:
+    watch, bursts = RecoveryWatch(), read([HUNG])
+    events = [RankEvent(burst=burst) for burst in bursts]
+    states = []
+    for second, action in enumerate(["reset", None, "none", "none"]):
+        recovered = watch.update(reading(action), 1100.0 + second)
+        found = node_health(events, 1200.0, Thresholds(), kernel_readable=True, recovered=recovered)
+        states.append(any(one.state in BAD for one in found))
+
+    assert states == [True, True, True, False]
+    assert watch.update(reading("reboot"), 1200.0) == {}
+
+
+def test_a_gpu_of_which_nothing_was_asked_is_not_cured_by_nothing() -> None:
+    watch = RecoveryWatch()
+
+    assert [dict(watch.update(reading("none"), 1100.0 + one)) for one in range(3)] == [{}, {}, {}]
+
+
+def test_an_error_after_the_reset_counts() -> None:
+    watch = RecoveryWatch()
+    for second, action in enumerate(["reset", "none", "none"]):
+        recovered = watch.update(reading(action), 900.0 + second)
+
+    events = [RankEvent(burst=burst) for burst in read([HUNG])]
+    found = node_health(events, 1200.0, Thresholds(), kernel_readable=True, recovered=recovered)
+    assert any(one.state in BAD for one in found)

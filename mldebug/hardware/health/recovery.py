@@ -1,0 +1,45 @@
+"""GPUs of which the driver asked for a reset or a reboot (NVML's recovery action) and asks for nothing any more. Pure.
+
+It ends what Xids had reported before, as an Xid 154 "… to 0x0 (None)" in the kernel's log does where that can be read.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from mldebug.hardware.gpu.readings import GpuReading
+from mldebug.hardware.kernel_log.lines.reader import bus_id
+
+NOTHING = "none"
+
+
+class RecoveryWatch:
+    """Follows the recovery action of each GPU. For one thread."""
+
+    def __init__(self) -> None:
+        self._asked: set[str] = set()  # PCI addresses of GPUs of which something is asked
+        self._calm: dict[
+            str, float
+        ] = {}  # of those: unix time of the reading that asked for nothing
+        self._recovered: dict[str, float] = {}
+
+    def update(self, gpus: Iterable[GpuReading], at: float) -> Mapping[str, float]:
+        """Take a full reading of this unix time. Returns PCI address -> since when the driver asks for nothing again.
+
+        Two readings in a row must agree, as drivers answer one with nonsense now and then. A GPU whose action cannot be read stays as
+        it was: it may be the one that is being reset.
+        """
+        for gpu in gpus:
+            address, action = bus_id(gpu.bus_id), gpu.recovery_action
+            if address and action is not None:
+                self._take(address, action, at)
+        return self._recovered
+
+    def _take(self, address: str, action: str, at: float) -> None:
+        if action != NOTHING:
+            self._asked.add(address)
+            self._calm.pop(address, None)
+            self._recovered.pop(address, None)
+        elif address in self._asked:
+            since = self._calm.setdefault(address, at)
+            if since < at:
+                self._asked.discard(address)
+                self._recovered[address] = self._calm.pop(address)
