@@ -69,6 +69,9 @@ _PLACED = re.compile(
     + r")(?:/|\.py$).*)"
 )
 
+_ARCHIVE = re.compile(r"\.(?:pex|par|zip|pyz|xar)/|#link-tree/|/xarfuse/[^/]+/(?:[^/]+/)?")
+"""What stands before all code, the job's own as well, where it is run from one file."""
+
 # py-spy shortens paths by sys.path, so recorded stacks may show a bare "threading.py".
 _STDLIB = re.compile(
     r"/lib(?:64)?/(?:python|pypy)3\.\d+t?/(?!site-packages/|dist-packages/)|/python3\d+\.zip/|^<frozen |^<string>$|/torchinductor_\w+/"
@@ -120,8 +123,11 @@ def package_path(path: str) -> str:
     inside = INSTALLED.split(path)[-1]
     if inside != path and not inside.startswith("/"):
         return inside
-    found = _PLACED.search(path)
-    return found[1] if found else ""
+    if found := _PLACED.search(path):
+        return found[1]
+    packed = _ARCHIVE.split(path)[-1]
+    known = packed != path and (_LIBRARY.match(packed) or _FRAMEWORK.match(packed))
+    return packed if known else ""
 
 
 def _in_clone(path: str) -> bool:

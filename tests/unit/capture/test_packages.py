@@ -91,6 +91,24 @@ def test_the_standard_library_is_known(path: str) -> None:
     assert owner(path, short_path(path)) is Owner.LIBRARY
 
 
+@pytest.mark.parametrize(
+    "archive", ["/opt/x.pex/", "/jobs/train.par/", "/tmp/a.zip/", "/mnt/xarfuse/uid-1/2c/"]
+)
+@pytest.mark.parametrize(
+    ("file", "whose"),
+    [
+        ("filelock/_api.py", Owner.LIBRARY),
+        ("wandb/sdk/wandb_run.py", Owner.FRAMEWORK),
+        ("train.py", Owner.JOB),
+        ("our/model.py", Owner.JOB),
+    ],
+)
+def test_an_archive_holds_packages_and_the_job(archive: str, file: str, whose: Owner) -> None:
+    path = f"{archive}{file}"
+
+    assert owner(path, short_path(path)) is whose
+
+
 def faulthandler(*frames: str) -> str:
     lines = "".join(f'  File "{path}", line {line} in {name}\n' for path, line, name in map(str.split, frames))  # fmt: skip
     return f"Timeout (0:10:00)!\nThread 0x00007f7c2c0a1740 (most recent call first):\n{lines}"

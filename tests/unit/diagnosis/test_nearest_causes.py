@@ -108,6 +108,9 @@ def with_group(what: ProcessCapture) -> ProcessCapture:
     return msgspec.structs.replace(what, state=msgspec.structs.replace(what.state, threads=(*what.state.threads, *loops)))  # fmt: skip
 
 
+FILELOCK = ("acquire (filelock/_api.py:330)", "__enter__ (filelock/_api.py:376)", "prepare (prep.py:30)", "<module> (train.py:20)")  # fmt: skip
+BELOW_LOCK = ("barrier (torch/distributed/distributed_c10d.py:4818)", WRAPPER, "prepare (prep.py:31)", "<module> (train.py:20)")  # fmt: skip
+GPU = "synchronize (torch/cuda/__init__.py:1040)"
 DIED = LostRank(rank=3, pid=4711, exit_status=9, reason="killed by SIGKILL")
 NEVER_CAME = LostRank(rank=3)
 BRANCH = stands("barrier (torch/distributed/distributed_c10d.py:4000)", WRAPPER, "finish (train.py:9)")  # fmt: skip
@@ -218,6 +221,9 @@ TABLE = (
             "the same": (of(None), "unknown"),
             "it sleeps": (of(stands(wchan="hrtimer_nanosleep")), "rank_waiting"),
             "it wants a lock that another rank holds": (of(locked(RANK_1)), "rank_blocked_io"),
+            "it wants a lock that others may hold": (of(stands(*FILELOCK), rest=process(*BELOW_LOCK, move=still())), "unknown"),
+            "all wait for their GPU, at other lines": (of(stands(GPU, "log (train.py:99)"), rest=stands(GPU, "step (train.py:88)")), "unknown"),
+            "a send of a pipeline": (of(stands("send (torch/distributed/distributed_c10d.py:2300)", WRAPPER, "step (train.py:88)")), "unknown"),
         },
     ),
     Causes(
@@ -243,6 +249,7 @@ TABLE = (
         {
             "it computes": (of(process(*HERE, state="R", wchan="", active=True, gil=True, move=moving(0.9))), "rank_busy"),
             "it works slowly": (of(process(*HERE, wchan="hrtimer_nanosleep", move=still(cpu=0.11, switches=40))), "rank_busy"),
+            "it waits for a file lock that others may hold": (of(stands(*FILELOCK), rest=process(*BELOW_LOCK, move=still())), "unknown"),
             "its child computes": (of(*child(process(*WORKER[:1], state="R", wchan="", active=True, move=moving(0.9)))), "rank_busy"),
             "its thread waits for the others": (of(stands("join (threading.py:1112)", "main (train.py:9)", others=(stack(*WAITER, tid=7, name="trainer"),))), "unknown"),
         },
@@ -252,6 +259,7 @@ TABLE = (
         {"it computes": of(process(*HERE, state="R", wchan="", active=True, gil=True, move=moving(0.9)))},
         {
             "it only looks again, 200 times a second": (of(process(*HERE, wchan="futex_do_wait", move=still(cpu=0.01, switches=400), others=(stack("plugin (train.py:3)", tid=7, gil=True),))), "rank_waiting"),
+            "it compiles, and nothing moves": (of(stands("_compile (torch/_dynamo/convert_frame.py:1000)", *HERE)), "rank_waiting"),
             "all compute": (of(None, rest=process("train (train.py:9)", state="R", wchan="", active=True, gil=True, move=moving(0.9))), "unknown"),
         },
     ),
