@@ -164,7 +164,7 @@ class HealthConfig(Section, frozen=True, kw_only=True):
 
 
 class EventsConfig(Section, frozen=True, kw_only=True):
-    """The section `events`: which events are sent to the channels, and when."""
+    """The section `events`: what is sent to all channels."""
 
     # for how long something must be wrong before anybody is told; incidents of jobs are told at once
     pending: Annotated[Duration, msgspec.Meta(ge=0)] = 30.0

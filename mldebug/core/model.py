@@ -133,7 +133,9 @@ class ThreadStack(Noun, frozen=True, kw_only=True):
     active: bool = False  # py-spy: on a CPU (or its thread state could not be told)
     owns_gil: bool = False
     frames: tuple[Frame, ...] = ()
-    untold: bool = False  # its tool does not say whether it was on a CPU
+    activity_unknown: bool = (
+        False  # the tool that printed the stack does not say whether the thread was on a CPU
+    )
 
 
 class ThreadState(Noun, frozen=True, kw_only=True):

@@ -176,7 +176,7 @@ def conclude(
     beside: tuple[str, ...] = (),
     statements: tuple[RasStatement, ...] = (),
 ) -> Diagnosis:
-    """The most specific verdict wins; no finding is `unknown`, with the reason why nobody is named.
+    """Make the diagnosis from the findings: the most specific verdict wins; without a finding `unknown`, with the reason why nobody is named.
 
     `beside`: further evidence from NCCL and the GPUs, in sentences. `statements`: which ranks NCCL RAS names.
     """
@@ -235,7 +235,7 @@ def _stalled(case: Case, diagnosis: Diagnosis) -> bool:
 def with_missing_dumps(
     case: Case, captures: Iterable[NodeCapture], diagnosis: Diagnosis
 ) -> Diagnosis:
-    """The diagnosis of recorded stacks: who has no dump stands first, and lowers the confidence, as a guess at numbers does."""
+    """The diagnosis of stacks that were dumped by other tools: a rank without a dump is named first, and it, like guessed rank numbers, lowers the confidence."""
     if not case.recorded:
         return diagnosis
     guess = any(mark.kind == IN_ORDER for one in captures for mark in one.remarks)

@@ -83,7 +83,7 @@ def _words(case: Case, number: int, one: Raised) -> str:
 
 
 def raised_by(case: Case, ranks: Collection[int]) -> Iterator[tuple[int, Raised]]:
-    """(rank, the last exception in its log that is its own beyond doubt); what only blames a peer is left out."""
+    """(rank, the last exception that this rank surely raised); exceptions that only blame a peer are left out."""
     for rank in (one for one in case.ranks if one.rank in ranks):
         lines = own_lines(case, rank)
         found = [one for one in exceptions_in(lines) if not blames_peer(one.error)]

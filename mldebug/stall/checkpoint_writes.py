@@ -14,7 +14,7 @@ class WriteRate:
         self._readings: deque[tuple[float, int]] = deque()  # of the last seconds, oldest first
 
     def take(self, at: float, written: int) -> float | None:
-        """Bytes per second since the oldest reading; None at the first, or where the counter of 0 means that it may not be read."""
+        """Add a reading; returns bytes per second since the oldest reading, None at the first reading or where a counter of 0 may mean "not readable"."""
         if written <= 0:
             return None
         if self._readings and written < self._readings[-1][1]:

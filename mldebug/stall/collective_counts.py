@@ -20,13 +20,13 @@ class CollectiveProgress:
         self._moved_at = 0.0
 
     def take(self, answer: NcclRas, at: float) -> None:
-        """Take one more answer; two that cannot be compared show nothing."""
+        """Add one more answer of NCCL RAS. Two answers that cannot be compared show no progress."""
         if self._last is not None and moved(self._last, answer):
             self._moves, self._moved_at = self._moves + 1, at
         self._last = brief(answer)
 
     def forget(self) -> None:
-        """Forget the last answer, so that the next one is compared with none: other evidence covers the time between."""
+        """Forget the last answer, so that the next one is compared with none; other evidence covers the time between."""
         self._last = None
 
     def signals(self, look: RunLook) -> tuple[Progress, ...]:

@@ -18,7 +18,7 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
     looks: int = 0  # at work
 
     def look(self, power: float | None, memory_utilization: float | None) -> bool | None:
-        """Learn from one reading. Returns whether the device makes progress, None where that is not known.
+        """Learn from one reading. Returns whether the GPU makes progress; None where that is not known.
 
         `power` is better an average since the look before (from the energy counter) than a momentary value.
         """
@@ -43,7 +43,7 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
             self.working = toward(self.working, power, self.looks)
 
     def share(self, power: float | None) -> float | None:
-        """Where a power lies between the lowest seen (0) and usual work (1); None until the two are well apart."""
+        """The position of a power reading between the lowest seen (0) and usual work (1); None until the two are far enough apart."""
         floor, working = self.floor, self.working
         if power is None or floor is None or working is None or working < APART * floor:
             return None
@@ -51,5 +51,5 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
 
 
 def toward(mean: float | None, value: float, looks: int) -> float:
-    """A running mean: exact for the first values, later one that forgets slowly."""
+    """Update a running mean, which is exact for the first values and then forgets slowly."""
     return value if mean is None else mean + max(SLOWLY, 1 / max(looks, 1)) * (value - mean)

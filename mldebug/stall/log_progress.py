@@ -59,7 +59,7 @@ class LogProgress:
         log: object = "",
         earlier: tuple[LogRecord, ...] = (),
     ) -> None:
-        """Take the record that was there before we came, written at this monotonic time: how long it is quiet already.
+        """Add the record that was in the log before the agent came, written at this monotonic time: how long it has been quiet is known from it.
 
         `earlier` are those before it: repeated later, they are nothing new.
         """
@@ -101,11 +101,11 @@ class LogProgress:
         return self._hook.seconds
 
     def restart(self) -> None:
-        """Note that other processes write now: a resumed run repeats steps that an earlier one has logged."""
+        """Note that new processes write the log: a resumed run logs steps again that an earlier attempt has logged."""
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
 
     def disown(self) -> None:
-        """Forget all but the histogram of step times: what the logs had so far may be another job's."""
+        """Forget everything but the histogram of step times, because the logs so far may belong to another job."""
         self.step = self.loss = self.step_seconds = self._moved_at = self._count = None
         self._bytes = 0
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()

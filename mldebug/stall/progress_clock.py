@@ -18,7 +18,7 @@ COUNTED = (ProgressKind.RECORD, ProgressKind.RAS, ProgressKind.LOG_GROWTH)
 
 
 class ProgressMemory(msgspec.Struct, kw_only=True):
-    """What an agent remembers of the progress of one attempt; `at` is real (monotonic), the other times are watched."""
+    """The stored progress of one attempt. `at` is real monotonic time, the other times are by the clock that runs while the run is watched."""
 
     now: float = 0.0
     looked_at: float | None = None
@@ -34,7 +34,7 @@ class ProgressMemory(msgspec.Struct, kw_only=True):
 
 
 class StallMemory(msgspec.Struct, kw_only=True):
-    """What survives a restart of the agent: the rhythm, the clock and the open incident."""
+    """The state of the stall decision that survives a restart of the agent: rhythm, clock and open incident."""
 
     run: str = ""
     attempt: int = 0
@@ -54,7 +54,7 @@ class StallMemory(msgspec.Struct, kw_only=True):
 
 
 class ProgressClock:
-    """Follows one run; `interval` is the usual time between two looks."""
+    """Measures how long one run is without progress; `interval`: the usual seconds between two looks."""
 
     def __init__(self, interval: float, memory: ProgressMemory | None = None) -> None:
         self.memory = memory or ProgressMemory()
@@ -79,7 +79,7 @@ class ProgressClock:
         )
 
     def update(self, look: RunLook, learn: bool) -> float | None:
-        """Take one look. Return the seconds without progress that ended with it, or None where the job did not move."""
+        """Add one look. Returns the seconds without progress that ended with it; None where the job did not move."""
         memory, before = self.memory, self.memory.looked_at
         at = look.at if math.isfinite(look.at) else before or 0.0
         passed = 0.0 if before is None else max(0.0, at - before)

@@ -56,7 +56,7 @@ ON_STORAGE = frozenset(("storage", "uninterruptible"))  # where fsync stands
 
 
 class Condition(StrEnum):
-    """What a rank did during a whole window of time."""
+    """The activity of a rank during a whole window of time."""
 
     WAITING = "waiting"  # frozen in a wait that only others can end
     BLIND = "blind"  # spins in such a wait without a switch; its device cannot be read
@@ -131,7 +131,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
             self._compare_counters(look, now)
 
     def forget(self, now: float) -> None:
-        """Note that the job made progress: what the rank did before counts for no later stall."""
+        """Note that the job made progress: earlier activity of the rank does not count for a later stall."""
         self.unchanged_since = self.frames_unchanged_since = self.sampled_at = now
         self.no_switches_since = self.cpu_idle_since = self.cpu_low_since = now
         self.asleep_since = self.others_idle_since = now
@@ -193,7 +193,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
 
     @property
     def polls(self) -> bool:
-        """Whether the rank's wait for others wakes up regularly to look again; then context switches prove no movement."""
+        """Whether the rank, while it waits for others, wakes regularly to look again; then its context switches prove no movement."""
         return self.classified is not None and self.classified.class_name in POLLS
 
     @property

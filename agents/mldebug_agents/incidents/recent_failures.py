@@ -38,7 +38,7 @@ class RecentFailures:
     def note(
         self, run: Run, attempt: AttemptExit, incident: Incident, judgement: Judgement
     ) -> None:
-        """A run has lost ranks, or more of them."""
+        """Remember that a run has failed, or update what is remembered when more of its ranks have exited."""
         if not self._wanted:
             return
         known = self._ends.pop(run.job.id, None)

@@ -26,7 +26,7 @@ MAX_EVIDENCE = 8
 
 
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
-    """The conclusion for people and scripts. `group` and `seq` name the call that shows it; null where there is none."""
+    """The conclusion of the analysis, for people and scripts. `group` and `seq`: the call on which it rests; null where there is none."""
 
     kind: str  # of KINDS
     culprits: tuple[int, ...] = ()

@@ -106,7 +106,7 @@ def _stack(thread: ThreadText) -> ThreadStack:
         active=head.active,
         owns_gil=head.owns_gil,
         frames=_both_ends(frames),
-        untold=not thread.form.tells_activity,
+        activity_unknown=not thread.form.tells_activity,
     )
 
 

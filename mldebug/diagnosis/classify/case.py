@@ -52,7 +52,7 @@ class Case:
 
     @cached_property
     def alive(self) -> tuple[ClassifiedRank, ...]:
-        """Ranks that have a process to look at."""
+        """The ranks that have a process which was captured."""
         return tuple(r for r in self.ranks if r.is_.role not in (Role.EXITED, Role.MISSING))
 
     @cached_property
@@ -62,12 +62,12 @@ class Case:
 
     @cached_property
     def suspects(self) -> tuple[ClassifiedRank, ...]:
-        """Every rank that does not wait."""
+        """All ranks that do not wait for other ranks."""
         return tuple(r for r in self.ranks if r.is_.role is not Role.WAITING)
 
     @cached_property
     def analysis(self) -> Analysis:
-        """What the Flight Recorders prove; one without any group may be switched off, and is left out."""
+        """The conclusions from the Flight Recorders. A recorder without any process group may be switched off, and is left out."""
         records = {
             rank: one
             for rank, one in sorted(self.flight_records.items())
@@ -83,17 +83,17 @@ class Case:
 
     @cached_property
     def complete(self) -> bool:
-        """True where every rank of the job was captured, or is known to be gone."""
+        """Whether every rank of the job was captured, or is known to be gone."""
         return len({r.rank for r in self.ranks}) >= self.job.world_size
 
     @property
     def recorded(self) -> bool:
-        """True for stacks that others have dumped: a rank without one was forgotten, or could not be dumped."""
+        """Whether the stacks come from other tools' dumps: then a rank without a stack may just not have been dumped."""
         return self.job.launcher == RECORDED
 
     @cached_property
     def unseen(self) -> bool:
-        """True where all nodes were asked, and ranks may live on those of which there is no capture, or dump."""
+        """Whether ranks may live on nodes of which there is no capture or dump, although all nodes were asked."""
         if self.complete:
             return False
         return self.recorded or (self.queried is not None and bool(self.queried.absent))
@@ -118,7 +118,7 @@ class Case:
 
     @cached_property
     def works(self) -> bool:
-        """True where the job made steps while it was watched, or none of its ranks stood in one place all the while."""
+        """Whether the job made steps while it was captured, or all of its ranks moved on."""
         if self.steps is not None:
             return self.steps[1] > self.steps[0]
         moves = [rank.capture.process.movement if rank.capture else None for rank in self.ranks]
@@ -127,7 +127,7 @@ class Case:
 
     @property
     def stuck(self) -> bool:
-        """True where blame is in order: somebody waits and no wait moved, or the job has one rank only."""
+        """Whether a culprit may be named: some rank waits and no wait has ended, or the job has only one rank."""
         if self.moved or self.works:
             return False
         return bool(self.waiting) or len(self.ranks) == self.job.world_size == 1
@@ -137,13 +137,13 @@ class Case:
         return tuple(r for r in self.ranks if r.is_.name in classes)
 
     def victims(self) -> str:
-        """`ranks 0-2,4-7 wait in all_reduce at sync (train.py:30)`, or "" where nobody waits."""
+        """The waiting ranks as text: `ranks 0-2,4-7 wait in all_reduce at sync (train.py:30)`; "" where none waits."""
         if not self.waiting:
             return ""
         return "; ".join(_wait_phrases(self.waiting)[:3])
 
     def everybody(self) -> str:
-        """What all ranks of a job that waits do, each place once: `both ranks wait for their GPU in step (train.py:9)`."""
+        """What the ranks of a job do that all wait, each place once: `both ranks wait for their GPU in step (train.py:9)`."""
         phrases = _wait_phrases(self.waiting)
         if len(self.ranks) == 1:
             return phrases[0]

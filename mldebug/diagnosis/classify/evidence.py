@@ -53,7 +53,7 @@ LONG = 10.0
 
 
 def show_source(rank: ClassifiedRank) -> str:
-    """The command that shows the lines around the place where a rank stands in its own code."""
+    """A command line that shows the source around the line of its own code that a rank stands in."""
     stack = (
         principal(rank.capture.process.stacks, rank.capture.process.pid) if rank.capture else None
     )
@@ -73,7 +73,7 @@ def blame(
     confidence: Confidence | None = None,
     lead: str = "",
 ) -> Finding:
-    """Name ranks: the sentence, the evidence and the confidence follow from their classes.
+    """A finding that names these ranks; its sentence, evidence and confidence are made from their classes.
 
     Without `confidence` it is high where the kernel or a native stack says what each culprit does, and samples say
     that it stayed so; else medium. A finding in which nobody waits is never more than medium.

@@ -38,7 +38,7 @@ SOURCE = "Flight Recorder"
 
 
 class OutOfStepRank(NamedTuple):
-    """One rank that is out of step, in three phrases."""
+    """One rank that is out of step with the others, in three phrases."""
 
     rank: int
     reason: str  # "is one collective behind in group 0 (all_reduce 5 of 6)"
@@ -55,7 +55,7 @@ class FlightRecorders:
 
     @cached_property
     def alike(self) -> Claim | None:
-        """The collective in which all members of its group wait, where no rank is behind in any."""
+        """The collective in which all members of its process group wait, where no rank is behind in any group; else None."""
         found = self._case.analysis.found
         return found.claim if found.kind == "frozen" and _is_whole(found.claim) else None
 

@@ -130,7 +130,7 @@ def by_wait_channel(process: ProcessFacts) -> Classification | None:
 
 
 def wait_channel(thread: ThreadState) -> str:
-    """The kernel function it waits in, without the compiler's mark."""
+    """The kernel function that the process waits in, without suffixes of the compiler (`.isra.0`)."""
     return COMPILED.sub("", thread.wchan)
 
 

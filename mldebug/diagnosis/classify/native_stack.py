@@ -18,7 +18,7 @@ from mldebug.diagnosis.classify.tables.signs import NameSign
 
 
 def native_sign(process: ProcessFacts) -> tuple[NameSign, str] | None:
-    """The innermost native frame that the table knows, below the innermost Python frame, and what it is called."""
+    """The row of the table that fits the innermost known native frame below the innermost Python frame, and the operation's name; None for none."""
     if process.native is None:
         return None
     for frame in process.native.frames:

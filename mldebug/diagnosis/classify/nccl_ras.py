@@ -28,7 +28,7 @@ _PAIRS = frozenset(("Send", "Recv"))
 
 
 def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
-    """A few sentences; of several nodes' answers the fullest speaks, and where these contradict each other, each for itself."""
+    """A few evidence sentences from NCCL RAS: of several nodes' answers the most complete one, or each where they contradict each other."""
     answers = _fullest(captures)
     return tuple(
         f"{SOURCE}{f' on {node}' if len(answers) > 1 else ''}: {line}"
@@ -38,7 +38,7 @@ def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
 
 
 def ras_apart(captures: Sequence[NodeCapture]) -> str:
-    """Calls that exclude each other, in words: ranks that launched these have left the common path. "" where there are none."""
+    """A sentence about ranks that have launched calls which exclude each other, so that they have left the common path; "" where there are none."""
     parts = [_apart(ras, names) for _, ras, names in _fullest(captures)]
     return parts[0] if parts and all(parts) else ""
 
@@ -126,7 +126,7 @@ def _behind(one: NcclCommunicator) -> frozenset[int]:
 
 
 class RasRankNames(msgspec.Struct, frozen=True):
-    """How to call the ranks of one answer."""
+    """Maps the processes in one answer of NCCL RAS to the job's ranks."""
 
     world_size: int
     known: dict[ProcessPlace, int]  # what discovery knows of this node
@@ -144,7 +144,7 @@ class RasRankNames(msgspec.Struct, frozen=True):
         return cls(job.world_size, known, {**found, **known})
 
     def is_world(self, one: NcclCommunicator) -> bool:
-        """Are its ranks the global ones?"""
+        """Whether this communicator has all ranks of the job, numbered as the job numbers them."""
         return bool(world_places(one, self.world_size, self.known))
 
     def call(self, one: NcclCommunicator, rows: Sequence[NcclRank | NcclAbsent]) -> str:

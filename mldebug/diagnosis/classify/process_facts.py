@@ -44,13 +44,13 @@ class ProcessFacts:
 
     @property
     def at(self) -> str:
-        """The place in the training code, as py-spy prints it."""
+        """The place in the training code, in py-spy's form: `load (train.py:7)`."""
         frame = self.place or (self.frames[0] if self.frames else None)
         return frame.place if frame else "an unknown place (no Python stack)"
 
     @property
     def asleep(self) -> bool:
-        """True unless samples show that its thread left the wait it was captured in."""
+        """Whether the main thread stayed in the wait it was captured in, as far as samples show."""
         move = self.movement
         return move is None or (
             move.same_frames and move.switches <= (FUTEX_SWITCHES if self.on_futex else 0)
@@ -58,17 +58,17 @@ class ProcessFacts:
 
     @property
     def on_futex(self) -> bool:
-        """True where the kernel saw its thread wait for a lock, a condition or another thread."""
+        """Whether the main thread waits on a futex: for a lock, a condition or another thread."""
         return FUTEX_WAITS.fullmatch(self.thread.wchan) is not None
 
     @property
     def still(self) -> bool:
-        """True unless samples show that it moved, ran or did I/O between them."""
+        """Whether the process neither moved, ran nor did I/O between samples, as far as there are samples."""
         return self.asleep and not self.transfers
 
     @property
     def rests(self) -> bool:
-        """True where it is in one place and uses next to no CPU time, however often its futex was looked at."""
+        """Whether the process stays in one place with almost no CPU time, however often it wakes on its futex."""
         move = self.movement
         if move is None or not self.on_futex or self.transfers:
             return False
@@ -81,7 +81,7 @@ class ProcessFacts:
 
     @property
     def computes(self) -> bool:
-        """True where CPU time (or, without samples, py-spy) shows that it runs."""
+        """Whether CPU time (or py-spy, where there are no samples) shows that the process runs."""
         running = self.thread.state == "R"
         if self.movement is not None:
             cpu = max(self.movement.cpu_ratio, self.movement.process_cpu_ratio)
@@ -92,13 +92,13 @@ class ProcessFacts:
 
     @property
     def has_gpu(self) -> bool:
-        """True where it holds a GPU device open."""
+        """Whether the process has a GPU device open."""
         state = self.capture.state
         return bool(state and any(file.kind == "gpu" for file in state.files))
 
 
 def activity(subject: ProcessFacts) -> tuple[str, ...]:
-    """The counters behind a class, as one sentence."""
+    """The counters that led to a class, as one evidence sentence."""
     move = subject.movement
     if move is None:
         return ()
@@ -119,7 +119,7 @@ _NOWHERE = ("", "?")
 
 
 def native_words(frames: Iterable[Frame], decides: str) -> str:
-    """`libcuda.so.580.159.04 (9 frames without names) < cuStreamSynchronize`, innermost first.
+    """Native frames as text, innermost first: `libcuda.so.580.159.04 (9 frames without names) < cuStreamSynchronize`.
 
     `decides`: the function that the verdict rests on; it stands there however far out it is. A bare address of no
     library tells nothing and is left out.

@@ -71,7 +71,7 @@ def classify(capture: RankCapture) -> Classification:
 
 
 def classify_process(capture: ProcessCapture) -> Classification:
-    """Classify a child (a DataLoader worker): the same signs, without its own children."""
+    """The class of a child process (a DataLoader worker), by the same signs as a rank, without the child's own children."""
     process = ProcessFacts(capture)
     for sign in (gone, stopped, storage_wait, stdin_wait, by_native, by_wait_channel):
         if found := sign(process):
@@ -280,8 +280,8 @@ def _by_activity(process: ProcessFacts) -> Classification:
     if row := match_idle(process.region):
         return _loosely(process, row.name, row.role, row.phrase)
     polls = POLL_WAITS.fullmatch(wait_channel(process.thread))
-    untold = process.movement is None and state is None and process.stack is not None and process.stack.untold  # fmt: skip
-    words = "waits for a descriptor (a socket, a pipe) in" if polls else "stands in" if untold else "does nothing in"  # fmt: skip
+    unknown = process.movement is None and state is None and process.stack is not None and process.stack.activity_unknown  # fmt: skip
+    words = "waits for a descriptor (a socket, a pipe) in" if polls else "stands in" if unknown else "does nothing in"  # fmt: skip
     return _loosely(process, "idle", Role.INERT, words)
 
 

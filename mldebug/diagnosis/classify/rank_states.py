@@ -32,7 +32,7 @@ Position = tuple[tuple[str, ...], str, str]
 
 
 def classified(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
-    """All ranks that were captured, and those that have ended."""
+    """All ranks with their classes: those that were captured, and those that have ended."""
     return inferred_waits(_share_native([*_captured(captures), *_lost(captures)]))
 
 
@@ -219,7 +219,7 @@ def wants_native(capture: NodeCapture) -> tuple[int, ...]:
 
 
 def needs_native(found: Classification) -> bool:
-    """True where Python frames and counters leave open whether a rank waits or works."""
+    """Whether the Python frames and counters leave open that a rank waits or works."""
     return not found.direct and found.name in (
         "native_code",
         "backward",

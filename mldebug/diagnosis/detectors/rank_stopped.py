@@ -39,7 +39,7 @@ class RankStopped:
 
 
 def frozen_by(rank: ClassifiedRank) -> str:
-    """The cgroup that holds it, quoted for a shell; "" where it is stopped otherwise."""
+    """The frozen cgroup that holds the rank, quoted for a shell; "" where it is stopped in another way."""
     state = rank.capture.process.state if rank.capture else None
     return shlex.quote(state.frozen_by) if state and state.frozen_by else ""
 

@@ -70,7 +70,7 @@ class MemoryHolder(Noun, frozen=True, kw_only=True):
 
 
 class DeviceMemory(Noun, frozen=True, kw_only=True):
-    """The figures of one message, in bytes; None where the message has none."""
+    """The figures of one out-of-memory message, in bytes; None where the message has none."""
 
     kind: str = "CUDA"
     device: int | None = None  # as the process counts
@@ -95,7 +95,7 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> MemoryCause:
-        """Why there was too little, as far as the figures go."""
+        """Why the allocation failed, as far as the figures show it."""
         requested, free = self.requested, self.free
         if requested is None or free is None:
             return MemoryCause.UNKNOWN
@@ -114,7 +114,7 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
 
     @property
     def elsewhere(self) -> int:
-        """What is used and not by torch, where the message lists no process; 0 where it does."""
+        """Used GPU memory that PyTorch's allocator does not hold, where the message lists no processes; 0 where it does."""
         if self.others or self.process is not None or self.capacity is None or self.free is None:
             return 0
         own = (self.allocated or 0) + (self.unallocated or 0)
@@ -134,7 +134,7 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
 
 
 def device_memory(text: str) -> DeviceMemory | None:
-    """The figures of a message, or None where it is no lack of device memory. Figures that cannot be are left out."""
+    """The figures of an out-of-memory message; None for other messages. Impossible figures are left out."""
     text = text[:LONGEST]
     head = _HEAD.search(text)
     if head is None:

@@ -227,7 +227,7 @@ AT_ONCE = 3.0  # seconds in which all end that one Ctrl-C reached
 
 
 def stopped_by_signal(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> bool:
-    """Whether all left with one exit code and without an error, after one had logged that a signal asked it to stop.
+    """Whether all ranks left with one exit code and without an error, after one had logged that a signal asked it to stop.
 
     Where a launcher watches over them it may have been the launcher's, sent because one had failed.
     """
@@ -244,7 +244,7 @@ def stopped_by_signal(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> b
 
 
 def interrupted(attempt: AttemptExit, exits: Sequence[ExplainedExit]) -> bool:
-    """Whether Ctrl-C reached all of them, and some failed on their way out. No launcher sends SIGINT by itself."""
+    """Whether Ctrl-C reached all ranks, some of which failed while they ended. No launcher sends SIGINT by itself."""
     pressed = [one for one in exits if exit_signal(one.exit.status) == signal.SIGINT]
     rest = [one for one in exits if one not in pressed]
     times = [one.exit.at for one in exits]

@@ -27,7 +27,7 @@ def kernel_deaths(lines: Iterable[str]) -> tuple[KernelDeath, ...]:
 
 
 def kernel_death(event: KernelEvent, at: float) -> KernelDeath | None:
-    """The death that an event of the kernel tells of; `at`: seconds of the kernel's own clock."""
+    """The end of a process that a kernel line reports; None for other lines. `at`: seconds of the kernel's own clock."""
     kind = _DEATHS.get(event.kind)
     if kind is None or event.pid is None or event.origin is not Origin.KERNEL:
         return None

@@ -68,7 +68,7 @@ class RankError(Noun, frozen=True, kw_only=True):
 
 
 class LauncherFailure(Noun, frozen=True, kw_only=True):
-    """A launcher wrote that one rank failed."""
+    """The statement of a launcher that one rank failed."""
 
     pid: int | None = None
     local_rank: int | None = None

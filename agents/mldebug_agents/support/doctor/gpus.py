@@ -44,7 +44,7 @@ class GpuExamination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examined(overview: GpuOverview, snapshot: Snapshot | None, uid: int) -> GpuExamination:
-    """The result, from a direct look and from the agent's snapshot where one answers."""
+    """The checks of `mldebug doctor --gpus`, made from a direct reading of the GPUs and, where an agent answers, from its snapshot."""
     return GpuExamination(
         node=overview.node,
         uid=uid,

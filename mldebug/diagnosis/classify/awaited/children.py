@@ -23,7 +23,7 @@ HARD = ("storage", "uninterruptible", "stopped", "traced")
 def with_child(
     found: Classification, capture: RankCapture, classify_child: ClassifyProcess
 ) -> Classification:
-    """The class of a rank that waits for a child process, with what that child does; all candidates are named where several fit."""
+    """The class of a rank that waits for one of its child processes, with what the child does; where several children are possible, all are named."""
     waited = _waited_for(capture)
     if not waited or found.role is not Role.INERT:
         return found

@@ -50,7 +50,7 @@ def stalled_loader(
 
 
 def child_stack(child: ProcessCapture) -> tuple[str, ...]:
-    """`worker 6002 stands in read_shard (data.py:54) < __getitem__ (data.py:31) < …`, of the job's own code if there is any."""
+    """The stack of a child process as text: `worker 6002 stands in read_shard (data.py:54) < __getitem__ (data.py:31) < …`, only the job's own code where there is any."""
     stack = principal(child.stacks, child.pid)
     frames = python_frames(stack.frames) if stack else ()
     begin = next((at for at, frame in enumerate(frames) if bare(frame) in BEGINNINGS), len(frames))

@@ -23,7 +23,7 @@ HELD = "held_lock"
 
 
 def waits_for_file_lock(thread: ThreadState) -> bool:
-    """Whether a thread wants a lock on a file: by its system call, else by its wait channel."""
+    """Whether a thread waits for a file lock, by its system call or else its wait channel."""
     if thread.state not in ("S", "D"):
         return False
     if thread.syscall == "fcntl":
@@ -55,7 +55,7 @@ def as_victim(found: Classification, rank: int) -> Classification:
 
 
 def lock_circle(ranks: Iterable[ClassifiedRank]) -> tuple[ClassifiedRank, ...]:
-    """The ranks that hold locks which others want, and wait themselves, where all ranks of the job wait; otherwise none."""
+    """The ranks that hold file locks which other ranks want and that wait themselves, where all ranks of the job wait; otherwise empty."""
     ranks = tuple(ranks)
     wanted = {holder for rank in ranks for holder in rank.is_.holders if rank.is_.name == HELD}
     return tuple(rank for rank in ranks if rank.rank in wanted)

@@ -32,7 +32,7 @@ WAITS_FOR_THREADS = ("thread_join", "thread_exit", "future")
 def with_threads(
     found: Classification, capture: ProcessCapture, classify_process: ClassifyProcess
 ) -> Classification:
-    """The class of a rank that waits for a thread of its own, with what its threads do that run code of the job."""
+    """The class of a rank whose main thread waits for another thread of its process, with what those threads do that run the job's code."""
     if found.name not in WAITS_FOR_THREADS:
         return found
     words = list(_words(capture, classify_process))[:MAX_NAMED]
@@ -50,7 +50,7 @@ def _words(capture: ProcessCapture, classify_process: ClassifyProcess) -> Iterat
 
 
 def as_main(capture: ProcessCapture, stack: ThreadStack) -> ProcessCapture:
-    """The process as if this thread were its only one, so that rules about main threads apply to it."""
+    """The process reduced to this one thread, so that rules about main threads apply to it."""
     native = tuple(one for one in capture.native if one.tid == stack.tid)
     facts = ProcessFacts(
         msgspec.structs.replace(capture, stacks=(_renamed(stack),), native=(), movement=None)
@@ -78,13 +78,13 @@ def _renamed(stack: ThreadStack) -> ThreadStack:
 
 
 def gil_holder(capture: ProcessCapture) -> ThreadStack | None:
-    """The thread that holds the interpreter lock, if it is not the one that speaks for the process; else None."""
+    """The thread that holds Python's GIL, if it is not the thread by which the process is judged; else None."""
     main = principal(capture.stacks, capture.pid)
     return next((one for one in capture.stacks if one.owns_gil and one is not main), None)
 
 
 def waits_for_gil(process: ProcessFacts) -> bool:
-    """Whether the thread only wakes to ask for the lock that another one keeps: one place, a futex, next to no CPU time."""
+    """Whether the thread waits for Python's GIL, which another thread keeps: it stays in one place, on a futex, with almost no CPU time."""
     move = process.movement
     if move is None or gil_holder(process.capture) is None or not process.on_futex:
         return False
@@ -92,7 +92,7 @@ def waits_for_gil(process: ProcessFacts) -> bool:
 
 
 def holder_words(stack: ThreadStack) -> str:
-    """`its thread gpu-metrics in sleep (libc.so.6) at metrics_plugin (train.py:9)`: the native call, where one was read."""
+    """The thread that holds the GIL as text: `its thread gpu-metrics in sleep (libc.so.6) at metrics_plugin (train.py:9)`, with the native call where it was read."""
     place = site(stack.frames)
     native = next(filter(_has_name, stack.frames), None) if stack.frames else None
     call = f" in {native.function} ({native.file})" if native is not None else ""
@@ -106,7 +106,7 @@ def _has_name(frame: Frame) -> bool:
 
 
 def waits_for_engine(stack: ThreadStack | None) -> bool:
-    """Whether the main thread of a backward pass waits for the threads of autograd to have done it."""
+    """Whether the main thread, in a backward pass, waits for the threads of autograd to finish it."""
     frames = stack.frames if stack else ()
     return any(frame.native and frame.function in ENGINE_WAITS for frame in frames)
 
@@ -115,7 +115,7 @@ def waits_for_engine(stack: ThreadStack | None) -> bool:
 
 
 def training_thread(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str:
-    """The name of the thread that trains, where the main threads of all ranks are parked in one place; "" where they train.
+    """The name of the thread that trains, where the main threads of all ranks are parked in one place; "" where the main threads train.
 
     It is there on every rank, and waits for other ranks on one of them at least. Digits of a name count for nothing. Of many ranks the first ones stand for all.
     """
@@ -135,7 +135,7 @@ def training_thread(ranks: Sequence[RankCapture], classify: ClassifyRank) -> str
 
 
 def on_thread(rank: RankCapture, name: str) -> RankCapture:
-    """The rank as if this thread were its only one."""
+    """The rank reduced to this one thread."""
     stacks = rank.process.stacks
     stack = next((one for one in stacks if _plain(one.name) == name and site(one.frames)), None)
     if stack is None:

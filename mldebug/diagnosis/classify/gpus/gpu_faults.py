@@ -19,7 +19,7 @@ ONE_MOMENT = 5.0  # seconds in which the faults of several GPUs are one story
 
 
 class FittingFault(NamedTuple):
-    """A fault that fits, and whether its time alone would do for `high`."""
+    """A GPU fault that may have caused the stall, and whether its time alone justifies confidence `high`."""
 
     fault: Fault
     prompt: bool
@@ -33,7 +33,7 @@ def fitting(
     kinds: frozenset[str] = GPU_KINDS,
     gap: float = 0.0,
 ) -> tuple[FittingFault, ...]:
-    """Fatal faults of these kinds from shortly before the stop until now, the first one first, each once.
+    """Fatal faults of these kinds, from shortly before the job stopped until now, in order of time, each once.
 
     `stopped_at`: unix time since when the job has not moved; None where nobody watched. `gap`: the run's usual pause
     between two signs of progress; a job that went on for longer than that and `LAG` hardly died of the fault.

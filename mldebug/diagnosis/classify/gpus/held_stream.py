@@ -53,7 +53,7 @@ def held(case: Case, captures: Sequence[NodeCapture]) -> Finding | None:
 
 
 def all_spin(case: Case, captures: Sequence[NodeCapture]) -> bool:
-    """Is the GPU of every rank always busy and without traffic, as in a collective or a kernel that does not end?"""
+    """Whether every rank's GPU is busy all the time without memory traffic, as in a collective or a kernel that never ends."""
     devices = looks.devices_of(captures)
     if not all(looks.may_be_judged(one, devices) for one in case.ranks):
         return False

@@ -40,7 +40,7 @@ def judged_devices(case: Case, captures: Sequence[NodeCapture]) -> Devices:
 
 
 def called_alike(case: Case, captures: Sequence[NodeCapture]) -> str:
-    """The sources that show all ranks to have launched as many collectives; "" where NCCL RAS does not, or one contradicts."""
+    """The sources that show that all ranks have launched the same number of collectives; "" where NCCL RAS does not show it, or another source contradicts."""
     if not ras_alike(captures):
         return ""
     if not any(one.groups for one in case.flight_records.values()):
@@ -49,7 +49,7 @@ def called_alike(case: Case, captures: Sequence[NodeCapture]) -> str:
 
 
 def recorded_alike(case: Case) -> bool:
-    """Do the Flight Recorders show one collective of all ranks, called alike, and nothing else?"""
+    """Whether the Flight Recorders show exactly one pending collective, called in the same way by all ranks."""
     claim = FlightRecorders(case).alike
     whole = claim is not None and len(claim.members) == len(case.ranks)
     sizes = claim is not None and claim.view.one_size(claim.sequence)
@@ -117,14 +117,14 @@ def span(one: RankDevice) -> float:
 
 
 def looked_at_for_long(devices: Devices) -> bool:
-    """Were all looked at so often that it is no passing moment?"""
+    """Whether the GPUs of all these ranks were sampled often enough to exclude a passing moment."""
     return all(
         len(one.samples) >= MANY_LOOKS and span(one) >= LONG_SPAN for one in devices.values()
     )
 
 
 def rests(one: RankDevice) -> bool:
-    """Whether its power is far below that of its usual work, where both are known: a GPU that waits takes little."""
+    """Whether the GPU draws far less power than in its usual work, where both are known: a GPU that waits draws little."""
     usual = one.usual_watts or 0.0
     return usual <= 0.0 or all((look.power_watts or 0.0) <= AT_REST * usual for look in one.samples)
 

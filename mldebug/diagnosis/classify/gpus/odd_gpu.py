@@ -105,7 +105,7 @@ SIGNS = (
 
 
 def odd_gpu(case: Case, captures: Sequence[NodeCapture]) -> Finding | None:
-    """Name the rank of the one GPU that differs; None where none does, or more than one."""
+    """A finding that names the rank of the one GPU that behaves differently from all others; None where none does, or several do."""
     devices = looks.judged_devices(case, captures)
     alike = _alike(case, captures) if devices else ""
     if not alike or not all(map(_is_busy, devices.values())):

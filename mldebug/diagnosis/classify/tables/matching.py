@@ -28,7 +28,7 @@ def match_calls(region: tuple[Frame, ...], *, runs_python: bool = False) -> Matc
 
 
 def match_idle(region: tuple[Frame, ...]) -> FrameSign | None:
-    """The first row that says what an idle thread waits for: its phrase ends before the place."""
+    """The table row for what an idle thread waits for; its phrase ends before the place in the code."""
     calls = [(frame.file if "/" in frame.file else frame.path or frame.file, bare(frame)) for frame in region]  # fmt: skip
     return next((row for row in IDLE_CALLS for file, name in calls if row.file.fullmatch(file) and row.function.fullmatch(name)), None)  # fmt: skip
 

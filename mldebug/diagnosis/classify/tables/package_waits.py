@@ -15,7 +15,7 @@ from mldebug.diagnosis.classify.tables.signs import B, FrameSign, I, W
 
 @dataclass(frozen=True)
 class PackageWait:
-    """Functions of one file that wait for the same kind of thing."""
+    """Functions in one file of a package that all wait for the same kind of thing."""
 
     package: str  # as it is installed
     read: str  # versions (or a commit) whose sources have all of these functions

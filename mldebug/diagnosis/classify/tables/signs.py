@@ -10,7 +10,7 @@ W, I, B = Role.WAITING, Role.INERT, Role.BUSY
 
 @dataclass(frozen=True)
 class FrameSign:
-    """One class as Python frames show it. Patterns match the whole name."""
+    """A row of a table: the class of a process whose Python frame matches these patterns (of the whole name)."""
 
     name: str
     role: Role
@@ -23,7 +23,7 @@ class FrameSign:
 
 @dataclass(frozen=True)
 class NameSign:
-    """One class as a single name shows it: a wait channel, a native function or the text of a source line."""
+    """A row of a table: the class that follows from one name, i.e. a wait channel, a native function or the text of a source line."""
 
     name: str
     role: Role

@@ -83,7 +83,7 @@ _REASON = re.compile(r"\b(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d{1,4} )?'")
 
 
 def blame_of(words: str, *, in_group: bool = False) -> Blame:
-    """Whom the whole text of an error accuses, its `Last error:` included. `in_group`: it was raised in code by which ranks talk."""
+    """Whether the whole text of an error (with its `Last error:`) shows a failure of the rank itself or of another rank. `in_group`: it was raised in communication code."""
     name = name_of_type(words)
     kind = type_of(name)
     if kind is ErrorType.RELAY or _RELAYED.search(words):
@@ -127,7 +127,7 @@ def _of_library(words: str, *, shared: bool) -> Blame:
 
 
 def accuses_others(line: str) -> bool:
-    """Whether a library's own words about others stand in this line, and not a launcher's."""
+    """Whether a library says in this line that another rank is at fault; lines of launchers do not count."""
     return _PEER.search(line) is not None and blame_of(line) is Blame.PEER
 
 

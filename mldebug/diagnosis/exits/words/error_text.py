@@ -26,12 +26,12 @@ _GOES_ON = re.compile(
 
 
 def whole_error(lines: Sequence[str], at: int, error: str) -> str:
-    """The error of `lines[at]` with the lines that go on with it."""
+    """The error message that begins in `lines[at]`, with the lines that continue it."""
     return "\n".join((error, *_rest_of_error(lines, at)))[:MAX_ERROR]
 
 
 def with_cause(error: str, lines: Sequence[str], at: int) -> str:
-    """An error of NCCL in `lines[at]` with the reason that stands near it; any other error unchanged."""
+    """The error in `lines[at]`; an NCCL error with the reason that stands in a line near it."""
     if not _UNHANDLED.search(error) or _FAILURE.search(error):
         return error
     after = _failures(lines[at + 1 : at + 1 + AFTER]) or _last_error(lines, at)

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 
 class ErrorType(StrEnum):
-    """The kinds of the table above."""
+    """What the type of an exception says about whose failure it is."""
 
     LOCAL = "local"
     STATED = "stated"
@@ -67,7 +67,7 @@ _HUMPS = re.compile(r"(?<=[a-z])(?=[A-Z])|_")
 
 
 def name_of_type(words: str) -> str:
-    """The name of the exception that a text begins with, "" where it begins with none."""
+    """The name of the exception type that a text begins with; "" for none."""
     found = _TYPE.match(words)
     return found["type"] if found else ""
 

@@ -232,7 +232,7 @@ def _torn(lines: Sequence[str], source: str, *, shared: bool) -> RankError | Non
 def error_of(
     words: str, error: str, lines: tuple[str, ...], source: str, before: Sequence[str] = ()
 ) -> RankError:
-    """An error, of which `words` is the whole text; `before`: what stands in the log before it."""
+    """Make an error from its whole text `words`; `before`: the log lines before it."""
     quote = quoted_lines(words)
     if quote is not None:
         return error_of_quote(quote, words, error, lines, source)

@@ -33,7 +33,7 @@ class LogOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_lines(outputs: Iterable[LogOutput]) -> dict[int, list[str]]:
-    """Rank -> lines that are its own: all of a log that only it writes to, and marked ones of others."""
+    """The lines that each rank surely wrote, by rank: all lines of a log that only this rank writes to, and lines with its mark in other logs."""
     found: dict[int, list[str]] = {}
     for one in outputs:
         if one.owner is not None:
@@ -66,7 +66,7 @@ def own_errors(outputs: Sequence[LogOutput]) -> dict[int, RankError]:
 
 
 def own_paths(outputs: Iterable[LogOutput]) -> dict[int, str]:
-    """Rank -> the file that holds its own lines."""
+    """The file that holds each rank's own lines, by rank."""
     return {
         rank: one.path
         for one in outputs
@@ -75,7 +75,7 @@ def own_paths(outputs: Iterable[LogOutput]) -> dict[int, str]:
 
 
 def ranks_of_tasks(job: Job, identities: Sequence[RankIdentity]) -> Collection[int]:
-    """The ranks, where each is a task of its own of srun or mpirun; none where a task starts the ranks of a node."""
+    """The ranks, where each one is a task of its own for srun or mpirun; empty where one task starts all ranks of a node."""
     whole = job.launcher == "environment" and len(identities) == job.world_size
     return [one.rank for one in identities] if whole or job.launcher in TASKED else ()
 

@@ -66,7 +66,7 @@ def quote_of(lines: Sequence[str], found: Traceback) -> Quote | None:
 
 
 def quoted_lines(text: str) -> Quote | None:
-    """The first traceback that the text of one error quotes, where its introduction stands in it."""
+    """The first traceback that is quoted within the text of one error, with the rank that its introduction names; None for none."""
     lines = text.split("\n")
     for at, line in enumerate(lines):
         found = _HEADER.search(line) or _INTRODUCED.search(line)

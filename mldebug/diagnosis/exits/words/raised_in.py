@@ -26,7 +26,7 @@ _RAISED = re.compile(r"\s*(?:raise|assert)\b")
 
 
 def in_group_code(lines: Sequence[str], found: Traceback) -> bool:
-    """Whether the innermost frame of a traceback lies in such code, or calls it."""
+    """Whether the innermost frame of a traceback is in communication code, or calls it."""
     frames = [at for at in range(found.start, found.end) if 'File "' in lines[at]]
     if not frames:
         return False

@@ -61,7 +61,7 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
 
 
 def went_on(lines: Iterable[str]) -> int:
-    """The number of these lines, which follow a traceback, that show the program lived on: then it may have been caught.
+    """How many of the lines after a traceback show that the program went on: then the exception may have been caught.
 
     It is no proof: what Python held back of its standard output comes after the traceback, too.
     """
