@@ -15,7 +15,7 @@ class RecoveryWatch:
     """Follows the recovery action of each GPU. For one thread."""
 
     def __init__(self) -> None:
-        self._asked: set[str] = set()  # PCI addresses of GPUs of which something is asked
+        self._requests: set[str] = set()  # PCI addresses of GPUs for which the driver asks for something
         self._calm: dict[
             str, float
         ] = {}  # of those: unix time of the reading that asked for nothing
@@ -35,11 +35,11 @@ class RecoveryWatch:
 
     def _take(self, address: str, action: str, at: float) -> None:
         if action != NOTHING:
-            self._asked.add(address)
+            self._requests.add(address)
             self._calm.pop(address, None)
             self._recovered.pop(address, None)
-        elif address in self._asked:
+        elif address in self._requests:
             since = self._calm.setdefault(address, at)
             if since < at:
-                self._asked.discard(address)
+                self._requests.discard(address)
                 self._recovered[address] = self._calm.pop(address)
