@@ -17,7 +17,7 @@ class Console(rich.console.Console):
 
 
 def print_line(console: rich.console.Console, line: Text, *, prose: bool = False) -> None:
-    """On a terminal a long line goes on below its beginning; in a pipe it stays one line, but for `prose`.
+    """Print a line. On a terminal a long line is wrapped below its beginning; in a pipe it stays one line, unless it is `prose`.
 
     A command is made `no_wrap`: it stays one line, so that it can be copied.
     """

@@ -122,7 +122,7 @@ def keeps_waiting(rule: StallRule, some_unmoved: float) -> bool:
 
 
 def sparse_spacing(rule: StallRule, changed: bool) -> float:
-    """Seconds between two samples of a run without progress signals that cheap signs show to move.
+    """Seconds between two stack samples of a run that has no progress signals, while cheap signs (CPU, switches, I/O) show that it moves.
 
     A wait that polls looks alive to every counter, and that is how ranks wait for each other before the first step.
     A run whose frames changed is sampled less often.

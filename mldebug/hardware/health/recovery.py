@@ -15,7 +15,7 @@ class RecoveryWatch:
     """Follows the recovery action of each GPU. For one thread."""
 
     def __init__(self) -> None:
-        self._requests: set[str] = set()  # PCI addresses of GPUs for which the driver asks for something
+        self._requests: set[str] = set()  # PCI addresses of GPUs with a request
         self._calm: dict[
             str, float
         ] = {}  # of those: unix time of the reading that asked for nothing

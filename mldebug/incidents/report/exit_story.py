@@ -40,7 +40,7 @@ def nobody_lives(report: Report) -> bool:
 
 
 def others(report: Report) -> tuple[tuple[int, Group], ...]:
-    """Groups with their numbers; of a job that is over, those whose ranks are not named already."""
+    """The report's groups of ranks with their numbers; of a job that is over only groups with ranks that the report does not name elsewhere."""
     groups = tuple(enumerate(report.groups))
     if not nobody_lives(report):
         return groups
