@@ -14,7 +14,7 @@ from mldebug.cluster.known_peers import (
     lives,
     signals_of,
 )
-from mldebug.cluster.messages import End, RunNews, RunWord, Whole
+from mldebug.cluster.messages import MAX_PRESENT, End, RunNews, RunWord, Whole
 from mldebug.cluster.quiet_check import QuietCheck
 from mldebug.cluster.roster import PeerRoster
 from mldebug.cluster.run_identity import RunKey, is_of, run_id
@@ -22,6 +22,7 @@ from mldebug.cluster.run_identity import RunKey, is_of, run_id
 LOOK = 1.0  # seconds between two looks at who has progress to tell
 DOUBT = 120.0  # seconds in which nobody notices a stall that others have noticed: then it is over
 MAX_TRIES = 3  # of a call of which nothing came
+MAX_HERE = 64  # launchers of one run on one node that are counted
 MAX_PAST = 256  # incidents that are remembered
 MOVES = "the job moves again"
 GONE = "no node shows the job any more"
@@ -181,7 +182,11 @@ class Coordinator(PeerRoster):
         """The coordinator's reply to a node about one of its runs."""
         others = self._telling(news.key, news.attempt, node, now)
         stall = self._stalls.get((news.key, news.attempt))
-        answer = RunWord(key=news.key, signals=tuple(signals_of(others, now)))
+        answer = RunWord(
+            key=news.key,
+            signals=tuple(signals_of(others, now)),
+            present=self._present(news, now) if news.launchers else (),
+        )
         if news.incident and (why := self._over(news, stall, now)):
             return msgspec.structs.replace(answer, incident=news.incident, over=why)
         if stall is None:
@@ -194,6 +199,16 @@ class Coordinator(PeerRoster):
             over=stall.over,
             whole=whole,
         )
+
+    def _present(self, news: RunNews, now: float) -> tuple[str, ...]:
+        """The nodes on which launchers of a run wait for nodes, once for each launcher."""
+        fresh = (
+            (one, each)
+            for one, each in self._of(news.key, news.attempt)
+            if self._is_fresh(one, now)
+        )
+        names = ([peer.announcement.node] * min(each.launchers, MAX_HERE) for peer, each in fresh)
+        return tuple(sorted(name for some in names for name in some))[:MAX_PRESENT]
 
     def _hold(self, news: RunNews, node: str, now: float) -> float:
         """For how long whoever has noticed a stall is to wait."""

@@ -129,7 +129,7 @@ def _run(
 
 
 def _lowest(capture: NodeCapture) -> int:
-    return min(rank.identity.rank for rank in capture.ranks)
+    return min((rank.identity.rank for rank in capture.ranks), default=0)
 
 
 def _wrong(capture: NodeCapture) -> str:
@@ -137,7 +137,7 @@ def _wrong(capture: NodeCapture) -> str:
     if capture.schema != CAPTURE_SCHEMA:
         return f"is of schema {capture.schema[:40]!r}, and this mldebug reads {CAPTURE_SCHEMA}"
     ranks = [rank.identity.rank for rank in capture.ranks]
-    if not ranks:
+    if not ranks and (capture.launcher is None or capture.job.waits is None):
         return "shows no rank"
     if len(set(ranks)) < len(ranks):
         return f"shows {_twice(ranks)} twice"

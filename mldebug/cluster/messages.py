@@ -27,6 +27,7 @@ MAX_LIST = 8192  # characters of a list of nodes
 MAX_RELAYED = 16  # nodes that one node speaks for
 MAX_WELCOME = 8 * MAX_MESSAGE  # bytes of the answer, which may hold what was found of many runs
 MAX_GAPS = 4  # of one run
+MAX_PRESENT = 4096  # nodes that are listed as present
 MAX_LINES = 256  # culprits, or sentences, of one diagnosis
 _NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
 
@@ -81,6 +82,7 @@ class RunNews(Noun, frozen=True, kw_only=True):
     )  # that id stands in a report, or other nodes know it
     end: End | None = None  # ranks of it have ended badly here
     node_list: str = ""  # mldebug.core.model.Job
+    launchers: int = 0  # without a rank, that wait for nodes
     gaps: tuple[Gap, ...] = ()  # what of this was left out
 
 
@@ -123,6 +125,7 @@ class RunWord(Noun, frozen=True, kw_only=True):
     incident: str = ""  # of the open stall of this run
     caused: bool = False  # it is the id of a bad end that came before: it goes before any other
     over: str = ""  # why that stall is none any more: "" while it is open
+    present: tuple[str, ...] = ()  # nodes with a launcher of a run that waits for nodes
     hold: float = 0.0  # seconds for which it is not captured at most: another node moves
     whole: Whole | None = None
 
@@ -292,7 +295,8 @@ def _believed_word(word: RunWord) -> RunWord:
         check_incident(whole.report)
         node = clean(whole.node, 100)
         whole = msgspec.structs.replace(whole, node=node, diagnosis=spoken(whole.diagnosis))
-    return msgspec.structs.replace(word, over=clean(word.over, 300), whole=whole)
+    present = tuple(clean(name, 100) for name in word.present[:MAX_PRESENT])
+    return msgspec.structs.replace(word, over=clean(word.over, 300), whole=whole, present=present)
 
 
 def _believed_end(end: End) -> End:

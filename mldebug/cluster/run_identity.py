@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from mldebug.core.model import Job, NodeCapture, RankIdentity
+from mldebug.core.model import Job, NodeCapture, NodeWait, RankIdentity
 
 GENERIC_RUN_IDS = ("", "none", "default", "static", "0")
 CHOSEN_BY_PEOPLE = ("torchrun", "accelerate")  # launchers whose run id is typed in: many copy one
@@ -46,6 +46,8 @@ def job_key(job: Job, node: str) -> RunKey:
     """
     alone = ("alone", node, job.id)
     whose = (f"uid {job.uid}",) if job.uid else ()
+    if job.waits is not None:
+        return _waiting_key(job, job.waits) or alone
     first = next(iter(job.ranks), None)
     if first is None:
         return alone
@@ -54,6 +56,16 @@ def job_key(job: Job, node: str) -> RunKey:
     if first.master and not is_loopback(first.master):
         return (first.launcher, "", first.master, *whose)
     return alone
+
+
+def _waiting_key(job: Job, wait: NodeWait) -> RunKey:
+    """Of a run without ranks: where its nodes meet; empty where they can only meet on this node."""
+    whose = (f"uid {job.uid}",) if job.uid else ()
+    port = port_of(wait.endpoint)
+    where = (f"port {port}",) if is_specific(wait.run_id) and port else (wait.endpoint,)
+    if not is_specific(wait.run_id) and (not wait.endpoint or is_loopback(wait.endpoint)):
+        return ()
+    return ("waits for nodes", job.launcher, wait.run_id, *where, *whose)
 
 
 def _port(rank: RankIdentity) -> tuple[str, ...]:

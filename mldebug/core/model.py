@@ -60,6 +60,18 @@ class LostRank(Noun, frozen=True, kw_only=True):
     leftovers: tuple[int, ...] = ()  # living children it left behind
 
 
+class NodeWait(Noun, frozen=True, kw_only=True):
+    """What a launcher without ranks waits for: the other nodes of its run, as its command line and environment name them."""
+
+    nodes: int = 0  # that the run needs at least; 0: not known
+    here: int = 1  # launchers of the run on this node: each stands for one of its nodes
+    rendezvous: str = "static"  # c10d, static, etcd-v2 …
+    endpoint: str = ""  # "addr:port" where the nodes meet
+    run_id: str = ""
+    again: bool = False  # it has had ranks before, which have ended
+    present: tuple[str, ...] = ()  # nodes with a launcher, as all agents count; empty: none counts
+
+
 class Job(Noun, frozen=True, kw_only=True):
     """One attempt of one run on this node (or, after merging, on all nodes)."""
 
@@ -76,6 +88,7 @@ class Job(Noun, frozen=True, kw_only=True):
     node_list: str = ""  # all nodes of the run as its scheduler says, folded; "": none says so
     ranks: tuple[RankIdentity, ...] = ()  # sorted by rank
     lost: tuple[LostRank, ...] = ()
+    waits: NodeWait | None = None  # its launcher has started no rank yet; None: it has ranks
 
 
 class Remark(Noun, frozen=True, kw_only=True):
@@ -239,7 +252,7 @@ class ProcessCapture(Noun, frozen=True, kw_only=True):
 
     pid: int
     name: str = ""
-    kind: str = "rank"  # rank, worker (DataLoader), child
+    kind: str = "rank"  # rank, worker (DataLoader), child, launcher
     python: bool = True
     state: ProcessState | None = None
     stacks: tuple[ThreadStack, ...] = ()  # py-spy dump --nonblocking
@@ -506,6 +519,7 @@ class NodeCapture(
     )
     job: Job
     ranks: tuple[RankCapture, ...] = ()  # sorted by rank
+    launcher: ProcessCapture | None = None  # of a job whose launcher has started no rank yet
     remarks: tuple[Remark, ...] = ()
     faults: tuple[Fault, ...] = ()  # of the last hours, the oldest first
     devices: str = ""  # what the GPUs of its ranks did, in one sentence: evidence, no verdict

@@ -41,6 +41,7 @@ from mldebug.diagnosis.classify.nccl_ras import (
 from mldebug.diagnosis.classify.nodes import missing_ranks, node_evidence, where_to_type
 from mldebug.diagnosis.classify.rank_states import classified, grouped, position
 from mldebug.diagnosis.classify.unknown import not_stuck, unknown
+from mldebug.diagnosis.node_wait import judge_node_wait
 from mldebug.diagnosis.raised import with_exceptions
 
 BESIDE_WORK = (Verdict.GPU_FAULT, Verdict.OUT_OF_MEMORY)
@@ -53,6 +54,8 @@ def diagnose(captures: Iterable[NodeCapture], queried: QueriedNodes | None = Non
     `asked`: the nodes that were asked for captures; None where this node judges its own.
     """
     captures = tuple(captures)
+    if (waiting := judge_node_wait(captures)) is not None:
+        return waiting
     job = merge_jobs([capture.job for capture in captures])
     ranks = classified(captures)
     ranks += missing_ranks(captures, (rank.rank for rank in ranks), job.world_size, queried)

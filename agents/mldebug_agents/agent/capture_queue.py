@@ -64,6 +64,10 @@ class CaptureQueue:
         """Order a capture of the run without a stall decision: because a rank has ended and others live on, or other nodes ask for it."""
         self.ask(run, QueuedCapture(run.job, self._found))
 
+    def ask_for(self, run: Run, decision: StallDecision) -> None:
+        """Order the capture that a stall decision wants."""
+        self.ask(run, QueuedCapture(run.job, self._found, decision))
+
     def ask(self, run: Run, order: QueuedCapture) -> None:
         """Order a capture of this run now; where the worker is busy, again after the next look."""
         if self._put(order):

@@ -42,6 +42,7 @@ from mldebug_agents.system.service.sd_notify import SystemdNotifier, reloading, 
 from mldebug_agents.system.service.usage import Usage
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.launcher_watch import LauncherWatch
 from mldebug_agents.watch.ras_watch import RasWatch
 from mldebug_agents.watch.runs import Run, run_state
 from mldebug_agents.watch.watch import NodeLook
@@ -74,6 +75,7 @@ class LoopParts:
     exit_watch: ExitWatch
     exits: ExitTracker
     recovery: Recovery
+    launchers: LauncherWatch
     ras: RasWatch
     peers: PeersController | None
 
@@ -121,7 +123,7 @@ class AgentLoop:
             self._turn()
         self.notifier.send("STOPPING=1", "STATUS=stopping")
         self._parts.exit_watch.close()
-        self._parts.recovery.store(self.runs)
+        self._parts.recovery.store(self._all)
 
     def stop(self) -> None:
         """End the loop at its next turn; safe in a signal handler."""
@@ -137,7 +139,7 @@ class AgentLoop:
         now = time.monotonic()
         if trouble := self._parts.context.spawner.trouble:
             raise MldebugError(trouble, "systemd does so by itself")
-        self._parts.recovery.tick(self.runs, self._stall_settings(), looked=bool(self._looks))
+        self._parts.recovery.tick(self._all, self._stall_settings(), looked=bool(self._looks))
         if now >= self._due and not self._workers["watch"].busy:
             wanted, self._wanted = tuple(self._wanted), set()
             self._workers["watch"].order(wanted)
@@ -153,10 +155,11 @@ class AgentLoop:
         if self.config.capture.nccl_ras:
             self._parts.ras.tick(self.runs)
         if self.peers is not None:
-            self.peers.tick(self.runs)
+            self.peers.tick(self._all)
+            self._parts.launchers.count(self.peers.present())
         self.monitors.tick(self._loop_state())
         self._reread()
-        if not any(run.incident for run in self.runs.values()):
+        if not any(run.incident for run in self._all.values()):
             self.clock.settle()
         self._tell()
 
@@ -241,6 +244,11 @@ class AgentLoop:
     def _stall_settings(self) -> StallSettings:
         return msgspec.convert(self.config.stall, StallSettings, from_attributes=True)
 
+    @property
+    def _all(self) -> dict[str, Run]:
+        """The runs that have ranks here, and those whose launchers wait for nodes."""
+        return {**self.runs, **self._parts.launchers.runs}
+
     # --- decisions ---------------------------------------------------------------------------------
 
     def _looked(self, look: NodeLook) -> None:
@@ -260,6 +268,8 @@ class AgentLoop:
             with self._defects.catching(run.job):
                 self._ended(run)
         self._defects.keep(here)
+        started = frozenset(one.launcher_pid for one in look.found.jobs if one.launcher_pid)
+        self._parts.launchers.look(look.found.waiting, started, self._stall_settings())
 
     def _meet(self, job: Job) -> Run:
         log.info("run %s (%s): %d ranks found", job.id, job.name, len(job.ranks))
@@ -312,7 +322,9 @@ class AgentLoop:
     # --- captures --------------------------------------------------------------------------------
 
     def _captured(self, job_id: str, capture: NodeCapture) -> None:
-        run = self.runs.get(job_id)
+        run, launched = self.runs.get(job_id), self._parts.launchers.runs.get(job_id)
+        if launched is not None:
+            self._parts.launchers.captured(launched, capture)
         if run is not None:
             if capture.job.attempt == run.job.attempt:
                 run.watch.await_answer(bool(capture.awaited))
@@ -351,7 +363,7 @@ class AgentLoop:
             started_at=self.started_at,
             pid=os.getpid(),
             runs=tuple(
-                run_state(run, self._parts.exits.exits(id)) for id, run in self.runs.items()
+                run_state(run, self._parts.exits.exits(id)) for id, run in self._all.items()
             ),
             sources=(
                 *(one.state() for one in (*self._looking(), *self._others())),

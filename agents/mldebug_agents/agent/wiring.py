@@ -57,6 +57,7 @@ from mldebug_agents.system.context import Context
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.system.service.sd_notify import SystemdNotifier
 from mldebug_agents.system.workers import Result, Worker
+from mldebug_agents.watch.launcher_watch import LauncherWatch
 from mldebug_agents.watch.ras_watch import RasWatch
 from mldebug_agents.watch.watch import Watch
 from mldebug_agents.web.server import AgentServer
@@ -122,6 +123,10 @@ def build_loop(
     )
     peers = _peers(config, context, inbox, incidents, capture_queue, joined)
     captures = _requested_captures(tools, inbox, _peer_verbs(peers, joined))
+    recovery = Recovery(
+        *(store, context, tools.leftovers, incidents, failed_attempts, exits),
+        capture_queue.ask_now,
+    )
     parts = LoopParts(
         context=context,
         leftovers=tools.leftovers,
@@ -135,10 +140,8 @@ def build_loop(
         failed_attempts=failed_attempts,
         exit_watch=exit_watch,
         exits=exits,
-        recovery=Recovery(
-            *(store, context, tools.leftovers, incidents, failed_attempts, exits),
-            capture_queue.ask_now,
-        ),
+        recovery=recovery,
+        launchers=LauncherWatch(context.node, recovery.meet, capture_queue.ask_for, incidents),
         ras=RasWatch(workers["ras"].order),
         peers=peers,
     )

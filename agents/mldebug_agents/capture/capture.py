@@ -133,6 +133,8 @@ class Capturer:
         `resumed`: an earlier agent knew that it stands, and may have asked.
         """
         taken_at, started = self.host.clock(), time.monotonic()
+        if job.waits is not None:
+            return self._launcher(job, taken_at, gaps)
         session = _Session(self, job, children, started)
         ras = RasBackgroundQuery(self.ras, job, min(RAS_TIMEOUT, self.settings.deadline))
         with ThreadPoolExecutor(self.workers()) as pool:
@@ -151,6 +153,23 @@ class Capturer:
         duration = round(time.monotonic() - started, 3)
         return msgspec.structs.replace(taken, duration_seconds=duration)
 
+    def _launcher(self, job: Job, taken_at: float, gaps: tuple[Gap, ...]) -> NodeCapture:
+        """The launcher's stack, of a job that has no rank yet."""
+        started, pid = time.monotonic(), job.launcher_pid or 0
+        state = self.host.process_state(pid, files=True)
+        dump = self.pyspy.dump(pid, timeout=DUMP_TIMEOUT)
+        why = Gap(what="launcher's stack", reason=dump.failure, pid=pid, way_out=dump.way_out)
+        return NodeCapture(
+            node=self.node,
+            taken_at=taken_at,
+            duration_seconds=round(time.monotonic() - started, 3),
+            quiet_seconds=max(0.0, taken_at - job.started_at),
+            job=job,
+            launcher=ProcessCapture(pid=pid, kind="launcher", state=state, stacks=dump.stacks),
+            gaps=(*gaps, *((why,) if dump.failure else ())),
+            versions=_versions(),
+        )
+
     def _with_more_flights(
         self, taken: NodeCapture, left: Callable[[], float], *, stalled: bool, resumed: bool
     ) -> NodeCapture:
@@ -168,6 +187,14 @@ class Capturer:
     def workers(self) -> int:
         """How many processes are dumped at once."""
         return self.settings.workers or min(4, os.cpu_count() or 1)
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "mldebug": __version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }
 
 
 class _Session:
@@ -246,11 +273,7 @@ class _Session:
             ranks=ranks,
             remarks=self._own(remarks),
             gaps=(*gaps, *self.gaps),
-            versions={
-                "mldebug": __version__,
-                "python": platform.python_version(),
-                "kernel": platform.release(),
-            },
+            versions=_versions(),
         )
 
     def _own(self, remarks: tuple[Remark, ...]) -> tuple[Remark, ...]:

@@ -38,7 +38,7 @@ def reply(
 ) -> NodeReply:
     """The captures of this node's jobs, of those of one Slurm job, or of those with a certain name; limited in size (see `slimming`)."""
     found = tools.finder.find()
-    jobs = [job for job in found.jobs if wanted in (None, job.name) or job.id == wanted]
+    jobs = [job for job in found.all if wanted in (None, job.name) or job.id == wanted]
     if slurm_job is not None:
         jobs = [
             one for one in jobs if _is_of(one, slurm_job, tools.context.host, tools.context.reader)
@@ -60,7 +60,10 @@ def reply(
 
 def _is_of(job: Job, slurm_job: str, host: Host, reader: Reader) -> bool:
     """Does any of its ranks say so?"""
-    paths = [f"{host.proc}/{rank.pid}/environ" for rank in job.ranks]
+    pids = [rank.pid for rank in job.ranks]
+    if job.waits is not None and job.launcher_pid is not None:
+        pids = [job.launcher_pid]
+    paths = [f"{host.proc}/{pid}/environ" for pid in pids]
     for answer in reader.read_many(paths, max_bytes=MAX_ENVIRON).values():
         if isinstance(answer, bytes) and parse_environ(answer).get("SLURM_JOB_ID") == slurm_job:
             return True

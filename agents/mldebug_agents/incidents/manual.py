@@ -56,7 +56,7 @@ class Named(NamedTuple):
 
 def choose(found: Discovery, pid: int | None, wanted: str | None) -> tuple[Job, ...]:
     """The jobs that a person asked for. Raises an error that lists the jobs that exist where none matches."""
-    jobs = found.jobs
+    jobs = found.all
     if not jobs:
         raise _nothing_found(found, pid, wanted)
     if pid is not None:
@@ -77,9 +77,9 @@ def _why(found: Discovery, pid: int | None) -> str:
 def _have(found: Discovery) -> str:
     jobs = [
         f"{job.id} ({job.name}, {plural(len(job.ranks), 'rank')})"
-        for job in found.jobs[:MAX_LISTED]
+        for job in found.all[:MAX_LISTED]
     ]
-    more = len(found.jobs) - len(jobs)
+    more = len(found.all) - len(jobs)
     tail = f" and {more} more: `mldebug status` shows all" if more else ""
     return f"jobs on this node: {', '.join(jobs)}{tail}"
 
@@ -134,7 +134,9 @@ def take(
 def look(
     tools: CaptureTools, job: Job, found: Discovery, beside: OneShotReader | None = None
 ) -> NodeCapture:
-    """Capture one job now."""
+    """Capture one job now; of one that waits for nodes, its launcher."""
+    if job.waits is not None:
+        return tools.capturer().capture(job, {}, (), found.gaps)
     traps = tools.known_issues.of(
         job, found.programs, read=False
     )  # it may hang: its settings must do

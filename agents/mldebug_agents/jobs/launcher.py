@@ -6,12 +6,13 @@ before `ranks/grouping.py` has compared the claims of all processes.
 
 import re
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from mldebug.cluster.run_identity import is_loopback, is_specific
 from mldebug.core.errors import UsageError
+from mldebug.core.model import NodeWait
 from mldebug.core.ranksets import check_nodes
 from mldebug.core.redact import clean
 
@@ -94,6 +95,23 @@ class Launcher(Protocol):
 
     def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
         """Whether a process with that name and command line is this launcher itself. `argv` may be empty."""
+
+
+class PendingLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line of a launcher says that starts its ranks when enough nodes have come."""
+
+    launcher: str  # file name of the plugin
+    script: str  # that its ranks will run; "" where that cannot be told
+    wait: NodeWait
+    node_list: str = ""  # the scheduler's list of the run's nodes, folded
+
+
+@runtime_checkable
+class NodeLauncher(Launcher, Protocol):
+    """A launcher of which each node of a run has one, and which starts its ranks when all nodes are there."""
+
+    def pending(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> PendingLaunch | None:
+        """Which nodes a launcher with this command line waits for; None for a run of one node. `argv` is as long as it is."""
 
 
 class ImpossibleClaimError(ValueError):

@@ -576,3 +576,17 @@ def test_a_list_that_was_cut_is_known_from_another_node_or_told_as_a_gap() -> No
     coordinator.update(announced("n2", whole), "10.0.0.2", 0.0)
     (call,) = coordinator.due(0.0)
     assert (call.node_list, call.gaps) == ("n[1-3]", ())
+
+
+def test_the_launchers_of_a_run_are_counted_over_all_nodes() -> None:
+    coordinator = Coordinator()
+    waiting = RunNews(key=("waits for nodes", "torchrun", "exp7", "port 1"), launchers=1)
+    other = msgspec.structs.replace(waiting, key=("waits for nodes", "torchrun", "exp8", "port 1"))
+    for name, news in (("n2", waiting), ("n1", waiting), ("n3", other)):
+        announcement = Announcement(node=name, agent=name, port=1, runs=(news,))
+        coordinator.update(announcement, f"host {name}", 5.0)
+    assert coordinator.word(waiting, "n2", 5.0).present == ("n1", "n2")
+    assert coordinator.word(other, "n3", 5.0).present == ("n3",)
+    assert coordinator.word(waiting, "n2", 500.0).present == ()
+    ranks = msgspec.structs.replace(waiting, launchers=0)
+    assert coordinator.word(ranks, "n2", 5.0).present == ()

@@ -21,6 +21,7 @@ from mldebug.core.plugins import NoOptions
 from mldebug.core.ranksets import fold_ranks
 from mldebug.core.redact import clean
 from mldebug.core.units import format_duration
+from mldebug.diagnosis.node_wait import wait_words
 from mldebug.hardware.host_memory.state import alarms
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.jobs.known_issues.match import KnownIssue
@@ -88,7 +89,7 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
         listing = NodeListing(
             node=tools.context.node,
             now=time.time(),
-            jobs=jobs_shown(found.jobs, answer.snapshot),
+            jobs=jobs_shown(found.all, answer.snapshot),
             remarks=tuple(found.remarks),
             gaps=tuple(found.gaps),
             traps=traps_shown(tools, found, answer.snapshot),
@@ -168,6 +169,8 @@ def status_lines(listing: NodeListing, config: Path | None = None) -> Iterator[T
         yield Text("")
         run = _run_of(job, listing.agent)
         yield from _job(job, run, listing.now)
+        if run is None and job.waits is not None:
+            yield Text(clean(f"  {wait_words(job, listing.now)}", 400))
         yield from _watched(run, config, events, listing.now)
         yield from _traps(listing.traps.get(job.id, ()))
     yield from _listed("Odd", [clean(remark.message, 300) for remark in listing.remarks])
@@ -255,7 +258,8 @@ def _watched(
     """What the agent says of it: how far it is, why it is quiet or not, what its GPUs do and what befell its ranks."""
     if run is None:
         return
-    yield Text(clean(f"  {', '.join([*pace_words(run), f'log {run.log}'])}", 300))
+    if run.ranks or run.log:
+        yield Text(clean(f"  {', '.join([*pace_words(run), f'log {run.log}'])}", 300))
     yield Text(
         clean(f"  {state_words(run)}", 400),
         style="red" if run.incident else "",
@@ -285,6 +289,8 @@ def _facts(job: Job, now: float) -> Iterator[str]:
 
 def _ranks(job: Job, exits: Mapping[int, str]) -> Iterator[Text]:
     """Who is here, who died, and who should be here: a node knows that from the local world size."""
+    if job.waits is not None:
+        return
     here = {rank.rank for rank in job.ranks}
     expected = max((rank.local_world_size or 0 for rank in job.ranks), default=0)
     of = f", {len(here)} of {expected} expected here" if here and expected > len(here) else ""

@@ -140,6 +140,10 @@ class PeersController:
         self.leader.tick(now)
         self._held.tick(runs, now)
 
+    def present(self) -> Mapping[str, tuple[str, ...]]:
+        """By job id: the nodes on which launchers of a run wait for nodes, as the agents count them together."""
+        return self._ours.present
+
     def on_result(self, result: Result) -> None:
         """Take the result of a worker that is named in `worker_names`."""
         now = time.monotonic()

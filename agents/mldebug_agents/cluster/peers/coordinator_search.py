@@ -48,6 +48,7 @@ def listed(text: str, most: int = MAX_PEERS) -> tuple[str, ...]:
 
 def _master(job: Job) -> tuple[str, ...]:
     master = next((rank.master for rank in job.ranks if rank.master), "")
+    master = job.waits.endpoint if job.waits else master
     host = master.rpartition(":")[0].strip("[]")
     usable = host and len(host) <= MAX_HOST and not is_loopback(master)
     return (host,) if usable else ()

@@ -108,6 +108,7 @@ class Follower:
             group.no_answer(result.error, now)
             if group.found is None:
                 self._ours.forget_progress(lambda run: self._groups.of(run) is group)
+                self._ours.present.clear()
             return
         found: FoundCoordinator = result.value
         group.welcomed(found, now, self._interval, self._agent)
@@ -119,6 +120,8 @@ class Follower:
     def _apply(self, run: Run, word: RunWord, now: float) -> None:
         self._ours.progress(run.job.id).take(word.signals, now)
         self._held.wait(run, word.hold, now)
+        if run.job.waits is not None:
+            self._ours.present[run.job.id] = word.present
         incident = run.incident
         if incident is None or not word.incident or not (incident.kind == "stall" or word.caused):
             return

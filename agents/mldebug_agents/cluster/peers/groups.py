@@ -150,7 +150,7 @@ class CoordinatorGroups:
         """The runs that have a coordinator, each with it. `node`: this node's name."""
         for run in runs.values():
             group = self.of(run)
-            if group is not None and group.found is not None:
+            if group is not None and group.found is not None and run.job.ranks:
                 yield CoordinatedRun(run_id(job_key(run.job, node)), run.job.name, group.found.peer)
 
     def sort(self, runs: Mapping[str, Run], now: float) -> None:
@@ -182,6 +182,7 @@ class CoordinatorGroups:
             len(job.ranks),
             len(job.lost),
             job.ranks[:1],
+            job.waits.endpoint if job.waits else "",
         )
         known = self._known.get(job.id)
         if known is not None and known[0] == facts:

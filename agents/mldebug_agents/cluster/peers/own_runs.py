@@ -100,12 +100,14 @@ class OwnRuns:
         self._node, self._bad_ends = node, bad_ends
         self._ended: Mapping[str, FailedRun] = {}  # of runs that are gone
         self._far: dict[str, RemoteProgress] = {}
+        self.present: dict[str, tuple[str, ...]] = {}  # by job id: nodes with a launcher of it
 
     def tick(self, runs: Mapping[str, Run]) -> None:
         """Take over the runs of this moment, by job id. All others are forgotten, except how they failed."""
         self.runs = runs
         for job_id in self._far.keys() - runs.keys():
             del self._far[job_id]
+        self.present = {job_id: one for job_id, one in self.present.items() if job_id in runs}
         recent = self._bad_ends.recent().items()
         self._ended = {job_id: one for job_id, one in recent if job_id not in runs}
 
@@ -166,6 +168,7 @@ def news_of(
         published=stall is not None and (stall.shared or not is_unreported(stall)),
         end=_end(bad) if bad else None,
         node_list=job.node_list,
+        launchers=job.waits.here if job.waits else 0,
     )
 
 

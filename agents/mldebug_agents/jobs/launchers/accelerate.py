@@ -3,9 +3,21 @@
 from collections.abc import Mapping
 
 from mldebug.core.plugins import NoOptions
-from mldebug_agents.jobs.launcher import Launcher, RankClaim, runs, torch_claim
+from mldebug_agents.jobs.launcher import NodeLauncher, PendingLaunch, RankClaim, runs, torch_claim
+from mldebug_agents.jobs.launcher_options import LauncherOptions, OptionNames, pending_launch
 
 PRIORITY = 95  # above torchrun, which it is underneath
+
+OPTIONS = OptionNames(
+    nodes="num-machines",
+    rendezvous="rdzv-backend",
+    endpoint="",
+    run_id="",
+    address="main-process-ip",
+    port="main-process-port",
+    alone="",
+    prefix="",
+)
 
 
 class AccelerateLauncher:
@@ -23,7 +35,11 @@ class AccelerateLauncher:
         modules = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
         return runs(argv, scripts=("accelerate", "accelerate-launch"), modules=modules)
 
+    def pending(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> PendingLaunch | None:
+        """The nodes that `--num_machines` names, and where they meet; None for one, or where only its config file says so."""
+        return pending_launch("accelerate", LauncherOptions(argv, environ, OPTIONS))
 
-def create(options: NoOptions) -> Launcher:
+
+def create(options: NoOptions) -> NodeLauncher:
     """Build the plugin."""
     return AccelerateLauncher()

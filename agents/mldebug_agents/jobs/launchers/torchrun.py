@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from mldebug.core.plugins import NoOptions
-from mldebug_agents.jobs.launcher import Launcher, RankClaim, runs, torch_claim
+from mldebug_agents.jobs.launcher import NodeLauncher, PendingLaunch, RankClaim, runs, torch_claim
+from mldebug_agents.jobs.launcher_options import LauncherOptions, OptionNames, pending_launch
 
 PRIORITY = 90
 MODULES = (
@@ -12,6 +13,17 @@ MODULES = (
     "torch.distributed.elastic.run",
     "torch.distributed.launcher.run",
     "torchelastic.distributed.launch",
+)
+
+OPTIONS = OptionNames(
+    nodes="nnodes",
+    rendezvous="rdzv-backend",
+    endpoint="rdzv-endpoint",
+    run_id="rdzv-id",
+    address="master-addr",
+    port="master-port",
+    alone="standalone",
+    prefix="PET_",
 )
 
 
@@ -30,7 +42,11 @@ class TorchrunLauncher:
             argv, scripts=("torchrun",), modules=MODULES
         )
 
+    def pending(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> PendingLaunch | None:
+        """The nodes that `--nnodes` names, and where they meet; None for a run of one node."""
+        return pending_launch("torchrun", LauncherOptions(argv, environ, OPTIONS))
 
-def create(options: NoOptions) -> Launcher:
+
+def create(options: NoOptions) -> NodeLauncher:
     """Build the plugin."""
     return TorchrunLauncher()

@@ -14,6 +14,7 @@ from mldebug_agents.jobs.launcher import Launcher
 from mldebug_agents.jobs.ranks.grouping import Key, RankGroup, common_parent, find_rank_groups
 from mldebug_agents.jobs.ranks.libraries import Program
 from mldebug_agents.jobs.ranks.lost_ranks import LostRankFinder
+from mldebug_agents.jobs.ranks.node_waits import WaitingLaunchers
 from mldebug_agents.jobs.ranks.oddities import impossible_environments, oddities, unreadable
 from mldebug_agents.jobs.ranks.rank_processes import Claimant, ProcessTree, find_claimants
 from mldebug_agents.jobs.ranks.ras_ranks import Ask, RasRanks
@@ -42,11 +43,17 @@ class RankChild(msgspec.Struct, frozen=True, kw_only=True):
 class Discovery(msgspec.Struct, frozen=True, kw_only=True):
     """All jobs on this node at one moment. `children` has an entry for every rank, by its pid."""
 
-    jobs: tuple[Job, ...] = ()  # sorted by start
+    jobs: tuple[Job, ...] = ()  # sorted by start; each has ranks
+    waiting: tuple[Job, ...] = ()  # jobs whose launchers have started no rank here
     remarks: tuple[Remark, ...] = ()
     gaps: tuple[Gap, ...] = ()
     children: dict[int, tuple[RankChild, ...]] = {}
     programs: dict[int, Program] = {}  # by pid of the rank
+
+    @property
+    def all(self) -> tuple[Job, ...]:
+        """The jobs with ranks, then those that wait for nodes."""
+        return (*self.jobs, *self.waiting)
 
 
 class _RankMemory(msgspec.Struct, kw_only=True):
@@ -80,6 +87,7 @@ class RankFinder:
         self._registry = Registry(host, reader, launchers, probes)
         self._memory: dict[RunPlace, _RankMemory] = {}
         self._join_containers = join_containers
+        self._waiting = WaitingLaunchers(host, node)
 
     def find(self) -> Discovery:
         """Look once at all processes of this node."""
@@ -111,6 +119,7 @@ class RankFinder:
         jobs.sort(key=lambda job: (job.started_at, job.id))
         return Discovery(
             jobs=tuple(jobs),
+            waiting=self._waiting.find(processes, tree),
             remarks=remarks,
             gaps=tuple(gaps),
             children=children,

@@ -11,7 +11,7 @@ import msgspec
 
 from mldebug.core.redact import clean, redact_argv
 from mldebug.jobs.known_issues.match import allowed
-from mldebug_agents.jobs.launcher import Launcher, RankClaim, script_of
+from mldebug_agents.jobs.launcher import Launcher, NodeLauncher, PendingLaunch, RankClaim, script_of
 from mldebug_agents.jobs.ranks.libraries import (
     Libraries,
     Program,
@@ -46,6 +46,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     python: bool = False
     launcher: bool = False
     claim: RankClaim | None = None
+    pending: PendingLaunch | None = None  # of a launcher that starts its ranks when all nodes came
     argv: tuple[str, ...] = ()  # redacted
     script: str = ""
     helper: bool = False  # started by Python's multiprocessing: never a rank
@@ -221,6 +222,7 @@ class Registry:
             python=python,
             launcher=self._launches(stat.name, argv),
             claim=self._claim(environ, argv) if python else None,
+            pending=self._pending(environ, argv),
             settings=_settings(environ) if python else {},
             recorder=_recorder(environ) if python else {},
             nccl_ras=_ras_setting(environ) if python else "",
@@ -239,6 +241,16 @@ class Registry:
 
     def _launches(self, name: str, argv: tuple[str, ...]) -> bool:
         return any(launcher.is_launcher(name, argv) for launcher in self._launchers)
+
+    def _pending(self, environ: bytes | Failure, argv: tuple[str, ...]) -> PendingLaunch | None:
+        """What a launcher is about to start, by its command line alone where its environment cannot be read."""
+        variables = procfs.parse_environ(environ) if isinstance(environ, bytes) else {}
+        mine = (
+            launcher.pending(variables, argv)
+            for launcher in self._launchers
+            if isinstance(launcher, NodeLauncher) and launcher.is_launcher("", argv)
+        )
+        return next(mine, None)
 
     def _claim(self, environ: bytes | Failure, argv: tuple[str, ...]) -> RankClaim | None:
         if not isinstance(environ, bytes) or (not self._probes and measures(argv)):

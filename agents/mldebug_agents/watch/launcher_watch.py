@@ -1,0 +1,125 @@
+"""The watch of launchers without ranks: each is a run from its first second, and an incident when no rank has come in time.
+
+Nothing is attached to before `stall.init_timeout` is over; then the launcher's stack is taken once a minute. Where agents count
+the nodes together, the one with the first name among them reports. Belongs to the main loop's thread.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from mldebug.core.model import Job, NodeCapture
+from mldebug.diagnosis.node_wait import in_exit_barrier, wait_words
+from mldebug.incidents.report.build import State
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Stage, StallDecision
+from mldebug_agents.watch.runs import Run
+
+AGAIN = 60.0  # seconds between two captures of a launcher
+WHY = "stall.init_timeout"
+
+
+class IncidentOpener(Protocol):
+    """What opens, feeds and closes incidents: `IncidentManager`."""
+
+    def open(self, run: Run, decision: StallDecision) -> None:
+        """Open an incident of the run."""
+
+    def captured(self, run: Run, capture: NodeCapture) -> None:
+        """Add a capture to it."""
+
+    def close(self, run: Run, state: State, why: str) -> None:
+        """Close it, where one is open."""
+
+
+class LauncherWatch:
+    """The runs that wait for nodes. `meet`: makes a run of a job; `capture`: orders a capture of a run by a decision."""
+
+    def __init__(
+        self,
+        node: str,
+        meet: Callable[[Job, StallSettings], Run],
+        capture: Callable[[Run, StallDecision], None],
+        incidents: IncidentOpener,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.runs: dict[str, Run] = {}
+        self._node, self._clock = node, clock
+        self._meet, self._capture = meet, capture
+        self._incidents = incidents
+        self._captured_at: dict[str, float] = {}
+
+    def look(
+        self, waiting: tuple[Job, ...], started: frozenset[int], settings: StallSettings
+    ) -> None:
+        """Take over what discovery found. `started`: launchers that have ranks by now."""
+        now = self._clock()
+        here = {job.id: job for job in waiting}
+        for gone in self.runs.keys() - here.keys():
+            self._ended(self.runs.pop(gone), started)
+            self._captured_at.pop(gone, None)
+        for job in waiting:
+            run = self.runs.get(job.id) or self._meet(job, settings)
+            self.runs[job.id] = run
+            run.job = _with_present(job, run.job)
+            run.decision = self._decide(run, now, settings.init_timeout)
+            if run.decision.capture:
+                self._captured_at[job.id] = now
+                self._capture(run, run.decision)
+
+    def captured(self, run: Run, capture: NodeCapture) -> None:
+        """Open an incident with this capture, unless it shows a launcher that only waits for the others to exit."""
+        launcher, wait = capture.launcher, run.job.waits
+        if launcher is None or wait is None or run.decision is None or in_exit_barrier(launcher):
+            return
+        if wait.again and not launcher.stacks:
+            return  # it may be in that barrier: nothing shows where it stands
+        if run.incident is None:
+            self._incidents.open(run, msgspec.structs.replace(run.decision, open=True))
+        self._incidents.captured(run, msgspec.structs.replace(capture, job=run.job))
+
+    def count(self, present: Mapping[str, tuple[str, ...]]) -> None:
+        """Take over which nodes have a launcher of each run, by job id, as the agents count them together."""
+        for job_id, run in self.runs.items():
+            wait = run.job.waits
+            names = tuple(sorted(present.get(job_id, ())))
+            if wait is not None and names != wait.present:
+                wait = msgspec.structs.replace(wait, present=names)
+                run.job = msgspec.structs.replace(run.job, waits=wait)
+
+    def _decide(self, run: Run, now: float, timeout: float) -> StallDecision:
+        job, quiet = run.job, max(0.0, now - run.job.started_at)
+        late = quiet >= timeout
+        reports = late and self._reports(job)
+        due = now - self._captured_at.get(job.id, 0.0) >= AGAIN
+        return StallDecision(
+            stage=Stage.CONFIRMED if late else Stage.WATCHING,
+            sentence=wait_words(job, now),
+            capture=reports and run.incident is None and due,
+            key=f"{job.id}/nodes",
+            quiet=quiet,
+            timeout=timeout,
+            why_timeout=WHY,
+            stalled_since=time.monotonic() - quiet,
+        )
+
+    def _reports(self, job: Job) -> bool:
+        """Whether this node reports: of several that count each other only the first."""
+        present = job.waits.present if job.waits else ()
+        return not present or present[0] == self._node
+
+    def _ended(self, run: Run, started: frozenset[int]) -> None:
+        if run.job.launcher_pid in started:
+            self._incidents.close(run, "recovered", "its ranks have started")
+        else:
+            self._incidents.close(run, "ended", "the launcher is gone")
+
+
+def _with_present(job: Job, before: Job) -> Job:
+    """The job as it was found now, with the count of nodes that was known of it."""
+    if job.waits is None or before.waits is None:
+        return job
+    wait = msgspec.structs.replace(job.waits, present=before.waits.present)
+    return msgspec.structs.replace(job, waits=wait)

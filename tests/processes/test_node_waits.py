@@ -1,0 +1,130 @@
+"""`torchrun` of two nodes of which one came: a run from its first second, an incident in time, a report that says so.
+
+And its controls: the second node comes, and a run of one node that only starts slowly.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mldebug.status.snapshot import RunState
+from processes.harness import (
+    MLDEBUG,
+    SCRIPTS,
+    User,
+    clean_environment,
+    folder_for,
+    free_port,
+    wait_for,
+)
+from processes.needs import need_torch
+from processes.watching import RunningAgent, settings, watching
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
+need_torch("torchrun comes with PyTorch")
+
+STALL = "{init_timeout: 12s, interval: 1s}"
+SCRIPT = "import time; print('ready', flush=True); time.sleep(600)"
+WAYS: dict[str, tuple[str, ...]] = {
+    "c10d": ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:{port}", "--rdzv-id", "job7"),
+    "static": ("--master-addr", "127.0.0.1", "--master-port", "{port}"),
+}
+
+
+@pytest.fixture(params=sorted(WAYS))
+def way(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    port = str(free_port())
+    return tuple(word.format(port=port) for word in WAYS[request.param])
+
+
+@contextmanager
+def launched(folder: Path, *options: str) -> Iterator[int]:
+    """A torchrun and its pid; it is ended with its ranks."""
+    script = folder / "train_waits.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(SCRIPTS / "torchrun"), *options, str(script)]
+    with (folder / "job.log").open("ab") as log:
+        one = subprocess.Popen(
+            command, stdout=log, stderr=log, env=clean_environment(folder), start_new_session=True
+        )
+    try:
+        yield one.pid
+    finally:
+        one.send_signal(signal.SIGTERM)
+        try:
+            one.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+
+
+def run_named(agent: RunningAgent, *, ranks: bool) -> RunState | None:
+    seen = agent.snapshot()
+    runs = (one for one in (seen.runs if seen else ()) if one.name.startswith("train_waits.py"))
+    return next((one for one in runs if bool(one.ranks) is ranks), None)
+
+
+def asked(agent: RunningAgent, *words: str, code: int = 0) -> str:
+    """What a command prints beside this agent."""
+    done = subprocess.run(
+        [*MLDEBUG, *words, "--config", str(agent.config)],
+        check=False, capture_output=True, text=True, timeout=60, env=clean_environment(agent.folder),
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def report_of(agent: RunningAgent) -> dict[str, Any] | None:
+    mine = (one for one in agent.reports() if one["job"]["name"].startswith("train_waits.py"))
+    return next(mine, None)
+
+
+def test_one_of_two_nodes_is_a_run_that_waits_and_then_an_incident(way: tuple[str, ...]) -> None:
+    with ExitStack() as stack:
+        folder = stack.enter_context(folder_for(User()))
+        agent = stack.enter_context(watching(folder, settings(folder, stall=STALL)))
+        stack.enter_context(launched(folder, "--nnodes", "2", "--node-rank", "0", *way))
+        run = wait_for("the run", lambda: run_named(agent, ranks=False), 60)
+        assert run.sentence.startswith("waits for nodes, 1 of 2 present since ")
+        shown = asked(agent, "status")
+        assert run.id in shown
+        assert "waits for nodes, 1 of 2 present since " in shown
+
+        report = wait_for("the report", lambda: report_of(agent), 60)
+        assert report["diagnosis"]["verdict"] == "init_incomplete"
+        assert report["diagnosis"]["culprits"] == []
+        assert "waits for nodes, 1 of 2 present since " in report["diagnosis"]["summary"]
+        assert any("its stack" in line for line in report["diagnosis"]["evidence"])
+
+        dumped = json.loads(asked(agent, "dump", "--json", "--job", run.id, code=1))
+        assert dumped["diagnosis"]["verdict"] == "init_incomplete"
+
+        # the other node comes
+        stack.enter_context(launched(folder, "--nnodes", "2", "--node-rank", "1", *way))
+        wait_for("the ranks", lambda: run_named(agent, ranks=True), 90)
+        closed = wait_for("its end", lambda: _closed(agent), 30)
+        assert closed["state"] == "recovered"
+        assert run_named(agent, ranks=False) is None
+
+
+def _closed(agent: RunningAgent) -> dict[str, Any] | None:
+    report = report_of(agent)
+    return report if report and report["state"] != "open" else None
+
+
+def test_a_run_of_one_node_is_no_waiting_run() -> None:
+    with ExitStack() as stack:
+        folder = stack.enter_context(folder_for(User()))
+        agent = stack.enter_context(watching(folder, settings(folder, stall=STALL)))
+        stack.enter_context(launched(folder, "--standalone", "--nproc-per-node", "1"))
+        wait_for("the ranks", lambda: run_named(agent, ranks=True), 90)
+        assert run_named(agent, ranks=False) is None
+        assert report_of(agent) is None
