@@ -55,6 +55,11 @@ class HeartbeatSteps:
         self.seconds: float | None = None  # of the last step, or the mean of those since a look
         self._last: tuple[int, float] | None = None  # step, and when it was reached
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether any heartbeat had a step."""
+        return self._last is not None
+
     def take(
         self, beats: Mapping[int, Heartbeat], now: float
     ) -> tuple[tuple[LogRecord, ...], float]:

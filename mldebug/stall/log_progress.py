@@ -34,6 +34,16 @@ class LogProgress:
         return self._moved_at
 
     @property
+    def step_format(self) -> str:
+        """The format of the log or file that told the step; "" where none did."""
+        return self._count[0] if self._count else ""
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether a log or a hook has reported a step."""
+        return self.step is not None or self._hook.has_steps
+
+    @property
     def step_times(self) -> StepTimes | None:
         """All step durations so far; None before the first."""
         return self._timer.times

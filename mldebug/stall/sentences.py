@@ -1,13 +1,14 @@
 """A decision of the stall watch as one sentence, for the log and for `mldebug status`. Job-written text is cleaned."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mldebug.core.model import Role
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import safe_line
 from mldebug.stall.rank_activity import STOPPED, RankActivity
 from mldebug.stall.rules import StallRule
+from mldebug.stall.signals import Progress, ProgressKind
 from mldebug.stall.stillness import StillnessSummary
 
 NAMED = 3
@@ -17,6 +18,28 @@ STAGE_WORDS = {"confirmed": "stalled, nobody named yet", "blamed": "stalled"}
 def seconds(value: float) -> str:
     """`1.1 s`, `62 s`."""
     return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
+
+
+CHARTS = {
+    "tensorboard": "TensorBoard's event file",
+    "wandb": "wandb's offline file",
+    "csv": "the metrics table that its logger writes",
+}
+BETTER = "`mldebug run -- …`, or a step in its log, would tell more"
+
+
+def signal_words(progress: Sequence[Progress], format_: str) -> str:
+    """By which signal a run is known to move, and what would give a better one. `format_`: of the file that told its step."""
+    kinds = {signal.kind for signal in progress}
+    if ProgressKind.HEARTBEAT in kinds:
+        return "the hook in its ranks"
+    if kinds & {ProgressKind.STEP, ProgressKind.RECORD}:
+        return f"steps in {CHARTS.get(format_, 'its log')}"
+    if ProgressKind.RAS in kinds:
+        return f"the collectives that NCCL counts; {BETTER}"
+    if ProgressKind.LOG_GROWTH in kinds:
+        return f"whether its ranks move, for no line of its log tells a step; {BETTER}"
+    return f"whether its ranks move; {BETTER}"
 
 
 def stage_words(stage: str) -> str:

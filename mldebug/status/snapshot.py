@@ -54,6 +54,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     step_times: StepTimes | None = None  # since the agent met the run
     progress_at: float | None = None  # unix; None where the run is not watched
     log: str = ""
+    lives_by: str = ""  # the signal by which it is known to move, and what would give a better one
     log_counts: LogCounts = LogCounts()
     gpus: dict[int, str] = {}  # rank -> uuid of its GPU, as far as it is known
     gpus_guessed: tuple[int, ...] = ()  # ranks whose GPU only a convention tells

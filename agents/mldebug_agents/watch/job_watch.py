@@ -53,6 +53,7 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float | None = None
     step_times: StepTimes | None = None
     log: str = ""  # the file that is followed, or why there is none
+    step_format: str = ""  # of the file that told the step
     log_counts: LogCounts = LogCounts()
     beats: dict[int, Heartbeat] = {}  # by rank: what its hook says
     classes: dict[int, Classification] = {}  # of a stack sample, by rank
@@ -143,6 +144,7 @@ class JobWatch:
             step_seconds=progress.step_seconds or progress.hook_seconds,
             step_times=progress.step_times,
             log=self.logs.sentence,
+            step_format=progress.step_format,
             log_counts=self.logs.counts,
             beats=beats,
             classes=classes,

@@ -18,6 +18,7 @@ from mldebug.core.model import (
 )
 from mldebug.incidents.incident import Incident, judge
 from mldebug.jobs.heartbeat import hook_summary
+from mldebug.stall.sentences import signal_words
 from mldebug.stall.signals import RunLook, Stage, StallDecision
 from mldebug.stall.watch import StallWatch
 from mldebug.status.snapshot import RunState
@@ -199,6 +200,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         step_times=look.step_times,
         progress_at=_progress_at(decision, look),
         log=look.log,
+        lives_by=signal_words(look.look.progress, look.step_format) if look.look.ranks else "",
         log_counts=look.log_counts,
         incident=run.incident.id if run.incident else "",
         incident_kind=run.incident.kind if run.incident else "",

@@ -90,8 +90,8 @@ class LogParser:
         taken, self._nccl = self._nccl, []
         return taken
 
-    def resync(self) -> None:
-        """Skip to the next line end, because bytes of the log were left out."""
+    def resync(self, at: int = 0) -> None:
+        """Skip to the next line end, because bytes of the log were left out. `at`: where the next ones begin."""
         self.restart()
         self._dropping = True
 

@@ -262,7 +262,7 @@ def test_an_event_file_alone_is_no_log(tmp_path: Path) -> None:
         10, 5, "python3", (1, "/dev/null", "device", "w"), (7, events, "file", "w"), (2, "socket:[3]", "socket", "rw")
     )  # fmt: skip
     logs = LogFinder(Node(tmp_path, rank)).find(rank)
-    assert [place.kind for place in logs.places] == ["growth"]
+    assert [place.kind for place in logs.places] == ["tensorboard"]
     assert logs.reason == "no log found: stdout is /dev/null; stderr is a socket (socket:[3])"
     jsonl = process(11, 5, "python3", (1, "/dev/null", "device", "w"), (7, "/m.jsonl", "file", "w"))
     assert LogFinder(Node(tmp_path / "b", jsonl)).find(jsonl).places[0].kind == "named"

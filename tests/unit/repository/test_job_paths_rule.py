@@ -89,6 +89,7 @@ ALLOWED: dict[str, str] = {
     "system/host.py": KERNEL,
     "system/service/usage.py": KERNEL,
     "system/spawn.py": OWN,
+    "watch/launcher_watch.py": OWN,
     "web/alertmanager_route.py": OPERATOR,
     "web/listeners.py": OWN,
     "web/token_auth.py": OPERATOR,

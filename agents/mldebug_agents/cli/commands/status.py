@@ -264,6 +264,8 @@ def _watched(
         clean(f"  {state_words(run)}", 400),
         style="red" if run.incident else "",
     )
+    if run.lives_by:
+        yield Text(clean(f"  lives by {run.lives_by}", 300))
     if run.devices:
         yield Text(clean(f"  {run.devices}", 400))
     for line in lines_of(run.checkpoint_series, run.id):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.core.model import Gap
-from mldebug.jobs.logs.parser import LogParser
+from mldebug.jobs.logs.event_parsers import FileParser
 from mldebug.jobs.logs.records import LogRecord
 from mldebug_agents.jobs.logs.locations import LogFile
 from mldebug_agents.system.reader import FilePiece, Reader, Unreadable
@@ -46,7 +46,7 @@ class LogFollower:
     Counters besides those of `parser`: `skipped` (bytes), `rotations`, `truncations`.
     """
 
-    def __init__(self, reader: Reader, parser: LogParser) -> None:
+    def __init__(self, reader: Reader, parser: FileParser) -> None:
         self.parser = parser
         self.skipped = self.rotations = self.truncations = 0
         self._reader = reader
@@ -107,10 +107,11 @@ class LogFollower:
         return msgspec.structs.replace(news, gap=failed.gap, stuck=failed.stuck)
 
     def _begin(self, place: LogFile, piece: FilePiece) -> LogUpdate:
-        self._offset = max(0, piece.size - FIRST_LOOK) if place.parsed else piece.size
+        before_us = MAX_NEWS if place.kind == "csv" else FIRST_LOOK  # a table begins with its names
+        self._offset = max(0, piece.size - before_us) if place.parsed else piece.size
         self._file = (piece.device, piece.inode)
         if self._offset:
-            self.parser.resync()
+            self.parser.resync(self._offset)
         records = self._read(place, place.path, piece.size)
         before = records[-1] if records else None
         return LogUpdate(
@@ -169,7 +170,7 @@ class LogFollower:
         if skipped:
             self._offset += skipped
             self._seam = b""
-            self.parser.resync()
+            self.parser.resync(self._offset)
         return skipped
 
     def _read(self, place: LogFile, path: str, size: int) -> list[LogRecord]:

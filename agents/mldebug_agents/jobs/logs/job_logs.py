@@ -4,6 +4,7 @@ Nothing here lasts longer than `BUDGET` and one read that does not come back. A 
 by all jobs until it does.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -12,9 +13,11 @@ import msgspec
 from mldebug.core.model import Gap, Job, ProcessState, RankIdentity
 from mldebug.core.redact import clean
 from mldebug.jobs.known_issues.nccl_log import LogWriters, NcclLog
+from mldebug.jobs.logs.event_parsers import PARSERS, FileParser
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.log_progress import LogProgress
+from mldebug_agents.jobs.logs.event_files import find_event_files
 from mldebug_agents.jobs.logs.follower import LogFollower, LogUpdate
 from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
 from mldebug_agents.system.host import Host
@@ -25,6 +28,7 @@ MAX_LOGS = 4  # followed per job
 MAX_RANKS = 16  # ranks whose descriptors are looked through in one search
 BUDGET = 3.0  # seconds for the logs of one job in one look: one read that hangs, and the others
 SEARCH_EVERY, SEARCH_AGAIN = 60.0, 10.0  # seconds between two searches; where there was no log
+CHARTS_SOON, CHARTS_EARLY = 15.0, 300.0  # seconds between searches for charts, in so many at first
 _OUTPUTS = ("fd/1", "fd/2")
 
 
@@ -114,6 +118,9 @@ class JobLogs:
         self._left = LogCounts()  # of followers that are gone
         self._failures = 0
         self._first_log = 0
+        self._charts: tuple[LogFile, ...] = ()
+        self._charts_searched = -math.inf
+        self._charts_since: float | None = None  # when they were first looked for
 
     @property
     def counts(self) -> LogCounts:
@@ -131,6 +138,11 @@ class JobLogs:
             (rank.pid, *(self._host.link(rank.pid, name) for name in _OUTPUTS)) for rank in sampled
         ]
         every = SEARCH_EVERY if any(place.parsed for place in self._places) else SEARCH_AGAIN
+        if self._wants_charts(now):
+            self._charts_searched = now
+            charts = find_event_files(self._host, self._reader, job)
+            self._searched = now if charts == self._charts else -math.inf
+            self._charts = charts
         moved = outputs != self._last_outputs or any(
             self._has_moved(place) for place in self._places
         )
@@ -153,7 +165,11 @@ class JobLogs:
 
     def _has_moved(self, place: LogFile) -> bool:
         """Is the descriptor another one by now: closed, reopened, or that of a new process with the same pid?"""
-        if self._host.link(place.pid, f"fd/{place.path.rpartition('/')[2]}") != place.target:
+        by_name = "/root/" in place.path
+        if (
+            not by_name
+            and self._host.link(place.pid, f"fd/{place.path.rpartition('/')[2]}") != place.target
+        ):
             return True
         holder = self._host.brief(place.pid)
         return holder is None or holder.start_ticks != place.start_ticks
@@ -173,7 +189,10 @@ class JobLogs:
                 found.setdefault((place.inode, place.target), place)
             if len(found) >= MAX_LOGS:
                 break
-        places = sorted(found.values(), key=lambda place: not place.parsed)[:MAX_LOGS]
+        for place in self._charts:
+            found.setdefault((place.inode, place.target), place)
+        order = sorted(found.values(), key=lambda place: (not place.parsed, place.charts))
+        places = order[: MAX_LOGS + len(self._charts)]
         self._followers = dict(self._carry_over(places))
         self._places = tuple(places)
         self._reason = reason or "no log found: its ranks are gone"
@@ -190,9 +209,21 @@ class JobLogs:
             before = files.get((place.inode, place.target), "")
             path = place.path if place.path in old or before in paths else before
             follower = old.pop(path, None)
-            yield place.path, follower or LogFollower(self._reader, self._parser())
+            yield place.path, follower or LogFollower(self._reader, self._parser_of(place))
         for follower in old.values():
             self._left = _add(self._left, follower)
+
+    def _parser_of(self, place: LogFile) -> FileParser:
+        return PARSERS[place.kind]() if place.charts else self._parser()
+
+    def _wants_charts(self, now: float) -> bool:
+        """Whether to look for files for charts: where nothing else has told a step, once a minute."""
+        if self._progress.counts_steps and not self._charts:
+            return False
+        if self._charts_since is None:
+            self._charts_since = now
+        young = not self._charts and now - self._charts_since < CHARTS_EARLY
+        return now - self._charts_searched >= (CHARTS_SOON if young else SEARCH_EVERY)
 
     # --- polling -----------------------------------------------------------------------------------
 

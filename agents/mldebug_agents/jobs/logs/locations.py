@@ -11,13 +11,13 @@ import msgspec
 
 from mldebug.core.model import OpenFile, ProcessState
 from mldebug.core.redact import clean
+from mldebug.jobs.logs.event_parsers import PARSERS, event_kind
 from mldebug_agents.jobs.logs.pipes import PipeReaders, UnreadPipes, connected_sockets
 from mldebug_agents.system import procfs
 from mldebug_agents.system.child.job_paths import NO_RIGHTS, Rights
 from mldebug_agents.system.host import Host
 
 LOG_NAMES = (".log", ".out", ".err", ".txt", ".jsonl")
-EVENT_FILE = "events.out.tfevents"
 MAX_PLACES = 4  # for one rank
 MAX_HOPS = 3  # pipes in a row
 _STREAMS = {1: "stdout", 2: "stderr"}
@@ -33,8 +33,8 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file that output is written to, as the descriptor of its writer.
 
     kind: stdout, stderr (of the rank); reader (a process that reads the rank's pipe); container (the log that a
-    container runtime writes); launcher; named (a file of the rank called like a log); growth (an event file: only its
-    size tells something, the weakest sign of progress).
+    container runtime writes); launcher; named (a file of the rank called like a log); tensorboard, wandb, csv (what a
+    framework writes for charts); growth: only its size tells something, the weakest sign of progress.
     """
 
     path: str  # /proc/PID/fd/N: what a `Reader` opens
@@ -50,8 +50,13 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parsed(self) -> bool:
-        """Whether the file holds text in which records of training can be found."""
+        """Whether records of training can be found in the file."""
         return self.kind != "growth"
+
+    @property
+    def charts(self) -> bool:
+        """Whether it is a framework's file for charts, and no text for people."""
+        return self.kind in PARSERS
 
 
 class RankLogs(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +99,7 @@ class LogFinder:
                 for file in _written(launcher)
                 if file.fd in _STREAMS
             ]
-        places += [self._place(state, file, "growth") for file in _events(state)][:1]
+        places += [self._place(state, file, kind) for file, kind in _events(state)][:1]
         distinct: dict[tuple[int, str], LogFile] = {}
         for place in places:
             distinct.setdefault((place.inode, place.target), place)
@@ -107,7 +112,7 @@ class LogFinder:
             )
             for place in list(distinct.values())[:MAX_PLACES]
         )
-        if any(place.parsed for place in kept):
+        if any(place.parsed and not place.charts for place in kept):
             return RankLogs(places=kept)
         return RankLogs(
             places=kept, reason=f"no log found: {'; '.join(reasons) or 'no output is open'}"
@@ -235,5 +240,7 @@ def _named(state: ProcessState) -> list[OpenFile]:
     ]
 
 
-def _events(state: ProcessState) -> list[OpenFile]:
-    return [file for file in _written(state) if EVENT_FILE in file.target]
+def _events(state: ProcessState) -> list[tuple[OpenFile, str]]:
+    """Files for charts that it holds open; most frameworks open theirs anew for each line (`event_files`)."""
+    kinds = ((file, event_kind(file.target.rpartition("/")[2])) for file in _written(state))
+    return [(file, kind) for file, kind in kinds if kind]

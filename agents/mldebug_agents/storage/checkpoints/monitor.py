@@ -19,9 +19,9 @@ from mldebug.core.units import format_duration
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.history import CheckpointSeries, SeriesMemory, printable
 from mldebug.storage.checkpoints.state import SeriesState, lines_of, newest_of, series_state
+from mldebug_agents.jobs.job_folders import likely_folders
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.state.key_value_store import KeyValueStore as Store
-from mldebug_agents.storage.checkpoints.open_files import hints
 from mldebug_agents.storage.checkpoints.reader import (
     CheckpointNews,
     CheckpointReader,
@@ -253,7 +253,7 @@ class CheckpointMonitor:
 
     def _inherit(self, run: Run) -> None:
         """Take over series of an ended job of the same user and name whose folder this one works in or names on its command line."""
-        own = hints(self._host, run.job)
+        own = likely_folders(self._host, run.job)
         for one in [one for one in self._over if one[1].who == self._who[run.job.id]]:
             stored = one[1]
             if any(f"{stored.folder}/".startswith(f"{folder}/") for folder in own):

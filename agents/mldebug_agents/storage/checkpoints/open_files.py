@@ -7,11 +7,10 @@ Only links below /proc/PID/fd are read here, which the kernel answers from memor
 import os
 import time
 from collections.abc import Iterable, Iterator
-from posixpath import basename, dirname, join, normpath
+from posixpath import basename
 
 import msgspec
 
-from mldebug.core.model import Job
 from mldebug.storage.checkpoints.names import CheckpointPath, checkpoint_of, is_part
 from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host
@@ -19,7 +18,6 @@ from mldebug_agents.system.host import Host
 BUDGET = 0.25  # seconds of one look at all descriptors of one job
 MAX_PROCESSES = 256  # of one job
 MAX_FILES = 4096  # descriptors of one process
-MAX_HINTS = 8
 WRITING = ("w", "rw")
 
 
@@ -71,30 +69,3 @@ class OpenFileReader:
             return sorted(os.listdir(f"{self._host.proc}/{pid}/fd"))[:MAX_FILES]
         except OSError:
             return []
-
-
-def hints(host: Host, job: Job) -> tuple[str, ...]:
-    """Folders in which a job may write checkpoints: its working folder and folders on its command line, as its first rank sees them."""
-    if not job.ranks:
-        return ()
-    rank = min(job.ranks, key=lambda one: one.rank)
-    cwd = host.link(rank.pid, "cwd")
-    found = [normpath(join(cwd or "/", one)) for one in _paths(rank.argv)]
-    found += [cwd] if cwd else []
-    return tuple(dict.fromkeys(one for one in found if _usable(one)))[:MAX_HINTS]
-
-
-def _paths(argv: tuple[str, ...]) -> Iterator[str]:
-    """Values that may be folders: `--output_dir /out/run`, `--save=/out`."""
-    for before, word in zip(("", *argv), argv, strict=False):
-        name, _, value = word.partition("=")
-        named = name if value else before
-        path = value or word
-        if path.startswith("-") or "***" in path or not named.startswith("--"):
-            continue
-        if any(part in named.lower() for part in ("out", "save", "ckpt", "checkpoint", "dir", "log")):  # fmt: skip
-            yield path
-
-
-def _usable(path: str) -> bool:
-    return procfs.is_stored(path) and dirname(path) != path

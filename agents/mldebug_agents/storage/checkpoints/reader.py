@@ -12,7 +12,8 @@ import msgspec
 from mldebug.core.model import Job
 from mldebug.storage.checkpoints.model import Layout
 from mldebug.storage.checkpoints.names import CheckpointPath, checkpoint_of, is_part, series_of
-from mldebug_agents.storage.checkpoints.open_files import OpenCheckpointFile, OpenFileReader, hints
+from mldebug_agents.jobs.job_folders import likely_folders
+from mldebug_agents.storage.checkpoints.open_files import OpenCheckpointFile, OpenFileReader
 from mldebug_agents.storage.checkpoints.series_reader import (
     SeriesFiles,
     SeriesKey,
@@ -123,8 +124,8 @@ class CheckpointReader:
         self, job: JobRequest, root: str, rights: Rights, request: CheckpointRequest
     ) -> Iterator[CheckpointPath]:
         """Checkpoint files that the job's user has written since it began, in folders that no other job of this node may write to."""
-        others = {it for other in request.jobs if other is not job for it in hints(self._host, other.job)}  # fmt: skip
-        for folder in hints(self._host, job.job):
+        others = {it for other in request.jobs if other is not job for it in likely_folders(self._host, other.job)}  # fmt: skip
+        for folder in likely_folders(self._host, job.job):
             if folder in others:
                 continue
             listed = self._reader.list_folder(

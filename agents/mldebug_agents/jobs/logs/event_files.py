@@ -1,0 +1,75 @@
+"""Where a job writes its charts: TensorBoard's events, wandb's offline file, `metrics.csv`.
+
+TensorBoard and Lightning open their files anew for each line, so descriptors show nothing: the folders in which a job works, and those
+that its command line names, are listed with the rights of the rank's user. Asked only of jobs that tell no step otherwise.
+"""
+
+import re
+from collections.abc import Iterator
+
+from mldebug.core.model import Job, RankIdentity
+from mldebug.jobs.logs.event_parsers import event_kind
+from mldebug_agents.jobs.job_folders import likely_folders
+from mldebug_agents.jobs.logs.locations import LogFile
+from mldebug_agents.system.child.listing import ListedFile
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader, Unreadable
+
+DEPTH = 5  # output_dir/runs/DATE_HOST/charts_of_one_tag/events…
+MOST = 4000  # entries of one listing
+MAX_FOLDERS = 3
+MAX_FILES = 2
+TIMEOUT = 1.5  # seconds for one listing
+_WRITER = re.compile(r"events\.out\.tfevents\.\d+\.[^/]+\.(\d{1,10})\.\d+(?:\.v2)?$")
+EARLY = 5.0  # seconds before the first rank's start in which a file may be its own
+
+
+def find_event_files(host: Host, reader: Reader, job: Job) -> tuple[LogFile, ...]:
+    """The newest files for charts that were written since the job began, at most `MAX_FILES`; empty where there are none."""
+    if not job.ranks:
+        return ()
+    rank = min(job.ranks, key=lambda one: one.rank)
+    found: dict[int, tuple[float, LogFile]] = {}
+    for folder in likely_folders(host, job)[:MAX_FOLDERS]:
+        for file, place in _listed(host, reader, rank, folder):
+            if _is_of(job, file) and file.mtime >= rank.started_at - EARLY and file.uid == rank.uid:
+                found.setdefault(file.inode, (file.mtime, place))
+    newest = sorted(found.values(), key=lambda one: (-one[0], one[1].target))
+    return tuple(place for _, place in newest[:MAX_FILES])
+
+
+def _is_of(job: Job, file: ListedFile) -> bool:
+    """Not where TensorBoard's name for it has another process's number: two jobs may write into one folder."""
+    written_by = _WRITER.search(file.path)
+    pids = {pid for rank in job.ranks for pid in (rank.pid, rank.namespace_pid)}
+    return written_by is None or int(written_by[1]) in pids
+
+
+def _listed(
+    host: Host, reader: Reader, rank: RankIdentity, folder: str
+) -> Iterator[tuple[ListedFile, LogFile]]:
+    rights = host.rights.of(rank)
+    root = host.root_of(rank.pid)
+    listing = reader.list_folder(
+        f"{root}{folder}", rights=rights, depth=DEPTH, most=MOST, timeout=TIMEOUT
+    )
+    if isinstance(listing, Unreadable):
+        return
+    mount, fstype = host.mount_of(rank.pid, folder)
+    for file in listing.entries:
+        kind = event_kind(file.path.rpartition("/")[2]) if file.kind == "file" else ""
+        if kind:
+            yield (
+                file,
+                LogFile(
+                    path=f"{root}{folder}/{file.path}",
+                    target=f"{folder}/{file.path}",
+                    rights=rights,
+                    pid=rank.pid,
+                    kind=kind,
+                    inode=file.inode,
+                    mount=mount,
+                    fstype=fstype,
+                    start_ticks=rank.start_ticks,
+                ),
+            )
