@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes.watching import RunningAgent, settings, watching
 
 from mldebug.status.snapshot import RunState
 from processes.harness import (
@@ -26,7 +27,6 @@ from processes.harness import (
     wait_for,
 )
 from processes.needs import need_torch
-from processes.watching import RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 need_torch("torchrun comes with PyTorch")

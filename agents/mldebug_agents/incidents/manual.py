@@ -76,8 +76,7 @@ def _why(found: Discovery, pid: int | None) -> str:
 
 def _have(found: Discovery) -> str:
     jobs = [
-        f"{job.id} ({job.name}, {plural(len(job.ranks), 'rank')})"
-        for job in found.all[:MAX_LISTED]
+        f"{job.id} ({job.name}, {plural(len(job.ranks), 'rank')})" for job in found.all[:MAX_LISTED]
     ]
     more = len(found.all) - len(jobs)
     tail = f" and {more} more: `mldebug status` shows all" if more else ""
