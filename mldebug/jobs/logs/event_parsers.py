@@ -41,6 +41,10 @@ class FileParser(Protocol):
     def slow(self) -> tuple[str, ...]:
         """Formats of the user's that were put aside."""
 
+    @property
+    def held(self) -> int:
+        """How many bytes of an unfinished record are kept for the next `feed`."""
+
     def feed(self, data: Chunk) -> list[LogRecord]:
         """Take the next bytes of the file; return the records that they complete."""
 
@@ -65,6 +69,11 @@ class _EventParser:
         self.slow: tuple[str, ...] = ()
         self._held = b""
         self._skip = 0  # bytes of a long record that are still to come
+
+    @property
+    def held(self) -> int:
+        """How many bytes of an unfinished record are kept."""
+        return len(self._held)
 
     def feed(self, data: bytes) -> list[LogRecord]:
         """Take the next bytes; return the records that they complete, one for each step."""
