@@ -12,6 +12,7 @@ from mldebug.stall.signals import STEPS, Progress, ProgressKind, RunLook
 from mldebug.stall.timeouts import GapMemory, ProgressGaps
 
 MAX_LOOKS_MISSED = 3.0
+JUMP = 10_000  # steps at once; more are another count
 BEATS = 10  # signs of a rhythm without step numbers, after which the job counts as started
 COUNTED = (ProgressKind.RECORD, ProgressKind.RAS, ProgressKind.LOG_GROWTH)
 """Counts since the agent came: after its restart they begin anew."""
@@ -63,6 +64,7 @@ class ProgressClock:
         self._resumed = self.memory.looked_at  # by an earlier agent; None where there was none
         self._knew_step = ProgressKind.STEP in self.memory.values
         self._reported: set[str] = set()
+        self._advance = 0  # steps by which the step number rose at the last look
         self._unknown = (
             0.0  # seconds before the last look for which no node has reported its signals yet
         )
@@ -74,6 +76,7 @@ class ProgressClock:
     def begin_attempt(self) -> None:
         """Forget the progress, keep the clock and the rhythm."""
         old = self.memory
+        self.gaps.begin_attempt()
         self.memory = ProgressMemory(
             now=old.now, progressed=old.now, looked_at=None, gaps=self.gaps.memory
         )
@@ -133,6 +136,9 @@ class ProgressClock:
     def _moved(self, signal: Progress, before: float | None) -> bool:
         """Whether this signal changed since the look before. Growth of a log is remembered, but is no movement."""
         old = self.memory.values.get(signal.kind)
+        if signal.kind is ProgressKind.STEP:
+            ahead = signal.value - old if old is not None else 0.0
+            self._advance = int(ahead) if 0 < ahead <= JUMP else 0
         self.memory.values[signal.kind] = signal.value
         anew = self._resumed is not None and signal.kind not in self._reported
         self._reported.add(signal.kind)
@@ -172,7 +178,8 @@ class ProgressClock:
         pause = max(0.0, when - memory.progressed)
         rhythm = [signal for signal in moved if signal.kind in STEPS]
         if learn and memory.observed and rhythm:
-            self.gaps.add(pause / max(1, *(signal.events for signal in rhythm)))
+            events = max(signal.events for signal in rhythm)
+            self.gaps.add(pause / max(1, events), max(events, self._advance))
         memory.observed = True
         memory.stepped = memory.stepped or bool(rhythm)
         memory.beats += bool(rhythm)

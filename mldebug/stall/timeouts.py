@@ -1,9 +1,11 @@
 """How long this run is usually quiet, and what timeout follows from it.
 
-`auto` is 5 x the 99th percentile of the last 200 gaps between signs of progress, at least 30 s and at most 240 s. Three
-things bend it, each for a reason:
+`auto` is 5 x the 99th percentile of the last 200 gaps between signs of progress, at least 30 s and at most 240 s; of fewer than 100 the
+longest is left out, which is one outlier. Some things bend it, each for a reason:
 
-- fewer than 10 gaps prove nothing: 240 s until then;
+- the first gaps of an attempt (compilation, first batches, caches) are no rhythm: they are set aside, and count only while nothing else is known;
+- fewer than 10 gaps prove nothing: 240 s until then; 4 do where the longest is at most twice the median. One that covers 10 steps or more,
+  as a bar that is drawn late or a look at quick steps, counts twice;
 - a pause that this run has survived is never an alarm again: at least 1.5 x the longest such gap (it fades by half in
   3,500 gaps) as long as that is before the evidence dies, and at least 1.5 x the median gap however long that is, so a
   job of 300 s steps has 450 s;
@@ -20,6 +22,9 @@ FACTOR = 5.0
 LEAST, MOST = 30.0, 240.0
 KEPT = 200  # recent enough to follow a batch-size ramp, enough for a 99th percentile
 ENOUGH = 10
+STEADY, EVEN = 4, 2.0  # gaps that are enough where the longest is at most so many times the median
+WARM_UP = 2  # steps of an attempt whose gaps are set aside
+MANY = 10  # steps that one gap covers, after which it counts twice
 SURVIVED = 1.5
 FADE = 0.9998
 WIDEST = 2.0
@@ -33,6 +38,8 @@ class GapMemory(msgspec.Struct, kw_only=True):
     gaps: list[float] = []  # seconds, the oldest first
     longest: float = 0.0
     widened: float = 1.0
+    first: list[float] = []  # seconds, of the first steps of this attempt
+    begun: int = 0  # steps of this attempt, as far as they matter
 
 
 class Timeout(msgspec.Struct, frozen=True):
@@ -48,13 +55,22 @@ class ProgressGaps:
     def __init__(self, memory: GapMemory | None = None) -> None:
         self.memory = memory or GapMemory()
 
-    def add(self, seconds: float) -> None:
-        """Learn a pause that ended by itself; what is no positive number teaches nothing."""
+    def begin_attempt(self) -> None:
+        """Note that a new attempt begins: its first gaps are those of a start-up again."""
+        self.memory.first, self.memory.begun = [], 0
+
+    def add(self, seconds: float, steps: int = 1) -> None:
+        """Learn a pause that ended by itself after so many steps; what is no positive number teaches nothing."""
         if not 0 < seconds < float("inf"):
             return
         memory = self.memory
+        if memory.begun < WARM_UP:
+            memory.begun += max(1, min(steps, WARM_UP))
+            memory.first = [*memory.first, seconds]
+            return
         memory.longest = max(seconds, memory.longest * FADE)
-        memory.gaps = [*memory.gaps[1 - KEPT :], seconds]
+        gaps = [seconds] * (2 if steps >= MANY else 1)
+        memory.gaps = [*memory.gaps, *gaps][-KEPT:]
 
     def false_alarm(self, pause: float, timeout: float) -> None:
         """Learn that a stall of `pause` seconds was none; `timeout` is the one that raised the alarm."""
@@ -65,18 +81,32 @@ class ProgressGaps:
     @property
     def usual(self) -> float | None:
         """The median gap, or None before the first."""
-        return statistics.median(self.memory.gaps) if self.memory.gaps else None
+        gaps = self._known
+        return statistics.median(gaps) if gaps else None
 
     @property
     def enough(self) -> bool:
         """Whether there are enough gaps to learn from."""
-        return len(self.memory.gaps) >= ENOUGH
+        gaps = self.memory.gaps
+        even = len(gaps) >= STEADY and max(gaps) <= EVEN * statistics.median(gaps)
+        return even or len(gaps) >= ENOUGH
 
     @property
     def slowest(self) -> float:
-        """The 99th percentile of the gaps; 0 before the first."""
-        gaps = sorted(self.memory.gaps)
-        return gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))] if gaps else 0.0
+        """The 99th percentile of the gaps, without the longest where there are 10 or more; 0 before the first."""
+        gaps = sorted(self._known)
+        last = len(gaps) - (2 if len(gaps) >= ENOUGH else 1)
+        return gaps[min(last, int(0.99 * len(gaps)))] if gaps else 0.0
+
+    @property
+    def _known(self) -> list[float]:
+        """The gaps of the rhythm, and those of the start while there are few others."""
+        gaps = self.memory.gaps
+        return gaps if self.enough else [*self.memory.first, *gaps]
+
+    @property
+    def _longest(self) -> float:
+        return max(self.memory.longest, *(() if self.enough else self.memory.first), 0.0)
 
     def reach(self, seconds: float) -> bool:
         """Whether this run is usually quiet for about so long, or longer."""
@@ -106,9 +136,9 @@ class ProgressGaps:
         usual = self.usual
         if usual is None:
             return None
-        rare = min(SURVIVED * self.memory.longest, evidence_limit)
+        rare = min(SURVIVED * self._longest, evidence_limit)
         if rare >= SURVIVED * usual:
-            return Timeout(rare, f"the run has survived a gap of {self.memory.longest:.3g} s")
+            return Timeout(rare, f"the run has survived a gap of {self._longest:.3g} s")
         return Timeout(SURVIVED * usual, f"1.5 x the usual gap of {usual:.3g} s")
 
 

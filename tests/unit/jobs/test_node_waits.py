@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from proctree import BOOT, DirectPaths, Tree
 
 from mldebug.core.model import Job
 from mldebug.core.plugins import create_all
 from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
 from mldebug_agents.system.host import Host
+from shared.jobs.proctree import BOOT, DirectPaths, Tree
 
 TORCHRUN = ("python3", "/usr/bin/torchrun")
 MODULE = ("python3", "-m", "torch.distributed.run")

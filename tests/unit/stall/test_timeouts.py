@@ -21,8 +21,10 @@ def learned(*gaps: float, memory: GapMemory | None = None) -> ProgressGaps:
     ("gaps", "seconds"),
     [
         ([], 240),
-        ([1.0] * 9, 240),
-        ([1.0] * 10, 30),
+        ([1.0] * 5, 240),
+        ([1.0] * 6, 30),
+        ([1.0] * 3 + [1.0, 4.0] * 4, 240),
+        ([1.0] * 3 + [1.0, 4.0] * 5, 30),
         ([10.0] * 50, 50),
         ([47.0] * 50, 235),
         ([60.0] * 50, 240),
@@ -56,6 +58,35 @@ def test_a_long_gap_fades() -> None:
     gaps = learned(*[2.0] * 10, 200.0, *[2.0] * 20_000)
 
     assert gaps.timeout(EVIDENCE).seconds == 30
+
+
+@pytest.mark.parametrize("compiles", [7.5, 60.0, 200.0])
+def test_the_first_gaps_of_an_attempt_are_no_rhythm(compiles: float) -> None:
+    gaps = learned(compiles, 20.0, *[0.04] * 4)
+    assert gaps.timeout(EVIDENCE).seconds == 30
+    gaps.begin_attempt()
+    gaps.add(compiles)
+    assert gaps.timeout(EVIDENCE).seconds == 30
+
+
+def test_until_there_is_a_rhythm_they_are_all_that_is_known() -> None:
+    gaps = learned(300.0, 310.0)
+    assert gaps.timeout(EVIDENCE).seconds == pytest.approx(457.5)
+    assert gaps.usual == 305.0
+
+
+def test_one_look_at_a_quick_job_ends_its_start() -> None:
+    gaps = ProgressGaps()
+    gaps.add(5.0, steps=125)
+    assert gaps.memory.gaps == []
+    gaps.add(0.04, steps=125)
+    assert gaps.memory.gaps == [0.04, 0.04]
+
+
+@pytest.mark.parametrize(("outlier", "seconds"), [(15.0, 30), (60.0, 90), (300.0, 450)])
+def test_one_outlier_among_few_is_survived_and_no_rhythm(outlier: float, seconds: float) -> None:
+    gaps = learned(*[1.0] * 12, outlier, *[1.0] * 5)
+    assert gaps.timeout(EVIDENCE).seconds == pytest.approx(seconds, rel=0.01)
 
 
 def test_irregular_steps() -> None:

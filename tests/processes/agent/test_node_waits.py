@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes.watching import RunningAgent, settings, watching
 
 from mldebug.status.snapshot import RunState
 from processes.harness import (
@@ -26,6 +25,7 @@ from processes.harness import (
     free_port,
     wait_for,
 )
+from processes.incidents.watching import RunningAgent, settings, watching
 from processes.needs import need_torch
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
