@@ -12,9 +12,11 @@ from mldebug.core.model import (
     Confidence,
     Diagnosis,
     Fault,
+    Job,
     LogTail,
     LostRank,
     NodeCapture,
+    NodeWait,
     OpenFile,
     ProcessCapture,
     QueriedNode,
@@ -117,6 +119,16 @@ def starting() -> Diagnosis:
     return of(None, rest=init, lost=(LostRank(rank=3),))
 
 
+def without_ranks() -> Diagnosis:
+    """A launcher in a rendezvous of two nodes; five minutes after it began."""
+    launcher = process("next_rendezvous (torch/distributed/elastic/rendezvous/dynamic.py:1162)", "<module> (torchrun:8)")  # fmt: skip
+    waits = Job(
+        id="j", name="train.py", launcher="torchrun", world_size=2, launcher_pid=launcher.pid,
+        started_at=1000.0, nodes=("n1",), node_list="n[1-2]", waits=NodeWait(nodes=2),
+    )  # fmt: skip
+    return diagnose((NodeCapture(node="n1", taken_at=1300.0, job=waits, launcher=launcher),)).diagnosis  # fmt: skip
+
+
 def stopped() -> ProcessCapture:
     return process(*HERE, state="T", wchan="do_signal_stop", move=still())
 
@@ -156,7 +168,7 @@ EXAMPLES: dict[Verdict, tuple[Callable[[], Diagnosis], ...]] = {
         lambda: of(process(ALL_REDUCE, WRAPPER, "sync (train.py:31)", move=still())),
         lambda: recorded("hook-off_by_one"),
     ),
-    Verdict.INIT_INCOMPLETE: (starting,),
+    Verdict.INIT_INCOMPLETE: (without_ranks, starting),
     Verdict.RANK_WAITING: (lambda: recorded("hook-sleep"), lambda: recorded("figures-frozen")),
     Verdict.RANK_BUSY: (lambda: recorded("figures-loop"),),
     Verdict.JOB_PAUSED: (lambda: of(None, rest=stopped()),),
