@@ -9,7 +9,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from posixpath import dirname
 from typing import Self
 
@@ -38,6 +38,9 @@ MAX_STUCK_KERNEL, MAX_STUCK_FILES = (
 )  # apart: a hung mount must not hide new jobs, nor a hung job all logs
 TIMEOUT = 2.0  # seconds for one path
 TOTAL = 4.0  # seconds for all paths of one question
+MAX_TOGETHER = (
+    64 << 20
+)  # bytes of all answers to one question: environments have 6 MiB where their user wants
 _ANSWERS = msgspec.msgpack.Decoder(ReadAnswer)
 
 _NO_TIME = Unreadable("not read: no time left", errno=errno.EAGAIN)
@@ -84,7 +87,7 @@ class Reader:
     ) -> dict[str, bytes | Unreadable]:
         """Read the first `max_bytes` of each kernel file (/proc, /sys); every path has an entry in the result.
 
-        What there was no time for (`TOTAL`) or no reader left has errno EAGAIN: ask again later.
+        What there was no time for (`TOTAL`), no room (`MAX_TOGETHER`) or no reader left has errno EAGAIN: ask again later.
         """
         answers = self._ask(
             ReadRequest(ReadOperation.KERNEL, (), max_bytes), paths, timeout=timeout
@@ -282,7 +285,7 @@ class Reader:
                 for path, raw in todo.items()
                 if not self._is_answered(wanted.operation, path, answers)
             }:
-                if time.monotonic() >= until and answers:
+                if answers and (time.monotonic() >= until or _size(answers) >= MAX_TOGETHER):
                     return answers | dict.fromkeys(todo, _NO_TIME)
                 try:
                     worker = self._worker = self._worker or self._spawner.fork_worker("reader")
@@ -304,8 +307,10 @@ class Reader:
         """Ask for all paths and take answers until all are there, one fails to come, or the time of all is over."""
         timeout, until = limits
         link = ChildLink(worker.socket, _ANSWERS, max_body=MAX_BODY)
+        size = _size(answers)
         for number, path in enumerate(paths):
-            if number and time.monotonic() >= until:  # it is not stuck, but we cannot wait for it
+            # it is not stuck, but we cannot wait for it, or not keep it
+            if number and (time.monotonic() >= until or size >= MAX_TOGETHER):
                 worker.kill()
                 self._worker = None
                 return
@@ -313,7 +318,8 @@ class Reader:
                 if not number:
                     worker.socket.settimeout(timeout)
                     link.send(request)
-                answers[path] = judge(link.receive(), request.rights)
+                answers[path] = answer = judge(link.receive(), request.rights)
+                size += len(answer.data) if isinstance(answer, ReadAnswer) else 0
             except TimeoutError:
                 answers[path] = Unreadable(f"timed out after {timeout:.1f} s", stuck=True)
                 worker.hang_up()
@@ -356,6 +362,11 @@ def _folder(path: str, operation: ReadOperation) -> str:
     if operation is ReadOperation.LIST:
         return path
     return path if dirname(path).endswith("/fd") else dirname(path)
+
+
+def _size(answers: Mapping[str, ReadAnswer | Unreadable]) -> int:
+    """Bytes of all these answers together."""
+    return sum(len(one.data) for one in answers.values() if isinstance(one, ReadAnswer))
 
 
 def _data(answer: ReadAnswer | Unreadable) -> bytes | Unreadable:

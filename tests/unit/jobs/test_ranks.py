@@ -1,6 +1,8 @@
 """Discovery in trees that never were: every way in which a process is, or only seems to be, a rank."""
 
+import errno
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,9 @@ NOW = BOOT + 3600.0
 class Node:
     """A node with a finder that remembers."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, paths: DirectPaths | None = None) -> None:
         self.tree = Tree(root)
-        self.paths = DirectPaths()
+        self.paths = paths or DirectPaths()
         self.now = NOW
         self.finder = RankFinder(
             Host(str(root), lambda: self.now), self.paths, "n1", create_all("launchers")
@@ -814,3 +816,38 @@ def test_two_thousand_strangers_cost_little(node: Node) -> None:
         spent.append(time.thread_time() - begun)
     assert min(spent) < 0.3
     assert not [path for path in node.paths.asked if "/proc/1000/" in path]
+
+
+class FewPaths(DirectPaths):
+    """Has room for the first few answers of each question, as a `Reader` has where they are large."""
+
+    few = 7  # an environment without its command line is among them
+
+    def read_many(
+        self, paths: Sequence[str], *, max_bytes: int, timeout: float = 2.0
+    ) -> dict[str, bytes | Unreadable]:
+        """The others are to be asked for again."""
+        read = super().read_many(paths[: self.few], max_bytes=max_bytes, timeout=timeout)
+        none = Unreadable("not read: no room left", errno=errno.EAGAIN)
+        return read | dict.fromkeys(paths[self.few :], none)
+
+
+def test_large_environments_of_one_user_leave_room_for_those_of_another(tmp_path: Path) -> None:
+    node = Node(tmp_path, FewPaths())
+    for pid in range(100, 130):
+        node.tree.add(pid, 1, environ=plain(0, 1, MASTER_PORT=pid), uid=1001)
+    node.tree.add(900, 1, environ=plain(0, 1, MASTER_PORT=9), uid=1002)
+    looks = [node.find().jobs for _ in range(40)]
+    assert 1002 in {job.uid for job in looks[0]}
+    assert len(looks[-1]) == 31  # in the end all are found, whole
+    assert {rank.script for job in looks[-1] for rank in job.ranks} == {"train.py"}
+
+
+def test_a_shell_that_waits_to_be_a_rank_is_read_once(node: Node) -> None:
+    node.torchrun(100, 2, environ={"WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3})
+    node.tree.add(112, 100, "run.sh", environ=elastic(2, 3, 2, 3), exe="/bin/bash")
+    for _ in range(3):
+        assert [gap.pid for gap in node.find().gaps] == [112]
+    assert sum(path.endswith("/112/environ") for path in node.paths.asked) == 1
+    node.tree.add(112, 100, "run.sh", environ={}, exe="/bin/bash", program=1)
+    assert not node.find().gaps

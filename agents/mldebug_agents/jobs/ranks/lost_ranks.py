@@ -86,7 +86,7 @@ class LostRankFinder:
     def _not_yet(self, parent: int | None, ranks: Collection[int]) -> list[Gap]:
         """A launcher may have started a shell that becomes the rank later."""
         below = self._tree.descendants(parent, without=self._seated) if parent else ()
-        living = [pid for pid in below if self._tree.lives(pid)]
+        living = [self._tree.stats[pid] for pid in below if self._tree.lives(pid)]
         gaps: dict[int, Gap] = {}
         for pid, claim in self._registry.claims_of(living).items():
             if claim.rank in ranks:

@@ -11,6 +11,7 @@ import msgspec
 
 from mldebug.core.redact import clean, redact_argv
 from mldebug.jobs.known_issues.match import allowed
+from mldebug.jobs.owners import in_turns
 from mldebug_agents.jobs.launcher import Launcher, NodeLauncher, PendingLaunch, RankClaim, script_of
 from mldebug_agents.jobs.ranks.libraries import (
     Libraries,
@@ -37,6 +38,9 @@ _OF_TORCH = (
 _HELPERS = ("from multiprocessing.", "--multiprocessing-fork")
 PROBES = "/mldebug_agents/probes/inside"  # the folder that the training environment's Python runs
 _GONE = (errno.ENOENT, errno.ESRCH)
+
+_Program = tuple[int, int, tuple[int, ...]]
+"""What tells one exec of a process from the next: pid, start, and the addresses that every exec draws anew."""
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,21 +123,33 @@ class Registry:
         self._launchers = launchers
         self._probes = probes
         self._cache: dict[int, ProcessInfo] = {}
+        self._waiting: dict[
+            _Program, RankClaim | None
+        ] = {}  # claims of programs that are not Python
 
     def look(self, stats: Mapping[int, Stat]) -> dict[int, ProcessInfo]:
         """Return the Python programs and launchers among these processes, zombies left out."""
         living = [stat for stat in stats.values() if not _out_of_question(stat)]
         now = self._host.clock()
+        programs = set(map(_program, living))
+        self._waiting = {one: claim for one, claim in self._waiting.items() if one in programs}
         cached = {stat.pid: self._cached(stat) for stat in living}
         self._cache = {pid: process for pid, process in cached.items() if process is not None}
         self._identify([stat for stat in living if stat.pid not in self._cache])
         self._ask_for_torch(now)
         return {pid: p for pid, p in self._cache.items() if p.python or p.launcher}
 
-    def claims_of(self, pids: Iterable[int]) -> dict[int, RankClaim]:
-        """Read the claims of programs that are not Python: whoever may still become a rank by exec."""
-        answers = self._read(pids, ("environ",))
-        found = {pid: self._claim(texts.get("environ", b""), ()) for pid, texts in answers.items()}
+    def claims_of(self, stats: Iterable[Stat]) -> dict[int, RankClaim]:
+        """Read the claims of programs that are not Python: whoever may still become a rank by exec. Each is read once."""
+        mine = {_program(stat): stat.pid for stat in stats}
+        answers = self._read(
+            (pid for program, pid in mine.items() if program not in self._waiting), ("environ",)
+        )
+        for program, pid in mine.items():
+            environ = answers.get(pid, {}).get("environ")
+            if isinstance(environ, bytes):
+                self._waiting[program] = self._claim(environ, ())
+        found = {pid: self._waiting.get(program) for program, pid in mine.items()}
         return {pid: claim for pid, claim in found.items() if claim and not claim.problem}
 
     def _cached(self, stat: Stat) -> ProcessInfo | None:
@@ -165,6 +181,7 @@ class Registry:
             else:
                 self._keep(ProcessInfo(stat=stat, launcher=self._launches(stat.name, ())))
         ask += self._pythons_among(hidden)
+        ask = in_turns(ask, lambda stat: self._host.status(stat.pid).uid)
         answers = self._read((stat.pid for stat in ask), ("environ", "cmdline"))
         for stat in ask:
             process = self._process(stat, answers.get(stat.pid, {}))
@@ -231,7 +248,11 @@ class Registry:
             helper=any(word.startswith(_HELPERS) for word in argv[1:]),
             uid=status.uid,
             refusal=clean(failure.reason) if failure else "",
-            stuck=failure is not None and (failure.stuck or failure.errno == errno.EAGAIN),
+            stuck=(failure is not None and failure.stuck)
+            or any(
+                not isinstance(one, bytes) and one.errno == errno.EAGAIN
+                for one in (environ, cmdline)
+            ),
             network=self._host.link(stat.pid, "ns/net"),
             namespace=self._host.link(stat.pid, "ns/pid"),
             namespace_pid=status.pids[-1] if len(status.pids) > 1 else None,
@@ -260,9 +281,17 @@ class Registry:
         return max(filter(None, found), key=lambda claim: claim.priority, default=None)
 
     def _ask_for_torch(self, now: float) -> None:
-        due = {p.stat.pid: p for p in self._cache.values() if self._is_due(p, now)}
+        waiting = sorted(
+            (p for p in self._cache.values() if self._is_due(p, now)),
+            key=lambda process: process.checked_at,
+        )
+        due = {p.stat.pid: p for p in in_turns(waiting, lambda process: process.uid)}
         for pid, answers in self._read(due, ("maps",)).items():
             maps = answers["maps"]
+            if (
+                not isinstance(maps, bytes) and maps.errno == errno.EAGAIN
+            ):  # it comes first the next time
+                continue
             found = isinstance(maps, bytes) and procfs.maps_torch(maps)
             one = msgspec.structs.replace(due[pid], torch=due[pid].torch or found, checked_at=now)
             if found and isinstance(maps, bytes):
@@ -280,6 +309,10 @@ class Registry:
 
 def _ras_setting(environ: bytes | Failure) -> str:
     return setting(procfs.parse_environ(environ)) if isinstance(environ, bytes) else ""
+
+
+def _program(stat: Stat) -> _Program:
+    return stat.pid, stat.start_ticks, stat.image
 
 
 def _out_of_question(stat: Stat) -> bool:
