@@ -21,6 +21,7 @@ from mldebug.core.files import (
     add_folder,
     folder_size,
     give,
+    read_bytes,
     read_struct,
     remove_tree,
     replace_folder,
@@ -40,6 +41,7 @@ MAX_BYTES = 5 << 30
 
 PRUNE_SECONDS = 5.0  # of one pruning: what an owner piled up in his reports takes several
 TEMPORARY = ".tmp-"
+OWNER = "owner"  # the file in a report's folder that has the uid of its job, for agents that may not give the folder to him
 STALE_SECONDS = 3_600.0  # a temporary folder this old was left by a crash
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -114,7 +116,7 @@ class ReportStore:
         target = self.folder / report.id
         temporary = self._make_temporary(report.id)
         try:
-            write_files(temporary, _contents(report, html, evidence))
+            write_files(temporary, _contents(report, html, evidence, owner_uid))
             give(temporary, owner_uid)
             put(temporary, target)
         finally:
@@ -259,10 +261,25 @@ class ReportStore:
                     remove_tree(folder)
 
 
-def _contents(report: Report, html: str, evidence: Mapping[str, bytes]) -> dict[str, bytes]:
+def _contents(
+    report: Report, html: str, evidence: Mapping[str, bytes], owner_uid: int | None
+) -> dict[str, bytes]:
     named = {f"evidence/{name}": content for name, content in evidence.items()}
     encoded = msgspec.json.encode(report) + b"\n"
-    return named | {"report.html": html.encode(errors="replace"), "report.json": encoded}
+    owner = {} if owner_uid is None else {OWNER: f"{owner_uid}\n".encode()}
+    return named | {"report.html": html.encode(errors="replace"), "report.json": encoded} | owner
+
+
+def report_owner(folder: Path) -> int:
+    """The uid of the user whose report it is; raises OSError where there is none.
+
+    That is the folder's owner, or, where it still is the agent's own, whom the agent has named in it: the service cannot give it away.
+    """
+    owner = folder.lstat().st_uid
+    if owner == os.geteuid():
+        with contextlib.suppress(EvidenceError, AccessError, ValueError):
+            return int(read_bytes(folder / OWNER)[:16])
+    return owner
 
 
 # --- names, ages and sizes -----------------------------------------------------------------------
@@ -277,7 +294,7 @@ def _is_folder(path: Path) -> bool:
 
 def _kept(folder: Path) -> StoredReport:
     try:
-        owner = folder.lstat().st_uid
+        owner = report_owner(folder)
     except OSError:
         owner = -1
     return StoredReport(

@@ -8,7 +8,9 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -16,12 +18,17 @@ from mldebug.core.errors import AccessError, EvidenceError, MldebugError
 from mldebug.core.report_model import Report
 from mldebug.incidents.report.html import ReportPage, render_page
 from mldebug.incidents.report_entry import ReportEntry, read_entry
-from mldebug.incidents.report_store import ReportStore, is_id
+from mldebug.incidents.report_store import ReportStore, is_id, report_owner
+from mldebug.jobs.owners import in_turns
 
 PATIENCE = 3.0  # seconds for the state dir to answer
 HANGING = 4  # threads that may wait for it
 MAX_JSON = 8 << 20  # bytes of a report: 8,192 ranks have 3.2 million, and take 0.4 s to render
 MAX_LISTED = 500
+MILLISECONDS = (
+    1000  # for reading the reports of one owner in one list, and twice that for those of all
+)
+LATER = "there was no time to read it: load the list again"
 
 T = TypeVar("T")
 
@@ -41,11 +48,14 @@ class ReportCache:
         self._archive = ReportStore(state_dir)
         self._cached: dict[str, CachedReport] = {}
         self._free = threading.BoundedSemaphore(HANGING)
-        self._rendering: dict[int, threading.Lock] = {}  # by owner: one report of each at a time
+        self._locks: dict[
+            int, threading.Lock
+        ] = {}  # by owner: one list or report of each at a time
 
     def entries(self, uid: int | None) -> tuple[ReportEntry, ...]:
         """The reports of this user (None: all), newest first. Raises MldebugError where they cannot be read."""
-        return self._aside(lambda: self._list(uid))
+        done = self._turn(uid) if uid is not None else lambda: None
+        return self._aside(lambda: self._list(uid), done)
 
     def version(self, name: str, uid: int | None) -> str:
         """A text that changes whenever the report does. Raises EvidenceError where there is none that this user may see."""
@@ -54,27 +64,41 @@ class ReportCache:
     def page(self, name: str, uid: int | None, home: str) -> ReportPage:
         """A report as HTML, with the Content-Security-Policy that fits it."""
         owner, _ = self._aside(lambda: self._look(name, uid))
-        lock = self._rendering.setdefault(owner, threading.Lock())
-        if not lock.acquire(timeout=PATIENCE):  # what he made of his report costs him alone
+        return self._aside(lambda: render_page(self._load(name, uid), home), self._turn(owner))
+
+    def _turn(self, owner: int) -> Callable[[], None]:
+        """Wait until nothing of this owner is read, and return what ends his turn: what he made of his reports costs him alone."""
+        lock = self._locks.setdefault(owner, threading.Lock())
+        if not lock.acquire(timeout=PATIENCE):
             raise _silent()
-        return self._aside(lambda: render_page(self._load(name, uid), home), lock.release)
+        return lock.release
 
     def _list(self, uid: int | None) -> tuple[ReportEntry, ...]:
-        found: dict[str, CachedReport] = {}
-        for name in self._archive.names()[:MAX_LISTED]:
-            try:
-                owner, version = self._look(name, None)
-            except (OSError, MldebugError):
-                continue
+        """Owners take turns, and each has so much time: what one of them made of his reports, or changes all the time, costs him alone."""
+        looked = dict(self._look_at_all())
+        wanted = [name for name, (owner, _) in looked.items() if uid in (None, owner)]
+        self._cached = {name: kept for name, kept in self._cached.items() if name in looked}
+        spent: Counter[int] = Counter()
+        found: dict[str, ReportEntry] = {}
+        for name in in_turns(wanted, lambda name: looked[name][0]):
+            owner, version = looked[name]
             kept = self._cached.get(name)
-            if kept is None or kept[:2] != (owner, version):
+            if kept is not None and kept[:2] == (owner, version):
+                found[name] = kept.entry
+            elif spent[owner] > MILLISECONDS or spent.total() > 2 * MILLISECONDS:
+                found[name] = kept.entry if kept else ReportEntry(id=name, broken=LATER)
+            else:
+                begun = time.monotonic()
                 kept = CachedReport(owner, version, read_entry(self._archive.folder / name))
-                self._cached[name] = (
-                    kept  # at once: whoever asks again after a timeout goes on here
-                )
-            found[name] = kept
-        self._cached = found
-        return tuple(one.entry for one in found.values() if uid is None or one.owner == uid)
+                self._cached[name] = kept  # at once: whoever asks again goes on here
+                found[name] = kept.entry
+                spent[owner] += int(1000 * (time.monotonic() - begun))
+        return tuple(found[name] for name in wanted)
+
+    def _look_at_all(self) -> Iterator[tuple[str, tuple[int, tuple[int, int, int]]]]:
+        for name in self._archive.names()[:MAX_LISTED]:
+            with suppress(OSError, MldebugError):
+                yield name, self._look(name, None)
 
     def _load(self, name: str, uid: int | None) -> Report:
         _, (_, _, size) = self._look(name, uid)
@@ -91,13 +115,13 @@ class ReportCache:
             raise none
         folder = self._archive.folder / name
         try:
-            status = folder.lstat()
+            status, owner = folder.lstat(), report_owner(folder)
             file = os.lstat(folder / "report.json")
         except OSError:
             raise none from None
-        if not stat.S_ISDIR(status.st_mode) or uid not in (None, status.st_uid):
+        if not stat.S_ISDIR(status.st_mode) or uid not in (None, owner):
             raise none
-        return status.st_uid, (file.st_mtime_ns, file.st_ino, file.st_size)
+        return owner, (file.st_mtime_ns, file.st_ino, file.st_size)
 
     def _aside(self, work: Callable[[], T], done: Callable[[], None] = lambda: None) -> T:
         """Do it in another thread; AccessError where that takes too long. `done` is called once it is over, however late."""
