@@ -37,6 +37,9 @@ class RankIdentity(Noun, frozen=True, kw_only=True):
     local_rank: int | None = None
     local_world_size: int | None = None
     uid: int = 0
+    owner: int | None = (
+        None  # who made its user namespace, where it has one: then a user has thousands of uids
+    )
     user: str = ""
     launcher: str = "environment"  # name of the launchers/ plugin that recognised it
     launcher_pid: int | None = None

@@ -9,12 +9,15 @@ from mldebug.core.model import Job
 T = TypeVar("T")
 
 Owner = tuple[int, str]
-"""User id, and the container: those of root in two containers are two owners."""
+"""User id, and the container: those of root in two containers are two owners. All uids of a user's own namespaces are his."""
 
 
 def owner_of(job: Job) -> Owner:
     """The owner of a job (user id and container), for limits that are shared out among the owners of a node's jobs."""
-    return job.uid, next((rank.container for rank in job.ranks), "")
+    first = next(iter(job.ranks), None)
+    if first is None:
+        return job.uid, ""
+    return job.uid if first.owner is None else first.owner, first.container
 
 
 def in_turns(things: Iterable[T], whose: Callable[[T], Hashable]) -> list[T]:

@@ -18,7 +18,7 @@ from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState
 from mldebug_agents.system import procfs
 from mldebug_agents.system.freezer import frozen_by, may_be_frozen
 from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
-from mldebug_agents.system.rights import RankRights
+from mldebug_agents.system.rights import RankRights, namespace_owner
 from mldebug_agents.system.syscalls import syscall_name
 
 MAX_FILES = 4096  # descriptors looked at per process
@@ -186,6 +186,16 @@ class Host:
     def status(self, pid: int) -> ProcessStatus:
         """/proc/PID/status of a process; all defaults where it is gone."""
         return procfs.parse_status(self.text(pid, "status"))
+
+    def owner(self, pid: int) -> int | None:
+        """The uid of the user who made the user namespace that a process is in; None where that is ours, or root made it.
+
+        With a range of /etc/subuid one user has 65,536 uids there.
+        """
+        its, ours = self.link(pid, "ns/user"), self.link(os.getpid(), "ns/user")
+        return (
+            namespace_owner(f"{self.proc}/{pid}/ns/user") if its and ours and its != ours else None
+        )
 
     def root_of(self, pid: int) -> str:
         """The folder that is `/` for this process. What lies below it may hang, so only the reader child opens it."""

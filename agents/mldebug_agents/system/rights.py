@@ -4,7 +4,9 @@ Nothing that a job names is opened with the agent's own rights (`child/job_paths
 A process that its own user may not look into (another effective user than real one, or not dumpable) gives nobody any rights.
 """
 
+import fcntl
 import os
+import struct
 import threading
 from typing import NamedTuple, Protocol
 
@@ -13,6 +15,8 @@ from mldebug_agents.system.child.job_paths import NO_RIGHTS, Rights
 from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
 
 MAX_KNOWN = 8192  # processes
+_PARENT, _OWNER = 0xB702, 0xB704  # NS_GET_PARENT, NS_GET_OWNER_UID of ioctl_ns(2)
+_OURS = "/proc/self/ns/user"
 _READS_ALL = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 Key = tuple[int, int]  # pid, start
@@ -131,3 +135,23 @@ class RankRights:
 
 
 _UNKNOWN = NO_RIGHTS, RootPlace()
+
+
+def namespace_owner(path: str) -> int | None:
+    """The uid, as we count, of who made this namespace, or the outermost below ours that it lies in; None for ours, root's, and where nothing is said."""
+    owner = None
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        while not os.path.samestat(os.fstat(handle), os.stat(_OURS)):
+            (owner,) = struct.unpack("=I", fcntl.ioctl(handle, _OWNER, bytes(4)))
+            parent = fcntl.ioctl(handle, _PARENT)
+            os.close(handle)
+            handle = parent
+    except OSError:  # ours lies in another one
+        pass
+    finally:
+        os.close(handle)
+    return owner or None

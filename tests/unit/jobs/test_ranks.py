@@ -10,6 +10,8 @@ import pytest
 
 from mldebug.core.model import Job
 from mldebug.core.plugins import create_all
+from mldebug.jobs.owners import owner_of
+from mldebug_agents.jobs.ranks import discovery
 from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
 from mldebug_agents.jobs.ranks.registry import PROBES
 from mldebug_agents.system.host import Host
@@ -347,6 +349,33 @@ def test_root_of_another_container_joins_nobody_s_run(node: Node, groups: list[s
     node.tree.end(20)
     node.tree.end(21)
     assert node.job().lost == ()
+
+
+def test_a_user_names_no_containers_of_his_own(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`systemd-run --user --scope --unit=<64 digits>` was a container: with a thousand of them he was a thousand owners."""
+    monkeypatch.setattr(discovery, "MAX_RUNS", 3)
+    mine = "0::/user.slice/user-1002.slice/user@1002.service/app.slice/{}.scope\n"
+    names = [f"{number:064x}" for number in range(4)]
+    names += [f"kubepods-pod{n * 8}_1111_2222_3333_444444444444" for n in "ab"]
+    for number, name in enumerate(names):
+        variables = plain(0, 1, MASTER_PORT=number)
+        node.tree.add(10 + number, 1, environ=variables, uid=1002, cgroup=mine.format(name))
+    jobs = node.find().jobs
+    assert len(jobs) == 3
+    assert {owner_of(job) for job in jobs} == {(1002, "")}
+
+
+def test_all_users_of_a_user_s_namespace_are_he(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range of /etc/subuid gives him 65,536 of them."""
+    monkeypatch.setattr(discovery, "MAX_RUNS", 3)
+    monkeypatch.setattr(Host, "owner", lambda _, pid: 1002 if pid < 20 else None)
+    for pid in (10, 11, 12, 13, 20):
+        node.tree.add(pid, 1, environ=plain(0, 1, MASTER_PORT=pid), uid=100_000 + pid)
+    jobs = node.find().jobs
+    assert sorted(map(owner_of, jobs)) == [(1002, "")] * 3 + [(100_020, "")]
+    assert {job.uid for job in jobs} >= {100_010, 100_020}  # whose they are stays what it was
 
 
 def test_the_id_of_a_run_in_a_container_is_that_of_the_release_before(node: Node) -> None:

@@ -87,6 +87,7 @@ ALLOWED: dict[str, str] = {
     "system/child/reader_child.py": "files of the kernel; all others by job_paths",
     "system/child/reader_writes.py": "FIFOs and sockets that job_paths holds; tables of the kernel",
     "system/host.py": KERNEL,
+    "system/rights.py": KERNEL,
     "system/service/usage.py": KERNEL,
     "system/spawn.py": OWN,
     "watch/launcher_watch.py": OWN,

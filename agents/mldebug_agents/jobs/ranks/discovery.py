@@ -130,7 +130,7 @@ class RankFinder:
         """At most `MAX_RUNS` of each owner: those that were watched before and those of PyTorch first, and a remark on the others."""
         by_owner: dict[Owner, list[RankGroup]] = defaultdict(list)
         for one in alive:
-            by_owner[one.first.process.uid, one.first.process.place].append(one)
+            by_owner[one.first.process.whose].append(one)
         remarks = []
         for (uid, _), mine in by_owner.items():
             if (more := len(mine) - MAX_RUNS) <= 0:
@@ -220,6 +220,7 @@ class RankFinder:
             local_rank=claim.local_rank,
             local_world_size=claim.local_world_size,
             uid=process.uid,
+            owner=process.owner,
             user=self._host.user(process.uid),
             launcher=claim.launcher,
             launcher_pid=claimant.launcher or launcher,

@@ -11,7 +11,7 @@ import msgspec
 
 from mldebug.core.redact import clean, redact_argv
 from mldebug.jobs.known_issues.match import allowed
-from mldebug.jobs.owners import in_turns
+from mldebug.jobs.owners import Owner, in_turns
 from mldebug_agents.jobs.launcher import Launcher, NodeLauncher, PendingLaunch, RankClaim, script_of
 from mldebug_agents.jobs.ranks.libraries import (
     Libraries,
@@ -56,6 +56,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     helper: bool = False  # started by Python's multiprocessing: never a rank
     torch: bool = False
     uid: int = 0
+    owner: int | None = None  # of `RankIdentity`
     refusal: str = ""  # why its environment could not be read
     stuck: bool = (
         False  # because the read has not come back, or there was no time for it: ask again
@@ -81,6 +82,11 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     def place(self) -> str:
         """The pod that the process runs in, else its container; "" for neither. Root in one container is not the same user as root in another."""
         return self.pod or self.container
+
+    @property
+    def whose(self) -> Owner:
+        """Who shares with others what the node has for all."""
+        return self.uid if self.owner is None else self.owner, self.place
 
     @property
     def forked(self) -> bool:
@@ -181,12 +187,16 @@ class Registry:
             else:
                 self._keep(ProcessInfo(stat=stat, launcher=self._launches(stat.name, ())))
         ask += self._pythons_among(hidden)
-        ask = in_turns(ask, lambda stat: self._host.status(stat.pid).uid)
+        ask = in_turns(ask, self._whose)
         answers = self._read((stat.pid for stat in ask), ("environ", "cmdline"))
         for stat in ask:
             process = self._process(stat, answers.get(stat.pid, {}))
             if process is not None:
                 self._keep(process)
+
+    def _whose(self, stat: Stat) -> int:
+        owner = self._host.owner(stat.pid)
+        return self._host.status(stat.pid).uid if owner is None else owner
 
     def _pythons_among(self, hidden: list[Stat]) -> list[Stat]:
         """Another user's processes: their command lines are all that we may read."""
@@ -234,6 +244,7 @@ class Registry:
         python = python or procfs.is_python(self._host.link(stat.pid, "exe"))
         status = self._host.status(stat.pid) if python else procfs.ProcessStatus()
         cgroup = self._host.text(stat.pid, "cgroup")
+        named = "/user.slice/" in cgroup  # there each user names his groups as he likes
         return ProcessInfo(
             stat=stat,
             python=python,
@@ -247,6 +258,7 @@ class Registry:
             script=clean(script_of(argv), 80),
             helper=any(word.startswith(_HELPERS) for word in argv[1:]),
             uid=status.uid,
+            owner=self._host.owner(stat.pid) if python else None,
             refusal=clean(failure.reason) if failure else "",
             stuck=(failure is not None and failure.stuck)
             or any(
@@ -256,8 +268,8 @@ class Registry:
             network=self._host.link(stat.pid, "ns/net"),
             namespace=self._host.link(stat.pid, "ns/pid"),
             namespace_pid=status.pids[-1] if len(status.pids) > 1 else None,
-            container=procfs.container_id(cgroup),
-            pod=procfs.pod_id(cgroup),
+            container="" if named else procfs.container_id(cgroup),
+            pod="" if named else procfs.pod_id(cgroup),
         )
 
     def _launches(self, name: str, argv: tuple[str, ...]) -> bool:
@@ -285,7 +297,7 @@ class Registry:
             (p for p in self._cache.values() if self._is_due(p, now)),
             key=lambda process: process.checked_at,
         )
-        due = {p.stat.pid: p for p in in_turns(waiting, lambda process: process.uid)}
+        due = {p.stat.pid: p for p in in_turns(waiting, lambda process: process.whose)}
         for pid, answers in self._read(due, ("maps",)).items():
             maps = answers["maps"]
             if (
