@@ -17,6 +17,7 @@ from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
 MAX_KNOWN = 8192  # processes
 _PARENT, _OWNER = 0xB702, 0xB704  # NS_GET_PARENT, NS_GET_OWNER_UID of ioctl_ns(2)
 _OURS = "/proc/self/ns/user"
+_OUR_ROOT = "/proc/self/root"  # before a path of a job, so that no other /proc/PID/root can be the one it begins at
 _READS_ALL = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 Key = tuple[int, int]  # pid, start
@@ -94,7 +95,8 @@ class RankRights:
             _, place = self._known.get((rank.pid, rank.start_ticks), _UNKNOWN)
         launcher = rank.launcher_pid
         through = [launcher] if launcher and place.namespace and self._place(launcher)[:2] == place[:2] else []  # fmt: skip
-        return [*map(self._host.root_of, through), *([self._host.root] if place.ours else [])]
+        ours = [self._host.root or _OUR_ROOT] if place.ours else []
+        return [*map(self._host.root_of, through), *ours]
 
     def _rights(self, stat: Stat, status: ProcessStatus) -> Rights:
         """Root has the right to every file only with the capability to, in the user namespace that the files' owners are of."""

@@ -313,11 +313,49 @@ def test_a_rank_with_a_root_of_its_own_is_not_looked_for_in_ours(top: Path) -> N
             assert host.rights.roots(rank) == [f"/proc/{one.pid}/root"]
             ranks.append(rank)
     assert [host.rights.of(rank).uid for rank in ranks] == [BOB, BOB]  # remembered
-    assert host.rights.roots(ranks[0]) == [""]
-    assert host.rights.roots(ranks[1]) == [""]  # another mount namespace, but the node's root
+    assert host.rights.roots(ranks[0]) == ["/proc/self/root"]
+    assert host.rights.roots(ranks[1]) == [
+        "/proc/self/root"
+    ]  # another mount namespace, but the node's root
     stranger = RankIdentity(rank=0, world_size=1, pid=ranks[0].pid, start_ticks=1, uid=BOB)
     assert host.rights.of(stranger) == NO_RIGHTS
     assert host.rights.roots(stranger) == []
+
+
+def test_once_a_rank_has_ended_no_path_leads_through_the_root_of_another_process(top: Path, agent: Agent) -> None:  # fmt: skip
+    """Bob may not enter /proc/PID/root of Alice's container, where all files are everybody's to read; we could."""
+    inner = top / "bob/inner"
+    inner.mkdir(exist_ok=True)
+    put(top / "bob/public.py", "everybody's\n", BOB, 0o644)
+    mount = f'mount -t tmpfs none {inner} && echo hers > {inner}/her.py && chmod -R go+rX {inner} && exec "$@"'
+    start = [*MOUNTS, "sh", "-c", mount, "sh", "setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups"]  # fmt: skip
+    with process(ALICE, before=start) as hers:
+        host = Host()
+        with process(BOB) as mine:
+            stat = host.brief(mine.pid)
+            assert stat is not None
+            rank = RankIdentity(rank=0, world_size=1, pid=mine.pid, start_ticks=stat.start_ticks, uid=BOB)  # fmt: skip
+            host.rights.of(rank)
+        (root,), rights = host.rights.roots(rank), host.rights.of(rank)
+        assert read_as(agent, f"{root}{top}/bob/public.py", rights).data == b"everybody's\n"
+        for way in (f"/proc/{hers.pid}/root", f"/proc/{hers.pid}/task/{hers.pid}/root", f"//proc/{hers.pid}/root", f"/proc/{hers.pid}/cwd"):  # fmt: skip
+            assert read_as(agent, f"{root}{way}{inner}/her.py", rights).data == b"", way
+
+
+def test_a_folder_of_his_that_is_called_proc_is_not_the_kernel_s(top: Path, bob: Rights, agent: Agent) -> None:  # fmt: skip
+    """Its `1/root` and `1/fd/3` were opened with the agent's rights, and what they lead to was looked at with his alone."""
+    proc = top / "bob/proc/1"
+    (proc / "fd").mkdir(parents=True, exist_ok=True)
+    put(proc / "stat", "", BOB, 0o644)
+    for link in (proc / "root", proc / "fd/3"):
+        link.unlink(missing_ok=True)
+    (proc / "root").symlink_to(top / "alice")
+    (proc / "fd/3").symlink_to(top / "alice/model.py")
+    for way in (proc / "root/model.py", proc / "fd/3"):
+        for path in (str(way), in_root(bob, way), f"/proc/self/root{way}"):
+            assert read_as(agent, path, bob).data == b"", path
+    put(proc / "mine", "mine\n", BOB, 0o600)
+    assert read_as(agent, str(proc / "mine"), bob).data == b"mine\n"
 
 
 CHROOTED = "import os, sys; os.chroot(sys.argv[1]); os.chdir('/'); print('ready', flush=True); sys.stdin.read()"  # fmt: skip

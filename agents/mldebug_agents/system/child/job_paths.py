@@ -27,8 +27,10 @@ from mldebug_agents.system.child.refusals import Refusal, Refused
 
 READ, WRITE, SEARCH = 4, 2, 1  # as in the last digit of a mode
 PATH = os.O_PATH | os.O_CLOEXEC
-_IN_ROOT = re.compile(rb"(.*?/proc/(?:\d+|self)/root)(?:/(.*))?", re.DOTALL)
-_DESCRIPTOR = re.compile(rb"(.*/proc)/(\d+|self)(?:/task/\d+)?/fd/\d+", re.DOTALL)
+_IN_ROOT = re.compile(
+    rb"(/proc/(?:\d+|self)/root)(?:/(.*))?", re.DOTALL
+)  # a folder proc elsewhere is anybody's
+_DESCRIPTOR = re.compile(rb"(/proc)/(\d+|self)(?:/task/\d+)?/fd/\d+", re.DOTALL)
 _OPENAT2 = 437  # the same number on every architecture
 _NO_LINKS, _IN_ROOT_ONLY = 0x04, 0x10  # RESOLVE_NO_SYMLINKS, RESOLVE_IN_ROOT
 _MAX_LINKS = 40

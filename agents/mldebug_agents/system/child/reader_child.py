@@ -29,7 +29,7 @@ MAX_LINE = 400  # characters
 HEAD = 64  # bytes
 
 _OWN_FILE = re.compile(rb"/proc/(?:\d+|self)/(?:task/\d+/)?[a-z_]+")
-_OWNER = re.compile(rb".*?/proc/(\d+)/root/", re.DOTALL)
+_OWNER = re.compile(rb"/proc/(\d+)/root/", re.DOTALL)
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
