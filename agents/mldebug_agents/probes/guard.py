@@ -9,9 +9,12 @@ from typing import Protocol
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job
+from mldebug.core.redact import clean
 from mldebug.hardware.gpu.readings import GpuReading, NodeGpus
 from mldebug_agents.hardware.gpu.errors import GpuCrashedError, NoGpuLibraryError
 from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.system.file_locks import parse_locks
+from mldebug_agents.system.host import Host
 
 PATIENCE = 3  # looks in a row that may fail while a probe runs
 WAIT = "wait until it has ended"
@@ -133,13 +136,31 @@ def only_probe(path: Path = LOCK) -> Iterator[None]:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        who = _holder(os.fstat(fd).st_ino)
         os.close(fd)
-        wait = "wait for it: two at once would measure each other"
-        raise BusyError(f"another probe runs on this node (it holds {path})", wait) from None
+        wait = "wait for it: two at once would measure each other. Any user may hold the lock: where that is no probe, end it"
+        raise BusyError(f"another probe runs on this node ({who} holds {path})", wait) from None
     try:
         yield
     finally:
         os.close(fd)
+
+
+def _holder(inode: int) -> str:
+    """Who has a lock on a file with this inode, as far as /proc says it: "python3 (pid 12 of user bob)"."""
+    host = Host()
+    pids = (lock.pid for lock in parse_locks(_locks()) if lock.inode == inode and not lock.blocked)
+    pid = next((pid for pid in pids if pid > 0), None)
+    stat = host.brief(pid) if pid is not None else None
+    if stat is None:
+        return "somebody in another container"
+    return f"{clean(stat.name, 40)} (pid {stat.pid} of user {host.user(host.status(stat.pid).uid)})"
+
+
+def _locks() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/locks").read_text(errors="replace")
+    return ""
 
 
 def _open(path: Path) -> int:

@@ -192,6 +192,7 @@ def test_containerd_writes_the_log_of_the_pod(tmp_path: Path) -> None:
         (21, f"/var/log/pods/ml_train_{POD}/main/0.log", "file", "w"),
     )  # fmt: skip
     node = Node(tmp_path, daemon, shim, RANK, cgroup=CGROUP)
+    (tmp_path / "proc/3/cgroup").write_text("0::/system.slice/containerd.service\n")
     (place,) = LogFinder(node).find(RANK).places
     assert (place.kind, place.target) == ("container", f"/var/log/pods/ml_train_{POD}/main/0.log")
 
@@ -199,6 +200,24 @@ def test_containerd_writes_the_log_of_the_pod(tmp_path: Path) -> None:
 def test_container_marks() -> None:
     assert container_marks(CGROUP) == (POD, "ab" * 6)
     assert container_marks("0::/user.slice\n") == ()
+
+
+def test_root_of_a_container_gives_no_group_below_it_the_name_of_another_s() -> None:
+    """Where it may make control groups, it got the log of the pod, or the container, whose name it gave to one."""
+    other = "11111111-1111-2222-3333-444455556666"
+    for named in (f"pod{other}", f"kubepods-pod{other.replace('-', '_')}.slice", "cd" * 32, f"docker-{'cd' * 32}.scope"):  # fmt: skip
+        assert container_marks(f"{CGROUP.strip()}/{named}\n") == (POD, "ab" * 6)
+        docker = f"0::/system.slice/docker-{'ab' * 32}.scope"
+        assert "cd" * 6 not in container_marks(f"{docker}/{named}\n")
+        assert "ab" * 6 in container_marks(f"{docker}/{named}\n")
+
+
+def test_a_runtime_inside_of_a_container_writes_the_logs_of_those_inside() -> None:
+    outer = f"0::/system.slice/docker-{'ab' * 32}.scope"
+    inner = f"{outer}/docker/{'cd' * 32}\n"
+    assert container_marks(inner, f"{outer}/init.scope\n") == ("cd" * 6,)
+    assert container_marks(inner, "0::/system.slice/docker.service\n") == ("ab" * 6,)
+    assert container_marks(inner, f"0::/system.slice/docker-{'ee' * 32}.scope\n") == ()
 
 
 def test_a_stranger_reads_the_pipe(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -238,6 +239,29 @@ def test_two_probes_never_run_at_once(tmp_path: Path) -> None:
         pass
     with only_probe(lock):
         assert lock.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root can be two users")
+def test_who_holds_the_lock_is_named(tmp_path: Path) -> None:
+    """Any user may hold it for ever, and then no probe runs on the node: it was not said who."""
+    lock = tmp_path / "lock"
+    lock.touch()
+    script = "import fcntl, os, sys; f = open(sys.stdin.fileno(), closefd=False); fcntl.flock(f, fcntl.LOCK_SH); os.setuid(62_001); print('held', flush=True); os.read(3, 1)"  # fmt: skip
+    quiet, wake = os.pipe()
+    with lock.open() as file, subprocess.Popen(
+        [sys.executable, "-c", script.replace("os.read(3", f"os.read({quiet}")],
+        stdin=file, stdout=subprocess.PIPE, pass_fds=[quiet],
+    ) as holder:  # fmt: skip
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            file.close()
+            with pytest.raises(BusyError) as busy, only_probe(lock):
+                pass
+        finally:
+            os.close(wake)
+    os.close(quiet)
+    assert f"(pid {holder.pid} of user 62001) holds {lock}" in busy.value.message
 
 
 def test_a_lock_can_be_asked_for_by_every_user(tmp_path: Path) -> None:

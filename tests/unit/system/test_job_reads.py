@@ -160,6 +160,27 @@ def test_checkpoints_behind_a_link_that_was_laid_later(top: Path, reader: Reader
         assert "step_99" not in names()
 
 
+def test_a_job_that_names_another_user_s_folder_hides_nobody_s_checkpoints(top: Path, reader: Reader) -> None:  # fmt: skip
+    """Whatever folders a job names, it was taken for one that may have written there: Alice's checkpoints were not found by their burst."""
+    folder = top / "alice/out"
+    (folder / "step_3").mkdir(parents=True)
+    watch = CheckpointReader(Host(), reader, create_all("checkpoints"))
+    with process(ALICE) as hers, process(BOB) as his, process(ALICE) as her_other:
+        argv = ("train.py", "--output_dir", str(folder))
+
+        def request(pid: int, uid: int) -> JobRequest:
+            rank = rank_of(pid, uid, argv=argv)
+            job = Job(id=str(pid), name="t", launcher="x", uid=uid, ranks=(rank,), started_at=time.time())  # fmt: skip
+            return JobRequest(job=job, pids=(), burst=uid == ALICE)
+
+        put(folder / "step_3/__0_0.distcp", "x" * 1000, ALICE, 0o600)
+        mine, others = request(hers.pid, ALICE), request(his.pid, BOB)
+        looks = watch.look(CheckpointRequest(jobs=(mine, others))).looks
+        assert [one.name for look in looks for one in look.readings] == ["step_3"]
+        hers_too = request(her_other.pid, ALICE)  # which of hers wrote it nobody can tell
+        assert not watch.look(CheckpointRequest(jobs=(mine, hers_too))).looks
+
+
 def test_a_pattern_of_the_operator_follows_no_link_of_a_user(top: Path, reader: Reader) -> None:
     """The agent's own rights hold for what the configuration names, and not for where a user's link leads."""
     for name in ("bob/step_1", "alice/step_99"):

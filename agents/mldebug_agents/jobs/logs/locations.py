@@ -13,7 +13,6 @@ from mldebug.core.model import OpenFile, ProcessState
 from mldebug.core.redact import clean
 from mldebug.jobs.logs.event_parsers import PARSERS, event_kind
 from mldebug_agents.jobs.logs.pipes import PipeReaders, UnreadPipes, connected_sockets
-from mldebug_agents.system import procfs
 from mldebug_agents.system.child.job_paths import NO_RIGHTS, Rights
 from mldebug_agents.system.host import Host
 
@@ -24,7 +23,9 @@ _STREAMS = {1: "stdout", 2: "stderr"}
 _COPIERS = ("tee", "slurmstepd", "srun", "rotatelogs", "svlogd", "multilog", "cat")
 _RUNTIMES = ("containerd", "dockerd", "conmon", "crio")  # they write the logs of many containers
 _DAEMON_LOG = re.compile(r"^/var/log/(?!pods/|containers/)|/slurm(?:ctl|step)?d[^/]*\.log$")
-_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f_-]{27})")
+_CONTAINER_NAMES = re.compile(
+    r"pod([0-9a-f]{8}[-_][0-9a-f_-]{27})|(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])"
+)
 _INODE = re.compile(r"^ino:\s*(\d+)", re.MULTILINE)
 _WHAT = {"tty": "a terminal", "socket": "a socket", "fifo": "a FIFO", "pipe": "a pipe"}
 
@@ -191,13 +192,14 @@ class LogFinder:
     def _of_runtime(self, rank: ProcessState, via: str) -> Iterator[LogFile]:
         """Yield the log of the rank's container, which belongs to the runtime: whoever is no root cannot name himself so.
 
-        Below user.slice the user names his control groups himself.
+        Below user.slice the user names his control groups himself, and below his container its root does: the outermost name counts,
+        but for a runtime that runs in that container.
         """
         cgroup = self._host.text(rank.pid, "cgroup")
-        marks = container_marks(cgroup)
         trusted = (rank.uid,) if "/user.slice/" in cgroup else (0, rank.uid)
         for runtime in _RUNTIMES:
             for state in self._processes.named(runtime, None):
+                marks = container_marks(cgroup, self._host.text(state.pid, "cgroup"))
                 for file in _written(state) if state.uid in trusted else ():
                     if file.target.endswith(".log") and any(mark in file.target for mark in marks):
                         place = self._place(state, file, "container", via)
@@ -222,10 +224,23 @@ class LogFinder:
         )
 
 
-def container_marks(cgroup: str) -> tuple[str, ...]:
-    """What paths of a container's log files contain: its id, and its pod's uid, from the text of /proc/PID/cgroup."""
-    pods = [match[1].replace("_", "-") for match in _POD.finditer(cgroup)]
-    return tuple(dict.fromkeys(filter(None, (*pods, procfs.container_id(cgroup)))))
+def container_marks(cgroup: str, runtime: str = "") -> tuple[str, ...]:
+    """What paths of a container's log files contain: its pod's uid and its id, from /proc/PID/cgroup of it and of what runs it.
+
+    Those that the runtime shares are of the container that it runs in itself; of the others the outermost is its own.
+    """
+    above = frozenset(_names(runtime))
+    names = [name for name in _names(cgroup) if name not in above]
+    if above and not above.issubset(_names(cgroup)):
+        return ()
+    pods = [name for name in names if "-" in name][:1]
+    return (*pods, *[name for name in names if "-" not in name][:1])
+
+
+def _names(cgroup: str) -> list[str]:
+    """The pods and containers in a text of /proc/PID/cgroup, the outermost first."""
+    found = _CONTAINER_NAMES.finditer(cgroup)
+    return list(dict.fromkeys(it[1].replace("_", "-") if it[1] else it[2][:12] for it in found))
 
 
 def _written(state: ProcessState) -> list[OpenFile]:

@@ -123,8 +123,12 @@ class CheckpointReader:
     def _new_files(
         self, job: JobRequest, root: str, rights: Rights, request: CheckpointRequest
     ) -> Iterator[CheckpointPath]:
-        """Checkpoint files that the job's user has written since it began, in folders that no other job of this node may write to."""
-        others = {it for other in request.jobs if other is not job for it in likely_folders(self._host, other.job)}  # fmt: skip
+        """Checkpoint files that the job's user has written since it began, in folders that no other job of his on this node may write to.
+
+        Jobs of other users write other users' files, whatever folders they name.
+        """
+        alike = (one for one in request.jobs if one is not job and one.job.uid == job.job.uid)
+        others = {it for other in alike for it in likely_folders(self._host, other.job)}
         for folder in likely_folders(self._host, job.job):
             if folder in others:
                 continue
