@@ -111,6 +111,78 @@ def test_the_worst_of_every_variable_ends_nothing_and_delays_nobody(folder: Path
     assert any("is not used" in one.message for one in snapshot.remarks)
 
 
+HEADERS = {
+    "heartbeat": b"mldebug\x01",
+    "ring": b"mltrace\x01",
+    "pickle": b"\x80\x04\x95" + b"\xff" * 8,
+    "bomb": b"\x80\x04" + b"]" * 5000 + b"(" * 5000,
+    "zip": b"PK\x03\x04" + b"\xff" * 26,
+    "json": b'{"message": {"message": {"extraInfo": ' + b'{"py_callstack": ' * 20_000,
+    "elf": b"\x7fELF\x02\x01\x01",
+    "nothing": b"",
+}
+FILLS = (b"\xff" * 8192, b"\x00" * 8192, bytes(range(256)) * 32)
+LINES = ("{}", "step {} loss {}", "[rank0]: {}", "iteration {}/{} | loss {} | lr {}", "[rank1]:[E] {} NCCL {}", '{{"step": {}, "loss": {}}}', "{}: 50%|##| {}/{} [00:01<00:02]")  # fmt: skip
+
+
+def worst_log(value: str) -> bytes:
+    """A log with lines of all forms, of which one is endless and the last has no end."""
+    lines = [form.replace("{}", value[:8000]) for form in LINES]
+    return "\n".join([*lines, value * 8, *lines]).encode(errors="surrogateescape")
+
+
+def put_files(job: LightJob, header: bytes, fill: bytes) -> list[Path]:
+    """Wherever a rank's files are looked for: the hook's, the tracer's, a dump, an error file, event files, a checkpoint. Returns those outside of its folder."""
+    names = [f"events.out.tfevents.{job.name}", "metrics.jsonl", "metrics.csv", "error.json"]
+    for rank, pid in job.ranks.items():
+        start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        names += [f"fr_{rank}", f"step_9/__{rank}_0.distcp"]
+        names += [f"/dev/shm/mldebug-{pid}-{start}{end}" for end in ("", ".stacks", ".flight")]
+        names.append(f"/dev/shm/mldebug_trace-{pid}-{start}")
+    files = [job.folder / name for name in names]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(header + fill)
+        os.chown(file, ATTACKER, ATTACKER)
+    return [file for file in files if job.folder not in file.parents]
+
+
+def remove(files: list[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def test_the_worst_of_every_log_line_and_file_header_ends_nothing_and_delays_nobody(
+    folder: Path,
+) -> None:
+    with ExitStack() as stack:
+        agent = stack.enter_context(watching(folder, settings(folder, stall=TIMEOUT)))
+        victim = stack.enter_context(light_job(folder / "victim", prefix=as_user(VICTIM)))
+        wait_for("the victim is watched", lambda: _watched(agent, victim), 60)
+        values, hostile = list(WORST.values()), []
+        for number, (name, header) in enumerate(HEADERS.items()):
+            at = folder / name
+            more = {"TORCHELASTIC_ERROR_FILE": f"{at}/error.json", "TORCH_FR_DUMP_TEMP_FILE": f"{at}/fr_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{at}/fr_"}  # fmt: skip
+            job = stack.enter_context(light_job(at, prefix=as_user(ATTACKER), more=more))
+            rings = put_files(job, header, FILLS[number % len(FILLS)])
+            stack.callback(remove, rings)
+            with job.log.open("ab") as log:
+                log.writelines(map(worst_log, values[number::4]))
+            job.hang()
+            hostile.append(job)
+        wait_for("they are found", lambda: agent.log.count("ranks found") > len(hostile), 60)
+        for job in hostile[::2]:  # what they leave behind is read as well
+            os.kill(job.ranks[0], signal.SIGKILL)
+        os.kill(victim.ranks[1], signal.SIGSTOP)
+        victim.hang()
+        report = wait_for("the victim's report", lambda: report_of(agent, victim), SOON)
+        wait_for("reports of the others", lambda: any(report_of(agent, job) for job in hostile), 60)
+        assert agent.process.poll() is None
+        assert "internal error" not in agent.log
+        assert "Traceback" not in agent.log
+    assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]
+
+
 def _watched(agent: RunningAgent, job: LightJob) -> bool:
     pids, seen = set(job.ranks.values()), agent.snapshot()
     runs = seen.runs if seen else ()
