@@ -272,9 +272,15 @@ class _Session:
             job=self.job,
             ranks=ranks,
             remarks=self._own(remarks),
-            gaps=(*gaps, *self.gaps),
+            gaps=(*filter(self._is_mine, gaps), *self.gaps),
             versions=_versions(),
         )
+
+    def _is_mine(self, gap: Gap) -> bool:
+        """Whether it is about this job, a process of its user, or none in particular: its log may be written by who reads its pipes."""
+        if gap.pid is None or gap.pid in self.sampling.states or gap.pid == self.job.launcher_pid:
+            return True
+        return self.c.host.status(gap.pid).uids[:1] == (self.job.uid,)
 
     def _own(self, remarks: tuple[Remark, ...]) -> tuple[Remark, ...]:
         """The remarks on processes of this job, and those on no process in particular."""

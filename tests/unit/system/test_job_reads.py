@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mldebug.config.schema import AgentConfig, Config
-from mldebug.core.model import Frame, Job, RankIdentity, ThreadStack
+from mldebug.core.model import Frame, Gap, Job, RankIdentity, ThreadStack
 from mldebug.core.plugins import create_all
 from mldebug.diagnosis.exits.model import AttemptExit, RankExit
 from mldebug_agents.agent.node_tools import open_tools
@@ -124,6 +124,17 @@ def test_what_a_launcher_of_root_writes_is_told_where_bob_reaches_it(top: Path, 
         assert found.uid < 0
         places = LogFinder(Host()).find(state, rights=found).places
         assert {one.rights for one in places} == {found}
+
+
+def test_a_report_has_nothing_that_could_not_be_read_of_another_user_s_job() -> None:
+    """Names of her logs, programs and processes stood among what could not be had for Bob's report."""
+    with open_tools(Config()) as tools, process(ALICE) as hers, process(BOB) as his, process(BOB) as reads:  # fmt: skip
+        job = Job(id="a", name="t", launcher="x", uid=BOB, ranks=(rank_of(his.pid),))
+        gaps = [Gap(what="log", reason=f"/x/{pid}.log: permission denied", pid=pid) for pid in (hers.pid, his.pid, reads.pid)]  # fmt: skip
+        gaps.append(Gap(what="jobs", reason="no time was left for some"))
+        taken = tools.capture.capturer(0.0).capture(job, {}, (), tuple(gaps))
+    assert [gap for gap in taken.gaps if gap in gaps] == gaps[1:]
+    assert f"/x/{hers.pid}.log" not in str(taken)
 
 
 SAVES = """
