@@ -159,6 +159,7 @@ def test_an_error_file_quotes_as_well() -> None:
         ("AssertionError: one of the workers died during validation", Blame.PEER),
         ("ValueError: init failed: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:4711", Blame.PEER),
         ("AssertionError: config hash must be the same across all ranks", Blame.UNCLEAR),
+        ("AssertionError: Rank 1 has different values for step: 8016. Other ranks: 7870", Blame.UNCLEAR),
         ("ValueError: number of batches differs between the ranks of this group", Blame.UNCLEAR),
         # the operating system's
         ("OSError: [Errno 98] Address already in use: another process listens on port 8080", Blame.OWN),
@@ -171,7 +172,11 @@ def test_an_error_file_quotes_as_well() -> None:
         ("TimeoutError", Blame.UNCLEAR),
         ("queue.Empty", Blame.UNCLEAR),
         # clients of services
-        ("requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))", Blame.OWN),
+        ("requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))", Blame.UNCLEAR),
+        ("aiohttp.client_exceptions.ServerDisconnectedError: Server disconnected", Blame.UNCLEAR),
+        ("httpx.ReadTimeout", Blame.UNCLEAR),
+        ("requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://huggingface.co/x", Blame.OWN),
+        ("urllib.error.URLError: <urlopen error https://data.example.org/x: timed out>", Blame.OWN),
         ("google.api_core.exceptions.ServiceUnavailable: 503 failed to connect to all addresses", Blame.OWN),
         ("aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host 10.0.0.3:30000 ssl:default", Blame.UNCLEAR),
         ("requests.exceptions.ConnectionError: HTTPConnectionPool(host='node-3', port=8000): Max retries exceeded with url: /generate", Blame.UNCLEAR),
@@ -189,6 +194,9 @@ def test_an_error_file_quotes_as_well() -> None:
         ("grpc._channel._InactiveRpcError: <_InactiveRpcError of RPC that terminated with:", Blame.UNCLEAR),
         ("zmq.error.Again: Resource temporarily unavailable", Blame.UNCLEAR),
         # general
+        ("RuntimeError: xla/mesh_service.cc:329 : Check failed: channel->WaitForConnected( deadline_)", Blame.UNCLEAR),
+        ("RuntimeError: check failed: recvFromPeerQueue(5)", Blame.UNCLEAR),
+        ("Memory access fault by GPU node-3 (Agent handle: 0x5a) on address 0x70. Reason: Unknown.", Blame.OWN),
         ("RuntimeError: DeepEP error: CPU recv timeout", Blame.UNCLEAR),
         ("RuntimeError: oneCCL: exec.cpp:134 start_workers: EXCEPTION: failed to start worker # 0", Blame.UNCLEAR),
         ("RuntimeError: CUDA error: remote memory access faulted by peer", Blame.UNCLEAR),

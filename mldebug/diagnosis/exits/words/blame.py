@@ -58,7 +58,8 @@ _SAID_OF_OTHERS = re.compile(
 )
 _DIFFER = re.compile(
     r"(?=[\s\S]*\b(?:other|all|every|across|between|among|different|each)\s(?:\w+\s){0,2}(?:rank|worker|process|host|node|replica|peer)(?:e?s)?\b)"
-    r"[\s\S]*?\b(?:mismatch|disagree|inconsistent|differ(?:s|ent)?\b|not (?:the )?(?:same|equal|identical)|must (?:match|agree|be (?:the same|equal|identical))|out of sync|desync|diverge)"
+    r"[\s\S]*?\b(?:mismatch|disagree|inconsistent|differ(?:s|ent)?\b|not (?:the )?(?:same|equal|identical)|must (?:match|agree|be (?:the same|equal|identical))|out of sync|desync|diverge)",
+    re.IGNORECASE,
 )
 # Words of libraries that stand in an exception of the job's own which quotes them
 _QUOTED = re.compile(
@@ -73,6 +74,7 @@ _PLACE = re.compile(
 _ADDRESS = re.compile(
     r"\b\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b|\blocalhost\b|host='[\w-]{1,80}', port=(?!443|80\b)"
 )
+_WEB = re.compile(r"https://|\b(?:[\w-]{1,80}\.){1,6}[a-z]{2,8}\b(?=[:/'\")]|$)|port=(?:443|80)\b")
 # NCCL gives no reason: it may be a peer, the network, the node
 _NO_REASON = re.compile(
     r"unhandled system error|internal error - please report|nccl(?:Internal|System|UnhandledCuda)Error|unhandled (?:cuda|hip) error"
@@ -92,12 +94,14 @@ def blame_of(words: str, *, in_group: bool = False) -> Blame:
         return Blame.OWN
     if _EITHER.search(words):
         return Blame.UNCLEAR
-    text = words.replace(name, "" if name.endswith("TimeoutError") else spaced(name), 1)
-    others = _OTHERS.search(text) is not None
+    text = words.replace(name, "", 1) if name.endswith("TimeoutError") else words
+    others = _OTHERS.search(spaced(text)) is not None or _OTHERS.search(text) is not None
     if kind is ErrorType.STATED:
         return _of_statement(words, unclear=in_group and others)
     if kind is ErrorType.SERVICE:
         return Blame.UNCLEAR if _ADDRESS.search(words) else Blame.OWN
+    if kind is ErrorType.HTTP:
+        return Blame.OWN if _WEB.search(words) and not _ADDRESS.search(words) else Blame.UNCLEAR
     bare = words.strip().rstrip(":") == name
     if kind is ErrorType.SYSTEM and (bare or _ERRNO.search(words) or _PLACE.search(words)):
         return Blame.UNCLEAR if bare else Blame.OWN

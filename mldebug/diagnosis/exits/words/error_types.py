@@ -6,6 +6,7 @@
 | STATED | `ValueError`, `AssertionError` | its own, unless the text says that a wait was in vain, that another failed, or that ranks differ |
 | SYSTEM | `OSError` and those below it | its own with a number of files, memory or ports, or where it names a path or an address of the web; else unclear |
 | SERVICE | of clients of services outside of the job (object stores, hubs, trackers) | its own, unless it names a bare address, where a rank may serve |
+| HTTP | of clients of any server | its own with an address of the web; else unclear: ranks ask each other, too |
 | RELAY | what only passes on that others failed | a victim |
 | SHARED | of libraries through which ranks talk | never its own |
 | GENERAL | all others: `RuntimeError`, `Exception`, C++ types, a library's own | its own only where neither its words nor the innermost frame has to do with others |
@@ -22,6 +23,7 @@ class ErrorType(StrEnum):
     STATED = "stated"
     SYSTEM = "system"
     SERVICE = "service"
+    HTTP = "http"
     RELAY = "relay"
     SHARED = "shared"
     GENERAL = "general"
@@ -44,9 +46,10 @@ _SYSTEM = re.compile(
     r"|(?:socket|asyncio)\.[\w.]+|asyncio\.exceptions\.[\w.]+|_?queue\.\w+"
 )
 _SERVICE = re.compile(
-    r"(?:requests|urllib3|urllib|http|httpx|httpcore|aiohttp|botocore|boto3|s3fs|gcsfs|fsspec|google\.(?:api_core|auth|cloud)|azure|huggingface_hub|wandb|mlflow|comet_ml"
+    r"(?:botocore|boto3|s3fs|gcsfs|fsspec|google\.(?:api_core|auth|cloud)|azure|huggingface_hub|wandb|mlflow|comet_ml"
     r"|neptune|openai|anthropic|pymongo|psycopg2?|sqlalchemy|clearml|swanlab|smart_open|oss2|tos|minio)\.[\w.]+"
 )
+_HTTP = re.compile(r"(?:requests|urllib3|urllib|http|httpx|httpcore|aiohttp|websockets)\.[\w.]+")
 _RELAY = re.compile(
     r"(?:[\w.]*\.)?(?:RayTaskError(?:\([\w.]+\))?|TrainingFailedError|TrainingWorkerError|WorkerGroupError|ControllerError|ChildFailedError|ProcessRaisedException"
     r"|ProcessExitedException|ActorError|ActorDiedError|SupervisionError|EngineDeadError|EngineGenerateError|MeshFailure|WorkerCrashedError|WorkerHealthCheckFailedError)"
@@ -61,6 +64,7 @@ _TABLE: tuple[tuple[ErrorType, re.Pattern[str]], ...] = (
     (ErrorType.STATED, _STATED),
     (ErrorType.SYSTEM, _SYSTEM),
     (ErrorType.SERVICE, _SERVICE),
+    (ErrorType.HTTP, _HTTP),
     (ErrorType.SHARED, _SHARED),
 )
 _HUMPS = re.compile(r"(?<=[a-z])(?=[A-Z])|_")
@@ -77,6 +81,6 @@ def type_of(name: str) -> ErrorType:
     return next((kind for kind, pattern in _TABLE if pattern.fullmatch(name)), ErrorType.GENERAL)
 
 
-def spaced(name: str) -> str:
-    """Split the name of an exception type into words (`nixlRemoteDisconnectError` -> `nixl Remote Disconnect Error`), so that patterns for messages match it, too."""
-    return _HUMPS.sub(" ", name)
+def spaced(text: str) -> str:
+    """Split the names in a text into words (`nixlRemoteDisconnectError` -> `nixl Remote Disconnect Error`), so that patterns find them."""
+    return _HUMPS.sub(" ", text)

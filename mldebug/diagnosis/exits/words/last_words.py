@@ -47,13 +47,14 @@ _KNOWS_ITS_RANK = re.compile(r"\[(?:PG|Rank) ")
 _ASIDE = re.compile(
     r"(?:Exception ignored (?:in|on)|Exception in thread|Error in atexit\._run_exitfuncs)\b"
 )
-# Words that no traceback ends with, and that end a process: of the watchdog, JAX, MPI, Horovod, UCX
+# Words that no traceback ends with, and that end a process: of the watchdog, JAX, MPI, Horovod, UCX, ROCm
 _LIBRARY_ENDS = re.compile(
     r"Watchdog caught collective operation timeout|watchdog thread terminated with exception"
     r"|ProcessGroupNCCL watchdog hang|watchdog got stuck for"
     r"|Terminating process because the JAX distributed service|has been set to ERROR in coordination service"
     r"|MPI_ABORT was invoked on rank|\*\*\* An error occurred in MPI_|Fatal error in (?:internal_|P?MPI_)"
-    r"|has lost communication with a remote daemon|Horovod has been shut down|Transport retry count exceeded on"
+    r"|has lost communication with a remote daemon|Memory access fault by GPU node-\d|HW Exception by GPU node-\d"
+    r"|Horovod has been shut down|Transport retry count exceeded on"
 )
 # Logged by a handler when the signal comes, and not where it is installed
 _STOPPED = re.compile(

@@ -15,6 +15,7 @@ DEVICE: Mapping[str, tuple[str, ...]] = {
         r"device-side assert triggered",
         r"CUDNN_STATUS_(?:EXECUTION|MAPPING)_FAILED",
         r"\bXid\b",
+        r"Memory access fault by GPU node-\d|HW Exception by GPU node-\d|HSA_STATUS_ERROR_\w{3,60}",
     ),
 }
 
