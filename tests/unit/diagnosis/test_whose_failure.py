@@ -238,9 +238,11 @@ def test_types_are_known_by_name(name: str, kind: ErrorType) -> None:
         (f'{PACKAGES}deep_ep/buffer.py", line 500, in dispatch\n    self.runtime.run(x)', []),
         ('src/mpi4py/MPI.src/Comm.pyx", line 1073, in mpi4py.MPI.Comm.allreduce', []),
         ('/job/train.py", line 40, in sync\n    comm.Allreduce(a, b)', []),
+        (f'{PACKAGES}someserve/runtime.py", line 1, in pull\n    raise RuntimeError(words)', []),
         # controls
         ('/job/train.py", line 40, in sync\n    raise RuntimeError(words)', [1]),
         ('/job/train.py", line 40, in sync\n    raise RuntimeError(all_reduce(words))', [1]),
+        (f'{PACKAGES}torch/nn/modules/linear.py", line 1, in forward\n    return F.linear(x)', [1]),
         (f'{PACKAGES}transformers/trainer.py", line 1, in train\n    raise RuntimeError(words)', [1]),
     ],
 )  # fmt: skip

@@ -84,8 +84,11 @@ _NO_REASON = re.compile(
 _REASON = re.compile(r"\b(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d{1,4} )?'")
 
 
-def blame_of(words: str, *, in_group: bool = False) -> Blame:
-    """Whether the whole text of an error (with its `Last error:`) shows a failure of the rank itself or of another rank. `in_group`: it was raised in communication code."""
+def blame_of(words: str, *, in_group: bool = False, in_unknown: bool = False) -> Blame:
+    """Whether the whole text of an error (with its `Last error:`) shows a failure of the rank itself or of another rank.
+
+    `in_group`: it was raised in communication code; `in_unknown`: in an installed package that may be such code.
+    """
     name = name_of_type(words)
     kind = type_of(name)
     if kind is ErrorType.RELAY or _RELAYED.search(words):
@@ -105,7 +108,7 @@ def blame_of(words: str, *, in_group: bool = False) -> Blame:
     bare = words.strip().rstrip(":") == name
     if kind is ErrorType.SYSTEM and (bare or _ERRNO.search(words) or _PLACE.search(words)):
         return Blame.UNCLEAR if bare else Blame.OWN
-    return _of_library(words, shared=kind is ErrorType.SHARED or others or in_group)
+    return _of_library(words, shared=kind is ErrorType.SHARED or others or in_group or in_unknown)
 
 
 def _of_statement(words: str, *, unclear: bool) -> Blame:

@@ -34,7 +34,7 @@ from mldebug.diagnosis.exits.words.quotes import (
     quoted_lines,
     quotes_in,
 )
-from mldebug.diagnosis.exits.words.raised_in import in_group_code
+from mldebug.diagnosis.exits.words.raised_in import in_group_code, in_unknown_package
 from mldebug.diagnosis.exits.words.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
 
 _FATAL = re.compile(
@@ -148,6 +148,7 @@ def _error_at(
     own = blame_of(
         f"{whole_error(lines, found.end, found.error)}\n{error}",
         in_group=in_group_code(lines, found),
+        in_unknown=in_unknown_package(lines, found),
     )
     blame, began = _began(texts, own)
     if began is not None:

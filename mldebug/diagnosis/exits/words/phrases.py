@@ -163,5 +163,6 @@ OTHERS: tuple[str, ...] = (
     r"\btime[ds]?[ -]?out|\btimeout|deadline|\bTIMEOUT|\bwait(?:ed|ing)\b|\babort(?:ed|ing)?\b|\bpreempt|\bcancell?ed|\binterrupted\b|\bno response|not respond",
     r"\bcollectives?\b|all[_-]?reduce|all[_-]?gather|reduce[_-]?scatter|all[_-]?to[_-]?all|\bbootstrap|communicator",
     r"nccl|rccl|gloo|hccl|oneccl|\bccl|\bmpi|\bucx|\bucc\b|nvshmem|libfabric|\bofi|infiniband|\bibv|\brdma|nvlink|mnnvl|\befa\b|nixl|deepep|horovod|c10d|tensorpipe|\bzmq",
+    r"\b(?:send|recv|receive)(?:ing)? ?(?:\(|to|from)|\bserver \d|\binstance \d|\bstream (?:ended|closed)",
     r"\b(?:dead|died|killed|crashed|lost|gone|hung|hang)\b|\bfailed to (?:send|recv|receive|connect|join|register)|\bexited\b|previous error|(?:see|check) (?:the )?(?:other )?(?:logs?|error)",
 )
