@@ -63,11 +63,12 @@ class LauncherWatch:
         for job in waiting:
             run = self.runs.get(job.id) or self._meet(job, settings)
             self.runs[job.id] = run
-            run.job = _with_present(job, run.job)
-            run.decision = self._decide(run, now, settings.init_timeout)
-            if run.decision.capture:
+            run.set_job(_with_present(job, run.job))
+            decision = self._decide(run, now, settings.init_timeout)
+            run.decide(decision)
+            if decision.capture:
                 self._captured_at[job.id] = now
-                self._capture(run, run.decision)
+                self._capture(run, decision)
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
         """Open an incident with this capture, unless it shows a launcher that only waits for the others to exit."""
@@ -87,7 +88,7 @@ class LauncherWatch:
             names = tuple(sorted(present.get(job_id, ())))
             if wait is not None and names != wait.present:
                 wait = msgspec.structs.replace(wait, present=names)
-                run.job = msgspec.structs.replace(run.job, waits=wait)
+                run.set_job(msgspec.structs.replace(run.job, waits=wait))
 
     def _decide(self, run: Run, now: float, timeout: float) -> StallDecision:
         job, quiet = run.job, max(0.0, now - run.job.started_at)

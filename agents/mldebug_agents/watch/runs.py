@@ -66,6 +66,10 @@ class Run:
             self.roles = {rank: found.role for rank, found in look.classes.items()}
             self.frames = look.frames
 
+    def set_job(self, job: Job) -> None:
+        """Take over what discovery knows of a job that has no ranks to look at yet."""
+        self.job = job
+
     def resume(self, watch: StallWatch) -> None:
         """Go on with the decision logic of an earlier agent, whose memory was read only now."""
         self.watch = watch
