@@ -195,6 +195,10 @@ def test_an_error_file_quotes_as_well() -> None:
         ("zmq.error.Again: Resource temporarily unavailable", Blame.UNCLEAR),
         # general
         ("RuntimeError: xla/mesh_service.cc:329 : Check failed: channel->WaitForConnected( deadline_)", Blame.UNCLEAR),
+        ("RuntimeError: expected 4 participants, saw 3", Blame.UNCLEAR),
+        ("Exception: upstream stage 2 gave nothing", Blame.UNCLEAR),
+        ("RuntimeError: CUDA error: an error external to the process", Blame.UNCLEAR),
+        ("ssl.SSLError: [SSL] record layer failure", Blame.UNCLEAR),
         ("RuntimeError: check failed: recvFromPeerQueue(5)", Blame.UNCLEAR),
         ("Memory access fault by GPU node-3 (Agent handle: 0x5a) on address 0x70. Reason: Unknown.", Blame.OWN),
         ("RuntimeError: DeepEP error: CPU recv timeout", Blame.UNCLEAR),

@@ -43,7 +43,7 @@ _STATED = re.compile(r"ValueError|AssertionError")
 _SYSTEM = re.compile(
     r"(?:(?:asyncio|socket|concurrent\.futures|multiprocessing|ssl)\.)?"
     r"(?:OS|IO|EOF|Timeout|Connection|ConnectionReset|ConnectionRefused|ConnectionAborted|BrokenPipe|Interrupted|IncompleteRead)Error"
-    r"|(?:socket|asyncio)\.[\w.]+|asyncio\.exceptions\.[\w.]+|_?queue\.\w+"
+    r"|(?:socket|asyncio|ssl)\.[\w.]+|asyncio\.exceptions\.[\w.]+|_?queue\.\w+"
 )
 _SERVICE = re.compile(
     r"(?:botocore|boto3|s3fs|gcsfs|fsspec|google\.(?:api_core|auth|cloud)|azure|huggingface_hub|wandb|mlflow|comet_ml"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 DEVICE: Mapping[str, tuple[str, ...]] = {
     "CUDA": (
         # not: the other GPU of a link, and what a process gets that is ending already
-        r"\b(?:CUDA|HIP) error:? (?!.{0,120}\b(?:peer|remote)\b|driver shutting down|context is destroyed|.{0,20}external entity|\(?run with|[\w/.-]+:\d)\S",
+        r"\b(?:CUDA|HIP) error:? (?!.{0,120}\b(?:peer|remote)\b|driver shutting down|context is destroyed|.{0,40}\bexternal\b|\(?run with|[\w/.-]+:\d)\S",
         r"uncorrectable (?:ECC|NVLink) error",
         r"device-side assert triggered",
         r"CUDNN_STATUS_(?:EXECUTION|MAPPING)_FAILED",
@@ -152,12 +152,13 @@ UNCLEAR: tuple[str, ...] = (
     r"peer access is not supported|CUDA failure:? (?:\d{1,4} )?'[^']{0,80}peer|(?:Cuda|HIP) failure:? (?:\d{1,4} )?'[^']{0,80}peer",
     r"Fatal Python error: Aborted|without an active exception",
     r"Could not acquire GIL within \d+ ms on exit",
-    r"Invalid access of peer GPU memory|external entity outside of CUDA|driver shutting down|context is destroyed",
+    r"Invalid access of peer GPU memory|external entity outside of CUDA|error external to the process|driver shutting down|context is destroyed",
 )
 
 # In an error of general type: words that may be about somebody else
 OTHERS: tuple[str, ...] = (
     r"\b(?:peers?|remote|ranks?|workers?|actors?|hosts|nodes?|replicas?|followers?|coordinator|leader|cluster|slice|quorum|master|raylet)\b",
+    r"\b(?:members?|participants?|siblings?|trainers?|learners?|sentinel|upstream|downstream|stage \d|shut ?down|hung up|left early)\b|\bssl\b|\btls\b",
     r"\b(?:another|other|some|every) process|\bprocess(?:es)? (?:group|\d)|\bsubprocess(?:es)?\b|\bPE \d",
     r"\b(?:dis)?connect(?:ed|ion|ing|s)?\b|\bsockets?\b|\bendpoint\b|\bnetwork\b|\btransport\b|\brendezvous|\bbarrier|\bheartbeat|\brpc|grpc|\bunreachable|\bunavailable",
     r"\btime[ds]?[ -]?out|\btimeout|deadline|\bTIMEOUT|\bwait(?:ed|ing)\b|\babort(?:ed|ing)?\b|\bpreempt|\bcancell?ed|\binterrupted\b|\bno response|not respond",
