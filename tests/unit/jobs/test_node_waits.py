@@ -7,6 +7,7 @@ import pytest
 from mldebug.core.model import Job
 from mldebug.core.plugins import create_all
 from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
+from mldebug_agents.jobs.ranks.node_waits import MAX_WAITING
 from mldebug_agents.system.host import Host
 from shared.jobs.proctree import BOOT, DirectPaths, Tree
 
@@ -132,3 +133,14 @@ def test_a_launcher_whose_ranks_are_gone_waits_since_then(tmp_path: Path) -> Non
     now[0] += 60
     (again,) = finder.find().waiting
     assert again.started_at == BOOT + 3600.0 > began
+
+
+def test_launchers_of_one_user_hide_none_of_another(tmp_path: Path) -> None:
+    """So many are watched, the oldest first: with a hundred idle ones of his own a user kept all others' from being told."""
+    tree = Tree(tmp_path)
+    for pid in [*range(100, 200), 900]:
+        argv = (*TORCHRUN, "--nnodes", "2", "--rdzv-endpoint", f"n1:{pid}", "--rdzv-id", f"{pid}", "t.py")  # fmt: skip
+        tree.add(pid, 1, "pt_elastic", argv=argv, uid=1002 if pid == 900 else 1001)
+    waiting = look(tree).waiting
+    assert len(waiting) == MAX_WAITING
+    assert [job.launcher_pid for job in waiting if job.uid == 1002] == [900]

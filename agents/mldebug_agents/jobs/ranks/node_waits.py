@@ -12,12 +12,13 @@ import msgspec
 
 from mldebug.cluster.run_identity import is_specific
 from mldebug.core.model import Job
+from mldebug.jobs.owners import in_turns
 from mldebug_agents.jobs.launcher import PendingLaunch
 from mldebug_agents.jobs.ranks.rank_processes import ProcessTree
 from mldebug_agents.jobs.ranks.registry import ProcessInfo
 from mldebug_agents.system.host import Host
 
-MAX_WAITING = 64  # jobs of one look: a node has as many cores
+MAX_WAITING = 64  # jobs of one look, owners in turns: a node has as many cores
 
 Key = tuple[object, ...]
 
@@ -45,8 +46,9 @@ class WaitingLaunchers:
                 self._had_ranks[one.key] = now
             elif one.pending is not None:
                 idle[_run(one, one.pending)].append(one)
-        jobs = (self._job(mine) for mine in idle.values())
-        return tuple(sorted(jobs, key=lambda job: (job.started_at, job.id))[:MAX_WAITING])
+        oldest = sorted(idle.values(), key=lambda mine: min(map(self._since, mine)))
+        kept = in_turns(oldest, lambda mine: mine[0].whose)[:MAX_WAITING]
+        return tuple(sorted(map(self._job, kept), key=lambda job: (job.started_at, job.id)))
 
     def _job(self, launchers: list[ProcessInfo]) -> Job:
         first = min(launchers, key=lambda one: (one.stat.start_ticks, one.stat.pid))
