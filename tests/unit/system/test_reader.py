@@ -5,6 +5,7 @@ import errno
 import gc
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -193,6 +194,9 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     """A root below a fake /proc, resolved by the kernel and by our own walk."""
     if request.param == "by hand":
         monkeypatch.setattr(job_paths, "open_inside", job_paths.walk_inside)
+    here = re.escape(os.fsencode(tmp_path))
+    pattern = job_paths._IN_ROOT.pattern.replace(b"(/proc", b"(%b/proc" % here, 1)
+    monkeypatch.setattr(job_paths, "_IN_ROOT", re.compile(pattern, re.DOTALL))
     root = tmp_path / "proc/123/root"
     (root / "data/logs").mkdir(parents=True)
     (root / "data/logs/log").write_text("inside")
