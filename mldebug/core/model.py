@@ -51,6 +51,7 @@ class RankIdentity(Noun, frozen=True, kw_only=True):
     namespace_pid: int | None = None  # pid inside its own pid namespace, when that differs
     container: str = ""
     nccl_ras: str = ""  # NCCL_RAS_ADDR; "off": NCCL_RAS_ENABLE is 0; "": neither is set
+    array: str = ""  # id of the scheduler's job array that it is a task of
 
 
 class LostRank(Noun, frozen=True, kw_only=True):

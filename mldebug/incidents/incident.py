@@ -123,7 +123,12 @@ def add_exit(incident: Incident, attempt: AttemptExit, at: float, what: str) -> 
     for missed in failed[len(incident.failed) :]:
         if missed != number:
             incident = add_timeline(incident, at, f"attempt {missed} has failed as well")
-    again = f"attempt {number} failed the same way: {what}" if before is not None else what
+    again = what
+    if before is not None:
+        is_next = (
+            number > before.job.attempt
+        )  # else it is of another run: a task of the same job array
+        again = f"{f'attempt {number}' if is_next else 'another run'} failed the same way: {what}"
     return add_timeline(
         msgspec.structs.replace(
             incident, exit=attempt, failed=failed[-MAX_ATTEMPTS:], captures=(), state="open"

@@ -360,14 +360,70 @@ def test_a_loop_of_a_shell_is_one_story() -> None:
 # --- tasks of an array, and a script that is started again and again --------------------------------------
 
 
-def task(number: int, *, uid: int = 0, script: str = "train.py") -> Run:
-    """A task of a job array: a launcher, ranks and a run id of its own."""
-    ours = tuple(msgspec.structs.replace(one, run_id=f"4711_{number}", script=script, pid=one.pid + 100 * number) for one in RANKS)  # fmt: skip
+def task(number: int, *, uid: int = 0, script: str = "train.py", array: str = "") -> Run:
+    """A task of a job array, or one of many runs: a launcher, ranks and a run id of its own."""
+    ours = tuple(msgspec.structs.replace(one, run_id=f"4711_{number}", script=script, pid=one.pid + 100 * number, array=array) for one in RANKS)  # fmt: skip
     one = Job(id=f"task-{number}", name=script, launcher="torchrun", launcher_pid=100 + number, uid=uid, ranks=ours)  # fmt: skip
     return Run(one, StallWatch(StallSettings()))
 
 
-def test_tasks_of_an_array_that_fail_alike_are_told_as_one_story() -> None:
+@pytest.mark.parametrize("order", ["one after the other", "at once"])
+def test_tasks_of_an_array_that_fail_alike_share_one_incident(order: str) -> None:
+    teller = Teller(Books())
+    tasks = [task(number, array="4711") for number in range(8)]
+    for one in tasks:
+        teller.stories.goes_on(one)
+    failed = [tasks[number] for number in (0, 2, 3, 5, 7)]
+    for one in failed:
+        lose(teller, one, f"bad shard {one.job.id}")
+        if order == "one after the other":
+            teller.stories.done(one)
+            teller.stories.launcher_ended(one.job.launcher_pid or 0)
+    for one in failed if order == "at once" else ():
+        teller.stories.done(one)
+        teller.stories.launcher_ended(one.job.launcher_pid or 0)
+    assert len({one.id for one in teller.books.reports}) == 1
+    last = teller.books.reports[-1]
+    assert last.state == "ended"
+    assert "5 of 8 runs of this script failed the same way within an hour" in last.diagnosis.summary
+    again = [one.what for one in last.timeline if "another run failed the same way" in one.what]
+    assert len(again) == 4
+    assert len([row for row in teller.books.rows.values() if row.incident is not None]) <= 1
+
+
+def test_what_is_no_part_of_the_array_or_failed_otherwise_has_its_own_incident() -> None:
+    """Controls: another array, user, script or container, another failure, a task of which ranks live, one long ago."""
+    first = task(0, array="4711")
+    elsewhere = task(7, array="4711")
+    contained = tuple(msgspec.structs.replace(one, container="c1") for one in elsewhere.job.ranks)
+    elsewhere.job = msgspec.structs.replace(elsewhere.job, ranks=contained)
+    others = [
+        task(1, array="4712"),
+        task(2, array="4711", uid=7),
+        task(3, array="4711", script="other.py"),
+        task(4),
+        elsewhere,
+    ]
+    teller = Teller(Books())
+    for one in (first, *others):
+        lose(teller, one, "bad shard 7")
+        teller.stories.done(one)
+    assert len({one.id for one in teller.books.reports}) == 6
+    lose(teller, task(8, array="4711"), "no such optimizer")
+    assert len({one.id for one in teller.books.reports}) == 7
+    living = task(9, array="4713")
+    lose(teller, living, "bad shard 7", living=(0, 2))
+    lose(teller, task(10, array="4713"), "bad shard 7")
+    assert len({one.id for one in teller.books.reports}) == 9
+    old = task(11, array="4714")
+    lose(teller, old, "bad shard 7")
+    for story in teller.stories._by_array.values():
+        story.failed_at -= 3601.0
+    lose(teller, task(12, array="4714"), "bad shard 7")
+    assert len({one.id for one in teller.books.reports}) == 11
+
+
+def test_runs_of_one_script_that_fail_alike_are_counted() -> None:
     teller = Teller(Books())
     tasks = [task(number) for number in range(8)]
     for one in tasks:

@@ -1,10 +1,12 @@
 """Incidents of failed attempts: attempts of one launch that fail the same way share one incident with a growing timeline.
 
+So do the tasks of one job array: each is a launch of its own, and what is submitted once is told once.
+
 Belongs to the main loop's thread.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import msgspec
 
@@ -24,6 +26,8 @@ from mldebug_agents.watch.runs import Run
 
 PROVED = 60.0  # seconds after which an attempt that tells no steps counts as going on
 MAX_LAUNCHES = 256  # of launches that still live
+MAX_ARRAYS = 256  # job arrays whose last failure is remembered
+LATELY = 3600.0  # seconds for which a failure is remembered for the tasks to come
 
 
 class FailedAttempt(msgspec.Struct, kw_only=True):
@@ -32,8 +36,10 @@ class FailedAttempt(msgspec.Struct, kw_only=True):
     run: Run  # of the attempt that failed last
     incident: Incident
     signs: tuple[str, ...]
+    sign: str = ""  # of `sign_of`
     lives: bool = False  # some rank of that attempt
     closed: bool = False  # written as recovered or ended
+    failed_at: float = 0.0  # monotonic
 
 
 class FailedAttempts:
@@ -52,6 +58,7 @@ class FailedAttempts:
         self._capture = capture
         self._forget = forget
         self._by_launch: dict[str, FailedAttempt] = {}
+        self._by_array: dict[Hashable, FailedAttempt] = {}
         self._similar = SimilarRuns()
         self._explained: set[str] = set()  # jobs whose exit belongs to the incident of their stall
         self._came: dict[str, tuple[float, int | None]] = {}  # job -> when, and at which step
@@ -107,6 +114,7 @@ class FailedAttempts:
         if failure is not None and before is None:
             self._end(failure, "the next attempt failed in another way")
         sign, now = sign_of(attempt, outcome), time.monotonic()
+        before = before or self._of_array(run.job, sign, now)
         self._similar.note(run.job, _launch(run.job), now, sign)
         alike = self._similar.alike(run.job, sign, now)
         self._incidents.failed(run, attempt, outcome, before, alike)
@@ -116,13 +124,15 @@ class FailedAttempts:
             self._forget(failure.run.job.id)  # or a later agent would find the incident twice
         signs = outcome.signs or (failure.signs if failure else ())
         lives = bool(attempt.living)
-        self._by_launch[key] = FailedAttempt(
-            run=run, incident=run.incident, signs=signs, lives=lives
+        story = FailedAttempt(
+            run=run, incident=run.incident, signs=signs, sign=sign, lives=lives, failed_at=now
         )
+        self._by_launch[key] = story
+        self._remember(_array(run.job), story)
         if attempt.living and not run.incident.captures:
             self._capture(run)
         if final:
-            self._close(self._by_launch[key], "ended", "incident closed: the job is over")
+            self._close(story, "ended", "incident closed: the job is over")
 
     def goes_on(self, run: Run) -> None:
         """Close the launch's incident as recovered once a later attempt makes steps, or has lived for `PROVED` seconds."""
@@ -159,6 +169,32 @@ class FailedAttempts:
         for key in list(self._by_launch)[:-MAX_LAUNCHES]:
             self._end(self._by_launch.pop(key), "not followed any longer")
 
+    def _remember(self, array: Hashable, story: FailedAttempt) -> None:
+        if array is None:
+            return
+        self._by_array.pop(array, None)
+        self._by_array[array] = story
+        for oldest in list(self._by_array)[:-MAX_ARRAYS]:
+            del self._by_array[oldest]
+
+    def _of_array(self, job: Job, sign: str, now: float) -> Incident | None:
+        """The incident of an earlier task of the same job array that failed with this sign, to be continued.
+
+        None where there is none, where ranks of that task still live, or where it failed more than `LATELY` ago.
+        """
+        story = self._by_array.get(_array(job))
+        if story is None or story.lives or story.run.job.id == job.id:
+            return None
+        if now - story.failed_at > LATELY or story.sign != sign:
+            return None
+        for key in [key for key, one in self._by_launch.items() if one is story]:
+            del self._by_launch[key]
+        incident = story.run.incident or story.incident
+        if story.run.incident is not None:
+            story.run.forget_incident()  # it has one writer
+        self._forget(story.run.job.id)
+        return incident
+
     def _key(self, job: Job) -> str:
         """The launch; the job alone where another job of that launch still lives: they are two jobs of one script."""
         launch = _launch(job)
@@ -182,6 +218,14 @@ class FailedAttempts:
 def _same_or_next(before: Job, job: Job) -> bool:
     """An elastic launcher has no two attempts at a time: where one still seems to live, its exit is only not known yet."""
     return before.id == job.id or (job.launcher in ELASTIC and before.attempt != job.attempt)
+
+
+def _array(job: Job) -> Hashable:
+    """What all tasks of a job array have in common, which nobody else can claim; None for a job that is of none."""
+    first = next(iter(job.ranks), None)
+    if first is None or not first.array:
+        return None
+    return first.array, job.uid, first.owner, first.container, first.script
 
 
 def _launch(job: Job) -> str:

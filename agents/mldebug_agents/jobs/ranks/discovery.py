@@ -232,6 +232,7 @@ class RankFinder:
             namespace_pid=inside if inside != claimant.pid else None,
             container=process.container,
             nccl_ras=process.nccl_ras,
+            array=process.array,
         )
 
 

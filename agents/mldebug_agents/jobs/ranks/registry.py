@@ -12,6 +12,7 @@ import msgspec
 from mldebug.core.redact import clean, redact_argv
 from mldebug.jobs.known_issues.match import allowed
 from mldebug.jobs.owners import Owner, in_turns
+from mldebug.jobs.schedulers.job_arrays import array_id
 from mldebug_agents.jobs.launcher import Launcher, NodeLauncher, PendingLaunch, RankClaim, script_of
 from mldebug_agents.jobs.ranks.libraries import (
     Libraries,
@@ -65,6 +66,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = ""
     namespace_pid: int | None = None
     nccl_ras: str = ""  # of `RankIdentity`
+    array: str = ""  # of `RankIdentity`
     container: str = ""
     pod: str = ""
     checked_at: float = 0.0
@@ -254,6 +256,7 @@ class Registry:
             settings=_settings(environ) if python else {},
             recorder=_recorder(environ) if python else {},
             nccl_ras=_ras_setting(environ) if python else "",
+            array=_array(environ) if python else "",
             argv=redact_argv([clean(word) for word in argv[:MAX_ARGUMENTS]]),
             script=clean(script_of(argv), 80),
             helper=any(word.startswith(_HELPERS) for word in argv[1:]),
@@ -321,6 +324,10 @@ class Registry:
 
 def _ras_setting(environ: bytes | Failure) -> str:
     return setting(procfs.parse_environ(environ)) if isinstance(environ, bytes) else ""
+
+
+def _array(environ: bytes | Failure) -> str:
+    return array_id(procfs.parse_environ(environ)) if isinstance(environ, bytes) else ""
 
 
 def _program(stat: Stat) -> _Program:
