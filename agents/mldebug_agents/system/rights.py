@@ -107,7 +107,9 @@ class RankRights:
         )
         gid = status.gids[0] if status.gids else -1
         return Rights(
-            *(status.uid, gid, status.groups, stat.pid, everything), start=stat.start_ticks
+            *(status.uid, gid, status.groups, stat.pid, everything),
+            start=stat.start_ticks,
+            root=self._host.root,
         )
 
     def _remember(self, key: Key, rights: Rights) -> None:

@@ -48,7 +48,8 @@ def test_each_kind_has_its_type() -> None:
     ("kind", "name"), [(kind, name) for kind in sorted(PACKAGES) for name in names(kind)]
 )
 def test_create_is_annotated_with_the_type_of_its_kind(kind: str, name: str) -> None:
-    assert get_type_hints(load(kind, name).create)["return"] is TYPES[kind]
+    made = get_type_hints(load(kind, name).create)["return"]
+    assert TYPES[kind] in made.__mro__  # itself, or what can do more
 
 
 @pytest.mark.parametrize("kind", sorted(PACKAGES.keys() - {"commands", "probes"}))

@@ -29,7 +29,7 @@ TORCH = """
         def rank(self): return 0
     group = Group()
     world = types.SimpleNamespace(pg_names={group: "3"}, pg_group_ranks={group: {0: 0, 1: 1}}, default_pg=group)
-    call = {"pg_id": 0, "process_group": ["3", "dp"], "collective_seq_id": 7, "profiling_name": "gloo:barrier"}
+    call = {"pg_id": 0, "process_group": ["3", "dp"], "collective_seq_id": 7, "profiling_name": "gloo:barrier", "state": "scheduled"}
     dump = lambda: json.dumps({"version": "2.10", "entries": [call]}).encode()
     bindings = types.SimpleNamespace(_dump_fr_trace_json=dump)
     sys.modules["torch._C"] = types.SimpleNamespace(_distributed_c10d=bindings)

@@ -5,7 +5,6 @@ import errno
 import gc
 import mmap
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,10 +14,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mldebug_agents.system import reader as reader_module
 from mldebug_agents.system.child import job_paths, reader_child
+from mldebug_agents.system.child.job_paths import Rights
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.reader import Reader, Tail, Unreadable
 from mldebug_agents.system.spawn import Spawner
@@ -194,9 +195,6 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     """A root below a fake /proc, resolved by the kernel and by our own walk."""
     if request.param == "by hand":
         monkeypatch.setattr(job_paths, "open_inside", job_paths.walk_inside)
-    here = re.escape(os.fsencode(tmp_path))
-    pattern = job_paths._IN_ROOT.pattern.replace(b"(/proc", b"(%b/proc" % here, 1)
-    monkeypatch.setattr(job_paths, "_IN_ROOT", re.compile(pattern, re.DOTALL))
     root = tmp_path / "proc/123/root"
     (root / "data/logs").mkdir(parents=True)
     (root / "data/logs/log").write_text("inside")
@@ -204,6 +202,11 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     (root / "etc/passwd").write_text("inside")
     (tmp_path / "proc/123/secret").write_text("outside")
     return root
+
+
+def there(root: Path) -> Rights:
+    """My rights, for processes of the /proc that this root lies in."""
+    return msgspec.structs.replace(MINE, root=str(root.parents[2]))
 
 
 @pytest.mark.parametrize(
@@ -224,11 +227,12 @@ def test_links_stay_inside_the_root(root: Path, link: str, target: str, path: st
     (root / link).symlink_to(target)
     with Spawner() as spawner, Reader(spawner) as reader:
         assert (
-            reader.read_file(f"{root}/{path}", max_bytes=99, timeout=PATIENT, rights=MINE)
+            reader.read_file(f"{root}/{path}", max_bytes=99, timeout=PATIENT, rights=there(root))
             == b"inside"
         )
-        many = reader.read_many([f"{root}/{path}"], max_bytes=99, timeout=PATIENT)
-        assert "not read" in reason(many[f"{root}/{path}"])  # without rights nothing opens there
+        real = f"/proc/self/root{root}/data/logs/log"
+        many = reader.read_many([real], max_bytes=99, timeout=PATIENT)
+        assert "not read" in reason(many[real])  # without rights nothing opens there
 
 
 def test_what_lies_outside_cannot_be_reached(root: Path) -> None:
@@ -239,8 +243,14 @@ def test_what_lies_outside_cannot_be_reached(root: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for path in ("up/secret", "../secret", "out", "host/env", "loop/x", "data/logs/log/x"):
         for operation in reader_child.ReadOperation:
-            request = reader_child.ReadRequest(operation, (), 99, 1, MINE)
-            reply = reader_child.answer(request, os.fsencode(f"{root}/{path}"))
+            request = reader_child.ReadRequest(operation, (), 99, 1, there(root))
+            # files of the kernel are read with the agent's own rights, and only the real /proc has them
+            kernel = operation in (
+                reader_child.ReadOperation.KERNEL,
+                reader_child.ReadOperation.MEMORY,
+            )
+            place = f"/proc/self/root{root}" if kernel else str(root)
+            reply = reader_child.answer(request, os.fsencode(f"{place}/{path}"))
             link = operation is reader_child.ReadOperation.LINK
             assert len(reply.data) == (link and path == "out"), path
             assert reply.status or link, path

@@ -45,7 +45,8 @@ class Rights(msgspec.Struct, frozen=True, array_like=True):
     """The user whose rights decide whether a path may be opened: the owner of process `pid` (a rank), which started at `start` (clock ticks; 0: not known).
 
     `everything`: it is root with the capability to read every file. `name`: in place of a user's rights, what the kernel must call an open
-    file (the log that a container runtime writes for the rank, which is nobody's to read but is about nobody else).
+    file (the log that a container runtime writes for the rank, which is nobody's to read but is about nobody else). `root`: the folder in
+    which the /proc lies that the process was found in, "" for the node's own.
     """
 
     uid: int
@@ -55,6 +56,7 @@ class Rights(msgspec.Struct, frozen=True, array_like=True):
     everything: bool = False
     name: str = ""
     start: int = 0
+    root: str = ""
 
 
 OPERATOR = Rights(-1)
@@ -113,7 +115,7 @@ def held(path: bytes, rights: Rights, *, place: int = 0) -> Iterator[tuple[int, 
     Raises OSError, and `Refused` where no rights are known, or the user's do not lead there.
     """
     access = Access(rights)
-    is_open = _DESCRIPTOR.fullmatch(path) is not None and not _IN_ROOT.fullmatch(path)
+    is_open = _match(_DESCRIPTOR, path, rights) is not None and not _match(_IN_ROOT, path, rights)
     with closing(_descriptor(path, access) if is_open else _start(path, rights)) as first:
         try:
             with access:
@@ -142,15 +144,22 @@ def reopen(handle: int, access: Access, *, folder: bool = False) -> int:
     return os.open(b"/proc/self/fd/%d" % handle, flags | (os.O_DIRECTORY if folder else 0))
 
 
+def _match(pattern: re.Pattern[bytes], path: bytes, rights: Rights) -> re.Match[bytes] | None:
+    """Match a path that begins in the /proc of these rights; its group 1 ends where `path` may be cut."""
+    before = os.fsencode(rights.root)
+    return pattern.fullmatch(path, len(before)) if path.startswith(before) else None
+
+
 def _start(path: bytes, rights: Rights) -> int:
     """The root that the path begins at, by the agent's own right: that way is the kernel's, not the job's."""
-    inside = _IN_ROOT.fullmatch(path)
+    inside = _match(_IN_ROOT, path, rights)
     if not path.startswith(b"/"):  # from where on, nobody knows
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     if rights == OPERATOR and inside:
         raise Refused(Refusal.NO_RIGHTS)
-    root = os.open(inside[1] if inside else b"/", PATH | os.O_DIRECTORY)
-    if inside and not _still_there(inside[1][: -len(b"/root")], rights):
+    top = path[: inside.end(1)] if inside else b"/"
+    root = os.open(top, PATH | os.O_DIRECTORY)
+    if inside and not _still_there(top[: -len(b"/root")], rights):
         os.close(root)
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     return root
@@ -166,8 +175,8 @@ def _still_there(folder: bytes, rights: Rights) -> bool:
 
 def _named(root: int, path: bytes, access: Access, place: int) -> int:
     """The rest of the path below its root: up to a learned place with links, below it without."""
-    inside = _IN_ROOT.fullmatch(path)
-    begin = len(inside[1]) if inside else 0
+    inside = _match(_IN_ROOT, path, access.rights)
+    begin = inside.end(1) if inside else 0
     flags = PATH | os.O_NOFOLLOW
     if not place:
         return open_inside(root, path[begin:], flags, access=access, links=not access.rights.name)
@@ -207,14 +216,15 @@ def _is_theirs(path: bytes, rights: Rights) -> bool:
 
     Root of a container is not root of the node: there the processes of one mount namespace belong together.
     """
-    found = _DESCRIPTOR.fullmatch(path)
-    if found is None or not _still_there(b"%b/%b" % found.groups(), rights):
+    found = _match(_DESCRIPTOR, path, rights)
+    if found is None or not _still_there(path[: found.end(2)], rights):
         return False
-    if os.stat(b"%b/%b/stat" % found.groups()).st_uid != rights.uid:
+    if os.stat(path[: found.end(2)] + b"/stat").st_uid != rights.uid:
         return False
     if rights.uid != 0 or found[2] == b"%d" % rights.pid:
         return True
-    mine, other = (b"%b/%b/ns/mnt" % (found[1], pid) for pid in (b"%d" % rights.pid, found[2]))
+    proc = path[: found.end(1)]
+    mine, other = (b"%b/%b/ns/mnt" % (proc, pid) for pid in (b"%d" % rights.pid, found[2]))
     return os.readlink(mine) == os.readlink(other)
 
 
@@ -222,7 +232,8 @@ def _reached(name: bytes, handle: int, access: Access) -> bool:
     """Whether this name leads the user, from his own root, to the file that is held."""
     flags = PATH | os.O_NOFOLLOW
     try:
-        top = _start(b"/proc/%d/root" % access.rights.pid, access.rights)
+        proc = os.fsencode(access.rights.root)
+        top = _start(b"%b/proc/%d/root" % (proc, access.rights.pid), access.rights)
         with closing(top), access:
             other = open_inside(top, name, flags, access=access, links=False)
     except (OSError, Refused):
