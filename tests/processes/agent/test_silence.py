@@ -242,7 +242,8 @@ def test_known_traps_are_told_and_are_no_alarm(tmp_path: Path) -> None:
         "tokenizers_fork": {"TOKENIZERS_PARALLELISM": "true"},
     }
     wrong = {name: value for one in traps.values() for name, value in one.items()}
-    config = settings(tmp_path, stall="{timeout: 10s, interval: 500ms}")
+    # the silent jobs of this module live on beside it: with their own patience they would be stalls to this agent
+    config = settings(tmp_path, stall="{timeout: 10m, interval: 500ms}")
     with light_job(tmp_path / "job", more=wrong) as job, watching(tmp_path, config) as agent:
         began = time.time()
         wait_for("looks at it", lambda: (s := agent.snapshot()) and s.at > began + 6.0, 30)
