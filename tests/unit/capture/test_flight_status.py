@@ -17,6 +17,7 @@ from mldebug.capture.flight_recorder.analysis import Analysis
 from mldebug.capture.flight_recorder.dump import limits_of_living_job, parse_dump
 from mldebug.capture.flight_recorder.status import RankStatus, beside, parse_status, spoken_for
 from mldebug.core.model import FlightRecord
+from mldebug_agents.capture.flight_recorder import worker_servers
 from mldebug_agents.capture.flight_recorder.worker_servers import SECONDS, ask_servers
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
@@ -272,6 +273,13 @@ def _option(asked: bytes) -> str:
 STATUS, ACTIVE = "includecollectives=false", "onlyactive=true"
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take longer than half a second for the statuses; then all are asked for everything, which is another test's."""
+    monkeypatch.setattr(worker_servers, "QUICK", 10.0)
+
+
+@pytest.mark.usefixtures("unhurried")
 def test_only_who_lags_and_one_of_the_others_tell_all_their_calls(
     reader: Reader, tmp_path: Path
 ) -> None:
@@ -287,6 +295,7 @@ def test_only_who_lags_and_one_of_the_others_tell_all_their_calls(
     assert (found.kind, found.culprits) == ("missing_rank", (2,))
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_equal_counts_hide_no_other_call(reader: Reader, tmp_path: Path) -> None:
     with serving(tmp_path, odd_size(rank=3, world=4)) as (places, asked):
         told = ask_servers(reader, places, dict.fromkeys(places, MINE), 4, 20.0)
