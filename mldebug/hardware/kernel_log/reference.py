@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mldebug.hardware.health.kernel_rules import KERNEL_RULES, KernelRule
-from mldebug.hardware.health.model import ACTION_WORDS as TODO
+from mldebug.hardware.health.model import ACTION_WORDS as ADVICE
 from mldebug.hardware.kernel_log.attribution import PLAIN
 from mldebug.hardware.kernel_log.bursts import LATE, REPEAT, WINDOW
 from mldebug.hardware.kernel_log.counts import RECENT
@@ -86,7 +86,7 @@ def _cells(rule: KernelRule) -> str:
     state = rule.state.value + (f", more than `{rule.limit}`" if rule.limit else "")
     ends = [f"`{kind.value}`" for kind in rule.ended_by]
     until = " or ".join([*ends, "the next boot" if rule.lasting else ""]).removesuffix(" or ")
-    return f"`{rule.component}` | {state} | {until} | {TODO[rule.action]}"
+    return f"`{rule.component}` | {state} | {until} | {ADVICE[rule.action]}"
 
 
 def _xids(catalogue: Catalogue) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import msgspec
 
 from mldebug.core.redact import clean
-from mldebug.jobs.logs.parser import LogParser
+from mldebug.jobs.logs.parser import MAX_LINE, LogParser
 from mldebug.jobs.logs.records import LogRecord
 
 MAX_EXAMPLES = 5
@@ -61,11 +61,14 @@ def try_log(chunks: Iterable[bytes], parser: LogParser) -> LogTrial:
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterable[bytes]:
-    """Lines without their ends; a progress bar ends its lines with a carriage return."""
+    """Lines without their ends; a progress bar ends its lines with a carriage return. One above `MAX_LINE` comes in parts: it is no record."""
     rest = b""
     for chunk in chunks:
         *whole, rest = _LINE_ENDS.split(rest + chunk)
         yield from whole
+        if len(rest) > MAX_LINE:
+            yield rest
+            rest = b""
     if rest:
         yield rest
 

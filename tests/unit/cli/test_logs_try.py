@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from mldebug.cli import main as cli
+from mldebug.core.plugins import create_all
+from mldebug.jobs.logs.parser import LogParser
+from mldebug.jobs.logs.trial import try_log
 
 STEPS = "".join(f"step {n} loss {9 / n:.3f}\n" for n in range(1, 6))
 OWN = "".join(f"it {n}: abc {9 / n:.3f}\n" for n in range(1, 4))
@@ -101,3 +104,14 @@ def test_an_empty_log_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = answer(capsys, "/dev/null")
     assert code == 1
     assert "0 of 0 lines understood" in out
+
+
+def test_a_line_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 MiB of them, as a disk's zeros or a binary would be: never more than a piece at a time."""
+    taken: list[int] = []
+    parser = LogParser(create_all("logs"))
+    monkeypatch.setattr(parser, "feed", lambda data: taken.append(len(data)) or [])
+    trial = try_log((b"x" * (1 << 20) for _ in range(256)), parser)
+    assert max(taken) <= (1 << 20) + 1
+    assert sum(taken) >= 256 << 20
+    assert (trial.understood, trial.left) == (0, [])

@@ -156,7 +156,7 @@ class Registry:
         for program, pid in mine.items():
             environ = answers.get(pid, {}).get("environ")
             if isinstance(environ, bytes):
-                self._waiting[program] = self._claim(environ, ())
+                self._waiting[program] = self._claim(procfs.parse_environ(environ), ())
         found = {pid: self._waiting.get(program) for program, pid in mine.items()}
         return {pid: claim for pid, claim in found.items() if claim and not claim.problem}
 
@@ -240,6 +240,8 @@ class Registry:
         environ, cmdline = answers.get("environ", b""), answers.get("cmdline", b"")
         argv = procfs.parse_cmdline(cmdline) if isinstance(cmdline, bytes) else ()
         failure = None if isinstance(environ, bytes) else environ
+        known = procfs.parse_environ(environ) if isinstance(environ, bytes) else None
+        variables = known or {}
         if (failure and failure.errno in _GONE) or not (environ or argv):
             return None
         python = named_python(stat.name) or (bool(argv) and procfs.is_python(argv[0]))
@@ -251,12 +253,12 @@ class Registry:
             stat=stat,
             python=python,
             launcher=self._launches(stat.name, argv),
-            claim=self._claim(environ, argv) if python else None,
-            pending=self._pending(environ, argv),
-            settings=_settings(environ) if python else {},
-            recorder=_recorder(environ) if python else {},
-            nccl_ras=_ras_setting(environ) if python else "",
-            array=_array(environ) if python else "",
+            claim=self._claim(known, argv) if python else None,
+            pending=self._pending(variables, argv),
+            settings=allowed(variables) if python else {},
+            recorder=recorder_settings(variables) if python else {},
+            nccl_ras=setting(variables) if python else "",
+            array=array_id(variables) if python else "",
             argv=redact_argv([clean(word) for word in argv[:MAX_ARGUMENTS]]),
             script=clean(script_of(argv), 80),
             helper=any(word.startswith(_HELPERS) for word in argv[1:]),
@@ -278,9 +280,8 @@ class Registry:
     def _launches(self, name: str, argv: tuple[str, ...]) -> bool:
         return any(launcher.is_launcher(name, argv) for launcher in self._launchers)
 
-    def _pending(self, environ: bytes | Failure, argv: tuple[str, ...]) -> PendingLaunch | None:
+    def _pending(self, variables: Mapping[str, str], argv: tuple[str, ...]) -> PendingLaunch | None:
         """What a launcher is about to start, by its command line alone where its environment cannot be read."""
-        variables = procfs.parse_environ(environ) if isinstance(environ, bytes) else {}
         mine = (
             launcher.pending(variables, argv)
             for launcher in self._launchers
@@ -288,10 +289,11 @@ class Registry:
         )
         return next(mine, None)
 
-    def _claim(self, environ: bytes | Failure, argv: tuple[str, ...]) -> RankClaim | None:
-        if not isinstance(environ, bytes) or (not self._probes and measures(argv)):
+    def _claim(
+        self, variables: Mapping[str, str] | None, argv: tuple[str, ...]
+    ) -> RankClaim | None:
+        if variables is None or (not self._probes and measures(argv)):
             return None
-        variables = procfs.parse_environ(environ)
         found = (launcher.identify(variables, argv) for launcher in self._launchers)
         return max(filter(None, found), key=lambda claim: claim.priority, default=None)
 
@@ -322,28 +324,12 @@ class Registry:
         return age < SETTLING or now - process.checked_at >= min(SETTLED_EVERY, age / 10)
 
 
-def _ras_setting(environ: bytes | Failure) -> str:
-    return setting(procfs.parse_environ(environ)) if isinstance(environ, bytes) else ""
-
-
-def _array(environ: bytes | Failure) -> str:
-    return array_id(procfs.parse_environ(environ)) if isinstance(environ, bytes) else ""
-
-
 def _program(stat: Stat) -> _Program:
     return stat.pid, stat.start_ticks, stat.image
 
 
 def _out_of_question(stat: Stat) -> bool:
     return bool(stat.flags & procfs.KERNEL_THREAD) or stat.state in "ZX"
-
-
-def _settings(environ: bytes | Failure) -> dict[str, str]:
-    return allowed(procfs.parse_environ(environ)) if isinstance(environ, bytes) else {}
-
-
-def _recorder(environ: bytes | Failure) -> dict[str, str]:
-    return recorder_settings(procfs.parse_environ(environ)) if isinstance(environ, bytes) else {}
 
 
 def measures(argv: Sequence[str]) -> bool:
