@@ -28,7 +28,7 @@ from mldebug.alerts.model import (
     MessageRefusedError,
     Severity,
 )
-from mldebug.cli.commands.notify import command
+from mldebug.cli.main import cli
 from mldebug.config.schema import Config
 from mldebug.core.errors import ConfigError, MldebugError, UsageError
 from mldebug.core.plugins import load, names, options_of
@@ -428,11 +428,11 @@ def test_a_secret_that_is_missing_or_empty_is_told(sink: str, tmp_path: Path) ->
 def test_notify_sends_both_states_and_says_so(sink: str, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text(f"channels:\n  ops: {{kind: webhook, url: '{sink}'}}\n")
-    told = CliRunner().invoke(command, ["--config", str(file), "--test", "ops"])
+    told = CliRunner().invoke(cli, ["notify", "--config", str(file), "--test", "ops"])
     assert (told.exit_code, len(Sink.got)) == (0, 2)
     assert "ops (webhook) has accepted the firing message" in told.output
     Sink.answers = [401]
-    told = CliRunner().invoke(command, ["--config", str(file), "--test", "ops"])
+    told = CliRunner().invoke(cli, ["notify", "--config", str(file), "--test", "ops"])
     assert isinstance(told.exception, MldebugError)
     assert "does not accept our token" in told.exception.message
 
@@ -440,6 +440,6 @@ def test_notify_sends_both_states_and_says_so(sink: str, tmp_path: Path) -> None
 def test_notify_names_the_channels_that_there_are(tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     file.write_text("channels:\n  ops: {kind: webhook, url: 'http://x'}\n")
-    told = CliRunner().invoke(command, ["--config", str(file), "--test", "chat"])
+    told = CliRunner().invoke(cli, ["notify", "--config", str(file), "--test", "chat"])
     assert isinstance(told.exception, UsageError)
     assert told.exception.way_out == "choose from: ops"

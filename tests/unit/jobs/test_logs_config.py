@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mldebug.cli.commands.check_config import command
+from mldebug.cli.main import cli
 from mldebug.config.schema import Config, effective_yaml, load_config
 from mldebug.core.errors import ConfigError
 from mldebug.core.plugin_options import Plugin
@@ -47,7 +47,7 @@ def test_print_shows_it_and_reads_back_the_same(tmp_path: Path) -> None:
     first = config(GOOD, tmp_path)
     assert config(effective_yaml(first), tmp_path) == first
     (tmp_path / "c.yaml").write_text(GOOD)
-    shown = CliRunner().invoke(command, ["--print", str(tmp_path / "c.yaml")])
+    shown = CliRunner().invoke(cli, ["check-config", "--print", str(tmp_path / "c.yaml")])
     assert shown.exit_code == 0
     assert r"pattern: ^it=(?P<step>\d+) of (?P<total>\d+)" in shown.output
     assert "logs: {}" in effective_yaml(Config())
