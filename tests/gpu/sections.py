@@ -213,6 +213,21 @@ def _hangs(data: Found) -> Iterator[str]:
     )
 
 
+def _exits(data: Found) -> Iterator[str]:
+    yield "Rank 1 of two is struck (`tests/jobs/wrecks.py`), under an agent with a timeout of 15 s. *right*: the verdict, and rank 1; *right,"
+    yield "unnamed*: nobody, where of two ranks nobody can be told; *unknown*: nobody, and rank 1 was to be named; *WRONG*: anything else."
+    yield ""
+    rows = [
+        (name, f"**{one['result']}**", one.get("verdict"), ", ".join(map(str, one.get("named", ()))) or "nobody", one.get("confidence"), one.get("seconds"))
+        for name, one in data.items()
+    ]  # fmt: skip
+    yield from table(
+        ("fault", "result", "verdict", "named", "confidence", "after the fault, s"), rows
+    )
+    yield ""
+    yield from (f"- {name}: {cell(one.get('summary') or one.get('error') or '')}" for name, one in data.items())  # fmt: skip
+
+
 def _seconds(row: Found) -> str:
     told = row.get("seconds_after_timeout")
     return "" if told is None else f"{told} s"
@@ -276,6 +291,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Found], Iterator[str]]]] = {
     "desync": ("Fingerprint: ranks in different collectives", _story),
     "flight": ("The Flight Recorder of NCCL, on demand", _flight),
     "hangs": ("Hangs of a job that nobody touched", _hangs),
+    "exits": ("Ranks that are wrecked", _exits),
     "hooked": ("Hangs again, with the hook, and with the hook where nobody may attach", _hangs),
     "healthy": ("Healthy training", _healthy),
     "ways": ("Flight Recorders without the hook", _ways),

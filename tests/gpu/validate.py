@@ -39,6 +39,7 @@ LIMITS = {
     "tests": 300.0,
     "xid13": 90.0,
     "hangs": 525.0,
+    "exits": 529.0,
     "hooked": 525.0,
     "healthy": 530.0,
     "ways": 500.0,
@@ -47,6 +48,7 @@ LIMITS = {
 ON_REQUEST = (
     "xid13",
     "hangs",
+    "exits",
     "hooked",
     "healthy",
     "ways",

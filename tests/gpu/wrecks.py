@@ -2,7 +2,7 @@
 
     python tests/gpu/wrecks.py FOLDER [--cpu] [CASE ...]
 
-prints a line for each case, and keeps in FOLDER `wrecks.jsonl` and `wrecks.tgz` with what the agents wrote, so that all can be judged again
+prints a line for each case (`validate.py FOLDER exits` makes a page of them), and keeps in FOLDER `wrecks.jsonl` and `wrecks.tgz` with what the agents wrote, so that all can be judged again
 without a GPU. A case is a fault, or `hook-` and a fault for a job that was started by `mldebug run`. Needs PyTorch, with `--cpu` no GPU.
 """
 
@@ -13,7 +13,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,14 +137,20 @@ def judged(case: str, wreck: Wreck, report: dict[str, Any] | None, struck: float
     if report is None:
         return {"case": case, "result": "no report", "verdict": "-", "confidence": "-", "named": [], "seconds": 0, "summary": ""}  # fmt: skip
     found, who = report["diagnosis"], named(report)
-    if any(one != CULPRIT for one in who) or found["verdict"] not in wreck.verdicts:
-        result = "WRONG"
-    else:
-        result = "right" if who else "right, unnamed" if wreck.nameless else "silent"
     return {
-        "case": case, "result": result, "verdict": found["verdict"], "confidence": found["confidence"], "named": who,
-        "seconds": report.get("seen_after"), "summary": found["summary"], "evidence": found["evidence"],
+        "case": case, "result": result(wreck, found["verdict"], who), "verdict": found["verdict"],
+        "confidence": found["confidence"], "named": who, "seconds": report.get("seen_after"),
+        "summary": found["summary"], "evidence": found["evidence"],
     }  # fmt: skip
+
+
+def result(wreck: Wreck, verdict: str, who: Sequence[int]) -> str:
+    """right; right, unnamed (where nobody has to be named); unknown (where somebody has); WRONG."""
+    if any(one != CULPRIT for one in who) or verdict not in (*wreck.verdicts, "unknown"):
+        return "WRONG"
+    if who:
+        return "right"
+    return "right, unnamed" if wreck.nameless else "unknown"
 
 
 def keep(agent: Any, job: world.Job, kept: Path) -> None:

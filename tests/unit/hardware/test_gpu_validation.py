@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from fakenvml.library import RECORDINGS, FakeNvml, build
-from gpu import claims, hanging, machine, smi, timing, validate, wild
+from gpu import claims, hanging, machine, smi, timing, validate, wild, wrecks
 from gpu.compare import Row, _judge, table
 from gpu.page import page
-from gpu.parts import desync, fingerprint, metrics, ways, xid13
+from gpu.parts import desync, exits, fingerprint, metrics, ways, xid13
 from gpu.tables import number
 from mldebug import __version__
 from mldebug.hardware.gpu.readings import GpuEvent
@@ -581,6 +581,36 @@ def test_the_page_shows_what_was_found() -> None:
     ):
         assert words in text, text
     assert "## What the agent costs" not in text  # it was not run
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "named", "result"),
+    [
+        ("assert", "rank_exited", [1], "right"),
+        ("assert", "rank_exited", [0], "WRONG"),
+        ("assert", "rank_exited", [0, 1], "WRONG"),
+        ("assert", "rank_busy", [1], "WRONG"),
+        ("oom", "unknown", [], "unknown"),
+        ("skew", "unknown", [], "right, unnamed"),
+        ("kernel", "collective_mismatch", [], "WRONG"),
+    ],
+)
+def test_a_wrecked_job_is_right_unknown_or_wrong(fault: str, verdict: str, named: list[int], result: str) -> None:  # fmt: skip
+    assert wrecks.result(wrecks.WRECKS[fault], verdict, named) == result
+
+
+def test_each_way_of_wrecking_is_tried_and_stands_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    row = {"result": "right", "verdict": "rank_exited", "confidence": "high", "named": [1], "seconds": 2.0, "summary": "Rank 1 …"}  # fmt: skip
+    monkeypatch.setattr(exits, "tried", lambda case, *_, **__: row | {"case": case})
+    found = dict(exits.run(tmp_path))
+    assert {name.removeprefix("hook-") for name in found} == set(wrecks.WRECKS)
+    text = page({"parts": {"exits": {"status": "done", "seconds": 9, "data": found}}})
+    assert "| assert | **right** | rank_exited | 1 | high | 2 |" in text
+
+
+def test_no_case_begins_that_could_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exits, "SPAN", exits.LONGEST - 1)
+    assert {one["result"] for one in dict(exits.run(tmp_path)).values()} == {"left out"}
 
 
 def test_a_walk_without_a_hang_is_told_with_its_sentences() -> None:
