@@ -274,6 +274,23 @@ def _healthy(data: Found) -> Iterator[str]:
     yield f"The agent and its children took {cost['cpu_percent']} % of a core and {cost['pss_mib']} MiB (PSS) over {cost['seconds']} s."
 
 
+def _whose(data: Found) -> Iterator[str]:
+    yield "Two jobs of one rank, the first on the second card, under an agent with the settings as shipped. The metrics of that agent, joined by"
+    yield "`mldebug_gpu_power_watts * on (uuid) group_left (run, rank) mldebug_rank_gpu_info`, beside where each job was put and what nvidia-smi lists:"
+    yield ""
+    rows = [
+        (one["uuid"], one["run"], "; ".join(f"{uuid}: {watts:.0f} W" for uuid, watts in one["joined"].items()) or "nothing",
+         ", ".join(one["nvidia_smi"]) or "lists none", ", ".join(f"{size / 2**20:.0f} MiB" for size in one["memory_bytes"]) or "not told", one["right"])
+        for one in data["rows"]
+    ]  # fmt: skip
+    yield from table(("put on", "run", "joined", "nvidia-smi", "memory of the rank", "right"), rows)
+    yield ""
+    wrong = [*data["troubles"], *data["reports"]]
+    yield f"Reported as broken within {data['seconds']} s: {'; '.join(map(cell, wrong)) or 'nothing'}."
+    if data["before"]:
+        yield f"Told before by the kernel's log of this machine, and not counted: {', '.join(data['before'])}."
+
+
 def _tests(data: Found) -> Iterator[str]:
     yield f"`tests/processes/hardware/test_gpu.py` ended with {data.get('exit', 'no exit code')}:"
     yield ""
@@ -294,6 +311,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Found], Iterator[str]]]] = {
     "exits": ("Ranks that are wrecked", _exits),
     "hooked": ("Hangs again, with the hook, and with the hook where nobody may attach", _hangs),
     "healthy": ("Healthy training", _healthy),
+    "whose": ("Whose GPU it is, of two jobs", _whose),
     "ways": ("Flight Recorders without the hook", _ways),
     "full": ("Full Flight Recorders without the hook", _full),
     "xid": ("Xids", _xid),

@@ -44,7 +44,7 @@ def environment(home: Path, more: Mapping[str, str] = {}) -> dict[str, str]:
 
 
 class Job:
-    """Two ranks of tests/jobs/gpu.py."""
+    """A launched tests/jobs/gpu.py, of two ranks unless asked."""
 
     def __init__(self, folder: Path, launcher: "subprocess.Popen[bytes]") -> None:
         self.events = folder / "events"
@@ -94,6 +94,7 @@ class Job:
 @contextmanager
 def job(
     folder: Path, *options: str, hook: bool = False, script: Path = JOB, more: Mapping[str, str] = {},
+    ranks: int = RANKS,
 ) -> Iterator[Job]:  # fmt: skip
     """Start it by torchrun, with the hook by `mldebug run`; at the end nothing of it is left. `more`: of its environment."""
     place = Path(tempfile.mkdtemp(dir=folder))
@@ -102,7 +103,7 @@ def job(
     argv += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     argv += [
         "--nproc-per-node",
-        str(RANKS),
+        str(ranks),
         str(script),
         "--events",
         str(place / "events"),
