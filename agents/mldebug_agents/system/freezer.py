@@ -6,6 +6,7 @@ The files are answered by the kernel from memory. A frozen process shows state S
 from collections.abc import Callable, Iterator
 
 from mldebug.core.model import ThreadState
+from mldebug_agents.system.procfs import parse_cgroups
 
 FREEZERS = frozenset(
     ("get_signal", "do_freezer_trap", "__refrigerator", "do_signal_stop", "cgroup_freezing", "")
@@ -40,14 +41,8 @@ def frozen_by(cgroups: str, read: ReadText) -> str:
 
 def _freezers(cgroups: str) -> Iterator[tuple[str, bool]]:
     """(path, whether it is of cgroup v2) of the cgroups that may freeze it. The root of a hierarchy cannot."""
-    for line in cgroups.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        outside = path == "/.." or path.startswith(
-            "/../"
-        )  # of the cgroup namespace: not to be read
+    for controllers, path in parse_cgroups(cgroups):
+        outside = f"{path}/".startswith("/../")  # of the cgroup namespace: not to be read
         usable = path.startswith("/") and path != "/" and not outside and len(path) < MAX_PATH
-        if usable and number == "0" and not controllers:
-            yield path, True
-        elif usable and "freezer" in controllers.split(","):
-            yield path, False
+        if usable and (not controllers or "freezer" in controllers):
+            yield path, not controllers

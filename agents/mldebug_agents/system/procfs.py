@@ -5,7 +5,7 @@ Why not psutil: docs/dependencies.md.
 
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -76,6 +76,7 @@ class Mount(msgspec.Struct, frozen=True):
     source: str = ""  # as mount(8) was told: nfs01:/data, /dev/sda1
     device: str = ""  # major:minor; the same for all mounts of one filesystem
     root: str = "/"  # the folder of the filesystem that is mounted
+    options: str = ""  # of the filesystem, with commas: rw,memory
 
 
 def parse_stat(text: str) -> Stat | None:
@@ -177,8 +178,20 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
         if len(fields) >= 6 and kind[0]:
             source = _unescape(kind[1]) if len(kind) > 1 else ""
             point, root = _unescape(fields[4]), _unescape(fields[3])
-            mounts.append(Mount(_integer(fields[0]), point, kind[0], source, fields[2], root))
+            options = kind[2] if len(kind) > 2 else ""
+            mounts.append(
+                Mount(_integer(fields[0]), point, kind[0], source, fields[2], root, options)
+            )
     return tuple(mounts)
+
+
+def parse_cgroups(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Parse /proc/PID/cgroup: (controllers, path) of each hierarchy; that of version 2 has no controllers."""
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers or number == "0":
+            yield tuple(filter(None, controllers.split(","))), path
 
 
 def mount_of(mounts: Iterable[Mount], path: str) -> Mount | None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
+from mldebug.alerts.http_options import HttpOptions
 from mldebug.alerts.model import Channel, EventMessage
 from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import request
@@ -15,16 +15,11 @@ from mldebug_exporters.channels._login import credentials, login_problems
 GRACE = 4  # repeats that may be missed before an alert ends by itself, as Prometheus has it
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Options(HttpOptions, frozen=True, forbid_unknown_fields=True):
     """The address of one Alertmanager and its credentials. A cluster of them needs one channel for each."""
 
     url: str = ""  # http://alertmanager:9093, without /api
     repeat: Annotated[Duration, msgspec.Meta(ge=1, le=3600)] = 60.0  # while something is wrong
-    token_file: Path | None = None  # sent as "Authorization: Bearer …"
-    user: str = ""  # of HTTP basic authentication, with a password_file
-    password_file: Path | None = None  # read anew for each message
-    ca_file: Path | None = None  # of a private certificate authority
-    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0  # of one request
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

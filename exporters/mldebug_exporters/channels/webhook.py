@@ -1,26 +1,17 @@
 """A POST of the message as JSON to an address of your own."""
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
+from mldebug.alerts.http_options import HttpOptions
 from mldebug.alerts.model import Channel, EventMessage
-from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import request
 from mldebug_exporters.channels._login import credentials, login_problems
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Options(HttpOptions, frozen=True, forbid_unknown_fields=True):
     """The address to POST to, and the credentials to send along."""
-
-    url: str = ""  # must be set: https://…
-    token_file: Path | None = None  # sent as "Authorization: Bearer …"
-    user: str = ""  # of HTTP basic authentication, with a password_file
-    password_file: Path | None = None  # read anew for each message
-    ca_file: Path | None = None  # of a private certificate authority
-    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0  # of one request
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

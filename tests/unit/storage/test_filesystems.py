@@ -189,7 +189,9 @@ def test_the_shared_memory_of_a_rank_is_watched_and_no_automount_is_touched() ->
 
 def test_a_line_of_mountinfo_has_its_server() -> None:
     line = "36 35 0:52 /a /data rw,noatime shared:1 - nfs4 nfs01:/data rw,vers=4.2"
-    assert parse_mountinfo(line) == (Mount(36, "/data", "nfs4", "nfs01:/data", "0:52", "/a"),)
+    assert parse_mountinfo(line) == (
+        Mount(36, "/data", "nfs4", "nfs01:/data", "0:52", "/a", "rw,vers=4.2"),
+    )
 
 
 class Stuck:

@@ -1,26 +1,16 @@
 """A POST of the facts to an address of your own, at its place in the chain."""
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-
+from mldebug.alerts.http_options import HttpOptions
 from mldebug.core.plugins import create as create_plugin
 from mldebug.core.plugins import load
-from mldebug.core.units import Duration
 from mldebug_agents.alerts.action_runner.model import Action, ActionInput, ActionPlan, ActionResult
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Options(HttpOptions, frozen=True, forbid_unknown_fields=True):
     """The address to POST to and the credentials; the same options as the channel `webhook`."""
-
-    url: str = ""  # must be set: https://…
-    token_file: Path | None = None  # sent as "Authorization: Bearer …"
-    user: str = ""  # of HTTP basic authentication, with a password_file
-    password_file: Path | None = None  # read anew for each message
-    ca_file: Path | None = None  # of a private certificate authority
-    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0  # of one request
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,9 @@ from mldebug.hardware.host_memory.parse import (
 )
 from mldebug.hardware.host_memory.state import LevelState, NodeMemory, judged
 from mldebug.hardware.host_memory.trend import LEAST, NOISE, SPACING, Trend
+from mldebug_agents.system import procfs
 from mldebug_agents.system.host import Host, Paths
+from mldebug_agents.system.procfs import Mount
 
 PSS_EVERY = 60.0
 PSS_BYTES = 4096
@@ -42,12 +44,6 @@ class MemoryCgroup(NamedTuple):
 
     folder: str
     name: str
-    version: int
-
-
-class _Mounted(NamedTuple):
-    point: str
-    base: str  # what of the hierarchy is mounted there
     version: int
 
 
@@ -133,53 +129,38 @@ class MemoryWatch:
 
 def groups_of(host: Host, pids: Iterable[int]) -> list[MemoryCgroup]:
     """The control groups of these processes and all groups above them, each once; at most `MAX_GROUPS`."""
-    mounts = list(_mounts(_mountinfo(host)))
+    mounts = [
+        (mount, version)
+        for mount in procfs.parse_mountinfo(host.self_text("mountinfo"))
+        if (version := _version(mount))
+    ]
     found: dict[MemoryCgroup, None] = {}
     for pid in pids:
-        for version, name in _named(host.text(pid, "cgroup")):
-            for mount in mounts:
-                if mount.version == version:
-                    found |= dict.fromkeys(_upward(host.root, mount, name))
+        for controllers, name in procfs.parse_cgroups(host.text(pid, "cgroup")):
+            version = 1 if "memory" in controllers else 2 if not controllers else 0
+            for mount, of_version in mounts:
+                if of_version == version:
+                    found |= dict.fromkeys(_upward(host.root, mount, version, name))
                     break
     return list(found)[:MAX_GROUPS]
 
 
-def _mountinfo(host: Host) -> str:
-    return host.self_text("mountinfo")
+def _version(mount: Mount) -> int:
+    """The version of the control groups of this mount that count memory; 0: it has none of them."""
+    if mount.fstype == "cgroup2":
+        return 2
+    return int(mount.fstype == "cgroup" and "memory" in mount.options.split(","))
 
 
-def _mounts(text: str) -> Iterator[_Mounted]:
-    for line in text.splitlines():
-        words, _, after = line.partition(" - ")
-        parts, kind = words.split(" "), after.split(" ")
-        if len(parts) < 5 or len(kind) < 3:
-            continue
-        if kind[0] == "cgroup2":
-            yield _Mounted(parts[4], parts[3], 2)
-        elif kind[0] == "cgroup" and "memory" in kind[2].split(","):
-            yield _Mounted(parts[4], parts[3], 1)
-
-
-def _named(text: str) -> Iterator[tuple[int, str]]:
-    for line in text.splitlines():
-        number, _, rest = line.partition(":")
-        kinds, _, name = rest.partition(":")
-        if number == "0" and not kinds:
-            yield 2, name
-        elif "memory" in kinds.split(","):
-            yield 1, name
-
-
-def _upward(root: str, mount: _Mounted, name: str) -> Iterator[MemoryCgroup]:
-    base = mount.base.rstrip("/")
+def _upward(root: str, mount: Mount, version: int, name: str) -> Iterator[MemoryCgroup]:
+    base = mount.root.rstrip("/")
     inside = name == base or name.startswith(f"{base}/")
     if not inside or name.startswith("/.."):
         return  # a neighbour of the agent's own container: none of its limits can be seen from here
     below = name[len(base) :].strip("/")
     while True:
-        yield MemoryCgroup(
-            join(f"{root}{mount.point}", below).rstrip("/"), f"/{below}", mount.version
-        )
+        folder = join(f"{root}{mount.point}", below).rstrip("/")
+        yield MemoryCgroup(folder, f"/{below}", version)
         if not below:
             return
         below = below.rpartition("/")[0]

@@ -9,6 +9,7 @@ from collections import deque
 from mldebug.diagnosis.exits.kernel_lines import kernel_deaths
 from mldebug.diagnosis.exits.model import KernelDeath
 from mldebug_agents.system.host import Host
+from mldebug_agents.system.procfs import parse_cgroups
 
 KEPT = 256
 DEVICE = os.makedev(1, 11)
@@ -95,15 +96,13 @@ def log_doubt(log: KernelDeathLog, mark: int, *, kernel_pids: bool) -> str:
 
 def oom_counter(host: Host, pid: int) -> str:
     """The path of the file that counts OOM kills in a process's cgroup (version 1 or 2); "" where there is none."""
-    for line in host.text(pid, "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+    for controllers, path in parse_cgroups(host.text(pid, "cgroup")):
         if not _SAFE.fullmatch(path):
             continue
         root = f"{host.root}/sys/fs/cgroup"
-        if "memory" in controllers.split(","):
+        if "memory" in controllers:
             return f"{root}/memory{path.rstrip('/')}/memory.oom_control"
-        if number == "0" and os.path.exists(f"{root}{path.rstrip('/')}/memory.events"):
+        if not controllers and os.path.exists(f"{root}{path.rstrip('/')}/memory.events"):
             return f"{root}{path.rstrip('/')}/memory.events"
     return ""
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from mldebug_agents.system.procfs import Stat, parse_stat
+
 PROC = Path("/proc")
 
 
@@ -20,7 +22,7 @@ class Leftover(msgspec.Struct, frozen=True):
     def lives(self, proc: Path = PROC) -> bool:
         """Whether this very process still exists; a zombie does not count."""
         stat = _stat(self.pid, proc)
-        return stat is not None and stat[0] not in "ZX" and stat[2] == self.start_ticks
+        return stat is not None and stat.start_ticks == self.start_ticks
 
 
 def children_of(parent: int, proc: Path = PROC) -> tuple[Leftover, ...]:
@@ -28,8 +30,8 @@ def children_of(parent: int, proc: Path = PROC) -> tuple[Leftover, ...]:
     found = []
     for pid in _pids_of(parent, proc):
         stat = _stat(pid, proc)
-        if stat is not None and stat[0] not in "ZX" and stat[1] == parent:
-            found.append(Leftover(pid, stat[2], stat[3]))
+        if stat is not None and stat.ppid == parent:
+            found.append(Leftover(pid, stat.start_ticks, stat.name))
     return tuple(found)
 
 
@@ -48,10 +50,9 @@ def _pids_of(parent: int, proc: Path) -> list[int]:
     return [int(entry.name) for entry in proc.glob("[0-9]*")]
 
 
-def _stat(pid: int, proc: Path) -> tuple[str, int, int, str] | None:
-    """(state, parent, start ticks, name); None once it is gone."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        head, _, rest = (proc / f"{pid}/stat").read_text(errors="replace").rpartition(")")
-        fields = rest.split()
-        return fields[0], int(fields[1]), int(fields[19]), head.partition("(")[2]
+def _stat(pid: int, proc: Path) -> Stat | None:
+    """None once it is gone or a zombie."""
+    with contextlib.suppress(OSError):
+        stat = parse_stat((proc / f"{pid}/stat").read_text(errors="replace"))
+        return stat if stat is not None and stat.state not in "ZX" else None
     return None

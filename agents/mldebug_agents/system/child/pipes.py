@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from mldebug_agents.system.child.helper import NEWS
+from mldebug_agents.system.procfs import parse_stat
 
 _CHUNK = 1 << 16
 
@@ -52,9 +53,9 @@ class ChildProcess:
 
     def note_start(self) -> None:
         """Remember the child's start time, which with its pid identifies it even after the pid is reused."""
-        with contextlib.suppress(OSError, IndexError):
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-            self.start_ticks = int(stat.rpartition(")")[2].split()[19])
+        with contextlib.suppress(OSError):  # it has ended, and was reaped
+            stat = parse_stat(Path(f"/proc/{self.pid}/stat").read_text(errors="replace"))
+            self.start_ticks = stat.start_ticks if stat else 0
 
     def close(self) -> None:
         """Close the child's status pipe."""
