@@ -211,7 +211,7 @@ def made_by(verdict: Verdict) -> set[str]:
     """All files, but for the model, that name it."""
     sources = (*ROOT.glob("mldebug/**/*.py"), *ROOT.glob("agents/**/*.py"))
     found = (file for file in sources if f"Verdict.{verdict.name}" in file.read_text())
-    return {str(file.relative_to(ROOT)) for file in found} - {"mldebug/core/model.py"}
+    return {str(file.relative_to(ROOT)) for file in found} - {"mldebug/core/model/judgement.py"}
 
 
 def test_what_nothing_gives_is_told_so() -> None:

@@ -1,0 +1,62 @@
+"""The nouns: everything mldebug knows is a value of one of these types, a module for each subject.
+
+Immutable `msgspec` structs without behaviour beyond small properties. Captures and reports are stored as their JSON.
+Units: seconds, bytes, unix time (float, UTC). `rank` is always the global rank. All are imported from here.
+"""
+
+from mldebug.core.model.base import Noun, Spoken
+from mldebug.core.model.capture import (
+    CAPTURE_SCHEMA,
+    Fault,
+    GpuSample,
+    HookState,
+    NodeCapture,
+    QueriedNode,
+    QueriedNodes,
+    RankCapture,
+    RankDevice,
+    TraceTail,
+)
+from mldebug.core.model.collectives import (
+    Collective,
+    FlightGroup,
+    FlightRecord,
+    GroupCount,
+    NcclAbsent,
+    NcclCommunicator,
+    NcclLevel,
+    NcclRank,
+    NcclRas,
+    PairCount,
+    Transfer,
+)
+from mldebug.core.model.identity import Gap, Job, LostRank, NodeWait, RankIdentity, Remark
+from mldebug.core.model.judgement import (
+    Classification,
+    ClassifiedRank,
+    Confidence,
+    Culprit,
+    Diagnosis,
+    Finding,
+    Group,
+    Judgement,
+    Role,
+    TreeNode,
+    Verdict,
+)
+from mldebug.core.model.process import (
+    MAIN_THREAD,
+    FileLock,
+    Frame,
+    Io,
+    LockHolder,
+    LogTail,
+    Movement,
+    OpenFile,
+    ProcessCapture,
+    ProcessState,
+    ThreadStack,
+    ThreadState,
+)
+
+__all__ = ["CAPTURE_SCHEMA", "MAIN_THREAD", "Classification", "ClassifiedRank", "Collective", "Confidence", "Culprit", "Diagnosis", "Fault", "FileLock", "Finding", "FlightGroup", "FlightRecord", "Frame", "Gap", "GpuSample", "Group", "GroupCount", "HookState", "Io", "Job", "Judgement", "LockHolder", "LogTail", "LostRank", "Movement", "NcclAbsent", "NcclCommunicator", "NcclLevel", "NcclRank", "NcclRas", "NodeCapture", "NodeWait", "Noun", "OpenFile", "PairCount", "ProcessCapture", "ProcessState", "QueriedNode", "QueriedNodes", "RankCapture", "RankDevice", "RankIdentity", "Remark", "Role", "Spoken", "ThreadStack", "ThreadState", "TraceTail", "Transfer", "TreeNode", "Verdict"]  # fmt: skip
