@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.jobs.logs.event_parsers import event_kind
+from mldebug.jobs.logs.charts.kinds import event_kind
 from mldebug_agents.jobs.job_folders import likely_folders
 from mldebug_agents.jobs.logs.locations import LogFile
 from mldebug_agents.system.child.listing import ListedFile

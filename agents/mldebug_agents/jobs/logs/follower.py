@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.core.model import Gap
-from mldebug.jobs.logs.event_parsers import FileParser
+from mldebug.jobs.logs.charts.chart_parser import FileParser
 from mldebug.jobs.logs.records import LogRecord
 from mldebug_agents.jobs.logs.locations import LogFile
 from mldebug_agents.system.reader import FilePiece, Reader, Unreadable

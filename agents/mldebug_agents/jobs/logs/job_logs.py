@@ -13,7 +13,8 @@ import msgspec
 from mldebug.core.model import Gap, Job, ProcessState, RankIdentity
 from mldebug.core.redact import clean
 from mldebug.jobs.known_issues.nccl_log import LogWriters, NcclLog
-from mldebug.jobs.logs.event_parsers import PARSERS, FileParser
+from mldebug.jobs.logs.charts.chart_parser import FileParser
+from mldebug.jobs.logs.charts.kinds import PARSERS
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.log_progress import LogProgress

@@ -11,7 +11,7 @@ import msgspec
 
 from mldebug.core.model import OpenFile, ProcessState
 from mldebug.core.redact import clean
-from mldebug.jobs.logs.event_parsers import PARSERS, event_kind
+from mldebug.jobs.logs.charts.kinds import PARSERS, event_kind
 from mldebug_agents.jobs.logs.pipes import PipeReaders, UnreadPipes, connected_sockets
 from mldebug_agents.system.child.job_paths import NO_RIGHTS, Rights
 from mldebug_agents.system.host import Host

@@ -6,16 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.jobs.logs.event_parsers import (
-    PARSERS,
-    CsvParser,
-    FileParser,
-    TfEventsParser,
-    WandbParser,
-    event_kind,
-    masked_crc,
-)
-from mldebug.jobs.logs.protobuf import fields
+from mldebug.jobs.logs.charts.chart_parser import FileParser
+from mldebug.jobs.logs.charts.csv_table import CsvParser
+from mldebug.jobs.logs.charts.kinds import PARSERS, event_kind
+from mldebug.jobs.logs.charts.protobuf import fields
+from mldebug.jobs.logs.charts.tensorboard import TfEventsParser, masked_crc
+from mldebug.jobs.logs.charts.wandb import WandbParser
 from mldebug.jobs.logs.records import LogRecord
 
 CHARTS = Path(__file__).parents[2] / "fixtures/charts"

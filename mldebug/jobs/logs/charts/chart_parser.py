@@ -1,0 +1,126 @@
+"""What the parsers of chart files share: the interface of log parsers, a bounded buffer, and what counts as a step of training."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from mldebug.jobs.logs.records import LogRecord
+
+Chunk = bytes
+MAX_RECORD = 1 << 20  # bytes; longer ones (images, graphs) are passed over
+
+_EVALUATION = re.compile(r"(?:^|[/_.\- ])(?:eval|evaluation|val|valid|validation|test)(?:[/_.\- ]|$)", re.IGNORECASE)  # fmt: skip
+_MACHINE = re.compile(
+    r"^(?:_|sys(?:tem)?[/._]|gpu|cpu|mem(?:ory)?[/._]|disk|network|proc[/._]|hardware|power|(?:device)?stats|time$|epoch$|step$)",
+    re.IGNORECASE,
+)
+_LOSS = re.compile(r"(?:^|[/_. ])loss(?:[_ ](?:step|epoch|total))?$", re.IGNORECASE)
+
+
+class FileParser(Protocol):
+    """What `LogFollower` feeds the bytes of one file to. The counters are those of `LogParser`."""
+
+    lines: int
+    records: int
+    bytes: int
+    binary: int
+    oversized: int
+
+    @property
+    def slow(self) -> tuple[str, ...]:
+        """Formats of the user's that were put aside."""
+
+    @property
+    def held(self) -> int:
+        """How many bytes of an unfinished record are kept for the next `feed`."""
+
+    def feed(self, data: Chunk) -> list[LogRecord]:
+        """Take the next bytes of the file; return the records that they complete."""
+
+    def flush(self) -> list[LogRecord]:
+        """Return the record that is whole but for its end."""
+
+    def take_nccl(self) -> list[str]:
+        """Lines of NCCL's since the last call."""
+
+    def resync(self, at: int = 0) -> None:
+        """Note that bytes were left out, and that the next ones begin at this place of the file."""
+
+    def restart(self) -> None:
+        """Note that the next bytes begin a file."""
+
+
+class ChartParser:
+    """What the parsers of chart files share: a buffer, and counters."""
+
+    def __init__(self) -> None:
+        self.lines = self.records = self.bytes = self.binary = self.oversized = 0
+        self.slow: tuple[str, ...] = ()
+        self._held = b""
+        self._skip = 0  # bytes of a long record that are still to come
+
+    @property
+    def held(self) -> int:
+        """How many bytes of an unfinished record are kept."""
+        return len(self._held)
+
+    def feed(self, data: bytes) -> list[LogRecord]:
+        """Take the next bytes; return the records that they complete, one for each step."""
+        self.bytes += len(data)
+        if self._skip:
+            passed = min(self._skip, len(data))
+            self._skip -= passed
+            data = data[passed:]
+        self._held += data
+        found = list(_one_per_step(self._take()))
+        self.records += len(found)
+        return found
+
+    def flush(self) -> list[LogRecord]:
+        """Nothing: a record that is not complete is not written yet."""
+        return []
+
+    def take_nccl(self) -> list[str]:
+        """Nothing: NCCL writes elsewhere."""
+        return []
+
+    def resync(self, at: int = 0) -> None:
+        """Find the next record in what follows."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a file."""
+        self._held, self._skip = b"", 0
+
+    def _take(self) -> Iterator[LogRecord]:
+        raise NotImplementedError
+
+    def _drop(self, size: int) -> None:
+        """Leave out a record of this size, of which not all is here."""
+        self.oversized += 1
+        self._skip = max(0, size - len(self._held))
+        self._held = self._held[size:]
+
+
+def _one_per_step(records: Iterator[LogRecord]) -> Iterator[LogRecord]:
+    """A step is written once for each chart: the last of them, with the loss of any."""
+    last: LogRecord | None = None
+    for record in records:
+        if last is not None and last.step != record.step:
+            yield last
+            last = None
+        loss = record.loss if record.loss is not None or last is None else last.loss
+        last = LogRecord(step=record.step, loss=loss, format=record.format)
+    if last is not None:
+        yield last
+
+
+def step_record(
+    step: int | None, values: Mapping[str, float | None], format_: str
+) -> LogRecord | None:
+    """The record of a step with its values by name; None where only an evaluation or the machine was measured."""
+    trained = [name for name in values if not (_EVALUATION.search(name) or _MACHINE.search(name))]
+    if step is None or not 0 <= step < 10**15 or not trained:
+        return None
+    losses = (values[name] for name in trained if _LOSS.search(name))
+    return LogRecord(step=step, loss=next(losses, None), format=format_)

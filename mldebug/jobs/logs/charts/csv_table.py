@@ -1,0 +1,72 @@
+"""Tables with a line for each step: `metrics.csv` of Lightning and its kin, `progress.csv` of Stable-Baselines3."""
+
+import csv
+from collections.abc import Iterator, Mapping
+
+from mldebug.jobs.logs.charts.chart_parser import ChartParser, step_record
+from mldebug.jobs.logs.records import LogRecord, number, whole
+
+MAX_LINE = 64 << 10
+MAX_COLUMNS = 1000
+_STEP_COLUMNS = ("step", "global_step", "trainer/global_step", "iteration", "iter", "total_timesteps", "time/total_timesteps")  # fmt: skip
+
+
+class CsvParser(ChartParser):
+    """`metrics.csv` of Lightning and its kin: a line of names, then a line for each step or evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names: tuple[str, ...] = ()
+        self._dropping = False
+
+    def restart(self) -> None:
+        """Begin a file: its names come first."""
+        super().restart()
+        self._names, self._dropping = (), False
+
+    def resync(self, at: int = 0) -> None:
+        """Skip to the next line end; without the names of its columns nothing of a table is understood."""
+        names = self._names
+        super().resync(at)
+        self._names = names or (("",) if at else ())
+        self._dropping = at > 0
+
+    def _take(self) -> Iterator[LogRecord]:
+        *complete, self._held = self._held.split(b"\n")
+        if len(self._held) > MAX_LINE:
+            self.oversized += 1
+            self._held = b""
+        if complete and self._dropping:
+            del complete[0]
+            self._dropping = False
+        for line in complete:
+            row = _row(line)
+            if not row:
+                continue
+            self.lines += 1
+            if not self._names:
+                self._names = tuple(name.strip() for name in row)
+                continue
+            record = _of_row(dict(zip(self._names, row, strict=False)))
+            if record is not None:
+                yield record
+
+
+def _row(line: bytes) -> list[str]:
+    try:
+        return next(csv.reader([line[:MAX_LINE].decode(errors="replace").strip("\r")]), [])[
+            :MAX_COLUMNS
+        ]
+    except csv.Error:
+        return []
+
+
+def _of_row(row: Mapping[str, str]) -> LogRecord | None:
+    column = next((name for name in _STEP_COLUMNS if row.get(name, "").strip()), None)
+    if column is None:
+        return None
+    step = whole(row[column].strip().removesuffix(".0"))
+    values = {
+        name: number(value) for name, value in row.items() if name != column and value.strip()
+    }
+    return step_record(step, values, "csv")
