@@ -291,6 +291,22 @@ def _whose(data: Found) -> Iterator[str]:
         yield f"Told before by the kernel's log of this machine, and not counted: {', '.join(data['before'])}."
 
 
+def _stepless(data: Found) -> Iterator[str]:
+    yield "Jobs that tell no step in any way, untouched. *right*: noticed, and named as it was or nobody where nobody can be; *unnamed*: noticed, and nobody named."
+    yield ""
+    rows = [
+        (name, f"**{one['result']}**", one.get("verdict"), ", ".join(map(str, one.get("named", ()))) or "nobody", one.get("confidence"),
+         _seconds(one), "; ".join(f"{gpu} {told}" for gpu, told in one.get("gpus", {}).items()))
+        for name, one in data.items()
+    ]  # fmt: skip
+    head = ("job", "result", "verdict", "named", "confidence", "after the timeout", "GPUs")
+    yield from table(head, rows)
+    yield ""
+    for name, one in data.items():
+        told = one.get("summary") or one.get("error") or "; ".join(one.get("said", ()))
+        yield f"- {name}: {cell(told)}"
+
+
 def _tests(data: Found) -> Iterator[str]:
     yield f"`tests/processes/hardware/test_gpu.py` ended with {data.get('exit', 'no exit code')}:"
     yield ""
@@ -312,6 +328,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Found], Iterator[str]]]] = {
     "hooked": ("Hangs again, with the hook, and with the hook where nobody may attach", _hangs),
     "healthy": ("Healthy training", _healthy),
     "whose": ("Whose GPU it is, of two jobs", _whose),
+    "stepless": ("Jobs that tell no step", _stepless),
     "ways": ("Flight Recorders without the hook", _ways),
     "full": ("Full Flight Recorders without the hook", _full),
     "xid": ("Xids", _xid),
