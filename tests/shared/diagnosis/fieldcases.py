@@ -5,6 +5,7 @@ Each folder tests/fixtures/field/KIND has a `cases.yaml`, a list of cases; READM
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,17 @@ from mldebug.capture.nccl_ras.answer import parse
 from mldebug.cli.commands.diagnose import judge, read_evidence
 from mldebug.core.errors import MldebugError
 from mldebug.core.ranksets import fold_ranks
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.exits.outcome import ExitOutcome
 from shared.diagnosis.fieldexits import outcome_of
+from shared.diagnosis.lastwords import (
+    PLAYS,
+    SPEAKER,
+    WORLD,
+    LastWords,
+    all_last_words,
+    outcomes_of,
+)
 
 FIELD = Path(__file__).parents[2] / "fixtures" / "field"
 HEAD = """# Cases from the field
@@ -26,6 +37,16 @@ paths in them are made up. *Nobody* is a right answer wherever the evidence does
 A rank in brackets is named at `low`: one sign, and no proof.
 
 This page is made by `make field-cases`; a test holds it to what the code answers.
+"""
+
+
+WORDS_HEAD = f"""## Last words
+
+Rank {SPEAKER} of {WORLD} ends first and writes this. Each is played in {len(PLAYS)} ways: the others wait, or lose their peer, or one of them hangs; in one log with torch's marks or
+without, or in a file for each rank; line by line or mixed. The table counts whom the plays name.
+
+| case | last words | right answer | ours | posted in |
+|---|---|---|---|---|
 """
 
 
@@ -157,6 +178,8 @@ def page() -> str:
         rows = [_row(one, answer(some.folder, one)) for one in some.cases]
         parts.append(f"\n## {some.folder.name.capitalize()}\n\n| input | what it is | right answer | ours | confidence | posted in |\n|---|---|---|---|---|---|\n")  # fmt: skip
         parts += rows
+    parts.append(f"\n{WORDS_HEAD}")
+    parts += [_words_row(one) for one in all_last_words()]
     return "".join(parts)
 
 
@@ -166,6 +189,24 @@ def _row(case: Case, given: Answer) -> str:
     ours = "refused, with the way out" if given.refused else f"`{given.verdict}`: {who}"
     cells = (f"`{case.name}`", case.what, case.right, ours, given.confidence or "-", case.source)
     return "| " + " | ".join(one.replace("|", "\\|") for one in cells) + " |\n"
+
+
+def _words_row(case: LastWords) -> str:
+    """One case of last words, with whom its plays name, most often first."""
+    found = Counter(_named(outcome) for _, outcome in outcomes_of(case))
+    ours = ", ".join(f"{who} {number} times" for who, number in found.most_common())
+    right = {"own": f"rank {SPEAKER}", "peer": f"never rank {SPEAKER}", "unclear": f"rank {SPEAKER} at `low`, or nobody"}[case.fault]  # fmt: skip
+    right += "".join(f", or rank {rank}" for rank in case.accused)
+    right += ", or nobody" if case.accept and () in case.accept and case.fault == "own" else ""
+    words = (case.words or case.raw or case.exit).strip().partition("\n")[0]
+    cells = (f"`{case.name}`", f"`{safe_line(words, 110)}`", right, ours, case.source)
+    return "| " + " | ".join(one.replace("|", "\\|") for one in cells) + " |\n"
+
+
+def _named(outcome: ExitOutcome) -> str:
+    found = outcome.finding
+    ranks = _ranks(one.rank for one in found.culprits) if found else ()
+    return f"rank {fold_ranks(ranks)} ({found.confidence})" if found and ranks else "nobody"
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 import json
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from mldebug.diagnosis.exits.words.output import (
 ENDED_BY_LAUNCHER = 500.0  # seconds: whoever only sleeps is ended when all others are gone
 LAUNCHER = 90
 Dress = Callable[[int, str], str]  # of a rank's line
+Plan = Mapping[str, list[Any]]  # the steps of each rank by its number, "*": of all others
 
 
 class Played(NamedTuple):
@@ -51,17 +52,19 @@ def play(steps: list[Any], rank: int) -> Played:
 
 
 def attempt_of(
-    plan: Path,
+    plan: Path | Plan,
     world: int = 4,
     dress: Dress | None = None,
     shuffle: random.Random | None = None,
     launcher: str = "torchrun",
+    *,
+    file_each: bool = False,
 ) -> AttemptExit:
     """The attempt that a plan describes. `dress` makes of a rank's line what the log holds; `shuffle` mixes ranks' lines.
 
-    `launcher`: of srun and mpirun each task is a rank, and their marks bear its number.
+    `launcher`: of srun and mpirun each task is a rank, and their marks bear its number. `file_each`: each rank writes a log of its own.
     """
-    plans = json.loads(plan.read_text())["ranks"]
+    plans = plan if isinstance(plan, Mapping) else json.loads(plan.read_text())["ranks"]
     played = {rank: play(plans.get(str(rank), plans.get("*", [])), rank) for rank in range(world)}
     dressed = dress or (lambda rank, line: line)
     texts = [[dressed(rank, line) if line else line for line in one.lines] for rank, one in played.items()]  # fmt: skip
@@ -74,27 +77,33 @@ def attempt_of(
         for number, rank in enumerate(order)
     )  # fmt: skip
     job = Job(id="j", name="train.py", launcher=launcher, world_size=world, ranks=ranks, launcher_pid=LAUNCHER)  # fmt: skip
-    words = take_apart(lines, {r: r for r in played}, ranks_of_tasks(job, ranks))
-    output = LogOutput(path="log", owner=None, words=words)
+    tasks = ranks_of_tasks(job, ranks)
+    logs = zip(played, texts, strict=True) if file_each else [(None, lines)]
+    outputs = [
+        LogOutput(path=f"log{owner}", owner=owner, words=take_apart(some, {r: r for r in played}, tasks))
+        for owner, some in logs
+    ]  # fmt: skip
     return AttemptExit(
         job=job,
         identities=ranks,
         exits=exits,
         launcher_pid=LAUNCHER,
-        errors=own_errors([output]),
-        shared_error=last_error(shared_lines([output]), SHARED, shared=True),
+        errors=own_errors(outputs),
+        shared_error=last_error(shared_lines(outputs), SHARED, shared=True),
     )
 
 
 def outcome_of(
-    plan: Path,
+    plan: Path | Plan,
     world: int = 4,
     dress: Dress | None = None,
     shuffle: random.Random | None = None,
     launcher: str = "torchrun",
+    *,
+    file_each: bool = False,
 ) -> ExitOutcome:
     """How that attempt is judged."""
-    return judge_exit(attempt_of(plan, world, dress, shuffle, launcher))
+    return judge_exit(attempt_of(plan, world, dress, shuffle, launcher, file_each=file_each))
 
 
 def _mixed(texts: list[list[str]], chance: random.Random) -> list[str]:

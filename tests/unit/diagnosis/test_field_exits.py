@@ -11,10 +11,12 @@ import pytest
 from mldebug.diagnosis.exits.outcome import ExitOutcome
 from shared.diagnosis.fieldcases import FIELD, Case, all_cases
 from shared.diagnosis.fieldexits import Dress, outcome_of
+from shared.diagnosis.lastwords import PLAYS, WORLD, all_last_words, plan_of, verdict_on
 
 EXITS = FIELD / "exits"
 CASES: tuple[Case, ...] = next(some.cases for some in all_cases() if some.folder == EXITS)
 MIXES = 200
+WORDS = tuple(all_last_words())
 
 
 def plain(rank: int, line: str) -> str:
@@ -129,6 +131,20 @@ def test_mixes_never_change_the_name() -> None:
         found = named(outcome_of(EXITS / case.input, case.world, dress, shuffle, launcher))
         names = [one.__name__ for one in (*worn, outer)]
         assert found in (right, (), *(case.named or ())), (number, case.name, names, found)
+
+
+def test_mixes_of_last_words_name_nobody_wrongly() -> None:
+    """The same over every case of last_words, each in three dresses and plays."""
+    for number, case in enumerate(WORDS * 3):
+        chance = random.Random(number)
+        play = chance.choice(PLAYS)
+        launcher, outer = chance.choice(TASKS) if number % 3 == 0 else ("torchrun", plain)
+        dress = _mix(chance.choices(DRESSES, k=WORLD), outer, random.Random(number))
+        shuffle = chance if play.mixed else None
+        outcome = outcome_of(
+            plan_of(case, play), WORLD, dress, shuffle, launcher, file_each=play.log == "file"
+        )
+        assert "wrong" not in verdict_on(case, outcome), (number, case.name, play, outcome.sentence)
 
 
 def _mix(worn: Sequence[Dress], outer: Dress, bars: random.Random) -> Dress:

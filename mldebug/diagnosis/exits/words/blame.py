@@ -7,12 +7,14 @@ passes on another's failure never blame their speaker. All else is unclear, and 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from itertools import chain
 
 from mldebug.diagnosis.exits.words import phrases
+from mldebug.diagnosis.exits.words.error_text import BEFORE
 from mldebug.diagnosis.exits.words.error_types import ErrorType, name_of_type, spaced, type_of
+from mldebug.diagnosis.exits.words.raised_in import NOWHERE, RaisedIn
 
 
 class Blame(StrEnum):
@@ -65,6 +67,7 @@ _DIFFER = re.compile(
 _QUOTED = re.compile(
     r"\.(?:cc|cpp|hpp|cu):\d|\]:\d{2,5}|<\d{1,5}>|WorkNCCL\(|NCCL error|[Cc]losed by (?:remote )?peer|[Rr]eset by (?:remote )?peer|Dist\w{4,10}Error|HorovodInternalError"
 )
+_OF_FILES = ("FileNotFoundError", "FileExistsError", "PermissionError", "BlockingIOError")
 _ERRNO = re.compile(
     r"\[Errno (?:1|2|5|6|7|9|11|12|13|14|16|17|18|19|20|21|22|23|24|26|27|28|30|36|39|40|95|98|99|116|122)\]"
 )
@@ -78,37 +81,65 @@ _WEB = re.compile(r"https://|\b(?:[\w-]{1,80}\.){1,6}[a-z]{2,8}\b(?=[:/'\")]|$)|
 # NCCL gives no reason: it may be a peer, the network, the node
 _NO_REASON = re.compile(
     r"unhandled system error|internal error - please report|nccl(?:Internal|System|UnhandledCuda)Error|unhandled (?:cuda|hip) error"
-    r"|\bNCCL error \d|DistBackendError|DistError\b",
+    r"|\bNCCL error \d|DistBackendError|DistError\b"
+    # another device was only waited for; what it waited for, lines below say, if any
+    r"|(?:ACL|NPU|npu\w{1,40}).{0,60}synchroni[sz]e\w{0,24}(?: failed|,? error code)|stream sync(?:hronize)? timeout",
     re.IGNORECASE,
 )
-_REASON = re.compile(r"\b(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d{1,4} )?'")
+# What NCCL was told by a device that is broken or full; all else ("invalid argument") may come of what GPUs set up together
+_REASON = re.compile(
+    r"\b(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d{1,4} )?'[^'\n]{0,60}(?:memory|launch|illegal|misaligned|ECC|assert|hardware|ordinal|no CUDA|busy or|driver)"
+)
+# A wait that was in vain, in whatever words: of whom or for what the text alone does not tell
+_IN_VAIN = re.compile(
+    r"\b[Tt]im(?:ed|e)[- ]?out\b.{0,20}\b(?:wait|after|for)|\b[Ww]ait(?:ed|ing)\b|\b[Gg](?:ave|iving) up\b|\bnever (?:\w+ed|came)\b|\bafter \d[\d.]* ?(?:s|sec\w{0,4}|min\w{0,4}|ms)\b"
+)
+# What a job's own `raise` says of its data, numbers or settings
+_OF_ITS_DATA = re.compile(
+    r"\b(?:nan|inf|infinite|(?:non-?|not )finite|diverged|overflow|underflow|checksum|corrupt\w{0,4}|malformed|unsupported|unknown|invalid|dtype|shapes?|dimensions?|out of range"
+    r"|loss|gradients?|logits|batch size|vocab\w{0,8}|config\w{0,10}|argument|option|tokeni[sz]er|dataset|samples?|images?|weights)\b",
+    re.IGNORECASE,
+)
+# The status codes of gRPC with which JAX's errors begin: what the program asked for, and all else, which any process of the job may have caused
+_STATUS = re.compile(r"(?:[\w.]{1,80}\.)?(?:Xla|Jax)RuntimeError: (?P<code>[A-Z_]{4,24}):")
+# Kernels that wait for other GPUs print this and trap: DeepEP, NVSHMEM, one-shot all-reduces
+_DEVICE_WAIT = re.compile(phrases.DEVICE_WAIT, re.IGNORECASE)
+_TRAPPED = re.compile(
+    r"unspecified launch failure|illegal instruction|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_INSTRUCTION"
+)
+_STATUS_OF_PROGRAM = ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "NOT_FOUND", "UNIMPLEMENTED", "OUT_OF_RANGE", "PERMISSION_DENIED")  # fmt: skip
 
 
-def blame_of(words: str, *, in_group: bool = False, in_unknown: bool = False) -> Blame:
+def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     """Whether the whole text of an error (with its `Last error:`) shows a failure of the rank itself or of another rank.
 
-    `in_group`: it was raised in communication code; `in_unknown`: in an installed package that may be such code.
+    `place`: where it was raised; what a library or the kernel says needs none.
     """
     name = name_of_type(words)
     kind = type_of(name)
     if kind is ErrorType.RELAY or _RELAYED.search(words):
         return Blame.PEER
-    if kind is ErrorType.LOCAL:
+    in_vain = (
+        place.own_raise and _ERRNO.search(words) is None and _IN_VAIN.search(words) is not None
+    )
+    if kind is ErrorType.LOCAL and not (in_vain and name in _OF_FILES):
         return Blame.OWN
     if _EITHER.search(words):
         return Blame.UNCLEAR
     text = words.replace(name, "", 1) if name.endswith("TimeoutError") else words
     others = _OTHERS.search(spaced(text)) is not None or _OTHERS.search(text) is not None
     if kind is ErrorType.STATED:
-        return _of_statement(words, unclear=in_group and others)
+        return _of_statement(words, unclear=in_vain or (place.group and others))
     if kind is ErrorType.SERVICE:
         return Blame.UNCLEAR if _ADDRESS.search(words) else Blame.OWN
     if kind is ErrorType.HTTP:
         return Blame.OWN if _WEB.search(words) and not _ADDRESS.search(words) else Blame.UNCLEAR
     bare = words.strip().rstrip(":") == name
-    if kind is ErrorType.SYSTEM and (bare or _ERRNO.search(words) or _PLACE.search(words)):
+    if kind is ErrorType.SYSTEM and not in_vain and (bare or _ERRNO.search(words) or _PLACE.search(words)):  # fmt: skip
         return Blame.UNCLEAR if bare else Blame.OWN
-    return _of_library(words, shared=kind is ErrorType.SHARED or others or in_group or in_unknown)
+    unforeseen = place.own_raise and (in_vain or not _OF_ITS_DATA.search(words))
+    shared = kind is ErrorType.SHARED or others or place.group or place.unknown
+    return _of_library(words, shared=shared or unforeseen)
 
 
 def _of_statement(words: str, *, unclear: bool) -> Blame:
@@ -130,7 +161,18 @@ def _of_library(words: str, *, shared: bool) -> Blame:
         return Blame.PEER
     if _REASON.search(words):
         return Blame.OWN
+    status = _STATUS.match(words)
+    if status is not None and status["code"] not in _STATUS_OF_PROGRAM:
+        return Blame.UNCLEAR
     return Blame.UNCLEAR if shared or _NO_REASON.search(words) else Blame.OWN
+
+
+def waited_on_device(lines: Sequence[str], start: int, words: str) -> bool:
+    """Whether a kernel ended itself because another rank did not come: a library says so before the error that CUDA then has for it."""
+    trapped = _TRAPPED.search(words) is not None
+    return trapped and any(
+        _DEVICE_WAIT.search(line) for line in lines[max(0, start - BEFORE) : start]
+    )
 
 
 def accuses_others(line: str) -> bool:

@@ -19,6 +19,7 @@ from mldebug.diagnosis.exits.words.blame import (
     accuses_others,
     blame_of,
     blame_of_chain,
+    waited_on_device,
 )
 from mldebug.diagnosis.exits.words.error_text import (
     BEFORE,
@@ -34,8 +35,15 @@ from mldebug.diagnosis.exits.words.quotes import (
     quoted_lines,
     quotes_in,
 )
-from mldebug.diagnosis.exits.words.raised_in import in_group_code, in_unknown_package
-from mldebug.diagnosis.exits.words.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
+from mldebug.diagnosis.exits.words.raised_in import raised_in
+from mldebug.diagnosis.exits.words.tracebacks import (
+    MAX_AFTER,
+    Cause,
+    Traceback,
+    find_tracebacks,
+    is_whole,
+    went_on,
+)
 
 _FATAL = re.compile(
     r"(?:^|[\s\]>|])(?P<text>Fatal Python error: .*|terminate called after throwing an instance of .*|what\(\): +.*)$"
@@ -114,6 +122,8 @@ def last_error(
         itself = shared or quote_of(lines, last) is not None
         before = None if itself else _just_before(lines, found, last)
         error = _error_at(lines, last, source, before)
+    if shared and not error.blames_peer and not is_whole(lines, last):
+        error = msgspec.structs.replace(error, unclear=True)  # nobody's, and torn
     copies = sum(line.rstrip().endswith(last.error) for line in lines)
     caught = went_on(after) > (OTHERS_WRITE if shared else 0)
     return msgspec.structs.replace(
@@ -142,22 +152,19 @@ def _error_at(
 ) -> RankError:
     """The error of a traceback. `before`: another one, right before it, after which this one may be no more than cleaning up."""
     error = with_cause(safe_line(found.error, 300), lines, found.end)
-    texts = [(whole_error(lines, one.at, one.error), one.explicit) for one in found.causes]
-    if not texts and before is not None:
-        texts = [(whole_error(lines, before.end, before.error), False)]
-    own = blame_of(
-        f"{whole_error(lines, found.end, found.error)}\n{error}",
-        in_group=in_group_code(lines, found),
-        in_unknown=in_unknown_package(lines, found),
-    )
-    blame, began = _began(texts, own)
+    causes = found.causes
+    if not causes and before is not None:
+        causes = (Cause(before.start, before.end, before.error, explicit=False),)
+    words = whole_error(lines, found.end, found.error)
+    own = blame_of(f"{words}\n{error}", raised_in(lines, found.start, found.end))
+    own = Blame.PEER if own is Blame.OWN and waited_on_device(lines, found.start, words) else own
+    blame, began = _began(lines, causes, own)
+    accuser = words
     if began is not None:
-        cause = found.causes[began] if found.causes else before
-        if cause is not None:
-            at = cause.end if isinstance(cause, Traceback) else cause.at
-            error = f"{error[:160]} … after {with_cause(safe_line(cause.error, 300), lines, at)}"
+        cause = causes[began]
+        accuser = whole_error(lines, cause.at, cause.error)
+        error = f"{error[:160]} … after {with_cause(safe_line(cause.error, 300), lines, cause.at)}"
     traceback = lines[max(found.start, found.end - MAX_LINES) : found.end + 1]
-    accuser = texts[began][0] if began is not None else whole_error(lines, found.end, found.error)
     return RankError(
         error=error,
         lines=tuple(safe_line(line, 400) for line in traceback),
@@ -170,15 +177,18 @@ def _error_at(
     )
 
 
-def _began(causes: Sequence[tuple[str, bool]], own: Blame) -> tuple[Blame, int | None]:
-    """Whose failure a chain tells of, and which of `causes` (text, explicit) says so; None where it is the last exception, of blame `own`."""
+def _began(lines: Sequence[str], causes: Sequence[Cause], own: Blame) -> tuple[Blame, int | None]:
+    """Whose failure a chain tells of, and which of `causes` says so; None where it is the last exception, of blame `own`."""
     if not causes:
         return own, None
-    blame, began = blame_of(causes[0][0]), 0
-    for at, (_, explicit) in enumerate(causes):
-        following = blame_of(causes[at + 1][0]) if at + 1 < len(causes) else own
-        blame = blame_of_chain(blame, following, explicit=explicit)
-    return blame, None if blame is own else began
+    blames = [
+        blame_of(whole_error(lines, one.at, one.error), raised_in(lines, one.start, one.at))
+        for one in causes
+    ]
+    blame = blames[0]
+    for cause, following in zip(causes, (*blames[1:], own), strict=True):
+        blame = blame_of_chain(blame, following, explicit=cause.explicit)
+    return blame, None if blame is own else 0
 
 
 def _accused(blame: Blame, words: str, lines: Sequence[str], start: int) -> Accusation | None:

@@ -30,6 +30,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
         r"PytorchStreamWriter failed|PytorchStreamReader failed|unable to (?:open|mmap|write to) (?:file|shared memory)|doesn't match the broadcast shape",
         r"Expected to have finished reduction in the prior iteration|CUBLAS_STATUS_|CUDNN_STATUS_|CUSOLVER_STATUS_",
     ),
+    "NPU": (r"\b(?:aicore|aivec|aicpu|vector core) (?:error )?exception|\bEI0001\b|\bEJ0001\b",),
     "memory": (
         r"DefaultCPUAllocator: (?:can't|not enough memory)|RESOURCE_EXHAUSTED: (?:Out of memory|.{0,80}allocat)|(?:CUDA|HIP|XPU) out of memory",
     ),
@@ -39,7 +40,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
 
 # What only passes on that others failed: the reason stands above, elsewhere, or in the quote that follows
 RELAYED: tuple[str, ...] = (
-    r"Worker failed with error|stack trace \(?above\)? for the root cause|See root cause above|Engine core initialization failed",  # vLLM
+    r"Worker failed with error|stack trace (?:\(?above\)? )?for the root cause|See root cause above|Engine core initialization failed",  # vLLM
     r"\bOn WorkerInfo\(id=\d|A remote actor call has failed|ray::[\w.<>]{1,200}\(\) ?\(pid=|inspect the previous error messages for a cause",
     r"\bprocess \d{1,7} terminated with (?:the following error|exit code|signal)|-- Process \d{1,7} terminated",
 )
@@ -120,7 +121,7 @@ PEER: Mapping[str, tuple[str, ...]] = {
     ),
     "HCCL": (
         # Ascend's collectives: the error codes of a wait and of a socket that time out
-        r"HCCL.{0,60}time ?(?:d )?out|\bEI000[26]\b|notify (?:wait|register).{0,40}time ?s? ?out",
+        r"HCCL.{0,60}time ?(?:d )?out|\bEI00(?:0[26]|15)\b|notify (?:wait|register).{0,40}time ?s? ?out|stuck notify num|socket times out",
     ),
     "TensorFlow": (
         r"Collective ops is aborted by|worker/replica:\d{1,7}/task:\d{1,7}.{0,80}(?:is down|unavailable|restarted)",
@@ -154,6 +155,9 @@ UNCLEAR: tuple[str, ...] = (
     r"Could not acquire GIL within \d+ ms on exit",
     r"Invalid access of peer GPU memory|external entity outside of CUDA|error external to the process|driver shutting down|context is destroyed",
 )
+
+# Printed by a kernel that waits for another GPU, before it traps
+DEVICE_WAIT = r"\bDeepEP timeout\b|\btimeout check failed\b|\btimeout for (?:dispatch|combine)\b|\bnvshmem.{0,80}\btim(?:ed|e)[ -]?out\b|\b(?:barrier|signal|flag|peer).{0,40}\btim(?:ed|e)[ -]?out\b"
 
 # In an error of general type: words that may be about somebody else
 OTHERS: tuple[str, ...] = (

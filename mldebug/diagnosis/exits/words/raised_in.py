@@ -1,14 +1,13 @@
-"""Whether an exception was raised in code through which ranks talk to each other: by its innermost frame. Pure.
+"""Where an exception was raised, by its innermost frame: in code through which ranks talk to each other, or by the job's own `raise`. Pure.
 
 There an error of general type may tell of anybody, whatever its words. So it is in an installed package that is not known to compute
 only: it may talk to a server or to other ranks. The innermost frame counts, and where it calls into native
-code the call in its line of source: `comm.Allreduce(a, b)`.
+code the call in its line of source: `comm.Allreduce(a, b)`, `future.result()`.
 """
 
 import re
 from collections.abc import Sequence
-
-from mldebug.diagnosis.exits.words.tracebacks import Traceback
+from typing import NamedTuple
 
 _CODE = re.compile(
     r"(?:/|File \")(?:torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives|rendezvous|rpc/|elastic/|checkpoint/(?:utils|_async\w*)|_symmetric_memory|collective_utils)"
@@ -33,26 +32,37 @@ _CALL = re.compile(
     r"|init_process_group|wait_at_barrier|isend|irecv|TCPStore|ray\.get|blocking_key_value_get)\(",
     re.IGNORECASE,
 )
-_RAISED = re.compile(r"\s*(?:raise|assert)\b")
+# In the job's own code: a call of something that somebody else has to end
+_AWAITS = re.compile(
+    r"\.(?:wait|result|join|recv\w{0,12}|send\w{0,12}|sync\w{0,12}|exchange|rendezvous|connect)\("
+)
+_RAISED = re.compile(r"\W{0,40}(?:raise|assert)\b")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/lib64/python\d")
 
 
-def in_group_code(lines: Sequence[str], found: Traceback) -> bool:
-    """Whether the innermost frame of a traceback is in communication code, or calls it."""
-    at = _innermost(lines, found)
+class RaisedIn(NamedTuple):
+    """Where an exception was raised. `group`: in communication code, or in a call of it; `unknown`: in an installed package of which nothing
+    is known; `own_raise`: by a `raise` in the job's own code, whose words nobody can foresee."""
+
+    group: bool = False
+    unknown: bool = False
+    own_raise: bool = False
+
+
+NOWHERE = RaisedIn()
+
+
+def raised_in(lines: Sequence[str], start: int, end: int) -> RaisedIn:
+    """Where the exception was raised whose traceback begins in `lines[start]` and whose error stands in `lines[end]`."""
+    at = next((at for at in range(end - 1, start, -1) if 'File "' in lines[at]), None)
     if at is None:
-        return False
-    if _CODE.search(lines[at]):
-        return True
-    source = lines[at + 1] if at + 1 < found.end else ""
-    return _CALL.search(source) is not None and not _RAISED.match(source)
-
-
-def in_unknown_package(lines: Sequence[str], found: Traceback) -> bool:
-    """Whether the innermost frame lies in an installed package of which nothing is known."""
-    at = _innermost(lines, found)
-    return at is not None and _OF_UNKNOWN.search(lines[at]) is not None
-
-
-def _innermost(lines: Sequence[str], found: Traceback) -> int | None:
-    frames = [at for at in range(found.start, found.end) if 'File "' in lines[at]]
-    return frames[-1] if frames else None
+        return NOWHERE
+    source = lines[at + 1] if at + 1 < end else ""
+    raised = _RAISED.match(source) is not None
+    installed = _INSTALLED.search(lines[at]) is not None
+    called = not raised and bool(_CALL.search(source) or (not installed and _AWAITS.search(source)))
+    return RaisedIn(
+        group=called or _CODE.search(lines[at]) is not None,
+        unknown=_OF_UNKNOWN.search(lines[at]) is not None,
+        own_raise=raised and not installed,
+    )

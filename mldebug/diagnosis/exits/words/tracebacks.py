@@ -20,6 +20,8 @@ _WENT_ON = re.compile(
     r"|(?:step|iter(?:ation)?|epoch)\W{1,3}\d)",
     re.IGNORECASE,
 )
+_AN_ERROR = re.compile(r"\s{0,8}[A-Za-z_][\w.]{0,120}(?:Error|Exception): ")
+ABOVE = 12  # lines before a traceback in which an error may stand that quotes it
 MAX_DEPTH = 400  # lines of one traceback
 MAX_AFTER = 200  # lines: what is further from the end is no last word, however long a buffer may be
 
@@ -27,6 +29,7 @@ MAX_AFTER = 200  # lines: what is further from the end is no last word, however 
 class Cause(NamedTuple):
     """An earlier exception of a chain. `explicit`: the next one was raised from it, and not only while it was handled."""
 
+    start: int  # the line where its traceback begins
     at: int  # the line of its error
     error: str
     explicit: bool
@@ -54,10 +57,21 @@ def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
         explicit = _chained(lines[found[-1].end : start]) if found else None
         if explicit is not None:
             before = found.pop()
-            cause = Cause(before.end, before.error, explicit)
+            cause = Cause(before.start, before.end, before.error, explicit)
             one = one._replace(causes=(*before.causes, cause))
         found.append(one)
     return found
+
+
+def is_whole(lines: Sequence[str], found: Traceback) -> bool:
+    """Whether a traceback stands in one piece, without lines of other ranks, and no other one right before it of which it may be a part."""
+    prefix = _prefix(lines, found.start)
+    inside = (_without(line, prefix).rstrip() for line in lines[found.start + 1 : found.end])
+    begins = found.causes[0].start if found.causes else found.start
+    above = lines[max(0, begins - ABOVE) : begins]
+    return all(not text or text.startswith(_INSIDE) for text in inside) and not any(
+        _AN_ERROR.match(line) or _HEADER.search(line) for line in above
+    )
 
 
 def went_on(lines: Iterable[str]) -> int:
