@@ -10,6 +10,7 @@ from mldebug.hardware.health.model import ComponentHealth
 from mldebug.hardware.host_memory.state import NodeMemory
 from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug.hardware.kernel_log.counts import KernelCounts
+from mldebug.hardware.ports.state import NodePorts
 from mldebug.jobs.known_issues.match import KnownIssue
 from mldebug.jobs.logs.records import LogCounts, StepTimes
 from mldebug.jobs.schedulers.model import Orphan, SchedulerState
@@ -122,6 +123,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     checkpoint_series: tuple[SeriesState, ...] = msgspec.field(default=(), name="saves")
     # by code: looks at checkpoints that were not whole, and why; "save_troubles" in JSON
     checkpoint_troubles: dict[str, int] = msgspec.field(default_factory=dict, name="save_troubles")
+    ports: NodePorts | None = None  # None: not looked at yet, or the look failed
     health: tuple[ComponentHealth, ...] = ()  # by component and GPU; empty: not looked at yet
     storage: StorageState | None = None  # None: not looked at yet
     schedulers: tuple[SchedulerState, ...] = ()  # of the configuration

@@ -15,6 +15,7 @@ from mldebug_agents.alerts.action_runner.runner import ActionRunner
 from mldebug_agents.alerts.notifier import AlertNotifier
 from mldebug_agents.hardware.host_memory.monitor import HostMemoryMonitor
 from mldebug_agents.hardware.monitor import HardwareMonitor
+from mldebug_agents.hardware.ports.monitor import PortMonitor
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
 from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
@@ -49,6 +50,7 @@ class Monitors:
     storage: StorageMonitor
     checkpoints: CheckpointMonitor
     memory: HostMemoryMonitor
+    ports: PortMonitor
     schedulers: SchedulerMonitor
     probes: ProbeHistoryMonitor
 
@@ -68,6 +70,7 @@ class Monitors:
             self.storage.tick(list(state.jobs.values()), self.checkpoints.places(state.runs))
         self.checkpoints.tick(state.runs, state.found, state.config.checkpoints)
         self.memory.tick(state.runs, state.config.memory)
+        self.ports.tick(state.found.programs, state.config.health.thresholds)
         self.schedulers.tick()
         self.probes.tick()
 
@@ -83,6 +86,8 @@ class Monitors:
             self.checkpoints.on_result(result, state.runs)
         elif result.worker == self.memory.worker.name:
             self.memory.on_result(result)
+        elif result.worker == self.ports.worker.name:
+            self.ports.on_result(result)
         else:
             others = (self.notifier, self.actions, self.schedulers, self.probes)
             return any(other.on_result(result) for other in others)
@@ -106,6 +111,7 @@ class Monitors:
             self.checkpoints,
             self.memory,
             self.hardware,
+            self.ports,
             self.storage,
             self.schedulers,
             self.probes,

@@ -42,6 +42,7 @@ from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, Verb, pe
 from mldebug_agents.hardware.gpu.controller import gpu_verbs
 from mldebug_agents.hardware.host_memory.monitor import HostMemoryMonitor
 from mldebug_agents.hardware.monitor import HardwareMonitor
+from mldebug_agents.hardware.ports.monitor import PortMonitor
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
 from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
@@ -165,6 +166,7 @@ def _monitors(
         storage=StorageMonitor.of(context, tools.filesystem_probe, store, inbox),
         checkpoints=CheckpointMonitor(context, store, inbox, config.checkpoints),
         memory=HostMemoryMonitor(context, inbox),
+        ports=PortMonitor(context, inbox),
         schedulers=SchedulerMonitor(config, context, inbox),
         probes=ProbeHistoryMonitor(config.agent.state_dir, context.reader, inbox),
     )

@@ -64,6 +64,7 @@ COMPONENTS = (
     "kernel",
     "memory",
     "network",
+    "ports",
     "storage",
 )
 

@@ -63,6 +63,13 @@ class Thresholds(Section, frozen=True, kw_only=True):
     link_flaps: Count = _shipped("link_flaps")
     disk_errors: Count = _shipped("disk_errors")
     gpu_ras_corrected: Count = _shipped("gpu_ras_corrected")
+    port_symbol_errors_per_second: Rate = _shipped("port_symbol_errors_per_second")
+    port_receive_errors_per_second: Rate = _shipped("port_receive_errors_per_second")
+    port_recoveries_per_second: Rate = _shipped("port_recoveries_per_second")
+    port_drops_per_second: Rate = _shipped("port_drops_per_second")
+    port_retransmits_per_second: Rate = _shipped("port_retransmits_per_second")
+    port_timeouts_per_second: Rate = _shipped("port_timeouts_per_second")
+    port_slow_restarts_per_second: Rate = _shipped("port_slow_restarts_per_second")
 
 
 def shipped() -> Thresholds:

@@ -19,7 +19,8 @@ from mldebug.jobs.known_issues.model import (
 from mldebug.jobs.known_issues.nccl_log import NcclLogFacts
 
 RULES: tuple[IssueRule, ...] = (*version_rules.RULES, *setting_rules.RULES, *log_rules.RULES)
-SETTINGS = tuple(sorted({name for rule in RULES for name in rule.reads}))
+HCA = "NCCL_IB_HCA"  # which ports NCCL may use
+SETTINGS = tuple(sorted({HCA} | {name for rule in RULES for name in rule.reads}))
 """The allow-list: of an environment nothing else is kept."""
 MAX_VALUE = 80  # characters of a setting
 MAX_MESSAGE = 400
@@ -99,16 +100,17 @@ def _alike(
     """The facts of each group of ranks that have the same versions and settings, and the ranks of that group."""
     groups: dict[tuple[Software, tuple[tuple[str, str], ...], int], list[int]] = {}
     for one in ran:
-        same = (one.software, tuple(sorted(one.settings.items())), one.cores)
+        given = {name: value for name, value in one.settings.items() if name != HCA}  # a rank's own
+        same = (one.software, tuple(sorted(given.items())), one.cores)
         groups.setdefault(same, []).append(one.rank)
     sizes = [rank.local_world_size for rank in job.ranks if rank.local_world_size]
     here = max(sizes, default=len(job.ranks) + len(job.lost))  # some may not be seen, or not yet
-    for (software, given, cores), ranks in groups.items():
+    for (software, settings, cores), ranks in groups.items():
         facts = JobFacts(
             torch=parse_version(software.torch),
             nccl=_nccl(software, nccl_log),
             rocm=software.rocm,
-            settings=dict(given),
+            settings=dict(settings),
             cores=cores,
             several_ranks=job.world_size > 1,
             several_nodes=job.world_size > here,

@@ -48,6 +48,7 @@ ALLOWED: dict[str, str] = {
     "hardware/gpu/holders.py": KERNEL,
     "hardware/gpu/reads.py": KERNEL,
     "hardware/kernel_log.py": KERNEL,
+    "hardware/ports/reader.py": KERNEL,
     "incidents/exits/kernel_deaths.py": KERNEL,
     "agent/loop.py": OWN,
     "jobs/hook/signals.py": KERNEL,

@@ -81,7 +81,7 @@ SECTIONS = {
 # rule says; the others have the older name that users' dashboards know, or are one of several of a subject
 METRICS = {
     "actions": "alerts", "agent": "agent", "checkpoints": "storage", "cluster": "cluster", "events": "alerts", "filesystems": "storage",
-    "gpus": "hardware", "health": "hardware", "hooks": "jobs", "incidents": "incidents", "kernellog": "hardware", "memory": "hardware",
+    "gpus": "hardware", "health": "hardware", "hooks": "jobs", "incidents": "incidents", "kernellog": "hardware", "memory": "hardware", "ports": "hardware",
     "probes": "probes", "rank_gpus": "hardware", "runs": "watch", "scheduler": "jobs", "traces": "capture", "traps": "jobs", "trees": "storage", "writers": "storage",
 }  # fmt: skip
 NO_METRICS = {
@@ -94,7 +94,7 @@ PAGES = {
     "across-nodes": "cluster", "actions": "alerts", "checkpoints": "storage", "commands": "cli", "field-cases": "diagnosis",
     "flight-recorder": "capture", "flight-recorder-collection": "capture", "gpus": "hardware", "hook": "jobs", "host-memory": "hardware",
     "kernel-log": "hardware", "known-traps": "jobs", "metrics": "exporters", "nccl-ras": "capture", "notifications": "alerts",
-    "probes": "probes", "scheduler": "jobs", "settings": "config", "storage": "storage", "storage-trees": "storage",
+    "ports": "hardware", "probes": "probes", "scheduler": "jobs", "settings": "config", "storage": "storage", "storage-trees": "storage",
     "support-bundle": "support", "trace": "capture", "trace-reading": "capture", "training-helpers": "training",
     "troubleshooting": "support", "verdicts": "diagnosis", "web": "web",
 }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Ports of the network, read from /sys."""

@@ -1,0 +1,105 @@
+"""Reads the network ports of this node from /sys/class/infiniband and /sys/class/net. Runs in a worker thread.
+
+Folders are listed here, files are read through the reader child: of an adapter whose firmware is dead a counter may not come back for a
+minute. Of network interfaces only those of PCI and virtio devices count: no bridges, no pairs of containers, no USB, no wireless, and no
+virtual functions, which come and go with pods.
+"""
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from mldebug.core.model import Gap
+from mldebug.hardware.ports.parse import PortPlace, PortReading, parse_port
+from mldebug.hardware.ports.state import NodePorts, PortWatch, used_by
+from mldebug_agents.system.host import Failure, Host, Paths
+
+MAX_DEVICES, MAX_PORTS, MAX_NETS = 64, 4, 128
+MAX_FILE = 256  # bytes of one file
+TIMEOUT = 5.0  # seconds for all files
+WAY_OUT = "see dmesg for the adapter: its firmware may be dead"
+NOT_FOR_JOBS = ("wireless", "phy80211", "device/physfn")
+
+
+class PortOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What to read. `wanted`: values of NCCL_IB_HCA of the jobs here; `flap_window`: seconds for which a flap counts."""
+
+    wanted: tuple[str, ...] = ()
+    flap_window: float = 7200.0
+
+
+class PortReader:
+    """Reads all ports and follows them. `steady`: monotonic seconds."""
+
+    def __init__(self, host: Host, reader: Paths, steady: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
+        self._host, self._reader, self._steady = host, reader, steady
+        self._watch = PortWatch()
+
+    def look(self, order: PortOrder) -> NodePorts:
+        """Read each port once. A port with a file that did not answer in time is left as it was, and is a gap."""
+        readings, silent = self.read()
+        states = self._watch.take(readings, self._steady(), order.flap_window, silent)
+        gaps = tuple(Gap(what=f"port {name}", reason=why, way_out=WAY_OUT) for name, why in silent.items())  # fmt: skip
+        return NodePorts(at=self._host.clock(), ports=used_by(states, order.wanted), gaps=gaps)
+
+    def read(self) -> tuple[list[PortReading], dict[str, str]]:
+        """Every port as it is now; and the names of those that did not answer, with the reason."""
+        places = list(port_places(self._host.root))
+        paths = [path for place in places for path in place.files()]
+        read = self._reader.read_many(paths, max_bytes=MAX_FILE, timeout=TIMEOUT)
+        texts = {path: data.decode(errors="replace") for path, data in read.items() if isinstance(data, bytes)}  # fmt: skip
+        found: list[PortReading] = []
+        silent: dict[str, str] = {}
+        for place in places:
+            why = _no_answer({path: read[path] for path in place.files()})
+            if why:
+                silent[place.name] = why
+            elif (one := parse_port(place, texts)) is not None:
+                found.append(one)
+        return found, silent
+
+
+def _no_answer(read: Mapping[str, bytes | Failure]) -> str:
+    """Why a port is to be read later: a file of it hangs, or there was no time for it; else ""."""
+    for path, one in read.items():
+        if not isinstance(one, bytes) and (one.stuck or one.errno == errno.EAGAIN):
+            return f"{path}: {one.reason}"
+    return ""
+
+
+def port_places(root: str) -> Iterator[PortPlace]:
+    """Where the ports of this node lie, RDMA ports first."""
+    devices = f"{root}/sys/class/infiniband"
+    of_net: dict[str, str] = {}
+    for device in _names(devices)[:MAX_DEVICES]:
+        folder = f"{devices}/{device}"
+        own = _names(f"{folder}/device/net")
+        for port in _names(f"{folder}/ports")[:MAX_PORTS]:
+            name = f"{device}/{port}"
+            netdev = own[0] if len(own) == 1 else ""
+            of_net |= dict.fromkeys(own, name)
+            yield PortPlace(name=name, folder=f"{folder}/ports/{port}", device=folder, netdev=netdev)  # fmt: skip
+    nets = f"{root}/sys/class/net"
+    for name in _names(nets)[:MAX_NETS]:
+        if _for_jobs(f"{nets}/{name}"):
+            yield PortPlace(name=name, folder=f"{nets}/{name}", rdma=of_net.get(name, ""))
+
+
+def _for_jobs(folder: str) -> bool:
+    """Whether a network interface is a port of its own. InfiniBand's (type 32) are counted as RDMA ports."""
+    if not os.path.lexists(f"{folder}/device") or "/usb" in os.path.realpath(f"{folder}/device"):
+        return False
+    with contextlib.suppress(OSError), open(f"{folder}/type") as file:
+        if file.read(8).strip() != "1":
+            return False
+    return not any(os.path.lexists(f"{folder}/{name}") for name in NOT_FOR_JOBS)
+
+
+def _names(folder: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir(folder))
+    return []
