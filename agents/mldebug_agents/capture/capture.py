@@ -11,14 +11,11 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from posixpath import dirname
 from typing import Protocol
 
 import msgspec
 
 from mldebug import __version__
-from mldebug.capture.frames import principal
-from mldebug.capture.movement import movement
 from mldebug.core.model import (
     FlightRecord,
     Gap,
@@ -26,29 +23,25 @@ from mldebug.core.model import (
     LockHolder,
     LogTail,
     NodeCapture,
-    OpenFile,
     ProcessCapture,
     ProcessState,
     RankCapture,
     RankIdentity,
     Remark,
-    ThreadState,
 )
 from mldebug.core.redact import clean
-from mldebug.diagnosis.classify.kernel_state import held_by_profiler, tracer_words
 from mldebug_agents.capture.nccl_ras.child import RasReply
 from mldebug_agents.capture.nccl_ras.client import DEADLINE as RAS_TIMEOUT
 from mldebug_agents.capture.nccl_ras.client import RasBackgroundQuery
-from mldebug_agents.capture.stacks.blocked_call import blocked_on, source_line, thread_of
+from mldebug_agents.capture.process_captures import ProcessCaptures
 from mldebug_agents.capture.stacks.native import NativeStacks
-from mldebug_agents.capture.stacks.pyspy import CLOSED, FORBIDDEN, Dump, PySpy
-from mldebug_agents.capture.stacks.pystack import find_pystack, second_opinion
+from mldebug_agents.capture.stacks.pyspy import PySpy
 from mldebug_agents.capture.stacks.sampling import DUMP_TIMEOUT, CaptureTarget, Sampling
 from mldebug_agents.jobs.hook.flight_recorder import HookFlightRecords
 from mldebug_agents.jobs.hook.records import read_hook_summaries
 from mldebug_agents.jobs.logs.tail import log_of, read_log
 from mldebug_agents.jobs.ranks.discovery import RankChild
-from mldebug_agents.system.file_locks import FileLocks, command_of
+from mldebug_agents.system.file_locks import FileLocks
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader, Unreadable
 
@@ -56,7 +49,6 @@ log = logging.getLogger("mldebug")
 
 MAX_CHILDREN = 64
 DEFECT = "report it as a defect of mldebug"
-LINK_TIMEOUT = 1.0  # seconds
 FLIGHT_TIMEOUT = 2.0  # seconds for the Flight Recorders of all ranks
 
 
@@ -211,16 +203,18 @@ class _Session:
         self.job = job
         self.started = started
         self.gaps: list[Gap] = []
-        self._hung: dict[tuple[str, str], Unreadable] = {}  # by mount namespace and folder
         self.flights: dict[int, FlightRecord] = {}
         self.targets = list(self._targets(job.ranks, children))
         processes = {
             target.pid: LockHolder(pid=target.pid, rank=target.rank, child=target.kind != "rank")
             for target in self.targets
         }
-        self.locks = FileLocks(capturer.host, capturer.reader, processes)
         self.sampling = Sampling(
             capturer.host, capturer.pyspy, self.targets, self.left, capturer.sleep
+        )
+        locks = FileLocks(capturer.host, capturer.reader, processes)
+        self.processes = ProcessCaptures(
+            capturer.host, capturer.reader, capturer.pyspy, self.sampling, locks
         )
         self.hook_summaries, refused = read_hook_summaries(
             capturer.host, capturer.reader, job.ranks
@@ -263,7 +257,8 @@ class _Session:
         self, taken_at: float, quiet: float, remarks: tuple[Remark, ...], gaps: tuple[Gap, ...]
     ) -> NodeCapture:
         """Join the parts; the log tails and source lines are read here."""
-        processes = {target.pid: self._process(target) for target in self.targets}
+        processes = {target.pid: self.processes.of(target) for target in self.targets}
+        self.gaps.extend(self.processes.gaps)
         ranks = tuple(self._rank(identity, processes) for identity in self.job.ranks)
         return NodeCapture(
             node=self.c.node,
@@ -288,91 +283,6 @@ class _Session:
         return tuple(
             remark for remark in remarks if not remark.pids or mine.intersection(remark.pids)
         )
-
-    def _process(self, target: CaptureTarget) -> ProcessCapture:
-        state, dump = self.sampling.states[target.pid], self.sampling.dumps.get(target.pid, Dump())
-        dump = self._second_opinion(target, dump)
-        self._note_failure(target, state, dump)
-        stack = principal(dump.stacks, target.pid)
-        training = thread_of(state, stack.tid if stack else None) if state else None
-        return ProcessCapture(
-            pid=target.pid,
-            name=target.name or (state.name if state else ""),
-            kind=target.kind,
-            python=target.python and not dump.not_python,
-            state=state,
-            stacks=dump.stacks,
-            by_hook=bool(dump.instead),
-            movement=movement(target.pid, self.sampling.samples.get(target.pid, [])),
-            source_line=source_line(self.c.host, self.c.reader, state, dump.stacks),
-            blocked_on=self._blocked_on(state, training),
-            lock=self.locks.wait_of(state, training),
-            command=self._command(target, state),
-        )
-
-    def _command(self, target: CaptureTarget, state: ProcessState | None) -> str:
-        """What a child that is no Python runs: nothing else tells what its rank waits for."""
-        if state is None or target.kind == "rank" or target.python:
-            return ""
-        return command_of(self.c.host, self.c.reader, target.pid)
-
-    def _second_opinion(self, target: CaptureTarget, dump: Dump) -> Dump:
-        """Where py-spy could not read a living Python process for another reason than rights: ask pystack."""
-        if not dump.failure or dump.not_python or dump.gone or dump.failure in (FORBIDDEN, CLOSED):
-            return dump
-        stacks = second_opinion(self.c.pyspy.starter, find_pystack(), target.pid, DUMP_TIMEOUT)
-        if not stacks:
-            return dump
-        self._gap(
-            "py-spy stack", f"{dump.failure}; the stack shown is pystack's", target, dump.way_out
-        )
-        return Dump(stacks=stacks)
-
-    def _note_failure(self, target: CaptureTarget, state: ProcessState | None, dump: Dump) -> None:
-        if state is not None and held_by_profiler(state):
-            self._gap("kernel state", f"held by {tracer_words(state)} all the while", target)
-        what = (
-            "Python stack"
-            if target.kind == "rank"
-            else f"Python stack of {target.kind} {target.pid}"
-        )
-        if state is None:
-            self._gap(what, "it exited before it was captured", target)
-        elif state.state in "ZX" and target.kind == "rank":
-            self._gap(
-                what, "it is a zombie: the process has ended, its parent has not reaped it", target
-            )
-        elif dump.failure and not (dump.not_python and target.kind != "rank"):
-            self._gap(what, dump.failure, target, dump.way_out)
-        elif dump.instead:
-            self._gap("py-spy stack", f"{dump.instead}; the stack shown is the hook's", target)
-
-    def _gap(self, what: str, reason: str, target: CaptureTarget, way_out: str = "") -> None:
-        self.gaps.append(
-            Gap(what=what, reason=reason, rank=target.rank, pid=target.pid, way_out=way_out)
-        )
-
-    def _blocked_on(
-        self, state: ProcessState | None, thread: ThreadState | None
-    ) -> OpenFile | None:
-        host, tid = self.c.host, thread.tid if thread else None
-        return blocked_on(state, self._memory, host.mount_at, host.link, self._is_link, tid)
-
-    def _is_link(self, pid: int, path: str) -> bool | Unreadable:
-        """Of many ranks that are blocked in one folder only the first costs a reader that hangs."""
-        where = self.c.host.link(pid, "ns/mnt"), dirname(path)
-        if where in self._hung:
-            return self._hung[where]
-        rights = self.c.host.rights.now(pid)
-        path = f"{self.c.host.root_of(pid)}{path}"
-        answer = self.c.reader.is_link(path, rights=rights, timeout=LINK_TIMEOUT)
-        if isinstance(answer, Unreadable) and answer.stuck:
-            self._hung[where] = answer
-        return answer
-
-    def _memory(self, pid: int, address: int, size: int) -> bytes:
-        data = self.c.reader.read_memory(pid, address, max_bytes=size)
-        return b"" if isinstance(data, Unreadable) else data
 
     def _rank(self, identity: RankIdentity, processes: dict[int, ProcessCapture]) -> RankCapture:
         mine = [

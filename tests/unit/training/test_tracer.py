@@ -38,8 +38,8 @@ def run(
     paths = [AGENTS, str(folder)]
     if writer == "native":
         paths.insert(0, str(native_folder(interpreter)))
-    told = f"NATIVE = {writer == 'native'}\nfrom mldebug_training.tracing.trace import *\n"
-    (folder / "job.py").write_text(told + textwrap.dedent(code))
+    head = f"NATIVE = {writer == 'native'}\nfrom mldebug_training.trace import *\n"
+    (folder / "job.py").write_text(head + textwrap.dedent(code))
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": ":".join(paths), **more}
     return subprocess.run(
         [interpreter, "job.py"], env=env, cwd=folder, capture_output=True, text=True,
