@@ -228,6 +228,18 @@ def _exits(data: Found) -> Iterator[str]:
     yield from (f"- {name}: {cell(one.get('summary') or one.get('error') or '')}" for name, one in data.items())  # fmt: skip
 
 
+def _frameworks(data: Found) -> Iterator[str]:
+    yield "Two agents beside two ranks. *Late*: after 60 s with the settings as shipped, after the timeout and 5 s with one."
+    yield ""
+    fields = ("result", "worried_after_s", "report_after_s", "late_s", "verdict", "named", "confidence", "summary")  # fmt: skip
+    rows = [
+        (name, agent, *(one.get(field) for field in fields))
+        for name, agents in data.items()
+        for agent, one in agents.items()
+    ]
+    yield from table(("framework: fault", "agent", *(field.replace("_", " ") for field in fields)), rows)  # fmt: skip
+
+
 def _seconds(row: Found) -> str:
     told = row.get("seconds_after_timeout")
     return "" if told is None else f"{told} s"
@@ -331,6 +343,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Found], Iterator[str]]]] = {
     "stepless": ("Jobs that tell no step", _stepless),
     "ways": ("Flight Recorders without the hook", _ways),
     "full": ("Full Flight Recorders without the hook", _full),
+    "frameworks": ("Hangs of frameworks that nobody touched", _frameworks),
     "xid": ("Xids", _xid),
     "xid13": ("An Xid of an application, made on purpose", _xid13),
     "release": ("Releasing the GPUs", _release),

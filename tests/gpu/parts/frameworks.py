@@ -1,0 +1,28 @@
+"""Lightning, the HF Trainer and FSDP2, as they are, hang in four ways on two GPUs: noticed when, and who was named.
+
+`MLDEBUG_GPU_FRAMEWORKS=lightning:worker,fsdp2:both` runs only those: twelve rows of up to two minutes are more than one call.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpu.untouched import rows
+
+WANTED = "MLDEBUG_GPU_FRAMEWORKS"
+SPAN = 505.0  # seconds for all of them; the last one ends within it
+
+
+def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
+    """Each row that was named, or all."""
+    names = [one for one in os.environ.get(WANTED, "").split(",") if one]
+    for name, told in rows(folder, names, SPAN, *options):
+        print(name, {agent: shown(one) for agent, one in told.items()}, flush=True)
+        yield name, told
+
+
+def shown(told: dict[str, Any]) -> str:
+    """A row in the log while it runs."""
+    keys = ("result", "worried_after_s", "report_after_s", "late_s", "verdict", "named")
+    return ", ".join(f"{key} {told[key]}" for key in keys if key in told)

@@ -1,0 +1,168 @@
+"""Frameworks' own trainings that hang, under two agents at once, one with the settings as shipped and one with a timeout of 15 s.
+
+What each row says: after how many seconds the agent was worried, after how many there was a report, and who was named.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpu import world
+from gpu.hanging import reports_of, run_of
+from processes.harness import wait_for
+from processes.incidents.watching import RunningAgent
+
+JOB = world.ROOT / "tests" / "jobs" / "untouched.py"
+CULPRIT = 1
+AFTER = 30.0  # seconds of training before the strike: then a steady job has a rhythm
+TIMEOUT = 15.0
+AGENTS = {"defaults": "{}", "timeout 15 s": "{timeout: 15s}"}
+PATIENCE = {"defaults": 90.0, "timeout 15 s": 60.0}  # seconds after the strike
+ALLOWED = {"defaults": 60.0, "timeout 15 s": TIMEOUT + 5.0}  # what is claimed of an inert culprit
+START = 120.0
+POLL = 0.5
+CALM = ("watching", "quiet", "ended")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A framework, and what strikes it. `nameless`: both ranks wait, so nobody is to be named."""
+
+    kind: str
+    fault: str
+    verdicts: tuple[str, ...]
+    nameless: bool = False
+
+    @property
+    def name(self) -> str:
+        """As a caller names it: `lightning:worker`."""
+        return f"{self.kind}:{self.fault}"
+
+
+STRUCK = {
+    "worker": ("dataloader_stalled",),
+    "sleep": ("rank_waiting",),
+    "blocked": ("rank_blocked_io", "rank_waiting"),
+    "both": ("collective_mismatch", "rank_waiting", "unknown"),
+}
+KINDS = ("lightning", "trainer", "fsdp2")
+ROWS = tuple(
+    Row(kind, fault, verdicts, nameless=fault == "both")
+    for fault, verdicts in STRUCK.items()
+    for kind in KINDS
+)
+
+
+def hung(folder: Path, row: Row, *options: str, after: float = AFTER) -> dict[str, dict[str, Any]]:
+    """Run it until both agents have a report, or are no longer waited for: by agent, what it said and when."""
+    job_options = (row.kind, "--fault", row.fault, "--after", str(after), *options)
+    with ExitStack() as stack:
+        agents = {
+            name: stack.enter_context(world.agent(folder, stall)) for name, stall in AGENTS.items()
+        }
+        job = stack.enter_context(world.job(folder, *job_options, script=JOB))
+        wait_for(f"the strike: {job.tail()}", lambda: job.alive() and job.struck_at(), START + after)  # fmt: skip
+        told = followed(agents, job)
+        struck = job.struck_at() or world.now()
+        return {name: judged(row, name, agents[name], job, told[name], struck) for name in agents}
+
+
+def followed(agents: Mapping[str, RunningAgent], job: world.Job) -> dict[str, dict[str, float]]:
+    """By agent, when it was worried and when it had a report: unix time."""
+    told: dict[str, dict[str, float]] = {name: {} for name in agents}
+    struck = job.struck_at() or world.now()
+    while any(_waits(name, told[name], struck) for name in agents):
+        for name, agent in agents.items():
+            snapshot = agent.snapshot()
+            run = run_of(snapshot, job) if snapshot else None
+            if run is not None and run.stage not in CALM:
+                told[name].setdefault("worried", world.now())
+            if reports_of(agent, job):
+                told[name].setdefault("report", world.now())
+        time.sleep(POLL)
+    return told
+
+
+def _waits(name: str, told: Mapping[str, float], struck: float) -> bool:
+    return "report" not in told and world.now() - struck < PATIENCE[name]
+
+
+def judged(
+    row: Row, name: str, agent: RunningAgent, job: world.Job, told: Mapping[str, float], struck: float
+) -> dict[str, Any]:  # fmt: skip
+    """One agent's half of a row."""
+    snapshot = agent.snapshot()
+    run = run_of(snapshot, job) if snapshot else None
+    times = {f"{key}_after_s": round(at - struck, 1) for key, at in told.items()}
+    found = reports_of(agent, job)
+    if not found:
+        return {"result": "NOT NOTICED", **times, "summary": f"{run.sentence}; {run.lives_by}" if run else "no run", "log": agent.log[-1500:]}  # fmt: skip
+    diagnosis = found[0]["diagnosis"]
+    named = [one.get("rank") for one in diagnosis["culprits"] or ()]
+    result = judge(row, diagnosis["verdict"], named)
+    late = round(told["report"] - struck - ALLOWED[name], 1)
+    return {
+        "result": result if told["report"] > struck else "TOO EARLY",
+        **times,
+        "late_s": late,
+        "verdict": diagnosis["verdict"],
+        "confidence": diagnosis["confidence"],
+        "named": named,
+        "summary": diagnosis["summary"],
+        "evidence": diagnosis["evidence"],
+        "reports": len(found),
+    }
+
+
+def judge(row: Row, verdict: str, named: Sequence[int | None]) -> str:
+    """right; right, unnamed; unknown; WRONG."""
+    if any(rank != CULPRIT for rank in named):
+        return "WRONG"
+    if verdict == "unknown" and not row.nameless:
+        return "unknown"
+    if verdict not in row.verdicts:
+        return "WRONG"
+    return "right" if named or row.nameless else "right, unnamed"
+
+
+def healthy(folder: Path, kind: str, seconds: float, *options: str) -> dict[str, Any]:
+    """A job that nothing strikes, beside both agents: the stages of its run, and the reports, of which there may be none."""
+    with ExitStack() as stack:
+        agents = {
+            name: stack.enter_context(world.agent(folder, stall)) for name, stall in AGENTS.items()
+        }
+        job = stack.enter_context(world.job(folder, kind, "--fault", "healthy", *options, script=JOB))  # fmt: skip
+        end, stages = time.monotonic() + seconds, {name: set[str]() for name in agents}
+        step: int | None = None
+        while time.monotonic() < end:
+            job.alive()
+            for name, agent in agents.items():
+                snapshot = agent.snapshot()
+                run = run_of(snapshot, job) if snapshot else None
+                stages[name] |= {run.stage} if run else set()
+                step = run.step if run and run.step is not None else step
+            time.sleep(POLL)
+        reports = {name: [one["diagnosis"]["summary"] for one in reports_of(agent, job)] for name, agent in agents.items()}  # fmt: skip
+    return {"seconds": seconds, "step": step, "stages": {name: sorted(one) for name, one in stages.items()}, "reports": reports}  # fmt: skip
+
+
+def rows(
+    folder: Path, names: Sequence[str], seconds: float, *options: str
+) -> Iterator[tuple[str, Any]]:
+    """One after the other, for as long as another may fit; what fails in one does not keep the others."""
+    end, longest = time.monotonic() + seconds, 0.0
+    for row in ROWS:
+        if names and row.name not in names:
+            continue
+        began = time.monotonic()
+        if began + longest > end:
+            yield row.name, {"left out": {"result": "no time was left"}}
+            continue
+        try:
+            yield row.name, hung(folder, row, *options)
+        except (AssertionError, OSError, ValueError) as error:
+            yield row.name, {"failed": {"result": f"{type(error).__name__}: {error}"[:1500]}}
+        longest = max(longest, time.monotonic() - began)
