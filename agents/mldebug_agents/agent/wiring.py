@@ -1,7 +1,8 @@
 """Puts the parts of an agent together: the main loop, its workers and monitors, the store, the server, the link to other agents.
 
-Nothing else connects parts of two subjects. Below it a monitor makes the readers and workers of its own subject
-(`HardwareMonitor.of`, `StorageMonitor.of`, `SchedulerMonitor` and so on); `node_tools` opens what commands use without an agent.
+Nothing else connects parts of two subjects: `monitor_wiring` makes the monitors with their readers and workers, `node_tools` opens
+what commands use without an agent. What comes and goes with the configuration or a run (a scheduler, a channel, a group of agents)
+is made by the part that keeps it.
 """
 
 import time
@@ -22,12 +23,11 @@ from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent import loop as agent_loop
 from mldebug_agents.agent.capture_queue import CaptureQueue, take
 from mldebug_agents.agent.loop import AgentLoop, Inbox, LoopParts
-from mldebug_agents.agent.monitors import Monitors
+from mldebug_agents.agent.monitor_wiring import build_monitors
 from mldebug_agents.agent.node_tools import CurrentConfig, NodeTools
 from mldebug_agents.agent.recovery import Recovery
 from mldebug_agents.alerts.action_runner.alertmanager import AlertReceiver
 from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
-from mldebug_agents.alerts.action_runner.runner import ActionRunner
 from mldebug_agents.alerts.notifier import AlertNotifier
 from mldebug_agents.capture.nccl_ras.client import GLANCE as RAS_GLANCE
 from mldebug_agents.cluster.node_captures import machine
@@ -40,20 +40,13 @@ from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import PeerSetup, join
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, Verb, peer_verbs
 from mldebug_agents.hardware.gpu.controller import gpu_verbs
-from mldebug_agents.hardware.host_memory.monitor import HostMemoryMonitor
-from mldebug_agents.hardware.monitor import HardwareMonitor
-from mldebug_agents.hardware.ports.monitor import PortMonitor
 from mldebug_agents.incidents.exits.exit_evidence import ExitEvidence
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
 from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
 from mldebug_agents.incidents.exits.pidfds import ExitWatch
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.incidents.manual import write_case
-from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
-from mldebug_agents.probes.history.monitor import ProbeHistoryMonitor
 from mldebug_agents.state.store import StateStore
-from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
-from mldebug_agents.storage.monitor import StorageMonitor
 from mldebug_agents.system.context import Context
 from mldebug_agents.system.service.clock import Clock
 from mldebug_agents.system.service.sd_notify import SystemdNotifier
@@ -135,7 +128,7 @@ def build_loop(
         store=store,
         inbox=inbox,
         workers=workers,
-        monitors=_monitors(config, tools, store, inbox, notifier, captures),
+        monitors=build_monitors(config, tools, store, inbox, notifier, captures),
         incidents=incidents,
         capture_queue=capture_queue,
         failed_attempts=failed_attempts,
@@ -147,29 +140,6 @@ def build_loop(
         peers=peers,
     )
     return AgentLoop(config, parts, publish, current.replace, systemd, clock)
-
-
-def _monitors(
-    config: Config,
-    tools: NodeTools,
-    store: StateStore,
-    inbox: Inbox,
-    notifier: AlertNotifier,
-    captures: CaptureRequests,
-) -> Monitors:
-    """What keeps the last readings of each subject of the node, and what acts on alerts."""
-    context = tools.context
-    return Monitors(
-        hardware=HardwareMonitor.of(context, store, inbox, tools.gpus),
-        notifier=notifier,
-        actions=ActionRunner(config, context, captures, store, notifier.registry, inbox),
-        storage=StorageMonitor.of(context, tools.filesystem_probe, store, inbox),
-        checkpoints=CheckpointMonitor(context, store, inbox, config.checkpoints),
-        memory=HostMemoryMonitor(context, inbox),
-        ports=PortMonitor(context, inbox),
-        schedulers=SchedulerMonitor(config, context, inbox),
-        probes=ProbeHistoryMonitor(config.agent.state_dir, context.reader, inbox),
-    )
 
 
 def _peer_verbs(peers: PeersController | None, joined: PeerSetup | None) -> dict[str, Verb]:

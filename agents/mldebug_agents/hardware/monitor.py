@@ -6,11 +6,8 @@ Belongs to the main loop's thread.
 """
 
 import logging
-import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Self
 
 import msgspec
 
@@ -35,19 +32,15 @@ from mldebug.status.gpu_lines import rank_sentences
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.hardware.gpu.controller import BY_ITSELF, GpuController
 from mldebug_agents.hardware.gpu.errors import GpusReleasedError
-from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.levels import Levels
 from mldebug_agents.hardware.gpu.monitor import GpuMonitor
-from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads, GpuSource, gpu_slots
+from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder
 from mldebug_agents.hardware.kernel_log import (
-    KernelLogSource,
     KernelNews,
     gpu_names,
-    sees_kernel_pids,
 )
 from mldebug_agents.jobs.ranks.discovery import RankChild
 from mldebug_agents.state.key_value_store import KeyValueStore
-from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -104,20 +97,6 @@ class HardwareMonitor:
         self._due = self._store_due = 0.0
         self._pending_reads = 0  # reads of the kernel's log that have not come back
         self._ask_by: float | None = None  # the GPUs are asked then, or as soon as the log is read
-
-    @classmethod
-    def of(cls, context: Context, memory: KeyValueStore, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
-        """The monitor for the node of this context."""
-        reads = GpuReads(
-            gpus, Holders(context.host, context.reader), partial(gpu_slots, context.host)
-        )
-        kernel = KernelLogSource(f"{context.host.root}/dev/kmsg")
-        workers = {
-            "gpus": Worker("gpus", reads, inbox, GPU_DEADLINE),
-            "kernel": Worker("kernel", kernel.read, inbox, KERNEL_DEADLINE),
-        }
-        pids = sees_kernel_pids(context.host)
-        return cls(context.node, memory, workers, kernel_pids=pids, gpus=gpus)
 
     # --- the loop ----------------------------------------------------------------------------------
 

@@ -25,15 +25,8 @@ from mldebug.storage.filesystems.state import (
     StorageState,
 )
 from mldebug_agents.state.key_value_store import KeyValueStore as Store
-from mldebug_agents.storage.child.client import MountClient
-from mldebug_agents.storage.dir_sizes.collector import DirSizeCollector
-from mldebug_agents.storage.filesystems.canary import CanaryCollector
 from mldebug_agents.storage.filesystems.collector import FilesystemCollector
 from mldebug_agents.storage.filesystems.evidence import RecentFills, stuck_devices, with_stuck
-from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotaCollector
-from mldebug_agents.storage.filesystems.quotas import QuotaCollector
-from mldebug_agents.storage.write_rates.collector import WriteRateCollector
-from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 
 log = logging.getLogger("mldebug")
@@ -68,24 +61,10 @@ class StorageCollector(Protocol):
         """What could not be read, and why."""
 
 
-def all_collectors(context: Context, probe: MountClient) -> list[StorageCollector]:
-    """All collectors that only read; the agent adds the one that writes (`CanaryCollector`)."""
-    writers = WriteRateCollector(context)
-    return [
-        FilesystemCollector(context, probe, writers.who_fills),  # which only reads one dictionary
-        QuotaCollector(context),
-        KernelQuotaCollector(context, probe),
-        DirSizeCollector(context),
-        writers,
-    ]
-
-
-def look_once(context: Context, probe: MountClient, jobs: Sequence[Job]) -> StorageState:
-    """Have all collectors read once, for a command that runs without an agent. One reading gives no forecast."""
+def look_once(parts: Sequence[StorageCollector], jobs: Sequence[Job]) -> StorageState:
+    """Have these collectors read once, for a command that runs without an agent. One reading gives no forecast."""
     order = _Order(time.time(), time.time(), tuple(jobs))
-    return StorageState(
-        parts=tuple(_looking(part)(order) for part in all_collectors(context, probe))
-    )
+    return StorageState(parts=tuple(_looking(part)(order) for part in parts))
 
 
 class _Order(NamedTuple):
@@ -116,17 +95,6 @@ class StorageMonitor:
         self._states: dict[str, CollectorState] = {}
         self._fills = RecentFills()
         self._alarmed: set[tuple[str, str]] = set()
-
-    @classmethod
-    def of(
-        cls,
-        context: Context,
-        probe: MountClient,
-        store: Store,
-        inbox: "queue.SimpleQueue[Result | None]",
-    ) -> "StorageMonitor":
-        """The monitor of this node with all collectors."""
-        return cls([*all_collectors(context, probe), CanaryCollector(context, probe)], store, inbox)
 
     @property
     def workers(self) -> tuple[str, ...]:

@@ -25,12 +25,13 @@ from mldebug.hardware.gpu.readings import (
 )
 from mldebug.hardware.health.model import HealthState
 from mldebug.status.snapshot import RunState, Snapshot
+from mldebug_agents.agent.monitor_wiring import hardware_monitor
 from mldebug_agents.hardware import monitor as module
 from mldebug_agents.hardware.gpu.controller import FOR_RESET
 from mldebug_agents.hardware.gpu.errors import GpusReleasedError
 from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder
 from mldebug_agents.hardware.kernel_log import KernelNews
-from mldebug_agents.hardware.monitor import LISTEN, HardwareMonitor
+from mldebug_agents.hardware.monitor import LISTEN
 from mldebug_agents.system.fake_reader import FakeReader
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.workers import Result
@@ -101,7 +102,7 @@ class Board:
         self._config = Config()
         context: Any = SimpleNamespace(host=Host(str(root)), reader=FakeReader({}), node="n1")
         ledger: Any = Ledger()
-        self.hardware = HardwareMonitor.of(context, ledger, self.inbox, self.source)
+        self.hardware = hardware_monitor(context, ledger, self.inbox, self.source)
         self.runs: dict[str, Any] = {HERE: Run()}
 
     def told(self, full: NodeGpus) -> None:

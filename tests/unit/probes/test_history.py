@@ -39,7 +39,7 @@ from mldebug_agents.probes.history.monitor import ProbeHistoryReader
 from mldebug_agents.probes.history.store import NAME, add_runs, load, unpack
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
-from mldebug_agents.system.workers import Result
+from mldebug_agents.system.workers import Result, Worker
 from mldebug_exporters.prometheus import Prometheus
 from shared.web.snapshots import snapshot
 
@@ -359,7 +359,8 @@ def test_the_agent_reads_what_changed_and_says_what_it_cannot_read(
 def test_a_board_forgets_what_it_cannot_read(tmp_path: Path, reader: Reader) -> None:
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
     add_runs(tmp_path, [measured(1.0)])
-    told = monitor.ProbeHistoryMonitor(tmp_path, reader, inbox)
+    history = monitor.ProbeHistoryReader(tmp_path, reader)
+    told = monitor.ProbeHistoryMonitor(Worker(monitor.WORKER, history.look, inbox, 60.0))
     told.tick()
     result = inbox.get(timeout=60)
     assert result is not None

@@ -10,9 +10,9 @@ import pytest
 from mldebug.config.schema import CanaryConfig as Wanted
 from mldebug.config.schema import Config, StorageConfig
 from mldebug.storage.filesystems.canary import CanaryResult, CanaryWrite, sentence
+from mldebug_agents.agent.monitor_wiring import storage_collectors
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.filesystems.canary import CanaryCollector
-from mldebug_agents.storage.monitor import all_collectors
 from shared.storage.nodetools import with_config
 from unit.storage.test_filesystems import mount, mounted
 
@@ -52,7 +52,7 @@ def test_it_writes_and_leaves_nothing(tools: NodeTools, tmp_path: Path) -> None:
 def test_it_is_nowhere_unless_told_so_and_never_in_a_command(tools: NodeTools) -> None:
     assert Config().storage.canary.paths == ()
     assert "canary" not in {
-        part.name for part in all_collectors(tools.context, tools.filesystem_probe)
+        part.name for part in storage_collectors(tools.context, tools.filesystem_probe)
     }
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.config.schema import CheckpointsConfig
+from mldebug.config.schema import CheckpointsConfig, Config
 from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.stall.signals import RankLook, RunLook
 from mldebug.storage.checkpoints.state import SeriesState
+from mldebug_agents.agent.monitor_wiring import checkpoint_monitor
 from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.storage.checkpoints.monitor import CheckpointMonitor
 from mldebug_agents.system.host import Host
@@ -71,7 +72,9 @@ class Setting:
         self.heard("open")
 
     def new_board(self) -> CheckpointMonitor:
-        return CheckpointMonitor(self.context, self.store, self.inbox, self.settings)
+        return checkpoint_monitor(
+            Config(checkpoints=self.settings), self.context, self.store, self.inbox
+        )
 
     def heard(self, word: str) -> None:
         assert self.process.stdout is not None
@@ -187,14 +190,14 @@ def test_a_place_that_the_configuration_names_no_more_is_told_no_more(setting: S
 def test_a_place_above_which_nothing_answers_is_not_forgotten(setting: Setting) -> None:
     setting.settings = CheckpointsConfig(paths=(f"{setting.folder}/c*/step_*",))
     setting.look({})
-    reader = setting.board._reader._reader
-    listing = reader.list_folder
+    listing = Reader.list_folder
 
-    def hung(path: str, **more: Any) -> Any:
-        return Unreadable("no answer", stuck=True) if path.endswith("/") else listing(path, **more)
+    def hung(self: Reader, path: str, **more: Any) -> Any:
+        stuck = Unreadable("no answer", stuck=True)
+        return stuck if path.endswith("/") else listing(self, path, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "list_folder", hung)
+        patch.setattr(Reader, "list_folder", hung)
         setting.look({})
         assert setting.state.folder == f"{setting.folder}/ckpt"
 

@@ -13,6 +13,7 @@ import pytest
 from mldebug.config.schema import CanaryConfig, Config, StorageConfig
 from mldebug.core.model import Job, RankIdentity
 from mldebug.status.storage_lines import storage_json
+from mldebug_agents.agent.monitor_wiring import storage_collectors
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.storage.child import server
 from mldebug_agents.storage.child.messages import MountAnswer, MountRequest, MountRequests, Space
@@ -142,11 +143,9 @@ def test_a_name_with_spaces_newlines_and_odd_bytes_is_found(
         desk.look(1.0, [])
         (told,) = desk.status()["filesystems"]
         assert told["used_ratio"] == 0
-        state = look_once(
-            with_config(tools.context, Config(storage=StorageConfig(paths=(str(folder),)))),
-            tools.filesystem_probe,
-            [],
-        )
+        config = Config(storage=StorageConfig(paths=(str(folder),)))
+        context = with_config(tools.context, config)
+        state = look_once(storage_collectors(context, tools.filesystem_probe), [])
         assert "�" in msgspec.json.decode(storage_json(state))["filesystems"][0]["mount"]
 
 

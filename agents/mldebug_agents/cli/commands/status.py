@@ -33,6 +33,7 @@ from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.storage_lines import checkpoints_part, storage_json, storage_lines
 from mldebug.storage.checkpoints.state import lines_of
 from mldebug.storage.filesystems.state import CollectorState, StorageState
+from mldebug_agents.agent.monitor_wiring import storage_collectors
 from mldebug_agents.agent.node_tools import NodeTools, open_tools
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, MAX_VIEW
 from mldebug_agents.jobs.ranks.discovery import Discovery
@@ -109,9 +110,8 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
 def _storage_now(tools: NodeTools, found: Discovery) -> StorageState:
     """Look at storage once, without an agent. Jobs that this user may not see are listed as gaps."""
     hidden = CollectorState(name="jobs", at=time.time(), gaps=tuple(found.gaps))
-    return StorageState(
-        parts=(*look_once(tools.context, tools.filesystem_probe, found.jobs).parts, hidden)
-    )
+    collectors = storage_collectors(tools.context, tools.filesystem_probe)
+    return StorageState(parts=(*look_once(collectors, found.jobs).parts, hidden))
 
 
 def _storage(state: StorageState, as_json: bool) -> ExitCode:

@@ -1,7 +1,6 @@
 """The node's memory, as the main loop knows it: orders a look, keeps the last one, says when an alarm begins."""
 
 import logging
-import queue
 import time
 from collections.abc import Mapping
 
@@ -10,8 +9,7 @@ import msgspec
 from mldebug.config.schema import MemoryConfig
 from mldebug.hardware.host_memory.state import NodeMemory, alarms
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.hardware.host_memory.reader import MemoryOrder, MemoryWatch
-from mldebug_agents.system.context import Context
+from mldebug_agents.hardware.host_memory.reader import MemoryOrder
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.runs import Run
 
@@ -23,10 +21,9 @@ DEADLINE = 10.0
 class HostMemoryMonitor:
     """Keeps the last readings of this node's memory, and has a worker take new ones."""
 
-    def __init__(self, context: Context, inbox: "queue.SimpleQueue[Result | None]") -> None:
-        self.worker = Worker(
-            "memory", MemoryWatch(context.host, context.reader).look, inbox, DEADLINE
-        )
+    def __init__(self, worker: Worker) -> None:
+        """`worker`: has a `MemoryWatch` look."""
+        self.worker = worker
         self._due = 0.0
         self._memory: NodeMemory | None = None
         self._alarmed: set[tuple[str, str]] = set()

@@ -1,6 +1,5 @@
 """The node's network ports, as the main loop knows them: orders a look, keeps the last one, judges it."""
 
-import queue
 import time
 from collections.abc import Iterable, Mapping
 
@@ -11,9 +10,8 @@ from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.hardware.ports.state import NodePorts
 from mldebug.jobs.known_issues.match import HCA, MAX_VALUE
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.hardware.ports.reader import PortOrder, PortReader
+from mldebug_agents.hardware.ports.reader import PortOrder
 from mldebug_agents.jobs.ranks.libraries import Program
-from mldebug_agents.system.context import Context
 from mldebug_agents.system.workers import Result, Worker
 
 DEADLINE = 15.0
@@ -23,9 +21,9 @@ EVERY = 30.0  # seconds: each counter of InfiniBand is a question to the adapter
 class PortMonitor:
     """Keeps the last readings of this node's ports, and has a worker take new ones. For the main loop's thread."""
 
-    def __init__(self, context: Context, inbox: "queue.SimpleQueue[Result | None]") -> None:
-        reader = PortReader(context.host, context.reader)
-        self.worker = Worker("ports", reader.look, inbox, DEADLINE)
+    def __init__(self, worker: Worker) -> None:
+        """`worker`: has a `PortReader` look."""
+        self.worker = worker
         self._due = 0.0
         self._ports: NodePorts | None = None
         self._limits = Thresholds()

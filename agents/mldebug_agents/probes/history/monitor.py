@@ -1,7 +1,6 @@
 """Keeps the history of probes for the main loop: reads the file that probes write when it has changed."""
 
 import errno
-import queue
 import time
 from pathlib import Path
 
@@ -52,10 +51,9 @@ class ProbeHistoryReader:
 class ProbeHistoryMonitor:
     """The history of probes on this node. Belongs to the main loop's thread."""
 
-    def __init__(
-        self, state_dir: Path, reader: Reader, inbox: "queue.SimpleQueue[Result | None]"
-    ) -> None:
-        self.worker = Worker(WORKER, ProbeHistoryReader(state_dir, reader).look, inbox, DEADLINE)
+    def __init__(self, worker: Worker) -> None:
+        """`worker`: has a `ProbeHistoryReader` look."""
+        self.worker = worker
         self._due = 0.0
         self._series: tuple[JudgedSeries, ...] | None = None
 

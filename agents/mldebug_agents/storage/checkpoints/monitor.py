@@ -5,7 +5,6 @@ loop's thread.
 """
 
 import logging
-import queue
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ import msgspec
 
 from mldebug.config.schema import CheckpointsConfig
 from mldebug.core.model import NodeCapture
-from mldebug.core.plugins import create_all
 from mldebug.core.units import format_duration
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.history import CheckpointSeries, SeriesMemory, printable
@@ -24,12 +22,11 @@ from mldebug_agents.jobs.ranks.discovery import Discovery
 from mldebug_agents.state.key_value_store import KeyValueStore as Store
 from mldebug_agents.storage.checkpoints.reader import (
     CheckpointNews,
-    CheckpointReader,
     CheckpointRequest,
     JobRequest,
 )
 from mldebug_agents.storage.checkpoints.series_reader import SeriesLook
-from mldebug_agents.system.context import Context
+from mldebug_agents.system.host import Host
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -61,11 +58,12 @@ class _StoredSeries(msgspec.Struct):
 class CheckpointMonitor:
     """Keeps what is known of all series of checkpoints on this node. For the main loop's thread only."""
 
-    def __init__(self, context: Context, store: Store, inbox: "queue.SimpleQueue[Result | None]", settings: CheckpointsConfig) -> None:  # fmt: skip
-        reader = context.reader.another()  # a slow listing keeps nobody else waiting
-        self._reader = CheckpointReader(context.host, reader, create_all("checkpoints"))
-        self.worker = Worker("checkpoints", self._reader.look, inbox, DEADLINE)
-        self._host = context.host
+    def __init__(
+        self, host: Host, worker: Worker, store: Store, settings: CheckpointsConfig
+    ) -> None:
+        """`worker`: has a `CheckpointReader` look."""
+        self.worker = worker
+        self._host = host
         self._store = store
         self._settings = settings
         self._series: dict[Key, CheckpointSeries] = {}

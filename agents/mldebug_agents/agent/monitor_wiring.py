@@ -1,0 +1,103 @@
+"""Makes the monitors of an agent, each with the readers and workers of its subject."""
+
+from functools import partial
+
+from mldebug.config.schema import Config
+from mldebug.core.plugins import create_all
+from mldebug_agents.agent.loop import Inbox
+from mldebug_agents.agent.monitors import Monitors
+from mldebug_agents.agent.node_tools import NodeTools
+from mldebug_agents.alerts.action_runner.capture_requests import CaptureRequests
+from mldebug_agents.alerts.action_runner.runner import ActionRunner
+from mldebug_agents.alerts.notifier import AlertNotifier
+from mldebug_agents.hardware import monitor as hardware
+from mldebug_agents.hardware.gpu.holders import Holders
+from mldebug_agents.hardware.gpu.reads import GpuReads, GpuSource, gpu_slots
+from mldebug_agents.hardware.host_memory import monitor as host_memory
+from mldebug_agents.hardware.host_memory.reader import MemoryWatch
+from mldebug_agents.hardware.kernel_log import KernelLogSource, sees_kernel_pids
+from mldebug_agents.hardware.ports import monitor as ports
+from mldebug_agents.hardware.ports.reader import PortReader
+from mldebug_agents.jobs.scheduler_monitor import SchedulerMonitor
+from mldebug_agents.probes.history import monitor as probes
+from mldebug_agents.state.key_value_store import KeyValueStore
+from mldebug_agents.state.store import StateStore
+from mldebug_agents.storage.checkpoints import monitor as checkpoints
+from mldebug_agents.storage.checkpoints.reader import CheckpointReader
+from mldebug_agents.storage.child.client import MountClient
+from mldebug_agents.storage.dir_sizes.collector import DirSizeCollector
+from mldebug_agents.storage.filesystems.canary import CanaryCollector
+from mldebug_agents.storage.filesystems.collector import FilesystemCollector
+from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotaCollector
+from mldebug_agents.storage.filesystems.quotas import QuotaCollector
+from mldebug_agents.storage.monitor import StorageCollector, StorageMonitor
+from mldebug_agents.storage.write_rates.collector import WriteRateCollector
+from mldebug_agents.system.context import Context
+from mldebug_agents.system.workers import Worker
+
+
+def build_monitors(
+    config: Config,
+    tools: NodeTools,
+    store: StateStore,
+    inbox: Inbox,
+    notifier: AlertNotifier,
+    captures: CaptureRequests,
+) -> Monitors:
+    """What keeps the last readings of each subject of the node, and what acts on alerts. Results of all workers come to `inbox`."""
+    context = tools.context
+    canary = CanaryCollector(context, tools.filesystem_probe)
+    parts = [*storage_collectors(context, tools.filesystem_probe), canary]
+    memory = MemoryWatch(context.host, context.reader)
+    port_reader = PortReader(context.host, context.reader)
+    history = probes.ProbeHistoryReader(config.agent.state_dir, context.reader)
+    return Monitors(
+        hardware=hardware_monitor(context, store, inbox, tools.gpus),
+        notifier=notifier,
+        actions=ActionRunner(config, context, captures, store, notifier.registry, inbox),
+        storage=StorageMonitor(parts, store, inbox),
+        checkpoints=checkpoint_monitor(config, context, store, inbox),
+        memory=host_memory.HostMemoryMonitor(
+            Worker("memory", memory.look, inbox, host_memory.DEADLINE)
+        ),
+        ports=ports.PortMonitor(Worker("ports", port_reader.look, inbox, ports.DEADLINE)),
+        schedulers=SchedulerMonitor(config, context, inbox),
+        probes=probes.ProbeHistoryMonitor(
+            Worker(probes.WORKER, history.look, inbox, probes.DEADLINE)
+        ),
+    )
+
+
+def hardware_monitor(
+    context: Context, store: KeyValueStore, inbox: Inbox, gpus: GpuSource
+) -> hardware.HardwareMonitor:
+    """The monitor of the GPUs and the kernel's log of this node."""
+    reads = GpuReads(gpus, Holders(context.host, context.reader), partial(gpu_slots, context.host))
+    kernel = KernelLogSource(f"{context.host.root}/dev/kmsg")
+    workers = {
+        "gpus": Worker("gpus", reads, inbox, hardware.GPU_DEADLINE),
+        "kernel": Worker("kernel", kernel.read, inbox, hardware.KERNEL_DEADLINE),
+    }
+    pids = sees_kernel_pids(context.host)
+    return hardware.HardwareMonitor(context.node, store, workers, kernel_pids=pids, gpus=gpus)
+
+
+def storage_collectors(context: Context, probe: MountClient) -> list[StorageCollector]:
+    """All collectors that only read; the agent has one beside them that writes (`CanaryCollector`)."""
+    writers = WriteRateCollector(context)
+    return [
+        FilesystemCollector(context, probe, writers.who_fills),  # which only reads one dictionary
+        QuotaCollector(context),
+        KernelQuotaCollector(context, probe),
+        DirSizeCollector(context),
+        writers,
+    ]
+
+
+def checkpoint_monitor(
+    config: Config, context: Context, store: KeyValueStore, inbox: Inbox
+) -> checkpoints.CheckpointMonitor:
+    """The monitor of the runs' checkpoints. Its reader is its own: a slow listing keeps nobody else waiting."""
+    reader = CheckpointReader(context.host, context.reader.another(), create_all("checkpoints"))
+    worker = Worker("checkpoints", reader.look, inbox, checkpoints.DEADLINE)
+    return checkpoints.CheckpointMonitor(context.host, worker, store, config.checkpoints)
