@@ -36,6 +36,7 @@ from mldebug_agents.jobs.hook.records import HeartbeatReader
 from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs, LogSharing
 from mldebug_agents.jobs.logs.locations import LogFinder
 from mldebug_agents.jobs.ranks.discovery import RankChild
+from mldebug_agents.jobs.ranks.libraries import Program
 from mldebug_agents.watch.activity import COMPILER, Below, rate, read_activity
 
 SAMPLE_TIMEOUT = 3.0
@@ -108,11 +109,13 @@ class JobWatch:
         now: float,
         *,
         sample: float,
+        programs: Mapping[int, Program] = {},
     ) -> JobLook:
         """Look at the processes and the logs of the job, and for `sample` seconds at most at the stacks of all its ranks."""
         self._looked_at = now
         self._sampled_at = now if sample else self._sampled_at
-        self.logs.look(job, finder, now)
+        files = {pid: program.nccl_file for pid, program in programs.items() if program.nccl_file}
+        self.logs.look(job, finder, now, files)
         self._forget(job.ranks)
         captures, gaps = self._sample(job.ranks, now, sample) if sample else ({}, ())
         classes = {rank: classify(capture) for rank, capture in captures.items()}

@@ -124,7 +124,7 @@ class Watch:
         """One job; an error in our own code that only this job brings out must not hide the others."""
         now = self.clock()
         try:
-            return self._jobs[job.id].look(job, found.children, finder, now, sample=sample)
+            return self._jobs[job.id].look(job, found.children, finder, now, sample=sample, programs=found.programs)  # fmt: skip
         except Exception as error:
             log.exception("the look at run %s failed", job.id)
             reason = f"{type(error).__name__}: {error}"

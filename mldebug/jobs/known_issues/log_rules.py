@@ -1,5 +1,8 @@
 """Known issues that NCCL's own log lines show: a wrong network or interface, peers that refuse, close or do not answer. Data."""
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
 from mldebug.jobs.known_issues.model import IssueRule, JobFacts
 from mldebug.jobs.known_issues.nccl_log import BROKEN, CLOSED, REFUSED, UNREACHABLE, is_local
 from mldebug.jobs.known_issues.setting_rules import NCCL_SETTINGS, network_off
@@ -19,6 +22,49 @@ def _interfaces(facts: JobFacts) -> str:
     found = facts.nccl_log.interfaces.items() if facts.several_nodes else ()
     local = [f"{name} ({address})" for name, address in found if is_local(name, address)]
     return f"NCCL uses {', '.join(local[:MAX_NAMED])}" if local else ""
+
+
+def _adapters(facts: JobFacts) -> str:
+    """Processes that found fewer adapters than others of the run, or the same number of another kind of link."""
+    found = facts.nccl_log.adapters
+    counts = Counter(len(names) for names in found.values())
+    if len(counts) > 1:
+        most = max(counts)
+        fewer = [f"{who} {len(names)}" for who, names in found.items() if len(names) < most]
+        return f"network adapters that NCCL found: {_few(fewer)}; {counts[most]} of {len(found)} processes {most}"
+    links = Counter(
+        tuple(sorted(Counter(_link(name) for name in names).items())) for names in found.values()
+    )
+    if len(links) < 2:
+        return ""
+    usual = links.most_common(1)[0][0]
+    others = [
+        f"{who} {', '.join(names[:2])}"
+        for who, names in found.items()
+        if tuple(sorted(Counter(map(_link, names)).items())) != usual
+    ]
+    return f"NCCL found another kind of adapters: {_few(others)}; others {_links(usual)}"
+
+
+def _link(name: str) -> str:
+    """`IB`, `RoCE`, `bond/RoCE`: what a list of adapters is compared by, as names may differ from node to node."""
+    link = name.rpartition("/")[2]
+    return (
+        f"bond/{link}"
+        if "bond" in name
+        else link
+        if not link.isdecimal()
+        else name.partition("/")[0]
+    )
+
+
+def _links(counted: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{many} x {link}" for link, many in counted)
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 def _peers(facts: JobFacts, kind: str, words: str) -> str:
@@ -53,6 +99,14 @@ RULES = (
         todo="set NCCL_SOCKET_IFNAME to the interface of the network between the nodes",
         source=NCCL_SETTINGS,
         check=_interfaces,
+    ),
+    IssueRule(
+        name="fewer_adapters",
+        when="`NET/IB : Using [0]mlx5_0:1/IB …`, `NET/OFI … (found 15 nics)` or `No device found` of two ranks or more that differ (`NCCL_DEBUG=INFO`, also in `NCCL_DEBUG_FILE`)",
+        wrong="an adapter or a bond is missing, down or not given to that rank's container, and all others wait for the rank with the least",
+        todo="compare `ibstat` and /dev/infiniband of the nodes named; NCCL_IB_HCA must fit both",
+        source=TROUBLES,
+        check=_adapters,
     ),
     IssueRule(
         name="peer_refused",

@@ -42,6 +42,28 @@ _TROUBLES = (
 )  # fmt: skip
 
 
+_ADAPTER = re.compile(r"\[\d{1,3}\](?P<name>[A-Za-z][\w.-]{0,31}:\d{1,3}/\w{1,12})")
+_OFI = re.compile(
+    r"NET/OFI Selected [Pp]rovider is (?P<name>[\w;*.-]{1,40}).{0,100}\(found (?P<many>\d{1,3}) nics\)"
+)
+_NONE = "NET/IB : No device found"
+
+
+def adapters_of(text: str) -> tuple[str, ...] | None:
+    """The adapters that a line of NCCL's lists; None where it is about something else.
+
+    `NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_bond_0:1/IB [RO]; OOB eth0:10.0.0.1<0>`
+    `NET/OFI Selected provider is efa, fabric is efa-direct (found 15 nics)`
+    """
+    if text.startswith("NET/IB : Using "):
+        names = tuple(found["name"] for found in _ADAPTER.finditer(text.partition("; OOB")[0]))
+        return names or None  # "Using interface eth0 for sideband communication"
+    if text.startswith(_NONE):
+        return ()
+    ofi = _OFI.match(text)
+    return tuple(f"{ofi['name']}/{number}" for number in range(int(ofi["many"]))) if ofi else None
+
+
 class NcclLogFacts(Noun, frozen=True, kw_only=True):
     """What NCCL's lines in a job's log have shown so far."""
 
@@ -52,6 +74,9 @@ class NcclLogFacts(Noun, frozen=True, kw_only=True):
         str, tuple[str, ...]
     ] = {}  # refused, unreachable, broken, closed -> addresses or names
     hosts: dict[str, str] = {}  # address -> the host that said it is its own
+    adapters: dict[
+        str, tuple[str, ...]
+    ] = {}  # host:pid -> what that process found: "mlx5_0:1/RoCE"; of OFI only how many
 
 
 class LogWriters(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +103,7 @@ class NcclLog:
         self._interfaces: dict[str, str] = {}
         self._peers: dict[str, dict[str, None]] = {}
         self._hosts: dict[str, str] = {}
+        self._adapters: dict[str, tuple[str, ...]] = {}
 
     def add_line(self, line: str, ours: LogWriters) -> None:
         """Take one line of the log, without its end; lines that are not NCCL's, or incomplete, are ignored."""
@@ -90,6 +116,7 @@ class NcclLog:
             self.strange += 1
         else:
             self._take(found["host"], found["level"], found["text"])
+            self._note_adapters(f"{found['host']}:{found['pid']}", found["text"])
 
     def facts(self) -> NcclLogFacts:
         """All facts gathered so far."""
@@ -100,6 +127,7 @@ class NcclLog:
             interfaces=dict(self._interfaces),
             peers={kind: tuple(peers) for kind, peers in self._peers.items()},
             hosts=dict(self._hosts),
+            adapters=dict(self._adapters),
         )
 
     def _bare(self, line: str) -> None:
@@ -125,6 +153,12 @@ class NcclLog:
                 self._interfaces[name] = address
             if len(self._hosts) < MAX_HOSTS and not is_local(name, address):
                 self._hosts.setdefault(address, host)
+
+    def _note_adapters(self, writer: str, text: str) -> None:
+        """The adapters that a process found; the last such line of it counts."""
+        found = adapters_of(text)
+        if found is not None and (writer in self._adapters or len(self._adapters) < MAX_HOSTS):
+            self._adapters[writer] = found
 
     def _trouble(self, text: str) -> None:
         for kind, pattern in _TROUBLES:

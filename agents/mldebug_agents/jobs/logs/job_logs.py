@@ -6,7 +6,7 @@ by all jobs until it does.
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -21,6 +21,7 @@ from mldebug.stall.log_progress import LogProgress
 from mldebug_agents.jobs.logs.event_files import find_event_files
 from mldebug_agents.jobs.logs.follower import LogFollower, LogUpdate
 from mldebug_agents.jobs.logs.locations import LogFile, LogFinder
+from mldebug_agents.jobs.logs.nccl_files import NcclFiles
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 
@@ -100,6 +101,7 @@ class JobLogs:
     ) -> None:
         self.sentence = ""
         self.nccl = NcclLog()
+        self._nccl_files = NcclFiles(host, reader)
         self._ours = LogWriters(node=node, pids=frozenset())
         self.gaps: tuple[Gap, ...] = ()
         self.gpu = False
@@ -131,8 +133,8 @@ class JobLogs:
             total = _add(total, follower)
         return msgspec.structs.replace(total, failures=self._failures)
 
-    def look(self, job: Job, finder: LogFinder, now: float) -> None:
-        """Poll the logs of the job, after a search for them where they may have changed."""
+    def look(self, job: Job, finder: LogFinder, now: float, nccl_files: Mapping[int, str] = {}) -> None:  # fmt: skip
+        """Poll the logs of the job, after a search for them where they may have changed. `nccl_files`: NCCL_DEBUG_FILE by pid."""
         self._note_ranks(job)
         sampled = _to_ask(job.ranks)
         outputs = [
@@ -151,6 +153,8 @@ class JobLogs:
             self._last_outputs, self._searched = outputs, now
             self._search(job, sampled, finder)
         self._poll(now, lone=job.launcher == "single")
+        for line in self._nccl_files.lines(job, nccl_files, finder, time.monotonic() + BUDGET):
+            self.nccl.add_line(line, self._ours)
 
     def _note_ranks(self, job: Job) -> None:
         """Where all processes are new the job may have resumed from a checkpoint: steps that were read before count again."""

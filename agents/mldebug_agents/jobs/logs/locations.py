@@ -5,7 +5,7 @@ that writes it, so renaming and deleting the file do not matter; `mldebug_agents
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -118,6 +118,14 @@ class LogFinder:
         return RankLogs(
             places=kept, reason=f"no log found: {'; '.join(reasons) or 'no output is open'}"
         )
+
+    def open_file(self, state: ProcessState, wanted: Callable[[str], bool]) -> LogFile | None:
+        """The first file that a rank writes and whose name is wanted, to be read with the rank's rights."""
+        found = next((file for file in _written(state) if wanted(file.target)), None)
+        if found is None:
+            return None
+        rights = self._host.rights.of_process(state.pid, state.start_ticks)
+        return msgspec.structs.replace(self._place(state, found, "named"), rights=rights)
 
     # --- the two streams ---------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     recorder: Mapping[
         str, str
     ] = {}  # what decides how its Flight Recorder can be had, as it stands
+    nccl_file: str = ""  # NCCL_DEBUG_FILE as it stands; "": NCCL writes to the output
 
 
 def recorder_settings(environ: Mapping[str, str]) -> dict[str, str]:

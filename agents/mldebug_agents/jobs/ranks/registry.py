@@ -14,6 +14,7 @@ from mldebug.jobs.known_issues.match import allowed
 from mldebug.jobs.owners import Owner, in_turns
 from mldebug.jobs.schedulers.job_arrays import array_id
 from mldebug_agents.jobs.launcher import Launcher, NodeLauncher, PendingLaunch, RankClaim, script_of
+from mldebug_agents.jobs.logs.nccl_files import debug_file
 from mldebug_agents.jobs.ranks.libraries import (
     Libraries,
     Program,
@@ -72,6 +73,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     checked_at: float = 0.0
     settings: dict[str, str] = {}  # of `Program`
     recorder: dict[str, str] = {}  # of `Program`
+    nccl_file: str = ""  # of `Program`
     libraries: Libraries = Libraries()
     searched: int = 0  # times that its libraries were looked for since PyTorch came
 
@@ -108,7 +110,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def program(self) -> Program:
         """The libraries that the process has loaded, and its settings."""
-        return Program(libraries=self.libraries, settings=self.settings, recorder=self.recorder)
+        return Program(libraries=self.libraries, settings=self.settings, recorder=self.recorder, nccl_file=self.nccl_file)  # fmt: skip
 
     @property
     def claims(self) -> bool:
@@ -257,6 +259,7 @@ class Registry:
             pending=self._pending(variables, argv),
             settings=allowed(variables) if python else {},
             recorder=recorder_settings(variables) if python else {},
+            nccl_file=debug_file(variables) if python else "",
             nccl_ras=setting(variables) if python else "",
             array=array_id(variables) if python else "",
             argv=redact_argv([clean(word) for word in argv[:MAX_ARGUMENTS]]),
