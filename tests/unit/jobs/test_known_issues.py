@@ -138,6 +138,7 @@ CAUGHT = [
     ("amd_iommu", found("2.8.0+rocm6.4", rocm=True, node=AMD)),
     ("sockets_beside_rdma", found(node=RDMA, world=16, said=SOCKETS)),
     ("interface_of_one_node", found(world=16, said=FOREIGN)),
+    ("fewer_adapters", found(said=NcclLogFacts(adapters={"a:1": ("mlx5_0:1/IB",), "b:2": ()}))),
     ("peer_refused", found(said=NcclLogFacts(peers={"refused": ("10.148.3.247",)}))),
     ("peer_unreachable", found(said=NcclLogFacts(peers={"unreachable": ("10.148.3.247",)}))),
     ("rdma_path_broken", found(said=NcclLogFacts(peers={"broken": ("10.2.0.5",)}))),
