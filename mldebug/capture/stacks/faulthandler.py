@@ -19,12 +19,12 @@ FAULTHANDLER = StackForm(
     name="faulthandler",
     process=re.compile(r"^\s*(?:Timeout \([\d:.]+\)!|Fatal Python error: .*)\s*$"),
     thread=re.compile(
-        r"^\s*(?:(?:Current thread|Thread) (?P<number>0x[0-9a-fA-F]+)(?: \[(?P<name>.*)\])?"
+        r"^\s*(?:(?:Current thread|Thread)(?: (?P<number>0x[0-9a-fA-F]+))?(?: \[(?P<name>.*)\])?"
         r"|Stack) \(most recent call first\):\s*$"
     ),
     head=_head,
     frame=re.compile(
-        r'^\s*File "(?P<path>.{1,1000}?)", line (?P<line>\d{1,40}|\?+) in (?P<function>.{1,300}?)\s*$'
+        r'^\s*File "(?P<path>.{1,1000}?)",\s{1,20}line\s{1,20}(?P<line>\d{1,40}|\?+),? in (?P<function>.{1,300}?)\s*$'
     ),
     make=_frame,
     noise=re.compile(

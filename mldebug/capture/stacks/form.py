@@ -71,8 +71,8 @@ def short_function(name: str) -> str:
 
 
 def named_frame(path: str, line: str, function: str) -> Frame:
-    """A Python frame from a full path, as pystack and faulthandler print it."""
-    whole = clean(path, 512)
+    """A Python frame from a full path, as pystack and faulthandler print it; people cut its beginning (`.../jax/_src/array.py`)."""
+    whole = re.sub(r"^(?:\.{2,3}|…|~)(?=/)", "", clean(path, 512))
     file = short_path(whole)
     return Frame(function=clean(function, MAX_NAME), file=file, line=line_number(line), path=whole)
 

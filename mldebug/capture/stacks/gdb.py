@@ -25,7 +25,7 @@ def _head(match: re.Match[str]) -> ThreadHead:
         number=number(match["lwp"] or match["tid"]),
         name=clean(match["name"] or "", 64),
         own=True,
-        main=line_number(match["index"]) == 1 or match["start"] is not None,
+        main=line_number(match["index"]) == 1 or bool(match["start"] or match["alone"]),
     )
 
 
@@ -53,7 +53,8 @@ GDB = StackForm(
         r"^\s*(?:Thread (?P<index>\d{1,6}) \((?:Thread 0x[0-9a-f]+ )?\(?(?:LWP|process) (?P<lwp>\d{1,10})\)?.*?"
         r"(?:\"(?P<name>[^\"]*)\".*)?\)?:?"
         r"|TID (?P<tid>\d{1,10}):"
-        r"|(?P<start>Traceback) \(most recent call first\):)\s*$"
+        r"|(?P<start>Traceback) \(most recent call first\):"
+        r"|(?P<alone>\((?:cuda-)?gdb\) (?:bt|backtrace|where)(?: full)?))\s*$"
     ),
     head=_head,
     frame=re.compile(

@@ -38,7 +38,7 @@ def _sign(kind: ProcessKind, file: str, function: str = r".*") -> KindSign:
 L, W, H = ProcessKind.LAUNCHER, ProcessKind.WORKER, ProcessKind.HELPER
 
 FRAMES: tuple[KindSign, ...] = (
-    _sign(W, r"torch/utils/data/_utils/worker\.py", r"_worker_loop"),
+    _sign(W, r"torch/utils/data/_utils/worker\.py|torchdata/stateful_dataloader/worker\.py", r"_worker_loop"),
     _sign(W, r"concurrent/futures/process\.py", r"_process_worker"),
     _sign(W, r"(?:multiprocessing|multiprocess|billiard)/pool\.py", r"worker"),
     _sign(W, r"(?:multiprocessing|multiprocess|loky(?:/backend)?)/(?:resource_tracker|forkserver|semaphore_tracker)\.py", r"main"),
@@ -59,6 +59,8 @@ FRAMES: tuple[KindSign, ...] = (
     _sign(H, r"wandb/sdk/(?:service|internal)/.*", r"(?:.*\.)?(?:serve|main|start|loop|join)"),
     _sign(H, r"ray/(?:dashboard|autoscaler)/.*|ray/_private/log_monitor\.py"),
     _sign(H, r"tensorboard/(?:main|program)\.py"),
+    _sign(H, r"vllm/v1/engine/core\.py", r"(?:.*\.)?_process_input_queue"),
+    _sign(H, r"vllm/v1/executor/(?:multiproc|ray)_executor\w*\.py", r"(?:.*\.)?(?:get_response|_wait_for_response|collective_rpc)"),
 )  # fmt: skip
 
 _PYTHON = r"(?:^|.*[/ ])python[\d.]*(?: -\S+)*"
@@ -72,6 +74,7 @@ COMMANDS: tuple[tuple[ProcessKind, re.Pattern[str]], ...] = tuple(
         (W, r".*torch/_inductor/compile_worker/__main__\.py.*"),
         (H, r".*(?:wandb-core|wandb-service|wandb/sdk/service|ray/dashboard|ray/_private/log_monitor|ray/autoscaler|raylet).*"),
         (H, r"(?:.*[/ ])?(?:tensorboard|jupyter(?:-lab|-notebook|hub)?|mldebug|supervisord|ray start|nvitop|gpustat|glances|ansible\S*|pdsh)(?: .*)?"),
+        (H, r"VLLM::(?:APIServer|DPCoordinator).*|sglang::(?:detokenizer|data_parallel_controller|tokenizer).*"),
         (H, r".*(?:networkd-dispatcher|unattended-upgrade|fail2ban|firewalld|/tuned|cloud-init|dnf|yum|apt-get).*"),
     )
 )  # fmt: skip

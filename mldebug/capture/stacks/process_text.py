@@ -13,6 +13,7 @@ from mldebug.capture.stacks.pyspy import MAX_THREADS
 from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
 
 LOCAL_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+GDB_FORM = "gdb"
 _IN_THREADS = ("_bootstrap", "_bootstrap_inner", "Thread._bootstrap", "Thread._bootstrap_inner")
 _STARTS = ("<module>", "_run_module_as_main", "_run_code")
 
@@ -173,7 +174,10 @@ def joined(found: Iterable[ProcessText]) -> list[ProcessText]:
         if not one.stacks:
             continue
         last = kept[-1] if kept else None
-        if last is not None and _key(one) == _key(last) and (one.pid or _same_main(last, one)):
+        if last is not None and (
+            (_key(one) == _key(last) and (one.pid or _same_main(last, one)))
+            or _native_of(last, one)
+        ):
             kept[-1] = join(last, one)
             continue
         if one.pid:
@@ -192,6 +196,14 @@ def _same_main(one: ProcessText, other: ProcessText) -> bool:
     )
 
 
+def _native_of(python: ProcessText, native: ProcessText) -> bool:
+    """A backtrace of gdb without any heading behind a dump of Python frames is the native side of that process."""
+    main = native.main
+    headless = native.form == GDB_FORM and not native.pid and main is not None and not main.tid
+    place = (python.label, python.host, python.file) == (native.label, native.host, native.file)
+    return headless and place and not python.native and python.form != GDB_FORM
+
+
 def _key(process: ProcessText) -> tuple[object, ...]:
     return process.label, process.host, process.file, process.pid
 
@@ -202,6 +214,7 @@ def join(before: ProcessText, after: ProcessText) -> ProcessText:
     plain_one = before if not before.native and after.native else after
     return msgspec.structs.replace(
         after,
+        pid=after.pid or before.pid,
         turn=before.turn,
         command=after.command or before.command,
         parent=after.parent or before.parent,

@@ -96,7 +96,7 @@ _FRAME = re.compile(  # a Python name may be indented anyhow; a C++ one is anyth
 
 def _head(match: re.Match[str]) -> ThreadHead:
     name, status = clean(match["name"] or "", 64), match["status"]
-    own = match["number"].isdigit()
+    own = (match["number"] or "").isdigit()
     return ThreadHead(
         number=number(match["number"]),
         name=name,
@@ -124,7 +124,7 @@ TEXT = StackForm(
     name="py-spy",
     process=re.compile(r"^\s*Process (?P<pid>\d{1,10})(?::\s?(?P<command>.*))?$"),
     thread=re.compile(
-        r"^\s*Thread (?P<number>0[xX][0-9A-Fa-f]+|[0-9A-Fa-f]+) \((?P<status>(?:active|idle)[a-z+ ]*)\)"
+        r"^\s*Thread (?:(?P<number>0[xX][0-9A-Fa-f]+|[0-9A-Fa-f]+) )?\((?P<status>(?:active|idle)[a-z+ ]*)\)"
         r"(?::? ?\"(?P<name>.*?)\"?)?\s*$"
     ),
     head=_head,

@@ -4,24 +4,27 @@ import re
 
 import msgspec
 
+from mldebug.capture.stacks.austin import AUSTIN
 from mldebug.capture.stacks.faulthandler import FAULTHANDLER
-from mldebug.capture.stacks.form import StackForm
+from mldebug.capture.stacks.form import StackForm, ThreadHead
 from mldebug.capture.stacks.gdb import GDB, LLDB
 from mldebug.capture.stacks.json_form import is_json, take_json
 from mldebug.capture.stacks.prefixes import Label, LabelledLine, plain, unprefixed
 from mldebug.capture.stacks.process_text import ProcessText, ThreadBlock, ThreadText, joined, split
 from mldebug.capture.stacks.pyspy import TEXT as PY_SPY
 from mldebug.capture.stacks.pystack import PYSTACK
+from mldebug.capture.stacks.tracebacks import TRACEBACKS
 from mldebug.core.model import ThreadStack
 from mldebug.core.redact import clean, safe_line
 
-FORMS: tuple[StackForm, ...] = (PY_SPY, FAULTHANDLER, PYSTACK, GDB, LLDB)
+FORMS: tuple[StackForm, ...] = (PY_SPY, FAULTHANDLER, PYSTACK, TRACEBACKS, AUSTIN, GDB, LLDB)
 MAX_PROCESSES = 100_000
 MAX_BROKEN = 20
 
 _WORTH_A_LOOK = re.compile(
     r"[(\"#\[\]{}`:!]|detached|PID|TID|stopped|process"
 )  # in every line of every form
+_FIRST_FRAME = re.compile(r"^\s*#0\s+(?:0x[0-9a-f]{6,16} in \S|[\w:~<>,*&@. ]{1,300} ?\(.*\))")
 _PARENT = re.compile(r"^\s*Parent Process (?P<pid>\d{1,10})(?:: (?P<command>.*))?$")
 _RULE = re.compile(r"^[-=#*_~─—]{4,}$")
 _FENCE = re.compile(r"^\s*(?:```\w*|~~~\w*|</?(?:details|summary|pre|code)>.*)$")
@@ -124,6 +127,8 @@ class _Stream:
         if len(text) > 30_000:
             self.unread.append((line.number, text[:200]))
             return 1
+        if _FIRST_FRAME.match(text):
+            self._first_frame(line)
         if not text.strip() or self._frame(text) or _FENCE.match(text):
             return 1
         if is_json(text) and (taken := self._take_json(index)):
@@ -189,8 +194,9 @@ class _Stream:
             last = self._last_thread()
             if "start" in match.groupdict() and match["start"] and last and not last.frames:
                 return True  # the heading of py-bt below that of its thread
-            if not self._blocks:
-                self._begin(line.number, self._heading.pid, "")
+            pid = int(match.groupdict().get("pid") or 0)
+            if not self._blocks or pid not in (0, self._blocks[-1].process.pid):
+                self._begin(line.number, pid or self._heading.pid, "")
             self._form = form
             threads = self._blocks[-1].threads
             if self._blocks[-1].json:
@@ -219,6 +225,17 @@ class _Stream:
         if frame is not None:
             last.frames.append(frame)
         return match is not None
+
+    def _first_frame(self, line: LabelledLine) -> None:
+        """A backtrace of gdb that no heading begins: that of a process's only thread, pasted as it was."""
+        last = self._last_thread()
+        if last is not None and last.form is GDB and not last.frames:
+            return
+        if not self._blocks or self._blocks[-1].json:
+            self._begin(line.number, self._heading.pid, "")
+        self._form = GDB
+        head = ThreadHead(main=True)
+        self._blocks[-1].threads.append(ThreadText(head, GDB, line.number, []))
 
     def _beside(self, text: str) -> bool:
         """Variables, headings and rules."""

@@ -22,8 +22,10 @@ Key = tuple[str, str]
 
 TO_ROOT = re.compile(r"gather|reduce")  # gather_object begins with an all_gather of the sizes
 FROM_ROOT = re.compile(r"broadcast\w*|scatter\w*")
+ROOTED = re.compile(rf"{TO_ROOT.pattern}|{FROM_ROOT.pattern}")
 """Collectives with a root: who has sent, or passed on, leaves while others still wait for somebody who never came."""
 
+NATIVE_WAIT = "native_wait"  # whose call no frame shows: those beside it are named, but at `low`
 DECORATORS = re.compile(
     r"_?(?:wrap(?:per|ped)?(?:_\w+)?|inner|decorat\w+|log_wrapper|timed|__call__|__enter__)"
 )
@@ -66,11 +68,12 @@ class CollectiveMismatch:
         if count <= needed * len(voters) or (case.unseen and count <= case.job.world_size / 2):
             return None  # those who did not answer might vote otherwise
         odd = tuple(rank for rank in voters if _key(rank) != winner)
-        if _left_behind(odd):
+        behind = _left_behind(odd, voters)
+        if behind and not (len(odd) > 1 and winner[0] == NATIVE_WAIT):
             return _nobody(case, "who waits in it may be the victim of one that left it out")
         if all(rank.is_.name == "device_sync" for rank in voters):
             return None  # a program runs ahead of its GPU: the lines tell nothing
-        return self._finding(case, odd, winner, count)
+        return self._finding(case, odd, winner, count, doubtful=behind)
 
     def _by_paths(self, case: Case) -> Finding | None:
         """All wait in one call of one line, but came to it on different ways through the job's own code."""
@@ -81,7 +84,7 @@ class CollectiveMismatch:
         if not others or not winner or case.process_groups > 1 or case.unseen:
             return None
         odd = tuple(rank for rank in case.waiting if paths[rank.rank] != winner)
-        if count <= needed * len(case.waiting) or _left_behind(odd):
+        if count <= needed * len(case.waiting) or _left_behind(odd, case.waiting):
             return None
         way = paths[odd[0].rank]
         hidden = bool(way) and way[0] != winner[0]  # it is the line itself that a decorator hides
@@ -96,7 +99,13 @@ class CollectiveMismatch:
         return msgspec.structs.replace(finding, summary=summary)
 
     def _finding(
-        self, case: Case, odd: tuple[ClassifiedRank, ...], winner: Key, count: int
+        self,
+        case: Case,
+        odd: tuple[ClassifiedRank, ...],
+        winner: Key,
+        count: int,
+        *,
+        doubtful: bool,
     ) -> Finding:
         rest = tuple(rank for rank in case.waiting if _key(rank) == winner)
         finding = blame(
@@ -105,7 +114,7 @@ class CollectiveMismatch:
             odd,
             (show_source(odd[0]), show_source(rest[0])),
             confidence=Confidence.MEDIUM
-            if case.complete and _comparable((*odd, *rest))
+            if case.complete and not doubtful and _comparable((*odd, *rest))
             else Confidence.LOW,
         )
         summary = f"{sentence(odd)} while {sentence(rest)}: {len(odd)} of {len(odd) + count} took another branch"
@@ -133,7 +142,7 @@ def _may_vote(rank: ClassifiedRank) -> bool:
     """Only a wait whose operation is known; a handle's `wait()` may be a pipeline stage's receive."""
     if rank.is_.name in ("point_to_point", HELD):
         return False
-    return bool(rank.is_.operation) or rank.is_.name == "native_wait"
+    return bool(rank.is_.operation) or rank.is_.name == NATIVE_WAIT
 
 
 def _in_parts(rank: ClassifiedRank) -> bool:
@@ -146,14 +155,21 @@ def _comparable(ranks: tuple[ClassifiedRank, ...]) -> bool:
     return all(rank.is_.name != "device_sync" for rank in ranks)
 
 
-def _left_behind(odd: tuple[ClassifiedRank, ...]) -> bool:
-    """Do these wait where others may have passed before them? A root waits alone when one of its senders never came."""
+def _left_behind(odd: tuple[ClassifiedRank, ...], voters: tuple[ClassifiedRank, ...]) -> bool:
+    """May some of these wait for another of them, which alone left the common path?
+
+    In a collective with a root others may have passed before: a root waits alone when one of its senders never came, and who
+    gets a broadcast by way of a rank that left it out waits beside that one. A root that has sent stands where that rank stands, too.
+    """
     alone = len(odd) == 1
-    return any(
-        TO_ROOT.fullmatch(name) or (alone and FROM_ROOT.fullmatch(name))
-        for rank in odd
-        for name in (rank.is_.operation, _innermost(rank))
-    )
+    if alone:
+        return any(TO_ROOT.fullmatch(one) or FROM_ROOT.fullmatch(one) for one in _calls_of(odd[0]))
+    return any(ROOTED.fullmatch(one) for rank in voters for one in _calls_of(rank))
+
+
+def _calls_of(rank: ClassifiedRank) -> tuple[str, str]:
+    """The operation as the job called it, and the one inside."""
+    return rank.is_.operation, _innermost(rank)
 
 
 def _innermost(rank: ClassifiedRank) -> str:

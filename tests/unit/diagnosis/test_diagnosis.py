@@ -204,11 +204,11 @@ def test_a_stopped_worker_is_blamed_and_not_its_idle_sibling() -> None:
 
 
 def test_the_published_bloom_hang() -> None:
-    """Six ranks in train() without a frame that says why, two in broadcast: the two are named."""
+    """Six ranks in train() without a frame that says why, two in broadcast: the two are named, and may be victims of a third."""
     ranks = [rank(n, process(*TRAIN, state="", active=True), world=8) for n in range(6)]
     ranks += [rank(n, process(*LEFT_BEHIND, state="", active=True), world=8) for n in (6, 7)]
 
-    assert outcome(capture(*ranks)) == ("collective_mismatch", [6, 7], "medium")
+    assert outcome(capture(*ranks)) == ("collective_mismatch", [6, 7], "low")
 
 
 def test_six_ranks_in_a_python_loop_are_not_taken_for_waiters() -> None:

@@ -23,7 +23,7 @@ NATIVE: tuple[NameSign, ...] = (
         "destroy",
         W,
         "waits while its process group is torn down, at {site}",
-        r"ncclComm(Abort|Destroy|Finalize)\w*",
+        r"ncclComm(Abort|Destroy|Finalize)\w*|c10d::ProcessGroup\w+::(?:~ProcessGroup\w*|destroy|shutdown|abort\w*)",
     ),
     sign(
         "collective",

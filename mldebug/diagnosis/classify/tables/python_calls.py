@@ -25,14 +25,14 @@ TORCH_CALLS: tuple[FrameSign, ...] = (
         "dataloader",
         I,
         "waits for its DataLoader in {site}",
-        r"torch/utils/data/dataloader\.py",
+        r"torch/utils/data/dataloader\.py|torchdata/stateful_dataloader/stateful_dataloader\.py",
         r"_next_data|_try_get_data|_get_data|_process_next_batch",
     ),
     calls(
         "dataloader_exit",
         I,
         "waits for its DataLoader workers to exit in {site}",
-        r"torch/utils/data/dataloader\.py",
+        r"torch/utils/data/dataloader\.py|torchdata/stateful_dataloader/stateful_dataloader\.py",
         r"_shutdown_workers",
     ),
     calls(

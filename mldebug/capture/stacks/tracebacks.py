@@ -1,0 +1,40 @@
+"""Threads as tracebacks, outermost frame first with its source line: `python -m profiling.sampling dump` (3.15) and pytest-timeout."""
+
+import re
+
+from mldebug.capture.stacks.form import StackForm, ThreadHead, named_frame, number
+from mldebug.core.model import Frame
+from mldebug.core.redact import clean
+
+
+def _head(match: re.Match[str]) -> ThreadHead:
+    marks = match["marks"] or ""
+    return ThreadHead(
+        number=number(match["number"] or match["ident"]),
+        name=clean(match["name"] or "", 64),
+        active="on CPU" in marks,
+        owns_gil="has GIL" in marks,
+        main="main thread" in marks,
+    )
+
+
+def _frame(match: re.Match[str]) -> Frame:
+    return named_frame(match["path"], match["line"], match["function"])
+
+
+TRACEBACKS = StackForm(
+    name="tracebacks",
+    thread=re.compile(
+        r"^\s*(?:Stack dump(?: for PID (?P<pid>\d{1,10}))?(?:, thread (?P<number>\d{1,18}))? \((?:(?P<marks>[^()]{1,200}); )?most recent call last\):"
+        r"|~{3,} ?Stack of (?P<name>.{1,200}?) \((?P<ident>\d{1,18})\) ?~{3,})\s*$"
+    ),
+    head=_head,
+    frame=re.compile(
+        r'^\s*File "(?P<path>.{1,1000}?)", line (?P<line>\d{1,40}), in (?P<function>.{1,300}?)(?:  opcode=.*)?\s*$'
+    ),
+    make=_frame,
+    noise=re.compile(
+        r"^ {4}\s*\S.*$|^No Python (?:frames|stacks found.*)$|^~{3,}$|^\+{3,} Timeout \+{3,}$"
+    ),
+    outermost_first=True,
+)
