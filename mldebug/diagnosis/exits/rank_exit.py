@@ -18,9 +18,11 @@ from mldebug.diagnosis.exits.model import (
     was_asked,
     words_of_status,
 )
-from mldebug.diagnosis.exits.words.last_words import is_out_of_memory, lost_worker
+from mldebug.diagnosis.exits.words.last_words import FAULT, is_out_of_memory, lost_worker
 
 KILL, ABORT = 9, 6
+# What Python's faulthandler calls the signals of a crash
+CRASHES = {4: "Illegal instruction", 7: "Bus error", 8: "Floating point exception", 11: "Segmentation fault"}  # fmt: skip
 
 
 class ExitKind(StrEnum):
@@ -61,7 +63,7 @@ class ExplainedExit(msgspec.Struct, frozen=True, kw_only=True):
         failed = self.error is not None and not (
             self.error.blames_peer or self.error.unclear or self.error.caught
         )
-        return self.death is not None or failed or (crashed and self.error is None)
+        return self.death is not None or failed or crashed
 
     def phrase(self) -> str:
         """What follows "rank 3 ": `exited with code 1: ValueError: bad shard 7`."""
@@ -97,7 +99,7 @@ def explain_exits(attempt: AttemptExit) -> tuple[ExplainedExit, ...]:
 def _explain(one: RankExit, attempt: AttemptExit, node: str) -> ExplainedExit:
     one = merged(one, _launcher_failure(one, attempt))
     error = attempt.words.errors.get(one.rank) or attempt.errors.get(one.rank)
-    if exit_signal(one.status) not in (None, ABORT):
+    if exit_signal(one.status) not in (None, ABORT) and not _tells_of(error, one):
         error = None  # an older one that was caught: what ended it is a signal
     deaths = {death.pid: death for death in attempt.deaths}
     worker = lost_worker(error.error) if error else None
@@ -113,6 +115,13 @@ def _explain(one: RankExit, attempt: AttemptExit, node: str) -> ExplainedExit:
     return ExplainedExit(
         exit=one, kind=way, node=node, error=error, death=death, worker=worker, out_of_memory=oom
     )
+
+
+def _tells_of(error: RankError | None, one: RankExit) -> bool:
+    """Whether the error is what Python itself wrote about the signal that ended the rank."""
+    number = exit_signal(one.status)
+    fault = CRASHES.get(number) if number is not None else None
+    return error is not None and fault is not None and error.error.startswith(f"{FAULT}{fault}")
 
 
 def _launcher_failure(one: RankExit, attempt: AttemptExit) -> LauncherFailure | None:

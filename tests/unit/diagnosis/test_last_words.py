@@ -46,3 +46,37 @@ def test_a_wrong_name_is_found() -> None:
     assert verdict_on(victim, msgspec.structs.replace(outcome, finding=low)) == "low"
     nobody = ExitOutcome(kind="normal", sentence="")
     assert (verdict_on(case, nobody), verdict_on(victim, nobody)) == ("unknown", "right")
+
+
+DUMP = """Fatal Python error: {fault}
+
+Thread 0x00007f10 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f20 (most recent call first):
+  File "/job/model.py", line 12 in forward
+  File "/job/train.py", line 88 in train_step
+
+Extension modules: numpy.core._multiarray_umath (total: 1)"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit", "says"),
+    [
+        ("Segmentation fault", "signal 11", "killed by SIGSEGV: Fatal Python error: Segmentation fault in forward (/job/model.py:12)"),
+        ("Bus error", "signal 7", "killed by SIGBUS: Fatal Python error: Bus error in forward (/job/model.py:12)"),
+        # a handler of somebody else's ended it, or a shell says so
+        ("Segmentation fault", "signal 6", "killed by SIGABRT: Fatal Python error: Segmentation fault in forward"),
+        ("Segmentation fault", "code 139", "exited with code 139: Fatal Python error: Segmentation fault in forward"),
+        # control: an older dump, which faulthandler wrote when it was asked to
+        ("Bus error", "signal 11", "rank 1 was killed by SIGSEGV; "),
+    ],
+)  # fmt: skip
+def test_a_crash_is_told_with_the_place_where_python_stood(
+    fault: str, exit: str, says: str
+) -> None:
+    case = LastWords(name="x", fault="own", source="own", raw=DUMP.format(fault=fault), exit=exit)
+    for play, outcome in outcomes_of(case):
+        if play.log == "file":
+            assert says in outcome.sentence
+            assert verdict_on(case, outcome) == "right"

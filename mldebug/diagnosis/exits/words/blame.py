@@ -100,14 +100,16 @@ _OF_ITS_DATA = re.compile(
     r"|loss|gradients?|logits|batch size|vocab\w{0,8}|config\w{0,10}|argument|option|tokeni[sz]er|dataset|samples?|images?|weights)\b",
     re.IGNORECASE,
 )
-# The status codes of gRPC with which JAX's errors begin: what the program asked for, and all else, which any process of the job may have caused
-_STATUS = re.compile(r"(?:[\w.]{1,80}\.)?(?:Xla|Jax)RuntimeError: (?P<code>[A-Z_]{4,24}):")
+# The status codes of gRPC with which errors of JAX and of accelerators' runtimes begin: what the program asked for is its own, all else any process of the job may have caused
+_STATUS = re.compile(
+    r"[\w.]{1,120}: (?:Bad StatusOr access: |.{0,60}failed: )?"
+    r"(?:CANCELLED|UNKNOWN|DEADLINE_EXCEEDED|ABORTED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE|DATA_LOSS|UNAUTHENTICATED): "
+)
 # Kernels that wait for other GPUs print this and trap: DeepEP, NVSHMEM, one-shot all-reduces
 _DEVICE_WAIT = re.compile(phrases.DEVICE_WAIT, re.IGNORECASE)
 _TRAPPED = re.compile(
     r"unspecified launch failure|illegal instruction|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_INSTRUCTION"
 )
-_STATUS_OF_PROGRAM = ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "NOT_FOUND", "UNIMPLEMENTED", "OUT_OF_RANGE", "PERMISSION_DENIED")  # fmt: skip
 
 
 def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
@@ -119,9 +121,7 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
     kind = type_of(name)
     if kind is ErrorType.RELAY or _RELAYED.search(words):
         return Blame.PEER
-    in_vain = (
-        place.own_raise and _ERRNO.search(words) is None and _IN_VAIN.search(words) is not None
-    )
+    in_vain = _ERRNO.search(words) is None and _IN_VAIN.search(words) is not None
     if kind is ErrorType.LOCAL and not (in_vain and name in _OF_FILES):
         return Blame.OWN
     if _EITHER.search(words):
@@ -134,10 +134,10 @@ def blame_of(words: str, place: RaisedIn = NOWHERE) -> Blame:
         return Blame.UNCLEAR if _ADDRESS.search(words) else Blame.OWN
     if kind is ErrorType.HTTP:
         return Blame.OWN if _WEB.search(words) and not _ADDRESS.search(words) else Blame.UNCLEAR
-    bare = words.strip().rstrip(":") == name
+    bare = all(line.strip().rstrip(":") == name for line in words.split("\n") if line.strip())
     if kind is ErrorType.SYSTEM and not in_vain and (bare or _ERRNO.search(words) or _PLACE.search(words)):  # fmt: skip
         return Blame.UNCLEAR if bare else Blame.OWN
-    unforeseen = place.own_raise and (in_vain or not _OF_ITS_DATA.search(words))
+    unforeseen = (bare or place.own_raise) and (in_vain or not _OF_ITS_DATA.search(spaced(words)))
     shared = kind is ErrorType.SHARED or others or place.group or place.unknown
     return _of_library(words, shared=shared or unforeseen)
 
@@ -161,10 +161,8 @@ def _of_library(words: str, *, shared: bool) -> Blame:
         return Blame.PEER
     if _REASON.search(words):
         return Blame.OWN
-    status = _STATUS.match(words)
-    if status is not None and status["code"] not in _STATUS_OF_PROGRAM:
-        return Blame.UNCLEAR
-    return Blame.UNCLEAR if shared or _NO_REASON.search(words) else Blame.OWN
+    without_reason = _NO_REASON.search(words) or _STATUS.match(words)
+    return Blame.UNCLEAR if shared or without_reason else Blame.OWN
 
 
 def waited_on_device(lines: Sequence[str], start: int, words: str) -> bool:

@@ -38,6 +38,7 @@ from mldebug.diagnosis.exits.words.quotes import (
 from mldebug.diagnosis.exits.words.raised_in import raised_in
 from mldebug.diagnosis.exits.words.tracebacks import (
     MAX_AFTER,
+    MAX_DEPTH,
     Cause,
     Traceback,
     find_tracebacks,
@@ -48,6 +49,10 @@ from mldebug.diagnosis.exits.words.tracebacks import (
 _FATAL = re.compile(
     r"(?:^|[\s\]>|])(?P<text>Fatal Python error: .*|terminate called after throwing an instance of .*|what\(\): +.*)$"
     r"|^.{0,300}: Assertion [`'].{1,300}' failed\.$"
+)
+FAULT = "Fatal Python error: "
+_DUMPED = re.compile(
+    r'File "(?P<file>[^"]{1,300})", line (?P<line>\d{1,7}) in (?P<function>\S{1,120})'
 )
 _THROWN = re.compile(r"terminate called after throwing an instance of ['\"](?P<type>[\w:]{1,120})")
 _SAYS = re.compile(r"what\(\): +(?P<text>.*)$")
@@ -222,8 +227,17 @@ def _with_type(lines: Sequence[str], at: int) -> str:
     line = _SAYS.search(lines[at])
     if thrown is None or line is None or _KNOWS_ITS_RANK.match(line["text"]):
         found = _FATAL.search(lines[at])
-        return found["text"] or lines[at] if found else lines[at]
+        text = found["text"] or lines[at] if found else lines[at]
+        return f"{text}{_stood_in(lines, at)}" if text.startswith(FAULT) else text
     return f"{thrown['type']}: {line['text']}"
+
+
+def _stood_in(lines: Sequence[str], at: int) -> str:
+    """Where Python stood when it crashed, by the dump of faulthandler below `lines[at]`: ` in forward (/job/model.py:12)`; "" without one."""
+    below = lines[at + 1 : at + 1 + MAX_DEPTH]
+    begins = next((i for i, line in enumerate(below) if "Current thread 0x" in line), len(below))
+    frame = next((found for line in below[begins + 1 : begins + 3] if (found := _DUMPED.search(line))), None)  # fmt: skip
+    return f" in {frame['function']} ({frame['file']}:{frame['line']})" if frame else ""
 
 
 def _torn(lines: Sequence[str], source: str, *, shared: bool) -> RankError | None:

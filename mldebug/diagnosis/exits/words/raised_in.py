@@ -15,7 +15,9 @@ _CODE = re.compile(
     r"|jax/experimental/multihost_utils|jax/_src/distributed|ray/|monarch/|nvidia_resiliency_ext/|torchft/|deep_ep/|nixl\w{0,12}/|mooncake/|lmcache/|zmq/|grpc/|etcd\w{0,4}/"
     r"|orbax/checkpoint/[\w/]{0,80}multihost|orbax/checkpoint/utils|vllm/(?:v1/engine|v1/executor|executor|distributed)|sglang/srt/(?:distributed|managers)"
     r"|multiprocessing/(?:connection|managers|queues|synchronize)|asyncio/|concurrent/futures/|accelerate/utils/operations|transformer_engine/\w{1,40}/(?:distributed|module/base)"
-    r"|tensorflow/python/distribute|pynccl\w{0,20}|cupyx?/(?:cuda/nccl|distributed)|socket\.py|ssl\.py)"
+    r"|tensorflow/python/distribute|pynccl\w{0,20}|cupyx?/(?:cuda/nccl|distributed)|socket\.py|ssl\.py"
+    # of any package: what its name says talks to somebody
+    r"|[\w/.-]{0,200}(?:client|server|rpc|remote|serving|transport|communicat|messag)\w{0,24}\.py\", line)"
 )
 # Installed packages that compute, read or write, and talk to nobody
 _COMPUTES = (
@@ -36,7 +38,7 @@ _CALL = re.compile(
 _AWAITS = re.compile(
     r"\.(?:wait|result|join|recv\w{0,12}|send\w{0,12}|sync\w{0,12}|exchange|rendezvous|connect)\("
 )
-_RAISED = re.compile(r"\W{0,40}(?:raise|assert)\b")
+_RAISED = re.compile(r"(?:^|\W)(?:raise|assert) (?=\S)")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/lib64/python\d")
 
 
@@ -58,7 +60,7 @@ def raised_in(lines: Sequence[str], start: int, end: int) -> RaisedIn:
     if at is None:
         return NOWHERE
     source = lines[at + 1] if at + 1 < end else ""
-    raised = _RAISED.match(source) is not None
+    raised = _RAISED.search(source) is not None
     installed = _INSTALLED.search(lines[at]) is not None
     called = not raised and bool(_CALL.search(source) or (not installed and _AWAITS.search(source)))
     return RaisedIn(
