@@ -101,10 +101,10 @@ def _growing(before: RankWrites, now: RankWrites, seconds: float) -> tuple[Growi
     """Growing files, each once: a child inherits what its parent has open, and both show the same position."""
     starts = _Starts(before.files)
     offsets = sorted(((one.position - starts.of(one), one) for one in now.files), key=_surest_first)
-    unascribed = _Unascribed(before.calls, now.calls)
+    unattributed = _UnattributedBytes(before.calls, now.calls)
     found: dict[tuple[str, str], GrowingFile] = {}
     for moved, one in offsets:
-        rate = unascribed.take(one, moved) / seconds
+        rate = unattributed.take(one, moved) / seconds
         key = one.path, one.device
         if rate > 0 and (key not in found or rate > found[key].rate):
             found[key] = GrowingFile(path=one.path, mount=one.mount, device=one.device, rate=rate, size=one.position)  # fmt: skip
@@ -115,8 +115,8 @@ def _surest_first(moved: tuple[int, OpenOutput]) -> tuple[bool, int]:
     return moved[1].reads, -moved[0]
 
 
-class _Unascribed:
-    """Bytes of each process's calls that are not yet ascribed to one of its files."""
+class _UnattributedBytes:
+    """Bytes of each process's calls that are not yet attributed to one of its files."""
 
     def __init__(
         self, before: Mapping[ProcessKey, IoCounters], now: Mapping[ProcessKey, IoCounters]

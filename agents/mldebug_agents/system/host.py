@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState
+from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState, shared_fields
 from mldebug_agents.system import procfs
 from mldebug_agents.system.freezer import frozen_by, may_be_frozen
 from mldebug_agents.system.procfs import Mount, ProcessStatus, Stat
@@ -223,17 +223,9 @@ class Host:
         if closed:
             its_threads, files = tuple(map(_outside, its_threads)), False
         state = ProcessState(
-            pid=pid,
-            name=stat.name,
-            state=stat.state,
-            ppid=stat.ppid,
-            start_ticks=stat.start_ticks,
-            uid=status.uid,
-            tracer_pid=status.tracer_pid,
+            **shared_fields(stat, ProcessState),
+            **shared_fields(status, ProcessState),
             tracer_name=self._name(status.tracer_pid),
-            pending_signals=status.pending_signals,
-            caught_signals=status.caught_signals,
-            rss_bytes=status.rss_bytes,
             exit_status=exit_status(stat, status.uid),
             frozen_by=self._frozen_by(pid, its_threads),
             io=None if closed else self._io(pid),

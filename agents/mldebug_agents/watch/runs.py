@@ -15,6 +15,7 @@ from mldebug.core.model import (
     NodeCapture,
     RankIdentity,
     Role,
+    shared_fields,
 )
 from mldebug.incidents.incident import Incident, judge
 from mldebug.jobs.heartbeat import hook_summary
@@ -147,13 +148,7 @@ def _serves(look: JobLook) -> bool:
 def found_state(job: Job) -> RunState:
     """The state of a run that was only discovered and not watched yet."""
     return RunState(
-        id=job.id,
-        name=job.name,
-        launcher=job.launcher,
-        attempt=job.attempt,
-        user=job.user,
-        uid=job.uid,
-        world_size=job.world_size,
+        **shared_fields(job, RunState),
         ranks={rank.rank: rank.pid for rank in job.ranks},
         lost=tuple(lost.rank for lost in job.lost),
     )
@@ -167,16 +162,7 @@ def job_of(run: RunState, started: Mapping[int, float] = {}) -> Job:
         )
         for rank, pid in sorted(run.ranks.items())
     )
-    return Job(
-        id=run.id,
-        name=run.name,
-        launcher=run.launcher,
-        attempt=run.attempt,
-        user=run.user,
-        uid=run.uid,
-        world_size=run.world_size,
-        ranks=ranks,
-    )
+    return Job(**shared_fields(run, Job), ranks=ranks)
 
 
 def run_state(run: Run, exits: Mapping[int, str]) -> RunState:

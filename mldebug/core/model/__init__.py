@@ -4,7 +4,7 @@ Immutable `msgspec` structs without behaviour beyond small properties. Captures 
 Units: seconds, bytes, unix time (float, UTC). `rank` is always the global rank. All are imported from here.
 """
 
-from mldebug.core.model.base import Noun, Spoken
+from mldebug.core.model.base import Noun, Spoken, shared_fields
 from mldebug.core.model.capture import (
     CAPTURE_SCHEMA,
     Fault,
@@ -59,4 +59,4 @@ from mldebug.core.model.process import (
     ThreadState,
 )
 
-__all__ = ["CAPTURE_SCHEMA", "MAIN_THREAD", "Classification", "ClassifiedRank", "Collective", "Confidence", "Culprit", "Diagnosis", "Fault", "FileLock", "Finding", "FlightGroup", "FlightRecord", "Frame", "Gap", "GpuSample", "Group", "GroupCount", "HookState", "Io", "Job", "Judgement", "LockHolder", "LogTail", "LostRank", "Movement", "NcclAbsent", "NcclCommunicator", "NcclLevel", "NcclRank", "NcclRas", "NodeCapture", "NodeWait", "Noun", "OpenFile", "PairCount", "ProcessCapture", "ProcessState", "QueriedNode", "QueriedNodes", "RankCapture", "RankDevice", "RankIdentity", "Remark", "Role", "Spoken", "ThreadStack", "ThreadState", "TraceTail", "Transfer", "TreeNode", "Verdict"]  # fmt: skip
+__all__ = ["CAPTURE_SCHEMA", "MAIN_THREAD", "Classification", "ClassifiedRank", "Collective", "Confidence", "Culprit", "Diagnosis", "Fault", "FileLock", "Finding", "FlightGroup", "FlightRecord", "Frame", "Gap", "GpuSample", "Group", "GroupCount", "HookState", "Io", "Job", "Judgement", "LockHolder", "LogTail", "LostRank", "Movement", "NcclAbsent", "NcclCommunicator", "NcclLevel", "NcclRank", "NcclRas", "NodeCapture", "NodeWait", "Noun", "OpenFile", "PairCount", "ProcessCapture", "ProcessState", "QueriedNode", "QueriedNodes", "RankCapture", "RankDevice", "RankIdentity", "Remark", "Role", "Spoken", "ThreadStack", "ThreadState", "TraceTail", "Transfer", "TreeNode", "Verdict", "shared_fields"]  # fmt: skip

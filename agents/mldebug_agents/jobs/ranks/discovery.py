@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from mldebug.core.model import Gap, Job, RankIdentity, Remark
+from mldebug.core.model import Gap, Job, RankIdentity, Remark, shared_fields
 from mldebug.core.redact import clean
 from mldebug.jobs.owners import Owner
 from mldebug_agents.jobs.launcher import Launcher
@@ -209,30 +209,16 @@ class RankFinder:
 
     def _identity(self, claimant: Claimant, launcher: int | None) -> RankIdentity:
         process, claim = claimant.process, claimant.claim
-        inside = process.namespace_pid
+        inside = None if process.namespace_pid == claimant.pid else process.namespace_pid
         return RankIdentity(
-            rank=claim.rank,
-            world_size=claim.world_size,
+            **shared_fields(claim, RankIdentity),
+            **shared_fields(process, RankIdentity) | {"namespace_pid": inside},
             pid=claimant.pid,
             start_ticks=process.stat.start_ticks,
             started_at=self._host.started_at(process.stat.start_ticks),
             node=self._node,
-            local_rank=claim.local_rank,
-            local_world_size=claim.local_world_size,
-            uid=process.uid,
-            owner=process.owner,
             user=self._host.user(process.uid),
-            launcher=claim.launcher,
             launcher_pid=claimant.launcher or launcher,
-            run_id=claim.run_id,
-            attempt=claim.attempt,
-            master=claim.master,
-            script=process.script,
-            argv=process.argv,
-            namespace_pid=inside if inside != claimant.pid else None,
-            container=process.container,
-            nccl_ras=process.nccl_ras,
-            array=process.array,
         )
 
 

@@ -1,0 +1,48 @@
+"""Which fields a struct takes over from another by their names: a new one of equal name and type is a decision, so it is listed here."""
+
+import msgspec
+import pytest
+
+from mldebug.core.model import Job, ProcessState, RankIdentity, shared_fields
+from mldebug.status.snapshot import RunState
+from mldebug_agents.jobs.launcher import RankClaim
+from mldebug_agents.jobs.ranks.registry import ProcessInfo
+from mldebug_agents.system.procfs import ProcessStatus, Stat
+
+RUN = "id name launcher attempt user uid world_size"
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "fields"),
+    [
+        (Job(id="j", name="a", launcher="torchrun"), RunState, RUN),
+        (RunState(id="j", name="a", launcher="torchrun"), Job, RUN),
+        (Stat(pid=1), ProcessState, "pid name state ppid start_ticks"),
+        (
+            ProcessStatus(),
+            ProcessState,
+            "uid tracer_pid pending_signals caught_signals rss_bytes",
+        ),
+        (
+            ProcessInfo(stat=Stat(pid=1)),
+            RankIdentity,
+            "argv script uid owner namespace_pid nccl_ras array container",
+        ),
+        (
+            RankClaim(launcher="torchrun", priority=1, rank=0, world_size=1),
+            RankIdentity,
+            "launcher rank world_size local_rank local_world_size run_id attempt master",
+        ),
+    ],
+)
+def test_these_are_taken_over(
+    source: msgspec.Struct, kind: type[msgspec.Struct], fields: str
+) -> None:
+    shared = shared_fields(source, kind)
+    assert set(shared) == set(fields.split())
+    assert all(getattr(source, name) == value for name, value in shared.items())
+
+
+def test_what_only_shares_its_name_is_not_taken_over() -> None:
+    assert "threads" not in shared_fields(Stat(pid=1, threads=7), ProcessState)
+    assert "exit_status" not in shared_fields(Stat(pid=1, exit_status=9), ProcessState)
