@@ -199,7 +199,7 @@ def _explain(error: Exception, debug: bool) -> int:
 
 def _say(message: str, way_out: str) -> None:
     """Write a sentence (one line per problem) and the way out; text in it may come from a job."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # stderr is closed: the exit code says it
         for line in message.splitlines() or [""]:
             click.echo(_folded(f"mldebug: {clean(line, 1000)}"), err=True)
         if way_out:
@@ -242,7 +242,7 @@ def _never_fail_to_print() -> None:
 
 def _drop_stdout() -> None:
     """Send what is still buffered nowhere, or the interpreter complains about it at exit."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # stdout is closed, or no file
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)

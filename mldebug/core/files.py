@@ -190,6 +190,7 @@ def _empty(top: int, left: int, until: float) -> None:
                 return
             if _unlink(name, top):
                 continue
+            # it went meanwhile, or may not be removed: then it is one of those that stay
             with contextlib.suppress(OSError):
                 handle = os.open(name, _FOLDER, dir_fd=top)
                 try:

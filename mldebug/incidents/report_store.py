@@ -250,6 +250,7 @@ class ReportStore:
         for folder in self.folder.glob(f"{TEMPORARY}*"):
             if time.monotonic() > until:
                 return
+            # another process sweeps, too; what stays is tried again at the next start
             with contextlib.suppress(OSError):
                 if folder.lstat().st_mtime >= self._clock() - STALE_SECONDS:
                     continue
@@ -289,7 +290,7 @@ def _is_folder(path: Path) -> bool:
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
-        return False
+        return False  # it went meanwhile
 
 
 def _kept(folder: Path) -> StoredReport:
@@ -305,6 +306,7 @@ def _kept(folder: Path) -> StoredReport:
 def _made_at(folder: Path) -> float:
     """Unix time from the id, else from the folder itself."""
     stamp = _STAMP.match(folder.name)
+    # the id is a person's, or the folder went meanwhile
     with contextlib.suppress(ValueError, OSError):
         if stamp:
             return datetime.strptime(stamp[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()

@@ -76,7 +76,7 @@ def machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        return ""
+        return ""  # no such files: then only names tell machines apart
 
 
 # --- asking ----------------------------------------------------------------------------------------

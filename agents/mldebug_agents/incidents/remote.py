@@ -217,5 +217,6 @@ class RemoteCases:
 def _read(data: bytes) -> Incident | None:
     try:
         return msgspec.json.decode(data, type=Incident)
-    except msgspec.MsgspecError:
-        return None  # of another version
+    except msgspec.MsgspecError as error:
+        log.warning("a stored incident of several nodes is forgotten: %s", error)
+        return None

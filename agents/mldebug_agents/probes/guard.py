@@ -158,7 +158,7 @@ def _holder(inode: int) -> str:
 
 
 def _locks() -> str:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # then nobody can be named
         return Path("/proc/locks").read_text(errors="replace")
     return ""
 

@@ -213,7 +213,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")[:100]
     except OSError:
-        return ""
+        return ""  # this adapter does not tell it
 
 
 def _names(gpus: NodeGpus | None) -> dict[str, GpuName]:

@@ -151,7 +151,7 @@ def _raise(reply: StateReply, door: socket.socket | None) -> None:
     if reply.refusal is None and not reply.errno and not reply.defect:
         return
     if door is not None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what is raised below is the reason
             door.close()
     if reply.defect:
         raise RuntimeError(f"a defect of mldebug: {reply.defect}")

@@ -135,7 +135,7 @@ class Database:
         """Close the database file."""
         link, self._link = self._link, None
         if link is not None:
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(sqlite3.Error):  # what was not stored was told when it failed
                 link.close()
 
     # --- inside --------------------------------------------------------------------------------------

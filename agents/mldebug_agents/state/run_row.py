@@ -1,5 +1,6 @@
-"""What is stored of one run, in memory and as it lies on disk. Pure."""
+"""What is stored of one run, in memory and as it lies on disk."""
 
+import logging
 from collections.abc import Mapping
 
 import msgspec
@@ -9,6 +10,8 @@ from mldebug.diagnosis.exits.model import KnownExits
 from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
 from mldebug_agents.state.messages import StoredExits, StoredState, StoreRun
+
+log = logging.getLogger("mldebug")
 
 Process = tuple[int, int]  # pid and start
 
@@ -38,8 +41,8 @@ def rows_of(found: StoredState) -> dict[str, RunRow]:
         try:
             incident = msgspec.json.decode(one.incident, type=Incident) if one.incident else None
             rows[one.job_id] = RunRow(msgspec.json.decode(one.memory, type=StallMemory), incident)
-        except msgspec.MsgspecError:
-            continue
+        except msgspec.MsgspecError as error:
+            log.warning("what was stored of run %s is forgotten: %s", one.job_id, error)
     return rows
 
 
@@ -49,8 +52,8 @@ def ends_of_all(found: StoredState) -> dict[str, KnownExits]:
     for one in found.ends:
         try:
             ends[one.job_id] = msgspec.json.decode(one.data, type=KnownExits)
-        except msgspec.MsgspecError:
-            continue
+        except msgspec.MsgspecError as error:
+            log.warning("the stored exits of run %s are forgotten: %s", one.job_id, error)
     return ends
 
 

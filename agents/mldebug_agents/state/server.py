@@ -50,7 +50,7 @@ def serve(connection: socket.socket) -> None:
     logging.getLogger("mldebug").handlers[:] = [notes]
     keeping = StateServer()
     link = ChildLink(connection, msgspec.msgpack.Decoder(StateOrder), max_body=MAX_BODY)
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(ConnectionError):  # the agent is gone
         while True:
             reply, door = answer(keeping, link.receive())
             reply = msgspec.structs.replace(reply, notes=notes.take())
@@ -155,6 +155,7 @@ class StateServer:
         return StateReply(door=(facts.st_dev, facts.st_ino)), door
 
     def _end(self, order: CloseState) -> None:
+        # another agent has put its own there
         with contextlib.suppress(OSError), reachable(self._folder) as path:
             facts = os.lstat(path)
             if (facts.st_dev, facts.st_ino) == order.door:

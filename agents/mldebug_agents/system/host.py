@@ -327,7 +327,7 @@ def exit_status(stat: Stat, uid: int) -> int | None:
 
 
 def _numbers(folder: str) -> list[int]:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the process has ended, or is not this user's
         return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
     return []
 

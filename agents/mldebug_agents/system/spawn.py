@@ -157,7 +157,7 @@ class Spawner:
         if self._control.fileno() < 0:
             return ()
         children = self._roster.named(children_of(self.helper_pid))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the helper is gone
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         self._roster.close()
@@ -285,7 +285,7 @@ class Spawner:
             self._control.send(packet)
         except OSError:  # the helper is gone: its children are ours to end
             if child.pid and _leads_session(child.pid):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # it has ended
                     os.killpg(child.pid, signal.SIGKILL)
 
     def _part(self, child: ChildProcess, abandoned: bool) -> None:
@@ -322,4 +322,4 @@ def _leads_session(pid: int) -> bool:
     try:
         return os.getsid(pid) == pid
     except OSError:
-        return False
+        return False  # it has ended

@@ -97,7 +97,7 @@ class ReportCache:
 
     def _look_at_all(self) -> Iterator[tuple[str, tuple[int, tuple[int, int, int]]]]:
         for name in self._archive.names()[:MAX_LISTED]:
-            with suppress(OSError, MldebugError):
+            with suppress(OSError, MldebugError):  # pruned or being written: the next look has it
                 yield name, self._look(name, None)
 
     def _load(self, name: str, uid: int | None) -> Report:

@@ -179,4 +179,4 @@ def _give_back() -> None:
                 _signal.signal(number, _signal.SIG_DFL)
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, family(ask))
     except Exception:
-        pass
+        pass  # the interpreter ends: there is nobody to tell, and the job must end as it would

@@ -145,7 +145,7 @@ def _listen(ask: int, file: OwnFile, answer_flight: Callable[[], None], ready: L
             else:
                 answer_flight()
         except Exception:
-            pass
+            pass  # nothing may end the listener; who asked sees that no answer comes
 
 
 def _answer(file: OwnFile, stacks: bytes, number: int) -> None:

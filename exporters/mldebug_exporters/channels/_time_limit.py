@@ -21,6 +21,6 @@ def limit(seconds: float, link: Callable[[], socket.socket | None]) -> Iterator[
 
 
 def _cut(link: Callable[[], socket.socket | None]) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it is closed already
         if (open_one := link()) is not None:
             open_one.shutdown(socket.SHUT_RDWR)

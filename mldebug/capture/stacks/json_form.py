@@ -66,7 +66,7 @@ def _processes(value: Any, depth: int) -> Iterator[JsonProcess]:
             try:
                 yield JsonProcess(pid, "", parse_pyspy_json(json.dumps(threads)))
             except (EvidenceError, ValueError, RecursionError):
-                continue
+                continue  # threads of another tool, with other fields
     elif depth < MAX_DEPTH and isinstance(value, list):
         for one in value:
             yield from _processes(one, depth + 1)

@@ -74,7 +74,7 @@ def is_ring(file: Path) -> bool:
         with open_ring(file) as read:
             return read(0, len(MAGIC)) == MAGIC
     except (EvidenceError, AccessError, OSError):
-        return False
+        return False  # whoever shows it says why it cannot
 
 
 @lru_cache(maxsize=64)

@@ -167,6 +167,7 @@ def _traced(header: RingHeader) -> str:
 
 
 def _moment(nanoseconds: int) -> str:
+    """A moment in words; a torn header may hold any number."""
     try:
         return f"{datetime.fromtimestamp(nanoseconds / 1e9, UTC):%Y-%m-%d %H:%M:%S.%f} UTC"
     except (OverflowError, ValueError, OSError):

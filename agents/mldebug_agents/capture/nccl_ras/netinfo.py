@@ -87,7 +87,7 @@ def _rows(path: Path) -> Iterator[list[str]]:
                 if len(words := line.split(maxsplit=10)) > 9:
                     yield words
     except OSError:
-        return
+        return  # the process has ended
 
 
 def _hex(address: Address, port: int, table: str) -> str:
@@ -106,4 +106,4 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             return file.read(MAX_BYTES).decode(errors="replace")
     except OSError:
-        return ""
+        return ""  # the process has ended

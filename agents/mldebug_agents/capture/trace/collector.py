@@ -132,7 +132,7 @@ class TraceCollector:
         try:
             self._file(rank, place).check()
         except (OSError, ValueError):
-            return False
+            return False  # ended meanwhile, or another file in its place
         return True
 
     def _forget(self, rank: RankIdentity) -> None:

@@ -80,6 +80,7 @@ def look_aside(kind: str, request: CompletionRequest) -> list[Value]:
 
 def _answer(kind: str, request: CompletionRequest, writing: int) -> None:
     """In the child: look up the values, write them as JSON, exit. Never returns."""
+    # whatever it is: TAB offers nothing, and prints nothing into a command line
     with contextlib.suppress(BaseException):
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):

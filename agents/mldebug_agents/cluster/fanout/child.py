@@ -37,7 +37,7 @@ def serve(connection: socket.socket) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     link = ChildLink(connection, msgspec.msgpack.Decoder(FanoutOrder))
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the command that waited for it is gone
         try:
             _carry_out(link.receive(), link, connection)
             link.send(FanoutNews(over=True))
@@ -161,7 +161,7 @@ class _Listener(EventHandler):  # type: ignore[misc]
         self._beats += 1
         if self._beats == 1:
             for child in children_of(os.getpid()):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # it has just ended
                     os.kill(child.pid, signal.SIGTERM)
         elif self._beats > 1 / BEAT:
             self._task.abort()

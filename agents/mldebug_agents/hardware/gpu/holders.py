@@ -51,7 +51,7 @@ class Holders:
         try:
             names = os.listdir(folder)[:MAX_FILES]
         except OSError:
-            return None
+            return None  # it has ended, or is not this user's: a rank whose GPU is not known is told with why
         return tuple(sorted({minor for name in names for minor in _minor(f"{folder}/{name}")}))
 
     def _environment(self, rank: RankIdentity) -> dict[str, str] | None:
@@ -70,6 +70,6 @@ def _minor(link: str) -> Iterator[int]:
     try:
         match = _DEVICE.match(os.readlink(link))
     except OSError:
-        return
+        return  # it was closed meanwhile
     if match:
         yield int(match[1])

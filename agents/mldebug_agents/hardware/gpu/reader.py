@@ -147,7 +147,7 @@ class VendorReader:
         self._rest.wish(seconds)
         worker = self._worker
         if worker is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the child has hung up first
                 worker.socket.shutdown(socket.SHUT_RDWR)
         self._obey()
 

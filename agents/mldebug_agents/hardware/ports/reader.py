@@ -93,13 +93,13 @@ def _for_jobs(folder: str) -> bool:
     """Whether a network interface is a port of its own. InfiniBand's (type 32) are counted as RDMA ports."""
     if not os.path.lexists(f"{folder}/device") or "/usb" in os.path.realpath(f"{folder}/device"):
         return False
-    with contextlib.suppress(OSError), open(f"{folder}/type") as file:
+    with contextlib.suppress(OSError), open(f"{folder}/type") as file:  # the port went meanwhile
         if file.read(8).strip() != "1":
             return False
     return not any(os.path.lexists(f"{folder}/{name}") for name in NOT_FOR_JOBS)
 
 
 def _names(folder: str) -> list[str]:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a node without such ports has no such folder
         return sorted(os.listdir(folder))
     return []

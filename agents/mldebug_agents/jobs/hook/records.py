@@ -80,7 +80,7 @@ class HeartbeatReader:
                 check_owner(piece, rank.uid)
                 return parse_record(piece.data, pid, rank.start_ticks, self._clock())
             except TornError:
-                continue
+                continue  # it was just being written: read again
             except ValueError as error:
                 self.refused[rank.pid] = str(error)
                 return None

@@ -112,7 +112,7 @@ def _is_active(state: object) -> bool:
 
 
 def _names(folder: str) -> list[str]:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a node without such devices has no such folder
         return sorted(os.listdir(folder))
     return []
 

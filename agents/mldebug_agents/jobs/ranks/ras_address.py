@@ -62,5 +62,5 @@ def is_own(host: str) -> bool:
             probe.connect((host, _PROBE))
             name: tuple[str, int] = probe.getsockname()
     except OSError:
-        return False
+        return False  # no route leads there
     return ipaddress.ip_address(name[0].partition("%")[0]) == ipaddress.ip_address(host)

@@ -117,7 +117,7 @@ def _read(pid: int, name: str) -> bytes:
         with open("/proc/{}/{}".format(pid, name), "rb") as file:
             return file.read(1 << 20)
     except OSError:
-        return b""
+        return b""  # it has ended, or is another user's
 
 
 def _ours(pid: int) -> bool:

@@ -196,7 +196,7 @@ def disk(order: dict[str, Any]) -> dict[str, Any]:
 
 def _set_direct(descriptor: int) -> bool:
     fcntl = import_module("fcntl")
-    with suppress(OSError):
+    with suppress(OSError):  # this filesystem has no direct I/O: the result says so
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
         return True

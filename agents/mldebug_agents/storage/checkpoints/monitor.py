@@ -266,6 +266,7 @@ class CheckpointMonitor:
         try:
             stored = msgspec.json.decode(self._store.memo(MEMO) or b"[]", type=list[_StoredSeries])
         except msgspec.MsgspecError:
+            log.warning("what was stored of checkpoints cannot be read, and is forgotten")
             return
         for one in stored:
             self._before[one.run] = one.who

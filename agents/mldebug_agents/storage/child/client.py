@@ -64,5 +64,5 @@ class MountClient:
         """End the child; one that hangs in the kernel dies when its calls come back."""
         worker, self._worker = self._worker, None
         if worker is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has ended by itself
                 worker.kill()

@@ -41,7 +41,7 @@ def serve(connection: socket.socket) -> None:
     """Answer requests about mounts until the agent closes the connection: the main function of the mount child."""
     asking = MountProber()
     link = ChildLink(connection, msgspec.msgpack.Decoder(MountRequests))
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(ConnectionError):  # the agent is gone
         while True:
             link.send(asking.round(link.receive()))
     os._exit(0)  # no thread that hangs keeps us

@@ -25,7 +25,7 @@ def serve(connection: socket.socket) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     updaters: list[DirSizeUpdater] = []
     link = ChildLink(connection, msgspec.msgpack.Decoder(DirSizeRequests), max_body=MAX_BODY)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the agent is gone
         updaters += [DirSizeUpdater(order) for order in link.receive().orders]
         while True:
             for number in _wait(connection, updaters):

@@ -206,4 +206,4 @@ def _is_there(folder: TreeFolder) -> bool:
     try:
         return os.lstat(folder.path).st_ino == folder.inode
     except OSError:
-        return False
+        return False  # removed, or renamed

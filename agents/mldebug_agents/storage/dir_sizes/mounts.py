@@ -58,6 +58,7 @@ def real_path(fd: int, root: str, path: str) -> str:
     """A path by which this process can open that folder. Raises OSError where there is none."""
     own = os.fstat(fd)
     for one in (os.readlink(f"/proc/self/fd/{fd}"), f"{root}{path}"):
+        # by that name it is not to be reached: the next is tried
         with contextlib.suppress(OSError):
             if os.path.samestat(os.stat(one), own):
                 return one

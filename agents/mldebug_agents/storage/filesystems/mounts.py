@@ -143,7 +143,7 @@ def _denied(folder: str) -> bool:
     try:
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except PermissionError:
-        return True
+        return True  # the monitor tells how many there are
     except OSError:
         return False  # it has ended
     return False
@@ -170,7 +170,7 @@ def _open_on(host: Host, pid: int) -> set[int]:
     """The mount ids of all open files."""
     folder = f"{host.proc}/{pid}/fdinfo"
     numbers: list[str] = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the process has ended, or is not this user's
         numbers = os.listdir(folder)
     return {procfs.parse_fdinfo(host.text(pid, f"fdinfo/{fd}"))[1] for fd in numbers}
 

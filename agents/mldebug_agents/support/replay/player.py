@@ -114,7 +114,7 @@ def _view(memory: Mapping[str, bytes]) -> str:
     try:
         return msgspec.json.decode(memory.get(EXPECTED, b"{}"), type=ExpectedGpus).view
     except msgspec.MsgspecError:
-        return ""
+        return ""  # recorded by another version
 
 
 def _timeline(recording: Recording) -> list[Event]:

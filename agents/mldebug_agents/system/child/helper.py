@@ -166,7 +166,7 @@ class _Helper:
     def _bury(self, pid: int) -> None:
         child = self._children.pop(pid, None)
         if child:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # nobody of its group is left
                 os.killpg(pid, signal.SIGKILL)
         _, wait_status = os.waitpid(pid, 0)
         if child:
@@ -230,5 +230,5 @@ def _keep_only(keep: set[int]) -> None:
 
 def _close(fds: Iterable[int]) -> None:
     for fd in fds:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # that of the listing itself, which is closed
             os.close(fd)

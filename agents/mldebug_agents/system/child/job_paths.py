@@ -237,7 +237,7 @@ def _reached(name: bytes, handle: int, access: Access) -> bool:
         with closing(top), access:
             other = open_inside(top, name, flags, access=access, links=False)
     except (OSError, Refused):
-        return False
+        return False  # he cannot reach it, for whatever reason
     with closing(other):
         return os.path.samestat(os.fstat(other), os.fstat(handle))
 

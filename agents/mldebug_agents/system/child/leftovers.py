@@ -44,7 +44,7 @@ def survivors(children: Sequence[Leftover], seconds: float) -> list[Leftover]:
 
 
 def _pids_of(parent: int, proc: Path) -> list[int]:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a kernel without this list: all processes are asked
         pids = (proc / f"{parent}/task/{parent}/children").read_text()
         return [int(word) for word in pids.split()]
     return [int(entry.name) for entry in proc.glob("[0-9]*")]

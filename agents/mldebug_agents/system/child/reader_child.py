@@ -76,7 +76,7 @@ class ReadAnswer(msgspec.Struct, frozen=True, array_like=True):
 def serve(connection: socket.socket) -> None:
     """Answer requests until the agent closes the connection: the main function of the reader child."""
     link = ChildLink(connection, msgspec.msgpack.Decoder(ReadRequest), max_body=MAX_BODY)
-    with suppress(ConnectionError):
+    with suppress(ConnectionError):  # the agent is gone
         while request := link.receive():
             for path in request.paths:
                 link.send(answer(request, path))

@@ -25,6 +25,7 @@ class SystemdNotifier:
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        # systemd is busy: the next state replaces this one
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
             link.setblocking(False)
             link.sendto("\n".join(states).encode(), address)

@@ -86,7 +86,7 @@ class Shutdown:
 
 
 def _out(code: int = 0) -> None:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # stdout is closed
         sys.stdout.flush()
     os._exit(code)
 

@@ -169,7 +169,7 @@ def clear_up(folder: str) -> None:
         try:
             (os.unlink if step.endswith(POLLED) else os.rmdir)(step)
         except OSError:
-            pass
+            pass  # others still use it
 
 
 def _look(handle: int, folder: str, now: float) -> SwitchReading:

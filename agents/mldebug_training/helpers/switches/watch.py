@@ -159,4 +159,4 @@ class SwitchWatch:
         try:
             step()
         except Exception:
-            pass
+            pass  # nothing of this may end the job

@@ -34,7 +34,7 @@ def _readable(archive: ReportStore) -> Iterator[Path]:
     try:
         names = archive.names()[:LISTED]
     except AccessError:
-        return
+        return  # not this user's: TAB offers nothing
     for name in names:
         if os.access(archive.folder / name / "report.json", os.R_OK):
             yield archive.folder / name

@@ -24,7 +24,7 @@ def serve(connection: socket.socket) -> None:
     )  # a library that crashes must not fill the disk
     vendors: dict[str, Vendor] = {}
     link = ChildLink(connection, msgspec.msgpack.Decoder(GpuRequest), max_body=MAX_BODY)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the agent is gone
         while True:
             link.send(answer(link.receive(), vendors))
     for vendor in vendors.values():

@@ -59,6 +59,7 @@ class NvmlEvents:
     def close(self) -> None:
         """Free the event set; call it before the library is shut down."""
         if self._set is not None:
+            # the driver is gone, and the set with it
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._set)
         self._set = None

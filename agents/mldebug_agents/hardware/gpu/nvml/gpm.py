@@ -99,7 +99,7 @@ class Gpm:
         try:
             return getattr(self._nvml, function)(*arguments)
         except (self._nvml.NVMLError, AttributeError):
-            return None
+            return None  # an older driver or board has none; a snapshot that is not to be had is noted where it is taken
 
 
 def _activity(window: float, values: dict[int, float]) -> GpuActivity:
@@ -107,7 +107,7 @@ def _activity(window: float, values: dict[int, float]) -> GpuActivity:
         try:
             return to(values[number])
         except (KeyError, bounds.AbsurdError):
-            return None
+            return None  # the board does not tell it, or tells an absurd one
 
     tensor = {pipe: take(number, bounds.nearly_percent) for pipe, number in _TENSOR.items()}
     return GpuActivity(

@@ -112,6 +112,7 @@ class Library:
             raise MissingLibraryError(f"{function}: {error}") from None
 
     def _text(self, function: str) -> str:
+        # an older driver does not tell it
         with contextlib.suppress(self.nvml.NVMLError, ValueError, AttributeError):
             return bounds.words(getattr(self.nvml, function)())
         return ""
