@@ -102,6 +102,7 @@ KERNEL_RULES: dict[Kind, KernelRule] = {
     Kind.GPU_RESET: _poor("gpu_errors", _A.WATCH, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_RESET_OK: _plain("gpu_errors"),
     Kind.GPU_RESET_FAILED: _bad("gpu_errors", _A.REBOOT, lasting=True, ended_by=(Kind.GPU_RESET_OK,)),
+    Kind.GPU_FIRMWARE_SILENT: _poor("gpu_errors", _A.RESET_WHEN_IDLE, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_RING_TIMEOUT: _poor("gpu_errors", _A.RESET_WHEN_IDLE, ended_by=(Kind.GPU_RESET_OK,)),
     Kind.GPU_PAGE_FAULT: _plain("gpu_errors"),
     Kind.GPU_RAS_CORRECTED: _poor("gpu_errors", _A.WATCH, limit="gpu_ras_corrected", per_device=True),

@@ -81,6 +81,7 @@ PLAIN: dict[KernelEventKind, str] = {
     KernelEventKind.GPU_RESET: "the driver resets a GPU (amdgpu)",
     KernelEventKind.GPU_RESET_OK: "a GPU was reset (amdgpu)",
     KernelEventKind.GPU_RESET_FAILED: "a GPU could not be reset (amdgpu)",
+    KernelEventKind.GPU_FIRMWARE_SILENT: "the firmware of a GPU does not answer its driver (amdgpu)",
     KernelEventKind.GPU_RING_TIMEOUT: "a GPU did not end its work in time (amdgpu)",
     KernelEventKind.GPU_PAGE_FAULT: "a program used a wrong address on a GPU (amdgpu)",
     KernelEventKind.GPU_RAS_CORRECTED: "corrected errors of a GPU (amdgpu)",

@@ -69,6 +69,7 @@ class KernelEventKind(StrEnum):
     GPU_RESET = "gpu_reset"  # amdgpu resets a GPU
     GPU_RESET_OK = "gpu_reset_ok"
     GPU_RESET_FAILED = "gpu_reset_failed"
+    GPU_FIRMWARE_SILENT = "gpu_firmware_silent"  # amdgpu: its firmware (SMU) does not answer
     GPU_RING_TIMEOUT = "gpu_ring_timeout"  # amdgpu: a GPU did not do its work in time
     GPU_PAGE_FAULT = "gpu_page_fault"  # amdgpu: a program used an address that is not its own
     GPU_RAS_CORRECTED = "gpu_ras_corrected"  # amdgpu: memory or logic errors, corrected

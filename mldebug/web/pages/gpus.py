@@ -22,7 +22,7 @@ from mldebug.status.snapshot import Snapshot
 from mldebug.web.gpu_cards import GpuCard, gpu_cards
 from mldebug.web.page import PageRequest, WebPage
 
-NO_GPU = "No GPU here: this node has no NVIDIA driver, and GPUs of other vendors are not read."
+NO_GPU = "No GPU here: this node has no NVIDIA driver, and no card of amdgpu."
 NOT_YET = "The GPUs have not been read yet."
 MOST = 256  # GPUs
 MOST_EVENTS = 64

@@ -143,7 +143,7 @@ def test_the_only_vendor_that_is_here_fails_as_it_does_alone(
 
 def test_without_a_section_every_file_is_tried_nvidia_first(spawner: Spawner) -> None:
     reader = node_reader(spawner, Host(), {})
-    assert [one.vendor for one in reader._readers] == ["nvidia", "abacus"]
+    assert [one.vendor for one in reader._readers] == ["nvidia", "abacus", "amd"]
     reader.close()
 
 
@@ -195,7 +195,7 @@ def test_the_numbers_of_the_first_vendor_that_loses_a_gpu_stay_its_own(
 @pytest.mark.parametrize(
     ("section", "problem"),
     [
-        ("{a: {kind: amd}}", "amd"),
+        ("{a: {kind: intel}}", "intel"),
         ("{a: {kind: nvidia, libary: x}}", "library"),
         ("{a: {}}", "kind"),
     ],

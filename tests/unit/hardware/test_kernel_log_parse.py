@@ -169,6 +169,7 @@ EXPECTED: dict[int, tuple[KernelEventKind, dict[str, Any]]] = {
     160: (K.NIC_FATAL, {"device": "0000:00:06.0"}),
     161: (K.NIC_ERROR, {"device": "rdmap0s6"}),
     162: (K.GPU_RING_TIMEOUT, {"device": "0000:83:00.0"}),
+    163: (K.GPU_FIRMWARE_SILENT, {"device": "0000:83:00.0"}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

@@ -47,6 +47,7 @@ ALLOWED: dict[str, str] = {
     "cluster/peers/net/identity.py": OPERATOR,
     "hardware/gpu/holders.py": KERNEL,
     "hardware/gpu/reads.py": KERNEL,
+    "hardware/gpu/vendors/amd.py": KERNEL,
     "hardware/kernel_log.py": KERNEL,
     "hardware/ports/reader.py": KERNEL,
     "incidents/exits/kernel_deaths.py": KERNEL,

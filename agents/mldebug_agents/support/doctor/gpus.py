@@ -20,6 +20,8 @@ REBOOT = "drain the node and reboot it"
 ASK_AGAIN = "look for Xid lines in the kernel log, and ask again in a minute"
 REMEMBER = "run the agent, which remembers them, or set health.gpus in the config"
 
+AMD = "amd"  # name of the vendor's file
+
 
 class GpuExamination(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `doctor --gpus`, as `--json` prints it."""
@@ -69,11 +71,14 @@ def _checks(overview: GpuOverview, snapshot: Snapshot | None) -> Iterator[Doctor
 
 def _library(overview: GpuOverview) -> DoctorCheck:
     name = "NVML library"
+    if overview.gpus is not None and {one.vendor for one in overview.gpus.gpus} == {AMD}:
+        meaning = f"amdgpu {overview.gpus.driver_version or 'of the kernel'}, by /sys: from recordings, not tried on a card"
+        return DoctorCheck(name="GPU driver", state="limited", meaning=meaning)
     if overview.no_library:
         return DoctorCheck(
             name=name,
             state="missing",
-            meaning="there is none: no NVIDIA GPU, or no driver",
+            meaning="there is none: no GPU of NVIDIA or AMD, or no driver",
             way_out=DRIVER_AWAY,
         )
     if overview.gpus is None:
