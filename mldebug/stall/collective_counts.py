@@ -16,14 +16,18 @@ class CollectiveProgress:
 
     def __init__(self) -> None:
         self._last: NcclRas | None = None
+        self._last_at = 0.0
         self._moves = 0
         self._moved_at = 0.0
 
     def take(self, answer: NcclRas, at: float) -> None:
-        """Add one more answer of NCCL RAS. Two answers that cannot be compared show no progress."""
+        """Add one more answer of NCCL RAS. Two answers that cannot be compared show no progress.
+
+        A count that grew between two answers may have grown right after the first: a hang that began since is not the younger for it.
+        """
         if self._last is not None and moved(self._last, answer):
-            self._moves, self._moved_at = self._moves + 1, at
-        self._last = brief(answer)
+            self._moves, self._moved_at = self._moves + 1, max(self._moved_at, self._last_at)
+        self._last, self._last_at = brief(answer), at
 
     def forget(self) -> None:
         """Forget the last answer, so that the next one is compared with none; other evidence covers the time between."""

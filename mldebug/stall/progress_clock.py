@@ -114,11 +114,6 @@ class ProgressClock:
         """Whether any signal counts steps, log records or heartbeats."""
         return any(kind in self.memory.values for kind in STEPS)
 
-    @property
-    def has_signal(self) -> bool:
-        """Whether there is any signal of the job's own, for example a log that grows."""
-        return any(kind != ProgressKind.RAS for kind in self.memory.values)
-
     def started(self, look: RunLook) -> bool:
         """Whether this attempt has made its first step."""
         return look.started or self.memory.stepped or self.memory.beats >= BEATS

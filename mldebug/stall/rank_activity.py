@@ -12,6 +12,8 @@ What its other threads and its children do counts as movement where the main thr
 | at a lock, a queue, a future, a pipe, a socket, or nobody knows where | any other | both |
 | in a sleep, a debugger, at a terminal, on storage, or is stopped | `ITS_OWN` | nobody, since it last woke |
 
+A rank that spins in frames which say nothing may wait: what a native stack has shown of it holds while its frames stay the same.
+
 A sleeper that wakes now and then to look (`while not done(): sleep(5)`) waits for somebody: others count up to then.
 A thread counts from `OTHERS_BUSY`, a child from `CHILDREN_BUSY`, both also by their I/O: a copy needs little CPU.
 
@@ -107,6 +109,8 @@ class RankActivity(msgspec.Struct, kw_only=True):
     sampled_at: float = 0.0
     frames_first_at: float = 0.0  # the first sample that showed the present frames
     changed: bool = False  # the last sample showed other frames than the one before
+    has_device: bool = True  # it may use a GPU: one that waits and spins may be computing there
+    proved: RankLook | None = None  # with what a native stack showed of it, in the present frames
     write_rate: WriteRate = msgspec.field(default_factory=WriteRate)
     written_before: int = 0  # bytes, when the job last moved
     checkpoint_grew_at: float = -math.inf  # when its bytes last grew as fast as a checkpoint's
@@ -118,8 +122,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         if (self.write_rate.take(now, look.written_bytes) or 0.0) >= FAST and grew:
             self.checkpoint_grew_at = now
         self.last, self.looked_at = look, now
-        if look.role is not None:
-            self.role, self.classified = look.role, look
+        self._classify(look)
         if look.device_progress is not None:
             self.device_moves = look.device_progress
         if look.compiling or look.device_progress:
@@ -135,7 +138,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         self.unchanged_since = self.frames_unchanged_since = self.sampled_at = now
         self.no_switches_since = self.cpu_idle_since = self.cpu_low_since = now
         self.asleep_since = self.others_idle_since = now
-        self.signature = self.role = self.classified = self.device_moves = None
+        self.signature = self.role = self.classified = self.device_moves = self.proved = None
         self.samples = 0
         self.written_before, self.checkpoint_grew_at = self.last.written_bytes, -math.inf
 
@@ -168,7 +171,7 @@ class RankActivity(msgspec.Struct, kw_only=True):
         """Since when the rank has shown no movement at all, on the caller's clock."""
         if self.role is Role.WAITING and self.polls:
             return self.same_frames_since
-        spins = self.role is Role.WAITING and self.device_moves is False
+        spins = self.role is Role.WAITING and (self.device_moves is False or not self.has_device)
         return self.unchanged_since if spins else max(self.unchanged_since, self.idle_since)
 
     @property
@@ -221,7 +224,30 @@ class RankActivity(msgspec.Struct, kw_only=True):
             or (self.polls and now - self.same_frames_since >= window)
         ):
             return Condition.WAITING
-        return Condition.BLIND if now - self.no_switches_since >= window else Condition.BUSY
+        if now - self.no_switches_since < window:
+            return Condition.BUSY
+        return Condition.BLIND if self.has_device else Condition.WAITING
+
+    def is_open(self, now: float, window: float) -> bool:
+        """Whether it stood in one place for so long, and its samples leave open whether it waits or works."""
+        steady = min(now - self.frames_first_at, now - self.unchanged_since)
+        unclear = self.role in (Role.BUSY, Role.UNCLEAR) and self.samples > 1
+        return unclear and steady >= window and now - self.idle_since < window
+
+    def prove(self, found: RankLook) -> None:
+        """Take over that it waits, as a native stack has shown; holds while its Python frames stay what they are."""
+        if self.samples and self.role in (Role.BUSY, Role.UNCLEAR):
+            self.proved = found
+            self.role, self.classified = found.role, found
+
+    def _classify(self, look: RankLook) -> None:
+        if look.role is None:
+            return
+        if look.frames_signature != self.signature:
+            self.proved = None
+        known = self.proved if look.role in (Role.BUSY, Role.UNCLEAR) else None
+        self.classified = known or look
+        self.role = self.classified.role
 
     def _compare_frames(self, signature: str | None, now: float) -> None:
         if signature is None:

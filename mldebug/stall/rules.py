@@ -3,8 +3,8 @@
 | the run | the clock | speaks after |
 |---|---|---|
 | reports steps, log records or heartbeats, and has started | time without progress | `timeout` |
-| has not made its first step | all ranks frozen; who indexes or compiles is not | `init_timeout` |
-| reports nothing at all | all ranks frozen | 60 s; 240 s while a log grows that nobody can read |
+| tells steps, and has not made its first one | all ranks frozen; who indexes or compiles is not | `init_timeout` |
+| reports nothing at all, or only lines in a log | all ranks frozen | 60 s; 240 s while a log grows that nobody can read |
 | reports nothing here, has ranks on other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
 
 A collective that is launched begins every clock anew, and that none is launched proves nothing: work in a CUDA graph is
@@ -15,6 +15,8 @@ is not blamed within its usual gap. A checkpoint that grows is a job that moves,
 then is about to be killed, and a hung job that writes a debug log for ever ends there, too. A rank that stands in one line
 while its GPU works may evaluate for long, and may hang in a kernel that never ends, or beside a stranger on its GPU:
 nothing tells them apart but time, so that counts as moving for `DEVICE_LIMIT` at most.
+Of a run that reports nothing, nobody can say that it has made its first step until one of its GPUs has worked: before that, a rank
+that prepares data while the others wait for it is blamed only when the collective is about to end the job.
 A timeout that stands in the configuration as a number is obeyed as it is.
 """
 
@@ -35,6 +37,9 @@ DEVICE_LIMIT = 1800.0  # seconds; more where the run has survived such a pause
 SURVIVED = 1.5
 NO_SIGNAL, UNREADABLE_LOG = 60.0, 240.0
 NEWCOMER = 30.0  # an agent that came later than the stall looks at least so long before it speaks
+STANDS = 3.0  # seconds without a context switch after which a run may have come to a stand
+CLOSER = 0.6  # of the timeout, after which a native stack is asked about who may wait or work
+AGAIN = 10.0  # timeouts until it is asked again in a run that tells no steps: it stops a rank for a moment
 SAMPLES = 10  # planned over a window, so that at least 8 fit
 LATER = 10.0  # seconds between samples after the confirmation
 SOONEST = 0.25
@@ -77,7 +82,7 @@ def choose(
         busy = max(patience, _busy_limit(settings, look, timeout, excused))
         device = _device_limit(clock, busy, excused)
         return StallRule("progress", timeout, window, busy, device, patience, dies)
-    if not started and (clock.has_signal or ranks.any_class(STARTING)):
+    if not started and (clock.has_rhythm or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
         return StallRule("stillness", timeout, timeout.seconds, None)
     timeout = _without_signal(settings, clock)
@@ -85,6 +90,8 @@ def choose(
     patience = max(timeout.seconds, dies) if others else timeout.seconds
     excused = _is_excused(ranks, clock.now, timeout.seconds)
     busy = _busy_limit(settings, look, timeout, excused)
+    if not (started or ranks.worked) and settings.busy_timeout == "auto":
+        busy = max(busy, dies)
     return StallRule(
         "stillness", timeout, timeout.seconds, busy, patience=patience, checkpoint_limit=dies
     )
@@ -121,15 +128,18 @@ def keeps_waiting(rule: StallRule, some_unmoved: float) -> bool:
     return rule.by == "stillness" and limit is not None and some_unmoved >= limit / 2
 
 
-def sparse_spacing(rule: StallRule, changed: bool) -> float:
+def sparse_spacing(rule: StallRule, changed: bool, unmoved: float) -> float:
     """Seconds between two stack samples of a run that has no progress signals, while cheap signs (CPU, switches, I/O) show that it moves.
 
     A wait that polls looks alive to every counter, and that is how ranks wait for each other before the first step.
-    A run whose frames changed is sampled less often.
+    A run whose frames changed is sampled less often, unless no rank has moved by any cheap sign for `unmoved` seconds.
     """
     if rule.busy_limit is None:
         return max(SOONEST, min(LATER, rule.timeout.seconds / SAMPLES))
-    return rule.timeout.seconds if changed else rule.timeout.seconds / 4
+    if unmoved >= STANDS:
+        return rule.timeout.seconds / 6
+    often = not changed or rule.timeout.seconds < NO_SIGNAL
+    return rule.timeout.seconds / (4.0 if often else 2.5)
 
 
 def spacing(rule: StallRule, over: bool) -> float:
@@ -137,6 +147,12 @@ def spacing(rule: StallRule, over: bool) -> float:
     half = rule.window if rule.by == "progress" else rule.timeout.seconds / 2
     planned = max(SOONEST, half / SAMPLES)
     return max(planned, min(LATER, half / 4)) if over else planned
+
+
+def wants_closer(rule: StallRule, quiet: float, ranks: RunActivity, now: float) -> bool:
+    """Whether a capture is due before the timeout, because samples leave open who waits and who works."""
+    limit = rule.timeout.seconds
+    return CLOSER * limit <= quiet and ranks.any_open(now, limit / 4)
 
 
 def _kept_waiting(rule: StallRule, ranks: RunActivity, now: float) -> bool:
@@ -147,7 +163,7 @@ def _kept_waiting(rule: StallRule, ranks: RunActivity, now: float) -> bool:
     writes = now - ranks.checkpoint_moved_at(now, rule.window) < rule.busy_limit
     if writes and standing.stood_for(now) < rule.checkpoint_limit:
         return False
-    return bool(standing.busy) and standing.somebody_stands
+    return bool(standing.busy) and bool(standing.waiting or standing.blind)
 
 
 def _by_rhythm(

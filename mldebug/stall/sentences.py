@@ -1,14 +1,14 @@
 """A decision of the stall watch as one sentence, for the log and for `mldebug status`. Job-written text is cleaned."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from mldebug.core.model import Role
 from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import safe_line
 from mldebug.stall.rank_activity import STOPPED, RankActivity
 from mldebug.stall.rules import StallRule
-from mldebug.stall.signals import Progress, ProgressKind
+from mldebug.stall.signals import ProgressKind, RunLook
 from mldebug.stall.stillness import StillnessSummary
 
 NAMED = 3
@@ -28,18 +28,19 @@ CHARTS = {
 BETTER = "`mldebug run -- …`, or a step in its log, would tell more"
 
 
-def signal_words(progress: Sequence[Progress], format_: str) -> str:
+def signal_words(look: RunLook, format_: str) -> str:
     """By which signal a run is known to move, and what would give a better one. `format_`: of the file that told its step."""
-    kinds = {signal.kind for signal in progress}
+    kinds = {signal.kind for signal in look.progress}
     if ProgressKind.HEARTBEAT in kinds:
         return "the hook in its ranks"
     if kinds & {ProgressKind.STEP, ProgressKind.RECORD}:
         return f"steps in {CHARTS.get(format_, 'its log')}"
     if ProgressKind.RAS in kinds:
         return f"the collectives that NCCL counts; {BETTER}"
-    if ProgressKind.LOG_GROWTH in kinds:
-        return f"whether its ranks move, for no line of its log tells a step; {BETTER}"
-    return f"whether its ranks move; {BETTER}"
+    devices = all(rank.device_progress is not None for rank in look.ranks)
+    lives = "what its GPUs do" if devices else "stack samples of its ranks"
+    why = ", for no line of its log tells a step" if ProgressKind.LOG_GROWTH in kinds else ""
+    return f"{lives}{why}; {BETTER}"
 
 
 def stage_words(stage: str) -> str:
@@ -57,7 +58,7 @@ def quiet_words(
         words = f"last step {seconds(quiet)} ago" if early else f"no step for {seconds(quiet)}"
         return words + gap
     if early:
-        return f"all ranks move; this job tells no step ({rule.timeout.why})"
+        return f"no rank stands still; this job tells no step ({rule.timeout.why})"
     return f"{who} moved for {seconds(quiet)} ({rule.timeout.why})"
 
 

@@ -1,11 +1,12 @@
 """Which ranks of a run are frozen and which move: the activity of all ranks, sorted by what they did in a window."""
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
 from mldebug.stall.rank_activity import Condition, RankActivity, new_activity
-from mldebug.stall.signals import RunLook
+from mldebug.stall.signals import RankLook, RunLook
 
 
 class StillnessSummary(msgspec.Struct, frozen=True):
@@ -68,6 +69,7 @@ class RunActivity:
         self._exited: tuple[int, ...] = ()
         self._missing: tuple[int, ...] = ()
         self._checkpoint_grew_at = -math.inf
+        self.worked = False  # a GPU of the run has computed in this attempt
 
     def update(self, run_look: RunLook, now: float) -> None:
         """Take one reading of every rank. A rank that is not in it is forgotten."""
@@ -82,12 +84,30 @@ class RunActivity:
                 activity = new_activity(look, now)
             else:
                 activity.update(look, now)
+            activity.has_device = run_look.backend == "nccl" or look.device_progress is not None
+            self.worked = self.worked or look.device_progress is True
             self._by_rank[look.rank] = activity
 
     def forget(self, now: float) -> None:
         """Note that the job made progress: what ranks did before counts for no later stall."""
         for activity in self._by_rank.values():
             activity.forget(now)
+
+    def prove(self, found: Mapping[int, RankLook]) -> None:
+        """Take over which ranks wait, as a capture's native stacks have shown."""
+        for rank, look in found.items():
+            if rank in self._by_rank:
+                self._by_rank[rank].prove(look)
+
+    def any_open(self, now: float, window: float) -> bool:
+        """Whether a rank stood in one place for so long, and samples leave open whether it waits or works."""
+        return any(activity.is_open(now, window) for activity in self._by_rank.values())
+
+    @property
+    def on_devices(self) -> bool:
+        """Whether the GPUs of all ranks compute or move memory, as last read."""
+        activities = self._by_rank.values()
+        return bool(activities) and all(one.device_moves for one in activities)
 
     def unmoved_for(self, now: float) -> tuple[float, float]:
         """Seconds for which all ranks, and for which at least one rank, showed no sign of movement other than CPU time."""

@@ -6,10 +6,12 @@ Pure: no threads, no files, no clock; the same looks give the same decisions.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from mldebug.stall.progress_clock import ProgressClock, StallMemory
 from mldebug.stall.rules import (
+    AGAIN,
     StallRule,
     StallSettings,
     choose,
@@ -19,9 +21,10 @@ from mldebug.stall.rules import (
     spacing,
     sparse_spacing,
     waits_for_others,
+    wants_closer,
 )
 from mldebug.stall.sentences import checkpoint_words, quiet_words, seconds, standing_words
-from mldebug.stall.signals import RunLook, Stage, StallDecision
+from mldebug.stall.signals import RankLook, RunLook, Stage, StallDecision
 from mldebug.stall.stillness import RunActivity, StillnessSummary
 from mldebug.stall.timeouts import Timeout
 
@@ -43,6 +46,7 @@ class StallWatch:
         self._ranks = RunActivity()
         self._first_look_at: float | None = None
         self._sampled_at: float | None = None
+        self._closer_at: float | None = None
         self._resumed = self._memory.confirmed
 
     @property
@@ -64,6 +68,10 @@ class StallWatch:
         """Set whether the Flight Recorder of a rank is still to come after the newest capture; a full one takes a minute."""
         self._memory.awaits = awaits
 
+    def take_classes(self, found: Mapping[int, RankLook]) -> None:
+        """Take over which ranks wait, as the native stacks of a capture have shown; whose frames have changed since is not believed."""
+        self._ranks.prove(found)
+
     def look(self, look: RunLook) -> StallDecision:
         """Take one reading of the run, and decide whether it is well, quiet, suspect or stalled."""
         interrupted = self._begin_attempt(look)
@@ -79,7 +87,7 @@ class StallWatch:
         if pause is not None:
             if self._memory.opened is not None:
                 return self._recovered(pause)
-            self._moved()
+            self._moved(self._clock.memory.progressed)
         rule = choose(self._settings, look, self._clock, self._ranks, self._watched)
         return self._judge(rule) if self._memory.opened is None else self._follow(rule)
 
@@ -116,15 +124,15 @@ class StallWatch:
         self._moved()
         return decision
 
-    def _moved(self) -> None:
-        """The job moves: what came before counts for no later stall."""
+    def _moved(self, at: float | None = None) -> None:
+        """The job has moved, now or at that time: what came before counts for no later stall."""
         memory = self._memory
         memory.confirmed = memory.awaits = False
         memory.captured = 0
         memory.opened = memory.stalled_since = None
         memory.key, memory.stood, memory.timeout = "", (), 0.0
         self._resumed = False
-        self._ranks.forget(self._clock.now)
+        self._ranks.forget(self._clock.now if at is None else at)
         self._sampled_at = None
 
     # --- from quiet to verdict ---
@@ -161,21 +169,41 @@ class StallWatch:
         return self._ranks.stillness(self._clock.now, window, devices=devices)
 
     def _sparse_sample_due(self, rule: StallRule) -> bool:
-        """Whether to take a sparse sample: without progress signals, only frames show that a rank which looks alive merely polls."""
-        pace = sparse_spacing(rule, self._ranks.changed)
-        return rule.by == "stillness" and self._watched >= pace and self._sample_due(pace)
+        """Whether to take a sparse sample: without progress signals, only frames show that a rank which looks alive merely polls.
+
+        None is taken while the GPUs work, or NCCL has counted collectives a moment ago.
+        """
+        unmoved, _ = self._ranks.unmoved_for(self._clock.now)
+        pace = sparse_spacing(rule, self._ranks.changed, unmoved)
+        if rule.by != "stillness" or min(self._watched, self._clock.quiet) < pace:
+            return False
+        return not self._ranks.on_devices and self._sample_due(pace)
+
+    def _closer_due(self, rule: StallRule, quiet: float) -> bool:
+        """Whether to capture now, so that at the timeout nobody's class is open for lack of asking."""
+        now, before = self._clock.now, self._closer_at
+        if self._memory.confirmed or not wants_closer(rule, quiet, self._ranks, now):
+            return False
+        pause = AGAIN * rule.timeout.seconds if rule.by == "stillness" else 0.0
+        if before is not None and now - before < max(pause, quiet):
+            return False
+        self._closer_at = now
+        return True
 
     def _suspect(self, rule: StallRule, quiet: float) -> StallDecision:
         left = rule.timeout.seconds - quiet
         early = rule.by == "stillness" and left > rule.timeout.seconds / 2
         pace = spacing(rule, over=early or left <= 0)
         writers = checkpoint_words(self._ranks.checkpoint_writers)
+        closer = self._closer_due(rule, quiet)
         return self._decision(
             Stage.SUSPECT,
             f"{self._quiet_words(rule, quiet)}: {writers or 'looking closer'}",
             rule=rule,
             quiet=quiet,
             sample=self._sample_due(pace),
+            capture=closer,
+            closer=closer,
             next_look=min(pace, left) if left > 0 else pace,
         )
 

@@ -3,14 +3,15 @@
 | the run | asked |
 |---|---|
 | tells steps by its log or its hook | while it is quiet, every 2 s at most |
-| tells nothing of that kind | every 15 s, and while it is quiet as above |
-| has more than 16 nodes | while it is quiet, so seldom that the whole job is asked 8 times a second at most |
+| tells nothing of that kind | every 15 s, oftener where `stall.timeout` is below 45 s, and while it is quiet as above |
+| has more than 16 nodes | as above, so seldom that the whole job is asked 8 times a second at most; while it is not quiet by the node of rank 0 alone |
 | has switched RAS off, or uses no GPU | never |
 
 Each question makes every process of the job answer, so a run that is known to move is not asked. Belongs to the main
 loop's thread; the asking is a worker's.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from mldebug.core.model import Job
 from mldebug.stall.collective_counts import CollectiveProgress
 from mldebug.stall.signals import STEPS, Stage
 from mldebug_agents.capture.nccl_ras.child import RasReply
-from mldebug_agents.capture.nccl_ras.client import MAX_NODES, nodes_of, switched_off
+from mldebug_agents.capture.nccl_ras.client import is_ours_to_ask, nodes_of, switched_off
 from mldebug_agents.system.workers import Result
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run
@@ -109,4 +110,7 @@ def _pace(run: Run) -> float | None:
     if run.decision.stage not in CALM:
         return max(QUIET, nodes_of(run.job) / AT_MOST)
     has_steps = any(one.kind in STEPS for one in run.last_look.look.progress)
-    return None if has_steps or nodes_of(run.job) > MAX_NODES else HEALTHY
+    if has_steps or not is_ours_to_ask(run.job):
+        return None
+    timeout = run.decision.timeout or math.inf
+    return max(min(HEALTHY, timeout / 3), nodes_of(run.job) / AT_MOST)

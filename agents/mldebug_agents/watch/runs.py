@@ -190,7 +190,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         step_times=look.step_times,
         progress_at=_progress_at(decision, look),
         log=look.log,
-        lives_by=signal_words(look.look.progress, look.step_format) if look.look.ranks else "",
+        lives_by=signal_words(look.look, look.step_format) if look.look.ranks else "",
         log_counts=look.log_counts,
         incident=run.incident.id if run.incident else "",
         incident_kind=run.incident.kind if run.incident else "",

@@ -1,6 +1,6 @@
 """Made-up runs as looks, and a driver that asks the watch as an agent does: stacks are seen only when it wanted them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,6 +60,7 @@ SAVES = Does(
 RENDEZVOUS = Does(Role.WAITING, "waits in init_process_group", "init_process_group", "init")
 EXITED = Does(Role.EXITED, "has exited")
 
+CAPTURE_LOOKS = 3
 Crew = Does | dict[int, Does]
 
 
@@ -194,20 +195,38 @@ def watch(
     memory: StallMemory | None = None,
     *,
     blind: bool = True,
+    native: Mapping[int, Does] = {},
     **settings: Any,
 ) -> Story:
-    """Show the looks to a watch. `blind`: stacks and classes are hidden unless the look before asked for them."""
+    """Show the looks to a watch. `blind`: stacks and classes are hidden unless the look before asked for them.
+
+    `native`: what the native stacks of a capture show of a rank; the capture is done three looks after it was asked for.
+    """
     chosen = StallSettings(**{"interval": 1.0, **settings})
     watcher = StallWatch(chosen, memory)
     said: list[tuple[float, StallDecision]] = []
     start: float | None = None
-    asked = False
+    asked, taken = False, 0
     for look in looks:
+        taken -= 1
+        if taken == 0:
+            watcher.take_classes({rank: _proved(rank, does) for rank, does in native.items()})
         start = look.at if start is None else start
         decision = watcher.look(_unseen(look) if blind and not asked else look)
         asked = decision.sample
+        taken = CAPTURE_LOOKS if decision.capture else taken
         said.append((look.at - start, decision))
     return Story(said, watcher)
+
+
+def _proved(rank: int, does: Does) -> RankLook:
+    return RankLook(
+        rank=rank,
+        role=does.role,
+        class_name=does.class_name,
+        operation=does.operation,
+        doing=does.doing,
+    )
 
 
 def _unseen(look: RunLook) -> RunLook:

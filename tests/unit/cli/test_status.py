@@ -270,7 +270,9 @@ def test_a_stall_is_past_its_limit(stage: str) -> None:
 
 def test_where_a_limit_comes_from_is_said_once_and_plainly() -> None:
     why = "stall.timeout in the config"
-    run = watched(sentence=f"all ranks move; this job tells no step ({why})", why_timeout=why)
+    run = watched(sentence=f"no rank stands still; this job tells no step ({why})", why_timeout=why)
     text = " ".join(beside(run).split())
-    assert f"watching: all ranks move; this job tells no step; a stall after 30s ({why})" in text
+    assert (
+        f"watching: no rank stands still; this job tells no step; a stall after 30s ({why})" in text
+    )
     assert text.count(why) == 1

@@ -232,7 +232,7 @@ SPEAKS: dict[str, tuple[Callable[[], Run], dict[str, object], tuple[float, float
     "no signal, other nodes, one exited here: 60 s": (
         lambda: unlogged(elsewhere=True).play(60, TRAINS).play(120, {3: EXITED}, others=SPINS),
         {},
-        (119, 123),
+        (119, 126),
         "rank 3 has exited",
     ),
     "no signal, other nodes, a number is obeyed": (

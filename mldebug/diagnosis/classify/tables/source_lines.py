@@ -11,6 +11,12 @@ SOURCE: tuple[NameSign, ...] = (
         r".*(\bcu(da)?\w*Synchronize|\.synchronize)\s*\(.*",
     ),
     sign(
+        "collective",
+        W,
+        "waits for a collective in {site}",
+        r"\s*while\s+not\s+.*\.is_completed\s*\(\s*\)\s*:.*",
+    ),
+    sign(
         "lock",
         I,
         "waits for a lock in {site}",
