@@ -17,7 +17,9 @@ from mldebug.cluster.known_peers import (
 from mldebug.cluster.messages import MAX_PRESENT, End, RunNews, RunWord, Whole
 from mldebug.cluster.quiet_check import QuietCheck
 from mldebug.cluster.roster import PeerRoster
-from mldebug.cluster.run_identity import RunKey, is_of, run_id
+from mldebug.cluster.run_identity import RunKey, is_of, run_id, user_of
+from mldebug.cluster.source_shares import CallBudget
+from mldebug.core.addresses import source_of
 
 LOOK = 1.0  # seconds between two looks at who has progress to tell
 DOUBT = 120.0  # seconds in which nobody notices a stall that others have noticed: then it is over
@@ -58,6 +60,7 @@ class Coordinator(PeerRoster):
         self._past: dict[str, str] = {}  # incident -> why it is over
         self._unknown: dict[str, float] = {}  # incident of a member, of no stall here -> since when
         self._quiet = QuietCheck()
+        self._budget = CallBudget()
         self._tellers: dict[tuple[RunKey, int], tuple[float, tuple[str, ...]]] = {}  # when, who
 
     def due(
@@ -77,7 +80,7 @@ class Coordinator(PeerRoster):
             if stall is not None and not stall.over:
                 stall.noticed_by[peer.announcement.node] = peer.announcement.agent
                 self._one_id(stall, peer, news)
-                if stall.again:
+                if stall.again and self._may_call(peer, key, now):
                     stall.again = False
                     yield self._call(stall, peer, news)
                 continue
@@ -86,17 +89,24 @@ class Coordinator(PeerRoster):
             cause = self._end(peer, news)
             if cause is None and self._held_back(peer, news, now):
                 continue
+            if not self._may_call(peer, key, now):
+                continue
             noticed = {peer.announcement.node: peer.announcement.agent}
             self._quiet.called((key, attempt))
             stall = ClusterStall(cause.incident if cause else news.incident, noticed, cause=cause)
             self._stalls[key, attempt] = stall
             yield self._call(stall, peer, news)
 
+    def _may_call(self, peer: KnownPeer, key: RunKey, now: float) -> bool:
+        """Whether what this node has noticed may cause one more capture now."""
+        return self._budget.take(source_of(peer.via), user_of(key), now)
+
     def _held_back(self, peer: KnownPeer, news: RunNews, now: float) -> float:
         """An incident needs every answering node quiet. Seconds that it waits for that."""
         shown = self._of(news.key, news.attempt)
         others = [pair for pair in shown if self._is_fresh(pair[0], now)]
-        return self._quiet.holds((peer, news), others, now, self.pace)
+        pace = max((self.pace_of(one.via) for one, _ in others), default=0.0)
+        return self._quiet.holds((peer, news), others, now, pace)
 
     def _one_id(self, stall: ClusterStall, peer: KnownPeer, news: RunNews) -> None:
         """Give one stall one id where two exist: another agent coordinated for a while, or news of an earlier bad exit came late.
@@ -250,6 +260,7 @@ class Coordinator(PeerRoster):
 
     def _forget(self, now: float) -> None:
         self._forget_old(now)
+        self._budget.forget(now)
         for (key, attempt), stall in self._stalls.items():
             if stall.over:
                 continue

@@ -28,6 +28,9 @@ class KnownPeer(NamedTuple):
     at: float
     parts: Mapping[str, GroupAnnouncement] = {}
     by: str = ""  # the node that speaks for it; "": itself
+    via: str = (
+        ""  # host of the connection by which it came: of that other node, where one speaks for it
+    )
 
 
 class CaptureCall(NamedTuple):

@@ -29,6 +29,8 @@ MAX_WELCOME = 8 * MAX_MESSAGE  # bytes of the answer, which may hold what was fo
 MAX_GAPS = 4  # of one run
 MAX_PRESENT = 4096  # nodes that are listed as present
 MAX_LINES = 256  # culprits, or sentences, of one diagnosis
+MAX_SIGNALS = 16  # of one run
+MAX_COUNT = 1 << 53  # of steps, as a float holds exactly
 _NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
 
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
@@ -264,6 +266,9 @@ def _believed_run(news: RunNews) -> RunNews:
         raise EvidenceError(error.message) from error
     if wrong := wrong_ranks(ranks, news.world_size):
         raise EvidenceError(f"it {wrong}")
+    if not 0 <= news.attempt < MAX_COUNT:
+        raise EvidenceError(f"it shows attempt {news.attempt}")
+    step = news.step if news.step is None or abs(news.step) < MAX_COUNT else None  # of a job's log
     words = {"name": clean(news.name, 200), "sentence": clean(news.sentence, 500)}
     words["node_list"] = clean(news.node_list, MAX_LIST)
     stage, key = clean(news.stage, 20), tuple(clean(one, 300) for one in news.key[:8])
@@ -272,7 +277,14 @@ def _believed_run(news: RunNews) -> RunNews:
         Gap(what=clean(gap.what, 200), reason=clean(gap.reason, 300))
         for gap in news.gaps[:MAX_GAPS]
     )
-    return msgspec.structs.replace(news, **words, stage=stage, key=key, end=end, gaps=gaps)
+    signals = tuple(
+        msgspec.structs.replace(one, kind=clean(one.kind, 40))
+        for one in (news.signals[:MAX_SIGNALS] if ranks else ())  # who has no rank sees none move
+    )
+    return msgspec.structs.replace(
+        news, **words, stage=stage, key=key, end=end, gaps=gaps, signals=signals, step=step,
+        age=max(0.0, news.age),
+    )  # fmt: skip
 
 
 def believed_welcome(welcome: Welcome) -> Welcome:

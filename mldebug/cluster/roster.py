@@ -25,12 +25,15 @@ from mldebug.cluster.messages import (
     Relayed,
     RunNews,
 )
+from mldebug.cluster.rank_claims import RankClaims
 from mldebug.cluster.run_identity import RunKey
+from mldebug.cluster.source_shares import SourceShares
+from mldebug.core.addresses import source_of
+from mldebug.core.ranksets import shorten_ranks
 
 FRESH = 15.0  # seconds that an announcement holds
 DIRECT = 5.0  # seconds in which who speaks for himself is believed before who speaks for him
 KEPT = 3600.0  # seconds that a node which was heard of is remembered
-MAX_PEERS = 8_192
 MAX_CIRCLES = 64  # of one node
 EACH = 0.02  # seconds between two announcements to one coordinator, which cost it 2 ms each
 SLOWEST = 20.0  # seconds between two announcements of one node
@@ -42,6 +45,8 @@ class PeerRoster:
     def __init__(self) -> None:
         self.refused: dict[str, str] = {}  # address -> why
         self._peers: dict[str, KnownPeer] = {}  # by name of the node
+        self._shares = SourceShares()
+        self._claims: dict[tuple[RunKey, int], RankClaims] = {}
         self._shown: dict[tuple[RunKey, int], dict[str, RunNews]] = {}  # node -> its part of a run
         self._bad: dict[tuple[RunKey, int], set[str]] = {}  # nodes on which ranks ended badly
 
@@ -51,18 +56,41 @@ class PeerRoster:
         if known and self._is_fresh(known, now) and is_another_agent(known, announcement, address):
             self.refused[address] = f"it calls itself {announcement.node}, as {known.address} does"
             return
-        if known is None and len(self._peers) >= MAX_PEERS:
-            self.refused[address] = f"there are {MAX_PEERS:,} nodes already"
-            return
         self.refused.pop(address, None)
-        self._put(announcement.node, self._with_parts(KnownPeer(announcement, address, now), known))
+        announcement = self._uncontested(announcement, address, now)
+        new = self._with_parts(KnownPeer(announcement, address, now, via=address), known)
+        if not self._put(announcement.node, new):
+            self.refused[address] = "it announces more than there is room for"
+
+    def _uncontested(self, announcement: Announcement, address: str, now: float) -> Announcement:
+        """The announcement without runs of which it shows a rank that another node, lately heard of, has shown before."""
+        kept = []
+        for news in announcement.runs:
+            owner = self._owner(announcement.node, news, now)
+            if owner:
+                self.refused[address] = (
+                    f"it shows ranks {shorten_ranks(news.ranks)} of {news.name or 'a run'}, as {owner} does"
+                )
+            else:
+                kept.append(news)
+        return msgspec.structs.replace(announcement, runs=tuple(kept))
+
+    def _owner(self, node: str, news: RunNews, now: float) -> str:
+        """The node that has shown one of these ranks before and is still heard of; "" for none."""
+        claims = self._claims.get((news.key, news.attempt))
+        while claims is not None and (owner := claims.owner(node, news.ranks)):
+            if self._is_fresh(self._peers[owner], now):
+                return owner
+            claims.remove(owner)
+        return ""
 
     def _with_parts(self, new: KnownPeer, known: KnownPeer | None) -> KnownPeer:
         """The peer with what it announced in other groups, as long as those announcements hold."""
         same = known is not None and known.announcement.agent == new.announcement.agent
         before = dict(known.parts) if known and same else {}
         before.pop(new.announcement.circle, None)
-        parts = {n: one for n, one in before.items() if new.at - one.at < self.patience}
+        patience = FRESH + 2 * self.pace_of(new.via)
+        parts = {n: one for n, one in before.items() if new.at - one.at < patience}
         shown = {news.key for news in new.announcement.runs}
         others = tuple(
             aged(news, new.at - one.at)
@@ -76,13 +104,11 @@ class PeerRoster:
         parts[new.announcement.circle] = GroupAnnouncement(new.announcement.runs, new.at)
         return new._replace(announcement=merged, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
 
-    def update_relayed(self, announcement: Announcement, now: float) -> None:
-        """Add what one node passes on about other nodes; what a node announced recently by itself is preferred."""
+    def update_relayed(self, announcement: Announcement, now: float, via: str = "") -> None:
+        """Add what one node, which asks from the address `via`, passes on about others; what a node announced recently by itself is preferred."""
         for one in announcement.relayed:
             known = self._peers.get(one.node)
-            if known and not known.by and now - known.at < DIRECT + self.pace:
-                continue
-            if known is None and len(self._peers) >= MAX_PEERS:
+            if known and not known.by and now - known.at < DIRECT + self.pace_of(known.via):
                 continue
             own = Announcement(
                 node=one.node,
@@ -92,7 +118,9 @@ class PeerRoster:
                 runs=one.runs,
                 version=announcement.version,
             )
-            self._put(one.node, KnownPeer(own, one.address, now - one.age, by=announcement.node))
+            own = self._uncontested(own, via, now)
+            at, by = now - one.age, announcement.node
+            self._put(one.node, KnownPeer(own, one.address, at, by=by, via=via))
 
     def relayed(self, group: str, but: str, now: float) -> tuple[Relayed, ...]:
         """Announcements that nodes of this group made to this agent, to be passed on to the group's coordinator. `but`: a node to leave out."""
@@ -149,8 +177,12 @@ class PeerRoster:
 
     @property
     def pace(self) -> float:
-        """The least seconds between two announcements of one node; more nodes announce more rarely."""
-        return min(SLOWEST, EACH * len(self._peers))
+        """The least seconds between two announcements of whichever node announces most rarely."""
+        return min(SLOWEST, EACH * self._shares.sources * self._shares.most())
+
+    def pace_of(self, address: str) -> float:
+        """The least seconds between two announcements of a node at this address; more nodes announce more rarely, and those of a crowded address for themselves."""
+        return min(SLOWEST, EACH * self._shares.sources * self._shares.count(source_of(address)))
 
     def fresh(self, now: float) -> tuple[str, ...]:
         """The names of nodes whose last announcement is still valid."""
@@ -180,10 +212,10 @@ class PeerRoster:
         )
 
     def _is_fresh(self, peer: KnownPeer, now: float) -> bool:
-        return now - peer.at < self.patience
+        return now - peer.at < FRESH + 2 * self.pace_of(peer.via)
 
-    def _put(self, node: str, new: KnownPeer | None) -> None:
-        """Know a node anew, or no more."""
+    def _put(self, node: str, new: KnownPeer | None) -> bool:
+        """Know a node anew, or no more. Returns whether it is known then: its address may have announced too much."""
         known = self._peers.pop(node, None)
         for news in known.announcement.runs if known else ():
             run = (news.key, news.attempt)
@@ -192,13 +224,34 @@ class PeerRoster:
             if not self._shown.get(run):
                 self._shown.pop(run, None)
                 self._bad.pop(run, None)
-        if new is not None:
-            self._peers[node] = new
-            for news in new.announcement.runs:
-                run = (news.key, news.attempt)
-                self._shown.setdefault(run, {})[node] = news
-                if news.end is not None:
-                    self._bad.setdefault(run, set()).add(node)
+        self._claim(node, known, new)
+        if new is None:
+            self._shares.remove(node)
+            return False
+        self._peers[node] = new
+        for news in new.announcement.runs:
+            run = (news.key, news.attempt)
+            self._shown.setdefault(run, {})[node] = news
+            if news.end is not None:
+                self._bad.setdefault(run, set()).add(node)
+        size = len(msgspec.json.encode(new.announcement))
+        surplus = self._shares.add(node, source_of(new.via), size)
+        for name in surplus:
+            self._put(name, None)
+        return node not in surplus
+
+    def _claim(self, node: str, known: KnownPeer | None, new: KnownPeer | None) -> None:
+        """Note which ranks the node has now."""
+        now = {(n.key, n.attempt): n.ranks for n in new.announcement.runs} if new else {}
+        for news in known.announcement.runs if known else ():
+            run = (news.key, news.attempt)
+            if not now.get(run) and (claims := self._claims.get(run)):
+                claims.remove(node)
+                if not claims:
+                    del self._claims[run]
+        for run, ranks in now.items():
+            if ranks:
+                self._claims.setdefault(run, RankClaims()).put(node, ranks)
 
     def _forget_old(self, now: float) -> None:
         for name in [n for n, one in self._peers.items() if now - one.at >= KEPT]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from mldebug.core.addresses import source_of
 from mldebug_agents.web.peer_credentials import peer_of
 
 log = logging.getLogger("mldebug")
@@ -131,5 +132,5 @@ _OURS = "ours"
 def _who(connection: socket.socket, address: Any) -> str:
     peer = peer_of(connection)
     if peer is None:
-        return f"address {address[0]}" if isinstance(address, tuple) else "address"
+        return f"address {source_of(address[0])}" if isinstance(address, tuple) else "address"
     return _OURS if peer.uid in (0, os.geteuid()) else f"uid {peer.uid}"

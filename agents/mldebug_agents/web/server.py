@@ -18,9 +18,10 @@ from functools import partial
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mldebug.config.schema import AgentConfig
 from mldebug.core.plugins import create_all
@@ -166,7 +167,7 @@ class AgentServer:
     ) -> SlowPollServer:
         # asyncio's own loop: another one would not ask our `ConnectionLimiter` to accept. uvicorn warns of each request that is none, and
         # whoever reaches the port could fill our log with that.
-        config = uvicorn.Config(app, log_level="error", log_config=None, access_log=False, lifespan="off", loop="asyncio",
+        config = uvicorn.Config(_without_hang_ups(app), log_level="error", log_config=None, access_log=False, lifespan="off", loop="asyncio",
                                 timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none", proxy_headers=False,
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
         config.load()
@@ -248,3 +249,13 @@ class AgentServer:
             return Response(b"{}", status_code=503, media_type="application/json")
         visible = view(self.snapshot, peer_at(request), self.group)
         return Response(encode(visible), media_type="application/json")
+
+
+def _without_hang_ups(app: ASGIApp) -> ASGIApp:
+    """The app, for which a client that hangs up in the middle of a request is no error: each would be a traceback in the log."""
+
+    async def quiet(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            await app(scope, receive, send)
+
+    return quiet

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from mldebug.core.addresses import source_of
+
 LIFE = 12 * 3600.0  # seconds
 MOST = 64  # sessions; the oldest gives way
 TRIES, ALL_TRIES, WINDOW = 5, 50, 60.0  # wrong tokens of one address and of all, in so many seconds
@@ -61,6 +63,7 @@ class Sessions:
         """
         if right:
             return True
+        address = source_of(address)
         with self._lock:
             self._forget()
             mine = len(self._wrong.get(address, ()))

@@ -11,7 +11,7 @@ REFUSED = TABLE.counter(
     "cluster_refused",
     "Connections and messages at cluster.listen that were turned away, and strangers to whom a job would have sent this agent. network: of none of"
     " cluster.networks; certificate: none, expired, or not one of ours; handshake: not as an agent speaks; stranger: asked by us, and no agent of ours;"
-    " slow: takes too long to say what it wants; name: not the one that it may have; malformed, size: a message that cannot be; incident: it names one that another run has.",
+    " slow: takes too long to say what it wants; name: not the one that it may have; malformed, size: a message that cannot be; incident: it names one that another run has; storm: it has had one run captured too often.",
     absent="where no cluster is configured",
 )
 

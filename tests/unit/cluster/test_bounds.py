@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from mldebug.cluster.coordinator import Coordinator
 from mldebug.cluster.messages import (
     MAX_MESSAGE,
+    MAX_SIGNALS,
     Announcement,
     CaptureOrder,
     DumpOrder,
@@ -18,10 +20,21 @@ from mldebug.cluster.messages import (
     Relayed,
     RunNews,
     RunWord,
+    Signal,
     Welcome,
     believed,
 )
-from mldebug.cluster.run_identity import job_key
+from mldebug.cluster.roster import FRESH, SLOWEST, PeerRoster
+from mldebug.cluster.run_identity import job_key, run_id
+from mldebug.cluster.source_shares import (
+    MAX_BYTES,
+    MAX_CALLS,
+    MAX_OF_USER,
+    MAX_PEERS,
+    WINDOW,
+    CallBudget,
+)
+from mldebug.core.addresses import source_of
 from mldebug.core.errors import EvidenceError, MldebugError
 from mldebug.core.model import Job
 from mldebug.incidents.incident import judge
@@ -29,9 +42,10 @@ from mldebug.stall.signals import Stage, StallDecision
 from mldebug_agents.cluster.peers.controller import MAX_OF_ONE, PeersController
 from mldebug_agents.cluster.peers.coordinator_search import FoundCoordinator, candidates
 from mldebug_agents.cluster.peers.net.client import Peer
+from mldebug_agents.cluster.peers.remote_orders import MOST
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result
-from unit.cluster.test_peers_controller import JOB, Loop, Silence, of_nodes
+from unit.cluster.test_peers_controller import CAPTURE, JOB, Loop, Silence, of_nodes
 from unit.core.test_ranksets import WORST_NODES
 
 KEY = ("env", "", "n1:29500")
@@ -249,3 +263,221 @@ def test_a_coordinator_s_answer_gives_no_run_the_id_of_another() -> None:
     found = FoundCoordinator(Peer("n2", 1), Welcome(node="n2", agent="other", runs=(word,)))
     node.members.on_result(Result("members", told, found, None))
     assert node.runs["a"].incident == own
+
+
+# --- how much one node makes a coordinator remember ---------------------------------------------------
+
+
+EVIL, HONEST = "10.0.0.66", "10.0.0.2"
+
+
+def of_node(node: str, *runs: RunNews, agent: str = "") -> Announcement:
+    return Announcement(node=node, agent=agent or node, port=9754, runs=runs)
+
+
+def long_runs(count: int) -> tuple[RunNews, ...]:
+    """About 10 KB each."""
+    return tuple(
+        RunNews(key=("env", "", f"n{one}:1"), ranks="0", node_list="x" * 8000, sentence="s" * 500)
+        for one in range(count)
+    )
+
+
+def test_one_address_with_thousands_of_names_pushes_out_its_own_alone() -> None:
+    """It filled the 8,192 places for an hour: whoever came then was refused."""
+    roster = PeerRoster()
+    roster.update(of_node("honest"), HONEST, 1.0)
+    for number in range(MAX_PEERS + 50):
+        roster.update(of_node(f"evil{number}"), EVIL, 2.0)
+    roster.update(of_node("another"), "10.0.0.3", 3.0)
+    known = roster.fresh(4.0)
+    assert len(known) == MAX_PEERS
+    assert {"honest", "another"} <= set(known)
+
+
+def test_what_one_address_announces_has_no_more_than_its_bytes() -> None:
+    """400 names with a message of 1 MiB each took a coordinator from 61 to 435 MiB, and 8,192 may have one."""
+    roster, runs = PeerRoster(), long_runs(100)
+    roster.update(of_node("honest", *long_runs(1)), HONEST, 1.0)
+    for number in range(200):
+        roster.update(of_node(f"evil{number}", *runs), EVIL, 2.0)
+    view = roster.view("n1", (), 3.0)
+    assert sum(len(msgspec.json.encode(peer)) for peer in view.peers) < 1.1 * MAX_BYTES
+    assert "honest" in roster.fresh(3.0)
+
+
+def test_what_one_node_relays_counts_as_what_it_announces() -> None:
+    roster = PeerRoster()
+    roster.update(of_node("honest"), HONEST, 1.0)
+    for number in range(MAX_PEERS // 16 + 8):
+        some = tuple(
+            Relayed(node=f"r{number}-{one}", agent="x", port=1, address=f"10.1.{number % 250}.{one}")
+            for one in range(16)
+        )  # fmt: skip
+        announced = msgspec.structs.replace(of_node("evil"), relayed=some)
+        roster.update(announced, EVIL, 2.0)
+        roster.update_relayed(announced, 2.0, EVIL)
+    for number in range(100):
+        roster.update(of_node(f"n{number}"), f"10.0.1.{number}", 3.0)
+    known = set(roster.fresh(4.0))
+    assert {"honest", *(f"n{number}" for number in range(100))} <= known
+
+
+def test_many_names_of_one_address_slow_down_its_own_announcements_alone() -> None:
+    """1,000 names had all others announce every 20 s, so that what they saw came as late."""
+    roster = PeerRoster()
+    for number in range(20):
+        roster.update(of_node(f"n{number}"), f"10.0.0.{number}", 1.0)
+    before = roster.pace_of("10.0.0.3")
+    for number in range(5000):
+        roster.update(of_node(f"evil{number}"), "10.0.9.9", 1.0)
+    assert roster.pace_of("10.0.0.3") < 1.1 * before
+    assert roster.pace_of("10.0.9.9") == SLOWEST
+    assert "n3" in roster.fresh(1.0 + FRESH)
+    assert "n3" not in roster.fresh(1.0 + FRESH + 2.0)
+
+
+def test_a_node_of_ipv6_has_one_share_whatever_address_of_its_network_it_uses() -> None:
+    assert source_of("2001:db8:0:1::1") == source_of("2001:db8:0:1:ffff::2")
+    assert source_of("2001:db8:0:1::1") != source_of("2001:db8:0:2::1")
+    assert source_of("::ffff:10.0.0.1") == source_of("10.0.0.1")
+    assert source_of("10.0.0.1") != source_of("10.0.0.2")
+
+
+@pytest.mark.parametrize("attempt", [-1, 10**20])
+def test_an_attempt_that_cannot_be_is_refused(attempt: int) -> None:
+    with pytest.raises(EvidenceError):
+        believed(announcement(msgspec.structs.replace(of_ranks("0", 8), attempt=attempt)))
+
+
+@pytest.mark.parametrize("step", [10**20, -(10**20)])
+def test_a_step_that_cannot_be_is_left_out_alone(step: int) -> None:
+    """It stands in the log of one job: the others of the node are announced all the same."""
+    runs = (msgspec.structs.replace(of_ranks("0", 8), step=step, age=-1.0), of_ranks("1", 8))
+    first, second = believed(announcement(*runs)).runs
+    assert (first.step, first.age, second.ranks) == (None, 0.0, "1")
+
+
+def test_signs_of_progress_of_a_run_are_few_and_clean() -> None:
+    """35,000 of them fit into one message, and went on to all nodes of the run as they were."""
+    many = tuple(Signal(kind=f"\x1b[2J{one}", value=1.0, age=0.0) for one in range(35_000))
+    (news,) = believed(announcement(msgspec.structs.replace(of_ranks("0", 8), signals=many))).runs
+    assert len(news.signals) == MAX_SIGNALS
+    assert not any("\x1b" in signal.kind for signal in news.signals)
+
+
+# --- ranks of another node ------------------------------------------------------------------------------
+
+
+def moving(ranks: str, step: float = 7.0, **more: Any) -> RunNews:
+    signals = (Signal(kind="step", value=step, age=0.0),)
+    return RunNews(key=KEY, world_size=8, ranks=ranks, signals=signals, **more)
+
+
+def words_for(coordinator: Coordinator, node: str, ranks: str, now: float) -> RunWord:
+    return coordinator.word(msgspec.structs.replace(moving(ranks), signals=()), node, now)
+
+
+def test_who_announces_the_ranks_of_another_node_is_not_believed_that_they_move() -> None:
+    """A stall was hidden for ever: the liar's steps counted where the node of the ranks saw none."""
+    coordinator = Coordinator()
+    coordinator.update(of_node("n1", msgspec.structs.replace(moving("0-3"), signals=())), HONEST, 1.0)  # fmt: skip
+    coordinator.update(of_node("liar", moving("2-7")), EVIL, 2.0)
+    assert words_for(coordinator, "n1", "0-3", 2.0).signals == ()
+    assert "as n1 does" in coordinator.refused[EVIL]
+    coordinator.update(of_node("n2", moving("4-7")), "10.0.0.3", 3.0)  # the ranks are free
+    assert len(words_for(coordinator, "n1", "0-3", 3.0).signals) == 1
+
+
+def test_who_relays_the_ranks_of_another_node_is_not_believed_either() -> None:
+    coordinator = Coordinator()
+    coordinator.update(of_node("n1", moving("0-3")), HONEST, 1.0)
+    relayed = Relayed(node="far", agent="x", port=1, address="10.0.0.9", runs=(moving("0-7"),))
+    told = msgspec.structs.replace(of_node("liar"), relayed=(relayed,))
+    coordinator.update(told, EVIL, 2.0)
+    coordinator.update_relayed(told, 2.0, EVIL)
+    (call,) = coordinator.named(run_id(KEY))
+    assert [peer.announcement.node for peer in call.peers] == ["n1"]
+
+
+def test_ranks_that_have_moved_to_another_node_are_that_node_s() -> None:
+    coordinator = Coordinator()
+    coordinator.update(of_node("n1", moving("0-3")), HONEST, 1.0)
+    coordinator.update(of_node("n2", moving("4-7")), "10.0.0.3", 1.0)
+    coordinator.update(of_node("n1", moving("4-7")), HONEST, 2.0)  # not yet: n2 still shows them
+    assert "as n2 does" in coordinator.refused[HONEST]
+    coordinator.update(of_node("n2", moving("0-3")), "10.0.0.3", 3.0)
+    coordinator.update(of_node("n1", moving("4-7")), HONEST, 4.0)
+    assert coordinator.refused == {}
+    coordinator.update(of_node("n3", moving("4-7")), "10.0.0.4", 5.0 + FRESH)  # n1 is silent
+    assert coordinator.refused == {}
+
+
+def test_another_attempt_of_the_run_may_have_the_same_ranks_elsewhere() -> None:
+    coordinator = Coordinator()
+    coordinator.update(of_node("n1", moving("0-3")), HONEST, 1.0)
+    coordinator.update(of_node("n2", moving("0-3", attempt=1)), "10.0.0.3", 2.0)
+    assert coordinator.refused == {}
+
+
+def test_a_thousand_nodes_and_their_ranks_are_compared_in_no_time() -> None:
+    roster = PeerRoster()
+    with cheap(20.0, 64 << 20):
+        for _ in range(3):
+            for node in range(2000):
+                ranks = f"{8 * node}-{8 * node + 7}"
+                news = RunNews(key=KEY, world_size=16_000, ranks=ranks)
+                roster.update(of_node(f"n{node}", news), f"10.1.{node // 250}.{node % 250}", 1.0)
+    assert roster.refused == {}
+
+
+def test_signs_of_progress_of_who_has_no_rank_are_left_out() -> None:
+    (news,) = believed(announcement(moving(""))).runs
+    assert news.signals == ()
+
+
+def test_a_storm_of_orders_takes_few_captures_and_is_said() -> None:
+    """Under a new id each, 1,290 orders in 40 s had a healthy run captured without a pause."""
+    loop, key = Loop(), job_key(JOB, "n1")
+    loop.members.tick({JOB.id: loop.run})
+    answers = []
+    for number in range(40):
+        order = CaptureOrder(key=key, attempt=0, incident=f"storm-{number}")
+        answers.append(loop.ask(order))
+        loop.members.captured(loop.run, CAPTURE)
+    assert loop.ordered == MOST
+    with pytest.raises(MldebugError, match="in 60 s"):
+        answers[-1].result(0)
+    assert loop.members.refusals.counts["storm"] == 40 - MOST
+    other = loop.members.ask(CaptureOrder(key=key, attempt=0, incident="true"), "10.0.0.7")
+    loop.take("question")
+    assert loop.ordered == MOST + 1  # who has not stormed is answered
+    assert not other.done()
+
+
+def test_stalls_that_one_address_invents_cause_few_captures() -> None:
+    """60 new ones in each message of one node had 14,000 lines written into the log of the coordinator in half a minute."""
+    coordinator, calls = Coordinator(), []
+    for turn in range(20):
+        runs = tuple(
+            moving("0", incident=f"i{turn}-{one}", stage="blamed", attempt=0)
+            for one in range(60)
+        )  # fmt: skip
+        keyed = tuple(
+            msgspec.structs.replace(news, key=("env", str(turn), str(one), f"uid {one}"))
+            for one, news in enumerate(runs)
+        )
+        coordinator.update(of_node(f"evil{turn}", *keyed), EVIL, 1.0)
+        calls += coordinator.due(1.0 + turn)
+    assert len(calls) == MAX_CALLS
+    honest = moving("0", incident="true", stage="blamed")
+    coordinator.update(of_node("n2", honest), HONEST, 22.0)
+    (call,) = coordinator.due(22.0)
+    assert call.incident == "true"
+
+
+def test_one_user_s_stalls_leave_calls_for_those_of_another_on_the_same_node() -> None:
+    budget = CallBudget()
+    assert sum(budget.take("10.0.0.2", "uid 1", 1.0) for _ in range(100)) == MAX_OF_USER
+    assert budget.take("10.0.0.2", "uid 2", 1.0)
+    assert budget.take("10.0.0.2", "uid 1", 1.0 + WINDOW)

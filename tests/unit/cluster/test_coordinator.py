@@ -230,8 +230,8 @@ CRASH = End(
 def test_who_hangs_because_of_a_crash_elsewhere_has_the_incident_of_the_crash() -> None:
     one = Coordinator()
     one.update(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 0.0)
-    for name in ("n1", "n3"):
-        told = announced(name, news("0", "blamed", f"a{name}", age=500.0))
+    for rank, name in enumerate(("n1", "n3")):
+        told = announced(name, news(str(rank), "blamed", f"a{name}", age=500.0))
         one.update(told, "10.0.0.1", 30.0)
     (call,) = one.due(30.0)
     assert (call.incident, call.cause) == ("zcrash", CRASH)

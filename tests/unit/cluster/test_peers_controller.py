@@ -475,7 +475,8 @@ def test_who_announces_himself_is_not_silent(loop: Loop) -> None:
 def test_the_list_of_the_scheduler_tells_which_nodes_have_no_rank(loop: Loop) -> None:
     """World of six, four ranks came, and the list has three nodes of which one shows none: it is asked, too."""
     news = RunNews(key=KEY, world_size=6, ranks="0-1", node_list="a[1-3]")
-    for number, runs in enumerate(((news,), (news,), ()), 1):
+    second = msgspec.structs.replace(news, ranks="2-3")
+    for number, runs in enumerate(((news,), (second,), ()), 1):
         loop.ask(Announcement(node=f"a{number}", agent=str(number), port=1, runs=runs))
     leader = loop.members.leader
     (call,) = leader._coordinator.named("")

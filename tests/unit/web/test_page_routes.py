@@ -447,6 +447,21 @@ def test_a_body_that_is_no_token_is_not_read_to_its_end(tcp: tuple[str, int]) ->
     assert by_tcp(tcp, "/login", "POST", "token=" + "&a=" * 50)[0] == 401
 
 
+@pytest.mark.parametrize("path", ["/login", "/logout", "/api/v1/alerts"])
+def test_who_hangs_up_in_the_middle_of_a_request_writes_nothing_into_the_log(
+    tcp: tuple[str, int], path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each was a traceback: whoever reaches the port could fill the log."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 99\r\n\r\n"  # fmt: skip
+    for _ in range(20):
+        with socket.create_connection(tcp, timeout=30) as link:
+            link.sendall(head.encode() + b"token=")
+    assert by_tcp(tcp, "/healthz")[0] == 200
+    assert by_tcp(tcp, "/runs")[0] == 303  # all that came before is done
+    assert "Traceback" not in caplog.text
+    assert not [one for one in caplog.records if one.exc_info]
+
+
 def test_pages_are_only_looked_at(tcp: tuple[str, int]) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert by_tcp(tcp, "/runs", method, "", authorization=f"Bearer {TOKEN}")[0] == 405
@@ -466,6 +481,14 @@ def test_sessions_end_and_the_oldest_give_way() -> None:
     assert not sessions.holds(first, TOKEN)
     now[0] = LIFE
     assert not sessions.holds(last, TOKEN)
+
+
+def test_all_addresses_of_one_network_of_ipv6_have_the_tries_of_one() -> None:
+    """One machine has 2 to the power of 64 of them."""
+    sessions = Sessions()
+    tried = [sessions.tries(f"2001:db8::{one:x}", right=False) for one in range(TRIES + 3)]
+    assert tried == [True] * TRIES + [False] * 3
+    assert sessions.tries("2001:db8:0:1::1", right=False)
 
 
 def test_tries_are_counted_by_address_and_in_all_and_forgotten() -> None:

@@ -25,6 +25,7 @@ from mldebug.cluster.messages import (
     Welcome,
 )
 from mldebug.cluster.topology import Topology
+from mldebug.core.addresses import source_of
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import NodeCapture
 from mldebug_agents.cluster.peers.follower import Follower, HeldStalls
@@ -38,7 +39,14 @@ from mldebug_agents.cluster.peers.leader import Leader
 from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
 from mldebug_agents.cluster.peers.net.refusals import Refusals
 from mldebug_agents.cluster.peers.own_runs import OwnRuns
-from mldebug_agents.cluster.peers.remote_orders import RemoteOrders, TimedCapture, give, refuse
+from mldebug_agents.cluster.peers.remote_orders import (
+    MOST,
+    WINDOW,
+    RemoteOrders,
+    TimedCapture,
+    give,
+    refuse,
+)
 from mldebug_agents.incidents.manager import IncidentManager
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
@@ -260,6 +268,12 @@ class PeersController:
         if run is None:
             give(answer, None)  # no rank of it is here
             return
+        source = source_of(address)
+        if not self._ordered.allows(run, source, now):
+            why = f"it has ordered {MOST} captures of {run.job.name} in {WINDOW:g} s"
+            self.refusals.count("storm", address, why)
+            refuse(answer, MldebugError(why))
+            return
         if order.incident and not self._incidents.remote.may_be_called(run, order.incident):
             why = (
                 f"it orders a capture of {run.job.name} as {order.incident}, which another run has"
@@ -272,4 +286,4 @@ class PeersController:
             self._incidents.remote.called(run, order.incident, order.sentence, caused=order.caused)
             if held and run.capture is not None:  # it may be what the others get
                 self._incidents.captured(run, run.capture)
-        self._ordered.order(run, order.incident, answer, now)
+        self._ordered.order(run, order.incident, answer, now, source)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.cluster.messages import MAX_WELCOME, Announcement, Welcome, believed_welcome, read
-from mldebug.cluster.roster import MAX_PEERS
 from mldebug.cluster.run_identity import is_loopback
+from mldebug.cluster.source_shares import MAX_PEERS
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.model import Job
 from mldebug.core.ranksets import unfold_nodes

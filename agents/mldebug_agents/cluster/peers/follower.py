@@ -118,7 +118,8 @@ class Follower:
                 self._apply(run, word, now)
 
     def _apply(self, run: Run, word: RunWord, now: float) -> None:
-        self._ours.progress(run.job.id).take(word.signals, now)
+        alone = run.last_look is not None and not run.last_look.look.elsewhere
+        self._ours.progress(run.job.id).take(() if alone else word.signals, now)
         self._held.wait(run, word.hold, now)
         if run.job.waits is not None:
             self._ours.present[run.job.id] = word.present

@@ -133,14 +133,14 @@ class Leader:
         self._coordinator.update(announcement, address, now)
         if why := self._coordinator.refused.get(address):
             self._refusals.count("name", address, why)
-        self._coordinator.update_relayed(announcement, now)
+        self._coordinator.update_relayed(announcement, now, address)
         relayed = (
             WordsFor(node=one.node, runs=self._words(one, now)) for one in announcement.relayed
         )
         return Welcome(
             node=self._node,
             agent=self._agent,
-            pace=self._coordinator.pace,
+            pace=self._coordinator.pace_of(address),
             runs=self._words(announcement, now),
             relayed=tuple(relayed),
         )

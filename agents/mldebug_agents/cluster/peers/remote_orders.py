@@ -1,5 +1,6 @@
 """Captures that other nodes have ordered: one serves all who ask for it. Belongs to the main loop's thread."""
 
+from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
@@ -11,6 +12,8 @@ from mldebug_agents.watch.runs import Run
 
 AGAIN = 10.0  # seconds in which one capture serves all who ask for it for the same reason
 MOMENT = 1.0  # seconds in which it serves all
+MOST, WINDOW = 12, 60.0  # captures of one run that one source has taken, in so many seconds
+MAX_BEGUN = 256  # captures of one run that are remembered
 
 
 T = TypeVar("T")
@@ -50,14 +53,22 @@ class RemoteOrders:
         self._waiting: dict[str, list[CaptureFuture]] = {}  # by job
         self._taken: dict[str, float] = {}  # job -> when its last one came back
         self._reasons: dict[str, set[str]] = {}  # job -> the incidents that its last capture serves
+        self._begun: dict[str, deque[tuple[str, float]]] = {}  # job -> who had it captured, when
 
     def keep(self, jobs: Collection[str]) -> None:
         """Forget all jobs but those with these ids."""
-        for known in (self._waiting, self._taken, self._reasons):
+        for known in (self._waiting, self._taken, self._reasons, self._begun):
             for job_id in known.keys() - jobs:
                 del known[job_id]
 
-    def order(self, run: Run, incident: str, answer: CaptureFuture, now: float) -> None:
+    def allows(self, run: Run, source: str, now: float) -> bool:
+        """Whether this source may order one more capture of the run: each costs its ranks something, and no stall needs many."""
+        begun = self._begun.get(run.job.id, ())
+        return sum(who == source and now - at < WINDOW for who, at in begun) < MOST
+
+    def order(
+        self, run: Run, incident: str, answer: CaptureFuture, now: float, source: str = ""
+    ) -> None:
         """Order a capture of the run for an incident of another node; `answer` receives it.
 
         A capture for the same incident of less than `AGAIN` seconds ago serves again, one for another incident only within `MOMENT`: it
@@ -75,6 +86,8 @@ class RemoteOrders:
         self._waiting[job_id] = [*waiting, answer]
         if not waiting:
             reasons.clear()
+            begun = self._begun.setdefault(job_id, deque(maxlen=MAX_BEGUN))
+            begun.append((source, now))
             self._capture(run)
         reasons.add(incident)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -188,6 +188,9 @@ def _bounded(
             words = f"not complete in {BODY:g} s"
             refused.count("slow", address, f"what it sends is {words}")
             return Response(words, status_code=408, media_type=WORDS, headers=HANG_UP)
+        except ClientDisconnect:
+            refused.count("slow", address, "it has hung up before all of its question was there")
+            return Response(status_code=400)  # which nobody reads
         if body is None:
             words = f"more than {MAX_MESSAGE >> 10} KiB"
             refused.count("size", address, f"it sends {words}")

@@ -19,6 +19,7 @@ REASONS = (
         "malformed",
         "size",
         "incident",
+        "storm",
     ),
 )
 MAX_LOGGED = 1000  # lines in the log; after that they are only counted
@@ -28,7 +29,7 @@ class Refusals:
     """network: not from where agents may be, or a job wants somebody asked who is not there; certificate: none, or not one of ours;
     handshake: does not speak TLS as an agent does; stranger: whom this agent was sent to cannot prove that he is one;
     slow: takes too long to say what he wants; name: not the one that it may have; malformed, size: a message that cannot be;
-    incident: it names one that another run has."""
+    incident: it names one that another run has; storm: it has had one run captured too often."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,0 +1,43 @@
+"""Which node shows which ranks of one run: who has announced a rank first has it, since no rank is on two nodes. Pure."""
+
+from bisect import bisect_left, insort
+
+from mldebug.core.ranksets import rank_intervals
+
+
+class RankClaims:
+    """The ranks of one run by node, as intervals that do not overlap. For one thread only."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int, str]] = []  # first, last, node; in their order
+        self._texts: dict[str, str] = {}  # by node
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def owner(self, node: str, ranks: str) -> str:
+        """Another node that has one of these ranks (folded); "" where there is none."""
+        if self._texts.get(node) == ranks:
+            return ""
+        for first, last in rank_intervals(ranks):
+            at = bisect_left(self._spans, (first, -1, ""))
+            for begin, end, name in self._spans[max(0, at - 1) :]:
+                if begin > last:
+                    break
+                if end >= first and name != node:
+                    return name
+        return ""
+
+    def put(self, node: str, ranks: str) -> None:
+        """Note that the node has these ranks and no others; none of them is another's."""
+        if self._texts.get(node) == ranks:
+            return
+        self.remove(node)
+        self._texts[node] = ranks
+        for first, last in rank_intervals(ranks):
+            insort(self._spans, (first, last, node))
+
+    def remove(self, node: str) -> None:
+        """Forget a node."""
+        if self._texts.pop(node, None) is not None:
+            self._spans = [span for span in self._spans if span[2] != node]

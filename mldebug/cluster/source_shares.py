@@ -1,0 +1,93 @@
+"""How much of a coordinator's memory each address has: what is too much pushes out what came from there, never another's. Pure."""
+
+from collections import deque
+from typing import NamedTuple
+
+MAX_PEERS = 8_192  # nodes
+MAX_BYTES = 128 << 20  # of what they announce, as JSON
+MAX_CALLS, MAX_OF_USER, WINDOW = 64, 32, 60.0  # captures in so many seconds
+
+
+class _Share(NamedTuple):
+    source: str
+    size: int
+
+
+class SourceShares:
+    """The names that each source has announced, and their sizes in bytes. For one thread only."""
+
+    def __init__(self, most_names: int = MAX_PEERS, most_bytes: int = MAX_BYTES) -> None:
+        self._most_names, self._most_bytes = most_names, most_bytes
+        self._shares: dict[str, _Share] = {}  # by name
+        self._names: dict[str, dict[str, None]] = {}  # by source, the oldest first
+        self._bytes: dict[str, int] = {}  # by source
+        self._total = 0
+
+    def add(self, name: str, source: str, size: int) -> list[str]:
+        """Note a name. Returns those that have to go for it, which may be itself: the oldest of the source that has most."""
+        self.remove(name)
+        self._shares[name] = _Share(source, size)
+        self._names.setdefault(source, {})[name] = None
+        self._bytes[source] = self._bytes.get(source, 0) + size
+        self._total += size
+        surplus = []
+        while (victim := self._surplus(source)) is not None:
+            self.remove(victim)
+            surplus.append(victim)
+        return surplus
+
+    def remove(self, name: str) -> None:
+        """Forget a name."""
+        if (known := self._shares.pop(name, None)) is None:
+            return
+        self._total -= known.size
+        self._bytes[known.source] -= known.size
+        del self._names[known.source][name]
+        if not self._names[known.source]:
+            del self._names[known.source], self._bytes[known.source]
+
+    @property
+    def sources(self) -> int:
+        """How many sources there are."""
+        return len(self._names)
+
+    def count(self, source: str) -> int:
+        """How many names a source has."""
+        return len(self._names.get(source, ()))
+
+    def most(self) -> int:
+        """How many names the source has that has most."""
+        return max(map(len, self._names.values()), default=0)
+
+    def _surplus(self, newest: str) -> str | None:
+        """The name that has to go next. Of two sources with as much it is that of `newest`."""
+        if self._total > self._most_bytes:
+            greatest = max(self._bytes, key=lambda one: (self._bytes[one], one == newest))
+        elif len(self._shares) > self._most_names:
+            greatest = max(self._names, key=lambda one: (len(self._names[one]), one == newest))
+        else:
+            return None
+        return next(iter(self._names[greatest]))
+
+
+class CallBudget:
+    """Bounds how many captures of several nodes are called for in `WINDOW` seconds, because of one source, and of one user of it."""
+
+    def __init__(self, most: int = MAX_CALLS, most_of_user: int = MAX_OF_USER) -> None:
+        self._most, self._most_of_user = most, most_of_user
+        self._calls: dict[str, deque[tuple[float, str]]] = {}  # by source, the oldest first
+
+    def take(self, source: str, user: str, now: float) -> bool:
+        """Whether one more may be called for now (monotonic seconds); if so, it counts."""
+        calls = self._calls.setdefault(source, deque())
+        while calls and now - calls[0][0] >= WINDOW:
+            calls.popleft()
+        of_user = sum(1 for _, one in calls if one == user)
+        if len(calls) >= self._most or of_user >= self._most_of_user:
+            return False
+        calls.append((now, user))
+        return True
+
+    def forget(self, now: float) -> None:
+        """Drop sources that have called for nothing lately."""
+        self._calls = {s: c for s, c in self._calls.items() if c and now - c[-1][0] < WINDOW}

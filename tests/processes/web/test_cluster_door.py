@@ -1,0 +1,171 @@
+"""A node that has the key attacks a running agent; a stall on that agent's node is named on time all the same."""
+
+import os
+import secrets
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mldebug.cluster.messages import Announcement, CaptureOrder, ClusterView, RunNews, Signal
+from mldebug.core.errors import MldebugError
+from mldebug_agents.cluster.peers.net.client import Peer, PeerClient
+from mldebug_agents.cluster.peers.net.identity import Identity, derive, identity
+from mldebug_agents.cluster.peers.openapi import ANNOUNCE, CAPTURE, VIEW
+from processes.agent.light import LightJob, light_job
+from processes.harness import User, folder_for, free_port, wait_for
+from processes.incidents.watching import Report, RunningAgent, settings, watching
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
+
+MOST = 8 << 20
+SOON = 45.0  # seconds from the stall to the report, on a machine that is busy with other things
+RUN = {"TORCHELASTIC_RUN_ID": "abc123", "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_ADDR": "10.77.0.1"}  # fmt: skip
+HEAD = b"POST /peer/v1/announce HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
+
+
+class Field:
+    """An agent with a key, a job that it watches, and somebody who has the key."""
+
+    def __init__(self, agent: RunningAgent, victim: LightJob, proof: Identity, port: int) -> None:
+        self.agent, self.victim, self.proof = agent, victim, proof
+        self._client, self._to = PeerClient(proof), Peer("127.0.0.1", port)
+
+    def ask(self, what: object, path: str) -> bytes:
+        body = b"" if what is None else msgspec.json.encode(what)
+        return self._client.ask(self._to, path, body, timeout=30.0, most=MOST)
+
+    def run(self) -> RunNews | None:
+        """As the agent announces it to others."""
+        view = msgspec.json.decode(self.ask(None, VIEW), type=ClusterView)
+        return next((run for one in view.peers for run in one.runs if run.ranks == "0-1"), None)
+
+    def connect(self) -> ssl.SSLSocket:
+        """From another address of the loopback each time."""
+        link = socket.socket()
+        link.settimeout(30)
+        link.bind((f"127.{secrets.randbelow(250)}.{secrets.randbelow(250)}.9", 0))
+        link.connect(self._to[:2])
+        return self.proof.client.wrap_socket(link)
+
+    def report(self) -> Report | None:
+        pids = set(self.victim.ranks.values())
+        stopped = (one for one in self.agent.reports() if one["diagnosis"]["culprits"])
+        return next((one for one in stopped if pids & {r["pid"] for r in one["ranks"]}), None)
+
+    def named(self) -> list[int]:
+        """Stop a rank, and wait until it is named."""
+        os.kill(self.victim.ranks[1], signal.SIGSTOP)
+        self.victim.hang()
+        found = wait_for("the report", self.report, SOON)
+        return [one["rank"] for one in found["diagnosis"]["culprits"]]
+
+
+@pytest.fixture
+def field() -> Iterator[Field]:
+    with folder_for(User()) as folder:
+        key, port = folder / "key", free_port()
+        key.write_text(secrets.token_hex(32))
+        key.chmod(0o600)
+        cluster = f"cluster: {{key_file: {key}, listen: '127.0.0.1:{port}', peers: ['127.0.0.1:{port}'], networks: [127.0.0.0/8]}}\n"  # fmt: skip
+        config = settings(folder, stall="{timeout: 6s, interval: 1s}") + cluster
+        with watching(folder, config) as agent, _job(folder) as victim:
+            found = Field(agent, victim, identity(key, derive), port)
+            wait_for("the run is announced", found.run, 60)
+            yield found
+            assert "Traceback" not in agent.log
+            assert "internal error" not in agent.log
+
+
+@contextmanager
+def _job(folder: Path) -> Iterator[LightJob]:
+    with light_job(folder / "victim", more=RUN) as job:
+        yield job
+
+
+@contextmanager
+def meanwhile(*deeds: Callable[[], object]) -> Iterator[None]:
+    """Each again and again in a thread of its own."""
+    done = threading.Event()
+
+    def repeat(deed: Callable[[], object]) -> None:
+        while not done.is_set():
+            with suppress(OSError, MldebugError):
+                deed()
+            done.wait(0.05)
+
+    threads = [threading.Thread(target=repeat, args=(one,), daemon=True) for one in deeds]
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for one in threads:
+            one.join(60)
+
+
+def test_steps_of_who_does_not_have_the_ranks_hide_no_stall(field: Field) -> None:
+    """For ever: the liar's log records and heartbeats counted, of which the node itself saw none."""
+    run = field.run()
+    assert run is not None
+
+    def lie() -> None:
+        now = time.monotonic()
+        signals = tuple(Signal(kind=one, value=now, age=0.0) for one in ("step", "log", "heartbeat"))  # fmt: skip
+        news = msgspec.structs.replace(run, step=int(now), signals=signals)
+        field.ask(Announcement(node="liar", agent="liar", port=9, runs=(news,)), ANNOUNCE)
+
+    with meanwhile(lie):
+        lie()
+        assert field.named() == [1]
+
+
+def test_a_storm_of_orders_leaves_the_stall_its_verdict(field: Field) -> None:
+    run, number = field.run(), iter(range(1_000_000))
+    assert run is not None
+
+    def order() -> None:
+        wanted = CaptureOrder(key=run.key, attempt=0, incident=f"storm-{next(number)}")
+        field.ask(wanted, CAPTURE)
+
+    with meanwhile(order, order):
+        wait_for("orders are refused", lambda: "has ordered 12 captures" in field.agent.log, 120)
+        assert field.named() == [1]
+
+
+def test_half_questions_and_thousands_of_names_leave_the_door_open(field: Field) -> None:
+    held: list[ssl.SSLSocket] = []
+    number = iter(range(1_000_000))
+
+    def half() -> None:
+        held.append(link := field.connect())
+        link.sendall(HEAD)
+        for old in held[:-200]:
+            old.close()
+        del held[:-200]
+
+    def announce_many() -> None:
+        runs = tuple(
+            RunNews(
+                key=("env", secrets.token_hex(4)), ranks="0-999999", world_size=1_000_000,
+                node_list="x" * 8000, stage="blamed", incident="x",
+            )
+            for _ in range(60)
+        )  # fmt: skip
+        name = f"evil{next(number)}"
+        field.ask(Announcement(node=name, agent=name, port=9, runs=runs), ANNOUNCE)
+
+    with meanwhile(half, half, announce_many):
+        wait_for("a crowd is there", lambda: len(held) > 150, 60)
+        assert field.ask(Announcement(node="honest", agent="h", port=9), ANNOUNCE)
+        assert field.named() == [1]
+    for link in held:
+        link.close()
