@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.logs.records import LogRecord, StepTimes
+from mldebug.jobs.logs.scalars import MOST
 from mldebug.stall.heartbeats import HOOK, HeartbeatSteps
 from mldebug.stall.log_filters import ECHO, MainLoopFilter, NoveltyFilter
 from mldebug.stall.signals import Progress, ProgressKind
@@ -17,6 +18,7 @@ class LogProgress:
         self.step: int | None = None
         self.loss: float | None = None
         self.step_seconds: float | None = None
+        self.scalars: dict[str, float] = {}  # the last of each name
         self._count: tuple[str, int | None] | None = None  # format and total of that step
         self._novelty = NoveltyFilter()
         self._main_loop = MainLoopFilter()
@@ -117,6 +119,7 @@ class LogProgress:
     def disown(self) -> None:
         """Forget everything but the histogram of step times, because the logs so far may belong to another job."""
         self.step = self.loss = self.step_seconds = self._moved_at = self._count = None
+        self.scalars = {}
         self._bytes = 0
         self._novelty, self._main_loop = NoveltyFilter(), MainLoopFilter()
 
@@ -135,6 +138,9 @@ class LogProgress:
             self.step, self._count = record.step, count
         self.loss = record.loss if record.loss is not None else self.loss
         self.step_seconds = record.step_seconds or self.step_seconds
+        for name, value in record.scalars.items():
+            if name in self.scalars or len(self.scalars) < MOST:
+                self.scalars[name] = value
 
 
 def _is_behind(record: LogRecord, step: int | None) -> bool:

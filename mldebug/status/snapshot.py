@@ -52,6 +52,9 @@ class RunState(Noun, frozen=True, kw_only=True):
     traced: dict[int, float] = {}  # rank -> unix time of the newest record in its trace ring
     loss: float | None = None
     step_seconds: float | None = None
+    scalars: dict[
+        str, float
+    ] = {}  # grad_norm, learning_rate, tokens_per_second, …: the last finite value, as the log has it
     step_times: StepTimes | None = None  # since the agent met the run
     progress_at: float | None = None  # unix; None where the run is not watched
     log: str = ""

@@ -52,6 +52,7 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     loss: float | None = None
     step_seconds: float | None = None
+    scalars: dict[str, float] = {}  # other figures of its log or hook by name
     step_times: StepTimes | None = None
     log: str = ""  # the file that is followed, or why there is none
     step_format: str = ""  # of the file that told the step
@@ -145,6 +146,7 @@ class JobWatch:
             step=progress.step if progress.step is not None else last_step(beats),
             loss=progress.loss if progress.loss is not None else scalars(beats).get("loss"),
             step_seconds=progress.step_seconds or progress.hook_seconds,
+            scalars={**scalars(beats), **progress.scalars},
             step_times=progress.step_times,
             log=self.logs.sentence,
             step_format=progress.step_format,

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from math import isfinite
 
 import msgspec
 
@@ -187,6 +188,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         hooks=_hook_states(look),
         traced=look.traced,
         step_seconds=look.step_seconds,
+        scalars={name: value for name, value in look.scalars.items() if isfinite(value)},
         step_times=look.step_times,
         progress_at=_progress_at(decision, look),
         log=look.log,

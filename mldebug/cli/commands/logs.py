@@ -95,6 +95,7 @@ def _record(record: LogRecord) -> str:
         "" if record.loss is None else f"loss {record.loss:g}",
         "" if record.step_seconds is None else f"{format_duration(record.step_seconds)} a step",
         f"at {record.place}" if record.place else "",
+        *(f"{name} {value:g}" for name, value in record.scalars.items()),
     ]
     return ", ".join(part for part in parts if part) or "progress without a step"
 

@@ -9,7 +9,7 @@ import re
 from enum import Enum
 
 _EVALUATION = re.compile(
-    r"(?<![a-z])(?:val(?:id(?:at\w{1,4})?)?|eval(?:uat\w{1,5})?|test(?:ing)?|infer(?:ence|ring)|predict(?:ion|ing)s?)(?![a-z])"
+    r"(?<![a-z])(?:val(?:id(?:at\w{1,4})?)?|eval(?:uat\w{1,5})?|test(?:ing)?|infer(?:ence|ring)|loglikelihood|predict(?:ion|ing)s?)(?![a-z])"
     r"|\bclass {1,40}images\b"
 )
 _TRAINING = re.compile(

@@ -1,16 +1,35 @@
-"""Which of the losses in a line is the one that training minimizes: `loss` before `lm loss`, that before `kl_loss`, and no evaluation's."""
+"""Which of the losses in a line is the one that training minimizes: `loss` before `lm loss`, that before `pg_loss`.
+
+A loss of an evaluation is none, nor is one that is known as a part of the whole beside it (`kl_loss`, `value_loss`, `mtp_1 loss`).
+"""
 
 import re
 
 from mldebug.jobs.logs.records import NUMBER, number
 
 _LOSS = re.compile(
-    rf"loss(?P<tail>/[a-z0-9_/]{{1,40}}|)['\"]?[ :=\t]{{1,8}}['\"]?(?:tensor\()?(?P<value>{NUMBER})"
+    rf"loss(?P<tail>/[a-z0-9_/]{{1,40}}|)(?: is| train(?:ing)?(?: \(curr\))?)?['\"]?[ :=\t]{{1,8}}['\"]?(?:tensor\()?(?P<value>{NUMBER})"
 )
 _NO_NAME = re.compile(r"[^\w./-]+")
 MOST = 44  # characters of a name
 _WORD = re.compile(r"[a-z]+")
 _NOT_OF_TRAINING = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev", "best", "min", "max", "prev", "previous", "last"])  # fmt: skip
+_PART = frozenset(
+    [
+        "value",
+        "vf",
+        "kl",
+        "entropy",
+        "aux",
+        "auxiliary",
+        "balancing",
+        "router",
+        "critic",
+        "mtp",
+        "vb",
+    ]
+)
+_BEFORE = re.compile(r"(?:[a-z0-9]{1,20}[ _]){1,4}[a-z0-9]{0,20}$")  # the words right before
 _WHOLE = frozenset(["train", "training", "total", "tot", "lm", "avg", "avr", "mean", "running", "tr", "step", "reduced", "smoothed"])  # fmt: skip
 
 
@@ -24,21 +43,26 @@ def training_loss(text: str) -> float | None:
 
 def _rank(text: str, found: re.Match[str]) -> int | None:
     """Return 0 for the loss itself, 1 for what is known as the whole loss, 2 for a part; None for what is not training's."""
-    path, name = _name(text[max(0, found.start() - MOST) : found.start()])
+    before = text[max(0, found.start() - MOST) : found.start()]
+    path, name = _name(before)
     if not (path or name or found["tail"]):
         return 0
     words = {*_WORD.findall(name), *_WORD.findall(found["tail"])}
-    if not _NOT_OF_TRAINING.isdisjoint({*words, *_WORD.findall(path)}):
+    phrase = _BEFORE.search(before)
+    around = _WORD.findall(phrase[0]) if phrase else ()
+    if not _NOT_OF_TRAINING.isdisjoint({*words, *around, *_WORD.findall(path)}):
         return None
     if not words:
         return 0
-    return 1 if not _WHOLE.isdisjoint(words) else 2
+    if not _WHOLE.isdisjoint(words):
+        return 1
+    return None if not _PART.isdisjoint({*words, *around}) else 2
 
 
 def _name(before: str) -> tuple[str, str]:
     """Split what stands before the word: `actor/pg_` into path and name, `lm ` into a name; a number or a sign is none."""
     if before.endswith(" "):
         word = before[:-1].rpartition(" ")[2]
-        return "", word if word.replace("_", "").isalpha() else ""
+        return "", word if word[:1].isalpha() and word.replace("_", "").isalnum() else ""
     path, _, name = _NO_NAME.split(before)[-1].rpartition("/")
     return path, name

@@ -10,6 +10,7 @@ import msgspec
 from mldebug.jobs.logs.labels import strip_labels, unwrap_docker
 from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import LogFormat, LogRecord
+from mldebug.jobs.logs.scalars import scalars_of
 
 MAX_LINE = 16 << 10  # bytes; a longer line is no record
 SLICE = 1 << 20  # bytes worked on at once
@@ -22,6 +23,7 @@ _NULS = re.compile(rb"\0+")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,40}[ -/]{0,4}[@-~]|[@-Z\\-_])")
 _CLOSED = b"]}|"
 _NCCL = re.compile(r"NCCL (?:WARN|version|INFO (?:NET/|Bootstrap|Using network|NCCL version))")
+SCALARS_OF = 32  # records of one slice, its last: of more, nobody can show the figures in between
 MAX_BLOCK = 60  # lines below a step in which its loss may stand
 MAX_NCCL, MAX_NCCL_LINE = 1024, 600  # lines kept until somebody takes them; characters of one
 
@@ -81,9 +83,10 @@ class LogParser:
         if not line or line[-1] not in _CLOSED or self._partial == self._flushed:
             return []
         self._flushed = self._partial
-        record = self._match(_ESCAPES.sub("", line.decode(errors="replace")))
+        text = _ESCAPES.sub("", line.decode(errors="replace"))
+        record = self._match(text)
         self.records += record is not None
-        return [record] if record else []
+        return [_with_scalars(record, text)] if record else []
 
     def take_nccl(self) -> list[str]:
         """NCCL's lines about networks, peers and its version since the last call; at most `MAX_NCCL`."""
@@ -153,7 +156,11 @@ class LogParser:
             nccl_lines = [line[-MAX_NCCL_LINE:] for line in lines if _NCCL.search(line)]
             self._nccl += nccl_lines[: MAX_NCCL - len(self._nccl)]
         match = self._match
-        return [record for line in lines if (record := match(line)) is not None]
+        found = [(record, line) for line in lines if (record := match(line)) is not None]
+        return [
+            *(record for record, _ in found[:-SCALARS_OF]),
+            *(_with_scalars(record, line) for record, line in found[-SCALARS_OF:]),
+        ]
 
     def _match(self, line: str) -> LogRecord | None:
         if self._signs and self._block is None and not self._may_count(line):
@@ -188,6 +195,14 @@ class LogParser:
                     self._formats.insert(0, self._formats.pop(place))
                 return record
         return None
+
+
+def _with_scalars(record: LogRecord, line: str) -> LogRecord:
+    """The record with the other figures of its line, where it is one of training; a user's own pattern has named its own."""
+    if record.scalars or (record.step is None and record.loss is None):
+        return record
+    found = scalars_of(line)
+    return msgspec.structs.replace(record, scalars=found) if found else record
 
 
 class _Block:

@@ -30,6 +30,7 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     total: int | None = None
     loss: float | None = None  # nan and inf are what a log may say
     step_seconds: float | None = None  # > 0, finite
+    scalars: dict[str, float] = {}  # what else it tells by name, as it comes; nan and inf too
     place: str = ""  # what else the line counts: its epoch, how far an evaluation is
     mark: int = 0  # checksum of a line without a step, which differs where anything else in it does
     shape: str = (

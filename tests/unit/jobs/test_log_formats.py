@@ -31,6 +31,20 @@ CORE = (
 
 Values = tuple[int | None, int | None, float | None, float | None]  # step, total, loss, seconds
 EXAMPLES: dict[str, tuple[str, Values]] = {  # of each format a line that its framework prints
+    "boosting": ("[12]\ttrain-rmse:0.5123\teval-rmse:0.6231", (12, None, None, None)),
+    "images": (
+        "tick 12    kimg 48.0     time 52m 10s     sec/tick 310.2   sec/kimg 77.5",
+        (12, None, None, 310.2),
+    ),
+    "marian": (
+        "[2026-03-04 05:06:07] Ep. 7 : Up. 3500 : Sen. 5,630,845 : Cost 34.46 : Time 6.91s : 13596.73 words/s",
+        (3500, None, 34.46, None),
+    ),
+    "tables": ("|    total_timesteps | 3584        |", (3584, None, None, None)),
+    "wenet": (
+        "2026-03-04 05:06:07,107 DEBUG TRAIN Batch 4/3700 loss 12.64 loss_att 10.9 loss_ctc 16.6 lr 0.0003 rank 0",
+        (3700, None, 12.64, None),
+    ),
     "espnet": (
         "[node1] 2026-03-04 05:06:07,446 (trainer:486) INFO: 5epoch:train:5301-5350batch: loss=0.5, train_time=0.25",
         (5350, None, 0.5, 0.25),
@@ -252,7 +266,7 @@ def test_keras_bars(line: str, expected: tuple[object, ...] | None) -> None:
         ("Step [12/100], Loss: 1E-3", (12, 100, 1e-3, None)),
         ("Epoch 3 [120/5000]", (120, 5000, None, None)),
         ("epoch 001:   10 / 1000 loss=3.2", (10, 1000, 3.2, None)),
-        ("Epoch: [0][  10/5005]\tTime  0.5 (0.6)\tLoss 6.9e+00 (7e+00)", (10, 5005, 6.9, None)),
+        ("Epoch: [0][  10/5005]\tTime  0.5 (0.6)\tLoss 6.9e+00 (7e+00)", (10, 5005, 6.9, 0.5)),
         ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.3", (640, 60000, 2.3, None)),
         ("Epoch 3/10 loss 0.5", (None, None, 0.5, None)),
         ("epoch 3 step 12 loss inf", (12, None, math.inf, None)),

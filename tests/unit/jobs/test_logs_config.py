@@ -56,9 +56,9 @@ def test_print_shows_it_and_reads_back_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ("m: {kind: regexp, pattern: x}", "c.yaml:2: logs.m.kind: 'regexp' is no kind; choose from: espnet, huggingface, jax, keras, megatron_deepspeed, plain, regex, rich"),
-        ("m: {pattern: x}", "c.yaml:2: logs.m: has no kind; write kind: with one of: espnet, huggingface, jax, keras, megatron_deepspeed, plain, regex, rich"),
-        ("m: 3", "c.yaml:2: logs.m: has no kind; write kind: with one of: espnet, huggingface, jax, keras, megatron_deepspeed, plain, regex, rich"),
+        ("m: {kind: regexp, pattern: x}", "c.yaml:2: logs.m.kind: 'regexp' is no kind; choose from: boosting, espnet, huggingface, images, jax, keras, marian, megatron_deepspeed, plain, regex, rich, tables, wenet"),
+        ("m: {pattern: x}", "c.yaml:2: logs.m: has no kind; write kind: with one of: boosting, espnet, huggingface, images, jax, keras, marian, megatron_deepspeed, plain, regex, rich, tables, wenet"),
+        ("m: 3", "c.yaml:2: logs.m: has no kind; write kind: with one of: boosting, espnet, huggingface, images, jax, keras, marian, megatron_deepspeed, plain, regex, rich, tables, wenet"),
         ("m: {kind: regex, kind: regex}", "c.yaml:2: logs.m.kind: stands here twice"),
         ("m: {kind: regex, patern: x}", "c.yaml:2: logs.m.patern: there is no such key; did you mean 'pattern'? legal here: kind, pattern, patterns"),
         ("m: {kind: plain, pattern: x}", "c.yaml:2: logs.m.pattern: there is no such key; legal here: kind"),

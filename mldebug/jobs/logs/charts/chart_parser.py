@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from mldebug.jobs.logs.records import LogRecord
+from mldebug.jobs.logs.scalars import name_of
 
 Chunk = bytes
 MAX_RECORD = 1 << 20  # bytes; longer ones (images, graphs) are passed over
@@ -110,7 +111,8 @@ def _one_per_step(records: Iterator[LogRecord]) -> Iterator[LogRecord]:
             yield last
             last = None
         loss = record.loss if record.loss is not None or last is None else last.loss
-        last = LogRecord(step=record.step, loss=loss, format=record.format)
+        scalars = record.scalars if last is None else {**last.scalars, **record.scalars}
+        last = LogRecord(step=record.step, loss=loss, scalars=scalars, format=record.format)
     if last is not None:
         yield last
 
@@ -123,4 +125,6 @@ def step_record(
     if step is None or not 0 <= step < 10**15 or not trained:
         return None
     losses = (values[name] for name in trained if _LOSS.search(name))
-    return LogRecord(step=step, loss=next(losses, None), format=format_)
+    figures = {name_of(name): values[name] for name in trained}
+    scalars = {name: value for name, value in figures.items() if name and value is not None}
+    return LogRecord(step=step, loss=next(losses, None), scalars=scalars, format=format_)

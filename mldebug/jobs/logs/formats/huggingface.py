@@ -2,16 +2,18 @@
 
 A bar may lack its total (`123it [00:10, 12.1it/s]`, Lightning's `Epoch 0: |  | 3/? [00:01<?, 2.5it/s]`) or itself
 (`Epoch 8:  67% 107/150 [02:53<01:18, 15.7s/it]`). One with a description counts steps only where the description speaks
-of training (`mldebug.jobs.logs.counter_kind`), one without only steps, not bytes or files. Where the bar also has the step of the
-whole run (`global_step=112.0`), that is it. A dict, ms-swift's among them (`'global_step/max_steps': '107/940'`), without a
+of training (`mldebug.jobs.logs.counter_kind`) or a loss stands beside it, one without only steps, not bytes or files. Where the bar also has
+the step of the whole run (`global_step=112.0`, `num_updates=112`), that is it. A dict behind a bar in one line is that bar's. A dict, ms-swift's among them (`'global_step/max_steps': '107/940'`), without a
 step tells something new where any number in it is new: a loss may stay at 0.0, and an epoch is rounded.
 """
 
 import re
 import zlib
 
+import msgspec
+
 from mldebug.core.plugins import NoOptions
-from mldebug.jobs.logs.counter_kind import CounterKind, kind_of
+from mldebug.jobs.logs.counter_kind import CounterKind, kind_of, prepares
 from mldebug.jobs.logs.labels import strip_logger
 from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import (
@@ -33,7 +35,7 @@ _LOSS = re.compile(rf"'loss': ?'?({NUMBER})")
 _STEP = re.compile(
     rf"'(?:(?:global_)?step(?:/max_steps)?|iteration)': ?'?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))?"
 )
-_SPEED = re.compile(rf"'train_speed\((?P<unit>s/it|iter/s)\)': ?(?P<rate>{NUMBER})")
+_SPEED = re.compile(rf"'train_speed\((?P<unit>s/it|iter/s)\)': ?'?(?P<rate>{NUMBER})")
 _RATE = rf", {{0,4}}(?:\?|(?P<rate>{NUMBER})) ?(?P<unit>[A-Za-z]{{1,12}}/s|s/[A-Za-z]{{1,12}})"
 _BAR = re.compile(
     rf"(?P<what>[^|\r\n]{{0,160}}?)\d{{1,3}}%(?:\|[^|]{{0,400}}\|)? {{0,20}}(?P<step>{WHOLE})/(?P<total>{WHOLE}) "
@@ -46,8 +48,8 @@ _OPEN_BAR = re.compile(  # of Lightning, whose total is not known
 _COUNT = re.compile(  # a bar of tqdm without a total is none
     rf"^(?P<what>[^|\r\n]{{0,100}}?)(?<![\w.])(?P<step>{WHOLE})(?P<total>)it \[[\d:]{{1,12}}(?:{_RATE})?(?=[,\]])"
 )
-_WHOLE_RUN = re.compile(rf"\bglobal_step=(?P<step>{WHOLE})(?:\.0\b)?(?![.\d])")
-_STEPS = re.compile(r"(?:s/)?(?:it|iter|step|batch)(?:e?s)?(?:/s)?")
+_WHOLE_RUN = re.compile(rf"\b(?:global_step|num_updates)=(?P<step>{WHOLE})(?:\.0\b)?(?![.\d])")
+_STEPS = re.compile(r"(?:s/)?(?:it|iter|step|batch|ba)(?:e?s)?(?:/s)?")
 _LABEL = re.compile(r"^(?:\[[^\]]{0,80}\]:?|\d{1,6}:)\s*")
 
 
@@ -60,7 +62,9 @@ class HuggingfaceFormat:
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""
         if "{'" in line and (found := _DICT.search(line)):
-            return _of_dict(found[0])
+            record = _of_dict(found[0])
+            bar = _BAR.search(line[: found.start()]) if "<" in line[: found.start()] else None
+            return _joined(_of_bar(bar, bar[0]), record) if bar and record else record
         if "<" in line and ("%|" in line or "% " in line) and (bar := _BAR.search(line[:4000])):
             return _of_bar(bar, line)
         if "/? [" in line and (bar := _OPEN_BAR.search(line[:4000])):
@@ -68,6 +72,13 @@ class HuggingfaceFormat:
         if "it [" in line and (bar := _COUNT.search(line[:4000])):
             return _of_bar(bar, line)
         return None
+
+
+def _joined(bar: LogRecord | None, record: LogRecord) -> LogRecord:
+    """The step of a bar and the loss of a dict that stands behind it in the same line."""
+    if bar is None or bar.step is None or record.step is not None or record.loss is None:
+        return record
+    return msgspec.structs.replace(bar, loss=record.loss)
 
 
 def _of_dict(text: str) -> LogRecord | None:
@@ -90,6 +101,10 @@ def _of_dict(text: str) -> LogRecord | None:
 def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
     what = strip_logger(_LABEL.sub("", bar["what"].strip()))
     phase, unit = kind_of(what), bar["unit"] or ""
+    text = line[bar.end() :].lower()
+    loss = training_loss(text)
+    if phase is CounterKind.OTHER and loss is not None and not prepares(what.lower()):
+        phase = CounterKind.TRAINING
     if phase is CounterKind.EVALUATION:
         place = f"{epoch(what)} {bar['step']}/{bar['total']}"
         return LogRecord(place=place, format="huggingface")
@@ -97,13 +112,11 @@ def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
     if phase is CounterKind.OTHER or not (what or steps):
         return None
     rate = duration(bar["rate"]) if steps else None
-    text = line[bar.end() :].lower()
     whole_run = _WHOLE_RUN.search(text)
-    loss = training_loss(text)
     return LogRecord(
         step=int(whole_run["step"] if whole_run else bar["step"]),
         total=None if whole_run else whole(bar["total"]),
-        loss=training_loss(what.lower()) if loss is None else loss,
+        loss=training_loss(line[: bar.start("step")].lower()) if loss is None else loss,
         step_seconds=1 / rate if rate and unit.endswith("/s") else rate,
         place="" if whole_run else epoch(what) or (what.split()[0] if what[:1].isdigit() else ""),
         format="huggingface",

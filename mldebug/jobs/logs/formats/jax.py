@@ -1,4 +1,4 @@
-"""JAX: MaxText's `completed step: 12, seconds: 1.234, … loss: 7.1`, Levanter's `Progress on:train 12.0it/850it …`.
+"""JAX: MaxText's `completed step: 12, seconds: 1.234, … loss: 7.1`, Levanter's `Progress on:train 12.0it/850it …`, CLU's `[12] loss=7.1, …`.
 
 Levanter's bar is tqdm's where its output is a terminal, and `tqdm_loggable`'s else. That one prints counts with three digits:
 from 1,000 on (`1.23kit`) a count is too coarse to be a step, and the record is progress where count, rate or loss are new.
@@ -16,6 +16,11 @@ _MAXTEXT = re.compile(
     rf"\bcompleted (?P<hidden>profiler activation/deactivation )?step: (?P<step>{WHOLE})(?:, seconds: (?P<seconds>{NUMBER}))?"
 )
 _MAXTEXT_EVAL = re.compile(r"\b(?:Completed eval (?:step: |after train step )|eval metrics after step: )(\d{1,15})")  # fmt: skip
+_CLU = re.compile(  # and big_vision: values by name behind the step, in a line of absl
+    rf"^(?:[IWE]\d{{4,8}} [^\]\n]{{1,120}}\] )?\[(?P<step>{WHOLE})\] (?=[A-Za-z][\w/. -]{{0,60}}=)(?P<values>.*)"
+)
+_STEPS_PER_SECOND = re.compile(rf"\bsteps_per_sec=({NUMBER})")
+_CLU_EVALUATION = re.compile(r"(?:\b|_)(?:eval|val|valid|validation|test)(?:\b|_)")
 _LOGGED_BAR = re.compile(
     r"\bProgress on:(?P<what>[\w /.-]{0,80}?):? (?P<done>[\d.]{1,8}|-)(?P<kilo>[kMG]?)it/(?P<total>[\d.]{1,8}|-)(?P<more>[kMG]?)(?:it)? "
     r"rate:(?P<rate>-|[\d,.]{1,12}(?:it/s|s/it))"
@@ -26,7 +31,7 @@ class JaxFormat:
     """Reads what the training loops of MaxText and Levanter log; their evaluations are progress without a step."""
 
     generic = False
-    signs = ("completed", "eval metrics", "progress on")
+    signs = ("completed", "eval metrics", "progress on", "] [")
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""
@@ -34,6 +39,8 @@ class JaxFormat:
             return _of_maxtext(found, line)
         if "eval" in line and (found := _MAXTEXT_EVAL.search(line)):
             return LogRecord(place=f"eval {found[1]}", mark=_mark(line), format="jax")
+        if "=" in line and "[" in line[:160] and (found := _CLU.search(line[:4000])):
+            return _of_clu(found)
         if "Progress on:" in line and (found := _LOGGED_BAR.search(line[:4000])):
             return _of_bar(found, line)
         return None
@@ -46,6 +53,21 @@ def _of_maxtext(found: re.Match[str], line: str) -> LogRecord | None:
         step=int(found["step"]),
         loss=training_loss(line[found.end() :].lower()),
         step_seconds=duration(found["seconds"]) if found["seconds"] else None,
+        format="jax",
+    )
+
+
+def _of_clu(found: re.Match[str]) -> LogRecord:
+    values = found["values"].lower()
+    loss = training_loss(values)
+    if loss is None and _CLU_EVALUATION.search(values):
+        return LogRecord(place=f"eval {found['step']}", mark=_mark(values), format="jax")
+    rate = _STEPS_PER_SECOND.search(values)
+    seconds = duration(rate[1]) if rate else None
+    return LogRecord(
+        step=int(found["step"]),
+        loss=loss,
+        step_seconds=1 / seconds if seconds else None,
         format="jax",
     )
 

@@ -1,7 +1,7 @@
 """Megatron-DeepSpeed and Megatron-LM: ` iteration 12/ 95367 | elapsed time per iteration (s): 1.5 | lm loss: 2.3E+00 |`.
 
 GPT-NeoX and NeMo too. All print the same line, the one in s or ms, the other in ms behind a date. `Evaluating iter 3/10` is progress
-without a step.
+without a step. DeepSpeed's own timer has the optimizer's step beside the micro-step: `epoch=0/micro_step=35/global_step=7, …`.
 """
 
 import re
@@ -13,6 +13,7 @@ from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, durat
 _HEAD = re.compile(rf"\biteration {{1,40}}({WHOLE}) {{0,40}}/ {{0,40}}({WHOLE}) {{0,40}}\|")
 _ELAPSED = re.compile(rf"elapsed time per iteration \((ms|s)\): {{0,20}}({NUMBER})")
 _WHOLE_RUN = re.compile(rf"\bglobal_step: ({WHOLE})")  # of NeMo, beside the count of an epoch
+_TIMER = re.compile(rf"\bmicro_step={WHOLE}/global_step=({WHOLE}),")
 _EVALUATION = re.compile(r"\bEvaluating iter \d{1,15}|\bvalidation loss at iteration \d{1,15}")
 
 
@@ -20,10 +21,12 @@ class MegatronDeepspeedFormat:
     """Reads iteration lines of Megatron and DeepSpeed, wherever they stand in a line (behind `[host:rank]:`, a date, a label)."""
 
     generic = False
-    signs = ("iter",)
+    signs = ("iter", "micro_step")
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line."""
+        if "micro_step=" in line and (timer := _TIMER.search(line)):
+            return LogRecord(step=int(timer[1]), format="megatron_deepspeed")
         if "iter" not in line:
             return None
         head = _HEAD.search(line)

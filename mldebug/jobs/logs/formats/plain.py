@@ -14,6 +14,7 @@ import re
 import zlib
 
 from mldebug.core.plugins import NoOptions
+from mldebug.jobs.logs.labels import strip_logger
 from mldebug.jobs.logs.losses import training_loss
 from mldebug.jobs.logs.records import (
     GROUPED,
@@ -30,57 +31,92 @@ MAX_CHARACTERS = 2000
 
 # All patterns see the line in lower case; each begins with a word that a plain search finds fast.
 _ANY = re.compile(
-    r"step|iter|it\b|epoch|num_updates|batch|train(?:ing)?:? |test: |inference done|loss"
+    r"step|iter|it\b|epoch|num_updates|batch|train(?:ing)?:? |\[(?:train|val): |test: |inference done|task/s, |loss"
 )
 _COUNT = (
-    rf"(?:\(train\))?['\"]?(?P<sign> ?[=:]|) {{0,12}}['\"]?[#\[(]? {{0,12}}(?P<step>{GROUPED})(?![\w.]*[a-z])(?!\.\d|%)"
+    rf"(?:\(train\))?['\"]?(?P<sign> ?[=:|]|-(?=\d{{1,15}}:)|) {{0,12}}['\"]?[#\[(]? {{0,12}}(?:(?<=: \[)\d{{1,9}}, )?(?P<step>{GROUPED})(?![\w.]*[a-z])(?!\.\d|%)"
     rf"(?: {{0,12}}(?:/|of) {{0,12}}(?P<total>{GROUPED}))?"
 )
 _STEP = re.compile(
-    r"(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter)|steps?|iteration|iters?|it|num_updates|batch)"
+    r"(?:(?<![a-z0-9/._])|(?:(?<=val_)|(?<=valid_)|(?<=test_))(?!steps|iters))(?P<word>(?:global|train(?:ing)?|optim\w{0,6}|acc|cur(?:rent)?)[ _]?(?:step|iter)|(?<!fps )steps?(?:_i)?|iteration|iters?|it|num_updates|steps_completed|updates?|batch)"
     + _COUNT
 )
 _WHOLE_RUN = re.compile(
-    r"(?<![a-z0-9._])(?P<word>global[ _]?step)" + _COUNT
+    r"(?<![a-z0-9._])(?P<word>global[ _]?(?:step|iter(?:ation)?))" + _COUNT
 )  # beside the count of an epoch
+_OPTIMIZER = re.compile(  # right behind a count of micro-steps: `iter 28 | step 7: loss`
+    rf"[ |,;:-]{{1,4}}(?P<word>(?:optim\w{{0,6}}[ _])?step)(?P<sign> ?[=:]|) {{0,12}}(?P<step>{GROUPED})(?P<total>)(?![\w.]*[a-z])(?!\.\d|%)"
+)
+_MICRO = frozenset(["iter", "iters", "iteration", "it", "batch"])
+_OF_LOOP = re.compile(
+    r"(?:epoch ?\[?\d{1,9}\]?[ ,]{0,2}\[?|deepmd info {1,8})$"
+)  # before a batch: MXNet, DeePMD
+_COARSE = re.compile(  # `step:1.2k`: too coarse to be a step
+    r"(?<![a-z0-9/._])(?:global[ _]?)?(?:step|iter|iteration)s?['\"]?[ :=]{1,3}(?P<count>\d{1,6}(?:\.\d{1,3})?[kmb])\b"
+)
 _NUMBER_FIRST = re.compile(
-    rf"^ {{0,12}}(?P<step>{WHOLE}) {{0,4}}[|,\t](?P<total>)"
-)  # a table: 107 | loss 6.5 | lr 3e-4
+    rf"^ {{0,12}}\[?(?P<step>{WHOLE})(?:/(?P<total>{WHOLE}))? {{0,4}}[|,\t]"
+)  # a table: 107 | loss 6.5 | lr 3e-4, or MONAI's 107/900, train_loss: 6.5
+_LOSS_ALONE = re.compile(
+    rf"train(?:ing)?[_ ]loss ?[:=]? {{0,4}}{NUMBER}$"
+)  # nnU-Net, whose epoch stands in another line
 _EPOCH = re.compile(
-    rf"\b(?:epoch\b(?:\(train\))?|train:(?= {{1,4}}\d{{1,9}}(?:/\d{{1,9}} \( {{0,2}}\d{{1,3}}%\))? \[)|train(?:ing)?:?(?= {{1,4}}\[))['\"]?[ :=]{{0,4}}(?:\[?\d{{1,9}}(?:/\d{{1,9}}(?: \( {{0,2}}\d{{1,3}}%\))?)?\]?|(?=\[))[ :,|-]{{0,12}}"
+    rf"\b(?:(?<!per )epoch\b(?:\(train\))?|train:(?= {{1,4}}\d{{1,9}}(?:/\d{{1,9}} \( {{0,2}}\d{{1,3}}%\))? \[)|train(?:ing)?:?(?= {{1,4}}\[))['\"]?[ :=]{{0,4}}(?:\[?\d{{1,9}}(?:/\d{{1,9}}(?: \( {{0,2}}\d{{1,3}}%\))?)?\]?|(?=\[))[ :,|-]{{0,12}}"
     rf"(?:\[ {{0,12}}(?P<step>{GROUPED}) {{0,12}}/ {{0,12}}(?P<total>{GROUPED})(?=[\] (])"
     rf"|(?P<step2>{GROUPED}) {{0,12}}/ {{0,12}}(?P<total2>{GROUPED}))?"
+    rf"|^\[train: \d{{1,9}}, (?P<step3>{WHOLE}) / (?P<total3>{WHOLE})\]"  # PyTracking
 )
-_STEP_TIME = (
-    r"(?:\b(?:step|iter|iteration|batch)[ _](?:time|avg)|\btime(?= {0,2}[:=]? {0,2}[\d.]{1,20} ?ms)|\bdt)(?: ?\((?P<unit>ms|s)\))?"
+_NAMED_TIME = (
+    r"(?:(?<![a-z])(?:per_)?(?:step|iter|iteration|b(?:atch)?)[ _]?(?:time|avg)|\btime(?= {0,2}[:=]? {0,2}[\d.]{1,20} ?ms)|\bdt)(?: ?\((?P<unit>ms|s)\))?"
     r"['\"]? ?[:=]? {0,8}(?P<time>NUMBER)(?: ?(?P<after>ms|s|sec|seconds)\b)?"
 )
 _TIMES = tuple(
-    (re.compile(pattern.replace("NUMBER", NUMBER)), unit)
+    (
+        re.compile(pattern.replace("NUMBERK", r"\d{1,6}(?:\.\d{1,3})?").replace("NUMBER", NUMBER)),
+        unit,
+    )
     for pattern, unit in (
-        (_STEP_TIME, None),
+        (  # with a unit, before or behind it
+            _NAMED_TIME,
+            None,
+        ),
         (
-            r"\btime: {1,4}(?P<time>NUMBER) {1,4}(?:last_time|data_time|data):",
+            r"\btime: {1,4}(?P<time>NUMBER),? {1,4}(?:last_time|data_time|data|text_tokens):",
             "s",
         ),  # MMEngine, Detectron2, torchvision
+        (r"\bdata_time: NUMBER(?: \(NUMBER\))?,? .{0,40}?\btime: (?P<time>NUMBER)", "s"),  # XTuner
+        (
+            r"\btime:?[ \t]{1,4}(?P<time>NUMBER)s?(?:, [\d.,]{1,12}/s)? {1,3}\( ?NUMBER",
+            "s",
+        ),  # a mean beside it: timm, Swin
+        (r"\biter_time: (?P<time>NUMBER), data", "s"),  # ModelScope
+        (r"\bbatch_cost: ?(?P<time>NUMBER)(?: s| sec)?\b", "s"),  # PaddlePaddle
+        (r"\btime/step: (?P<time>NUMBER)", "s"),
+        (r"(?:average step time|\bstep time): (?P<time>NUMBER)", "s"),
+        (r"elapsed_time_per_iteration_ms[:=] ?(?P<time>NUMBER)(?![\w.])", "ms"),
+        (r"elapsed_time_per_iteration_ms[:=] ?(?P<time>NUMBERK)k\b", "s"),  # nanotron
         (r"step_timing in (?P<unit>s|ms)\b['\"]?[:=] ?(?P<time>NUMBER)", "s"),  # NeMo
         (r"\bstep: \d{1,15}, seconds: (?P<time>NUMBER)", "s"),  # MaxText
+        (r"[|(] ?(?P<time>NUMBER) ms(?= ?[|,)])", "ms"),  # llm.c
     )
 )
 _SPEED = re.compile(
     rf"(?<![\w.])(?P<speed>{NUMBER}) ?(?:(?P<unit>m?s)(?:ec)?/(?:it|iter|step|batch)|(?:it|iter|step|batch)(?:e?s)?/s(?:ec)?)\b"
 )
+_RATE = re.compile(
+    rf"(?<!eval_)(?<!eval )\b(?:train_)?(?:steps?|it)(?:/|_per_)s(?:ec(?:ond)?)?['\"]?[ :=]{{1,6}}(?P<speed>{NUMBER})"
+)
 _NAMED = re.compile(r"[a-z_)] ?[=:] {0,8}[-+\d.]")
 _END = re.compile(r"[\])}.,;:!]{0,3}\s*$|[,: ]{1,3}(?:done|finished|completed?|took)\b")
 _CHATTER = re.compile(
     r"\bworkers?\b(?!-)|data_?loader|data loader|prefetch|download|upload|heartbeat|watchdog|background|alive\b|tokeniz|\bpoller\b|\bmonitor\b(?!\s*[=:/])|\bnvml\b"
-    r"|retry|attempt|(?:load|mapp|sav|writ|cach|pack|shard|collat|index|filter|shuffl|fetch|scann|enqueu|buffer|produc)(?:ed|ing)\b"
+    r"|retry|attempt|(?:load|mapp|sav|writ|cach|pack|shard|collat|index|filter|shuffl|fetch|scann|enqueu|buffer|produc|build|extract|convert|compil)(?:ed|ing)\b|\bimbalance="
 )
 _ABOUT = re.compile(
-    r"\b(?:at|from|until|till|after|before|every|by|since|for) $"
-)  # a sentence about a step, which another may be
+    r"\b(?:at|from|until|till|after|before|every|by|since|for|warm-?up|max(?:imum)?|total|number of|num|decay|accumulation|skipped|remaining) $"
+)  # a sentence about a step, which another may be, or a setting
 _EVALUATION = re.compile(  # what may stand before the word step; a launcher's label may be "test:"
-    r"(?<![a-z-])(?:(?:eval(?:uat\w{1,4})?|val(?:id(?:at\w{1,4})?)?)[\s_:\])}]{1,4}|test(?:ing)?[ _])$"
+    r"(?<![a-z-])(?:(?:eval(?:uat\w{1,4})?|val(?:id(?:at\w{1,4})?)?)[\s_:\])}]{1,4}|(?:test(?:ing)?|dev)[ _])$"
 )
 _EVALUATES = re.compile(
     r"(?<![\w/.-])(?:eval(?:uation|uating)?|validat(?:ion|ing))(?![\w/.=-])|(?<![\w/.-])(?:valid|val|test) ?\|"
@@ -88,9 +124,12 @@ _EVALUATES = re.compile(
 _EVALUATION_COUNT = re.compile(
     rf"(?:(?<![\w/.-])(?:test|val(?:id(?:ation)?)?|eval(?:uation)?)\b ?:?|epoch\((?:val|test)\)) {{0,4}}(?:\[\d{{1,9}}\])?\[ {{0,12}}(?P<step>{GROUPED}) {{0,4}}/ {{0,12}}(?P<total>{GROUPED})\]"
     rf"|\binference done (?P<step2>{GROUPED})/(?P<total2>{GROUPED})"
+    rf"|^\[val: \d{{1,9}}, (?P<step3>{WHOLE}) / (?P<total3>{WHOLE})\]"
+    rf"|^(?:val(?:id(?:ation)?)?|eval(?:uation)?) {{1,4}}(?P<step4>{WHOLE})/(?P<total4>{WHOLE})\b"
+    rf"|^\[[> ]{{4,120}}\] (?P<step5>{WHOLE})/(?P<total5>{WHOLE}), [\d.]{{1,9}} task/s, elapsed: "  # MMCV
 )
 _METRIC = re.compile(
-    r"(?:loss|(?<![a-z])(?:lr|learning[_ ]rate|grad[_ ]?norm|acc(?:uracy)?(?:@?\d)?|ppl|perplexity|rewards?|score|bleu|f1))"
+    r"(?:loss|(?<![a-z])(?:lr|learning[_ ]rate|grad[_ ]?norm|acc(?:uracy)?(?:@?\d)?|ppl|perplexity|rewards?|score|bleu|f1|bp[bc]|nll|elbo|ms?e|mae|psnr|[wc]er))"
     r"['\"]?(?: ?[:=]| ) {0,8}['\"\[]?[-+]?(?:\d|\.\d|nan|inf)"
 )
 _COUNTERS = frozenset(
@@ -140,14 +179,14 @@ class PlainFormat:
         if not _ANY.search(line):
             return None
         epoch_text = epoch(line) if "epoch" in line else ""
-        if ("[" in line or "inference" in line) and (found := _EVALUATION_COUNT.search(line)):
-            return _evaluation(
-                line, epoch_text, found["step"] or found["step2"], found["total"] or found["total2"]
-            )
+        if ("[" in line or "inference" in line or line[:3] in ("val", "eva")) and (
+            found := _EVALUATION_COUNT.search(line)
+        ):
+            return _evaluation(line, epoch_text, _first(found, "step"), _first(found, "total"))
         loss = training_loss(line)
         found, step, total = _count(line, loss)
         if found is None:
-            return None
+            return _without_step(line, loss)
         place = found.start()
         if _CHATTER.search(line, 0, len(line) if loss is None else place):
             return None
@@ -173,6 +212,21 @@ class PlainFormat:
         )
 
 
+def _first(found: re.Match[str], name: str) -> str | None:
+    """The group of this name (step, step2, …) that took part in the match."""
+    return next((text for key, text in found.groupdict().items() if text and key.startswith(name)), None)  # fmt: skip
+
+
+def _without_step(line: str, loss: float | None) -> LogRecord | None:
+    """A loss beside a count that is too coarse to be a step, or all alone."""
+    if loss is None:
+        return None
+    coarse = _COARSE.search(line)
+    if coarse:
+        return LogRecord(loss=loss, mark=zlib.crc32(line.encode()), format="plain")
+    return LogRecord(loss=loss, format="plain") if _LOSS_ALONE.fullmatch(strip_logger(line).lstrip(": ")) else None  # fmt: skip
+
+
 _Found = tuple[re.Match[str] | None, str | None, str | None]  # where the count stands, step, total
 
 
@@ -181,12 +235,12 @@ def _count(line: str, loss: float | None) -> _Found:
     found = _STEP.search(line)
     if found and _is_record(line, found, loss):
         whole_run = _WHOLE_RUN.search(line) if "global" in line else None
-        return (
-            found,
-            *((whole_run["step"], None) if whole_run else (found["step"], found["total"])),
-        )
+        if whole_run is None and found["word"] in _MICRO:
+            whole_run = _OPTIMIZER.match(line, found.end())
+        counted = whole_run or found
+        return found, counted["step"], counted["total"]
     if found := _EPOCH.search(line):
-        step, total = found["step"] or found["step2"], found["total"] or found["total2"]
+        step, total = _first(found, "step"), _first(found, "total")
         if step is None and loss is None and not _END.match(line, found.end()):
             return None, None, None
         return found, step, total
@@ -215,8 +269,8 @@ def _is_record(line: str, found: re.Match[str], loss: float | None) -> bool:
     """Say whether the rest of the line is that of a log record, not of a sentence."""
     if found["total"]:
         return True
-    if found["word"] in ("batch", "it"):
-        return loss is not None
+    if found["word"] in ("batch", "it", "update", "updates"):
+        return loss is not None or _OF_LOOP.search(line, 0, found.start()) is not None
     end = found.end()
     quoted = line[found.end("word")] in "'\""
     return (
@@ -233,12 +287,17 @@ def _seconds(line: str) -> float | None:
     if ("/s" in line or "s/" in line or "sec/" in line) and (speed := _SPEED.search(line)):
         value = duration(speed["speed"], speed["unit"])
         return 1 / value if value and not speed["unit"] else value
-    if "tim" in line or "dt" in line or "step" in line:
-        for pattern, unit in _TIMES:
-            if time := pattern.search(line):
-                groups = time.groupdict()
-                unit = groups.get("unit") or groups.get("after") or unit
-                return duration(time["time"], unit) if unit else None
+    if ("sec" in line or "/s" in line) and (rate := _RATE.search(line)):
+        value = duration(rate["speed"])
+        return 1 / value if value else None
+    if not ("tim" in line or "dt" in line or "step" in line or "cost" in line):
+        return None
+    for pattern, unit in _TIMES:
+        if time := pattern.search(line):
+            groups = time.groupdict()
+            unit = groups.get("unit") or groups.get("after") or unit
+            if unit:
+                return duration(time["time"], unit)
     return None
 
 

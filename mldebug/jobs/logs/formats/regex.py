@@ -1,5 +1,7 @@
 """Your own patterns, with groups named step, total, loss, seconds: `^it=(?P<step>\\d+) of (?P<total>\\d+)`.
 
+Groups of any other name beside one of these are figures that `mldebug status --json` shows by that name: `lr=(?P<lr>\\S+)`.
+
 In the configuration: `logs: {mine: {kind: regex, pattern: '…'}}`. Each is searched for in the first 1,000 characters of a
 line; the first that matches counts. A pattern that could take long on some line is refused when the configuration is
 read: a repeat inside a repeat, or one that was slow when tried.
@@ -9,12 +11,14 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from mldebug.core.errors import ConfigError
 from mldebug.jobs.logs.records import LogFormat, LogRecord, duration, number, whole
+from mldebug.jobs.logs.scalars import MAX_NAME, MOST
 
 MAX_CHARACTERS = 1000
 MAX_PATTERN = 1000
@@ -29,7 +33,7 @@ _CLASSES = {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " "}
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options: the patterns, tried in this order; without any this format reads nothing."""
 
-    pattern: str = ""  # with groups named step, total, loss, seconds: at least one
+    pattern: str = ""  # with groups named step, total, loss, seconds: at least one; others are figures of their name
     patterns: tuple[str, ...] = ()  # more, tried after `pattern`
 
 
@@ -57,9 +61,17 @@ def _record(groups: dict[str, str | None]) -> LogRecord | None:
         total=whole(groups.get("total")),
         loss=number(groups.get("loss")),
         step_seconds=duration(groups.get("seconds")),
+        scalars=dict(islice(_scalars(groups), MOST)),
         format="regex",
     )
     return None if record == LogRecord(format="regex") else record
+
+
+def _scalars(groups: dict[str, str | None]) -> Iterator[tuple[str, float]]:
+    for name, text in groups.items():
+        value = number(text.replace(",", "")) if text and name not in GROUPS else None
+        if value is not None:
+            yield name[:MAX_NAME], value
 
 
 def create(options: Options) -> LogFormat:
@@ -100,7 +112,8 @@ def _problem(pattern: str) -> str:
         return f"is no regular expression: {error}"
     if not compiled.groupindex:
         return f"has no named group; name at least one of: {', '.join(GROUPS)}"
-    if odd := sorted(set(compiled.groupindex) - set(GROUPS)):
+    odd = sorted(set(compiled.groupindex) - set(GROUPS))
+    if odd and len(odd) == len(compiled.groupindex):
         return f"has a group named {odd[0]!r}; the legal names are: {', '.join(GROUPS)}"
     if _nested(tree, inside=False):
         return "repeats something that itself repeats or chooses, which can take for ever"

@@ -1,0 +1,39 @@
+"""Boosted trees: XGBoost and LightGBM's `[12]\\ttrain-rmse:0.51\\teval-rmse:0.62`, CatBoost's `12:\\tlearn: 0.51\\ttest: 0.62 … remaining: 9s`.
+
+The step is the round, which trains on all data. LightGBM's own program prints a line for each metric: `[LightGBM] [Info] Iteration:12, training l2 : 0.5`.
+"""
+
+import re
+
+from mldebug.core.plugins import NoOptions
+from mldebug.jobs.logs.losses import training_loss
+from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord
+
+_ROUND = re.compile(
+    rf"(?:^|\] )\[({WHOLE})\][\t ]{{1,4}}[A-Za-z][\w' ]{{0,60}}[-'][^:\t]{{1,60}}: ?{NUMBER}"
+    rf"|^({WHOLE}):\tlearn: ?{NUMBER}\t.{{0,200}}remaining: "
+    rf"|^\[LightGBM\] \[Info\] Iteration:({WHOLE}), "
+)
+
+
+class BoostingFormat:
+    """Reads the line of each round."""
+
+    generic = False
+    signs = ("]\t", "] ", ":\tlearn: ")
+
+    def parse(self, line: str) -> LogRecord | None:
+        """Return the record, None for any other line."""
+        found = _ROUND.search(line[:400]) if ":" in line else None
+        if found is None:
+            return None
+        return LogRecord(
+            step=int(found[1] or found[2] or found[3]),
+            loss=training_loss(line.lower()),
+            format="boosting",
+        )
+
+
+def create(options: NoOptions) -> LogFormat:
+    """Build the format."""
+    return BoostingFormat()

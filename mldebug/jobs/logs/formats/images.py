@@ -1,0 +1,36 @@
+"""Trainings on images that count in columns: StyleGAN's and EDM's ticks, nerfstudio's table, `tf_cnn_benchmarks`.
+
+`tick 12    kimg 48.0     time 52m 10s     sec/tick 310.2   …`, `140 (0.47%)   21.996 ms   10 m, 56 s   31.26 M`,
+`20\\timages/sec: 139.5 +/- 0.1 (jitter = 0.3)\\t7.969`.
+"""
+
+import re
+
+from mldebug.core.plugins import NoOptions
+from mldebug.jobs.logs.records import NUMBER, WHOLE, LogFormat, LogRecord, duration, number
+
+_TICK = re.compile(rf"^tick ({WHOLE}) {{1,20}}kimg .{{0,120}}sec/tick {{1,8}}({NUMBER})")
+_NERF = re.compile(rf"^({WHOLE}) \([\d.]{{1,8}}%\) {{2,40}}({NUMBER}) ms {{2,40}}\d")
+_BENCHMARK = re.compile(rf"^({WHOLE})\timages/sec: .{{1,60}}\)\t({NUMBER})$")
+
+
+class ImagesFormat:
+    """Reads the line of each tick or interval."""
+
+    generic = False
+    signs = ("kimg", "%) ", "images/sec:")
+
+    def parse(self, line: str) -> LogRecord | None:
+        """Return the record, None for any other line."""
+        if "kimg" in line and (tick := _TICK.match(line)):
+            return LogRecord(step=int(tick[1]), step_seconds=duration(tick[2]), format="images")
+        if "%)" in line and (row := _NERF.match(line)):
+            return LogRecord(step=int(row[1]), step_seconds=duration(row[2], "ms"), format="images")
+        if "images/sec: " in line and (row := _BENCHMARK.match(line.rstrip())):
+            return LogRecord(step=int(row[1]), loss=number(row[2]), format="images")
+        return None
+
+
+def create(options: NoOptions) -> LogFormat:
+    """Build the format."""
+    return ImagesFormat()
