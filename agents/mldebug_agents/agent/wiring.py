@@ -109,7 +109,7 @@ def build_loop(
         keep_failures=joined is not None,
     )
     capture_queue = CaptureQueue(workers["capture"].order, incidents)
-    failed_attempts = FailedAttempts(incidents, capture_queue.ask_now, store.forget)
+    failed_attempts = FailedAttempts(incidents, capture_queue.ask_now, store.forget, store)
     exit_watch = ExitWatch(context.host, lambda gone: inbox.put(Result("exit", None, gone, None)))
     exits = ExitTracker(
         *(ExitEvidence(tools.capture), exit_watch, workers["exits"].order),

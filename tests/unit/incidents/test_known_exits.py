@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.core.model import Job, LostRank, RankIdentity
+from mldebug.core.model import Job, LostRank, NodeCapture, RankIdentity
 from mldebug.core.report_model import Report
 from mldebug.diagnosis.exits.judge import judge_exit
 from mldebug.diagnosis.exits.model import (
@@ -23,6 +23,11 @@ from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import RunLook
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.agent.recovery import Recovery
+from mldebug_agents.incidents.exits.array_stories import (
+    MAX_STORED,
+    ArrayStories,
+    ArrayStory,
+)
 from mldebug_agents.incidents.exits.attempt import GRACE, WatchedAttempt
 from mldebug_agents.incidents.exits.exit_tracker import ExitTracker
 from mldebug_agents.incidents.exits.failed_attempts import FailedAttempts
@@ -228,16 +233,21 @@ class Books:
 
     def __init__(self, rows: dict[str, RunRow] | None = None) -> None:
         self.rows = dict(rows or {})
+        self.stored: dict[str, bytes] = {}
         self.kept: list[str] = []
         self.reports: list[Report] = []
         self.archive = self
 
+    def memo(self, name: str) -> bytes:
+        return self.stored.get(name, b"")
+
     def memos(self, beginning: str) -> tuple[str, ...]:
-        """None."""
-        return ()
+        return tuple(name for name in self.stored if name.startswith(beginning))
 
     def remember(self, name: str, told: bytes) -> None:
-        """No memos here."""
+        self.stored[name] = told
+        if not told:
+            del self.stored[name]
 
     def keep(self, job_id: str, memory: object, incident: Incident | None) -> None:
         self.kept.append(job_id)
@@ -268,7 +278,7 @@ class Teller:
     def __init__(self, books: Books) -> None:
         self.books = books
         self.incidents = IncidentManager(books)  # type: ignore[arg-type]
-        self.stories = FailedAttempts(self.incidents, lambda _: None, books.forget)
+        self.stories = FailedAttempts(self.incidents, lambda _: None, books.forget, books)
 
     def fail(self, attempt: int, message: str = "bad shard 7") -> Run:
         one = run(attempt=attempt, job_id=f"job-{attempt}")
@@ -421,6 +431,65 @@ def test_what_is_no_part_of_the_array_or_failed_otherwise_has_its_own_incident()
         story.failed_at -= 3601.0
     lose(teller, task(12, array="4714"), "bad shard 7")
     assert len({one.id for one in teller.books.reports}) == 11
+
+
+def test_after_a_restart_the_next_task_of_an_array_continues_the_incident() -> None:
+    """Though its story had ended: the report of the earlier tasks is written on, under its id."""
+    books = Books()
+    for number in range(3):
+        teller = Teller(books)
+        teller.settle()
+        one = task(number, array="4711")
+        teller.stories.goes_on(task(9))  # lives through all of it
+        lose(teller, one, f"bad shard {number}")
+        teller.stories.done(one)
+        teller.stories.launcher_ended(one.job.launcher_pid or 0)
+        assert books.reports[-1].state == "ended"
+    assert len({one.id for one in books.reports}) == 1
+    again = [one.what for one in books.reports[-1].timeline if "another run failed" in one.what]
+    assert len(again) == 2
+    assert "3 of 4 runs of this script failed the same way" in books.reports[-1].diagnosis.summary
+
+
+@pytest.mark.parametrize("otherwise", ["array", "failure", "long ago", "lives"])
+def test_after_a_restart_nothing_else_is_continued(otherwise: str) -> None:
+    """Controls: another array, another failure, a failure of more than an hour ago, a task of which ranks still live."""
+    books = Books()
+    first = Teller(books)
+    lose(first, task(0, array="4711"), "bad shard 7", living=(0, 2) if otherwise == "lives" else ())
+    if otherwise == "long ago":
+        (name,) = books.memos("array/")
+        story = msgspec.json.decode(books.memo(name), type=ArrayStory)
+        old = msgspec.structs.replace(story, failed_at=story.failed_at - 3601)
+        books.remember(name, msgspec.json.encode(old))
+    teller = Teller(books)
+    array = "4712" if otherwise == "array" else "4711"
+    lose(teller, task(1, array=array), "no memory" if otherwise == "failure" else "bad shard 7")
+    assert len({one.id for one in books.reports}) == 2
+
+
+def test_stored_arrays_are_bounded() -> None:
+    """By number, by age and by size, and what is no story is none."""
+    books = Books()
+    stories = ArrayStories(books)  # type: ignore[arg-type]
+    incident = Incident(id="i", key="k", job_id="j", detected_at=1.0)
+    for number in range(MAX_STORED + 8):
+        stories.remember(f"array {number}", ArrayStory("sign", 100.0 + number, incident))
+    assert len(books.stored) == MAX_STORED
+    assert stories.recent("array 0", "sign", 200.0) is None
+    newest = stories.recent(f"array {MAX_STORED + 7}", "sign", 200.0)
+    assert newest is not None
+    assert newest.incident == incident
+    large = msgspec.structs.replace(incident, sentence="x", captures=(NodeCapture(node="n" * (1 << 20), taken_at=1.0, job=task(0).job, ranks=()),))  # fmt: skip
+    stories.remember("large", ArrayStory("sign", 300.0, large))
+    kept = stories.recent("large", "sign", 300.0)
+    assert kept is not None
+    assert (kept.incident.sentence, kept.incident.captures) == ("x", ())
+    stories.remember("late", ArrayStory("sign", 100_000.0, incident))
+    assert len(books.stored) == 1
+    for name in books.memos("array/"):
+        books.stored[name] = b"{"
+    assert stories.recent("late", "sign", 100_000.0) is None
 
 
 def test_runs_of_one_script_that_fail_alike_are_counted() -> None:

@@ -18,16 +18,17 @@ from mldebug.incidents.incident import Incident
 from mldebug.incidents.report.build import State
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.watch import StallWatch
+from mldebug_agents.incidents.exits.array_stories import ArrayStories, ArrayStory
 from mldebug_agents.incidents.exits.exit_tracker import ELASTIC
-from mldebug_agents.incidents.exits.similar_runs import SimilarRuns, sign_of
+from mldebug_agents.incidents.exits.similar_runs import LATELY, SimilarRuns, sign_of
 from mldebug_agents.incidents.manager import IncidentManager
+from mldebug_agents.state.key_value_store import KeyValueStore
 from mldebug_agents.state.run_row import RunRow
 from mldebug_agents.watch.runs import Run
 
 PROVED = 60.0  # seconds after which an attempt that tells no steps counts as going on
 MAX_LAUNCHES = 256  # of launches that still live
 MAX_ARRAYS = 256  # job arrays whose last failure is remembered
-LATELY = 3600.0  # seconds for which a failure is remembered for the tasks to come
 
 
 class FailedAttempt(msgspec.Struct, kw_only=True):
@@ -45,7 +46,7 @@ class FailedAttempt(msgspec.Struct, kw_only=True):
 class FailedAttempts:
     """Opens, continues and closes incidents of failed attempts.
 
-    `capture`: has the ranks captured that still live. `forget`: drops what is stored of a job, by id.
+    `capture`: has the ranks captured that still live. `forget`: drops what is stored of a job, by id. `memory`: what survives a restart.
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class FailedAttempts:
         incidents: IncidentManager,
         capture: Callable[[Run], None],
         forget: Callable[[str], None],
+        memory: KeyValueStore,
     ) -> None:
         self._incidents = incidents
         self._capture = capture
         self._forget = forget
         self._by_launch: dict[str, FailedAttempt] = {}
         self._by_array: dict[Hashable, FailedAttempt] = {}
+        self._arrays = ArrayStories(memory)
         self._similar = SimilarRuns()
         self._explained: set[str] = set()  # jobs whose exit belongs to the incident of their stall
         self._came: dict[str, tuple[float, int | None]] = {}  # job -> when, and at which step
@@ -128,7 +131,7 @@ class FailedAttempts:
             run=run, incident=run.incident, signs=signs, sign=sign, lives=lives, failed_at=now
         )
         self._by_launch[key] = story
-        self._remember(_array(run.job), story)
+        self._remember(story)
         if attempt.living and not run.incident.captures:
             self._capture(run)
         if final:
@@ -164,16 +167,22 @@ class FailedAttempts:
             self._forget(run.job.id)
         if failure is not None and mine:
             failure.lives = False
+            self._remember(failure)
         if failure is not None and failure.closed and key == run.job.id:
             del self._by_launch[key]  # nobody starts another attempt
         for key in list(self._by_launch)[:-MAX_LAUNCHES]:
             self._end(self._by_launch.pop(key), "not followed any longer")
 
-    def _remember(self, array: Hashable, story: FailedAttempt) -> None:
+    def _remember(self, story: FailedAttempt) -> None:
+        array = _array(story.run.job)
         if array is None:
             return
         self._by_array.pop(array, None)
         self._by_array[array] = story
+        if not story.lives:
+            incident = story.run.incident or story.incident
+            runs = self._similar.of(story.run.job, time.monotonic())
+            self._arrays.remember(array, ArrayStory(story.sign, time.time(), incident, runs))
         for oldest in list(self._by_array)[:-MAX_ARRAYS]:
             del self._by_array[oldest]
 
@@ -182,7 +191,10 @@ class FailedAttempts:
 
         None where there is none, where ranks of that task still live, or where it failed more than `LATELY` ago.
         """
-        story = self._by_array.get(_array(job))
+        array = _array(job)
+        story = self._by_array.get(array)
+        if story is None and array is not None:
+            return self._of_earlier_agent(job, sign, now)
         if story is None or story.lives or story.run.job.id == job.id:
             return None
         if now - story.failed_at > LATELY or story.sign != sign:
@@ -193,6 +205,20 @@ class FailedAttempts:
         if story.run.incident is not None:
             story.run.forget_incident()  # it has one writer
         self._forget(story.run.job.id)
+        return incident
+
+    def _of_earlier_agent(self, job: Job, sign: str, now: float) -> Incident | None:
+        """As `_of_array`, of what was stored before this agent started."""
+        stored = self._arrays.recent(_array(job), sign, time.time())
+        if stored is None:
+            return None
+        incident = stored.incident
+        since = max(0.0, time.time() - stored.failed_at)
+        self._similar.add_earlier(job, stored.runs, now - since)
+        for key, one in list(self._by_launch.items()):
+            if one.incident.id == incident.id:  # its launcher lives: it has one writer
+                del self._by_launch[key]
+                self._forget(one.run.job.id)
         return incident
 
     def _key(self, job: Job) -> str:
@@ -213,6 +239,8 @@ class FailedAttempts:
             failure.incident = self._incidents.close_story(
                 failure.run, failure.incident, state, why
             )
+            if self._by_array.get(_array(failure.run.job)) is failure:
+                self._remember(failure)
 
 
 def _same_or_next(before: Job, job: Job) -> bool:

@@ -4,8 +4,10 @@ Belongs to the main loop's thread.
 """
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
+
+import msgspec
 
 from mldebug.core.model import Job
 from mldebug.diagnosis.exits.model import AttemptExit
@@ -13,6 +15,7 @@ from mldebug.diagnosis.exits.outcome import ExitOutcome
 
 LATELY = 3600.0  # seconds for which a run counts since it was last seen
 MAX_RUNS = 512
+MAX_STORED = 128  # runs of one script that survive a restart
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+")
 
 
@@ -21,6 +24,14 @@ class AlikeRuns(NamedTuple):
 
     failed: int = 0
     runs: int = 0
+
+
+class EarlierRun(msgspec.Struct, frozen=True, array_like=True):
+    """One of these runs, as it survives a restart: its launch, how long ago it was seen last, and how it failed, "" where it did not."""
+
+    launch: str
+    seconds_ago: float
+    sign: str = ""
 
 
 class _RecentRun(NamedTuple):
@@ -50,6 +61,22 @@ class SimilarRuns:
             if script == _script(job) and now - run.at <= LATELY
         ]
         return AlikeRuns(sum(run.sign == sign for run in mine), len(mine))
+
+    def of(self, job: Job, now: float) -> tuple[EarlierRun, ...]:
+        """The runs of this job's script that are counted, the newest last."""
+        mine = [
+            EarlierRun(launch, now - run.at, run.sign)
+            for (script, launch), run in self._runs.items()
+            if script == _script(job) and now - run.at <= LATELY
+        ]
+        return tuple(mine[-MAX_STORED:])
+
+    def add_earlier(self, job: Job, runs: Iterable[EarlierRun], now: float) -> None:
+        """Count these runs as well, which an agent before this one counted; `seconds_ago` is from `now`."""
+        script = _script(job)
+        for run in runs:
+            known = _RecentRun(now - run.seconds_ago, run.sign)
+            self._runs.setdefault((script, run.launch), known)
 
 
 def sign_of(attempt: AttemptExit, outcome: ExitOutcome) -> str:
