@@ -378,6 +378,15 @@ int nvmlDeviceGetRemappedRows(void *device, u32 *corrected, u32 *uncorrected, u3
     return leave(code);
 }
 
+struct fabric { u32 version; unsigned char cluster[16]; u32 status, clique, state, health; };
+
+int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric *to) {
+    struct row *row = NULL;
+    int code = answer("nvmlDeviceGetGpuFabricInfoV", index_of(device), "", &row);
+    if (!code) to->state = number(row, 0), to->status = number(row, 1), to->health = number(row, 2);
+    return leave(code);
+}
+
 struct histogram { u32 max, high, partial, low, none; };
 
 int nvmlDeviceGetRowRemapperHistogram(void *device, struct histogram *to) {

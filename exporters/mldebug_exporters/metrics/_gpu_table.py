@@ -148,6 +148,8 @@ _one("pcie_receive_bytes_total", "Bytes to the GPU since the agent's first read"
      lambda g: g.pcie_receive_bytes)  # fmt: skip
 _one("pcie_transmit_bytes_total", "Bytes from the GPU since the agent's first read",
      lambda g: g.pcie_transmit_bytes)  # fmt: skip
+_one("nvlink_fabric_ready", "1 where the GPU has joined its NVLink fabric (Fabric Manager), 0 where it has not",
+     lambda g: None if g.fabric is None else float(g.fabric.state == "completed" and not g.fabric.status))  # fmt: skip
 _many("nvlink_up", "1 where the link is up", "link",
       lambda g: {str(nvlink.link): _number(nvlink.up) for nvlink in g.nvlinks}, detail=True)  # fmt: skip
 _many("nvlink_errors_total", "NVLink errors of all links; crc_data and ecc_data grow on healthy links", "kind",

@@ -131,6 +131,16 @@ class NvLink(Noun, frozen=True, kw_only=True):
     grown_seconds: float | None = None  # in this time; None before the second read that asked
 
 
+class GpuFabric(Noun, frozen=True, kw_only=True):
+    """How far a GPU has joined its NVLink fabric. `status`: NVML's code, 0 is success, of a `completed` one."""
+
+    state: str  # not_started, in_progress, completed
+    status: int = 0
+    troubles: tuple[
+        str, ...
+    ] = ()  # degraded_bandwidth, route_recovery, route_unhealthy, access_timeout_recovery
+
+
 class GpuProcess(Noun, frozen=True, kw_only=True):
     """A process with a compute context on the GPU. `pid`: its number in the pid namespace of the reader."""
 
@@ -203,6 +213,8 @@ class GpuReading(Noun, frozen=True, kw_only=True):
     nvlinks: tuple[NvLink, ...] = ()
     nvlink_receive_bytes: int | None = None  # counter; data of all links
     nvlink_transmit_bytes: int | None = None
+
+    fabric: GpuFabric | None = None  # None: it has none, or does not tell
 
     recovery_action: str | None = None  # what the driver asks for: see RECOVERY_ACTIONS
     processes: tuple[GpuProcess, ...] | None = None

@@ -63,6 +63,7 @@ def _replays(look: RuleInput) -> RuleFinding:
 
 def nvlink(look: RuleInput) -> Iterator[RuleFinding]:
     """Judges NVLink: links that are down and were up once, and errors between the last two reads."""
+    yield from _fabric(look)
     links = look.now.nvlinks
     readable = [link for link in links if link.up is not None]
     if not readable:
@@ -79,6 +80,28 @@ def nvlink(look: RuleInput) -> Iterator[RuleFinding]:
     )
     yield _grown(look, "replay", limits.nvlink_replays, HealthState.DEGRADED, SuggestedAction.WATCH)
     yield _flits(look)
+
+
+def _fabric(look: RuleInput) -> Iterator[RuleFinding]:
+    """Whether the GPU has joined its fabric: without it no program can use its NVLinks, or start at all.
+
+    One that has not yet joined is no fault while a program works there, and counts at two reads in a row.
+    """
+    now, before = look.now.fabric, look.before.fabric if look.before else None
+    if now is None:
+        return
+    unready = now.state != "completed" and before is not None and before.state != "completed"
+    if now.state == "completed" and now.status:
+        words = f"the GPU could not join its NVLink fabric (NVML error {now.status}): see the log of nvidia-fabricmanager"
+        yield bad(HealthState.UNHEALTHY, "fabric_failed", words, SuggestedAction.RESET)
+    elif unready and look.now.processes == ():
+        words = f"the GPU has not joined its NVLink fabric ({now.state.replace('_', ' ')}): is nvidia-fabricmanager running?"
+        yield bad(HealthState.DEGRADED, "fabric_not_ready", words, SuggestedAction.CHECK_SETTINGS)
+    for trouble in now.troubles:
+        worst = trouble == "route_unhealthy"
+        state = HealthState.UNHEALTHY if worst else HealthState.DEGRADED
+        action = SuggestedAction.RESET if worst else SuggestedAction.WATCH
+        yield bad(state, f"fabric_{trouble}", f"its NVLink fabric: {trouble.replace('_', ' ')}", action)  # fmt: skip
 
 
 def _wired(look: RuleInput) -> set[int]:

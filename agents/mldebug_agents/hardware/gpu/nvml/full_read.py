@@ -14,6 +14,7 @@ from mldebug.hardware.gpu.readings import (
 )
 from mldebug_agents.hardware.gpu.nvml import bounds, fields, links, state
 from mldebug_agents.hardware.gpu.nvml.calls import Ask
+from mldebug_agents.hardware.gpu.nvml.fabric import fabric
 from mldebug_agents.hardware.gpu.nvml.fields import Key, Values
 from mldebug_agents.hardware.gpu.nvml.gpm import Gpm
 from mldebug_agents.hardware.gpu.nvml.watch_read import fresh_energy
@@ -72,6 +73,7 @@ def read_full(ask: Ask, gpm: Gpm, clock: Callable[[], float]) -> GpuReading:
         **memory_errors(ask),
         **links.pcie(ask, values),
         **links.nvlink(ask, values),
+        "fabric": fabric(ask),
         "activity": gpm.read(ask),
         "recovery_action": _action(ask, values),
         "processes": processes(ask),

@@ -1,0 +1,42 @@
+"""Whether a GPU has joined its NVLink fabric, which the Fabric Manager sets up (Hopper and newer). Asked at one full read in four."""
+
+import ctypes
+from typing import Any
+
+from mldebug.hardware.gpu.readings import GpuFabric
+from mldebug_agents.hardware.gpu.nvml.calls import Ask
+
+STATES = ("not_supported", "not_started", "in_progress", "completed")
+EVERY = 4
+_KEPT = "fabric"
+_TRUE = 1
+# bits of the health mask, two for each: 0 not told, 1 yes, 2 no
+_HEALTH = {"degraded_bandwidth": 0, "route_recovery": 2, "route_unhealthy": 4, "access_timeout_recovery": 6}  # fmt: skip
+
+
+def fabric(ask: Ask) -> GpuFabric | None:
+    """The state of the fabric; None where this GPU has none, or it is not told."""
+    kept = ask.device.kept
+    if _KEPT not in kept or ask.device.turn(ask.device.index, EVERY):
+        kept[_KEPT] = _read(ask)
+    found: GpuFabric | None = kept[_KEPT]
+    return found
+
+
+def _read(ask: Ask) -> GpuFabric | None:
+    layout = getattr(ask.nvml, "c_nvmlGpuFabricInfo_v2_t", None)
+    if layout is None:
+        return None
+    told = layout()  # with its version
+    # the binding passes on what it is given: the struct itself would end this process
+    done = ask("fabric", "nvmlDeviceGetGpuFabricInfoV", ctypes.byref(told))
+    return parsed(told) if done is not None else None
+
+
+def parsed(told: Any) -> GpuFabric | None:
+    """The driver's answer; None for a board without a fabric, and for a state that nobody knows."""
+    if not 0 < told.state < len(STATES):
+        return None
+    mask = told.healthMask
+    troubles = [name for name, shift in _HEALTH.items() if mask >> shift & 3 == _TRUE]
+    return GpuFabric(state=STATES[told.state], status=told.status, troubles=tuple(troubles))
