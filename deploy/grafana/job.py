@@ -30,7 +30,7 @@ def build() -> Dashboard:
     """For the one whose job it is."""
     made = board("mldebug-job", "mldebug: job", "One run: does it move, how fast, what do its ranks do, and which incidents has it had.", RUN)  # fmt: skip
     made.annotation(IncidentsBuilder(MINE))
-    for panel in (*_figures(), *_incident(), *_progress(), *_ranks()):
+    for panel in (*_figures(), *_incident(), *_progress(), *_gpus(), *_ranks()):
         made.with_panel(panel)
     return made
 
@@ -75,6 +75,41 @@ def _progress() -> tuple[Panel, ...]:
         lines("Loss", "As its log or its hooks tell it.", "none", (f"max by (run) (mldebug_run_loss{{{MINE}}})", "loss")),
         lines("Step of each node", "Of ranks with the hook, the one that is least far on each node: the lowest line keeps the others waiting.",
               "none", (f"min by (instance) (mldebug_run_step_min{{{MINE}}})", "{{instance}}")).links([page("The hook", "hook")]),
+    )  # fmt: skip
+
+
+def _of_rank(series: str) -> str:
+    """A series of GPUs as one of this run's ranks. A GPU that several ranks share belongs to each of them."""
+    return f"mldebug_rank_gpu_info{{{MINE}}} * on (instance, uuid) group_left () max by (instance, uuid) ({series})"
+
+
+def _gpus() -> tuple[Panel, ...]:
+    """The GPUs of this run's ranks. Empty where it is not known for sure who works where."""
+    why = [page("Whose GPU it is", "gpus")]
+    name = "rank {{rank}}"
+    moved = "(rate(mldebug_port_received_bytes_total[$__rate_interval]) + rate(mldebug_port_sent_bytes_total[$__rate_interval]))"
+    links = " + ".join(
+        f"rate(mldebug_gpu_nvlink_{way}_bytes_total[$__rate_interval])"
+        for way in ("receive", "transmit")
+    )
+    return (
+        lines("GPU utilization of ranks", "Time with a kernel running. Waiting in a collective counts as work here: see power.", "percentunit",
+              (_of_rank("mldebug_gpu_utilization_ratio"), name), ceiling=1).links(why),
+        lines("GPU multiprocessors of ranks", "Share of the multiprocessors that are at work. No line: the card does not tell it (before Hopper), which is not 0.",
+              "percentunit", (_of_rank("mldebug_gpu_sm_active_ratio"), name), ceiling=1).links(why),
+        lines("GPU power of ranks", "The one far below the others computes less: it waits, or its clocks are cut.", "watt",
+              (_of_rank('mldebug_gpu_power_watts{kind="instant"}'), name)).links(why),
+        lines("GPU clocks of ranks", "Of the multiprocessors. One rank with slow clocks slows all others.", "hertz",
+              (_of_rank('mldebug_gpu_clock_hertz{domain="sm"} or mldebug_gpu_clock_hertz{domain="graphics"}'), name)).links(why),
+        lines("Throttled GPUs of ranks", "Share of ten minutes in which heat or the power supply cut the clocks.", "percentunit",
+              (_of_rank("mldebug:gpu_throttled:ratio10m"), name), ceiling=1).links([runbook("MldebugGpuThrottled")]),
+        lines("GPU memory of ranks", "What the rank's own process holds, as the driver counts it.", "bytes",
+              (f"sum by (rank) (mldebug_rank_gpu_memory_bytes{{{MINE}}})", name)).links(why),
+        lines("NVLink of ranks", "Bytes a second in both directions. None while all wait in a collective that does not move.", "Bps",
+              (_of_rank(links), name)).links(why),
+        lines("Network ports of its nodes", "Bytes a second in both directions, of ports that jobs use.", "Bps",
+              (f"{moved} and on (instance, port) (mldebug_port_used == 1) and on (instance) mldebug_run_up{{{MINE}}}", "{{instance}} {{port}}"))
+        .links([page("Network ports", "ports")]),
     )  # fmt: skip
 
 
